@@ -1,0 +1,141 @@
+"""Intervals: against scipy and statsmodels, against values worked by hand, and at their edges."""
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from kdnotes.stats import (Interval, StatsError, bootstrap_interval, compact_curve, crossed_interval, mean_interval, paired_difference,
+                           ratio_interval, variance_components)
+
+
+def crossed(seeds, units, spread, seed=0, mean=0.):
+    rng = np.random.default_rng(seed)
+    return mean + sum(rng.normal(0, s, size) for s, size in zip(spread, ((seeds, 1), (1, units), (seeds, units))))
+
+
+@pytest.mark.parametrize('level', [.5, .9, .95, .99])
+@pytest.mark.parametrize('n', [2, 3, 10])
+def test_mean_interval_is_scipys(n, level):
+    x = np.random.default_rng(n).normal(5, 2, n)
+    i, theirs = mean_interval(x, level), scipy_stats.ttest_1samp(x, 0).confidence_interval(level)
+    assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10) and (i.n, i.df, i.level) == (n, n - 1, level)
+
+
+def test_components_are_those_of_a_mixed_model():
+    """Balanced data with positive components: REML and the method of moments agree."""
+    import pandas as pd, statsmodels.formula.api as smf
+    y = crossed(5, 12, (1., 2., .5), seed=3)
+    long = pd.DataFrame([dict(seed=s, unit=u, value=y[s, u], one=1) for s in range(5) for u in range(12)])
+    model = smf.mixedlm('value ~ 1', long, groups='one', vc_formula={'seed': '0 + C(seed)', 'unit': '0 + C(unit)'}).fit()
+    c = variance_components(y)
+    assert c.variance == pytest.approx((*model.vcomp, model.scale), rel=1e-3)
+    # and the standard error of the grand mean
+    i = crossed_interval(y)
+    se = (i.high - i.estimate) / scipy_stats.t.ppf(.975, i.df)
+    assert se == pytest.approx(float(model.bse.iloc[0]), rel=1e-3)
+
+
+def test_crossed_interval_by_hand():
+    i = crossed_interval([[1, 2], [3, 6]])  # mean squares 9, 4, 1
+    half = scipy_stats.t.ppf(.975, 144/98) * 3**.5
+    assert (i.estimate, i.low, i.high) == pytest.approx((3, 3 - half, 3 + half)) and (i.n, i.units) == (2, 2)
+
+
+def test_a_component_below_zero_counts_as_zero():
+    y = np.array([[0., 1, 0, 1, 1], [1, 1, 0, 0, 1]])
+    c = variance_components(y)
+    assert c.ms[0] < c.ms[2] and c.variance[0] == 0 and c.ms[1] > c.ms[2]
+    i = crossed_interval(y)
+    assert i.df == pytest.approx(4) and i.low == pytest.approx(mean_interval(y.mean(0)).low)
+    both = crossed_interval([[0., 1], [1, 0]])  # no effect of seeds or units at all: the rest alone
+    assert both.df == 1 and both.high == pytest.approx(.5 + scipy_stats.t.ppf(.975, 1) * .5)
+
+
+def test_the_crossed_interval_is_never_narrower_than_either_alone():
+    """Of a variance of the mean, not of a half width: the degrees of freedom differ."""
+    for seed in range(50):
+        y = crossed(3, 20, (.05, .1, .3), seed)
+        i = crossed_interval(y)
+        var = ((i.high - i.estimate) / scipy_stats.t.ppf(.975, i.df))**2
+        assert var >= max(y.mean(1).var(ddof=1) / 3, y.mean(0).var(ddof=1) / 20) * (1 - 1e-9)
+
+
+def test_what_cannot_be_known_is_null_with_a_reason():
+    for i in (mean_interval([3.]), crossed_interval([[3.]]), ratio_interval([3.], [1.]), bootstrap_interval([[3.]], np.random.default_rng(0)), paired_difference([[0.]], [[3.]])):
+        assert (i.estimate, i.low, i.high) == (pytest.approx(3), None, None) and i.reason
+        assert f'{i:.1f}' == '3.0'
+
+
+def test_one_seed_or_one_unit_is_said():
+    row, column = crossed_interval([[1., 2, 4]]), crossed_interval([[1.], [2], [4]])
+    assert 'one seed' in row.method and 'one unit' in column.method and row.n == 1 and column.n == 3
+    assert row.low == column.low == pytest.approx(mean_interval([1, 2, 4]).low)
+    assert 'one seed' in bootstrap_interval([[1., 2, 4]], np.random.default_rng(0)).method
+
+
+def test_paired_difference_is_the_paired_t_test_for_one_seed_and_has_a_direction():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(1, 40)), rng.normal(.5, 1, size=(1, 40))
+    i, theirs = paired_difference(a, b), scipy_stats.ttest_rel(b[0], a[0]).confidence_interval()
+    assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10)
+    back = paired_difference(b, a)
+    assert (back.estimate, back.low, back.high) == pytest.approx((-i.estimate, -i.high, -i.low))
+
+
+def test_order_of_seeds_and_units_does_not_matter():
+    y, rng = crossed(4, 9, (.1, .2, .3)), np.random.default_rng(1)
+    i, j = crossed_interval(y), crossed_interval(y[rng.permutation(4)][:, rng.permutation(9)])
+    assert (i.low, i.high, i.df) == pytest.approx((j.low, j.high, j.df))
+
+
+def test_ratio_interval_is_a_paired_t_on_logs():
+    a, b = np.array([30., 33, 29, 41]), np.array([17., 16, 18, 20])
+    i, theirs = ratio_interval(a, b), scipy_stats.ttest_rel(np.log(a), np.log(b)).confidence_interval()
+    assert (i.low, i.high) == pytest.approx(tuple(np.exp(theirs)), rel=1e-10)
+    assert i.estimate == pytest.approx(np.exp(np.log(a / b).mean()))
+    assert ratio_interval([2., 2], [1., 1]).low == pytest.approx(2)
+
+
+def test_bootstrap_takes_its_draws_from_the_generator_alone_and_keeps_units_joint():
+    y = crossed(3, 40, (.1, .2, .1))
+    np.random.seed(0); first = bootstrap_interval(y, np.random.default_rng(5))
+    np.random.seed(1); assert bootstrap_interval(y, np.random.default_rng(5)) == first
+    assert bootstrap_interval(y, np.random.default_rng(6)) != first
+    # units drawn for each seed apart would make the unit effect average out over seeds
+    units_only = bootstrap_interval(crossed(3, 40, (0, 1., 0)), np.random.default_rng(0), 4000)
+    alone = bootstrap_interval(crossed(3, 40, (0, 1., 0))[:1], np.random.default_rng(0), 4000)
+    assert units_only.high - units_only.low == pytest.approx(alone.high - alone.low, rel=.05)
+
+
+def test_coverage_with_three_seeds():
+    hits = [i.low <= 1 <= i.high for i in (crossed_interval(crossed(3, 60, (.05, .05, .2), seed, mean=1.)) for seed in range(400))]
+    assert .90 <= np.mean(hits) <= .98
+
+
+@pytest.mark.parametrize('call, words', [
+    (lambda: mean_interval([]), 'at least one value'),
+    (lambda: mean_interval([[1, 2]]), '1 dimension'),
+    (lambda: mean_interval([1, None]), 'not finite'),
+    (lambda: mean_interval(['a']), 'must be numbers'),
+    (lambda: crossed_interval([[1, 2], [3]]), 'every row of one length'),
+    (lambda: crossed_interval([[1, np.inf]]), '1 of 2 values that are not finite'),
+    (lambda: crossed_interval([[1, 2]], level=1), 'level=1 must lie'),
+    (lambda: variance_components([[1, 2]]), 'at least 2 of each'),
+    (lambda: paired_difference([[1, 2]], [[1, 2, 3]]), 'cannot be paired'),
+    (lambda: ratio_interval([1, 2], [1]), 'cannot be paired'),
+    (lambda: ratio_interval([1, -2], [1, 1]), 'must be > 0'),
+])
+def test_refusals_are_one_sentence(call, words):
+    with pytest.raises(StatsError, match=words) as e: call()
+    assert '\n' not in str(e.value)
+
+
+def test_format_of_an_interval():
+    i = Interval(.7777, .74, .81, 3, .95, 'x')
+    assert f'{i:.2f}' == '0.78 [0.74, 0.81]' and f'{i}' == '0.7777 [0.74, 0.81]'
+
+
+def test_curve_keeps_ends_means_and_evaluations():
+    curve = compact_curve([(s, float(s)) for s in range(1, 1001)], [(500, .5), (1000, None)], points=40)
+    losses = [p for p in curve if p['loss'] is not None]
+    assert len(losses) == 40 and losses[-1]['step'] == 1000 and np.mean([p['loss'] for p in losses]) == pytest.approx(500.5)
+    assert [(p['step'], p['value']) for p in curve if p['loss'] is None] == [(500, .5), (1000, None)]
+    assert compact_curve([(7, 1.)], []) == [dict(step=7, loss=1., value=None)]
