@@ -87,14 +87,13 @@ def hub_answers(
     thread.join(timeout_s)
     return bool(answers)
 
-# %% ../nbs/20_models.ipynb #d3d9d100
+# %% ../nbs/20_models.ipynb #55bc5e65
 def _find_hub(
     source: str,  # a hub id
     advice: str,  # what else one can do
 ) -> Path:
     "A hub model's folder, from the hub's local cache or downloaded into it."
-    fetch = functools.partial(huggingface_hub.snapshot_download, source, allow_patterns=_HUB_FILES, etag_timeout=HUB_TIMEOUT_S,
-                              endpoint=hub_constants.ENDPOINT)
+    fetch = functools.partial(huggingface_hub.snapshot_download, source, allow_patterns=_HUB_FILES, etag_timeout=HUB_TIMEOUT_S)
     try: return _check_folder(Path(fetch(local_files_only=True)), source)
     except (OSError, ValueError, ModelError): pass  # not there, or not all of it
     if not hub_answers():
@@ -127,15 +126,19 @@ def source_sha256(
     "The sha256 of the weights' file a source stands for."
     return _file_sha256(find_model(source) / 'model.safetensors')
 
-# %% ../nbs/20_models.ipynb #b65428cf
+# %% ../nbs/20_models.ipynb #badae9df
+_VOCABULARIES = ('tokenizer.json', 'vocab.txt', 'vocab.json', 'tokenizer.model', 'spiece.model', 'sentencepiece.bpe.model')
+
 def load_tokenizer(
     source: str | Path,  # as for `find_model`
 ):                       # a transformers tokenizer
     "A model's tokenizer, without any truncation or padding of its own."
     folder = find_model(source)
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        raise ModelError(f"{folder} has no tokenizer (none of {', '.join(_VOCABULARIES)}); save the model's tokenizer there with save_pretrained")
     try: tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as e:  # many kinds: missing, torn or foreign files
-        raise ModelError(f"{folder} has no usable tokenizer ({type(e).__name__}); save the model's tokenizer there with save_pretrained") from None
+    except Exception as e:  # many kinds: torn or foreign files
+        raise ModelError(f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); save the model's tokenizer there with save_pretrained") from None
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
