@@ -1,0 +1,67 @@
+# Everything goes through .venv, which `make setup` makes; see README.md.
+PYTHON  ?= python3
+# what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; SMOKE=1 for a few steps an arm
+CORPUS  ?= embedded
+SEEDS   ?= 3
+ARMS    ?= procedures
+PROFILE ?= laptop
+STUDY   ?= $(notdir $(CORPUS:/=))
+SMOKE   ?=
+# processes of `make test`
+WORKERS ?= 2
+
+RUNS := $(or $(KDNOTES_HOME),.)/runs
+DONE := .venv/.setup-done
+KDNOTES_DATA ?= $(abspath $(wildcard ../shared/data))
+ifneq ($(KDNOTES_DATA),)
+export KDNOTES_DATA
+endif
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment named here
+
+.DEFAULT_GOAL := help
+.PHONY: help setup study test check lab readme clean
+
+help:    ## this list
+	@sed -n 's/^\([a-z]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+setup: $(DONE)  ## the virtual environment .venv with everything in it (minutes, once)
+$(DONE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev]'
+	.venv/bin/python -m pip check
+	@touch $@
+
+study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures PROFILE=laptop STUDY=<corpus> SMOKE=
+	@mkdir -p '$(RUNS)/$(STUDY)'
+	papermill nbs/study.ipynb '$(RUNS)/$(STUDY)/study.ipynb' --cwd . -r corpus '$(CORPUS)' -p seeds $(SEEDS) -r arms '$(ARMS)' \
+	    -r study '$(STUDY)' -r profile '$(PROFILE)' $(if $(filter-out 0 False false,$(SMOKE)),-p smoke True) < /dev/null
+	@cat '$(RUNS)/$(STUDY)/table.txt'
+
+test check: export OMP_NUM_THREADS = 1
+
+test: setup   ## every test: the notebooks, then pytest with papermill runs of the experiments
+	nbdev_test --n_workers $(WORKERS)
+	pytest
+
+check: setup  ## before a commit, with the change staged: notebooks and modules agree, all is clean, the fast tests pass
+	nbdev_export
+	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
+	nbdev_test --n_workers $(WORKERS)
+	nbdev_clean
+	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
+	pytest -m 'not slow'
+
+lab: setup    ## JupyterLab
+	jupyter lab
+
+readme: setup ## README.md from nbs/index.ipynb
+	jupyter nbconvert --to notebook --execute --inplace nbs/index.ipynb
+	nbdev_clean --fname nbs/index.ipynb
+	python tools/readme.py
+
+clean:   ## remove .venv and caches; runs/ and figures/ stay
+	rm -rf .venv kdnotes.egg-info .pytest_cache _docs _proc
+	find kdnotes nbs tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

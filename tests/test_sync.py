@@ -1,0 +1,92 @@
+"Notebooks, modules and README say the same, and the notebooks are clean and small enough to explain."
+import ast, importlib.util, json, re, shutil, subprocess
+from pathlib import Path
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / 'nbs').glob('*.ipynb'))
+LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
+EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY and p.stem != 'index']
+EXPORTED_LINES, MODULE_LINES, CELLS = 45, 450, 120  # about 40 and about 400, with some room
+LONGER = {  # exported cells that may be longer, and why
+    ('00_config', 'RunConfig'): 'one field a line; a configuration in two classes would be harder to read',
+}
+
+def cells(path: Path) -> list[dict]:
+    "The cells, their source as one string."
+    return [c | {'source': ''.join(c['source'])} for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
+
+def exported(path: Path) -> list[str]:
+    return [c['source'] for c in cells(path) if c['cell_type'] == 'code' and re.search(r'^#\| *export\b', c['source'], re.M)]
+
+def bytes_of(folder: Path, pattern: str) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.glob(pattern))}
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    "A copy of what nbdev reads and writes."
+    for name in ('nbs', 'kdnotes'): shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints'))
+    for name in ('settings.ini', 'pyproject.toml'): shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+def nbdev(command: str, folder: Path) -> None:
+    done = subprocess.run([command], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+
+def changed(before: dict, after: dict) -> list[str]:
+    return sorted(k for k in before | after if before.get(k) != after.get(k))
+
+def test_modules_are_what_the_notebooks_export(copy):
+    nbdev('nbdev_export', copy)
+    assert changed(bytes_of(ROOT / 'kdnotes', '*.py'), bytes_of(copy / 'kdnotes', '*.py')) == [], 'run nbdev_export'
+
+def test_every_module_has_its_notebook():
+    names = {re.search(r'^#\| *default_exp +(\w+)', '\n'.join(c['source'] for c in cells(p)), re.M)[1] for p in LIBRARY}
+    assert names == {p.stem for p in (ROOT / 'kdnotes').glob('*.py')} - {'__init__', '_modidx'}
+    assert names == {p.stem[3:] for p in LIBRARY}
+
+def test_notebooks_are_clean(copy):
+    nbdev('nbdev_clean', copy)
+    assert changed(bytes_of(ROOT / 'nbs', '*.ipynb'), bytes_of(copy / 'nbs', '*.ipynb')) == [], 'run nbdev_clean'
+
+def test_readme_is_fresh():
+    spec = importlib.util.spec_from_file_location('readme', ROOT / 'tools' / 'readme.py')
+    spec.loader.exec_module(tool := importlib.util.module_from_spec(spec))
+    assert (ROOT / 'README.md').read_text(encoding='utf-8') == tool.readme(ROOT / 'nbs' / 'index.ipynb'), 'run `make readme`'
+
+def test_outputs_of_the_readme_are_what_its_code_says_now():
+    from execnb.shell import CaptureShell
+    shell = CaptureShell(path=ROOT / 'nbs')
+    def data(outputs): return [{k: ''.join(v) for k, v in o.get('data', {}).items()} for o in outputs]
+    for c in cells(ROOT / 'nbs' / 'index.ipynb'):
+        if c['cell_type'] == 'code': assert data(shell.run(c['source'])) == data(c['outputs']), 'run `make readme`'
+
+def test_files_the_readme_links_to_exist():
+    targets = re.findall(r'\]\((?![a-z]+:|#)([^)\s]+)\)', (ROOT / 'README.md').read_text(encoding='utf-8'))
+    assert targets and [t for t in targets if not (ROOT / t).exists()] == []
+
+@pytest.mark.parametrize('path', LIBRARY, ids=lambda p: p.stem)
+def test_a_library_notebook_is_small_enough_to_explain(path):
+    def names(source): return {n.name for n in ast.parse(source).body if hasattr(n, 'name')}
+    sources = [re.sub(r'^#\|.*\n', '', s, flags=re.M) for s in exported(path)]
+    long = [s for s in sources if len(s.splitlines()) > EXPORTED_LINES and not any((path.stem, n) in LONGER for n in names(s))]
+    assert not long, f'an exported cell has two ideas when it passes {EXPORTED_LINES} lines:\n' + '\n'.join(s.splitlines()[0] for s in long)
+    assert len(cells(path)) <= CELLS
+    assert len((ROOT / 'kdnotes' / f'{path.stem[3:]}.py').read_text(encoding='utf-8').splitlines()) <= MODULE_LINES
+
+@pytest.mark.parametrize('path', LIBRARY, ids=lambda p: p.stem)
+def test_a_library_notebook_has_the_house_form(path):
+    first, *rest = cells(path)
+    assert re.fullmatch(rf'# {path.stem[3:]}\s+> .+', first['source'], re.S), 'it begins with its name and one promise'
+    assert 'does not do' in cells(path)[-1]['source'], 'it ends with what the module does not do'
+    for source in exported(path):
+        body = ast.parse(re.sub(r'^#\|.*\n', '', source, flags=re.M)).body
+        imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in body]
+        assert all(imports) or not any(imports), f'imports and other code share a cell:\n{source}'
+        assert not any(a.name == '*' for n in body if isinstance(n, ast.ImportFrom) for a in n.names), f'import * in an export:\n{source}'
+
+@pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda p: p.stem)
+def test_an_experiment_has_parameters_and_is_left_to_papermill(path):
+    tagged = [c for c in cells(path) if 'parameters' in c['metadata'].get('tags', [])]
+    assert [c['cell_type'] for c in tagged] == ['code'], "exactly one cell carries papermill's tag 'parameters'"
+    assert re.search(r'^skip_exec: true$', cells(path)[0]['source'], re.M), 'its front matter says `skip_exec: true`'
