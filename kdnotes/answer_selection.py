@@ -51,13 +51,13 @@ def as_questions(
     _, tie = np.unique(items, return_inverse=True)
     return Questions(np.array(list(number)), np.array([documents[q] for q in number]), of, items, np.array([r['label'] for r in rows], dtype=np.int64), tie)
 
-# %% ../nbs/12_answer_selection.ipynb #f9827f80
+# %% ../nbs/12_answer_selection.ipynb #07d3d8ea
 def counts(
     corpus: Corpus,
 ) -> pd.DataFrame:  # one row a split; pairs, positives, questions, answered, clean
     "How many pairs and questions a corpus has."
-    splits = {s: as_questions(corpus.splits[s]) for s in SPLITS}
-    return pd.DataFrame({s: dict(pairs=len(q.of), positives=q.labels.sum(), questions=len(q.ids), answered=q.answered.sum(), clean=q.clean.sum()) for s, q in splits.items()}).T
+    def of(q): return dict(pairs=len(q.of), positives=q.labels.sum(), questions=len(q.ids), answered=q.answered.sum(), clean=q.clean.sum())
+    return pd.DataFrame({split: of(as_questions(corpus.splits[split])) for split in SPLITS}).T
 
 # %% ../nbs/12_answer_selection.ipynb #2d89834b
 def rank_candidates(
@@ -133,7 +133,7 @@ def threshold_metrics(
     return {f'{name}_{metric}': value for name, parts in _predicted(questions, scores).items()
             for metric, value in zip(('precision', 'recall', 'f1'), precision_recall_f1(*parts, thresholds[name]) if thresholds else (None,) * 3)}
 
-# %% ../nbs/12_answer_selection.ipynb #f3e9b31e
+# %% ../nbs/12_answer_selection.ipynb #117e1880
 UNIT_METRICS = {'map': ('clean', 'map'), 'mrr': ('clean', 'mrr'), 'p_at_1': ('clean', 'p_at_1'), 'answered_map': ('answered', 'map'), 'raw_map': ('raw', 'map')}
 
 def evaluate_split(
@@ -145,14 +145,16 @@ def evaluate_split(
     "Metrics of a split, what they average over, and the scores."
     values = ranking_metrics(questions, scores)
     sets = dict(clean=questions.clean, answered=questions.answered, raw=np.ones(len(questions.ids), dtype=bool))
-    units = pd.concat([pd.DataFrame(dict(split=split, set=name, unit=questions.ids[sets[name]], cluster=questions.documents[sets[name]], metric=metric, value=values[of][sets[name]]))
-                       for metric, (name, of) in UNIT_METRICS.items()], ignore_index=True)
-    metrics = {metric: float(values[of][sets[name]].mean()) for metric, (name, of) in UNIT_METRICS.items()}
+    units, metrics = [], {}
+    for metric, (name, of) in UNIT_METRICS.items():
+        own, value = sets[name], values[of][sets[name]]
+        units.append(pd.DataFrame(dict(split=split, set=name, unit=questions.ids[own], cluster=questions.documents[own], metric=metric, value=value)))
+        metrics[metric] = float(value.mean())
     predictions = pd.DataFrame(dict(split=split, unit=questions.ids[questions.of], item=questions.items, label=questions.labels,
                                     score=np.asarray(scores, dtype=np.float32).ravel()))
-    return metrics | threshold_metrics(questions, scores, thresholds), units, predictions
+    return metrics | threshold_metrics(questions, scores, thresholds), pd.concat(units, ignore_index=True), predictions
 
-# %% ../nbs/12_answer_selection.ipynb #0bd7063f
+# %% ../nbs/12_answer_selection.ipynb #e07b7e27
 def _front(
     rows: list[dict],
     examples: int,   # at most about so many rows
@@ -164,13 +166,15 @@ def _front(
     n = 1 + sum(total < examples for total in accumulate(all_of.sizes[picked]))
     return [row for row, q in zip(rows, all_of.of) if q in set(picked[:n])]
 
-def _train_rows(rows: list[dict], which: str) -> list[dict]:
-    "The training rows a setting asks for."
-    if which not in ('all', 'answered'): raise ValueError(f"train_questions must be 'all' or 'answered', got {which!r}")
-    answered = {r['question_id'] for r in rows if r['label']}
-    return [r for r in rows if which == 'all' or r['question_id'] in answered]
+def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: bool) -> dict[str, list[dict]]:
+    "The rows the settings ask for."
+    if train_questions not in ('all', 'answered'): raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
+    answered = {r['question_id'] for r in splits['train'] if r['label']}
+    train = [r for r in splits['train'] if train_questions == 'all' or r['question_id'] in answered]
+    if not smoke: return splits | dict(train=train)
+    return dict(train=_front(train, 64, 64)) | {s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'}
 
-# %% ../nbs/12_answer_selection.ipynb #d4f04dab
+# %% ../nbs/12_answer_selection.ipynb #83bd3b4d
 class AnswerSelection:
     "Answer selection as a `Task`."
     name, auto_class, model_kwargs = 'answer_selection', 'AutoModelForSequenceClassification', {'num_labels': 2}
@@ -184,10 +188,8 @@ class AnswerSelection:
         train_questions: str = 'all', # 'all' | 'answered'
         smoke: bool = False,          # a few questions of each split
     ):
-        rows = corpus.splits | dict(train=_train_rows(corpus.splits['train'], train_questions))
-        if smoke: rows = {s: _front(r, 64, 64) if s == 'train' else _front(r, 10**6, 24) for s, r in rows.items()}
-        self.max_length, self.temperature, self.rows = max_length, temperature, rows
-        self.questions = {s: as_questions(r) for s, r in rows.items()}
+        self.max_length, self.temperature, self.rows = max_length, temperature, _choose_rows(corpus.splits, train_questions, smoke)
+        self.questions = {s: as_questions(r) for s, r in self.rows.items()}
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
@@ -221,7 +223,7 @@ class AnswerSelection:
         metrics, units, predictions = ({s: parts[i] for s, parts in done.items()} for i in range(3))
         return Evaluation(metrics, pd.concat(units.values(), ignore_index=True), pd.concat(predictions.values(), ignore_index=True))
 
-# %% ../nbs/12_answer_selection.ipynb #c07844e6
+# %% ../nbs/12_answer_selection.ipynb #9b859567
 def worst(
     predictions: pd.DataFrame,  # of a run: split, unit, item, label, score
     corpus: Corpus,             # the one the run was evaluated on
@@ -232,7 +234,8 @@ def worst(
     own = predictions[predictions['split'] == split]
     texts = {(r['question_id'], r['sentence_id']): r for r in corpus.splits[split]}
     try: rows = [texts[key] for key in zip(own['unit'].astype(str), own['item'].astype(str))]
-    except KeyError as e: raise ValueError(f'predictions has the pair {e.args[0]}, which is not in {split} of corpus {corpus.name!r}; give the corpus of the run') from None
+    except KeyError as e:
+        raise ValueError(f'predictions has the pair {e.args[0]}, which is not in {split} of corpus {corpus.name!r}; give the corpus of the run') from None
     questions, scores = as_questions(rows), own['score'].to_numpy(dtype=np.float32)
     order, rank = rank_candidates(questions, scores)
     tops = dict(zip(questions.of[order], order[rank == 1][questions.of[order]]))

@@ -76,7 +76,7 @@ def check_split(
     if split != 'train' and not any(len(found) == 2 for found in labels.values()):
         raise CorpusError(f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add candidates')
 
-# %% ../nbs/11_corpus.ipynb #fcac21ac
+# %% ../nbs/11_corpus.ipynb #bb29dedf
 def _read_lines(path: Path) -> list[str]:
     "A file's lines, without their ends."
     try: data = path.read_bytes()
@@ -103,7 +103,8 @@ def read_tsv(
         if not line: continue
         fields = line.split('\t')
         if len(fields) != len(header):
-            raise CorpusError(f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete the row or remove it (fields are separated by one tab)')
+            raise CorpusError(f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; '
+                              'complete the row or remove it (fields are separated by one tab)')
         rows.append({key: fields[i] for key, i in columns})
         numbers.append(number)
     check_rows(rows, lambda i: f'{path}, line {numbers[i]}')
@@ -217,7 +218,7 @@ def read_hub(
         raise CorpusError(f"the hub's dataset {hub_id!r} has no split {missing[0]!r}; it has {', '.join(data)} and needs {', '.join(splits.values())}")
     return {split: hub_rows(data[name], split, f'{hub_id}, split {name!r}') for split, name in splits.items()}
 
-# %% ../nbs/11_corpus.ipynb #04f95ee2
+# %% ../nbs/11_corpus.ipynb #b5a3d1f2
 def _real(task: str) -> tuple[str, str]:
     if task not in REAL: raise CorpusError(f"there is no corpus for task={task!r}; the tasks are {', '.join(REAL)}")
     return REAL[task]
@@ -247,7 +248,8 @@ def resolve_corpus(
         return name
     if folder := find_folder(corpus): return str(folder)
     if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus): return corpus
-    raise CorpusError(f'there is no corpus {corpus!r} and no such folder; use auto, embedded, {name}, a folder with {", ".join(FILE_NAMES[0])}, or a hub id like {hub_id}')
+    raise CorpusError(f'there is no corpus {corpus!r} and no such folder; use auto, embedded, {name}, '
+                      f"a folder with {', '.join(FILE_NAMES[0])}, or a hub id like {hub_id}")
 
 # %% ../nbs/11_corpus.ipynb #06e84d80
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
