@@ -28,6 +28,7 @@ help:    ## this list
 setup: $(DONE)  ## the virtual environment .venv with everything in it (minutes, once)
 $(DONE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
+	@echo 'installing into .venv: a few minutes, about 2.5 GB'
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev]'
