@@ -72,7 +72,7 @@ def label(
     if a.factors: return f'not {next(iter(a.factors))} alone: {others} differ too'
     return f'no factor differs, but: {others}' if others else 'nothing recorded differs'
 
-# %% ../nbs/44_compare.ipynb #b8f034e7
+# %% ../nbs/44_compare.ipynb #22dd63e8
 def check_arm(
     records: Sequence[dict],  # of one arm
 ) -> str | None:              # why they are not one arm; None: they are
@@ -88,10 +88,10 @@ def check_arm(
 
 def commits(
     records: Iterable[dict],
-) -> list[str]:  # sorted; 'unknown' where there was no git
-    "The git commits runs stem from, a '+' after one with uncommitted changes."
-    def name(git): return 'unknown' if not git else git if isinstance(git, str) else f"{git.get('commit') or 'unknown'}{'+' if git.get('dirty') else ''}"
-    return sorted({name(r['environment'].get('git')) for r in records})
+) -> list[str]:  # sorted, shortened; '-dirty' after one with uncommitted changes; 'unknown' where there was no git
+    "The git commits runs stem from."
+    def short(git): return f"{git.partition('-')[0][:10]}{'-dirty' * git.endswith('-dirty')}" if git else 'unknown'
+    return sorted({short(r['environment'].get('git')) for r in records})
 
 def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
     "Why two arms cannot be compared at all."
@@ -205,7 +205,7 @@ def compare(
     return Comparison(*names, _attribute(_between(pairs)), primary, difference, speedup, tuple(a['seed'] for a, _ in pairs), left_out,
                       reasons | ({'difference': why} if why else {}), _warnings(pairs, left_out))
 
-# %% ../nbs/44_compare.ipynb #df6ef45a
+# %% ../nbs/44_compare.ipynb #31384473
 def _times(interval: Interval) -> str: return f'{interval:.2f} times as fast'
 
 def _result(c: Comparison) -> list[str]:
@@ -213,9 +213,10 @@ def _result(c: Comparison) -> list[str]:
     name, said = f"{c.primary['set']} {c.primary['metric']}", []
     if (d := c.difference) is None: said.append(f"{name} is not compared, since {c.reasons['difference']}")
     else:
-        sure = ', whose interval is unknown' if d.low is None else ', though its interval holds 0' if d.low <= 0 <= d.high else ''
         sense = 'no change' if d.estimate == 0 else 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
-        said.append(f'{name} {d:+.4f} ({sense}){sure}')
+        if d.low is None: sense += ', its interval is unknown'
+        elif d.low <= 0 <= d.high: sense = 'no difference can be told, since its interval holds 0'
+        said.append(f'{name} {d:+.4f} ({sense})')
     if c.speedup: said.append(' and '.join(f'{w} {_times(c.speedup[k])}' for k, w in (('train_s', 'training'), ('total_s', 'in all')) if k in c.speedup))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
 

@@ -131,8 +131,8 @@ def test_better_and_worse_follow_the_metrics_direction():
 
 
 def test_a_single_seed_and_two_commits_are_said():
-    text = explain(compare(arm('full_student', (0,)), arm('full_kd', (0,), git={'commit': 'abc', 'dirty': True})))
-    assert 'A single seed' in text and 'more than one git commit: abc+, c0' in text
+    text = explain(compare(arm('full_student', (0,)), arm('full_kd', (0,), git=f'{"ab" * 20}-dirty')))
+    assert 'A single seed' in text and 'more than one git commit: ababababab-dirty, c0' in text
     assert 'commit' not in explain(compare(arm('full_student'), arm('full_kd')))
 
 
