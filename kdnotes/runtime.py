@@ -21,8 +21,8 @@ def machine() -> Machine:
     if torch.cuda.is_available(): return Machine('cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported())
     return Machine('cpu', cores)
 
-# %% ../nbs/30_runtime.ipynb #1a1c6249
-STREAMS = ('init', 'data', 'dropout', 'teacher', 'tuning', 'bootstrap')
+# %% ../nbs/30_runtime.ipynb #595665ed
+STREAMS = ('init', 'data', 'dropout', 'order', 'teacher', 'tuning', 'bootstrap')
 
 def stream(
     seed: int,   # the run's seed
