@@ -67,14 +67,15 @@ def sha256_text(
         digest.update(f'{len(data)}:'.encode() + data)
     return digest.hexdigest()
 
-# %% ../nbs/05_files.ipynb #4bb6f134
+# %% ../nbs/05_files.ipynb #f41f9873
 def write_json(
     path: str | Path,
     obj: dict,  # JSON-able; no NaN, no infinity
 ) -> Path:      # the file
     "Write a JSON file in one step, with sorted keys."
     try: text = json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
-    except (TypeError, ValueError) as e: raise FileError(f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for what is unknown') from None
+    except (TypeError, ValueError) as e:
+        raise FileError(f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for what is unknown') from None
     return atomic_write(path, text + '\n')
 
 def read_json(

@@ -131,7 +131,7 @@ RECORD_KEYS = {  # key -> the keys it must hold
 }
 NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp')  # a null in these is explained in `reasons`
 
-# %% ../nbs/40_records.ipynb #0f92f88e
+# %% ../nbs/40_records.ipynb #b874a809
 def check_record(
     record: dict,
 ) -> None:
@@ -143,7 +143,8 @@ def check_record(
             if not isinstance(record[key], dict) or name not in record[key]: refuse(f"it has no '{key}.{name}'; {key!r} holds {', '.join(inner)}")
     for key in NEEDS_REASON:
         for name in RECORD_KEYS[key]:
-            if record[key][name] is None and not record['reasons'].get(f'{key}.{name}'): refuse(f"'{key}.{name}' is null without a reason; give one in reasons['{key}.{name}']")
+            if record[key][name] is None and not record['reasons'].get(f'{key}.{name}'):
+                refuse(f"'{key}.{name}' is null without a reason; give one in reasons['{key}.{name}']")
     if name := _not_finite(record): refuse(f'{name!r} is not a finite number; give null and a reason')
     p = record['primary']
     if p['value'] is not None and p['value'] != record['metrics'].get(p['set'], {}).get(p['metric']):
@@ -219,21 +220,24 @@ class RunFolder:
     def _read(self, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
         return check(read_json(path), str(path)) if (path := self.path / name).exists() else None
 
-# %% ../nbs/40_records.ipynb #e754c9e2
+# %% ../nbs/40_records.ipynb #9e604fda
 def _write_table(folder: Path, name: str, df: pd.DataFrame) -> None:
     "Write one of TABLES, its columns checked."
     if name not in TABLES: raise RecordError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
     columns, digits = TABLES[name]
-    if wrong := set(columns) ^ set(df.columns): raise RecordError(f"the table {name!r} has exactly {', '.join(columns)}; missing or unknown: {', '.join(sorted(wrong))}")
+    if wrong := set(columns) ^ set(df.columns):
+        raise RecordError(f"the table {name!r} has exactly {', '.join(columns)}; missing or unknown: {', '.join(sorted(wrong))}")
     write_csv(folder / f'{name}.csv.gz', df[list(columns)], digits)
 
 def _write_record(folder: RunFolder, record: dict) -> None:
     "Check a record, then write it in one step."
     check_record(record)
     for key in ('study', 'run_id'):
-        if record[key] != getattr(folder, key): raise RecordError(f'the record says {key}={record[key]!r} and its folder is {folder.path}; write it where it belongs')
+        if record[key] != getattr(folder, key):
+            raise RecordError(f'the record says {key}={record[key]!r} and its folder is {folder.path}; write it where it belongs')
     for name in TABLES:
-        if not (folder.path / f'{name}.csv.gz').exists(): raise RecordError(f'{folder.path} has no {name}.csv.gz, and the record is written last; write the table first')
+        if not (folder.path / f'{name}.csv.gz').exists():
+            raise RecordError(f'{folder.path} has no {name}.csv.gz, and the record is written last; write the table first')
     write_json(folder.path / 'record.json', record)
 
 # %% ../nbs/40_records.ipynb #8d341603
@@ -299,7 +303,7 @@ def _found(study: str, run_ids: Iterable[str] | None = None) -> dict[str, tuple[
         raise RecordError(f"run {', '.join(missing)} is neither finished in {runs_path()} nor exported to {evidence_path()}; run it first")
     return found
 
-# %% ../nbs/40_records.ipynb #30a86050
+# %% ../nbs/40_records.ipynb #902bac9f
 def records(
     study: str,
     run_ids: Iterable[str] | None = None,  # these runs, of whatever study; None: all of the study
@@ -319,12 +323,13 @@ def units(
         else:
             home = record['study']
             if home not in exported: exported[home] = dict(list(read_csv(_evidence(home)[1]).groupby('run_id', sort=False)))
-            if i not in exported[home]: raise RecordError(f'{_evidence(home)[1]} has no units of run {i}, though its record is exported; restore the file, or run it again')
+            if i not in exported[home]:
+                raise RecordError(f'{_evidence(home)[1]} has no units of run {i}, though its record is exported; restore the file, or run it again')
             table = exported[home][i]
         tables.append(table[columns])
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
-# %% ../nbs/40_records.ipynb #596219a5
+# %% ../nbs/40_records.ipynb #ff5d40fb
 _FLAT = ('run_id', 'study', 'task', 'mode', 'arm', 'seed', 'teacher_seed', 'corpus', 'precision', 'params_total')
 
 def tidy(
@@ -332,7 +337,8 @@ def tidy(
 ) -> pd.DataFrame:  # columns: names, device, ranks, primary, <set>.<metric>, train_s ... wall_s, examples_per_s ..., peak_host_mib ..., device_j ...
     "One row a run."
     return pd.DataFrame([{
-        **{k: r[k] for k in _FLAT}, 'device': r['environment']['device'], 'git': r['environment']['git'], 'ranks': r['parallel']['ranks'], 'primary': r['primary']['value'],
+        **{k: r[k] for k in _FLAT}, 'device': r['environment']['device'], 'git': r['environment']['git'],
+        'ranks': r['parallel']['ranks'], 'primary': r['primary']['value'],
         **{f'{s}.{name}': value for s, metrics in r['metrics'].items() for name, value in metrics.items()},
         **r['time'], **r['throughput'], **r['memory'], **r['energy']} for r in records])
 

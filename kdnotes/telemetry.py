@@ -62,14 +62,16 @@ def gpu_handle(
     if len(found) != 1: raise LookupError(f'{len(found)} of the {len(handles)} GPUs that NVML sees have a UUID that begins with {name}')
     return found[0]
 
-# %% ../nbs/31_telemetry.ipynb #2cd5d4cf
+# %% ../nbs/31_telemetry.ipynb #4b238459
 class GpuMeter:
     "One GPU or MIG instance, read through NVML."
     source = 'NVML energy counter'
 
     def __init__(self, nvml: Any, handle: Any):
         self.nvml, self.handle, self.reasons = nvml, handle, {}
-        if self._in_mig(): self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules'), 'a MIG instance shares its GPU, whose power and utilisation include the work of others')
+        if self._in_mig():
+            why = 'a MIG instance shares its GPU, whose power and utilisation include the work of others'
+            self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules'), why)
 
     def _in_mig(self) -> bool:
         try: return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle)) or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
@@ -83,7 +85,8 @@ class GpuMeter:
     def read(self) -> dict:
         rates, memory, power = (self._ask('gpu_percent', 'nvmlDeviceGetUtilizationRates'), self._ask('device_mib', 'nvmlDeviceGetMemoryInfo'),
                                 self._ask('power_w', 'nvmlDeviceGetPowerUsage'))
-        return dict(gpu_percent=None if rates is None else rates.gpu, device_mib=None if memory is None else memory.used / 2**20, power_w=None if power is None else power / 1e3)
+        return dict(gpu_percent=None if rates is None else rates.gpu, device_mib=None if memory is None else memory.used / 2**20,
+                    power_w=None if power is None else power / 1e3)
 
     def joules(self) -> float | None:
         millijoules = self._ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
@@ -137,7 +140,7 @@ def _cuda_uuid(gpu_index: int) -> str | None:
     import torch
     return str(torch.cuda.get_device_properties(gpu_index).uuid) if torch.cuda.is_available() else None
 
-# %% ../nbs/31_telemetry.ipynb #ea97d1d4
+# %% ../nbs/31_telemetry.ipynb #cd2895d9
 class Telemetry:
     "Samples this process and its device while a `with` block runs."
     def __init__(
@@ -148,7 +151,7 @@ class Telemetry:
         gpu_index: int = 0,        # torch's number of the GPU
         idle_s: float = 1.0,       # how long idle power is watched for
     ):
-        if interval_s <= 0: raise ValueError(f'interval_s must be > 0, got {interval_s}')
+        if interval_s <= 0: raise ValueError(f'interval_s must be > 0, got {interval_s}; 0.5 is the default')
         self.device, self.on_sample, self.interval_s, self.gpu_index, self.idle_s = device, on_sample, interval_s, gpu_index, idle_s
         self.samples, self.reasons, self.counter, self.process = [], {}, [], psutil.Process()
         self._stop = threading.Event()
@@ -181,7 +184,7 @@ class Telemetry:
 
     def summary(self) -> dict: return summarise(self)
 
-# %% ../nbs/31_telemetry.ipynb #3c6ba499
+# %% ../nbs/31_telemetry.ipynb #0f6e5cb2
 def _cpu_s(process: psutil.Process) -> float:
     "CPU time a process has used, on all cores."
     times = process.cpu_times()
@@ -206,6 +209,7 @@ def _lowest_power(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> float
         time.sleep(seconds / 10)
     return min(readings, default=None)
 
+# %% ../nbs/31_telemetry.ipynb #9c809862
 def _tell(t: Telemetry, sample: dict) -> None:
     "Hand a sample on; a listener that fails is not called again."
     if t.on_sample is None: return
@@ -223,7 +227,8 @@ def _one_sample(t: Telemetry) -> dict:
         t.counter.append(joules)
         if seen['power_w'] is None and last_joules is not None and step: seen['power_w'] = (joules - last_joules) / step
     t._last = (now_s, cpu_s, joules)
-    return dict(elapsed_s=now_s - t.begin_s, cpu_percent=100 * (cpu_s - last_cpu_s) / step if step > .01 else None, host_mib=t.process.memory_info().rss / 2**20, **seen)
+    return dict(elapsed_s=now_s - t.begin_s, cpu_percent=100 * (cpu_s - last_cpu_s) / step if step > .01 else None,
+                host_mib=t.process.memory_info().rss / 2**20, **seen)
 
 # %% ../nbs/31_telemetry.ipynb #7a5e41e8
 def _energy(t: Telemetry) -> tuple[float | None, str | None]:
@@ -255,7 +260,7 @@ def summarise(
     why = {name: next((causes[c] for c in _WHY.get(name, ()) if c in causes), default) for name in nulls}
     return result | dict(reasons=why | t.reasons)
 
-# %% ../nbs/31_telemetry.ipynb #263fd28d
+# %% ../nbs/31_telemetry.ipynb #24c3a514
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()
 
 def environment(
@@ -265,8 +270,8 @@ def environment(
     import torch
     on_gpu = torch.cuda.is_available() if device is None else device == 'cuda'
     cpu = f'{_cpu_name()}, {psutil.cpu_count()} cores'
-    return dict(torch=torch.__version__, transformers=_version('transformers'), python=platform.python_version(), device=torch.cuda.get_device_name() if on_gpu else cpu,
-                cpu=cpu, git=git_commit(), load_average=list(os.getloadavg()), cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()))
+    return dict(torch=torch.__version__, transformers=_version('transformers'), python=platform.python_version(),
+                device=torch.cuda.get_device_name() if on_gpu else cpu, cpu=cpu, git=git_commit(), load_average=list(os.getloadavg()), cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()))
 
 def _version(package: str) -> str | None:
     try: return version(package)
