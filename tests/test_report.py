@@ -1,5 +1,5 @@
 """Reports: what they refuse, that they can be made from the evidence alone, and that the same runs make the same bytes."""
-import gzip, json, shutil, subprocess, sys
+import os, shutil, subprocess, sys
 import numpy as np
 import pandas as pd
 import pytest
@@ -57,7 +57,7 @@ def test_another_process_with_another_hash_seed_and_style_makes_the_same_bytes(h
     first = svgs(rp.report('made'))
     code = ("import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
             "from kdnotes.report import report; report('made')")
-    subprocess.run([sys.executable, '-c', code], check=True, env={**__import__('os').environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'})
+    subprocess.run([sys.executable, '-c', code], check=True, env={**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'})
     assert {n: (figures_path('made') / f'{n}.svg').read_bytes() for n in first} == first
 
 
@@ -169,3 +169,21 @@ def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatc
 def test_run_table_gives_reasons_for_nulls():
     t = rp.run_table(make_record())['value']
     assert t['peak_device_mib'] == 'none: made up' and t['test map'] == '0.7'
+
+
+def test_worst_follows_the_metrics_direction(monkeypatch):
+    monkeypatch.setattr(rp, '_texts', lambda record: {})
+    for higher, unit in ((True, 'low'), (False, 'high')):
+        record = make_record(higher=higher, seed=int(higher))
+        folder = write_run(record)
+        folder.write_table('units', pd.DataFrame(dict(split='test', set='clean', unit=['low', 'high'], cluster='D', metric='map', value=[.1, .9])))
+        folder.write_table('predictions', pd.DataFrame(dict(split='test', unit=['low', 'high'], item='a', label=[1, 1], score=[.1, .2])))
+        assert rp.run_worst(record, 1)['question'].tolist() == [unit]
+
+
+def test_texts_come_from_the_runs_own_corpus_only():
+    from kdnotes.corpus import load_corpus
+    corpus = load_corpus('answer_selection', 'embedded')
+    row = corpus.splits['test'][0]
+    assert rp._texts(make_record() | dict(corpus_sha256=corpus.sha256))[row['question_id'], row['sentence_id']] == (row['question'], row['sentence'])
+    assert rp._texts(make_record()) == {} and rp._texts(make_record(corpus='embedded') | dict(corpus='/nowhere')) == {}
