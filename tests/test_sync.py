@@ -89,4 +89,4 @@ def test_a_library_notebook_has_the_house_form(path):
 def test_an_experiment_has_parameters_and_is_left_to_papermill(path):
     tagged = [c for c in cells(path) if 'parameters' in c['metadata'].get('tags', [])]
     assert [c['cell_type'] for c in tagged] == ['code'], "exactly one cell carries papermill's tag 'parameters'"
-    assert re.search(r'^skip_exec: true$', cells(path)[0]['source'], re.M), 'its front matter says `skip_exec: true`'
+    assert re.search(r'^(- )?skip_exec: true$', cells(path)[0]['source'], re.M), 'its front matter says `skip_exec: true`'
