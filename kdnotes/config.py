@@ -47,16 +47,16 @@ PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
-# %% ../nbs/00_config.ipynb #574b288b
+# %% ../nbs/00_config.ipynb #4d7e3e02
 FACTOR_SETTINGS = {
-    'network':      {'network', 'init', 'teacher', 'student', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
+    'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
     'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'teacher_run_id', 'teacher_seed'},
     'ranks':        {'ranks', 'threads_per_rank', 'backend'},
-    'init':         {'init', 'student_init', 'student', 'initial', 'teacher_run_id', 'teacher_seed'},
+    'init':         {'init', 'student_init', 'initial', 'teacher_run_id', 'teacher_seed'},
     'signal_dtype': {'signal_dtype'},
-    'transfer':     {'transfer', 'teacher', 'initial'},
+    'transfer':     {'transfer', 'initial'},
 }
 
 # %% ../nbs/00_config.ipynb #40fcee56
@@ -249,8 +249,8 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #2712cd9b
-NOT_SCIENCE = {'study', 'arm', 'corpus', 'mode', 'profile', 'seed', 'amp_dtype'}  # names, or told by other keys
+# %% ../nbs/00_config.ipynb #7625104e
+NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'}  # names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
 
 def settings(

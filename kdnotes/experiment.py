@@ -331,7 +331,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     if record['throughput']['examples_per_s'] is None: known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
     return known
 
-# %% ../nbs/45_experiment.ipynb #f32d4ebc
+# %% ../nbs/45_experiment.ipynb #60f5b113
 def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str) -> dict:
     "The part of a record that says what was run, on what."
     from kdnotes.telemetry import environment
@@ -340,7 +340,7 @@ def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str)
                       reason='the mode has one rank' if MODES[config.mode].ranks == '1' else f'{runtime.ranks} rank(s) on {runtime.device.type}'),
         seed=config.seed, teacher_seed=settings(config)['teacher_seed'], teacher_run_id=job['teacher_run_id'], corpus=corpus.name, corpus_sha256=corpus.sha256,
         precision=runtime.dtype, precision_reason=f"{job['precision_reason']}; {runtime.math}", environment=environment(), smoke=config.smoke,
-        initial=job['initial'] | dict(start_sha256=start))
+        initial=job['initial'] | dict(start_sha256=start), models=dict(profile=config.profile, teacher=config.teacher, student=config.student))
 
 def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runtime, task, model, start: str, teacher_s, parts: dict, begin: float) -> None:
     "Write model, units, predictions, and last the record."
