@@ -159,7 +159,7 @@ def _speedups(pairs: Sequence[tuple[dict, dict]], level: float) -> tuple[dict[st
         else: found[key] = ratio_interval([p[0]['time'][key] for p in pairs], [p[1]['time'][key] for p in pairs], level)
     return found, reasons
 
-# %% ../nbs/44_compare.ipynb #9e517dd0
+# %% ../nbs/44_compare.ipynb #5dbefe25
 @dataclass(frozen=True)
 class Comparison:
     "Arm b against arm a."
@@ -174,6 +174,7 @@ class Comparison:
     reasons: dict[str, str]           # 'comparison', 'difference' or a time key -> why there is none
     warnings: tuple[str, ...]         # what a reader should know
 
+# %% ../nbs/44_compare.ipynb #b5ec42c0
 def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
     "Differences over all pairs; values that are not the same in every pair read 'by seed'."
     merged: dict[str, list] = {}

@@ -52,7 +52,7 @@ def check_study(
     for runs in arms_of(records).values():
         if why := check_arm(runs): refuse(f'{why}, or report some of the runs by run_ids')
 
-# %% ../nbs/50_report.ipynb #67ac7d29
+# %% ../nbs/50_report.ipynb #381c3d2a
 QUANTITIES = {  # key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are always shown
     'train_s':         ('train s', '.1f', 'time'),
     'total_s':         ('total s', '.1f', 'time'),
@@ -73,6 +73,7 @@ def one_machine(
     for name in HARDWARE:
         if len(seen := sorted({str(r['environment'].get(name)) for r in records})) > 1: return f"times are left out, since the runs are of different {name}: {' and '.join(seen)}"
 
+# %% ../nbs/50_report.ipynb #de786cdb
 def primary_interval(
     runs: Sequence[dict],        # of one arm
     units: pd.DataFrame | None,  # of these runs
@@ -136,7 +137,7 @@ def comparison_table(
     return pd.DataFrame([{'comparison': f"{r['a']} -> {r['b']}", 'pairs': r['pairs'], f'change of {metric}': cell(r, 'difference', '+.3f'), 'training, times as fast': cell(r, 'train_s', '.2f'),
                           'in all, times as fast': cell(r, 'total_s', '.2f'), 'what it is': r['label']} for r in chain_table(comparisons).to_dict('records')])
 
-# %% ../nbs/50_report.ipynb #5ba52064
+# %% ../nbs/50_report.ipynb #b2f3f9b3
 _LOOKS = {'baseline': ('#000000', 'o'), 'parallel_baseline': ('#E69F00', 's'), 'mixed_baseline': ('#CC79A7', 'D'), 'full_student': ('#56B4E9', 'v'),
           'mixed_student': ('#009E73', '^'), 'full_kd': ('#0072B2', 'P'), 'mixed_kd': ('#D55E00', 'X')}
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
@@ -148,6 +149,7 @@ STYLE = {
 }
 WIDTH = 6.3  # inches: the text width of an A4 page
 
+# %% ../nbs/50_report.ipynb #0a4da639
 def look(
     arm: str,
     arms: dict[str, list[dict]],  # of `arms_of`
@@ -226,7 +228,7 @@ def throughput_figure(
     axes.set_xlabel('training examples per second')
     return figure
 
-# %% ../nbs/50_report.ipynb #797a71b2
+# %% ../nbs/50_report.ipynb #93e07a6d
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
@@ -245,6 +247,7 @@ def _curve_set(records: Sequence[dict]) -> str:
     named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
     return named[0] if named else next((s for s in records[0]['metrics'] if s != records[0]['primary']['set']), records[0]['primary']['set'])
 
+# %% ../nbs/50_report.ipynb #2f028bcd
 @_drawing
 def curves_figure(
     records: Sequence[dict],  # of one study
