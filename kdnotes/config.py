@@ -47,14 +47,14 @@ PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
-# %% ../nbs/00_config.ipynb #4d7e3e02
+# %% ../nbs/00_config.ipynb #1d89ff0e
 FACTOR_SETTINGS = {
     'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
     'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'teacher_run_id', 'teacher_seed'},
     'ranks':        {'ranks', 'threads_per_rank', 'backend'},
-    'init':         {'init', 'student_init', 'initial', 'teacher_run_id', 'teacher_seed'},
+    'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
     'signal_dtype': {'signal_dtype'},
     'transfer':     {'transfer', 'initial'},
 }
