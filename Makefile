@@ -1,15 +1,18 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
-# what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; SMOKE=1 for a few steps an arm
+# what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; SMOKE=1 a few steps an arm
 CORPUS  ?= embedded
 SEEDS   ?= 3
 ARMS    ?= procedures
 PROFILE ?= laptop
-STUDY   ?= $(notdir $(CORPUS:/=))
 SMOKE   ?=
+STUDY   ?= $(notdir $(CORPUS:/=))$(SHORT:%=-smoke)
+SHORT   := $(filter-out 0 False false,$(SMOKE))
 # processes of `make test`
 WORKERS ?= 2
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 RUNS := $(or $(KDNOTES_HOME),.)/runs
 DONE := .venv/.setup-done
 KDNOTES_DATA ?= $(abspath $(wildcard ../shared/data))
@@ -18,6 +21,8 @@ export KDNOTES_DATA
 endif
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment named here
+# papermill's line for each cell, and each kernel's warning that it talks to this machine over TCP
+NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup study test check lab readme clean
@@ -35,10 +40,11 @@ $(DONE): pyproject.toml constraints.txt
 	.venv/bin/python -m pip check
 	@touch $@
 
-study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures PROFILE=laptop STUDY=<corpus> SMOKE=
+study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures PROFILE=laptop STUDY=<corpus> SMOKE=1 for a try
 	@mkdir -p '$(RUNS)/$(STUDY)'
-	papermill nbs/study.ipynb '$(RUNS)/$(STUDY)/study.ipynb' --cwd . -r corpus '$(CORPUS)' -p seeds $(SEEDS) -r arms '$(ARMS)' \
-	    -r study '$(STUDY)' -r profile '$(PROFILE)' $(if $(filter-out 0 False false,$(SMOKE)),-p smoke True) < /dev/null
+	@echo 'study $(STUDY): everything it says is kept in $(RUNS)/$(STUDY)/study.ipynb'
+	@papermill nbs/study.ipynb '$(RUNS)/$(STUDY)/study.ipynb' --cwd . --no-progress-bar --log-output -r corpus '$(CORPUS)' -p seeds '$(SEEDS)' \
+	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 	@cat '$(RUNS)/$(STUDY)/table.txt'
 
 test check: export OMP_NUM_THREADS = 1
