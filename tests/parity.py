@@ -1,0 +1,125 @@
+"Tiny trainings in real ranks, and what each rank notes down about them."
+import contextlib, copy, hashlib, warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+import numpy as np
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
+from ranks import launch
+
+
+@dataclass(frozen=True)
+class Run:
+    "One training, from the same start and with the same steps as every other with this student."
+    ranks: int = 1
+    kd: bool = True
+    dtype: str = 'fp32'
+    tokens: int = 8192      # of a micro-batch
+    even: bool = False      # examples of 16 tokens each, so that a budget of k * 16 is k examples
+    signal: str = 'online'  # or the storage format of a cache
+    student: str = 'bert'
+
+
+class World:
+    "The notes of runs, a list by rank. A run is made when it is first asked for, and with it the planned ones that have as many ranks."
+    def __init__(self, folder: Path, plan: tuple[Run, ...] = (), package: Path | None = None):
+        self.folder, self.plan, self.package, self.notes = folder, plan, package, {}
+
+    def __getitem__(self, run: Run) -> list[dict]:
+        if run not in self.notes:
+            runs = [run, *(r for r in self.plan if r.ranks == run.ranks and r != run and r not in self.notes)]
+            by_rank = launch('parity:train_all', runs, self.folder, ranks=run.ranks, package=self.package)
+            self.notes |= dict(zip(runs, zip(*by_rank)))
+        return self.notes[run]
+
+
+def train_all(runs: list[Run], folder: Path) -> list[dict]:
+    "What a rank does."
+    from kdnotes import runtime
+    here = runtime.start(tiny_config('full_student', ranks=runs[0].ranks))
+    notes = [_train(run, replace(here, dtype=run.dtype), folder) for run in runs]
+    runtime.stop(here)
+    return notes
+
+
+def _train(run: Run, here, folder: Path) -> dict:
+    "Train a tiny student, and note what can be compared."
+    from kdnotes import trainer
+    config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens)
+    task, student = SameWord(even=run.even), tiny_distilbert() if run.student == 'distilbert' else tiny_bert()
+    teacher, rows, start = _Teacher(run, task, here, folder) if run.kd else None, [], _weights(student)
+    with _watch(student) as notes:
+        result = trainer.train(task, student, config, here, lambda kind, **values: rows.append(dict(kind=kind, **values)), teacher)
+    scores = {split: trainer.predict(student, task, split, here) for split in task.evaluation_sets}
+    return notes | dict(update=_weights(student) - start, losses=np.array([[r['loss'], *r['losses'].values()] for r in rows if r['kind'] == 'step']),
+                        examples=np.diff([0, *(r['examples'] for r in rows if r['kind'] == 'step')]), totals=(result.steps, result.examples, result.tokens),
+                        scores=scores, teacher=teacher.notes() if teacher else None)
+
+
+def _weights(student) -> np.ndarray:
+    "All weights but the keys' biases: softmax cancels them, so their gradient is rounding error, which Adam divides by its own size."
+    return flat(p for name, p in student.named_parameters() if not name.endswith(('key.bias', 'k_lin.bias')))
+
+
+@contextlib.contextmanager
+def _watch(student):
+    "At each step: a hash of the gradients, forwards and all-reduces since the step before; the last step's gradients; warnings."
+    notes, since, construct = dict(gradients=[], forwards=[], all_reduces=[]), dict(forwards=0, all_reduces=0), DistributedDataParallel.__init__
+
+    def forward(model, args): since['forwards'] += model.training
+
+    def all_reduce(group, bucket):
+        since['all_reduces'] += 1
+        return allreduce_hook(group, bucket)
+
+    def constructed(wrapper, *args, **kwargs):
+        construct(wrapper, *args, **kwargs)
+        wrapper.register_comm_hook(None, all_reduce)
+
+    def step(optimizer, *_):
+        notes['last_gradient'] = flat(p.grad for p in student.parameters())
+        notes['gradients'].append(hashlib.sha256(notes['last_gradient'].tobytes()).hexdigest())
+        for name in since: notes[name].append(since[name])
+        since.update(forwards=0, all_reduces=0)
+    hooks = [register_optimizer_step_pre_hook(step), student.register_forward_pre_hook(forward)]
+    DistributedDataParallel.__init__ = constructed
+    try:
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter('always')
+            yield notes
+        notes['warnings'] = sorted({f'{w.category.__name__}: {w.message}' for w in heard})
+    finally:
+        DistributedDataParallel.__init__ = construct
+        for hook in hooks: hook.remove()
+
+
+class _Teacher:
+    "The trainer's `signal`; beside it, the teacher alone on every batch the trainer asks about."
+    def __init__(self, run: Run, task: SameWord, here, folder: Path):
+        from kdnotes import teacher
+        self.network, self.calls, self.signals, self.alone, self.batch = tiny_teacher(), set(), [], [], None
+        self.copy, self.start = copy.deepcopy(self.network).eval(), flat(self.network.parameters())
+        self.network.register_forward_pre_hook(lambda network, args: self.calls.add((network.training, torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'))))
+        if run.signal == 'online': self.signal = teacher.online_signal(task, self.network)
+        else:
+            key = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=32, forward_dtype='fp32', storage_dtype=run.signal, subset='all')
+            self.signal = teacher.make_signal(task, 'train', self.network, folder / f'{run.signal}-{run.ranks}', key, storage_dtype=run.signal, tokens=64,
+                                              rank=here.rank, ranks=here.ranks, barrier=here.barrier)
+
+    @torch.no_grad()
+    def answer(self, inputs: dict) -> torch.Tensor: return self.copy(**inputs).logits
+
+    def __call__(self, batch) -> dict[str, torch.Tensor]:
+        self.batch, signal = batch, self.signal(batch)
+        self.signals.append(signal['logits'])
+        self.alone.append(self.answer(batch.inputs))
+        return signal
+
+    def notes(self) -> dict:
+        one_segment = self.answer(self.batch.inputs | dict(token_type_ids=torch.zeros_like(self.batch.inputs['token_type_ids'])))
+        return dict(signal=torch.cat(self.signals).detach().numpy(), alone=torch.cat(self.alone).numpy(), segments=(one_segment - self.alone[-1]).abs().mean().item(), calls=self.calls,
+                    gradients=any(s.requires_grad for s in self.signals) or any(p.grad is not None for p in self.network.parameters()),
+                    moved=bool((flat(self.network.parameters()) != self.start).any()))

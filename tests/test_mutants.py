@@ -1,0 +1,84 @@
+"""Tests that cannot fail prove nothing: named mistakes, each put into a copy of the package, and the tests that must see them.
+
+A mistake is a substitution in one module; what it replaces must stand there exactly once, so that mistakes do not fall out of date unseen."""
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+import pytest
+import test_parity
+from parity import Run, World
+from ranks import HERE, launch
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Mutant:
+    "A mistake."
+    name: str
+    module: str  # of kdnotes
+    old: str
+    new: str
+    seen_by: str | Callable[[World], None]  # 'file::test', or a test of test_parity
+
+
+RANKS = Run(2, tokens=32)
+micro_batches = partial(test_parity.test_micro_batches_do_not_matter, kd=True, dtype='fp32')
+ranks = partial(test_parity.test_ranks_do_not_matter, run=RANKS)
+equal_on_ranks = partial(test_parity.test_gradients_and_weights_are_equal_on_all_ranks, run=RANKS)
+one_all_reduce = partial(test_parity.test_one_all_reduce_a_step, run=RANKS)
+teacher_alone = partial(test_parity.test_teacher_in_the_trainer_is_the_teacher_alone, run=Run())
+cached = partial(test_parity.test_cached_signal_is_the_online_one, run=Run(signal='fp32'))
+by_hand = 'test_losses.py::test_soft_targets_by_hand'
+
+MUTANTS = [
+    Mutant('soft targets without T*T', 'losses', '_reduce(rows, reduction) * (T * T)', '_reduce(rows, reduction)', by_hand),
+    Mutant('sides of the KL swapped', 'losses', 'F.kl_div(log_q, log_p,', 'F.kl_div(log_p, log_q,', by_hand),
+    Mutant('ties in the order of the names', 'answer_selection', 'np.lexsort((-questions.tie,', 'np.lexsort((questions.tie,', 'test_ranking_metrics.py::test_equal_to_trec_eval'),
+    *(Mutant(f'divided by the local count, {name}', 'trainer', 'counts[name]', 'max(1, terms[name][1])', test)
+      for name, test in {'micro-batches': micro_batches, 'ranks': ranks}.items()),
+    Mutant('divided by the number of examples', 'trainer', 'counts[name]', 'len(index)', 'test_parity.py::test_loss_of_a_step_in_plain_torch'),
+    Mutant('mean over ranks of sums', 'trainer', 'total * runtime.ranks', 'total', ranks),
+    Mutant('an idle rank counts its stand-in', 'trainer', '(0. if idle else 1.)', '1.', ranks),
+    *(Mutant(f'forward past DDP, {name}', 'trainer', 'outputs = call(model, ', "outputs = call(getattr(model, 'module', model), ", test)
+      for name, test in {'gradients': equal_on_ranks, 'all-reduces': one_all_reduce}.items()),
+    Mutant('forward past DDP in call', 'models', 'return model(**{', 'return unwrap(model)(**{', equal_on_ranks),
+    Mutant('all-reduce at every micro-batch', 'trainer', 'more = runtime.ranks > 1 and', 'more = False and', one_all_reduce),
+    Mutant('call drops token_type_ids', 'models', 'if name in names})', "if name in names and name != 'token_type_ids'})", teacher_alone),
+    Mutant('the teacher gets what the student takes', 'teacher', 'call(teacher, batch.inputs)', "call(teacher, {k: v for k, v in batch.inputs.items() if k != 'token_type_ids'})",
+           teacher_alone),
+    Mutant('teacher left in training mode', 'teacher', 'teacher.eval()', 'pass', teacher_alone),
+    Mutant('teacher with a graph', 'teacher', '@torch.no_grad()\n', '', teacher_alone),
+    Mutant("a cache's rows by place in the batch", 'teacher', 'rows[batch.index]', 'rows[:len(batch.index)]', cached),
+]
+
+
+def copy_package(folder: Path, mutant: Mutant | None = None) -> Path:
+    "kdnotes in a folder of its own, with a mistake in it."
+    shutil.copytree(HERE.parent / 'kdnotes', folder / 'kdnotes', ignore=shutil.ignore_patterns('__pycache__'))
+    if mutant:
+        path = folder / 'kdnotes' / f'{mutant.module}.py'
+        source = path.read_text(encoding='utf-8')
+        assert source.count(mutant.old) == 1, f'{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py: write the mutant anew'
+        path.write_text(source.replace(mutant.old, mutant.new), encoding='utf-8')
+    return folder
+
+
+@pytest.mark.parametrize('mutant', MUTANTS, ids=lambda m: m.name)
+def test_a_mistake_is_seen(mutant, tmp_path):
+    package = copy_package(tmp_path, mutant)
+    if isinstance(mutant.seen_by, str):
+        [outcomes] = launch('ranks:run_tests', mutant.seen_by, package=package)
+        assert {kind for _, kind in outcomes} - {'passed'} == {'AssertionError'}, outcomes
+    else:
+        with pytest.raises(AssertionError): mutant.seen_by(World(tmp_path / 'signals', package=package))
+
+
+def test_without_a_mistake_the_same_tests_pass(tmp_path):
+    package = copy_package(tmp_path)
+    [outcomes] = launch('ranks:run_tests', *sorted({m.seen_by for m in MUTANTS if isinstance(m.seen_by, str)}), package=package)
+    assert outcomes and {kind for _, kind in outcomes} == {'passed'}
+    world = World(tmp_path / 'signals', package=package)
+    for test in dict.fromkeys(m.seen_by for m in MUTANTS if not isinstance(m.seen_by, str)): test(world)

@@ -1,0 +1,117 @@
+"One training, however it is divided: micro-batches, ranks and the teacher's cache change neither losses nor weights; real ranks over gloo, dropout 0."
+import itertools
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
+from kdnotes.runtime import Runtime
+from kdnotes.teacher import online_signal
+from kdnotes.trainer import accumulate, loss_weights
+from parity import Run, World
+
+# How far apart two divisions of one training may end: losses and scores absolutely, weights as a share of the way the training went.
+# fp32 adds the same numbers in another order (seen: 5e-7 and 2e-5). bf16 rounds each micro-batch's gradients to 8 bits, and Adam lets small gradients go as far
+# as large ones (seen: 6e-3 and 3e-2).
+TOLERANCE = {'fp32': dict(loss=2e-6, score=1e-5, way=1e-4), 'bf16': dict(loss=2e-2, score=2e-2, way=.15)}
+STORED = {'fp32': (0., 1e-4), 'fp16': (2**-11, 1e-2), 'bf16': (2**-8, 5e-2)}  # of a cache: relative error of a number, and how far apart the trainings end
+
+EVEN = {128: 1, 64: 2, 32: 4}  # budget in tokens -> micro-batches of a step of 8 examples
+KINDS = list(itertools.product((False, True), ('fp32', 'bf16')))  # KD, format
+DIVIDED = [Run(2, kd, dtype, tokens) for kd, dtype in KINDS for tokens in (8192, 32)]
+DIVIDED += [Run(3, False, 'fp32', 32), Run(3, True, 'fp32', 8192), Run(3, True, 'fp32', 32), Run(3, True, 'bf16', 32)]
+CACHED = [Run(ranks, signal=signal) for ranks in (1, 2) for signal in STORED]
+OTHER_STUDENT = Run(student='distilbert')
+PLAN = (*(Run(1, kd, dtype, tokens, even=True) for kd, dtype in KINDS for tokens in EVEN), *(Run(1, kd, dtype) for kd, dtype in KINDS), *DIVIDED, *CACHED, OTHER_STUDENT)
+
+
+@pytest.fixture(scope='module')
+def world(tmp_path_factory): return World(tmp_path_factory.mktemp('signals'), PLAN)
+
+def name(run: Run) -> str: return f"{run.ranks}-{'kd' if run.kd else 'labels'}-{run.dtype}-{run.tokens}-{run.signal}-{run.student}"
+
+def way_apart(a: dict, b: dict) -> float:
+    "How far apart two trainings ended, as a share of how far they went."
+    return np.linalg.norm(a['update'] - b['update']) / np.linalg.norm(a['update'])
+
+def assert_same_training(a: dict, b: dict, dtype: str):
+    tolerance = TOLERANCE[dtype]
+    assert a['totals'] == b['totals'] and len(a['losses']) == 8 and np.abs(a['update']).max() > 1e-2, 'as many steps, examples and tokens, and something was learned'
+    np.testing.assert_allclose(b['losses'], a['losses'], rtol=0, atol=tolerance['loss'], err_msg='losses of the steps')
+    for split in a['scores']: np.testing.assert_allclose(b['scores'][split], a['scores'][split], rtol=0, atol=tolerance['score'], err_msg=f'scores of {split}')
+    assert (apart := way_apart(a, b)) <= tolerance['way'], f'weights: {apart:.1e} of the way apart'
+
+
+def test_loss_of_a_step_in_plain_torch():
+    "Divisions that agree could all be wrong."
+    config, task, student, teacher = tiny_config('full_kd', alpha=.3, micro_batch_tokens=64), SameWord(), tiny_bert(), tiny_teacher()
+    here, index = Runtime(torch.device('cpu'), 'fp32', 'a test'), np.arange(25)
+    losses, *_ = accumulate(student, task, index, config, here, here.scaler(), loss_weights(config), online_signal(task, teacher))
+    batch, plain = task.batch('train', index), tiny_bert()
+    logits, soft = plain(**batch.inputs).logits, teacher.eval()(**batch.inputs).logits.detach()
+    hard = F.cross_entropy(logits, batch.labels, ignore_index=-1)
+    kl = F.kl_div(F.log_softmax(logits / 2, -1), F.softmax(soft / 2, -1), reduction='batchmean') * 2 * 2
+    (.7 * hard + .3 * kl).backward()
+    assert [losses[k].item() for k in ('hard', 'soft', 'total')] == pytest.approx([x.item() for x in (hard, kl, .7 * hard + .3 * kl)], rel=1e-5)
+    np.testing.assert_allclose(flat(p.grad for p in student.parameters()), flat(p.grad for p in plain.parameters()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('kd, dtype', KINDS)
+def test_micro_batches_do_not_matter(world, kd, dtype):
+    runs = {tokens: world[Run(1, kd, dtype, tokens, even=True)][0] for tokens in EVEN}
+    for tokens, n in EVEN.items():
+        full = [f for f, examples in zip(runs[tokens]['forwards'], runs[tokens]['examples']) if examples == 8]
+        assert full == [n] * 6, f'8 examples are {n} micro-batches'
+        assert_same_training(runs[128], runs[tokens], dtype)
+
+
+@pytest.mark.parametrize('run', DIVIDED, ids=name)
+def test_ranks_do_not_matter(world, run):
+    one, many = world[Run(1, run.kd, run.dtype)][0], world[run]
+    assert sorted(one['examples']) == [1, 1, 8, 8, 8, 8, 8, 8], 'some steps have fewer examples than ranks'
+    assert (run.tokens == 8192) == (max(many[0]['forwards']) == 1), 'ranks with and without micro-batches'
+    assert_same_training(one, many[0], run.dtype)
+
+
+@pytest.mark.parametrize('kd', [False, True])
+def test_bf16_is_not_fp32(world, kd):
+    assert way_apart(world[Run(1, kd, 'fp32')][0], world[Run(1, kd, 'bf16')][0]) > 10 * TOLERANCE['fp32']['way']
+
+
+@pytest.mark.parametrize('run', DIVIDED, ids=name)
+def test_gradients_and_weights_are_equal_on_all_ranks(world, run):
+    first, *others = world[run]
+    for other in others:
+        assert other['gradients'] == first['gradients'], 'gradients of every step, to the last bit'
+        assert (other['update'] == first['update']).all()
+        for split in first['scores']: assert (other['scores'][split] == first['scores'][split]).all()
+    assert len(set(first['gradients'])) == 8
+    if run.dtype == 'fp32': np.testing.assert_allclose(first['last_gradient'], world[Run(1, run.kd)][0]['last_gradient'], rtol=0, atol=1e-6, err_msg='the gradient of one rank')
+
+
+@pytest.mark.parametrize('run', DIVIDED, ids=name)
+def test_one_all_reduce_a_step(world, run):
+    for rank in world[run]: assert rank['all_reduces'] == [1] * 8, f"{rank['forwards']} forwards"  # the model fits one bucket
+
+
+def test_ranks_warn_of_nothing(world):
+    assert [rank['warnings'] for run in DIVIDED for rank in world[run] if rank['warnings']] == []
+
+
+@pytest.mark.parametrize('run', [Run(1), Run(1, dtype='bf16'), Run(2, tokens=32), Run(2, dtype='bf16', tokens=32), OTHER_STUDENT], ids=name)
+def test_teacher_in_the_trainer_is_the_teacher_alone(world, run):
+    for seen in (rank['teacher'] for rank in world[run]):
+        np.testing.assert_allclose(seen['signal'], seen['alone'], rtol=0, atol=1e-6)
+        assert seen['segments'] > .1, 'this teacher would say something else without token_type_ids'
+        assert seen['calls'] == {(False, False, False)}, 'never in training mode, with gradients, or under autocast'
+        assert not (seen['gradients'] or seen['moved'])
+
+
+@pytest.mark.parametrize('run', CACHED, ids=name)
+def test_cached_signal_is_the_online_one(world, run):
+    relative, way = STORED[run.signal]
+    for rank in world[run]: np.testing.assert_allclose(rank['teacher']['signal'], rank['teacher']['alone'], rtol=relative, atol=1e-6)
+    online = world[Run(run.ranks)][0]
+    assert (apart := way_apart(online, world[run][0])) <= way, f'weights: {apart:.1e} of the way apart'
+    if run.signal == 'fp32': assert_same_training(online, world[run][0], 'fp32')
+    else: assert (world[run][0]['teacher']['signal'] != online['teacher']['signal']).any(), 'it was stored in 16 bits'
