@@ -174,7 +174,7 @@ def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: boo
     if not smoke: return splits | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'}
 
-# %% ../nbs/12_answer_selection.ipynb #83bd3b4d
+# %% ../nbs/12_answer_selection.ipynb #1580d142
 class AnswerSelection:
     "Answer selection as a `Task`."
     name, auto_class, model_kwargs = 'answer_selection', 'AutoModelForSequenceClassification', {'num_labels': 2}
@@ -190,6 +190,7 @@ class AnswerSelection:
     ):
         self.max_length, self.temperature, self.rows = max_length, temperature, _choose_rows(corpus.splits, train_questions, smoke)
         self.questions = {s: as_questions(r) for s, r in self.rows.items()}
+        self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])  # (2,)
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."

@@ -87,7 +87,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(SETTINGS.get((corpus, network), SETTINGS['*', network]))
 
-# %% ../nbs/00_config.ipynb #b5996ca1
+# %% ../nbs/00_config.ipynb #da87be26
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -103,6 +103,7 @@ class RunConfig(BaseModel):
     student: str | None = None                  # hub id or folder, for student_init='hub'; None: the profile's
     student_layers: tuple[int, ...] | None = None  # layers of the teacher kept in the student; None: the profile's
     student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'hub'] = 'teacher_finetuned'
+    head_bias: Literal['prior', 'zero'] = 'prior'  # where a new head's bias starts: at the log share of each training label, or at 0
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
     # distillation
     temperature: float = Field(2.0, gt=0, le=100)

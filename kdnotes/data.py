@@ -158,7 +158,7 @@ class Evaluation:
     units: pd.DataFrame        # split, set, unit, cluster, metric, value: one row for each thing a metric averages over
     predictions: pd.DataFrame  # split, unit, item, label, score
 
-# %% ../nbs/10_data.ipynb #de0ca772
+# %% ../nbs/10_data.ipynb #89ed3e37
 class Task(Protocol):
     "What the trainer, the teacher's signal and the statistics need of a task."
     name: str
@@ -167,6 +167,7 @@ class Task(Protocol):
     primary: tuple[str, str, bool]        # evaluation set, metric, is higher better?
     evaluation_sets: tuple[str, ...]      # in the order they are evaluated; curves show the first
     signal_spec: dict[str, SignalSpec]    # teacher outputs that distillation uses
+    label_prior: np.ndarray | None        # (classes,) share of each training label, where a new head's bias may start; None: the head is no classifier
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...
     def lengths(self, split: str) -> np.ndarray: ...     # (n,) tokens of each example

@@ -23,7 +23,7 @@ def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encode
     return {'answer_selection': AnswerSelection}[config.task](
         corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke)
 
-# %% ../nbs/45_experiment.ipynb #c7ab4195
+# %% ../nbs/45_experiment.ipynb #04cbb974
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -48,7 +48,7 @@ def teacher_config(
     config: RunConfig,  # resolved, of a student
 ) -> RunConfig:         # of the baseline that teaches it, not resolved
     "The fp32 baseline on the same corpus; its own setting, not the student's."
-    same = ('task', 'corpus', 'profile', 'study', 'teacher', 'max_length', 'train_questions', 'smoke')
+    same = ('task', 'corpus', 'profile', 'study', 'teacher', 'head_bias', 'max_length', 'train_questions', 'smoke')
     return make_config(mode='baseline', seed=config.teacher_seed, **{k: getattr(config, k) for k in same})
 
 def needs_teacher(config: RunConfig) -> bool:
@@ -225,7 +225,7 @@ def worker(
     runtime.barrier()
     rt.stop(runtime)
 
-# %% ../nbs/45_experiment.ipynb #c86c3e51
+# %% ../nbs/45_experiment.ipynb #81951fdb
 def _encoded_task(config: RunConfig, corpus: Corpus, runtime):
     "The task with its tokens; the main rank fills the cache, the others read it."
     from kdnotes.models import load_tokenizer
@@ -239,10 +239,11 @@ def _model(config: RunConfig, task, job: dict):  # (model, sha256 of the weights
     "The network of a run, with its starting weights."
     from kdnotes.models import choose_layers, load_model, weights_sha256
     from kdnotes.runtime import torch_seed
-    seed, mode = torch_seed(config.seed, 'init'), MODES[config.mode]
-    if mode.network == 'teacher': model = load_model(config.teacher, task.auto_class, seed, **task.model_kwargs)
-    elif config.student_init == 'hub': model = load_model(config.student, task.auto_class, seed, **task.model_kwargs)
-    elif config.student_init == 'teacher_pretrained': model = choose_layers(load_model(config.teacher, task.auto_class, seed, **task.model_kwargs), config.student_layers)
+    mode = MODES[config.mode]
+    def fresh(source): return load_model(source, task.auto_class, torch_seed(config.seed, 'init'), task.label_prior if config.head_bias == 'prior' else None, **task.model_kwargs)
+    if mode.network == 'teacher': model = fresh(config.teacher)
+    elif config.student_init == 'hub': model = fresh(config.student)
+    elif config.student_init == 'teacher_pretrained': model = choose_layers(fresh(config.teacher), config.student_layers)
     else: model = choose_layers(_teacher(task, job), config.student_layers)
     return model, weights_sha256(model)
 

@@ -182,11 +182,23 @@ def _check_loaded(
                                   "or the head to another task: give a folder whose files belong together")
     if new: warnings.warn(f'the weights in {folder} have no pooler, so the model starts with a random one', stacklevel=3)
 
-# %% ../nbs/20_models.ipynb #122bc595
+# %% ../nbs/20_models.ipynb #646f7ada
+def _start_at_prior(
+    model: nn.Module,
+    new: set[str],  # names of parameters that the file did not have
+    prior,          # (classes,) shares, each > 0
+) -> None:
+    "Set a new head's last bias to the logarithm of the labels' shares; a head from the file stays as it is."
+    values = torch.as_tensor(prior, dtype=torch.float32).log()
+    heads = [p for name, p in model.named_parameters() if name in new and name.endswith('bias') and p.shape == values.shape]
+    for bias in heads[-1:]: bias.data.copy_(values - values.mean())
+
+# %% ../nbs/20_models.ipynb #4e3c92f9
 def load_model(
     source: str | Path,   # as for `find_model`
     auto_class: str,      # the transformers head, say 'AutoModelForSequenceClassification'
     seed: int,            # of the new head's numbers
+    label_prior=None,     # (classes,) share of each label: a new head's bias starts at its logarithm; None: at 0
     **model_kwargs,       # for the model's config, say num_labels=2
 ) -> nn.Module:           # float32, on the CPU, in eval mode
     "A pretrained model with its head, new or from the file."
@@ -201,6 +213,7 @@ def load_model(
             reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
             raise ModelError(f'{folder} could not be loaded as {auto_class}: {reason.rstrip(".")}; give a folder that save_pretrained has written') from e
     _check_loaded(model, info, folder)
+    if label_prior is not None: _start_at_prior(model, info['missing_keys'], label_prior)
     return model
 
 # %% ../nbs/20_models.ipynb #86ce03f2
