@@ -23,7 +23,7 @@ def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encode
     return {'answer_selection': AnswerSelection}[config.task](
         corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke)
 
-# %% ../nbs/45_experiment.ipynb #04cbb974
+# %% ../nbs/45_experiment.ipynb #aba9723d
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -38,7 +38,8 @@ class Plan:
         "What will run, and why so."
         c, mode = self.config, MODES[self.config.mode]
         threads = f' of {c.threads_per_rank} thread(s)' if c.threads_per_rank else ' on a GPU each'
-        start = f'layers {self.initial["layers"]} of ' * ('layers' in self.initial) + (f'the fine-tuned teacher {self.teacher.run_id}' if 'teacher_run_id' in self.initial else c.student or c.teacher)
+        source = f'the fine-tuned teacher {self.teacher.run_id}' if 'teacher_run_id' in self.initial else c.student or c.teacher
+        start = f"layers {self.initial['layers']} of {source}" if 'layers' in self.initial else source
         lines = dict(run_id=self.run_id, corpus=f'{c.corpus} (sha256 {self.corpus_sha256[:12]})', network=f'{mode.network}, starting from {start}', precision=f'{resolved_dtype(c)}: {self.reason}',
                      ranks=f'{c.ranks}{threads}', distillation=f'T={c.temperature:g}, alpha={c.alpha:g}, teacher {self.teacher.run_id}' if mode.kd else 'none: hard targets alone',
                      setting=f'{c.epochs:g} epochs, learning rate {c.learning_rate:g}, {c.batch_size} examples a step' + ', a smoke run of a few steps' * c.smoke)
