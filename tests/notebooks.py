@@ -1,0 +1,30 @@
+"The doors a user comes in by: papermill and the interpreter, as processes of their own, with a home where nothing is yet."
+import hashlib, os, subprocess, sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def surroundings(home, **more):
+    "The environment of a process: its runs go to `home`, the hub is not asked, and no GPU is seen, so that every machine runs the same."
+    return dict(os.environ, KDNOTES_HOME=str(home), HF_HUB_OFFLINE='1', CUDA_VISIBLE_DEVICES='') | more
+
+
+def papermill(home, *arguments, cwd=ROOT, output=None, **more):
+    "papermill with these arguments, `-p name value` for each pair in the tuples among them; standard input closed."
+    flat = [str(x) for a in arguments for x in (('-p', *a) if isinstance(a, tuple) else (a,))]
+    return subprocess.run([Path(sys.executable).parent / 'papermill', *flat], cwd=cwd, env=surroundings(home, **more), text=True, stdin=subprocess.DEVNULL,
+                          stdout=output or subprocess.PIPE, stderr=subprocess.PIPE, timeout=600)
+
+
+def python(home, code, **more):
+    "A started interpreter that runs some lines."
+    return subprocess.Popen([sys.executable, '-c', code], cwd=home, env=surroundings(home, **more), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def last_line(text): return [line for line in text.splitlines() if line.strip()][-1]
+
+
+def contents(folder):
+    "Every file of a folder and what is in it."
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(folder).rglob('*')) if p.is_file()}
