@@ -39,11 +39,11 @@ def _facts() -> dict[str, dict[str, list[_Fact]]]:
         out.setdefault(kind, {})[name] = [_Fact(kind, name, a, v, keys[a]) for a, v in entity['facts'].items()]
     return out
 
-# %% ../nbs/06_embedded.ipynb #cf10be96
+# %% ../nbs/06_embedded.ipynb #da71145a
 _SHARES = {'train': 0.36, 'dev': 0.17, 'test': 0.47}             # of the entities of each kind
 _ARTICLES = {'train': 128, 'dev': 60, 'test': 150}
 _SENTENCES = {'train': (6, 7), 'dev': (6, 6), 'test': (6, 6)}    # per article, from .. to
-_WORDINGS = {'train': (0, 1), 'dev': (0, 1, 0, 1, 0, 1, 3), 'test': (0, 1, 0, 1, 0, 1, 3)}  # which of the phrasings a split uses
+_WORDINGS = {'train': (0, 0, 0, 1), 'dev': (0, 0, 1, 1, 3), 'test': (0, 0, 1, 1, 3)}  # which of the phrasings a split uses, the likelier the more often
 _ASKED, _MORE = 3, 2                                             # questions per article, the first answered; further attributes told
 
 @cache
