@@ -140,14 +140,15 @@ class RunConfig(BaseModel):
             raise ValueError(f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}')
         return self
 
-# %% ../nbs/00_config.ipynb #e860952a
-def _sentence(error: dict) -> str:
-    "One problem of a pydantic report as a sentence."
+# %% ../nbs/00_config.ipynb #4001ba15
+def _sentence(errors: list[dict]) -> str:
+    "The first problem of a pydantic report as a sentence."
+    error = errors[0]
     where, value = '.'.join(str(p) for p in error['loc'] if str(p) in RunConfig.model_fields or not error['loc'][0] in RunConfig.model_fields), error.get('input')
     if error['type'] == 'extra_forbidden': return f"there is no parameter {where!r}; the parameters are {', '.join(RunConfig.model_fields)}"
     if error['type'] == 'value_error': return str(error['ctx']['error'])
-    rule = error['msg'][0].lower() + error['msg'][1:]
-    return f'{where}={value!r} is refused: {rule}'
+    rules = dict.fromkeys(e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0])  # one for each type the field may have
+    return f'{where}={value!r} is refused: {", or ".join(rules)}'
 
 def make_config(
     **parameters: Any,  # fields of `RunConfig`
@@ -157,20 +158,23 @@ def make_config(
     except ValidationError as e:
         # an unknown name explains more than what it broke
         errors = sorted(e.errors(), key=lambda x: x['type'] != 'extra_forbidden')
-        raise ConfigError(_sentence(errors[0])) from None
+        raise ConfigError(_sentence(errors)) from None
 
-# %% ../nbs/00_config.ipynb #3cf63803
+# %% ../nbs/00_config.ipynb #60d66c5a
 def parameters_from(
-    before: set[str],  # names that existed before the parameters cell: `set(globals())`
+    before: dict,      # what existed before the parameters cell: `dict(globals())`
     namespace: dict,   # the notebook's `globals()` now
     allowed: set[str] | None = None,  # parameter names; None: the fields of `RunConfig`
 ) -> dict:             # name -> value
     "The parameters a notebook was given; unknown names are refused."
     allowed = set(RunConfig.model_fields) if allowed is None else allowed
-    given = {k: v for k, v in namespace.items() if k not in before and not k.startswith('_') and k != 'before' and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', k)}
-    for name in given:
-        if name not in allowed: raise ConfigError(f"there is no parameter {name!r}; the parameters are {', '.join(sorted(allowed))}")
-    return given
+    def refuse(name): raise ConfigError(f"there is no parameter {name!r}; the parameters are {', '.join(sorted(allowed))}")
+    if not isinstance(before, dict): refuse('before')
+    first = before.setdefault('', set(namespace))  # names at the first call: when a cell is run again, what later cells made is no parameter
+    for name in sorted(first - allowed - {'before'}):
+        changed = name in namespace and (name not in before or namespace[name] is not before[name])
+        if changed and not name.startswith('_') and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name): refuse(name)
+    return {name: namespace[name] for name in sorted(allowed) if name in namespace}
 
 # %% ../nbs/00_config.ipynb #54b5526d
 @dataclass(frozen=True)

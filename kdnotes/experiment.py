@@ -23,7 +23,7 @@ def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encode
     return {'answer_selection': AnswerSelection}[config.task](
         corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke)
 
-# %% ../nbs/45_experiment.ipynb #aba9723d
+# %% ../nbs/45_experiment.ipynb #6cbe6f9b
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -37,12 +37,12 @@ class Plan:
     def explain(self) -> str:
         "What will run, and why so."
         c, mode = self.config, MODES[self.config.mode]
-        threads = f' of {c.threads_per_rank} thread(s)' if c.threads_per_rank else ' on a GPU each'
+        threads = f', {c.threads_per_rank} thread(s) each' if c.threads_per_rank else ', a GPU each'
         source = f'the fine-tuned teacher {self.teacher.run_id}' if 'teacher_run_id' in self.initial else c.student or c.teacher
         start = f"layers {self.initial['layers']} of {source}" if 'layers' in self.initial else source
         lines = dict(run_id=self.run_id, corpus=f'{c.corpus} (sha256 {self.corpus_sha256[:12]})', network=f'{mode.network}, starting from {start}', precision=f'{resolved_dtype(c)}: {self.reason}',
-                     ranks=f'{c.ranks}{threads}', distillation=f'T={c.temperature:g}, alpha={c.alpha:g}, teacher {self.teacher.run_id}' if mode.kd else 'none: hard targets alone',
-                     setting=f'{c.epochs:g} epochs, learning rate {c.learning_rate:g}, {c.batch_size} examples a step' + ', a smoke run of a few steps' * c.smoke)
+                     ranks=f'{c.ranks} process(es){threads}', distillation=f'T={c.temperature:g}, alpha={c.alpha:g}, teacher {self.teacher.run_id}' if mode.kd else 'none: hard targets alone',
+                     setting=f'{c.epochs:g} epochs, learning rate {c.learning_rate:g}, {c.batch_size} examples a step' + '; a smoke run of a few steps: its numbers mean nothing' * c.smoke)
         return '\n'.join(f'{k:>13}: {v}' for k, v in lines.items())
 
 def teacher_config(
@@ -57,7 +57,7 @@ def needs_teacher(config: RunConfig) -> bool:
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
-# %% ../nbs/45_experiment.ipynb #9e3b5c35
+# %% ../nbs/45_experiment.ipynb #624b6413
 def plan(
     config: RunConfig,
     on: Machine | None = None,      # None: this machine
@@ -78,10 +78,23 @@ def _initial(config: RunConfig, teacher: Plan | None) -> dict:
     "What the weights start from."
     from kdnotes.models import source_sha256
     if MODES[config.mode].network == 'teacher': return dict(weights_sha256=source_sha256(config.teacher))
+    _check_student(config)
     if config.student_init == 'hub': return dict(weights_sha256=source_sha256(config.student))
     layers = list(config.student_layers)
     if config.student_init == 'teacher_pretrained': return dict(weights_sha256=source_sha256(config.teacher), layers=layers)
     return dict(teacher_run_id=teacher.run_id, layers=layers)
+
+def _check_student(config: RunConfig) -> None:
+    "Refuse a student that does not fit its teacher, before a teacher is trained for it."
+    from transformers import AutoConfig
+    from kdnotes.models import find_model, load_tokenizer
+    if config.student_init == 'hub':
+        if load_tokenizer(config.student).get_vocab() != load_tokenizer(config.teacher).get_vocab():
+            raise ConfigError(f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, and both read the same token ids; choose two with one vocabulary')
+        return
+    n, layers = AutoConfig.from_pretrained(find_model(config.teacher), local_files_only=True).num_hidden_layers, config.student_layers
+    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n:
+        raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
 
 # %% ../nbs/45_experiment.ipynb #aff248c5
 class RunError(KdnotesError):
@@ -163,7 +176,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None]) -> No
     if code: _refuse(folder, log, code)
     folder.write_state('done')
 
-# %% ../nbs/45_experiment.ipynb #cec941e7
+# %% ../nbs/45_experiment.ipynb #f480e27c
 def _follow(process: subprocess.Popen, folder: RunFolder, on_row: Callable[[dict], None]) -> int:  # the exit code
     "Hand over rows until the process ends."
     seen = 0
@@ -175,12 +188,26 @@ def _follow(process: subprocess.Popen, folder: RunFolder, on_row: Callable[[dict
         time.sleep(0.3)
 
 def _refuse(folder: RunFolder, log: Path, code: int) -> None:
-    "Tell why a run's process ended early: our own error's sentence where there is one."
-    lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith('kdnotes: ')]
-    why = own[0].removeprefix('kdnotes: ') if own else next((line for line in lines if 'Error' in line.split(':')[0]), lines[-1] if lines else 'no output')
+    "Tell why a run's process ended early."
+    text = log.read_text(errors='replace')
+    if _was_stopped(text, code):
+        folder.write_state('interrupted', exit_code=code, reason='SIGTERM')
+        raise RunError(f'{folder.path.name} was stopped before its end; the same command trains it again (all output: {log})')
+    why = _why([line.strip() for line in text.splitlines() if line.strip()])
     folder.write_state('failed', exit_code=code, reason=why)
     raise RunError(f'{folder.path.name} ended with exit code {code}: {why} (all output: {log})')
+
+def _was_stopped(text: str, code: int) -> bool:
+    "Was a rank or torchrun asked to stop (SIGTERM), before any error?"
+    first = re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.S)
+    return 'kdnotes: ' not in text and (code in (75, -15) or 'SignalException' in text or bool(first and first[1] in ('75', '-15')))
+
+def _why(lines: list[str]) -> str:
+    "Our own error's sentence, else the first Python error, else the signal that ended a rank, else the last line."
+    own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
+    errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line) and 'ChildFailedError' not in line]
+    signals = [f'{found[0]}, as when memory runs out' for line in lines if (found := re.search(r'Signal 9 \(SIGKILL\) received by PID \d+', line))]
+    return next(iter([*own, *errors, *signals, *lines[-1:]]), 'no output')
 
 # %% ../nbs/45_experiment.ipynb #1fdb4894
 def progress() -> Callable[[dict], None]:  # give it every row
@@ -273,7 +300,7 @@ def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a 
     signal = te.open_signal(folder)
     return signal, signal.meta['teacher_s']
 
-# %% ../nbs/45_experiment.ipynb #fccbbd42
+# %% ../nbs/45_experiment.ipynb #749d4f61
 def _row_writer(folder: RunFolder, runtime):
     "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
     if not runtime.main: return lambda kind, **values: None
@@ -293,21 +320,21 @@ def _train(task, model, config: RunConfig, runtime, on_row, signal) -> dict:
     evaluation = evaluate(model, task, task.evaluation_sets, runtime)
     if runtime.main:
         last = task.evaluation_sets[0]
-        for name in task.evaluation_sets: on_row('eval', step=result.steps, epoch=int(config.epochs), set=name, metrics=evaluation.metrics[name], elapsed_s=result.train_s)
+        for name in task.evaluation_sets: on_row('eval', step=result.steps, epoch=result.epoch, set=name, metrics=evaluation.metrics[name], elapsed_s=result.train_s)
         result.curve.append(dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=last, metric=task.primary[1], value=evaluation.metrics[last].get(task.primary[1])))
         on_row('end', step=result.steps, train_s=result.train_s, status='done')
     return dict(result=result, evaluation=evaluation, telemetry=runtime.gather(telemetry.summary()))
 
-# %% ../nbs/45_experiment.ipynb #b0673c85
+# %% ../nbs/45_experiment.ipynb #cbfd7fc0
 def together(
     summaries: list[dict],  # one `Telemetry.summary()` a rank
     device: str,            # 'cpu' or 'cuda'
 ) -> dict:                  # the same shape
-    "What all ranks used together: memory summed; energy summed over GPUs but not over ranks that read one CPU's counter; utilisation averaged."
+    "What all ranks used together: memory summed; energy summed over GPUs but not over ranks that read one CPU's counter; CPU percent (100 is one core) summed; GPU percent averaged."
     how = {'memory': sum, 'energy': sum if device == 'cuda' else max, 'utilisation': lambda values: sum(values) / len(values)}
     def combine(part, key):
         values = [s[part][key] for s in summaries]
-        return None if None in values else values[0] if isinstance(values[0], str) else how[part](values)
+        return None if None in values else values[0] if isinstance(values[0], str) else (sum if key == 'cpu_percent' else how[part])(values)
     return {part: {key: combine(part, key) for key in summaries[0][part]} for part in how} | {'reasons': {k: v for s in summaries for k, v in s['reasons'].items()}}
 
 # %% ../nbs/45_experiment.ipynb #d7180efe

@@ -52,7 +52,7 @@ def check_study(
     for runs in arms_of(records).values():
         if why := check_arm(runs): refuse(f'{why}, or report some of the runs by run_ids')
 
-# %% ../nbs/50_report.ipynb #381c3d2a
+# %% ../nbs/50_report.ipynb #ed5af3b9
 QUANTITIES = {  # key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are always shown
     'train_s':         ('train s', '.1f', 'time'),
     'total_s':         ('total s', '.1f', 'time'),
@@ -63,7 +63,7 @@ QUANTITIES = {  # key -> (title, format, place in the record); all but the memor
     'device_j':        ('energy J', '.0f', 'energy'),
     'mean_w':          ('power W', '.1f', 'energy'),
     'gpu_percent':     ('GPU %', '.0f', 'utilisation'),
-    'cpu_percent':     ('CPU %', '.0f', 'utilisation'),
+    'cpu_percent':     ('CPU % (100: a core)', '.0f', 'utilisation'),
 }
 
 def one_machine(

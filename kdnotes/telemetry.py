@@ -92,7 +92,7 @@ class GpuMeter:
         millijoules = self._ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
         return None if millijoules is None else millijoules / 1e3
 
-# %% ../nbs/31_telemetry.ipynb #c06ee7f9
+# %% ../nbs/31_telemetry.ipynb #12b3c227
 class CpuMeter:
     "The machine's CPU packages, read through RAPL."
     source = 'RAPL counters of all CPU packages, other processes included'
@@ -117,11 +117,11 @@ class CpuMeter:
 class NoMeter:
     "No device that could be read, and why."
     source = None
-    def __init__(self, why: str): self.reasons = dict.fromkeys(('gpu_percent', 'device_mib', 'power_w', 'joules'), why)
+    def __init__(self, why: str, gpu: str = ''): self.reasons = dict(gpu_percent=gpu or why, device_mib=gpu or why, power_w=why, joules=why)
     def read(self) -> dict: return dict(gpu_percent=None, device_mib=None, power_w=None)
     def joules(self) -> None: return None
 
-# %% ../nbs/31_telemetry.ipynb #21bd228f
+# %% ../nbs/31_telemetry.ipynb #1d90fd38
 def open_meter(
     device: str,         # 'cpu' or 'cuda'
     gpu_index: int = 0,  # torch's number of the GPU
@@ -132,8 +132,8 @@ def open_meter(
         import pynvml
         pynvml.nvmlInit()
         return GpuMeter(pynvml, gpu_handle(pynvml, visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))))
-    except PermissionError: return NoMeter('the RAPL counters can be read by the superuser only')
-    except Exception as e: return NoMeter(f'{e}' if device != 'cuda' else f'NVML cannot read the GPU: {e}')
+    except PermissionError: return NoMeter('the RAPL counters can be read by the superuser only', gpu='no GPU was used')
+    except Exception as e: return NoMeter(f'NVML cannot read the GPU: {e}') if device == 'cuda' else NoMeter(f'{e}', gpu='no GPU was used')
 
 def _cuda_uuid(gpu_index: int) -> str | None:
     "Torch's UUID of a GPU, if torch sees one."

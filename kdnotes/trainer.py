@@ -129,11 +129,12 @@ def evaluate(
     "Metrics, units and predictions of a model."
     return task.evaluate({split: predict(model, task, split, runtime) for split in sets})
 
-# %% ../nbs/32_trainer.ipynb #a72fb83e
+# %% ../nbs/32_trainer.ipynb #4227f4fc
 @dataclass
 class TrainResult:
     "What a training gives besides the trained model."
     steps: int = 0
+    epoch: int = 0                    # of the last step, from 0
     train_s: float = 0.               # from the first step to the last, evaluations left out
     examples: int = 0                 # seen, over all ranks
     tokens: int = 0                   # real tokens seen, over all ranks
@@ -225,12 +226,12 @@ def train(
             with meter.pause(): _evaluate_on_the_way(model, task, step, meter, result, runtime, on_row)
     return _finish(result, meter, scaler, runtime)
 
-# %% ../nbs/32_trainer.ipynb #abee8c64
+# %% ../nbs/32_trainer.ipynb #10104d59
 def _log(meter: _Meter, step: Step, norm: Tensor, rate: float, result: TrainResult, runtime: Runtime, on_row) -> None:
     "A `step` row, and a point of the curve."
     means, tokens = meter.read()
     elapsed = meter.elapsed()
-    result.losses, result.tokens = means, tokens
+    result.losses, result.tokens, result.epoch = means, tokens, step.epoch
     result.curve.append(dict(step=step.number + 1, elapsed_s=round(elapsed, 3), loss=means['total']))
     if runtime.main:
         on_row('step', step=step.number + 1, epoch=step.epoch, loss=means['total'], losses={k: v for k, v in means.items() if k != 'total'},
@@ -238,10 +239,10 @@ def _log(meter: _Meter, step: Step, norm: Tensor, rate: float, result: TrainResu
 
 def _evaluate_on_the_way(model, task: Task, step: Step, meter: _Meter, result: TrainResult, runtime: Runtime, on_row) -> None:
     "A look at the first evaluation set; nothing is chosen by it."
-    name = task.evaluation_sets[0]
+    name, elapsed = task.evaluation_sets[0], meter.elapsed()
     metrics = evaluate(model, task, (name,), runtime).metrics[name]
-    result.curve.append(dict(step=step.number + 1, elapsed_s=round(meter.elapsed(), 3), set=name, metric=task.primary[1], value=metrics.get(task.primary[1])))
-    if runtime.main: on_row('eval', step=step.number + 1, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=meter.elapsed())
+    result.curve.append(dict(step=step.number + 1, elapsed_s=round(elapsed, 3), set=name, metric=task.primary[1], value=metrics.get(task.primary[1])))
+    if runtime.main: on_row('eval', step=step.number + 1, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=elapsed)
 
 def _finish(result: TrainResult, meter: _Meter, scaler, runtime: Runtime) -> TrainResult:
     "Totals over all ranks."
