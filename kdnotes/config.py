@@ -72,10 +72,12 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
-# %% ../nbs/00_config.ipynb #9d02d477
+# %% ../nbs/00_config.ipynb #fff82091
 SETTINGS = {  # (corpus, network): corpus '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
+    ('wikiqa', 'teacher'):   dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
+    ('wikiqa', 'student'):   dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'teacher'): dict(epochs=2, learning_rate=2e-4, warmup_fraction=0.1),
     ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
 }
