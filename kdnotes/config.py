@@ -89,7 +89,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(SETTINGS.get((corpus, network), SETTINGS['*', network]))
 
-# %% ../nbs/00_config.ipynb #da87be26
+# %% ../nbs/00_config.ipynb #9e94cb34
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -140,6 +140,8 @@ class RunConfig(BaseModel):
             raise ValueError(f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; use a parallel mode')
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
             raise ValueError(f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}')
+        if self.amp_dtype != 'auto' and MODES[self.mode].precision != 'mixed':
+            raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
         return self
 
 # %% ../nbs/00_config.ipynb #4001ba15
@@ -203,7 +205,9 @@ def resolve_precision(
         return ('fp16', 'auto on CUDA: fp16 with dynamic loss scaling') if device == 'cuda' else ('bf16', 'auto on a CPU: bf16, which needs no loss scaling')
     return amp_dtype, f'asked for by amp_dtype={amp_dtype}'
 
-# %% ../nbs/00_config.ipynb #3d2db4ce
+# %% ../nbs/00_config.ipynb #00ac566a
+_RANKS_A_CORE = 4  # more processes than cores are slow and use memory each; a few more are useful to try parallel code
+
 def resolve_ranks(
     ranks: int | str,             # 'auto' or a number
     threads_per_rank: int | str | None,  # 'auto' or a number; ignored on CUDA
@@ -216,9 +220,11 @@ def resolve_ranks(
     if machine.device == 'cuda':
         if ranks > machine.gpus: raise ConfigError(f'ranks={ranks} needs as many GPUs, and {machine.gpus} are visible; lower ranks or free CUDA_VISIBLE_DEVICES')
         return ranks, None
+    if ranks > (most := _RANKS_A_CORE * machine.cores):
+        raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
-# %% ../nbs/00_config.ipynb #737ee663
+# %% ../nbs/00_config.ipynb #042b7153
 def resolve(
     config: RunConfig,
     machine: Machine,
@@ -229,6 +235,7 @@ def resolve(
     ranks, threads = resolve_ranks(config.ranks, config.threads_per_rank, mode.ranks, machine)
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device)
+    if dtype == 'bf16' and not machine.bf16: raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
     student = mode.network == 'student'
     setting = default_setting(corpus, mode.network)
     return config.model_copy(update=dict(

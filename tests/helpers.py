@@ -83,7 +83,7 @@ def tiny_distilbert(seed: int = 0) -> DistilBertForSequenceClassification:
 
 def tiny_config(mode: str, ranks: int = 1, **parameters) -> RunConfig:
     "Resolved, for a CPU."
-    defaults = dict(amp_dtype='bf16', threads_per_rank=1, epochs=2, learning_rate=3e-3, batch_size=8)
+    defaults = dict(threads_per_rank=1, epochs=2, learning_rate=3e-3, batch_size=8)
     return resolve(make_config(mode=mode, ranks=ranks, **defaults | parameters), Machine('cpu', cores=2), 'embedded')
 
 

@@ -62,6 +62,8 @@ WRONG = [
     (dict(ranks=0), ['ranks=0', 'between 1 and 1024']),
     (dict(mode='baseline', ranks=2), ['ranks=2', "mode='baseline'", '1 rank']),
     (dict(mode='mixed_kd', precision='fp32'), ["precision='fp32'", "mode='mixed_kd'"]),
+    (dict(mode='full_kd', amp_dtype='bf16'), ["amp_dtype='bf16'", "mode='full_kd'", 'mixed mode']),
+    (dict(mode='full_kd', ranks=100), ['ranks=100', '2 CPU core', 'at most 8']),
     (dict(student_init='hub'), ["student_init='hub'", 'student=', "'laptop'"]),
     (dict(study='../elsewhere'), ['study', "'../elsewhere'"]),
     (dict(corpus='nonsense'), ["no corpus 'nonsense'", 'auto, embedded, wikiqa', 'WikiQA-train.tsv']),
