@@ -72,12 +72,12 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
-# %% ../nbs/00_config.ipynb #fff82091
+# %% ../nbs/00_config.ipynb #4cf5b449
 SETTINGS = {  # (corpus, network): corpus '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
-    ('wikiqa', 'teacher'):   dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
-    ('wikiqa', 'student'):   dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
+    ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
+    ('wikiqa', 'student'):   dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
     ('embedded', 'teacher'): dict(epochs=2, learning_rate=2e-4, warmup_fraction=0.1),
     ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
 }
@@ -85,11 +85,11 @@ SETTINGS = {  # (corpus, network): corpus '*' is every corpus without a row of i
 def default_setting(
     corpus: str,   # the corpus' resolved name
     network: str,  # 'teacher' or 'student'
-) -> dict:         # epochs, learning_rate, warmup_fraction
+) -> dict:         # epochs, learning_rate, warmup_fraction, train_questions
     "The setting used for a network on a corpus when a run gives none."
-    return dict(SETTINGS.get((corpus, network), SETTINGS['*', network]))
+    return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
 
-# %% ../nbs/00_config.ipynb #9e94cb34
+# %% ../nbs/00_config.ipynb #b793d191
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -126,7 +126,7 @@ class RunConfig(BaseModel):
     batch_size: int = Field(32, ge=1, le=65536)  # examples per optimizer step, over all ranks and micro-batches
     micro_batch_tokens: int = Field(8192, ge=16) # most tokens, padding included, a rank puts through at once
     max_length: int = Field(128, ge=8, le=512)   # tokens of a pair; the longer text is cut
-    train_questions: Literal['all', 'answered'] = 'all'  # 'answered': leave out training questions without a positive
+    train_questions: Literal['auto', 'all', 'answered'] = 'auto'  # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
     smoke: bool = False                          # a few steps on a few examples of the same corpus
 
     @model_validator(mode='after')
@@ -224,7 +224,7 @@ def resolve_ranks(
         raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
-# %% ../nbs/00_config.ipynb #042b7153
+# %% ../nbs/00_config.ipynb #8862c2a3
 def resolve(
     config: RunConfig,
     machine: Machine,
@@ -245,7 +245,7 @@ def resolve(
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
         student_layers=(config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None,
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed) if student else None,
-        **{k: setting[k] if getattr(config, k) is None else getattr(config, k) for k in setting}))
+        **{k: setting[k] if getattr(config, k) in (None, 'auto') else getattr(config, k) for k in setting}))
 
 # %% ../nbs/00_config.ipynb #3aea01e9
 def factors(
