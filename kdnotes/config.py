@@ -11,10 +11,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NOT_SCIENCE', 'KD_SETTINGS',
-           'KdnotesError', 'ConfigError', 'Mode', 'Profile', 'default_setting', 'RunConfig', 'make_config',
-           'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors', 'resolved_dtype',
-           'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'SAFETY', 'NOT_SCIENCE',
+           'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile', 'default_setting', 'RunConfig',
+           'make_config', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors',
+           'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -89,7 +89,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
 
-# %% ../nbs/00_config.ipynb #b793d191
+# %% ../nbs/00_config.ipynb #7cbe1022
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -128,6 +128,14 @@ class RunConfig(BaseModel):
     max_length: int = Field(128, ge=8, le=512)   # tokens of a pair; the longer text is cut
     train_questions: Literal['auto', 'all', 'answered'] = 'auto'  # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
     smoke: bool = False                          # a few steps on a few examples of the same corpus
+    # gradients between ranks
+    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'  # what the all-reduce carries; powersgd: low-rank factors
+    gradient_sync: Literal['delayed', 'every'] = 'delayed'  # once a step, or after every micro-batch
+    bucket_mib: float = Field(25., gt=0, le=1024)  # gradients that travel together
+    # safety: changes no result
+    checkpoint_minutes: float = Field(5., gt=0)  # save a training's state so often
+    checkpoint_steps: int | None = Field(None, ge=1)  # and after so many steps; None: by the clock alone
+    keep_checkpoints: int = Field(2, ge=1, le=100)
 
     @model_validator(mode='after')
     def _agree(self):
@@ -263,16 +271,19 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #7625104e
-NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'}  # names and paths, or told by factors, by the corpus' and the weights' sha256
+# %% ../nbs/00_config.ipynb #43ee395c
+SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints'}
+NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
+LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
 
 def settings(
     config: RunConfig,  # resolved
 ) -> dict:              # flat, JSON-able, without the seed
     "Every resolved setting that can change a run's result, without its seed."
     mode = MODES[config.mode]
-    values = {k: v for k, v in config.model_dump(mode='json').items() if k not in NOT_SCIENCE} | factors(config)
+    usual = {k: RunConfig.model_fields[k].default for k in LATER}
+    values = {k: v for k, v in config.model_dump(mode='json').items() if k not in NOT_SCIENCE and not (k in LATER and v == usual[k])} | factors(config)
     if not mode.kd: values |= dict.fromkeys(KD_SETTINGS)
     if mode.network == 'teacher': values |= dict(student_init=None)
     if not (mode.kd or config.student_init == 'teacher_finetuned'): values |= dict(teacher_seed=None)

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from .config import Machine, RunConfig, resolve_precision, resolved_dtype
 
 # %% auto #0
-__all__ = ['STREAMS', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'die_with_parent', 'start', 'stop']
+__all__ = ['STREAMS', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'Agreement', 'die_with_parent',
+           'start', 'stop']
 
 # %% ../nbs/30_runtime.ipynb #61d5bffd
 def machine() -> Machine:
@@ -88,6 +89,27 @@ class Runtime:
         values = [None] * self.ranks
         dist.all_gather_object(values, value)
         return values
+
+# %% ../nbs/30_runtime.ipynb #6847294c
+class Agreement:
+    "The same yes-or-no questions at every step; a yes of any rank is everyone's yes, one step later (at once with one rank)."
+    def __init__(self, runtime: Runtime):
+        self._ranks, self._pending = runtime.ranks, None
+        self._group = dist.new_group(backend='gloo') if runtime.backend == 'nccl' else None
+
+    def __call__(self, *flags: bool) -> tuple[bool, ...]:  # the answers, in the order of the questions
+        if self._ranks == 1: return flags
+        answers = self.last() or (False,) * len(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)
+        self._pending = votes, dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return answers
+
+    def last(self) -> tuple[bool, ...] | None:
+        "Wait for the answer that is under way; None when nothing was asked."
+        if self._pending is None: return None
+        (votes, work), self._pending = self._pending, None
+        work.wait()
+        return tuple(bool(v) for v in votes.tolist())
 
 # %% ../nbs/30_runtime.ipynb #5c477ba3
 def die_with_parent() -> None:

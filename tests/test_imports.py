@@ -20,13 +20,14 @@ EDGES = {
     'models': {'config', 'files'},
     'teacher': {'config', 'files', 'data', 'models'},
     'checkpoint': {'config', 'files'},
+    'faults': {'config'},
     'runtime': {'config'},
     'telemetry': {'config'},
-    'trainer': {'config', 'losses', 'data', 'models', 'checkpoint', 'runtime'},
+    'trainer': {'config', 'losses', 'data', 'models', 'checkpoint', 'faults', 'runtime'},
     'records': {'config', 'files'},
     'stats': {'config'},
     'compare': {'config', 'stats'},
-    'experiment': {'config', 'corpus', 'answer_selection', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'records'},
+    'experiment': {'config', 'checkpoint', 'faults', 'corpus', 'answer_selection', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'records'},
     'report': {'config', 'files', 'corpus', 'records', 'stats', 'compare'},
 }
 
