@@ -23,7 +23,7 @@ from .trainer import make_optimizer
 __all__ = ['PACKAGES', 'Course', 'Training', 'examples', 'peer_loss', 'missing', 'huggingface', 'sentence_transformers',
            'textbrewer', 'Probe']
 
-# %% ../nbs/47_peers.ipynb #2d7e5fae
+# %% ../nbs/47_peers.ipynb #6dfbd83e
 @dataclass(frozen=True)
 class Course:
     "What a peer is given for one training."
@@ -39,7 +39,7 @@ class Course:
 @dataclass(frozen=True)
 class Training:
     "A training that is ready to go."
-    model: nn.Module         # the module whose forward takes the student's batches
+    model: nn.Module         # the module that is called with the student's batches
     run: Callable[[], object]  # trains to the last step
     losses: list             # grows by one scalar a step
     loss: Callable[[dict], Tensor]  # the loss of one padded batch: how a test compares contestants
@@ -113,7 +113,7 @@ def huggingface(
                         data_collator=DataCollatorWithPadding(course.tokenizer))
     return Training(course.student, trainer.train, losses, lambda batch: trainer.compute_loss(trainer.model, dict(batch)))
 
-# %% ../nbs/47_peers.ipynb #d1973976
+# %% ../nbs/47_peers.ipynb #bc8d96d7
 def sentence_transformers(course: Course) -> Training:  # the rows hold the teacher's logits; the student's weights are in course.folder / 'student'
     "sentence-transformers' CrossEncoderTrainer with our loss."
     from datasets import Dataset
@@ -137,7 +137,7 @@ def sentence_transformers(course: Course) -> Training:  # the rows hold the teac
     def loss(batch):
         ids = {name: [row[mask.bool()].tolist() for row, mask in zip(batch[name], batch['attention_mask'])] for name in names}
         return criterion([*ids.values(), batch['teacher_logits'].tolist()], batch['labels'])
-    return Training(cross.transformers_model, trainer.train, losses, loss)
+    return Training(cross, trainer.train, losses, loss)
 
 # %% ../nbs/47_peers.ipynb #ba868dc1
 class _Autocast(nn.Module):
@@ -176,11 +176,11 @@ def textbrewer(course: Course) -> Training:
                             scheduler_args=dict(num_warmup_steps=0, num_training_steps=course.steps))
     return Training(course.student, run, losses, lambda batch: distiller.train_on_batch({k: v for k, v in batch.items() if k != 'teacher_logits'}, {})[0])
 
-# %% ../nbs/47_peers.ipynb #723d54d1
+# %% ../nbs/47_peers.ipynb #6f52ca56
 class Probe:
     "Counts and times a training while a `with` block runs."
     def __init__(self,
-        model: nn.Module,  # its forward takes input_ids and attention_mask by name
+        model: nn.Module,  # its forward takes attention_mask by name, or a dictionary with it
         runtime: Runtime,
         steps: int,        # of the whole training
         warmup: int,       # first steps left out, < steps
@@ -197,7 +197,7 @@ class Probe:
         for hook in self._hooks: hook.remove()
 
     def _forward(self, module, args, inputs) -> None:
-        if module.training: self.masks.append(inputs['attention_mask'])
+        if module.training: self.masks.append((inputs or args[0])['attention_mask'])
 
     def _step(self, optimizer, args, kwargs) -> None:
         self.done += 1
@@ -205,7 +205,8 @@ class Probe:
 
     def result(self) -> dict:  # examples, tokens, cells (token positions computed), seconds, between the two readings
         "What was measured."
-        if not {self.warmup, self.steps} <= set(self.marks): raise ValueError(f'{self.done} optimizer steps were seen and {self.steps} are needed; measure a training that steps a torch optimizer')
+        if not {self.warmup, self.steps} <= set(self.marks) or len(self.masks) < self.steps:
+            raise ValueError(f'{self.done} optimizer steps and {len(self.masks)} forwards were seen and {self.steps} are needed; give Probe the module the trainer calls')
         (begin, first), (end, last) = self.marks[self.warmup], self.marks[self.steps]
         masks = self.masks[first:last]
         return dict(examples=sum(len(m) for m in masks), tokens=int(sum(m.sum() for m in masks)), cells=sum(m.numel() for m in masks), seconds=end - begin)
