@@ -206,8 +206,11 @@ def compare(
     return Comparison(*names, _attribute(_between(pairs)), primary, difference, speedup, tuple(a['seed'] for a, _ in pairs), left_out,
                       reasons | ({'difference': why} if why else {}), _warnings(pairs, left_out))
 
-# %% ../nbs/44_compare.ipynb #31384473
-def _times(interval: Interval) -> str: return f'{interval:.2f} times as fast'
+# %% ../nbs/44_compare.ipynb #7b58d425
+def _times(i: Interval) -> str:
+    "A ratio of times in words: faster, or longer."
+    if i.estimate >= 1: return f'{i:.2f} times as fast'
+    return f'{replace(i, estimate=1 / i.estimate, low=i.low and 1 / i.high, high=i.high and 1 / i.low):.2f} times as long'
 
 def _result(c: Comparison) -> list[str]:
     "The clauses on accuracy and time."
@@ -229,7 +232,7 @@ def explain(
     if 'comparison' in c.reasons: return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
     x, n = c.attribution, len(c.seeds)
     text = f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. This is {'the ' if x.factor else ''}{label(x)}"
-    if x.belongs: text += f" (part of it: {', '.join(x.belongs)})"
+    if x.belongs: text += f" (part of it: {', '.join(x.belongs) if len(x.belongs) <= 4 else f'{len(x.belongs)} settings, in the table of differences'})"
     if x.factor is None and c.a in MODES and c.b in MODES and (missing := _not_varied(c)): text += f"; {', '.join(missing)} was not varied on this machine"
     return '. '.join([text, *(w[0].upper() + w[1:] for w in c.warnings)]) + '.'
 

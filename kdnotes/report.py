@@ -149,7 +149,7 @@ STYLE = {
 }
 WIDTH = 6.3  # inches: the text width of an A4 page
 
-# %% ../nbs/50_report.ipynb #0a4da639
+# %% ../nbs/50_report.ipynb #9fc6a51c
 def look(
     arm: str,
     arms: dict[str, list[dict]],  # of `arms_of`
@@ -158,6 +158,8 @@ def look(
     mode = arms[arm][0]['mode']
     if arm in _LOOKS: return _LOOKS[arm]
     return _LOOKS[mode][0], _OWN_MARKERS[[a for a in arms if a not in _LOOKS].index(arm) % len(_OWN_MARKERS)]
+
+def _name(metric: str) -> str: return metric.upper() if metric in ('map', 'mrr') else metric
 
 def _style(): return matplotlib.rc_context({**matplotlib.rcParamsDefault, 'backend': matplotlib.rcParams['backend'], **STYLE})
 
@@ -182,7 +184,7 @@ def _span(interval: Interval) -> list[list[float]]:
     "Distances below and above, as matplotlib wants error bars; none where they are unknown."
     return [[0.], [0.]] if interval.low is None else [[interval.estimate - interval.low], [interval.high - interval.estimate]]
 
-# %% ../nbs/50_report.ipynb #798599cb
+# %% ../nbs/50_report.ipynb #0285cad0
 @_drawing
 def accuracy_figure(
     records: Sequence[dict],                 # of one study
@@ -196,12 +198,12 @@ def accuracy_figure(
         colour, marker = look(arm, arms)
         if not {'primary', 'train_s'} <= values[arm].keys(): continue
         x, y = values[arm]['train_s'], values[arm]['primary']
-        axes.plot([r['time']['train_s'] for r in runs], [r['primary']['value'] for r in runs], linestyle='', marker=marker, color=colour, markersize=3, alpha=.5, markeredgewidth=0)
+        axes.plot([r['time']['train_s'] for r in runs], [r['primary']['value'] for r in runs], linestyle='', marker=marker, color=colour, markersize=3, alpha=.6, markeredgewidth=0, zorder=3)
         axes.errorbar(x.estimate, y.estimate, xerr=_span(x), yerr=_span(y), marker=marker, color=colour, linestyle='', linewidth=1, label=f'{arm} ({len(runs)})', markeredgecolor='white', markeredgewidth=.5)
     axes.set_title(f"mean and {_level(values)} interval; small: single runs", loc='left')
     axes.set_xlabel('training time, s')
     axes.set_xlim(left=0)
-    axes.set_ylabel(f"{p['metric']} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is better)")
+    axes.set_ylabel(f"{_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is better)")
     figure.legend(loc='outside right upper', title='arm (seeds)')
     return figure
 
@@ -247,7 +249,7 @@ def _curve_set(records: Sequence[dict]) -> str:
     named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
     return named[0] if named else next((s for s in records[0]['metrics'] if s != records[0]['primary']['set']), records[0]['primary']['set'])
 
-# %% ../nbs/50_report.ipynb #2f028bcd
+# %% ../nbs/50_report.ipynb #35945fa9
 @_drawing
 def curves_figure(
     records: Sequence[dict],  # of one study
@@ -262,10 +264,11 @@ def curves_figure(
         for key, axes in panels.items():
             band = points.dropna(subset=[key]).groupby('step')[key].agg(['mean', 'min', 'max'])
             if not len(band): continue
-            axes.plot(band.index, band['mean'], color=colour, marker=marker, markevery=1 if key == 'value' else max(1, len(band) // 5), markersize=4, label=arm if key == 'loss' else None)
+            dashes = '--' if 'mixed' in runs[0]['mode'] else '-'  # equal curves of two precisions stay visible
+            axes.plot(band.index, band['mean'], color=colour, linestyle=dashes, marker=marker, markevery=1 if key == 'value' else max(1, len(band) // 5), markersize=4, label=arm if key == 'loss' else None)
             axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=.18, linewidth=0)
     panels['loss'].set_ylabel("training loss (each arm's own)")
-    panels['value'].set_ylabel(f'{metric} on {_curve_set(records)}')
+    panels['value'].set_ylabel(f'{_name(metric)} on {_curve_set(records)}')
     for axes in panels.values(): axes.set_xlabel('optimizer steps')
     panels['loss'].set_xlim(left=0)
     if any(len(runs) > 1 for runs in arms.values()): panels['loss'].set_title('line: mean of the seeds; band: lowest to highest', loc='left')
