@@ -81,7 +81,15 @@ def choose(
         if name not in known: raise BenchError(f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or some of {', '.join(known)}")
     return {name: c for name, c in known.items() if name in names and not (gpu and name in SCALING)}
 
-# %% ../nbs/48_bench.ipynb #a2d97f6e
+# %% ../nbs/48_bench.ipynb #86180058
+class _Blocks:
+    "A task whose steps are made of random blocks of examples."
+    def __init__(self, task: Task, size: int = 64): self.task, self.size = task, size
+    def __getattr__(self, name: str): return getattr(self.task, name)
+    def groups(self, split: str) -> np.ndarray:
+        n = len(self.task.groups(split))
+        return stream(0, 'data').permutation(n) // self.size
+
 class Place:
     "A worker's surroundings."
     def __init__(self, job: dict):
@@ -103,7 +111,7 @@ class Place:
     def task(self) -> Task:
         task = make_task(self.config, self.corpus)
         task.encode(self.tokenizer, cache_path() / 'tokens')
-        return task
+        return _Blocks(task) if self.job['blocks'] else task
     @functools.cached_property
     def signal(self): return open_signal(self.facts['signal'])
     @functools.cached_property
@@ -304,7 +312,7 @@ def heat(
         for crew in crews.values(): crew.close()
     return turns, failed
 
-# %% ../nbs/48_bench.ipynb #fdaed600
+# %% ../nbs/48_bench.ipynb #bd9a9d8e
 def _job(c: Contestant, folder: Path, common: dict, dtype: str, steps: int, corpus: str, mean_tokens: float = 0.) -> dict:
     "What a contestant's workers are told."
     on = machine()
@@ -315,7 +323,7 @@ def _job(c: Contestant, folder: Path, common: dict, dtype: str, steps: int, corp
     one_rank = {} if MODES[mode].ranks == '1' else dict(ranks=c.ranks)
     config = resolve(make_config(mode=mode, corpus=corpus, threads_per_rank=threads, warmup_fraction=0., **one_rank, **mixed, **several, **common), on, corpus)
     return dict(trains=c.trains, options=c.options, split=c.split, ranks=c.ranks, copies=c.copies, threads=threads, gpu=on.device == 'cuda', folder=str(folder),
-                config=config.model_dump(mode='json'), steps=max(3, round(steps / c.micro_batches)))
+                config=config.model_dump(mode='json'), steps=max(3, round(steps / c.micro_batches)), blocks=c.micro_batches > 1)
 
 def _prepared(folder: Path, common: dict, corpus: str, smoke: bool, say) -> dict:
     "The facts of a race, with its teacher, student and signal in the folder."
@@ -327,7 +335,7 @@ def _prepared(folder: Path, common: dict, corpus: str, smoke: bool, say) -> dict
     try: return crew.ask(0)[0]
     finally: crew.close()
 
-# %% ../nbs/48_bench.ipynb #0df7ccc6
+# %% ../nbs/48_bench.ipynb #22027fed
 def bench(
     corpus: str = 'auto',        # auto | embedded | wikiqa | a folder | a hub id
     steps: int = 50,             # measured in a turn, of 32 examples; 50 are one cycle of a peer's grouping by length
@@ -344,16 +352,16 @@ def bench(
     if load > .2 * on.cores: say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
     absent = {name: why for name, c in chosen.items() if (why := peers.missing(c.trains))}
     for name, why in absent.items(): say(f'{name} is left out: {why}')
-    folder = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S')
+    folder, total, turns = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S'), 6 if smoke else steps + 5, []
+    for c in chosen.values(): _job(c, folder, common, dtype, total, corpus)  # refuses what cannot be run, before anything is
     folder.mkdir(parents=True)
-    facts, total = _prepared(folder, common, corpus, smoke, say), 6 if smoke else steps + 5
-    turns = []
+    facts = _prepared(folder, common, corpus, smoke, say)
     for group in (RACE | OTHERS, SCALING):
         jobs = {name: _job(c, folder, common, dtype, total, corpus, facts['mean_tokens']) for name, c in chosen.items() if name in group and name not in absent}
         more, failed = heat(jobs, alternations, facts['mean_tokens'], say)
         turns, absent = turns + more, absent | failed
     versions = {p: metadata.version(p) for p in ('torch', 'transformers', 'accelerate', 'datasets', 'sentence-transformers', 'textbrewer') if _installed(p)}
-    results = dict(schema=1, began=began.isoformat(timespec='seconds'), minutes=round((datetime.datetime.now(datetime.timezone.utc) - began).total_seconds() / 60, 1),
+    results = dict(schema=1, name=folder.name, began=began.isoformat(timespec='seconds'), minutes=round((datetime.datetime.now(datetime.timezone.utc) - began).total_seconds() / 60, 1),
                    settings=dict(corpus=corpus, steps=steps, alternations=alternations, dtype=dtype, smoke=smoke, cores=on.cores, device=on.device, load_before=round(load, 2)) | {k: str(v) for k, v in common.items()},
                    about={name: c.about for name, c in chosen.items()}, environment=environment(), versions=versions, facts=facts, missing=absent, turns=turns)
     write_json(folder / 'bench.json', results)

@@ -139,12 +139,13 @@ def sentence_transformers(course: Course) -> Training:  # the rows hold the teac
         return criterion([*ids.values(), batch['teacher_logits'].tolist()], batch['labels'])
     return Training(cross, trainer.train, losses, loss)
 
-# %% ../nbs/47_peers.ipynb #ba868dc1
+# %% ../nbs/47_peers.ipynb #bffedb02
 class _Autocast(nn.Module):
     "A model that gives its logits in fp32, computed in the runtime's format."
     def __init__(self, model: nn.Module, runtime: Runtime):
         super().__init__()
         self.model, self.runtime = model, runtime
+        self.train(model.training)  # TextBrewer gives a model the mode back that its wrapper had
 
     def forward(self, labels=None, **inputs) -> Tensor:
         with self.runtime.autocast(): return call(self.model, inputs).logits.float()

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 __all__ = ['COLD_EPOCHS', 'PEERS', 'AIMS', 'rounds', 'ratio', 'machine_rate', 'table', 'time_split', 'ratios', 'aims', 'text',
            'draw']
 
-# %% ../nbs/49_standings.ipynb #4be596cc
+# %% ../nbs/49_standings.ipynb #12324512
 COLD_EPOCHS = 3
 
 def rounds(
@@ -22,6 +22,7 @@ def rounds(
 ) -> pd.Series:        # index: the round; empty: it did not take part
     "A contestant's number in each round."
     if contestant == 'kdnotes_cold':
+        if key not in ('examples_per_s', 'tokens_per_s'): return pd.Series(dtype=float)
         warm, teacher = rounds(results, 'kdnotes', key), rounds(results, 'teacher', key)
         return (1 / (1 / warm + 1 / (COLD_EPOCHS * teacher))).dropna()
     taken = {t['turn']: t[key] for t in results['turns'] if t['contestant'] == contestant and not t['split'] and t.get(key) is not None}
@@ -35,7 +36,7 @@ def ratio(
 ) -> tuple[float, float, float] | None:  # median, lowest and highest of the rounds' quotients; None: one did not take part
     "How many times as fast the first is."
     quotients = (rounds(results, first, key) / rounds(results, second, key)).dropna()
-    return (quotients.median(), quotients.min(), quotients.max()) if len(quotients) else None
+    return (float(quotients.median()), float(quotients.min()), float(quotients.max())) if len(quotients) else None
 
 # %% ../nbs/49_standings.ipynb #c3a0dd68
 def machine_rate(

@@ -1,0 +1,196 @@
+"""The benchmark compares equals: every contestant computes the same loss, the same gradients and, from the same examples, the same trained weights; and a contestant that fails is named and left out."""
+import copy, json, math
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models as words, pre_tokenizers, processors
+from torch.nn.utils import parameters_to_vector
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from helpers import flat, tiny_config
+from kdnotes import bench, peers
+from kdnotes.answer_selection import AnswerSelection
+from kdnotes.config import ConfigError, Machine
+from kdnotes.corpus import load_corpus
+from kdnotes.models import choose_layers, save_model
+from kdnotes.runtime import Runtime
+from kdnotes.standings import ratios, rounds, table, text, time_split
+from kdnotes.teacher import online_signal
+from kdnotes.trainer import accumulate, loss_weights, schedule_steps, train
+
+pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
+CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
+PEERS = {'hf_default': ('huggingface', {}, False), 'hf_grouped': ('huggingface', dict(grouped=True), False), 'hf_best': ('huggingface', dict(grouped=True), True),
+         'sentence_transformers': ('sentence_transformers', {}, True), 'textbrewer': ('textbrewer', {}, False)}  # name -> library, options, are the teacher's logits in its rows?
+
+
+def tiny_tokenizer(rows):
+    "A whole word is a token."
+    texts = sorted({w for r in rows for text in (r['question'], r['sentence']) for w in text.split()})
+    vocabulary = {w: i for i, w in enumerate(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *texts])}
+    tokenizer = Tokenizer(words.WordLevel(vocabulary, unk_token='[UNK]'))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1', special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token='[PAD]', unk_token='[UNK]', cls_token='[CLS]', sep_token='[SEP]')
+
+
+@pytest.fixture(scope='module')
+def tiny(tmp_path_factory):
+    "A task, a sure teacher of two layers, its first layer as the student's start, and their folders."
+    folder = tmp_path_factory.mktemp('tiny')
+    task = AnswerSelection(load_corpus('answer_selection', 'embedded'), smoke=True)
+    tokenizer = tiny_tokenizer([r for rows in task.rows.values() for r in rows])
+    task.encode(tokenizer)
+    torch.manual_seed(0)
+    teacher = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=128,
+                                                       initializer_range=.1, hidden_dropout_prob=0., attention_probs_dropout_prob=0.)).eval()
+    with torch.no_grad(): teacher.classifier.weight *= 5
+    student = choose_layers(teacher, (0,))
+    for name, model in dict(teacher=teacher, student=student).items(): save_model(model, folder / name, tokenizer)
+    return dict(task=task, tokenizer=tokenizer, teacher=teacher, student=student, folder=folder)
+
+
+def course(tiny, config, steps, stored, folder):
+    "What a peer gets; the folder is its own."
+    task, teacher = tiny['task'], tiny['teacher']
+    everyone = task.batch('train', np.arange(len(task.lengths('train'))))
+    rows = peers.examples(task, online_signal(task, teacher)(everyone)['logits'].numpy() if stored else None)
+    (folder / 'student').symlink_to(tiny['folder'] / 'student')
+    return peers.Course(copy.deepcopy(tiny['student']), None if stored else teacher, rows, tiny['tokenizer'], config, CPU, steps, folder)
+
+
+def training_of(name, tiny, config, steps, folder):
+    "A peer's training, or a skip."
+    library, options, stored = PEERS[name]
+    if why := peers.missing(library): pytest.skip(why)
+    return getattr(peers, library)(course(tiny, config, steps, stored, folder), **options)
+
+
+@pytest.mark.parametrize('name', PEERS)
+def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
+    config, task, index = tiny_config('full_kd', alpha=.3, temperature=3.), tiny['task'], np.arange(3, 11)
+    task.temperature = config.temperature
+    ours = copy.deepcopy(tiny['student']).train()
+    losses, *_ = accumulate(ours, task, index, config, CPU, CPU.scaler(), loss_weights(config), online_signal(task, tiny['teacher']))
+    training = training_of(name, tiny, config, 5, tmp_path)
+    known = online_signal(task, tiny['teacher'])(task.batch('train', index))['logits']
+    rows = [peers.examples(task)[i] for i in index]
+    batch = dict(tiny['tokenizer'].pad(rows, return_tensors='pt'))
+    if PEERS[name][2]: batch |= dict(teacher_logits=known)
+    training.model.train()
+    loss = training.loss(batch)
+    loss.backward()
+    if name == 'textbrewer':  # a cross-entropy: higher by the entropy of the teacher's distribution
+        p = (known / config.temperature).softmax(-1)
+        loss = loss - config.alpha * config.temperature**2 * -(p * p.log()).sum(-1).mean()
+    assert loss.item() == pytest.approx(losses['total'].item(), abs=2e-6)
+    theirs = [p.grad for p in training.model.parameters()]
+    np.testing.assert_allclose(flat(theirs), flat([p.grad for p in ours.parameters()]), atol=1e-6)
+
+
+@pytest.mark.parametrize('name', PEERS)
+def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny, tmp_path):
+    # with every example in each step the order is no matter: what is left are optimizer, decay, schedule, clipping and loss
+    task, n = tiny['task'], len(tiny['task'].lengths('train'))
+    config = tiny_config('full_kd', batch_size=n, epochs=3, learning_rate=1e-2, weight_decay=.1, warmup_fraction=0., max_grad_norm=.5, micro_batch_tokens=10**6)
+    task.temperature = config.temperature
+    ours = copy.deepcopy(tiny['student'])
+    result = train(task, ours, config, CPU, lambda kind, **values: None, online_signal(task, tiny['teacher']))
+    training = training_of(name, tiny, config, 3, tmp_path)
+    with peers.Probe(training.model, CPU, steps=3, warmup=1) as probe: training.run()
+    found = probe.result()
+    assert (found['examples'], found['tokens']) == (2 * n, 2 * int(task.lengths('train').sum())) and found['cells'] == 2 * n * task.lengths('train').max()
+    start, end = parameters_to_vector(tiny['student'].parameters()), parameters_to_vector(ours.parameters())
+    theirs = parameters_to_vector(training.model.parameters())
+    assert (end - start).norm() > .5 and (theirs - end).norm() < 2e-3 * (end - start).norm()
+    if name != 'textbrewer': np.testing.assert_allclose([float(x) for x in training.losses], [p['loss'] for p in result.curve if 'loss' in p], atol=1e-4)
+
+
+@pytest.mark.parametrize('name', PEERS)
+def test_the_student_is_trained_with_dropout_and_the_teacher_asked_without(name, tiny, tmp_path):
+    training, seen = training_of(name, tiny, tiny_config('full_kd', warmup_fraction=0.), 1, tmp_path), dict(student=[], teacher=[])
+    def watch(model, of): return [m.register_forward_hook(lambda m, *_: seen[of].append(m.training)) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+    hooks = watch(training.model, 'student') + watch(tiny['teacher'], 'teacher')
+    try: training.run()
+    finally:
+        for hook in hooks: hook.remove()
+    assert seen['student'] and all(seen['student']) and not any(seen['teacher']) and bool(seen['teacher']) == (not PEERS[name][2])
+
+
+def test_the_same_corpus_mean_makes_rates_comparable():
+    job, answer = dict(ranks=2, copies=1), dict(examples_per_s=50., tokens_per_s=4000., host_mib=1., device_mib=None, losses=[])
+    entry = bench.together([answer, answer | dict(examples_per_s=0., tokens_per_s=0.)], job, 40.)
+    assert (entry['examples_per_s'], entry['counted_per_s'], entry['host_mib']) == (100, 50, 2)
+
+
+def test_long_steps_have_the_mean_length(tiny):
+    class Long:
+        def groups(self, split): return np.arange(4096)
+        def lengths(self, split): return np.random.default_rng(0).gamma(4, 10, 4096).astype(int)
+    config, means = tiny_config('full_kd', batch_size=256, epochs=1), {}
+    for blocks, task in {False: Long(), True: bench._Blocks(Long())}.items():
+        steps = [s.index for s in schedule_steps(task, config)[1]]
+        assert sorted(np.concatenate(steps)) == list(range(4096))
+        means[blocks] = np.std([task.lengths('train')[i].mean() for i in steps])
+    assert means[True] < .2 * means[False]
+
+
+# ---- processes ----
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    "Runs go there; one core is seen, so that a busy machine does not make threads wait for each other."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setattr(bench, 'machine', lambda: Machine('cpu', 1))
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_small_race(home, tiny):
+    told = []
+    results = bench.bench('embedded', alternations=2, contestants='machine,teacher,kdnotes,student_alone,hf_best', smoke=True, say=told.append, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
+    here = ['hf_best'] * (not peers.missing('huggingface'))
+    assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
+    assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [(n, t) for t in range(2) for n in ('machine', 'teacher', 'kdnotes', 'student_alone', *here)]
+    saved, = (home / 'runs' / 'bench').glob('*/bench.json')
+    assert json.loads(saved.read_text()) == json.loads(json.dumps(results))
+    shown = table(results)
+    assert list(shown.index) == ['teacher', 'kdnotes', 'kdnotes_cold', 'student_alone', *here]
+    assert (shown.examples_per_s > 0).all() and (shown.of_large_percent > 0).all() and shown.host_mib.drop('kdnotes_cold').gt(50).all()
+    assert rounds(results, 'kdnotes_cold').lt(rounds(results, 'kdnotes')).all()
+    assert set(time_split(results).columns) == {'kdnotes', 'student_alone'} and time_split(results).loc['teacher', 'student_alone'] == 0 < time_split(results).loc['teacher', 'kdnotes']
+    assert time_split(results).sum().round(6).eq(100).all()
+    losses = [t['losses'] for t in results['turns'] if t['contestant'] == 'kdnotes']
+    assert all([step for step, _ in turn] == list(range(1, 7)) and all(math.isfinite(loss) for _, loss in turn) for turn in losses) and losses[0] != losses[1]
+    last = text(results).splitlines()[-1]
+    assert last == ratios(results) and last.startswith('ratios: hf_best ' if here else 'ratios: none')
+    assert any('round 2 of 2: kdnotes ' in line for line in told)
+
+
+@pytest.mark.slow
+def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
+    common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
+    bench._prepared(home, common, 'embedded', True, lambda line: None)
+    job = bench._job(bench.RACE['kdnotes'], home, common, 'bf16', 6, 'embedded')
+    jobs = dict(broken=job | dict(trains='nobody'), short=job | dict(steps=2), kdnotes=job | dict(split=False))
+    told = []
+    turns, failed = bench.heat(jobs, 2, 20., told.append)
+    assert [(t['contestant'], t['turn']) for t in turns] == [('kdnotes', 0), ('kdnotes', 1)]
+    assert set(failed) == {'broken', 'short'} and "KeyError: 'nobody'" in failed['broken'] and 'steps=10' in failed['short'] and set(failed.values()) <= set(told)
+
+
+@pytest.mark.slow
+def test_two_ranks_and_two_apart(home, tiny):
+    common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
+    bench._prepared(home, common, 'embedded', True, lambda line: None)
+    jobs = {name: bench._job(bench.SCALING[name], home, common, 'bf16', 48, 'embedded', 20.) for name in ('2x1_accumulated', '2_apart')}
+    assert {name: job['config']['batch_size'] for name, job in jobs.items()} == {'2x1_accumulated': 512, '2_apart': 256}
+    turns, failed = bench.heat(jobs, 1, 20., lambda line: None)
+    assert not failed and [(t['contestant'], t['split']) for t in turns] == [('2x1_accumulated', False), ('2_apart', False), ('2x1_accumulated', True)]
+    assert turns[-1]['parts']['waiting'] > 0
+
+
+def test_what_cannot_be_run_is_refused_before_anything_starts(home):
+    with pytest.raises(bench.BenchError, match="names 'nobody'"): bench.bench(contestants='kdnotes,nobody')
+    with pytest.raises(ConfigError, match='hundreds of times slower'): bench.bench('embedded', dtype='fp16', contestants='kdnotes', smoke=True)
+    assert not (home / 'runs').exists()
