@@ -6,6 +6,10 @@ SEEDS   ?= 3
 ARMS    ?= procedures
 PROFILE ?= laptop
 SMOKE   ?=
+# what `make bench` measures
+CONTESTANTS  ?= all
+ALTERNATIONS ?= 5
+STEPS        ?= 50
 STUDY   ?= $(notdir $(CORPUS:/=))$(SHORT:%=-smoke)
 SHORT   := $(filter-out 0 False false,$(SMOKE))
 # processes of `make test`
@@ -25,7 +29,7 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check lab readme clean
+.PHONY: help setup study test check bench doctor fuzz lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -60,6 +64,19 @@ check: setup  ## before a commit, with the change staged: notebooks and modules 
 	nbdev_clean
 	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
 	pytest -m 'not slow'
+
+bench: setup  ## kdnotes against its peers on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
+	@python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@mkdir -p '$(RUNS)/bench'
+	@papermill nbs/bench.ipynb '$(RUNS)/bench/bench.ipynb' --cwd . --no-progress-bar --log-output -r contestants '$(CONTESTANTS)' -p alternations '$(ALTERNATIONS)' -p steps '$(STEPS)' \
+	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
+	@cat '$(RUNS)/bench/table.txt'
+
+doctor: setup ## check all modes on this machine, a minute; one's own: kdnotes doctor -p teacher=<folder> ...
+	kdnotes doctor
+
+fuzz: setup   ## 10,000 malformed inputs, minutes
+	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
 lab: setup    ## JupyterLab
 	jupyter lab

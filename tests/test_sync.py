@@ -91,3 +91,9 @@ def test_an_experiment_has_parameters_and_is_left_to_papermill(path):
     tagged = [c for c in cells(path) if 'parameters' in c['metadata'].get('tags', [])]
     assert [c['cell_type'] for c in tagged] == ['code'], "exactly one cell carries papermill's tag 'parameters'"
     assert re.search(r'^(- )?skip_exec: true$', cells(path)[0]['source'], re.M), 'its front matter says `skip_exec: true`'
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'nbs').glob('*.ipynb')), ids=lambda p: p.stem)
+def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on(path):
+    outputs = [json.dumps(o) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] for o in c.get('outputs', [])]
+    for told in (str(ROOT), str(Path.home()) + '/', 'site-packages'): assert not [o[:200] for o in outputs if told in o], told
