@@ -5,13 +5,13 @@ import pytest
 import torch
 from kdnotes.dialects import DIALECTS, dialect_loss, translate
 
-# T = 4; row one: p = (3/4, 1/4), q = (1/2, 1/2); row two: the other way round; labels 0 and 1
+# T = 4; row one: p = (3/4, 1/4), q = (1/2, 1/2); row two: both (3/4, 1/4); labels 0 and 1
 T, LOG3 = 4., math.log(3)
-STUDENT, TEACHER = torch.tensor([[0., 0.], [T * LOG3, 0.]]), torch.tensor([[T * LOG3, 0.], [0., 0.]])
+STUDENT, TEACHER = torch.tensor([[0., 0.], [T * LOG3, 0.]]), torch.tensor([[T * LOG3, 0.], [T * LOG3, 0.]])
 LABELS = torch.tensor([0, 1])
-KL = ((.75 * math.log(1.5) + .25 * math.log(.5)) + (.5 * math.log(2 / 3) + .5 * math.log(2))) / 2  # mean over the two rows
-CROSS = (math.log(2) + (.5 * math.log(4 / 3) + .5 * math.log(4))) / 2                            # H(p, q), the same
-CE = (math.log(2) + math.log(1 + 3**T)) / 2                                                       # the labels, T = 1: margins 0 and -4 log 3
+KL = (.75 * math.log(1.5) + .25 * math.log(.5)) / 2                                # mean over the two rows
+CROSS = (math.log(2) + (.75 * math.log(4 / 3) + .25 * math.log(4))) / 2            # H(p, q), the same
+CE = (math.log(2) + math.log(1 + 3**T)) / 2                                        # the labels, T = 1: margins 0 and -4 log 3
 
 BY_HAND = [
     ('canonical', dict(hard=.25, soft=.75), .25 * CE + .75 * 16 * KL),
