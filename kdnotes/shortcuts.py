@@ -109,7 +109,7 @@ def _register() -> str:
     AttentionMaskInterface.register('kdnotes', sdpa_mask)
     return 'kdnotes'
 
-# %% ../nbs/27_shortcuts.ipynb #91924e6b
+# %% ../nbs/27_shortcuts.ipynb #b7c6d67f
 class Shortcuts:
     "What was exchanged in a model."
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
@@ -128,7 +128,7 @@ class Shortcuts:
                 if type(child) is nn.Dropout:
                     setattr(module, name, _Dropout(child.p, bits).train(child.training))
                     self._drops.append((module, name, child))
-        if getattr(getattr(self.model, 'config', None), '_attn_implementation', None) == 'sdpa':
+        if hasattr(self.model, 'set_attn_implementation') and self.model.config._attn_implementation == 'sdpa':
             self._attention = 'sdpa'
             self.model.set_attn_implementation(_register())
 

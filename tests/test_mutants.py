@@ -51,6 +51,13 @@ MUTANTS = [
            teacher_alone),
     Mutant('teacher left in training mode', 'teacher', 'teacher.eval()', 'pass', teacher_alone),
     Mutant('teacher with a graph', 'teacher', '@torch.no_grad()\n', '', teacher_alone),
+    *(Mutant(name, module, old, new, 'test_resume.py::test_stopped_and_taken_up') for name, module, old, new in (
+        ('a random state forgotten', 'checkpoint', '    set_random_states({', '    dict({'),
+        ('moments forgotten', 'checkpoint', 'if found: optimizer.state[p] =', 'if not found: optimizer.state[p] ='),
+        ('begun at the first step again', 'trainer', 'done=done)[1]', 'done=0)[1]'),
+        ("untouched rows' decay forgotten", 'trainer', "t.short.decay = found.state['decay']", 'pass'))),
+    Mutant('a step that is not finite is taken', 'trainer', 'optimizer.found_inf =', '_ =', 'test_resume.py::test_a_step_that_is_not_finite_is_not_taken'),
+    Mutant('untouched rows do not decay', 'shortcuts', 'self.decay *= 1 - rate * weight_decay', 'pass', 'test_parity.py::test_untouched_rows_decay'),
     Mutant("a cache's rows by place in the batch", 'teacher', 'rows[batch.index]', 'rows[:len(batch.index)]', cached),
 ]
 

@@ -1,0 +1,78 @@
+"A training taken up where it stopped is the training that never stopped: to the last bit, in one process; real kills are in test_faults.py."
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import SameWord, flat, tiny_bert, tiny_config
+from kdnotes.checkpoint import checkpoints
+from kdnotes.faults import STOP, Stopped, TrainingError
+from kdnotes.runtime import Runtime
+from kdnotes.trainer import train
+
+CPU, STEPS = Runtime(torch.device('cpu'), 'fp32'), 8
+
+
+class Student(torch.nn.Module):
+    "A BERT whose last dropout draws from torch's own generator."
+    def __init__(self):
+        super().__init__()
+        self.bert = tiny_bert(dropout=.1)
+        self.config, self.get_input_embeddings, self.set_input_embeddings = self.bert.config, self.bert.get_input_embeddings, self.bert.set_input_embeddings
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None):
+        outputs = self.bert(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        outputs.logits = F.dropout(outputs.logits, .2, self.training)
+        return outputs
+
+
+class Poisoned(SameWord):
+    "Example 13 makes the loss infinite."
+    def loss_terms(self, outputs, batch, signal):
+        return {k: (v * float('inf') if 13 in batch.index else v, n) for k, (v, n) in super().loss_terms(outputs, batch, signal).items()}
+
+
+def trained(folder=None, stop_after=None, steps=None):
+    "The weights, the rows' losses by step, and the result; None for the first when it was stopped."
+    model, losses, seen = Student(), {}, []
+    def on_row(kind, **values):
+        seen.append(kind)
+        if kind == 'step':
+            losses[values['step']] = values['loss']
+            STOP.requested = values['step'] == stop_after
+    config = tiny_config('full_student', ranks=1, checkpoint_steps=steps)
+    try: result = train(SameWord(), model, config, CPU, on_row, checkpoints=folder, key='run')
+    except Stopped as e:
+        assert f'after step {stop_after} of {STEPS}' in str(e)
+        return None, losses, seen
+    finally: STOP.requested = False
+    return flat(model.parameters()), losses, result
+
+
+@pytest.mark.parametrize('at', [1, 3, 4, 7, 8])
+def test_stopped_and_taken_up(tmp_path, at):
+    weights, losses, _ = trained()
+    none, first, _ = trained(tmp_path, stop_after=at)
+    assert none is None and [p.name for p in checkpoints(tmp_path)] == [f'step-{at:08d}']
+    again, rest, result = trained(tmp_path)
+    assert (again == weights).all() and first | rest == losses and result.resumed_at == [at] and sorted(rest) == list(range(at + 1, STEPS + 1))
+
+
+def test_checkpoints_disturb_nothing_and_the_last_two_are_kept(tmp_path):
+    weights, losses, _ = trained()
+    again, same, result = trained(tmp_path, steps=2)
+    assert (again == weights).all() and same == losses and result.resumed_at == []
+    assert [p.name for p in checkpoints(tmp_path)] == ['step-00000006', 'step-00000004']
+
+
+def test_a_checkpoint_of_another_run_is_not_taken_up(tmp_path):
+    trained(tmp_path, stop_after=3)
+    model = Student()
+    with pytest.warns(UserWarning, match="belongs to 'run' and not to 'another'"):
+        result = train(SameWord(), model, tiny_config('full_student', ranks=1), CPU, lambda *a, **k: None, checkpoints=tmp_path, key='another')
+    assert result.resumed_at == []
+
+
+def test_a_step_that_is_not_finite_is_not_taken():
+    model = Student()
+    with pytest.raises(TrainingError, match='the loss itself, of finite outputs, with training examples .*13'):
+        train(Poisoned(), model, tiny_config('full_student', ranks=1), CPU, lambda *a, **k: None)
+    assert all(p.isfinite().all() for p in model.parameters())
