@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models as words, pre_tokenizers, processors
 from torch.nn.utils import parameters_to_vector
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 from helpers import flat, tiny_config
+from notebooks import last_line, papermill
 from kdnotes import bench, peers
 from kdnotes.answer_selection import AnswerSelection
 from kdnotes.config import ConfigError, Machine
@@ -49,20 +50,20 @@ def tiny(tmp_path_factory):
     return dict(task=task, tokenizer=tokenizer, teacher=teacher, student=student, folder=folder)
 
 
-def course(tiny, config, steps, stored, folder):
+def course(tiny, config, steps, stored, folder, runtime):
     "What a peer gets; the folder is its own."
     task, teacher = tiny['task'], tiny['teacher']
     everyone = task.batch('train', np.arange(len(task.lengths('train'))))
     rows = peers.examples(task, online_signal(task, teacher)(everyone)['logits'].numpy() if stored else None)
     (folder / 'student').symlink_to(tiny['folder'] / 'student')
-    return peers.Course(copy.deepcopy(tiny['student']), None if stored else teacher, rows, tiny['tokenizer'], config, CPU, steps, folder)
+    return peers.Course(copy.deepcopy(tiny['student']), None if stored else teacher, rows, tiny['tokenizer'], config, runtime, steps, folder)
 
 
-def training_of(name, tiny, config, steps, folder):
+def training_of(name, tiny, config, steps, folder, runtime=CPU):
     "A peer's training, or a skip."
     library, options, stored = PEERS[name]
     if why := peers.missing(library): pytest.skip(why)
-    return getattr(peers, library)(course(tiny, config, steps, stored, folder), **options)
+    return getattr(peers, library)(course(tiny, config, steps, stored, folder, runtime), **options)
 
 
 @pytest.mark.parametrize('name', PEERS)
@@ -106,14 +107,20 @@ def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny
 
 
 @pytest.mark.parametrize('name', PEERS)
-def test_the_student_is_trained_with_dropout_and_the_teacher_asked_without(name, tiny, tmp_path):
-    training, seen = training_of(name, tiny, tiny_config('full_kd', warmup_fraction=0.), 1, tmp_path), dict(student=[], teacher=[])
-    def watch(model, of): return [m.register_forward_hook(lambda m, *_: seen[of].append(m.training)) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-    hooks = watch(training.model, 'student') + watch(tiny['teacher'], 'teacher')
+def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(name, tiny, tmp_path):
+    training = training_of(name, tiny, tiny_config('mixed_kd', warmup_fraction=0.), 1, tmp_path, Runtime(torch.device('cpu'), 'bf16', threads=1))
+    dropout, formats, hooks = dict(student=[], teacher=[]), dict(student=[], teacher=[]), []
+    for of, model in dict(student=training.model, teacher=tiny['teacher']).items():
+        for m in model.modules():
+            if isinstance(m, torch.nn.Dropout): hooks.append(m.register_forward_hook(lambda m, *_, of=of: dropout[of].append(m.training)))
+            if isinstance(m, torch.nn.Linear): hooks.append(m.register_forward_hook(lambda m, _, out, of=of: formats[of].append(out.dtype)))
     try: training.run()
     finally:
         for hook in hooks: hook.remove()
-    assert seen['student'] and all(seen['student']) and not any(seen['teacher']) and bool(seen['teacher']) == (not PEERS[name][2])
+    asked = not PEERS[name][2]
+    assert set(dropout['student']) == {True} and set(dropout['teacher']) == ({False} if asked else set())
+    assert set(formats['student']) == {torch.bfloat16} and set(formats['teacher']) == ({torch.bfloat16} if asked else set())
+    assert {p.dtype for p in training.model.parameters()} == {torch.float32}
 
 
 def test_the_same_corpus_mean_makes_rates_comparable():
@@ -194,3 +201,17 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(home):
     with pytest.raises(bench.BenchError, match="names 'nobody'"): bench.bench(contestants='kdnotes,nobody')
     with pytest.raises(ConfigError, match='hundreds of times slower'): bench.bench('embedded', dtype='fp16', contestants='kdnotes', smoke=True)
     assert not (home / 'runs').exists()
+
+
+@pytest.mark.slow
+def test_the_notebook_ends_in_the_ratios(tmp_path):
+    (tmp_path / 'runs').mkdir()
+    done = papermill(tmp_path, 'nbs/bench.ipynb', tmp_path / 'bench.ipynb', ('corpus', 'embedded'), ('contestants', 'kdnotes,teacher,hf_best'), ('alternations', 1), ('smoke', True))
+    assert done.returncode == 0, done.stderr[-2000:]
+    cells = [c for c in json.loads((tmp_path / 'bench.ipynb').read_text())['cells'] if c.get('outputs')]
+    said = [''.join(o['text']) for o in cells[-1]['outputs'] if o['output_type'] == 'stream']
+    saved = (tmp_path / 'runs' / 'bench' / 'table.txt').read_text()
+    assert last_line(''.join(said)) == last_line(saved) and last_line(saved).startswith('ratios: ')
+    assert ('hf_best' in last_line(saved)) == (not peers.missing('huggingface')) or 'hf_best is left out' in saved
+    refused = papermill(tmp_path, 'nbs/bench.ipynb', tmp_path / 'no.ipynb', ('contestants', 'nobody'))
+    assert refused.returncode and last_line(refused.stderr).startswith("BenchError: contestants='nobody' names 'nobody', which is none")
