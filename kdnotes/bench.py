@@ -81,7 +81,7 @@ def choose(
         if name not in known: raise BenchError(f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or some of {', '.join(known)}")
     return {name: c for name, c in known.items() if name in names and not (gpu and name in SCALING)}
 
-# %% ../nbs/48_bench.ipynb #86180058
+# %% ../nbs/48_bench.ipynb #eff582bc
 class _Blocks:
     "A task whose steps are made of random blocks of examples."
     def __init__(self, task: Task, size: int = 64): self.task, self.size = task, size
@@ -90,6 +90,7 @@ class _Blocks:
         n = len(self.task.groups(split))
         return stream(0, 'data').permutation(n) // self.size
 
+# %% ../nbs/48_bench.ipynb #5f193be4
 class Place:
     "A worker's surroundings."
     def __init__(self, job: dict):
@@ -228,7 +229,7 @@ def work(
         if place.runtime.device.type == 'cuda': torch.cuda.empty_cache()  # the next contestant's
     stop(place.runtime)
 
-# %% ../nbs/48_bench.ipynb #e2dc40a5
+# %% ../nbs/48_bench.ipynb #99830be5
 def _environment(job: dict) -> dict[str, str]:
     "What all processes of a contestant are started with."
     threads = str(job['threads'])
@@ -240,6 +241,7 @@ def _environment(job: dict) -> dict[str, str]:
     if job['gpu']: more |= dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0])  # a second GPU would make some peers use both
     return {k: v for k, v in os.environ.items() if k not in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')} | more
 
+# %% ../nbs/48_bench.ipynb #1631ba48
 class Crew:
     "A contestant's processes: started at once, idle until asked."
     def __init__(self, name: str, job: dict, seconds: float = 1200.):  # most time for one answer
