@@ -27,11 +27,19 @@ EDGES = {
     'runtime': {'config'},
     'telemetry': {'config'},
     'trainer': {'config', 'losses', 'data', 'models', 'checkpoint', 'faults', 'shortcuts', 'runtime'},
+    'speed': {'data', 'runtime'},
+    'probes': {'config', 'data', 'models', 'teacher', 'runtime', 'trainer'},
+    'diagnosis': set(),
     'records': {'config', 'files'},
     'stats': {'config'},
     'compare': {'config', 'stats'},
     'experiment': {'config', 'checkpoint', 'faults', 'corpus', 'answer_selection', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'records'},
+    'doctor': {'config', 'corpus', 'models', 'teacher', 'runtime', 'trainer', 'probes', 'diagnosis', 'records', 'experiment'},
+    'peers': {'config', 'data', 'models', 'runtime', 'trainer'},
+    'bench': {'config', 'corpus', 'data', 'experiment', 'files', 'models', 'peers', 'records', 'runtime', 'speed', 'teacher', 'telemetry', 'trainer'},
+    'standings': set(),
     'report': {'config', 'files', 'corpus', 'records', 'stats', 'compare'},
+    'cli': {'config', 'doctor'},
 }
 
 def imports(module: str) -> set[str]:
