@@ -109,7 +109,16 @@ def _register() -> str:
     AttentionMaskInterface.register('kdnotes', sdpa_mask)
     return 'kdnotes'
 
-# %% ../nbs/27_shortcuts.ipynb #b7c6d67f
+# %% ../nbs/27_shortcuts.ipynb #0e1f8f81
+def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (module, name, what was there) of each dropout; attention's name before
+    "Dropout modules and attention."
+    drops = [(module, name, child) for module in list(model.modules()) for name, child in module.named_children() if type(child) is nn.Dropout]
+    for module, name, child in drops: setattr(module, name, _Dropout(child.p, bits).train(child.training))
+    if not (hasattr(model, 'set_attn_implementation') and model.config._attn_implementation == 'sdpa'): return drops, None
+    model.set_attn_implementation(_register())
+    return drops, 'sdpa'
+
+# %% ../nbs/27_shortcuts.ipynb #ff29c6ba
 class Shortcuts:
     "What was exchanged in a model."
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
@@ -119,18 +128,7 @@ class Shortcuts:
         if used is not None and type(table) is nn.Embedding and tied is None:
             self._rows = RowsInUse(table, used)
             model.set_input_embeddings(self._rows)
-        if bits: self._exchange(bits)
-
-    def _exchange(self, bits: Bits) -> None:
-        "Dropout modules and attention."
-        for module in list(self.model.modules()):
-            for name, child in module.named_children():
-                if type(child) is nn.Dropout:
-                    setattr(module, name, _Dropout(child.p, bits).train(child.training))
-                    self._drops.append((module, name, child))
-        if hasattr(self.model, 'set_attn_implementation') and self.model.config._attn_implementation == 'sdpa':
-            self._attention = 'sdpa'
-            self.model.set_attn_implementation(_register())
+        if bits: self._drops, self._attention = _exchange(model, bits)
 
     def start(self, step: int) -> None:
         "Before each step."
