@@ -231,7 +231,7 @@ def judge_cache(
     found = f'at most {far:.1e} from the one computed beside the student; promised are {promise}'
     return Finding('cache', 'ok' if within else 'fail', found, '' if within else "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index", f'{far:.0e}')
 
-# %% ../nbs/35_diagnosis.ipynb #610fa4a7
+# %% ../nbs/35_diagnosis.ipynb #e43671ad
 def judge_padding(
     share: float,  # of the token positions
     limits: str,   # the settings it depends on
@@ -261,8 +261,10 @@ def duration(seconds: float) -> str: return f'{seconds:.0f} s' if seconds < 120 
 
 def judge_time(
     parts: dict[str, float],  # seconds by purpose
+    before: float,            # seconds of a teacher's training that has to come first
     seen: str,                # what the forecast rests on
 ) -> Finding:
     "How long it will take; a forecast is never a fault."
     told, total = ', '.join(f'{k} {duration(v)}' for k, v in parts.items() if v), duration(sum(parts.values()))
-    return Finding('time', 'ok', f'forecast {total} ({told}): {seen}', figure=total)
+    first = f'; its teacher is trained before, in about {duration(before)}' if before else ''
+    return Finding('time', 'ok', f'forecast {total} ({told}){first}: {seen}', figure=total)

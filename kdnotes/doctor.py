@@ -87,7 +87,7 @@ def _check_cache(bench) -> list[Finding]:
     batch = bench.task.batch('train', index[:8]).to(here.device)
     return [dg.judge_cache(*probes.compare_signals(signal(batch), te.teacher_signal(bench.task, bench.teacher, batch), config.signal_dtype))]
 
-# %% ../nbs/46_doctor.ipynb #f792118b
+# %% ../nbs/46_doctor.ipynb #17b83f39
 _STEPS, _WATCH_S = 4, 3.  # most steps of the timed training, and about how long it may take
 
 def _check_time(bench) -> list[Finding]:
@@ -101,8 +101,8 @@ def _check_time(bench) -> list[Finding]:
     if not here.main: return []
     rate, task, n = result.examples_per_s or result.examples / result.train_s, bench.task, len(bench.task.lengths('train'))
     forwards = sum(len(task.lengths(s)) for s in task.evaluation_sets) + max(0, np.ceil(config.epochs) - 1) * len(task.lengths(task.evaluation_sets[0]))
-    parts = {'training': bench.ahead.examples / rate, 'evaluations': forwards / 3 / rate, "the teacher's signal": n * bench.signal_s / here.ranks, 'the teacher first': bench.teacher_epochs * 3 * n * bench.signal_s}
-    return [dg.judge_time(parts, f'{bench.ahead.examples} examples at {rate:.1f} a second, seen over {steps} steps of {size} on the machine as busy as it is now')]
+    parts = {'training': bench.ahead.examples / rate, 'evaluations': forwards / 3 / rate, "the teacher's signal": n * bench.signal_s / here.ranks}
+    return [dg.judge_time(parts, bench.teacher_epochs * 3 * n * bench.signal_s / here.ranks, f'{bench.ahead.examples} examples at {rate:.1f} a second, seen over {steps} steps of {size} on the machine as busy as it is now')]
 
 # %% ../nbs/46_doctor.ipynb #8319c84e
 class DoctorError(KdnotesError):
