@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant('divided by the number of examples', 'trainer', 'counts[name]', 'len(index)', 'test_parity.py::test_loss_of_a_step_in_plain_torch'),
     Mutant('mean over ranks of sums', 'trainer', 'total * runtime.ranks', 'total', ranks),
     Mutant('an idle rank counts its stand-in', 'trainer', '(0. if idle else 1.)', '1.', ranks),
-    *(Mutant(f'forward past DDP, {name}', 'trainer', 'outputs = call(model, ', "outputs = call(getattr(model, 'module', model), ", test)
+    *(Mutant(f'forward past DDP, {name}', 'trainer', 'with runtime.autocast(): outputs = call(model, ', "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ", test)
       for name, test in {'gradients': equal_on_ranks, 'all-reduces': one_all_reduce}.items()),
     Mutant('forward past DDP in call', 'models', 'return model(**{', 'return unwrap(model)(**{', equal_on_ranks),
     Mutant('all-reduce at every micro-batch', 'trainer', 'more = runtime.ranks > 1 and', 'more = False and', one_all_reduce),
