@@ -155,17 +155,17 @@ class Shortcuts:
         if self._attention: self.model.set_attn_implementation(self._attention)
         self._rows, self._drops, self._attention = None, [], None
 
-# %% ../nbs/27_shortcuts.ipynb #8169c1bf
+# %% ../nbs/27_shortcuts.ipynb #7d76ecff
 @contextmanager
 def shortcuts(
     model: nn.Module,   # changed inside, given back after
     task: Task,
-    seed: int,          # of dropout, for this rank
     device: torch.device,
+    bits: Bits | None = None,  # where dropout takes its decisions from, on a CPU; None: dropout stays torch's own
 ) -> Iterator[Shortcuts]:
     "A model that leaves out what training need not do."
     table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
     used = rows_in_use(task, table.num_embeddings, device) if type(table) is nn.Embedding else None
-    short = Shortcuts(model, used, Bits(seed) if device.type == 'cpu' else None)
+    short = Shortcuts(model, used, bits)
     try: yield short
     finally: short.end()

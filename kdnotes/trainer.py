@@ -275,7 +275,7 @@ def _step(t: _Training, step: Step) -> Tensor:  # the gradient's norm
     else: t.short.decayed(group['lr'], t.config.weight_decay)
     return norm
 
-# %% ../nbs/32_trainer.ipynb #1dd98701
+# %% ../nbs/32_trainer.ipynb #8efe6087
 def train(
     task: Task,                    # encoded
     model: nn.Module,              # on the runtime's device, weights in fp32; trained in place
@@ -287,7 +287,7 @@ def train(
     key: str = '',                 # whose they are: the run_id
 ) -> TrainResult:
     "Train a model to the last step, from its newest checkpoint if there is one."
-    with shortcuts(model, task, torch_seed(config.seed, 'dropout', runtime.rank), runtime.device) as short:
+    with shortcuts(model, task, runtime.device) as short:
         t = _Training(task, model, config, runtime, on_row, signal, checkpoints, key, short)
         t.row('start', ranks=runtime.ranks, threads_per_rank=runtime.threads, steps=t.total, examples=len(task.lengths('train')), precision=runtime.dtype, device=str(runtime.device))
         with STOP.deferred(): _steps(t, _resume(t))
