@@ -82,7 +82,7 @@ def _decode(
     if storage_dtype == 'bf16': return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(stored).float()
 
-# %% ../nbs/22_teacher.ipynb #15e24fa4
+# %% ../nbs/22_teacher.ipynb #67e6a12e
 def _checksum(
     path: Path,
     blocks: int = 64,        # of 1 MiB; a file with no more of them is hashed whole
@@ -117,7 +117,7 @@ def open_signal(
     folder = Path(folder)
     try:
         meta = read_json(folder / 'meta.json')
-        if meta['schema'] != SIGNAL_SCHEMA: return None
+        if meta['schema'] != SIGNAL_SCHEMA or not meta['arrays']: return None
         if any(_checksum(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()): return None
         return Signal(folder, meta)
     except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError): return None
