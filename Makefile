@@ -29,7 +29,7 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check bench doctor fuzz lab readme clean
+.PHONY: help setup study test check bench doctor lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -74,9 +74,6 @@ bench: setup  ## kdnotes against its peers on this machine, half an hour: CONTES
 
 doctor: setup ## check all modes on this machine, a minute; one's own: kdnotes doctor -p teacher=<folder> ...
 	kdnotes doctor
-
-fuzz: setup   ## 10,000 malformed inputs, minutes
-	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
 lab: setup    ## JupyterLab
 	jupyter lab
