@@ -111,15 +111,15 @@ def read_tsv(
     check_split(split, rows, str(path))
     return [row | dict(label=int(row['label'])) for row in rows]
 
-# %% ../nbs/11_corpus.ipynb #064bdbfd
+# %% ../nbs/11_corpus.ipynb #ccc9de50
 FILE_NAMES = (tuple(f'WikiQA-{s}.tsv' for s in SPLITS), tuple(f'{s}.tsv' for s in SPLITS))
 
 def find_folder(
     path: str | Path,  # absolute, or relative to the current folder or the project's root; `~` is understood
 ) -> Path | None:      # absolute; None: there is no such folder
     "The folder a path means."
-    path = Path(path).expanduser()
-    found = [base / path for base in (Path.cwd(), root()) if (base / path).is_dir()]
+    path = Path(os.path.expanduser(path))
+    found = [base / path for base in (Path.cwd(), root()) if os.path.isdir(base / path)]  # unlike Path.is_dir: False for what no path can be
     return found[0].resolve() if found else None
 
 def read_folder(

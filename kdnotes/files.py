@@ -67,14 +67,14 @@ def sha256_text(
         digest.update(f'{len(data)}:'.encode() + data)
     return digest.hexdigest()
 
-# %% ../nbs/05_files.ipynb #f41f9873
+# %% ../nbs/05_files.ipynb #6db9b146
 def write_json(
     path: str | Path,
     obj: dict,  # JSON-able; no NaN, no infinity
 ) -> Path:      # the file
     "Write a JSON file in one step, with sorted keys."
     try: text = json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         raise FileError(f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for what is unknown') from None
     return atomic_write(path, text + '\n')
 
@@ -84,7 +84,7 @@ def read_json(
     "Read a JSON file that holds an object."
     try: obj = json.loads(Path(path).read_text(encoding='utf-8'))
     except OSError as e: raise FileError(f'{path} cannot be read: {e.strerror}; check the path') from None
-    except ValueError as e: raise FileError(f'{path} is not valid JSON ({e}); delete it or restore it') from None
+    except (ValueError, RecursionError) as e: raise FileError(f'{path} is not valid JSON ({e}); delete it or restore it') from None
     if not isinstance(obj, dict): raise FileError(f'{path} holds a {type(obj).__name__} where an object was expected; delete it or restore it')
     return obj
 

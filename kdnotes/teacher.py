@@ -82,7 +82,7 @@ def _decode(
     if storage_dtype == 'bf16': return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(stored).float()
 
-# %% ../nbs/22_teacher.ipynb #67e6a12e
+# %% ../nbs/22_teacher.ipynb #ee7b7289
 def _checksum(
     path: Path,
     blocks: int = 64,        # of 1 MiB; a file with no more of them is hashed whole
@@ -96,6 +96,8 @@ def _checksum(
             f.seek(i * block)
             digest.update(f.read(block))
     return digest.hexdigest()
+
+def _digest(meta: dict) -> str: return sha256_text(json.dumps(meta, sort_keys=True))
 
 class Signal:
     "A stored signal, called with a batch."
@@ -117,7 +119,7 @@ def open_signal(
     folder = Path(folder)
     try:
         meta = read_json(folder / 'meta.json')
-        if meta['schema'] != SIGNAL_SCHEMA or not meta['arrays']: return None
+        if meta.pop('sha256') != _digest(meta) or meta['schema'] != SIGNAL_SCHEMA: return None
         if any(_checksum(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()): return None
         return Signal(folder, meta)
     except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError): return None
@@ -156,7 +158,7 @@ def _write_rows(
             arrays[name][index] = stored
     for array in arrays.values(): array.flush()
 
-# %% ../nbs/22_teacher.ipynb #60b79e6a
+# %% ../nbs/22_teacher.ipynb #a5f7a8fd
 def _finish(
     folder: Path,
     meta: dict,  # all of it but the arrays
@@ -169,7 +171,8 @@ def _finish(
             if _decode(array[start:start + 65536].copy(), meta['storage_dtype']).isnan().any():
                 raise SignalError(f'{folder} lacks rows of {name!r} from {start} on, since a rank did not write its share; start the run again')
     for name in names: (folder / f'{name}.partial').replace(folder / f'{name}.npy')
-    write_json(folder / 'meta.json', meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in names}))
+    meta = meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in names})
+    write_json(folder / 'meta.json', meta | dict(sha256=_digest(meta)))
 
 def _check_wishes(task: Task, split: str, key_parts: dict, storage_dtype: str) -> None:
     "Refuse what cannot be stored, or would be stored under a wrong name."

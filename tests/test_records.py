@@ -15,7 +15,8 @@ def home(tmp_path, monkeypatch):
 
 
 def a_record(run_id='baseline-s0-aa', study='s', seed=0, **changes):
-    record = {key: dict.fromkeys(inner, 1.) if inner else {} for key, inner in RECORD_KEYS.items()} | dict(
+    record = {key: dict.fromkeys(inner, 1) if inner else {} for key, inner in RECORD_KEYS.items()} | dict(
+        environment=dict.fromkeys(RECORD_KEYS['environment'], 'made up'),
         schema=SCHEMA, run_id=run_id, study=study, task='answer_selection', mode='baseline', arm='baseline', seed=seed, teacher_seed=None, teacher_run_id=None,
         corpus='embedded', corpus_sha256='c', precision='fp32', precision_reason='asked for', params_total=1, model_sha256='m',
         primary=dict(set='test', metric='map', higher_is_better=True, value=1/3), metrics={'test': {'map': 1/3, 'pair_f1': None}},
@@ -143,7 +144,7 @@ def test_evidence_of_another_schema_is_not_overwritten(home):
 
 def test_the_schema_before_is_read_through_its_migration(monkeypatch):
     monkeypatch.setitem(R.MIGRATIONS, 0, lambda old: a_record(run_id=old['name']))
-    run = RunFolder('s', 'r')
+    run = RunFolder('s', 'x')
     run.path.mkdir(parents=True)
     (run.path/'record.json').write_text('{"schema": 0, "name": "x"}')
     assert run.record() == a_record(run_id='x')

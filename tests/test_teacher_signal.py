@@ -156,12 +156,20 @@ def test_an_interrupted_cache_is_never_used(task, teacher, tmp_path):
 def flip(path): path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 def cut(path): path.write_bytes(path.read_bytes()[:-20])
 def empty(path): path.write_bytes(b'')
-def edit(**more): return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | more))
+def edit(**more): return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | more))  # what is not written there is not believed
+
+def sign(**more):
+    "As if it had been written like that."
+    def harm(path):
+        meta = {k: v for k, v in (json.loads(path.read_text()) | more).items() if k != 'sha256'}
+        path.write_text(json.dumps(meta | dict(sha256=T._digest(meta))))
+    return harm
 
 
 @pytest.mark.parametrize('name, harm', [
     ('logits.npy', flip), ('logits.npy', cut), ('logits.npy', empty), ('margin.npy', Path.unlink), ('meta.json', cut), ('meta.json', empty), ('meta.json', Path.unlink),
-    ('meta.json', edit(schema=0)), ('meta.json', edit(arrays=None)), ('meta.json', edit(arrays={'logits': 'x'})), ('meta.json', lambda p: p.write_text('[]'))])
+    ('meta.json', sign(schema=0)), ('meta.json', sign(arrays=None)), ('meta.json', sign(arrays={'logits': 'x'})), ('meta.json', lambda p: p.write_text('[]')),
+    ('meta.json', edit(storage_dtype='bf16')), ('meta.json', edit(teacher_s='soon')), ('meta.json', edit(sha256=None))])
 def test_a_broken_cache_is_made_again(task, teacher, tmp_path, name, harm):
     make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
     harm(tmp_path / name)
