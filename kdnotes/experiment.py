@@ -18,14 +18,15 @@ from .records import SCHEMA, RunFolder, export, find_record, find_run_model, loc
 __all__ = ['RESTARTS', 'make_task', 'Plan', 'teacher_config', 'needs_teacher', 'plan', 'RunError', 'run', 'execute', 'progress',
            'worker', 'together', 'choose_arms', 'plan_study', 'main']
 
-# %% ../nbs/45_experiment.ipynb #e985ebcd
+# %% ../nbs/45_experiment.ipynb #eb8ff1cd
 def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encoded
     "The task a configuration names."
     from kdnotes.answer_selection import AnswerSelection
     return {'answer_selection': AnswerSelection}[config.task](
-        corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke)
+        corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke,
+        min_probability=config.min_probability, top_k=config.top_k, ranking_loss=config.ranking_loss)
 
-# %% ../nbs/45_experiment.ipynb #6cbe6f9b
+# %% ../nbs/45_experiment.ipynb #78b6274a
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -43,9 +44,16 @@ class Plan:
         source = f'the fine-tuned teacher {self.teacher.run_id}' if 'teacher_run_id' in self.initial else c.student or c.teacher
         start = f"layers {self.initial['layers']} of {source}" if 'layers' in self.initial else source
         lines = dict(run_id=self.run_id, corpus=f'{c.corpus} (sha256 {self.corpus_sha256[:12]})', network=f'{mode.network}, starting from {start}', precision=f'{resolved_dtype(c)}: {self.reason}',
-                     ranks=f'{c.ranks} process(es){threads}', distillation=f'T={c.temperature:g}, alpha={c.alpha:g}, teacher {self.teacher.run_id}' if mode.kd else 'none: hard targets alone',
+                     ranks=f'{c.ranks} process(es){threads}', distillation=_losses(c) + (f', teacher {self.teacher.run_id}' if mode.kd else ''),
                      setting=f'{c.epochs:g} epochs, learning rate {c.learning_rate:g}, {c.batch_size} examples a step' + '; a smoke run of a few steps: its numbers mean nothing' * c.smoke)
         return '\n'.join(f'{k:>13}: {v}' for k, v in lines.items())
+
+def _losses(config: RunConfig) -> str:
+    "What is minimised, in words."
+    c = config
+    first = f'T={c.temperature:g}, alpha={c.alpha:g}' if MODES[c.mode].kd else 'none: hard targets alone'
+    others = [f'in the words of {c.dialect}'] * (c.dialect != 'canonical') + [f'{k}={getattr(c, k):g}' for k in ('min_probability', 'top_k') if getattr(c, k)]
+    return ', '.join([first, *others, *([f'{c.ranking_weight:g} * {c.ranking_loss}'] if c.ranking_loss != 'none' else [])])
 
 def teacher_config(
     config: RunConfig,  # resolved, of a student
@@ -147,7 +155,7 @@ def _adopt(folder: RunFolder, say) -> bool:
     export(folder.study)
     return True
 
-# %% ../nbs/45_experiment.ipynb #66aa5391
+# %% ../nbs/45_experiment.ipynb #e663d5d7
 RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
 
 def _command(config: RunConfig, config_file: Path) -> list[str]:
@@ -159,17 +167,14 @@ def _command(config: RunConfig, config_file: Path) -> list[str]:
 
 def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None]) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
-    from kdnotes.runtime import die_with_parent
+    from kdnotes.runtime import die_with_parent, process_environment
     folder.write_config(dict(config=plan.config.model_dump(mode='json'), run_id=plan.run_id, corpus_sha256=plan.corpus_sha256, initial=plan.initial, precision_reason=plan.reason,
                              teacher_run_id=plan.teacher.run_id if plan.teacher else None))
     if not checkpoints(folder.path / 'checkpoints'): (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
-    env = dict(os.environ, KDNOTES_HOME=str(root()), TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1')
-    env.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # threads that spin at a barrier stop each other as soon as anything else runs on the machine
-    if plan.config.threads_per_rank: env['OMP_NUM_THREADS'] = str(plan.config.threads_per_rank)
     log = folder.path / 'log.txt'
     with open(log, 'wb') as out:
-        process = subprocess.Popen(_command(plan.config, folder.path / 'config.json'), env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+        process = subprocess.Popen(_command(plan.config, folder.path / 'config.json'), env=process_environment(plan.config.threads_per_rank), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                                    preexec_fn=die_with_parent)
         try: code = _follow(process, folder, on_row)
         except BaseException as e:
