@@ -29,7 +29,7 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check bench doctor lab readme clean
+.PHONY: help setup study test check fuzz bench doctor lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -51,7 +51,7 @@ study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=proced
 	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 	@cat '$(RUNS)/$(STUDY)/table.txt'
 
-test check: export OMP_NUM_THREADS = 1
+test check fuzz: export OMP_NUM_THREADS = 1
 
 test: setup   ## every test: the notebooks, then pytest with papermill runs of the experiments
 	nbdev_test --n_workers $(WORKERS)
@@ -64,6 +64,9 @@ check: setup  ## before a commit, with the change staged: notebooks and modules 
 	nbdev_clean
 	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
 	pytest -m 'not slow'
+
+fuzz: setup   ## 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
+	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
 bench: setup  ## kdnotes against its peers on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
 	@python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
