@@ -11,10 +11,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'SAFETY', 'NOT_SCIENCE',
-           'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile', 'default_setting', 'RunConfig',
-           'make_config', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors',
-           'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NEED_TEACHER', 'CLASSES',
+           'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile',
+           'default_setting', 'RunConfig', 'make_config', 'parameters_from', 'Machine', 'resolve_precision',
+           'resolve_ranks', 'resolve', 'factors', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path',
+           'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -47,12 +48,12 @@ PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
-# %% ../nbs/00_config.ipynb #1d89ff0e
+# %% ../nbs/00_config.ipynb #41659968
 FACTOR_SETTINGS = {
     'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
-    'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'teacher_run_id', 'teacher_seed'},
+    'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'teacher_run_id', 'teacher_seed'},
     'ranks':        {'ranks', 'threads_per_rank', 'backend'},
     'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
     'signal_dtype': {'signal_dtype'},
@@ -89,7 +90,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
 
-# %% ../nbs/00_config.ipynb #7cbe1022
+# %% ../nbs/00_config.ipynb #cda20b0f
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -112,6 +113,12 @@ class RunConfig(BaseModel):
     alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets; the hard ones get 1 - alpha
     signal: Literal['cached', 'online'] = 'cached'
     signal_dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32'
+    # other losses than the study's: off unless asked for
+    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'  # the system whose weights alpha and 1 - alpha are meant to be
+    min_probability: float | None = Field(None, gt=0, le=1)  # the teacher's classes below it are cut off
+    top_k: int | None = Field(None, ge=1)                    # all but the teacher's k largest classes are cut off
+    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'  # between candidates of one question, which then stay together in a step
+    ranking_weight: float = Field(1., ge=0, le=1000)  # beside those of hard and soft targets; 0: a control with the same steps
     # precision and parallelism
     precision: Literal['fp32', 'tf32', 'mixed'] | None = None  # None: the mode's
     amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'
@@ -151,6 +158,21 @@ class RunConfig(BaseModel):
         if self.amp_dtype != 'auto' and MODES[self.mode].precision != 'mixed':
             raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
         return self
+
+    @model_validator(mode='after')
+    def _losses_agree(self):
+        if not MODES[self.mode].kd:
+            for name in NEED_TEACHER:
+                if (value := getattr(self, name)) != RunConfig.model_fields[name].default: raise ValueError(f'{name}={value!r} needs a teacher, and mode={self.mode!r} learns from none; use a KD mode')
+            if self.ranking_loss == 'margin_mse': raise ValueError(f"ranking_loss='margin_mse' needs a teacher, and mode={self.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'")
+        if self.ranking_loss == 'none' and self.ranking_weight != 1: raise ValueError(f"ranking_weight={self.ranking_weight:g} weighs nothing; choose ranking_loss='ranknet' or 'margin_mse' too")
+        if self.top_k and self.top_k > CLASSES[self.task]: raise ValueError(f'top_k={self.top_k} is more than the {CLASSES[self.task]} classes of task={self.task!r}')
+        if self.dialect != 'canonical' and (self.top_k or self.min_probability):
+            raise ValueError(f"dialect={self.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
+        return self
+
+NEED_TEACHER = ('dialect', 'min_probability', 'top_k')  # settings that play no part without KD
+CLASSES = {'answer_selection': 2}  # of each task
 
 # %% ../nbs/00_config.ipynb #4001ba15
 def _sentence(errors: list[dict]) -> str:
@@ -271,11 +293,11 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #43ee395c
+# %% ../nbs/00_config.ipynb #f908a30a
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints'}
 NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
-LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
+LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
 
 def settings(
     config: RunConfig,  # resolved

@@ -36,7 +36,7 @@ class Ragged:
         np.cumsum([len(r) for r in rows], out=offsets[1:])
         return cls(np.fromiter((v for r in rows for v in r), dtype=dtype, count=int(offsets[-1])), offsets)
 
-# %% ../nbs/10_data.ipynb #b1b2f273
+# %% ../nbs/10_data.ipynb #6e359427
 @dataclass(frozen=True)
 class Batch:
     "Examples ready for a model."
@@ -44,10 +44,12 @@ class Batch:
     inputs: dict[str, Tensor]  # what the model is called with: input_ids, attention_mask, token_type_ids, each (n, length) int64
     labels: Tensor             # (n,) int64
     tokens: int                # real tokens, padding not counted
+    groups: Tensor | None = None  # (n,) int64, what is compared by a ranking loss; None: a task without one
 
     def to(self, device) -> Batch:
         "The batch on a device; the index stays on the host."
-        return replace(self, inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()}, labels=self.labels.to(device, non_blocking=True))
+        groups = None if self.groups is None else self.groups.to(device, non_blocking=True)
+        return replace(self, inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()}, labels=self.labels.to(device, non_blocking=True), groups=groups)
 
 # %% ../nbs/10_data.ipynb #a8385ff4
 def encode_pairs(
@@ -127,21 +129,39 @@ def epoch_steps(
         steps += [np.concatenate([members[g] for g in mine[step == s]]) for s in np.unique(step)]
     return [steps[i] for i in rng.permutation(len(steps))]
 
-# %% ../nbs/10_data.ipynb #958d8cee
+# %% ../nbs/10_data.ipynb #fb5c6a8b
 def micro_batches(
     index: np.ndarray,    # the step's examples
     lengths: np.ndarray,  # (n,) tokens of every example of the split
     tokens: int,          # most tokens of a micro-batch, padding included
     rank: int = 0,
     ranks: int = 1,
-) -> list[np.ndarray]:    # the rank's share in micro-batches; empty when the step has fewer examples than ranks
+    groups: np.ndarray | None = None,  # (n,) of every example of the split: never split over ranks or micro-batches; None: each is its own
+) -> list[np.ndarray]:    # the rank's share in micro-batches; empty when the step has fewer examples (or groups) than ranks
     "The part of a step that a rank works on, cut by a token budget."
+    if groups is not None and len(set(groups[index].tolist())) < len(index): return _whole_groups(index, lengths, tokens, rank, ranks, groups)
     mine = index[np.argsort(lengths[index], kind='stable')[::-1]][rank::ranks]  # longest first: memory trouble shows at once
     batches, start = [], 0
     while start < len(mine):
         fit = max(1, tokens // max(1, int(lengths[mine[start]])))
         batches.append(mine[start:start + fit])
         start += fit
+    return batches
+
+# %% ../nbs/10_data.ipynb #fce5554c
+def _whole_groups(index: np.ndarray, lengths: np.ndarray, tokens: int, rank: int, ranks: int, groups: np.ndarray) -> list[np.ndarray]:
+    "`micro_batches` of groups of several examples."
+    members = [index[groups[index] == g] for g in np.unique(groups[index])]
+    longest = [int(lengths[m].max()) for m in members]
+    loads, mine = [0] * ranks, []
+    for g in sorted(range(len(members)), key=lambda g: -longest[g] * len(members[g])):
+        least = loads.index(min(loads))
+        loads[least] += longest[g] * len(members[g])
+        if least == rank: mine.append(g)
+    batches, most = [], 0
+    for g in sorted(mine, key=lambda g: -longest[g]):  # longest first: it sets the width of its micro-batch
+        if batches and most * (len(batches[-1]) + len(members[g])) <= tokens: batches[-1] = np.concatenate([batches[-1], members[g]])
+        else: batches, most = [*batches, members[g]], longest[g]
     return batches
 
 # %% ../nbs/10_data.ipynb #cd2a49c9
@@ -158,7 +178,7 @@ class Evaluation:
     units: pd.DataFrame        # split, set, unit, cluster, metric, value: one row for each thing a metric averages over
     predictions: pd.DataFrame  # split, unit, item, label, score
 
-# %% ../nbs/10_data.ipynb #89ed3e37
+# %% ../nbs/10_data.ipynb #a023a51d
 class Task(Protocol):
     "What the trainer, the teacher's signal and the statistics need of a task."
     name: str
@@ -171,7 +191,7 @@ class Task(Protocol):
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...
     def lengths(self, split: str) -> np.ndarray: ...     # (n,) tokens of each example
-    def groups(self, split: str) -> np.ndarray: ...      # (n,) what a sampler may not split
+    def groups(self, split: str) -> np.ndarray: ...      # (n,) what neither a sampler nor a micro-batch may split
     def batch(self, split: str, index: np.ndarray) -> Batch: ...
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: ...  # the teacher's part that is kept, (n, *shape)
     def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]: ...  # name -> (sum, count)

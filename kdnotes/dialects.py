@@ -11,7 +11,7 @@ from torch import Tensor
 from .losses import soft_target_kl
 
 # %% auto #0
-__all__ = ['DIALECTS', 'dialect_loss', 'translate']
+__all__ = ['DIALECTS', 'dialect_loss', 'translate', 'dialect_weights']
 
 # %% ../nbs/23_dialects.ipynb #49ebdae6
 DIALECTS = {  # name -> its weights: of the labels, then of the teacher
@@ -142,3 +142,14 @@ def translate(
     if 'torchdistill' in (source, target) and len(shape) > 2 and source != target:
         raise ValueError(f'torchdistill takes dimension 1 for the classes, so for logits of shape {tuple(shape)} no weight gives the gradient of another dialect; flatten them to (rows, classes)')
     return _from_canonical(target, *_to_canonical(source, complete, T, shape[-1], labelled), T, shape[-1], labelled)
+
+# %% ../nbs/23_dialects.ipynb #9662368e
+def dialect_weights(
+    dialect: str,   # one of `DIALECTS`
+    alpha: float,   # its weight of the teacher, from 0 to 1; the labels get 1 - alpha
+    T: float,       # temperature, > 0
+    classes: int,   # of the logits
+) -> dict[str, float]:  # 'hard', 'soft': the canonical weights
+    "What a system's `alpha` on the teacher and the rest on the labels amounts to."
+    own = {'kd_loss_weight': alpha} if dialect == 'modelopt' else dict(zip(DIALECTS.get(dialect, ()), (1 - alpha, alpha)))
+    return translate(own, T, dialect, 'canonical', (1, classes))

@@ -21,6 +21,7 @@ class Run:
     even: bool = False      # examples of 16 tokens each, so that a budget of k * 16 is k examples
     signal: str = 'online'  # or the storage format of a cache
     student: str = 'bert'
+    ranking: str = 'none'   # or a loss between the candidates of a question
 
 
 class World:
@@ -36,6 +37,33 @@ class World:
         return self.notes[run]
 
 
+def ranked_corpus(
+    sizes=(3, 1, 5, 2, 8, 4, 2),  # candidates of each training question
+):  # a kdnotes.corpus.Corpus of made-up words
+    "Questions of very different size; some have no right candidate, one has two and one has nothing else."
+    from kdnotes.corpus import Corpus
+    rng, rows = np.random.default_rng(3), []
+    for q, size in enumerate(sizes):
+        right = {0: {1}, 2: {0, 3}, 3: {0, 1}, 4: {7}, 6: {0}}.get(q, set())
+        for i in range(size):
+            words = [' '.join(f'w{w}' for w in rng.integers(0, 60, rng.integers(1, most))) for most in (7, 14)]
+            rows.append(dict(question_id=f'Q{q}', question=words[0], document_id=f'D{q % 3}', document_title='', sentence_id=f'D{q % 3}-{i}', sentence=words[1], label=int(i in right)))
+    return Corpus('made up', 'made up', '', dict(train=rows, dev=rows[:9], test=rows[:4]), 'x')
+
+
+def ranked_task(ranking: str = 'none', **more):
+    "The real task, with a word's number as its token."
+    from kdnotes.answer_selection import AnswerSelection
+    from kdnotes.data import Ragged
+    task = AnswerSelection(ranked_corpus(), ranking_loss=ranking, **more)
+    def ids(text, after): return [*(10 + int(w[1:]) for w in text.split()), after]
+    task._encoded, task._pad_id = {}, 0
+    for split, rows in task.rows.items():
+        pairs = [([1, *ids(r['question'], 2)], ids(r['sentence'], 2)) for r in rows]
+        task._encoded[split] = Ragged.from_rows([a + b for a, b in pairs]), np.array([len(a) for a, _ in pairs])
+    return task
+
+
 def train_all(runs: list[Run], folder: Path) -> list[dict]:
     "What a rank does."
     from kdnotes import runtime
@@ -48,8 +76,8 @@ def train_all(runs: list[Run], folder: Path) -> list[dict]:
 def _train(run: Run, here, folder: Path) -> dict:
     "Train a tiny student, and note what can be compared."
     from kdnotes import trainer
-    config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens)
-    task, student = SameWord(even=run.even), tiny_distilbert() if run.student == 'distilbert' else tiny_bert()
+    config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens, ranking_loss=run.ranking)
+    task, student = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking), tiny_distilbert() if run.student == 'distilbert' else tiny_bert()
     teacher, rows, start = _Teacher(run, task, here, folder) if run.kd else None, [], _weights(student)
     with _watch(student) as notes:
         result = trainer.train(task, student, config, here, lambda kind, **values: rows.append(dict(kind=kind, **values)), teacher)

@@ -26,7 +26,7 @@ EDGES = {
     'shortcuts': {'data'},
     'runtime': {'config'},
     'telemetry': {'config'},
-    'trainer': {'config', 'losses', 'data', 'models', 'checkpoint', 'faults', 'shortcuts', 'runtime'},
+    'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'checkpoint', 'faults', 'shortcuts', 'runtime'},
     'speed': {'data', 'runtime'},
     'probes': {'config', 'data', 'models', 'teacher', 'runtime', 'trainer'},
     'diagnosis': set(),

@@ -22,21 +22,22 @@ DIVIDED = [Run(2, kd, dtype, tokens) for kd, dtype in KINDS for tokens in (8192,
 DIVIDED += [Run(3, False, 'fp32', 32), Run(3, True, 'fp32', 8192), Run(3, True, 'fp32', 32), Run(3, True, 'bf16', 32)]
 CACHED = [Run(ranks, signal=signal) for ranks in (1, 2) for signal in STORED]
 OTHER_STUDENT = Run(student='distilbert')
-PLAN = (*(Run(1, kd, dtype, tokens, even=True) for kd, dtype in KINDS for tokens in EVEN), *(Run(1, kd, dtype) for kd, dtype in KINDS), *DIVIDED, *CACHED, OTHER_STUDENT)
+RANKED = [Run(ranks, True, 'fp32', tokens, ranking=ranking) for ranking in ('ranknet', 'margin_mse') for ranks, tokens in ((1, 64), (2, 8192), (2, 64), (3, 64))]
+PLAN = (*(Run(1, kd, dtype, tokens, even=True) for kd, dtype in KINDS for tokens in EVEN), *(Run(1, kd, dtype) for kd, dtype in KINDS), *DIVIDED, *CACHED, OTHER_STUDENT, *RANKED)
 
 
 @pytest.fixture(scope='module')
 def world(tmp_path_factory): return World(tmp_path_factory.mktemp('signals'), PLAN)
 
-def name(run: Run) -> str: return f"{run.ranks}-{'kd' if run.kd else 'labels'}-{run.dtype}-{run.tokens}-{run.signal}-{run.student}"
+def name(run: Run) -> str: return f"{run.ranks}-{'kd' if run.kd else 'labels'}-{run.dtype}-{run.tokens}-{run.signal}-{run.student}-{run.ranking}"
 
 def way_apart(a: dict, b: dict) -> float:
     "How far apart two trainings ended, as a share of how far they went."
     return np.linalg.norm(a['update'] - b['update']) / np.linalg.norm(a['update'])
 
-def assert_same_training(a: dict, b: dict, dtype: str):
+def assert_same_training(a: dict, b: dict, dtype: str, steps: int = 8):
     tolerance = TOLERANCE[dtype]
-    assert a['totals'] == b['totals'] and len(a['losses']) == 8 and np.abs(a['update']).max() > 1e-2, 'as many steps, examples and tokens, and something was learned'
+    assert a['totals'] == b['totals'] and len(a['losses']) == steps and np.abs(a['update']).max() > 1e-2, 'as many steps, examples and tokens, and something was learned'
     np.testing.assert_allclose(b['losses'], a['losses'], rtol=0, atol=tolerance['loss'], err_msg='losses of the steps')
     for split in a['scores']: np.testing.assert_allclose(b['scores'][split], a['scores'][split], rtol=0, atol=tolerance['score'], err_msg=f'scores of {split}')
     assert (apart := way_apart(a, b)) <= tolerance['way'], f'weights: {apart:.1e} of the way apart'
@@ -80,6 +81,16 @@ def test_ranks_do_not_matter(world, run):
     assert sorted(one['examples']) == [1, 1, 8, 8, 8, 8, 8, 8], 'some steps have fewer examples than ranks'
     assert (run.tokens == 8192) == (max(many[0]['forwards']) == 1), 'ranks with and without micro-batches'
     assert_same_training(one, many[0], run.dtype)
+
+
+@pytest.mark.parametrize('run', RANKED, ids=name)
+def test_questions_stay_whole_and_pairs_are_counted_over_the_step(world, run):
+    "A step of one question leaves ranks without any; the largest question is beyond the budget of a micro-batch."
+    whole, divided = world[Run(ranking=run.ranking)][0], world[run]
+    assert max(whole['forwards']) == 1 < max(sum(rank['forwards'][step] for rank in divided) for step in range(6)), 'it was divided'
+    assert whole['losses'].shape == (6, 4) and (whole['losses'][:, 3] > 0).sum() >= 4, 'the ranking loss is the last'
+    assert_same_training(whole, divided[0], 'fp32', steps=6)
+    for other in divided[1:]: assert other['gradients'] == divided[0]['gradients'] and (other['update'] == divided[0]['update']).all()
 
 
 @pytest.mark.parametrize('kd', [False, True])
