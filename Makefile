@@ -29,10 +29,10 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check fuzz bench doctor lab readme clean
+.PHONY: help setup study test check fuzz bench doctor gpu-check lab readme clean
 
 help:    ## this list
-	@sed -n 's/^\([a-z]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 setup: $(DONE)  ## the virtual environment .venv with everything in it (minutes, once)
 $(DONE): pyproject.toml constraints.txt
@@ -77,6 +77,9 @@ bench: setup  ## kdnotes against its peers on this machine, half an hour: CONTES
 
 doctor: setup ## check all modes on this machine, a minute; one's own: kdnotes doctor -p teacher=<folder> ...
 	kdnotes doctor
+
+gpu-check:  ## a GPU machine in ten minutes: correctness, memory, speed, energy; with its own PYTHON, no setup; ARGS='--device cpu --smoke' for a rehearsal
+	@$(PYTHON) -m kdnotes.gpu_check $(ARGS)
 
 lab: setup    ## JupyterLab
 	jupyter lab

@@ -39,6 +39,8 @@ EDGES = {
     'bench': {'config', 'corpus', 'data', 'experiment', 'files', 'models', 'peers', 'records', 'runtime', 'speed', 'teacher', 'telemetry', 'trainer'},
     'standings': set(),
     'report': {'config', 'files', 'corpus', 'records', 'stats', 'compare'},
+    'gpu_parts': {'config', 'corpus', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'speed', 'probes', 'experiment', 'doctor', 'peers', 'bench'},
+    'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts'},
     'cli': {'config', 'doctor'},
 }
 
