@@ -57,7 +57,7 @@ def rows_in_use(
     for start in range(0, n, 1024): seen[task.batch('train', np.arange(start, min(n, start + 1024))).inputs['input_ids'].unique()] = True
     return seen.nonzero().squeeze(1).to(device) if seen.float().mean() <= MOST_ROWS else None
 
-# %% ../nbs/27_shortcuts.ipynb #cf38ffd4
+# %% ../nbs/27_shortcuts.ipynb #3786a17a
 class Bits:
     "A stream of random 16-bit numbers for each step."
     def __init__(self,
@@ -81,10 +81,10 @@ def drop(
 ) -> Tensor:
     "Dropout: zeros at random, the rest scaled so that the mean stays (Srivastava et al. 2014)."
     zeros = round(p * 65536)
-    keep = bits.take(x.numel()).view(x.shape) >= zeros - 32768
-    return x * keep.to(x.dtype).mul_(65536 / (65536 - zeros))
+    keep = torch.ge(bits.take(x.numel()).view(x.shape), zeros - 32768, out=torch.empty(x.shape, dtype=x.dtype))  # 0 or 1 at once: passes over booleans are slow
+    return x * keep.mul_(65536 / (65536 - zeros))
 
-# %% ../nbs/27_shortcuts.ipynb #4f504741
+# %% ../nbs/27_shortcuts.ipynb #c45173c6
 class _Dropout(nn.Module):
     "In the place of nn.Dropout."
     def __init__(self, p: float, bits: Bits):
@@ -97,9 +97,10 @@ def _attention(module, query, key, value, attention_mask, dropout=0., scaling=No
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     ours = getattr(module, 'dropout', None)
     if not (dropout and isinstance(ours, _Dropout)): return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    scores = (query * (query.shape[-1] ** -.5 if scaling is None else scaling)) @ key.transpose(-2, -1)
-    if attention_mask is not None: scores = scores.masked_fill(~attention_mask, float('-inf')) if attention_mask.dtype == torch.bool else scores + attention_mask
-    return (drop(scores.softmax(-1), dropout, ours.bits) @ value).transpose(1, 2).contiguous(), None
+    with torch.autocast(query.device.type, enabled=False):  # in the inputs' format, as torch's own function does: else each softmax is a detour over fp32
+        scores = (query * (query.shape[-1] ** -.5 if scaling is None else scaling)) @ key.transpose(-2, -1)
+        if attention_mask is not None: scores += torch.zeros(()).to(scores).where(attention_mask, float('-inf')) if attention_mask.dtype == torch.bool else attention_mask
+        return (drop(scores.softmax(-1), dropout, ours.bits) @ value).transpose(1, 2).contiguous(), None
 
 def _register() -> str:
     "The name transformers knows the attention by."
@@ -155,17 +156,17 @@ class Shortcuts:
         if self._attention: self.model.set_attn_implementation(self._attention)
         self._rows, self._drops, self._attention = None, [], None
 
-# %% ../nbs/27_shortcuts.ipynb #7d76ecff
+# %% ../nbs/27_shortcuts.ipynb #f011b346
 @contextmanager
 def shortcuts(
     model: nn.Module,   # changed inside, given back after
     task: Task,
     device: torch.device,
-    bits: Bits | None = None,  # where dropout takes its decisions from, on a CPU; None: dropout stays torch's own
+    seed: int,          # of dropout, for this rank; without a meaning on a GPU, where dropout stays torch's own
 ) -> Iterator[Shortcuts]:
     "A model that leaves out what training need not do."
     table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
     used = rows_in_use(task, table.num_embeddings, device) if type(table) is nn.Embedding else None
-    short = Shortcuts(model, used, bits)
+    short = Shortcuts(model, used, Bits(seed) if device.type == 'cpu' else None)
     try: yield short
     finally: short.end()
