@@ -39,7 +39,7 @@ def _of_this_schema(
     raise RecordError(f'{where} is of schema {schema!r} and this version of kdnotes reads schema {SCHEMA}; '
                       'read it with the version that wrote it, or move it away to have the run made again')
 
-# %% ../nbs/40_records.ipynb #c4ad96a2
+# %% ../nbs/40_records.ipynb #3e0cff41
 _KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a value read from JSON is that
     'a text': lambda v: isinstance(v, str),
     'a name': lambda v: isinstance(v, str) and v.isprintable(),
@@ -51,7 +51,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a val
     'texts by name': lambda v: isinstance(v, dict) and all(_is(x, 'a text') for x in v.values()),
     'numbers by name': lambda v: isinstance(v, dict) and all(_is(x, 'a finite number or null') for x in v.values()),
     'numbers by set and name': lambda v: isinstance(v, dict) and all(_is(x, 'numbers by name') for x in v.values()),
-    'a list of points': lambda v: isinstance(v, list) and all(isinstance(p, dict) and not _wrong(p, _POINT) for p in v),
+    'a list of points': lambda v: isinstance(v, list) and all(isinstance(p, dict) and 'step' in p and not _wrong(p, _POINT) for p in v),
 }
 _POINT = {'step': 'a whole number', 'loss': 'a finite number or null', 'value': 'a finite number or null', 'set': 'a name or null'}  # of a curve
 
