@@ -48,12 +48,13 @@ PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
-# %% ../nbs/00_config.ipynb #41659968
+# %% ../nbs/00_config.ipynb #fa67ee83
 FACTOR_SETTINGS = {
     'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
-    'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'teacher_run_id', 'teacher_seed'},
+    'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss',
+                     'relation_weight', 'teacher_run_id', 'teacher_seed'},
     'ranks':        {'ranks', 'threads_per_rank', 'backend'},
     'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
     'signal_dtype': {'signal_dtype'},
@@ -90,7 +91,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
 
-# %% ../nbs/00_config.ipynb #cda20b0f
+# %% ../nbs/00_config.ipynb #45701e38
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -119,6 +120,11 @@ class RunConfig(BaseModel):
     top_k: int | None = Field(None, ge=1)                    # all but the teacher's k largest classes are cut off
     ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'  # between candidates of one question, which then stay together in a step
     ranking_weight: float = Field(1., ge=0, le=1000)  # beside those of hard and soft targets; 0: a control with the same steps
+    hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'   # between hidden states of student and teacher; needs signal='online'
+    hidden_weight: float = Field(1., gt=0, le=1000)
+    hidden_layers: tuple[int, ...] | None = None  # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was made of
+    relation_loss: Literal['none', 'values'] = 'none'        # between the last layers' value relations; needs signal='online'
+    relation_weight: float = Field(1., gt=0, le=1000)
     # precision and parallelism
     precision: Literal['fp32', 'tf32', 'mixed'] | None = None  # None: the mode's
     amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'
@@ -165,13 +171,28 @@ class RunConfig(BaseModel):
             for name in NEED_TEACHER:
                 if (value := getattr(self, name)) != RunConfig.model_fields[name].default: raise ValueError(f'{name}={value!r} needs a teacher, and mode={self.mode!r} learns from none; use a KD mode')
             if self.ranking_loss == 'margin_mse': raise ValueError(f"ranking_loss='margin_mse' needs a teacher, and mode={self.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'")
-        if self.ranking_loss == 'none' and self.ranking_weight != 1: raise ValueError(f"ranking_weight={self.ranking_weight:g} weighs nothing; choose ranking_loss='ranknet' or 'margin_mse' too")
+        for name in ('ranking', 'hidden', 'relation'):
+            if getattr(self, f'{name}_loss') == 'none' and (weight := getattr(self, f'{name}_weight')) != 1: raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
         if self.top_k and self.top_k > CLASSES[self.task]: raise ValueError(f'top_k={self.top_k} is more than the {CLASSES[self.task]} classes of task={self.task!r}')
         if self.dialect != 'canonical' and (self.top_k or self.min_probability):
             raise ValueError(f"dialect={self.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
         return self
 
-NEED_TEACHER = ('dialect', 'min_probability', 'top_k')  # settings that play no part without KD
+    @model_validator(mode='after')
+    def _inside_agrees(self):
+        for name in ('hidden_loss', 'relation_loss'):
+            if getattr(self, name) != 'none' and self.signal != 'online':
+                raise ValueError(f"{name}={getattr(self, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
+        layers, own = self.hidden_layers, self.student_layers or PROFILES[self.profile].student_layers
+        if self.hidden_loss == 'none':
+            if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
+        elif self.student_init == 'hub':
+            if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
+        elif layers is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
+        if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
+        return self
+
+NEED_TEACHER = ('dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')  # settings that play no part without KD
 CLASSES = {'answer_selection': 2}  # of each task
 
 # %% ../nbs/00_config.ipynb #4001ba15
@@ -254,7 +275,7 @@ def resolve_ranks(
         raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
-# %% ../nbs/00_config.ipynb #8862c2a3
+# %% ../nbs/00_config.ipynb #ce395545
 def resolve(
     config: RunConfig,
     machine: Machine,
@@ -267,13 +288,14 @@ def resolve(
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device)
     if dtype == 'bf16' and not machine.bf16: raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
     student = mode.network == 'student'
+    layers = (config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None
     setting = default_setting(corpus, mode.network)
     return config.model_copy(update=dict(
         corpus=corpus, arm=config.arm or config.mode, precision=precision,
         amp_dtype=dtype if precision == 'mixed' else 'auto', ranks=ranks, threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
-        student_layers=(config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None,
+        student_layers=layers, hidden_layers=None if config.hidden_loss == 'none' else config.hidden_layers or layers,
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed) if student else None,
         **{k: setting[k] if getattr(config, k) in (None, 'auto') else getattr(config, k) for k in setting}))
 
@@ -293,11 +315,12 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #f908a30a
+# %% ../nbs/00_config.ipynb #4c14964c
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints'}
 NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
-LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
+LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',
+         'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
 
 def settings(
     config: RunConfig,  # resolved

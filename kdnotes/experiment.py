@@ -26,7 +26,7 @@ def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encode
         corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke,
         min_probability=config.min_probability, top_k=config.top_k, ranking_loss=config.ranking_loss)
 
-# %% ../nbs/45_experiment.ipynb #78b6274a
+# %% ../nbs/45_experiment.ipynb #f7f309a4
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -53,7 +53,8 @@ def _losses(config: RunConfig) -> str:
     c = config
     first = f'T={c.temperature:g}, alpha={c.alpha:g}' if MODES[c.mode].kd else 'none: hard targets alone'
     others = [f'in the words of {c.dialect}'] * (c.dialect != 'canonical') + [f'{k}={getattr(c, k):g}' for k in ('min_probability', 'top_k') if getattr(c, k)]
-    return ', '.join([first, *others, *([f'{c.ranking_weight:g} * {c.ranking_loss}'] if c.ranking_loss != 'none' else [])])
+    named = {f'{name} {loss}': getattr(c, f'{name}_weight') for name in ('ranking', 'hidden', 'relation') if (loss := getattr(c, f'{name}_loss')) != 'none'}
+    return ', '.join([first, *others, *(f'{weight:g} * {name}' for name, weight in named.items())])
 
 def teacher_config(
     config: RunConfig,  # resolved, of a student
@@ -67,7 +68,7 @@ def needs_teacher(config: RunConfig) -> bool:
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
-# %% ../nbs/45_experiment.ipynb #624b6413
+# %% ../nbs/45_experiment.ipynb #c59fc62d
 def plan(
     config: RunConfig,
     on: Machine | None = None,      # None: this machine
@@ -105,6 +106,7 @@ def _check_student(config: RunConfig) -> None:
     n, layers = AutoConfig.from_pretrained(find_model(config.teacher), local_files_only=True).num_hidden_layers, config.student_layers
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n:
         raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
+    if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
 
 # %% ../nbs/45_experiment.ipynb #aff248c5
 class RunError(KdnotesError):
@@ -297,14 +299,15 @@ def _teacher(task, job: dict):
     if folder is None: raise RunError(f"the teacher's weights runs/*/{job['teacher_run_id']}/model are missing; start the run again and they are made first")
     return load_model(str(folder), task.auto_class, 0, **task.model_kwargs)
 
-# %% ../nbs/45_experiment.ipynb #a748dec6
+# %% ../nbs/45_experiment.ipynb #34340f36
 def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a callable on batches or None, seconds its cache took or None)
     "The teacher's signal, for a KD mode."
     if not MODES[config.mode].kd: return None, None
     from kdnotes import teacher as te
+    from kdnotes.inside import online_teacher
     from kdnotes.models import load_tokenizer, tokenizer_sha256, weights_sha256
     model = _teacher(task, job).to(runtime.device)
-    if config.signal == 'online': return te.online_signal(task, model), None
+    if config.signal == 'online': return online_teacher(task, model, config), None
     parts = dict(weights_sha256=weights_sha256(model), corpus_sha256=corpus.sha256, tokenizer_sha256=tokenizer_sha256(load_tokenizer(config.teacher)), split='train',
                  max_length=config.max_length, forward_dtype='fp32', storage_dtype=config.signal_dtype, subset=f'{config.train_questions}{"-smoke" * config.smoke}')
     folder = cache_path() / 'signals' / te.signal_key(**parts)
