@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 # %% auto #0
-__all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'version_at_least', 'missing', 'no_gpu', 'work', 'gpu_check', 'failures',
-           'known_peak', 'rates_table', 'text', 'add_arguments', 'run', 'main']
+__all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'PATIENCE', 'version_at_least', 'missing', 'no_gpu', 'work',
+           'gpu_check', 'failures', 'known_peak', 'rates_table', 'text', 'add_arguments', 'run', 'main']
 
 # %% ../nbs/52_gpu_check.ipynb #bca30a35
 NEEDED = {'torch': '2.10', 'transformers': '5', 'pydantic': '2', 'tokenizers': '', 'safetensors': '', 'huggingface_hub': '', 'numpy': '', 'pandas': '', 'psutil': '', 'matplotlib': ''}  # module -> lowest version
@@ -39,9 +39,10 @@ def no_gpu() -> str | None:  # a sentence; None: there is one
     why = f'torch {torch.__version__} was built without CUDA' if torch.version.cuda is None else f'torch {torch.__version__} sees no NVIDIA GPU (CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
     return f'{why}, so nothing can be checked; for a rehearsal on the CPU, use --device cpu --smoke'
 
-# %% ../nbs/52_gpu_check.ipynb #4f9eebd3
+# %% ../nbs/52_gpu_check.ipynb #768c60f9
 ORDER = ('machine', 'numbers', 'fits', 'doctor', 'minilm', 'bert')
 LIMITS = dict(machine=120., numbers=90., fits=120., doctor=180., minilm=180., bert=240.)  # seconds, and never more than are left of all
+SHORTEST, PATIENCE = 20., 15.  # seconds: with less a part is not begun; so long it may take to end after its time
 
 def work(
     job_file: str,  # a job with `part` and `out`, where what was found is written to
@@ -78,7 +79,7 @@ def _made(
     def end():
         late.set()
         process.kill()
-    timer = threading.Timer(job['seconds'] + 15, end)
+    timer = threading.Timer(job['seconds'] + PATIENCE, end)
     timer.start()
     try:
         for line in process.stdout: say(f'{part}: {line.rstrip()}')
@@ -92,14 +93,14 @@ def _made(
     last = next((line.strip() for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines()) if line.strip()), 'it said nothing')
     return dict(error=f'it did not end within {seconds:.0f} s' if late.is_set() else f'its process ended with exit code {process.returncode}: {last}', seconds=seconds)
 
-# %% ../nbs/52_gpu_check.ipynb #22b70d1b
+# %% ../nbs/52_gpu_check.ipynb #6f26d55b
 def gpu_check(
     device: str = 'cuda',      # 'cuda', or 'cpu' for a rehearsal
     smoke: bool = False,       # tiny models and a few steps: its numbers mean nothing
     parts: Sequence[str] = ORDER,  # the first is always made
     corpus: str = 'auto',      # auto | embedded | wikiqa | a folder | a hub id
     models: str | None = None, # a folder with all-MiniLM-L6-v2/ and bert-base-uncased/; None: data/models
-    steps: int = 150,          # of a turn, of 32 examples each
+    steps: int = 200,          # of a turn, of 32 examples each
     alternations: int = 3,     # rounds
     minutes: float = 9.5,      # for all parts together
     say: Callable[[str], None] = lambda line: None,  # told of everything as it comes
@@ -120,7 +121,7 @@ def gpu_check(
         races = sum(p in ('minilm', 'bert') for p in chosen[i:])
         seconds = min(LIMITS[part], left / 2 if races == 2 and part == 'minilm' else left)
         if 'error' in results['parts'].get('machine', {}): found = dict(error='it needs the first part')
-        elif seconds < 20: found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
+        elif seconds < SHORTEST: found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
         else: found = _made(part, job | dict(seconds=seconds), folder, say)
         results['parts'][part] = found
         if 'error' in found: say(f"{part}: {found['error']}")
@@ -162,7 +163,7 @@ def known_peak(
     found = next((rates.get(dtype) for pattern, rates in _PEAKS if re.search(pattern, gpu)), None)
     return found and 1e12 * found
 
-# %% ../nbs/52_gpu_check.ipynb #67b4bee3
+# %% ../nbs/52_gpu_check.ipynb #0c0684da
 def rates_table(
     found: dict,     # of the part 'minilm' or 'bert'
     gpu: str = '',   # its name
@@ -170,9 +171,8 @@ def rates_table(
     "Speed, memory, energy and shares."
     import pandas as pd
     rows, flops = {}, found['facts']
-    for name in found['about']:
+    for name in dict.fromkeys(t['contestant'] for t in found['turns']):
         turns = [t for t in found['turns'] if t['contestant'] == name and not t['split']]
-        if not turns: continue
         def middle(key, turns=turns): return median(values) if (values := [t[key] for t in turns if t.get(key) is not None]) else None
         rate, dtype = middle('examples_per_s'), 'fp32' if name == 'teacher' else turns[0]['dtype']
         useful = rate * flops['teacher_flops_per_example' if name == 'teacher' else 'training_flops_per_example']
@@ -205,7 +205,7 @@ def text(
     said.append(f"gpu-check: {len(wrong)} failed of {len(checks)} checks" if wrong else f'gpu-check: {len(checks)} checks passed, {skipped} do not apply here')
     return '\n\n'.join(said)
 
-# %% ../nbs/52_gpu_check.ipynb #4bb43c5e
+# %% ../nbs/52_gpu_check.ipynb #6feaf95e
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     "What the command takes."
     parser.description = 'Checks a GPU machine in at most ten minutes: correctness in every number format, the memory of the paper profile, speed and energy beside other libraries.'
@@ -214,7 +214,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--parts', default=','.join(ORDER), help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made")
     parser.add_argument('--corpus', default='auto', help='auto, embedded, wikiqa, a folder or a hub id')
     parser.add_argument('--models', help='a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone (data/models)')
-    parser.add_argument('--steps', type=int, default=150, help='of a turn (150)')
+    parser.add_argument('--steps', type=int, default=200, help='of a turn (200)')
     parser.add_argument('--alternations', type=int, default=3, help='rounds (3)')
     parser.add_argument('--minutes', type=float, default=9.5, help='for everything (9.5)')
 
