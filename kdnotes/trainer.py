@@ -221,7 +221,7 @@ def _update(model: nn.Module, optimizer, scaler, config: RunConfig, bad: Tensor,
     optimizer.zero_grad(set_to_none=True)
     return norm
 
-# %% ../nbs/32_trainer.ipynb #aa74acae
+# %% ../nbs/32_trainer.ipynb #332fa319
 def _wrap(model: nn.Module, config: RunConfig, runtime: Runtime, apart: list[str]) -> nn.Module:  # apart: names of parameters that are synchronised elsewhere
     "A model whose backward synchronises gradients; with one rank the model itself."
     if runtime.ranks == 1: return model
@@ -230,6 +230,7 @@ def _wrap(model: nn.Module, config: RunConfig, runtime: Runtime, apart: list[str
         warnings.filterwarnings('ignore', '.*broadcast_buffers', FutureWarning)
         wrapped = DistributedDataParallel(model, device_ids=[runtime.device] if runtime.device.type == 'cuda' else None, gradient_as_bucket_view=True, broadcast_buffers=False,
                                           bucket_cap_mb=config.bucket_mib)
+    del model._ddp_params_and_buffers_to_ignore  # only for this wrapper
     if config.gradient_dtype in ('bf16', 'fp16'): wrapped.register_comm_hook(None, getattr(default_hooks, f'{config.gradient_dtype}_compress_hook'))
     elif config.gradient_dtype == 'powersgd':
         wrapped.register_comm_hook(powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook)
