@@ -25,6 +25,7 @@ EDGES = {
     'checkpoint': {'config', 'files'},
     'faults': {'config'},
     'shortcuts': {'data'},
+    'gradients': set(),
     'runtime': {'config'},
     'telemetry': {'config'},
     'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'inside', 'checkpoint', 'faults', 'shortcuts', 'runtime'},
