@@ -58,9 +58,12 @@ def test_a_resumed_training_ends_where_the_other_does(pair, tmp_path):
     found = P.resume(pair, CPU, 'bf16', tmp_path)
     assert found['ok'] and '[3]' in found['found']
 
-def test_a_forgotten_random_state_is_seen(pair, tmp_path, monkeypatch):
-    from kdnotes import checkpoint
-    monkeypatch.setattr(checkpoint, 'set_random_states', lambda states: None)
+def test_a_forgotten_moment_is_seen(pair, tmp_path, monkeypatch):
+    sound = trainer.restore_training
+    def forgetful(checkpoint, model, optimizer, rank):
+        sound(checkpoint, model, optimizer, rank)
+        optimizer.state.clear()
+    monkeypatch.setattr(trainer, 'restore_training', forgetful)
     assert not P.resume(pair, CPU, 'fp32', tmp_path)['ok']
 
 
@@ -109,6 +112,7 @@ def test_missing_packages_are_named_before_anything_is_imported():
     done = subprocess.run([sys.executable, '-c', hide], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'torch>=2.10, pydantic>=2' in done.stderr, done.stderr
 
+@pytest.mark.slow
 def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     fake = tmp_path / 'python'
