@@ -92,7 +92,7 @@ def online_teacher(
     "The signal a configuration asks for, computed when it is asked for."
     return InsideSignal(task, teacher, config) if looks_inside(config) else online_signal(task, teacher)
 
-# %% ../nbs/24_inside.ipynb #5823896c
+# %% ../nbs/24_inside.ipynb #bfb13ae8
 def open_student(
     task: Task,
     student: nn.Module,  # on its device
@@ -102,8 +102,8 @@ def open_student(
 ) -> tuple[Task, nn.Module]:  # what a training is given: the same two where there is nothing to look at
     "The task with all its terms, and the student with what is trained beside it."
     if not looks_inside(config): return task, student
-    if not isinstance(signal, InsideSignal): raise ConfigError('hidden_loss and relation_loss need the signal of a teacher that is looked into; make it with kdnotes.inside.online_teacher')
-    shape, teacher, taught = student.config, signal.shape, tuple(config.hidden_layers or ())
+    shape, teacher, taught = student.config, getattr(signal, 'shape', None), tuple(config.hidden_layers or ())
+    if teacher is None: raise ConfigError('hidden_loss and relation_loss need the signal of a teacher that is looked into; make it with kdnotes.inside.online_teacher')
     if taught and len(taught) != shape.num_hidden_layers:
         raise ConfigError(f'hidden_layers={taught} must name a layer of the teacher for each of the {shape.num_hidden_layers} layers of the student')
     layers, projections = tuple(range(1, len(taught) + 1)), None

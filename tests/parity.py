@@ -7,9 +7,18 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
+from transformers import BertConfig, BertForSequenceClassification
+from helpers import VOCABULARY, SameWord, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
 from ranks import launch
 
+
+def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
+    "Half as wide as its teacher, with half as many attention heads."
+    torch.manual_seed(seed)
+    return BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=1, intermediate_size=32, max_position_embeddings=32,
+                                                    initializer_range=.1, hidden_dropout_prob=0., attention_probs_dropout_prob=0.))
+
+STUDENTS = dict(bert=tiny_bert, distilbert=tiny_distilbert, narrow=tiny_narrow)
 
 @dataclass(frozen=True)
 class Run:
@@ -22,6 +31,7 @@ class Run:
     signal: str = 'online'  # or the storage format of a cache
     student: str = 'bert'
     ranking: str = 'none'   # or a loss between the candidates of a question
+    hidden: str = 'none'    # or a loss between hidden states, and value relations with it
 
 
 class World:
@@ -35,6 +45,11 @@ class World:
             by_rank = launch('parity:train_all', runs, self.folder, ranks=run.ranks, package=self.package)
             self.notes |= dict(zip(runs, zip(*by_rank)))
         return self.notes[run]
+
+
+def inside(hidden: str, **more) -> dict:
+    "Parameters of a training that looks inside its teacher."
+    return dict(signal='online', student_layers=(0, 1), hidden_loss=hidden, relation_loss='values', relation_weight=3.) | more
 
 
 def ranked_corpus(
@@ -76,9 +91,10 @@ def train_all(runs: list[Run], folder: Path) -> list[dict]:
 def _train(run: Run, here, folder: Path) -> dict:
     "Train a tiny student, and note what can be compared."
     from kdnotes import trainer
-    config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens, ranking_loss=run.ranking)
-    task, student = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking), tiny_distilbert() if run.student == 'distilbert' else tiny_bert()
-    teacher, rows, start = _Teacher(run, task, here, folder) if run.kd else None, [], _weights(student)
+    config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens, ranking_loss=run.ranking,
+                         **({} if run.hidden == 'none' else inside(run.hidden)))
+    task, student = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking), STUDENTS[run.student]()
+    teacher, rows, start = _Teacher(run, config, task, here, folder) if run.kd else None, [], _weights(student)
     with _watch(student) as notes:
         result = trainer.train(task, student, config, here, lambda kind, **values: rows.append(dict(kind=kind, **values)), teacher)
     scores = {split: trainer.predict(student, task, split, here) for split in task.evaluation_sets}
@@ -109,7 +125,9 @@ def _watch(student):
 
     def step(optimizer, *_):
         notes['last_gradient'] = flat(p.grad for p in student.parameters())
-        notes['gradients'].append(hashlib.sha256(notes['last_gradient'].tobytes()).hexdigest())
+        trained = [p.grad for group in optimizer.param_groups for p in group['params']]  # of projections too
+        notes['gradients'].append(hashlib.sha256(flat(trained).tobytes()).hexdigest())
+        notes['trained'] = sum(g.numel() for g in trained)
         for name in since: notes[name].append(since[name])
         since.update(forwards=0, all_reduces=0)
     hooks = [register_optimizer_step_pre_hook(step), student.register_forward_pre_hook(forward)]
@@ -126,16 +144,18 @@ def _watch(student):
 
 class _Teacher:
     "The trainer's `signal`; beside it, the teacher alone on every batch the trainer asks about."
-    def __init__(self, run: Run, task: SameWord, here, folder: Path):
-        from kdnotes import teacher
+    def __init__(self, run: Run, config, task: SameWord, here, folder: Path):
+        from kdnotes import inside, teacher
         self.network, self.calls, self.signals, self.alone, self.batch = tiny_teacher(), set(), [], [], None
         self.copy, self.start = copy.deepcopy(self.network).eval(), flat(self.network.parameters())
         self.network.register_forward_pre_hook(lambda network, args: self.calls.add((network.training, torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'))))
-        if run.signal == 'online': self.signal = teacher.online_signal(task, self.network)
+        if run.signal == 'online': self.signal = inside.online_teacher(task, self.network, config)
         else:
             key = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=32, forward_dtype='fp32', storage_dtype=run.signal, subset='all')
             self.signal = teacher.make_signal(task, 'train', self.network, folder / f'{run.signal}-{run.ranks}', key, storage_dtype=run.signal, tokens=64,
                                               rank=here.rank, ranks=here.ranks, barrier=here.barrier)
+
+        self.shape = getattr(self.signal, 'shape', None)
 
     @torch.no_grad()
     def answer(self, inputs: dict) -> torch.Tensor: return self.copy(**inputs).logits

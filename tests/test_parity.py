@@ -1,5 +1,6 @@
 "One training, however it is divided: micro-batches, ranks and the teacher's cache change neither losses nor weights; real ranks over gloo, dropout 0."
 import itertools
+from dataclasses import replace
 import numpy as np
 import pytest
 import torch
@@ -23,13 +24,15 @@ DIVIDED += [Run(3, False, 'fp32', 32), Run(3, True, 'fp32', 8192), Run(3, True, 
 CACHED = [Run(ranks, signal=signal) for ranks in (1, 2) for signal in STORED]
 OTHER_STUDENT = Run(student='distilbert')
 RANKED = [Run(ranks, True, 'fp32', tokens, ranking=ranking) for ranking in ('ranknet', 'margin_mse') for ranks, tokens in ((1, 64), (2, 8192), (2, 64), (3, 64))]
-PLAN = (*(Run(1, kd, dtype, tokens, even=True) for kd, dtype in KINDS for tokens in EVEN), *(Run(1, kd, dtype) for kd, dtype in KINDS), *DIVIDED, *CACHED, OTHER_STUDENT, *RANKED)
+WHOLE = [Run(dtype=dtype, student=student, hidden=hidden) for dtype, student, hidden in (('fp32', 'narrow', 'mse'), ('fp32', 'bert', 'cosine'), ('bf16', 'narrow', 'mse'))]
+INSIDE = [replace(run, ranks=ranks, tokens=tokens) for run in WHOLE for ranks, tokens in ((1, 32), (2, 8192), (2, 32), (3, 32)) if run.dtype == 'fp32' or ranks == 2]
+PLAN = (*(Run(1, kd, dtype, tokens, even=True) for kd, dtype in KINDS for tokens in EVEN), *(Run(1, kd, dtype) for kd, dtype in KINDS), *DIVIDED, *CACHED, OTHER_STUDENT, *(Run(ranking=loss) for loss in ('ranknet', 'margin_mse')), *RANKED, *WHOLE, *INSIDE)
 
 
 @pytest.fixture(scope='module')
 def world(tmp_path_factory): return World(tmp_path_factory.mktemp('signals'), PLAN)
 
-def name(run: Run) -> str: return f"{run.ranks}-{'kd' if run.kd else 'labels'}-{run.dtype}-{run.tokens}-{run.signal}-{run.student}-{run.ranking}"
+def name(run: Run) -> str: return f"{run.ranks}-{'kd' if run.kd else 'labels'}-{run.dtype}-{run.tokens}-{run.signal}-{run.student}-{run.ranking}-{run.hidden}"
 
 def way_apart(a: dict, b: dict) -> float:
     "How far apart two trainings ended, as a share of how far they went."
@@ -91,6 +94,17 @@ def test_questions_stay_whole_and_pairs_are_counted_over_the_step(world, run):
     assert whole['losses'].shape == (6, 4) and (whole['losses'][:, 3] > 0).sum() >= 4, 'the ranking loss is the last'
     assert_same_training(whole, divided[0], 'fp32', steps=6)
     for other in divided[1:]: assert other['gradients'] == divided[0]['gradients'] and (other['update'] == divided[0]['update']).all()
+
+
+@pytest.mark.parametrize('run', INSIDE, ids=name)
+def test_losses_on_the_inside_are_means_over_the_tokens_of_the_step(world, run):
+    "Hidden states and relations; the narrow student has projections, which are trained and synchronised too."
+    whole, divided = world[replace(run, ranks=1, tokens=8192)][0], world[run]
+    assert whole['losses'].shape == (8, 5) and (whole['losses'][:, 3:] > 1e-3).all(), 'total, hard, soft, hidden, relation'
+    assert whole['trained'] - len(whole['last_gradient']) == (2 * 16 * 32 if run.student == 'narrow' else 0)
+    assert_same_training(whole, divided[0], run.dtype)
+    for rank in divided: assert rank['gradients'] == divided[0]['gradients'] and (rank['update'] == divided[0]['update']).all() and rank['all_reduces'] == [run.ranks > 1] * 8
+    for rank in divided: assert rank['teacher']['calls'] == {(False, False, False)} and not (rank['teacher']['gradients'] or rank['teacher']['moved'])
 
 
 @pytest.mark.parametrize('kd', [False, True])

@@ -2,11 +2,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import SameWord, flat, tiny_bert, tiny_config
-from kdnotes.checkpoint import checkpoints
+from safetensors import safe_open
+from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
+from kdnotes.checkpoint import checkpoints, read_checkpoint
 from kdnotes.faults import STOP, Stopped, TrainingError
+from kdnotes.inside import online_teacher
+from kdnotes.models import save_model
 from kdnotes.runtime import Runtime
 from kdnotes.trainer import train
+from parity import inside, tiny_narrow
 
 CPU, STEPS = Runtime(torch.device('cpu'), 'fp32'), 8
 
@@ -30,16 +34,16 @@ class Poisoned(SameWord):
         return {k: (v * float('inf') if 13 in batch.index else v, n) for k, (v, n) in super().loss_terms(outputs, batch, signal).items()}
 
 
-def trained(folder=None, stop_after=None, steps=None):
+def trained(folder=None, stop_after=None, steps=None, config=None, model=None, signal=None):
     "The weights, the rows' losses by step, and the result; None for the first when it was stopped."
-    model, losses, seen = Student(), {}, []
+    model, losses, seen = model or Student(), {}, []
     def on_row(kind, **values):
         seen.append(kind)
         if kind == 'step':
             losses[values['step']] = values['loss']
             STOP.requested = values['step'] == stop_after
-    config = tiny_config('full_student', ranks=1, checkpoint_steps=steps)
-    try: result = train(SameWord(), model, config, CPU, on_row, checkpoints=folder, key='run')
+    config = config or tiny_config('full_student', ranks=1, checkpoint_steps=steps)
+    try: result = train(SameWord(), model, config, CPU, on_row, signal, checkpoints=folder, key='run')
     except Stopped as e:
         assert f'after step {stop_after} of {STEPS}' in str(e)
         return None, losses, seen
@@ -54,6 +58,24 @@ def test_stopped_and_taken_up(tmp_path, at):
     assert none is None and [p.name for p in checkpoints(tmp_path)] == [f'step-{at:08d}']
     again, rest, result = trained(tmp_path)
     assert (again == weights).all() and first | rest == losses and result.resumed_at == [at] and sorted(rest) == list(range(at + 1, STEPS + 1))
+
+
+def test_projections_are_taken_up_with_the_student_and_stay_out_of_it(tmp_path):
+    config = tiny_config('full_kd', **inside('mse'))
+    def run(**more):
+        student = tiny_narrow()
+        return student, *trained(config=config, model=student, signal=online_teacher(SameWord(), tiny_teacher(), config), **more)
+    student, weights, losses, _ = run()
+    names = set(tiny_narrow().state_dict())
+    assert set(student.state_dict()) == names
+    run(folder=tmp_path, stop_after=3)
+    saved = read_checkpoint(tmp_path / 'step-00000003', 'run').tensors
+    projections = [name for name in saved['model'] if 'projections' in name]
+    assert len(projections) == 2 and all(f'{name}.exp_avg' in saved['optimizer'] for name in projections)
+    again, same, rest, result = run(folder=tmp_path)
+    assert (same == weights).all() and result.resumed_at == [3] and all(losses[step] == rest[step] for step in rest)
+    save_model(again, tmp_path / 'model')
+    with safe_open(tmp_path / 'model' / 'model.safetensors', 'pt') as file: assert set(file.keys()) == names
 
 
 def test_checkpoints_disturb_nothing_and_the_last_two_are_kept(tmp_path):

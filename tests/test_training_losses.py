@@ -2,18 +2,21 @@
 import numpy as np
 import pytest
 import torch
-from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
+from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
 from kdnotes.config import MODES, ConfigError, Machine, make_config, resolve, run_id, settings
 from kdnotes.dialects import DIALECTS, dialect_loss
-from kdnotes.experiment import make_task
+from kdnotes.experiment import make_task, plan
+from kdnotes.hidden_losses import captured, relation_kl, value_projections
+from kdnotes.inside import online_teacher, open_student
 from kdnotes.losses import margin_mse, ranknet, soft_target_kl
 from kdnotes.runtime import Runtime
 from kdnotes.teacher import online_signal
-from kdnotes.trainer import accumulate, loss_weights, schedule_steps
-from parity import ranked_corpus, ranked_task
+from kdnotes.trainer import accumulate, loss_weights, schedule_steps, train
+from parity import inside, ranked_corpus, ranked_task, tiny_narrow
 
 CPU, QUIET = Runtime(torch.device('cpu'), 'fp32'), lambda *a, **k: None
-OFF = dict(dialect='canonical', min_probability=None, top_k=None, ranking_loss='none', ranking_weight=1.)
+OFF = dict(dialect='canonical', min_probability=None, top_k=None, ranking_loss='none', ranking_weight=1., hidden_loss='none', hidden_weight=1., hidden_layers=None, relation_loss='none', relation_weight=1.)
+ONLINE = dict(signal='online', hidden_loss='mse')
 
 
 def gradient(task, config, signal=None, index=None):
@@ -40,19 +43,26 @@ def test_what_is_off_has_no_name(mode):
     assert {k: getattr(config, k) for k in OFF} == OFF
 
 
-@pytest.mark.parametrize('asked', [dict(dialect='textbrewer'), dict(min_probability=.1), dict(top_k=1), dict(ranking_loss='ranknet'), dict(ranking_loss='ranknet', ranking_weight=2.)], ids=str)
+@pytest.mark.parametrize('asked', [dict(dialect='textbrewer'), dict(min_probability=.1), dict(top_k=1), dict(ranking_loss='ranknet'), dict(ranking_loss='ranknet', ranking_weight=2.),
+                                   ONLINE, ONLINE | dict(hidden_weight=2.), ONLINE | dict(hidden_layers=(0, 1, 2)), dict(signal='online', relation_loss='values')], ids=str)
 def test_what_is_on_is_another_run(asked):
     def name(**more): return run_id(resolve(make_config(mode='full_kd', **more), Machine('cpu', 2), 'embedded'), 'c', {}, 1)
-    assert name(**asked) != name() and make_config(**make_config(mode='full_kd', **asked).model_dump()) == make_config(mode='full_kd', **asked)
+    assert name(**asked) != name(signal=asked.get('signal', 'cached')) and make_config(**make_config(mode='full_kd', **asked).model_dump()) == make_config(mode='full_kd', **asked)
 
 
 @pytest.mark.parametrize('asked, sentence', [
     (dict(mode='full_student', dialect='modelopt'), "dialect='modelopt' needs a teacher, and mode='full_student' learns from none"),
     (dict(mode='baseline', min_probability=.1), 'min_probability=0.1 needs a teacher'),
     (dict(mode='full_student', ranking_loss='margin_mse'), "ranking_loss='margin_mse' needs a teacher, and mode='full_student' learns from none; use a KD mode, or ranking_loss='ranknet'"),
-    (dict(ranking_weight=.5), "ranking_weight=0.5 weighs nothing; choose ranking_loss='ranknet' or 'margin_mse' too"),
+    (dict(ranking_weight=.5), 'ranking_weight=0.5 weighs nothing; choose a ranking_loss too'),
     (dict(top_k=3), "top_k=3 is more than the 2 classes of task='answer_selection'"), (dict(top_k=0), 'top_k=0 is refused'), (dict(min_probability=0.), 'min_probability=0.0 is refused'),
-    (dict(dialect='textbrewer', top_k=1), "dialect='textbrewer' knows no soft targets that are cut off"), (dict(ranking_loss='lambdarank'), "ranking_loss='lambdarank' is refused")], ids=str)
+    (dict(dialect='textbrewer', top_k=1), "dialect='textbrewer' knows no soft targets that are cut off"), (dict(ranking_loss='lambdarank'), "ranking_loss='lambdarank' is refused"),
+    (dict(hidden_loss='mse'), "hidden_loss='mse' needs signal='online', since a teacher's inside is too large to be cached"),
+    (dict(relation_loss='values'), "relation_loss='values' needs signal='online'"), (dict(mode='full_student', signal='online', hidden_loss='mse'), "hidden_loss='mse' needs a teacher"),
+    (dict(hidden_weight=2.), 'hidden_weight=2 weighs nothing; choose a hidden_loss too'), (dict(relation_weight=2.), 'relation_weight=2 weighs nothing'),
+    (dict(hidden_layers=(1, 3, 5)), 'hidden_layers=(1, 3, 5) are not looked at; choose a hidden_loss too'), (ONLINE | dict(hidden_weight=0.), 'hidden_weight=0.0 is refused'),
+    (ONLINE | dict(hidden_layers=(1, 3)), 'must name a layer of the teacher for each of the 3 layers of the student'), (ONLINE | dict(hidden_layers=(-1, 3, 5)), 'must be counted from 0'),
+    (ONLINE | dict(profile='paper', student_init='hub'), "hidden_loss needs hidden_layers with student_init='hub'")], ids=str)
 def test_bad_combinations_are_refused(asked, sentence):
     with pytest.raises(ConfigError) as e: make_config(**asked)
     assert sentence in str(e.value) and '\n' not in str(e.value)
@@ -126,3 +136,53 @@ def test_the_configuration_reaches_the_task():
     task = make_task(tiny_config('full_kd', min_probability=.2, top_k=1, ranking_loss='margin_mse'), ranked_corpus())
     assert task.cut == dict(min_probability=.2, top_k=1) and task.ranking_loss == 'margin_mse'
     assert (task.groups('train') == task.questions['train'].of).all()
+
+
+def in_plain_torch_inside(student, teacher, config, projections, relation_heads):
+    "Total loss of all training examples at once, layer by layer."
+    batch = SameWord().batch('train', np.arange(25))
+    mask = batch.inputs['attention_mask']
+    with torch.no_grad(), captured(value_projections(teacher)[-1:]) as its: t = teacher.eval()(**batch.inputs, output_hidden_states=True)
+    with captured(value_projections(student)[-1:]) as own: s = student(**batch.inputs, output_hidden_states=True)
+    known = batch.labels >= 0
+    hard = torch.nn.functional.cross_entropy(s.logits[known], batch.labels[known])
+    distance = 0.
+    for layer, of in zip((1, 2), config.hidden_layers):
+        a, b = s.hidden_states[layer], t.hidden_states[of + 1]
+        if projections: a = a @ projections.matrices[str(layer)].weight.T
+        each = (a - b).square().mean(-1) if config.hidden_loss == 'mse' else 1 - torch.nn.functional.cosine_similarity(a, b, dim=-1)
+        distance = distance + (each * mask).sum() / mask.sum() / 2
+    return .5 * hard + .5 * soft_target_kl(s.logits, t.logits, 2.) + .7 * distance + 3. * relation_kl(own[0], its[0], mask, relation_heads)
+
+
+@pytest.mark.parametrize('hidden, student, heads', [('mse', tiny_narrow, 1), ('cosine', tiny_narrow, 1), ('mse', tiny_bert, 2), ('cosine', tiny_distilbert, 2)])
+@pytest.mark.parametrize('layers', [(0, 1), (1, 1)])
+def test_the_inside_is_what_plain_torch_computes(hidden, student, heads, layers):
+    config = tiny_config('full_kd', **inside(hidden, hidden_weight=.7, hidden_layers=layers, micro_batch_tokens=64))
+    signal = online_teacher(SameWord(), tiny_teacher(), config)
+    task, ours = open_student(SameWord(), student(), config, signal, seed=4)
+    plain = student()
+    theirs = in_plain_torch_inside(plain, tiny_teacher(), config, ours.projections, heads)
+    theirs.backward()
+    losses, *_ = accumulate(ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(config), signal)
+    assert losses['total'].item() == pytest.approx(theirs.item(), rel=1e-5) and losses['hidden'] > 1e-2 and losses['relation'] > 1e-4
+    np.testing.assert_allclose(flat(p.grad for p in ours.model.parameters()), flat(p.grad for p in plain.parameters()), rtol=0, atol=1e-6)
+    if ours.projections: assert min(p.grad.abs().max() for p in ours.projections.parameters()) > 1e-3
+    assert (ours.projections is None) == (student is not tiny_narrow)
+
+
+def test_a_training_comes_nearer_to_the_inside():
+    config, rows, student = tiny_config('full_kd', **inside('cosine', epochs=12)), [], tiny_narrow()
+    train(SameWord(), student, config, CPU, lambda kind, **values: rows.append(values['losses']) if kind == 'step' else None, online_teacher(SameWord(), tiny_teacher(), config))
+    assert rows[0].keys() == {'hard', 'soft', 'hidden', 'relation'} and np.mean([r['hidden'] for r in rows[-5:]]) < .6 * rows[0]['hidden']
+    assert not any(module._forward_hooks for module in value_projections(student)), 'nothing is left in it'
+
+
+def test_a_signal_without_the_inside_is_refused():
+    config = tiny_config('full_kd', **inside('mse'))
+    with pytest.raises(ConfigError, match='make it with kdnotes.inside.online_teacher'): train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
+
+
+def test_layers_the_teacher_has_not_are_refused_before_it_is_trained():
+    with pytest.raises(ConfigError, match='hidden_layers=.*must be numbers from 0 to 5, since the teacher .* has 6 layers'):
+        plan(make_config(mode='full_kd', corpus='embedded', **ONLINE, hidden_layers=(1, 3, 6)), Machine('cpu', 2))
