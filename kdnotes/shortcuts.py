@@ -15,7 +15,7 @@ from .data import Task
 # %% auto #0
 __all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'drop', 'Shortcuts', 'shortcuts']
 
-# %% ../nbs/27_shortcuts.ipynb #40b328ce
+# %% ../nbs/27_shortcuts.ipynb #a079d074
 class RowsInUse(nn.Module):
     "An embedding that holds only the rows that training touches, called with the same token ids."
     def __init__(self,
@@ -54,9 +54,11 @@ class RowsInUse(nn.Module):
         self.weight.grad, self._now = self._gradient, None
         return gradient
 
-    def clear(self) -> None:
+    def clear(self,
+        norm: Tensor,  # of all gradients: clipping by one that is no number leaves none in every row
+    ) -> None:
         "After the optimizer: the gradient's zeros again, for the next step."
-        self.weight.grad, self._gradient[self._touched] = None, 0
+        self.weight.grad, self._gradient[self._touched if norm.isfinite() else slice(None)] = None, 0
 
     def full(self,
         decay: float,  # what weight decay made of an untouched row: the product of (1 - rate * decay) over the steps
@@ -145,7 +147,7 @@ def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (modu
     model.set_attn_implementation(_register())
     return drops, 'sdpa'
 
-# %% ../nbs/27_shortcuts.ipynb #e3364c00
+# %% ../nbs/27_shortcuts.ipynb #3c1fd278
 class Shortcuts:
     "What was exchanged in a model."
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
@@ -178,9 +180,9 @@ class Shortcuts:
         rows = self._rows.finish(mean) if self._narrow else None
         return [rows if self._narrow and p is self._rows.weight else p.grad for p in model.parameters() if p.grad is not None]
 
-    def clear(self) -> None:
+    def clear(self, norm: Tensor) -> None:
         "After the optimizer."
-        if self._narrow: self._rows.clear()
+        if self._narrow: self._rows.clear(norm)
 
     def decayed(self, rate: float, weight_decay: float) -> None:
         "After a step that was taken: what it did to the rows nobody touched."
