@@ -74,13 +74,13 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
-# %% ../nbs/00_config.ipynb #4cf5b449
+# %% ../nbs/00_config.ipynb #9b6928e9
 SETTINGS = {  # (corpus, network): corpus '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
     ('wikiqa', 'student'):   dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
-    ('embedded', 'teacher'): dict(epochs=2, learning_rate=2e-4, warmup_fraction=0.1),
+    ('embedded', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
 }
 
