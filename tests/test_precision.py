@@ -176,6 +176,5 @@ def test_the_scale_is_taken_up_with_the_training(tmp_path, at):
     assert rest['rows'] == [row for row in whole['rows'] if row['step'] >= at + FIRST]
 
 
-@pytest.mark.xfail(strict=True, reason='the trainer skips every step to the end and says nothing')
 def test_a_gradient_that_no_scale_makes_finite_ends_the_training():
     with pytest.raises(TrainingError, match='not finite at step'): train_one(Runtime(torch.device('cpu'), 'fp16'), Hopeless, epochs=16.)
