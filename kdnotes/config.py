@@ -91,7 +91,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
 
-# %% ../nbs/00_config.ipynb #45701e38
+# %% ../nbs/00_config.ipynb #41cdc81c
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -142,12 +142,13 @@ class RunConfig(BaseModel):
     train_questions: Literal['auto', 'all', 'answered'] = 'auto'  # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
     smoke: bool = False                          # a few steps on a few examples of the same corpus
     # gradients between ranks
-    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'  # what the all-reduce carries; powersgd: low-rank factors
+    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'  # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed training goes nearly where it would have gone)
     gradient_sync: Literal['delayed', 'every'] = 'delayed'  # once a step, or after every micro-batch
     bucket_mib: float = Field(25., gt=0, le=1024)  # gradients that travel together
     # safety: changes no result
     checkpoint_minutes: float = Field(5., gt=0)  # save a training's state so often
     checkpoint_steps: int | None = Field(None, ge=1)  # and after so many steps; None: by the clock alone
+    gradient_stats: int = Field(0, ge=0)             # ranges of the layers' gradients every n steps, as rows; 0: never
     keep_checkpoints: int = Field(2, ge=1, le=100)
 
     @model_validator(mode='after')
@@ -275,7 +276,7 @@ def resolve_ranks(
         raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
-# %% ../nbs/00_config.ipynb #ce395545
+# %% ../nbs/00_config.ipynb #3398f49f
 def resolve(
     config: RunConfig,
     machine: Machine,
@@ -287,6 +288,8 @@ def resolve(
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device)
     if dtype == 'bf16' and not machine.bf16: raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
+    if dtype == 'fp16' and config.gradient_dtype == 'powersgd' and ranks > 1:
+        raise ConfigError("gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'")
     student = mode.network == 'student'
     layers = (config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None
     setting = default_setting(corpus, mode.network)
@@ -315,8 +318,8 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #4c14964c
-SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints'}
+# %% ../nbs/00_config.ipynb #4356ffd7
+SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
 NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
 LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',

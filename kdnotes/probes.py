@@ -219,7 +219,7 @@ def distance(
     size = max((b @ b).item(), 1e-60)
     return (((a - b) @ (a - b)).item() / size) ** .5, (a @ b).item() / size
 
-# %% ../nbs/36_probes.ipynb #23fdaedc
+# %% ../nbs/36_probes.ipynb #578c00f6
 def still(
     model: nn.Module,
 ) -> nn.Module:  # a copy
@@ -250,7 +250,7 @@ def accumulation(
 ) -> dict[int, tuple[float, float]]:  # micro-batches -> `distance` from the gradient of all at once; 1: all at once again
     "Gradients of 8 examples at once, twice, and in 2 and 4 micro-batches."
     lengths, parts, full = task.lengths('train'), {}, None
-    index, scaler = alike(lengths), torch.amp.GradScaler(here.device.type, enabled=False)
+    index, scaler = alike(lengths), torch.amp.GradScaler(here.device.type, init_scale=1024., enabled=here.dtype == 'fp16')  # of a size that small gradients survive; distances are relative
     model.train()
     for k in (len(index), len(index), len(index) // 2, len(index) // 4):
         budget = config.model_copy(update=dict(micro_batch_tokens=max(1, k) * int(lengths[index].max())))

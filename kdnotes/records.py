@@ -68,7 +68,7 @@ def _wrong(
         if name in place and not _is(place[name], kind): return f'{key!r} is not {kind}'
     return ''
 
-# %% ../nbs/40_records.ipynb #6cc97c04
+# %% ../nbs/40_records.ipynb #b33cff41
 ROW_KEYS = {  # kind -> its keys, besides schema, kind and at_s (unix time)
     'start':      ('ranks', 'threads_per_rank', 'steps', 'examples', 'precision', 'device'),
     'step':       ('step', 'epoch', 'loss', 'losses', 'learning_rate', 'grad_norm', 'examples', 'tokens', 'elapsed_s'),
@@ -76,6 +76,7 @@ ROW_KEYS = {  # kind -> its keys, besides schema, kind and at_s (unix time)
     'checkpoint': ('step', 'path'),
     'resume':     ('step', 'path'),
     'overflow':   ('step', 'scale'),
+    'gradients':  ('step', 'scale', 'scaled', 'layers'),
     'telemetry':  ('elapsed_s', 'rank', 'cpu_percent', 'host_mib', 'gpu_percent', 'device_mib', 'power_w'),
     'end':        ('step', 'train_s', 'status'),
 }

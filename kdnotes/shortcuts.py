@@ -15,7 +15,34 @@ from .data import Task
 # %% auto #0
 __all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'drop', 'Shortcuts', 'shortcuts']
 
-# %% ../nbs/27_shortcuts.ipynb #a079d074
+# %% ../nbs/27_shortcuts.ipynb #7164e9a9
+class _Touched:
+    "The rows of a table that a step touches, while it goes on."
+    def __init__(self, weight: nn.Parameter, place: Tensor, padding: int | None):
+        self.weight, self.place, self.padding, self.local = weight, place, padding, torch.zeros_like(place)
+        self.now, self.rows, self.gradient = None, None, None
+
+    def begin(self, ids: Tensor) -> None:
+        "Copy the rows of these token ids; only they can be looked up until `finish`."
+        ids = ids.unique()
+        self.rows, self.local[ids] = self.place[ids], torch.arange(len(ids))
+        self.now = self.weight.detach()[self.rows].requires_grad_()
+
+    def look_up(self, ids: Tensor) -> Tensor: return F.embedding(self.local[ids], self.now)
+
+    def finish(self, mean: Callable[[Tensor], Tensor]) -> Tensor:  # (touched, width)
+        "The gradient, also in `weight.grad`, among zeros."
+        gradient = mean(self.now.grad)
+        if self.padding is not None: gradient[self.rows == self.padding] = 0
+        if self.gradient is None: self.gradient = torch.zeros_like(self.weight)
+        self.gradient[self.rows] = gradient
+        self.weight.grad, self.now = self.gradient, None
+        return gradient
+
+    def clear(self, norm: Tensor) -> None:
+        "Zeros again, for the next step; clipping by a norm that is no number leaves none in every row."
+        self.weight.grad, self.gradient[self.rows if norm.isfinite() else slice(None)] = None, 0
+
 class RowsInUse(nn.Module):
     "An embedding that holds only the rows that training touches, called with the same token ids."
     def __init__(self,
@@ -29,36 +56,9 @@ class RowsInUse(nn.Module):
         self.register_buffer('_place', place, persistent=False)
         self.weight = nn.Parameter(full.weight.detach()[used].clone())
         self.padding = None if full.padding_idx is None or full.padding_idx not in used else int(place[full.padding_idx])
-        self._now, self._touched, self._gradient, self._local = None, None, None, torch.zeros_like(place)
+        self.touched = _Touched(self.weight, place, self.padding)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(self._place[ids], self.weight, self.padding) if self._now is None else F.embedding(self._local[ids], self._now)
-
-    def begin(self,
-        ids: Tensor,  # token ids of a step's examples, of all ranks'; any shape
-    ) -> None:
-        "Until `finish`, only rows of these ids can be looked up, and only they get gradients."
-        ids = ids.unique()
-        self._touched = self._place[ids]
-        self._local[ids] = torch.arange(len(ids))
-        self._now = self.weight.detach()[self._touched].requires_grad_()
-
-    def finish(self,
-        mean: Callable[[Tensor], Tensor],  # over ranks, in place
-    ) -> Tensor:                           # (touched, width): the gradient, which is also in `weight.grad`, among zeros
-        "After a step's last backward."
-        gradient = mean(self._now.grad)
-        if self.padding is not None: gradient[self._touched == self.padding] = 0
-        if self._gradient is None: self._gradient = torch.zeros_like(self.weight)
-        self._gradient[self._touched] = gradient
-        self.weight.grad, self._now = self._gradient, None
-        return gradient
-
-    def clear(self,
-        norm: Tensor,  # of all gradients: clipping by one that is no number leaves none in every row
-    ) -> None:
-        "After the optimizer: the gradient's zeros again, for the next step."
-        self.weight.grad, self._gradient[self._touched if norm.isfinite() else slice(None)] = None, 0
+    def forward(self, ids: Tensor) -> Tensor: return F.embedding(self._place[ids], self.weight, self.padding) if self.touched.now is None else self.touched.look_up(ids)
 
     def full(self,
         decay: float,  # what weight decay made of an untouched row: the product of (1 - rate * decay) over the steps
@@ -147,7 +147,7 @@ def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (modu
     model.set_attn_implementation(_register())
     return drops, 'sdpa'
 
-# %% ../nbs/27_shortcuts.ipynb #3c1fd278
+# %% ../nbs/27_shortcuts.ipynb #537f0430
 class Shortcuts:
     "What was exchanged in a model."
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
@@ -164,25 +164,19 @@ class Shortcuts:
         "The names of parameters whose gradients `finish` synchronises and the backward does not."
         return [name for name, p in model.named_parameters() if self._narrow and p is self._rows.weight]
 
-    def start(self,
-        step: int,
-        ids: Callable[[], Tensor],  # gives the token ids of the step's examples, of all ranks'
-    ) -> None:
-        "Before each step."
+    def start(self, step: int, ids: Callable[[], Tensor]) -> None:
+        "Before each step; `ids` gives the token ids of its examples, of all ranks'."
         if self._bits: self._bits.start(step)
-        if self._narrow: self._rows.begin(ids())
+        if self._narrow: self._rows.touched.begin(ids())
 
-    def finish(self,
-        model: nn.Module,                  # the whole of what is trained
-        mean: Callable[[Tensor], Tensor],  # over ranks, in place
-    ) -> list[Tensor]:                     # all gradients, without rows that are zero: for norms
-        "After a step's last backward."
-        rows = self._rows.finish(mean) if self._narrow else None
+    def finish(self, model: nn.Module, mean: Callable[[Tensor], Tensor]) -> list[Tensor]:  # all gradients, without rows that are zero: for norms
+        "After a step's last backward; `model`: the whole of what is trained, `mean`: over ranks, in place."
+        rows = self._rows.touched.finish(mean) if self._narrow else None
         return [rows if self._narrow and p is self._rows.weight else p.grad for p in model.parameters() if p.grad is not None]
 
     def clear(self, norm: Tensor) -> None:
         "After the optimizer."
-        if self._narrow: self._rows.clear(norm)
+        if self._narrow: self._rows.touched.clear(norm)
 
     def decayed(self, rate: float, weight_decay: float) -> None:
         "After a step that was taken: what it did to the rows nobody touched."

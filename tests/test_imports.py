@@ -28,7 +28,7 @@ EDGES = {
     'gradients': set(),
     'runtime': {'config'},
     'telemetry': {'config'},
-    'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'inside', 'checkpoint', 'faults', 'shortcuts', 'runtime'},
+    'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'inside', 'checkpoint', 'faults', 'shortcuts', 'gradients', 'runtime'},
     'speed': {'data', 'runtime'},
     'probes': {'config', 'data', 'models', 'teacher', 'runtime', 'trainer'},
     'diagnosis': set(),
@@ -43,7 +43,7 @@ EDGES = {
     'report': {'config', 'files', 'corpus', 'records', 'stats', 'compare'},
     'gpu_parts': {'config', 'corpus', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'speed', 'probes', 'experiment', 'doctor', 'peers', 'bench'},
     'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts'},
-    'cli': {'config', 'doctor'},
+    'cli': {'config', 'doctor', 'gpu_check'},
 }
 
 def imports(module: str) -> set[str]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 import pytest
 import test_parity
+import test_precision
 from parity import Run, World
 from ranks import HERE, launch
 
@@ -31,6 +32,7 @@ equal_on_ranks = partial(test_parity.test_gradients_and_weights_are_equal_on_all
 one_all_reduce = partial(test_parity.test_one_all_reduce_a_step, run=RANKS)
 teacher_alone = partial(test_parity.test_teacher_in_the_trainer_is_the_teacher_alone, run=Run())
 cached = partial(test_parity.test_cached_signal_is_the_online_one, run=Run(signal='fp32'))
+same_steps_skipped = lambda w: test_precision.check_same_steps_skipped([notes['low'] for notes in test_precision.trained(2, ('low',), package=w.package)])
 by_hand = 'test_losses.py::test_soft_targets_by_hand'
 
 MUTANTS = [
@@ -41,7 +43,7 @@ MUTANTS = [
       for name, test in {'micro-batches': micro_batches, 'ranks': ranks}.items()),
     Mutant('divided by the number of examples', 'trainer', 'counts[name]', 'len(index)', 'test_parity.py::test_loss_of_a_step_in_plain_torch'),
     Mutant('mean over ranks of sums', 'trainer', 'total * runtime.ranks', 'total', ranks),
-    Mutant('an idle rank counts its stand-in', 'trainer', '(0. if idle else 1.)', '1.', ranks),
+    Mutant('an idle rank counts its stand-in', 'trainer', 'float(i < own)', '1.', ranks),
     *(Mutant(f'forward past DDP, {name}', 'trainer', 'with runtime.autocast(): outputs = call(model, ', "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ", test)
       for name, test in {'gradients': equal_on_ranks, 'all-reduces': one_all_reduce}.items()),
     Mutant('forward past DDP in call', 'models', 'return model(**{', 'return unwrap(model)(**{', equal_on_ranks),
@@ -58,6 +60,10 @@ MUTANTS = [
         ("untouched rows' decay forgotten", 'trainer', "t.short.decay = found.state['decay']", 'pass'))),
     Mutant('a step that is not finite is taken', 'trainer', 'optimizer.found_inf =', '_ =', 'test_resume.py::test_a_step_that_is_not_finite_is_not_taken'),
     Mutant('untouched rows do not decay', 'shortcuts', 'self.decay *= 1 - rate * weight_decay', 'pass', 'test_parity.py::test_untouched_rows_decay'),
+    *(Mutant(name, module, old, new, same_steps_skipped) for name, module, old, new in (
+        ('an overflow without a row', 'trainer', "t.row('overflow', step=step.number + 1, scale=before)", 'pass'),
+        ('overflows not counted', 'trainer', 't.result.overflow_steps = (t.result.overflow_steps or 0) + 1', 'pass'),
+        ("the table's rows of each rank for itself", 'trainer', 't.runtime.sum(gradient).div_(t.runtime.ranks)', 'gradient'))),
     Mutant("a cache's rows by place in the batch", 'teacher', 'rows[batch.index]', 'rows[:len(batch.index)]', cached),
 ]
 

@@ -12,7 +12,7 @@ from kdnotes.faults import STOP, Stopped, TrainingError
 from kdnotes.runtime import Runtime, start, stop
 from ranks import launch
 
-STEPS, FIRST = 8, 0       # of a training; the number of the first step in an `overflow` row
+STEPS, FIRST = 8, 1       # of a training; the number of the first step in an `overflow` row
 BAD, AT = 13, (2, 5)      # an example with a label, and the steps it is in
 BEGIN, LOW = 2.**16, 2.**10  # the scale torch's GradScaler begins with; one at which nothing overflows that is not made to
 
