@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 __all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NEED_TEACHER', 'CLASSES',
            'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile',
            'default_setting', 'RunConfig', 'make_config', 'parameters_from', 'Machine', 'resolve_precision',
-           'resolve_ranks', 'resolve', 'factors', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path',
-           'cache_path', 'figures_path', 'evidence_path']
+           'resolve_ranks', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root',
+           'runs_path', 'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -91,7 +91,7 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
 
-# %% ../nbs/00_config.ipynb #41cdc81c
+# %% ../nbs/00_config.ipynb #8d09cd92
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -164,37 +164,38 @@ class RunConfig(BaseModel):
             raise ValueError(f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}')
         if self.amp_dtype != 'auto' and MODES[self.mode].precision != 'mixed':
             raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
+        _check_losses(self)
+        _check_inside(self)
         return self
 
-    @model_validator(mode='after')
-    def _losses_agree(self):
-        if not MODES[self.mode].kd:
-            for name in NEED_TEACHER:
-                if (value := getattr(self, name)) != RunConfig.model_fields[name].default: raise ValueError(f'{name}={value!r} needs a teacher, and mode={self.mode!r} learns from none; use a KD mode')
-            if self.ranking_loss == 'margin_mse': raise ValueError(f"ranking_loss='margin_mse' needs a teacher, and mode={self.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'")
-        for name in ('ranking', 'hidden', 'relation'):
-            if getattr(self, f'{name}_loss') == 'none' and (weight := getattr(self, f'{name}_weight')) != 1: raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
-        if self.top_k and self.top_k > CLASSES[self.task]: raise ValueError(f'top_k={self.top_k} is more than the {CLASSES[self.task]} classes of task={self.task!r}')
-        if self.dialect != 'canonical' and (self.top_k or self.min_probability):
-            raise ValueError(f"dialect={self.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
-        return self
-
-    @model_validator(mode='after')
-    def _inside_agrees(self):
-        for name in ('hidden_loss', 'relation_loss'):
-            if getattr(self, name) != 'none' and self.signal != 'online':
-                raise ValueError(f"{name}={getattr(self, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
-        layers, own = self.hidden_layers, self.student_layers or PROFILES[self.profile].student_layers
-        if self.hidden_loss == 'none':
-            if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
-        elif self.student_init == 'hub':
-            if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
-        elif layers is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
-        if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
-        return self
-
+# %% ../nbs/00_config.ipynb #268028b7
 NEED_TEACHER = ('dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')  # settings that play no part without KD
 CLASSES = {'answer_selection': 2}  # of each task
+
+def _check_losses(config: RunConfig) -> None:
+    "Refuse losses that cannot be meant."
+    if not MODES[config.mode].kd:
+        for name in NEED_TEACHER:
+            if (value := getattr(config, name)) != RunConfig.model_fields[name].default: raise ValueError(f'{name}={value!r} needs a teacher, and mode={config.mode!r} learns from none; use a KD mode')
+        if config.ranking_loss == 'margin_mse': raise ValueError(f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'")
+    for name in ('ranking', 'hidden', 'relation'):
+        if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1: raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
+    if config.top_k and config.top_k > CLASSES[config.task]: raise ValueError(f'top_k={config.top_k} is more than the {CLASSES[config.task]} classes of task={config.task!r}')
+    if config.dialect != 'canonical' and (config.top_k or config.min_probability):
+        raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
+
+def _check_inside(config: RunConfig) -> None:
+    "Refuse losses on the teacher's inside that cannot be meant."
+    for name in ('hidden_loss', 'relation_loss'):
+        if getattr(config, name) != 'none' and config.signal != 'online':
+            raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
+    layers, own = config.hidden_layers, config.student_layers or PROFILES[config.profile].student_layers
+    if config.hidden_loss == 'none':
+        if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
+    elif config.student_init == 'hub':
+        if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
+    elif layers is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
+    if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../nbs/00_config.ipynb #4001ba15
 def _sentence(errors: list[dict]) -> str:
@@ -302,7 +303,7 @@ def resolve(
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed) if student else None,
         **{k: setting[k] if getattr(config, k) in (None, 'auto') else getattr(config, k) for k in setting}))
 
-# %% ../nbs/00_config.ipynb #3aea01e9
+# %% ../nbs/00_config.ipynb #fffa76d9
 def factors(
     config: RunConfig,  # resolved
 ) -> dict:              # network, precision, kd, ranks, init, signal_dtype, transfer
@@ -311,6 +312,15 @@ def factors(
     return dict(network=mode.network, precision=resolved_dtype(config), kd=mode.kd, ranks=config.ranks,
                 init=config.student_init if mode.network == 'student' else 'pretrained',
                 signal_dtype=config.signal_dtype if mode.kd else None, transfer=None)
+
+def losses_in_words(
+    config: RunConfig,  # resolved
+) -> str:               # say 'T=2, alpha=0.5, 1 * ranking ranknet'
+    "What a run minimises."
+    first = f'T={config.temperature:g}, alpha={config.alpha:g}' if MODES[config.mode].kd else 'none: hard targets alone'
+    own = [f'in the words of {config.dialect}'] * (config.dialect != 'canonical') + [f'{k}={value:g}' for k in ('min_probability', 'top_k') if (value := getattr(config, k))]
+    named = {f'{name} {loss}': getattr(config, f'{name}_weight') for name in ('ranking', 'hidden', 'relation') if (loss := getattr(config, f'{name}_loss')) != 'none'}
+    return ', '.join([first, *own, *(f'{weight:g} * {name}' for name, weight in named.items())])
 
 def resolved_dtype(
     config: RunConfig,  # resolved
