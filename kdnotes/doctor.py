@@ -216,12 +216,7 @@ def _jobs(configs: Sequence[RunConfig], folder: Path) -> tuple[list[dict], list[
     if len(jobs) > 1: jobs[min(r for r in jobs if r > 1)] += jobs.pop(1, [])  # the main rank does these while the others wait
     return [dict(ranks=ranks, cases=cases) for ranks, cases in jobs.items()], list(dict.fromkeys(notes))
 
-# %% ../nbs/46_doctor.ipynb #0122cd48
-def _command(job: dict, file: Path) -> list[str]:
-    "The command line of a job's process or processes."
-    ranks = ['-m', 'torch.distributed.run', '--nnodes=1', f"--nproc-per-node={job['ranks']}", '--rdzv-backend=c10d', '--rdzv-endpoint=localhost:0', '--local-addr=localhost']
-    return [sys.executable, *(ranks if job['ranks'] > 1 else []), '-m', 'kdnotes.doctor', str(file)]
-
+# %% ../nbs/46_doctor.ipynb #a115f04f
 def _follow(process: subprocess.Popen, out: Path, on_finding: Callable[[Finding], None], deadline: float) -> list[Finding]:
     "Hand findings on as they come, until the process ends."
     found, running = [], True
@@ -242,7 +237,8 @@ def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], dead
     file, log, out = (folder / f"{name}-{job['ranks']}" for name in ('job.json', 'log.txt', 'findings.jsonl'))
     file.write_text(json.dumps(job | dict(out=str(out))))
     env = rt.process_environment(max(case['config']['threads_per_rank'] or 1 for case in job['cases']))
-    with open(log, 'wb') as said: process = subprocess.Popen(_command(job, file), env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, preexec_fn=rt.die_with_parent)
+    command = rt.process_command('kdnotes.doctor', file, ranks=job['ranks'])
+    with open(log, 'wb') as said: process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, preexec_fn=rt.die_with_parent)
     try: found = _follow(process, out, on_finding, deadline)
     finally:
         if process.poll() is None: process.send_signal(signal.SIGTERM)

@@ -149,27 +149,20 @@ def _adopt(folder: RunFolder, say) -> bool:
     export(folder.study)
     return True
 
-# %% ../nbs/45_experiment.ipynb #e663d5d7
+# %% ../nbs/45_experiment.ipynb #8c60dab4
 RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
-
-def _command(config: RunConfig, config_file: Path) -> list[str]:
-    "The command line of a run's process or processes."
-    module = ['-m', 'kdnotes.experiment', str(config_file)]
-    if config.ranks == 1: return [sys.executable, *module]
-    return [sys.executable, '-m', 'torch.distributed.run', '--nnodes=1', f'--nproc-per-node={config.ranks}', '--rdzv-backend=c10d',
-            '--rdzv-endpoint=localhost:0', '--local-addr=localhost', f'--max-restarts={RESTARTS}', *module]
 
 def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None]) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
-    from kdnotes.runtime import die_with_parent, process_environment
+    from kdnotes.runtime import die_with_parent, process_command, process_environment
     folder.write_config(dict(config=plan.config.model_dump(mode='json'), run_id=plan.run_id, corpus_sha256=plan.corpus_sha256, initial=plan.initial, precision_reason=plan.reason,
                              teacher_run_id=plan.teacher.run_id if plan.teacher else None))
     if not checkpoints(folder.path / 'checkpoints'): (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
     log = folder.path / 'log.txt'
     with open(log, 'wb') as out:
-        process = subprocess.Popen(_command(plan.config, folder.path / 'config.json'), env=process_environment(plan.config.threads_per_rank), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                                   preexec_fn=die_with_parent)
+        command = process_command('kdnotes.experiment', folder.path / 'config.json', ranks=plan.config.ranks, restarts=RESTARTS)
+        process = subprocess.Popen(command, env=process_environment(plan.config.threads_per_rank), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
         try: code = _follow(process, folder, on_row)
         except BaseException as e:
             process.send_signal(signal.SIGTERM)

@@ -39,7 +39,7 @@ def no_gpu() -> str | None:  # a sentence; None: there is one
     why = f'torch {torch.__version__} was built without CUDA' if torch.version.cuda is None else f'torch {torch.__version__} sees no NVIDIA GPU (CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
     return f'{why}, so nothing can be checked; for a rehearsal on the CPU, use --device cpu --smoke'
 
-# %% ../nbs/52_gpu_check.ipynb #768c60f9
+# %% ../nbs/52_gpu_check.ipynb #0dbefc5d
 ORDER = ('machine', 'numbers', 'fits', 'doctor', 'minilm', 'bert')
 LIMITS = dict(machine=120., numbers=90., fits=120., doctor=180., minilm=180., bert=240.)  # seconds, and never more than are left of all
 SHORTEST, PATIENCE = 20., 15.  # seconds: with less a part is not begun; so long it may take to end after its time
@@ -64,6 +64,7 @@ def work(
         found = dict(error=sentence(e))
     write_json(job['out'], json.loads(json.dumps(found), parse_constant=lambda name: None))  # what is no number becomes null
 
+# %% ../nbs/52_gpu_check.ipynb #f0a6916e
 def _made(
     part: str,
     job: dict,
@@ -93,7 +94,7 @@ def _made(
     last = next((line.strip() for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines()) if line.strip()), 'it said nothing')
     return dict(error=f'it did not end within {seconds:.0f} s' if late.is_set() else f'its process ended with exit code {process.returncode}: {last}', seconds=seconds)
 
-# %% ../nbs/52_gpu_check.ipynb #6f26d55b
+# %% ../nbs/52_gpu_check.ipynb #873857fa
 def gpu_check(
     device: str = 'cuda',      # 'cuda', or 'cpu' for a rehearsal
     smoke: bool = False,       # tiny models and a few steps: its numbers mean nothing
@@ -131,6 +132,7 @@ def gpu_check(
     write_json(folder / 'gpu_check.json', results | dict(failed=failures(results), minutes=round((time.monotonic() - begin) / 60, 1)))
     return results
 
+# %% ../nbs/52_gpu_check.ipynb #4377c958
 def failures(
     results: dict,  # of `gpu_check`
 ) -> list[str]:

@@ -181,7 +181,7 @@ def same_numbers(job: dict, pair) -> Iterator[dict]:
         far = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected, strict=True))
         yield _finding('losses', dtype, far <= FAR[dtype], f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
 
-# %% ../nbs/51_gpu_parts.ipynb #0a980105
+# %% ../nbs/51_gpu_parts.ipynb #9d00ef87
 class _Spike:
     "A task whose loss is far too large once."
     def __init__(self, task, at: int): self.task, self.at, self.calls = task, at, 0
@@ -201,8 +201,8 @@ def overflow(
     model = copy.deepcopy(pair.student).to(device)
     try: result = tr.train(_Spike(pair.task, 4), model, config, here, lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None)
     finally: hook.remove()
-    good = 3 in skipped and len(skipped) == result.overflow_steps < 6 and weights[3] == weights[2] and weights[5] != weights[3] and all(p.isfinite().all() for p in model.parameters())
-    return _finding('overflow', 'fp16', good, f"steps left out: {[s + 1 for s in skipped]}, the fourth overflows; the scale ends at {result.final_scale:g}")
+    good = 4 in skipped and len(skipped) == result.overflow_steps < 6 and weights[3] == weights[2] and weights[5] != weights[3] and all(p.isfinite().all() for p in model.parameters())
+    return _finding('overflow', 'fp16', good, f"steps left out: {skipped}, the fourth overflows; the scale ends at {result.final_scale:g}")
 
 def resume(
     pair,
@@ -394,7 +394,7 @@ class Race:
             found[dtype] = dict(large=product_rate([(1, n, n, n)], dtype, self.places['kdnotes'].runtime, seconds), layer=product_rate(layer, dtype, self.places['kdnotes'].runtime, seconds))
         return found
 
-# %% ../nbs/51_gpu_parts.ipynb #a5110ef9
+# %% ../nbs/51_gpu_parts.ipynb #2bd0202d
 def take_turn(
     contest: Race,
     name: str,
@@ -416,6 +416,7 @@ def take_turn(
     entry = race.together([answer | peaks(runtime.runtime)], place.job, contest.facts['mean_tokens'])
     return dict(contestant=name, turn=turn, split=split, dtype=runtime.dtype, watts=watts, joules_per_example=watts and watts / entry['examples_per_s']) | entry
 
+# %% ../nbs/51_gpu_parts.ipynb #0d9cd136
 def compete(job: dict, say: Callable[[str], None]) -> dict:  # settings, facts, rates, turns, missing: what `standings` reads
     "All rounds of one size, or as many as there is time for."
     begin, contest = time.monotonic(), Race(job)

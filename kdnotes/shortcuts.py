@@ -15,7 +15,7 @@ from .data import Task
 # %% auto #0
 __all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'drop', 'Shortcuts', 'shortcuts']
 
-# %% ../nbs/27_shortcuts.ipynb #7164e9a9
+# %% ../nbs/27_shortcuts.ipynb #f5b96d53
 class _Touched:
     "The rows of a table that a step touches, while it goes on."
     def __init__(self, weight: nn.Parameter, place: Tensor, padding: int | None):
@@ -43,6 +43,7 @@ class _Touched:
         "Zeros again, for the next step; clipping by a norm that is no number leaves none in every row."
         self.weight.grad, self.gradient[self.rows if norm.isfinite() else slice(None)] = None, 0
 
+# %% ../nbs/27_shortcuts.ipynb #5e4dea34
 class RowsInUse(nn.Module):
     "An embedding that holds only the rows that training touches, called with the same token ids."
     def __init__(self,
@@ -147,17 +148,16 @@ def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (modu
     model.set_attn_implementation(_register())
     return drops, 'sdpa'
 
-# %% ../nbs/27_shortcuts.ipynb #537f0430
+# %% ../nbs/27_shortcuts.ipynb #d6943f79
 class Shortcuts:
     "What was exchanged in a model."
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
-        self.model, self.decay, self._rows, self._drops, self._attention, self._bits = model, 1., None, [], None, bits
         table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
         tied = getattr(model, 'get_output_embeddings', lambda: None)()  # a language model's output layer may share the table and touch every row
-        if used is not None and type(table) is nn.Embedding and tied is None:
-            self._rows = RowsInUse(table, used)
-            model.set_input_embeddings(self._rows)
-        self._narrow = self._rows is not None and bits is not None  # on a GPU the dense gradient costs less than to find out what is in it
+        if used is not None and type(table) is nn.Embedding and tied is None: model.set_input_embeddings(rows := RowsInUse(table, used))
+        else: rows = None
+        self.model, self.decay, self._rows, self._drops, self._attention, self._bits = model, 1., rows, [], None, bits
+        self._narrow = rows is not None and bits is not None  # on a GPU the dense gradient costs less than to find out what is in it
         if bits: self._drops, self._attention = _exchange(model, bits)
 
     def apart(self, model: nn.Module) -> list[str]:
@@ -165,7 +165,7 @@ class Shortcuts:
         return [name for name, p in model.named_parameters() if self._narrow and p is self._rows.weight]
 
     def start(self, step: int, ids: Callable[[], Tensor]) -> None:
-        "Before each step; `ids` gives the token ids of its examples, of all ranks'."
+        "Before each step; `ids` gives the token ids of its examples, of all ranks."
         if self._bits: self._bits.start(step)
         if self._narrow: self._rows.touched.begin(ids())
 
@@ -174,9 +174,7 @@ class Shortcuts:
         rows = self._rows.touched.finish(mean) if self._narrow else None
         return [rows if self._narrow and p is self._rows.weight else p.grad for p in model.parameters() if p.grad is not None]
 
-    def clear(self, norm: Tensor) -> None:
-        "After the optimizer."
-        if self._narrow: self._rows.touched.clear(norm)
+    def clear(self, norm: Tensor) -> None: self._narrow and self._rows.touched.clear(norm)
 
     def decayed(self, rate: float, weight_decay: float) -> None:
         "After a step that was taken: what it did to the rows nobody touched."
@@ -185,12 +183,10 @@ class Shortcuts:
     @contextmanager
     def whole(self) -> Iterator[None]:
         "Inside, the model has its whole table: other texts may use other rows."
-        if self._rows is None:
-            yield
-            return
-        self.model.set_input_embeddings(self._rows.full(self.decay))
+        if self._rows: self.model.set_input_embeddings(self._rows.full(self.decay))
         try: yield
-        finally: self.model.set_input_embeddings(self._rows)
+        finally:
+            if self._rows: self.model.set_input_embeddings(self._rows)
 
     def end(self) -> None:
         "Give the model back as it was, with what it has learned."

@@ -17,6 +17,7 @@ from kdnotes.corpus import SPLITS, TSV_COLUMNS, Corpus, CorpusError, load_corpus
 from kdnotes.data import Batch, Ragged, SignalSpec, encode_pairs, pad_pairs
 from kdnotes.experiment import choose_arms
 from kdnotes.files import read_json
+from kdnotes.models import ModelError, find_model
 from kdnotes.records import TABLES, RecordError, append_row, export, find_record, make_row, read_rows, records, tidy, units, without_repeats
 from kdnotes.teacher import make_signal, open_signal
 from handmade import make_record, make_units, write_run
@@ -201,6 +202,8 @@ def test_a_command_line(pairs, modes, name):
     ours(lambda: choose_arms(','.join([*modes, name])), ConfigError)
     found = ours(lambda: resolve_corpus('answer_selection', name), CorpusError)
     assert found is REFUSED or found in ('embedded', 'wikiqa') or Path(found).is_dir() or '/' in found
+    found = ours(lambda: find_model(name), ModelError)
+    assert found is REFUSED or (found / 'model.safetensors').is_file()
 
 
 # ---- what runs leave ----
