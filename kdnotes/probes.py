@@ -219,7 +219,7 @@ def distance(
     size = max((b @ b).item(), 1e-60)
     return (((a - b) @ (a - b)).item() / size) ** .5, (a @ b).item() / size
 
-# %% ../nbs/36_probes.ipynb #578c00f6
+# %% ../nbs/36_probes.ipynb #12096da4
 def still(
     model: nn.Module,
 ) -> nn.Module:  # a copy
@@ -258,10 +258,10 @@ def accumulation(
         tr.accumulate(model, task, index, budget, here, scaler, tr.loss_weights(config), signal)
         numbers = _numbers(_gradients(model))
         if full is None: full = numbers
-        else: parts[len(micro_batches(index, lengths, budget.micro_batch_tokens))] = distance(numbers, full)
+        else: parts[len(tr._share(task, index, budget, here))] = distance(numbers, full)
     return parts
 
-# %% ../nbs/36_probes.ipynb #bc11e58c
+# %% ../nbs/36_probes.ipynb #28d014f3
 def look_ahead(
     task,               # encoded
     config: RunConfig,  # resolved
@@ -274,7 +274,7 @@ def look_ahead(
         if seen == most: break
         seen, examples, tokens = seen + 1, examples + len(step.index), tokens + int(lengths[step.index].sum())
         for rank in range(config.ranks):
-            for part in micro_batches(step.index, lengths, config.micro_batch_tokens, rank, config.ranks):
+            for part in micro_batches(step.index, lengths, config.micro_batch_tokens, rank, config.ranks, task.groups('train') if config.ranking_loss != 'none' else None):
                 own = len(part) * int(lengths[part].max())
                 cells += own
                 if own > size: largest, size = part, own

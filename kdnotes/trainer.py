@@ -77,10 +77,11 @@ def rate_factor(
     rise = max(1, round(warmup * total))
     return (step + 1) / rise if step < rise else (total - step) / max(1, total - rise + 1)
 
-# %% ../nbs/32_trainer.ipynb #5cd8bcae
+# %% ../nbs/32_trainer.ipynb #d1afb40d
 def _share(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime) -> list[np.ndarray]:
     "This rank's micro-batches of a step."
-    return micro_batches(index, task.lengths('train'), config.micro_batch_tokens, runtime.rank, runtime.ranks, task.groups('train'))
+    together = task.groups('train') if config.ranking_loss != 'none' else None  # where a loss compares the candidates of a question
+    return micro_batches(index, task.lengths('train'), config.micro_batch_tokens, runtime.rank, runtime.ranks, together)
 
 def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime) -> int:
     "How often this rank goes forward and backward in a step: at least once; where each backward is synchronised, as often as the busiest rank."

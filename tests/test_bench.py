@@ -190,7 +190,7 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
 def test_two_ranks_and_two_apart(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
     bench._prepared(home, common, 'embedded', True, lambda line: None)
-    jobs = {name: bench._job(bench.SCALING[name], home, common, 'bf16', 48, 'embedded', 20.) for name in ('2x1_accumulated', '2_apart')}
+    jobs = {name: bench._job(bench.ACCUMULATED[name], home, common, 'bf16', 48, 'embedded', 20.) for name in ('2x1_accumulated', '2_apart')}
     assert {name: job['config']['batch_size'] for name, job in jobs.items()} == {'2x1_accumulated': 512, '2_apart': 256}
     turns, failed = bench.heat(jobs, 1, 20., lambda line: None)
     assert not failed and [(t['contestant'], t['split']) for t in turns] == [('2x1_accumulated', False), ('2_apart', False), ('2x1_accumulated', True)]

@@ -36,7 +36,7 @@ EDGES = {
     'stats': {'config'},
     'compare': {'config', 'stats'},
     'experiment': {'config', 'checkpoint', 'faults', 'corpus', 'answer_selection', 'models', 'inside', 'teacher', 'runtime', 'telemetry', 'trainer', 'records'},
-    'doctor': {'config', 'corpus', 'models', 'teacher', 'runtime', 'trainer', 'probes', 'diagnosis', 'records', 'experiment'},
+    'doctor': {'config', 'corpus', 'models', 'inside', 'teacher', 'runtime', 'trainer', 'probes', 'diagnosis', 'records', 'experiment'},
     'peers': {'config', 'data', 'models', 'runtime', 'trainer'},
     'bench': {'config', 'corpus', 'data', 'experiment', 'files', 'models', 'peers', 'records', 'runtime', 'speed', 'teacher', 'telemetry', 'trainer'},
     'standings': set(),
