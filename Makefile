@@ -40,7 +40,7 @@ $(DONE): pyproject.toml constraints.txt
 	@echo 'installing into .venv: a few minutes, about 2.5 GB'
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev]'
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev,bench]'
 	.venv/bin/python -m pip check
 	@touch $@
 
@@ -69,7 +69,6 @@ fuzz: setup   ## 10,000 malformed corpora, configurations, records and checkpoin
 	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
 bench: setup  ## kdnotes against its peers on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
-	@python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@mkdir -p '$(RUNS)/bench'
 	@papermill nbs/bench.ipynb '$(RUNS)/bench/bench.ipynb' --cwd . --no-progress-bar --log-output -r contestants '$(CONTESTANTS)' -p alternations '$(ALTERNATIONS)' -p steps '$(STEPS)' \
 	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
