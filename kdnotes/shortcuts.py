@@ -148,14 +148,19 @@ def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (modu
     model.set_attn_implementation(_register())
     return drops, 'sdpa'
 
-# %% ../nbs/27_shortcuts.ipynb #d6943f79
+# %% ../nbs/27_shortcuts.ipynb #5a934065
+def _table(model: nn.Module) -> nn.Embedding | None:
+    "The word table, if some of its rows can stand for it."
+    table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
+    tied = getattr(model, 'get_output_embeddings', lambda: None)()  # a language model's output layer may share the table and touch every row
+    return table if type(table) is nn.Embedding and tied is None else None
+
+# %% ../nbs/27_shortcuts.ipynb #89dbf35a
 class Shortcuts:
     "What was exchanged in a model."
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
-        table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
-        tied = getattr(model, 'get_output_embeddings', lambda: None)()  # a language model's output layer may share the table and touch every row
-        if used is not None and type(table) is nn.Embedding and tied is None: model.set_input_embeddings(rows := RowsInUse(table, used))
-        else: rows = None
+        rows = None if used is None else RowsInUse(_table(model), used)
+        if rows: model.set_input_embeddings(rows)
         self.model, self.decay, self._rows, self._drops, self._attention, self._bits = model, 1., rows, [], None, bits
         self._narrow = rows is not None and bits is not None  # on a GPU the dense gradient costs less than to find out what is in it
         if bits: self._drops, self._attention = _exchange(model, bits)
@@ -195,7 +200,7 @@ class Shortcuts:
         if self._attention: self.model.set_attn_implementation(self._attention)
         self._rows, self._drops, self._attention, self._narrow = None, [], None, False
 
-# %% ../nbs/27_shortcuts.ipynb #f011b346
+# %% ../nbs/27_shortcuts.ipynb #b4a20c45
 @contextmanager
 def shortcuts(
     model: nn.Module,   # changed inside, given back after
@@ -204,8 +209,8 @@ def shortcuts(
     seed: int,          # of dropout, for this rank; without a meaning on a GPU, where dropout stays torch's own
 ) -> Iterator[Shortcuts]:
     "A model that leaves out what training need not do."
-    table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
-    used = rows_in_use(task, table.num_embeddings, device) if type(table) is nn.Embedding else None
+    table = _table(model)
+    used = rows_in_use(task, table.num_embeddings, device) if table else None
     short = Shortcuts(model, used, Bits(seed) if device.type == 'cpu' else None)
     try: yield short
     finally: short.end()

@@ -77,16 +77,16 @@ def rate_factor(
     rise = max(1, round(warmup * total))
     return (step + 1) / rise if step < rise else (total - step) / max(1, total - rise + 1)
 
-# %% ../nbs/32_trainer.ipynb #32b991ce
+# %% ../nbs/32_trainer.ipynb #ddb99845
 def _share(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, rank: int | None = None) -> list[np.ndarray]:
     "A rank's micro-batches of a step; None: this one's."
     together = task.groups('train') if config.ranking_loss != 'none' else None  # where a loss compares the candidates of a question
     return micro_batches(index, task.lengths('train'), config.micro_batch_tokens, runtime.rank if rank is None else rank, runtime.ranks, together)
 
-def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime) -> int:
-    "How often this rank goes forward and backward in a step: at least once; where each backward is synchronised, as often as the busiest rank."
-    ranks = range(runtime.ranks) if config.gradient_sync == 'every' else [runtime.rank]
-    return max(1, *(len(_share(task, index, config, runtime, rank)) for rank in ranks))
+def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, own: int) -> int:
+    "How often a rank with so many micro-batches of its own goes forward and backward in a step: at least once; where each backward is synchronised, as often as the busiest rank."
+    if config.gradient_sync == 'delayed' or runtime.ranks == 1: return max(1, own)
+    return max(1, *(len(_share(task, index, config, runtime, rank)) for rank in range(runtime.ranks)))
 
 def accumulate(
     model: nn.Module,              # a model, or its DDP wrapper
@@ -101,7 +101,8 @@ def accumulate(
     "Forward and backward of one step: gradients of the mean over the whole step, on every rank."
     counts = task.loss_counts('train', index)
     parts = _share(task, index, config, runtime)
-    own, passes = len(parts), _passes(task, index, config, runtime)
+    own = len(parts)
+    passes = _passes(task, index, config, runtime, own)
     parts += [index[:1]] * (passes - own)  # a rank that has run out goes along, with a weight of 0
     losses, tokens, cells = {}, 0, 0
     for i, part in enumerate(parts):
