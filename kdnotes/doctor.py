@@ -25,12 +25,7 @@ from .records import find_run_model
 # %% auto #0
 __all__ = ['DoctorError', 'examine', 'doctor', 'main']
 
-# %% ../nbs/46_doctor.ipynb #cdba7246
-def _ended(bench, steps: int, **changes) -> RunConfig:
-    "The configuration, ended after some steps."
-    config = bench.config.model_copy(update=dict(smoke=False) | changes)
-    return config.model_copy(update=dict(epochs=steps / tr.schedule_steps(bench.task, config.model_copy(update=dict(epochs=1.)))[0]))
-
+# %% ../nbs/46_doctor.ipynb #1de6a31b
 def _trained(bench, config: RunConfig, here: rt.Runtime) -> SimpleNamespace:  # seen, witness, result, losses, weights
     "A short training without dropout, watched."
     model, losses = probes.still(bench.model), []
@@ -42,7 +37,7 @@ def _trained(bench, config: RunConfig, here: rt.Runtime) -> SimpleNamespace:  # 
 def _two_steps(bench) -> tuple[RunConfig, RunConfig]:  # with a step in one piece; cut so that each rank has two micro-batches
     "The first two steps of eight examples, or four a rank; without clipping."
     lengths = bench.task.lengths('train')
-    short = _ended(bench, 2, batch_size=max(8, 4 * bench.here.ranks), max_grad_norm=1e30)
+    short = tr.with_steps(bench.task, bench.config, 2, batch_size=max(8, 4 * bench.here.ranks), max_grad_norm=1e30)
     longest = max(int(lengths[step.index].max()) for step in tr.schedule_steps(bench.task, short)[1])
     return tuple(short.model_copy(update=dict(micro_batch_tokens=tokens)) for tokens in (probes.NO_LIMIT, 2 * longest))
 
@@ -88,7 +83,7 @@ def _check_cache(bench) -> list[Finding]:
     batch = bench.task.batch('train', index[:8]).to(here.device)
     return [dg.judge_cache(*probes.compare_signals(signal(batch), te.teacher_signal(bench.task, bench.teacher, batch), config.signal_dtype))]
 
-# %% ../nbs/46_doctor.ipynb #17b83f39
+# %% ../nbs/46_doctor.ipynb #badbc543
 _STEPS, _WATCH_S = 4, 3.  # most steps of the timed training, and about how long it may take
 
 def _check_time(bench) -> list[Finding]:
@@ -98,7 +93,7 @@ def _check_time(bench) -> list[Finding]:
     steps = int(np.clip(_WATCH_S / max(1e-9, example_s * config.batch_size), 2, _STEPS)) + 1
     size = config.batch_size if config.batch_size * example_s * steps < 3 * _WATCH_S else max(8, here.ranks, int(_WATCH_S / steps / example_s))
     signal = bench.signal or (te.online_signal(bench.task, bench.teacher) if bench.teacher else None)
-    result = tr.train(bench.task, copy.deepcopy(bench.model), _ended(bench, steps, batch_size=size), here, lambda kind, **values: None, signal)
+    result = tr.train(bench.task, copy.deepcopy(bench.model), tr.with_steps(bench.task, bench.config, steps, batch_size=size), here, lambda kind, **values: None, signal)
     if not here.main: return []
     rate, task, n = result.examples_per_s or result.examples / result.train_s, bench.task, len(bench.task.lengths('train'))
     forwards = sum(len(task.lengths(s)) for s in task.evaluation_sets) + max(0, np.ceil(config.epochs) - 1) * len(task.lengths(task.evaluation_sets[0]))

@@ -131,7 +131,7 @@ def _driver() -> str | None:
     try: return pynvml.nvmlInit() or str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError: return None
 
-# %% ../nbs/51_gpu_parts.ipynb #3fc5e8c7
+# %% ../nbs/51_gpu_parts.ipynb #ae194f45
 FAR = dict(fp32=3e-4, tf32=.02, fp16=.02, bf16=.15)  # share of the gradient's size, or of the loss
 
 def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
@@ -139,10 +139,6 @@ def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
     common = dict(profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], corpus=job['corpus'])
     if job['smoke']: common |= dict(student_layers=(1,), threads_per_rank=1)
     return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
-
-def _ended(task, config: RunConfig, steps: int, **changes) -> RunConfig:
-    "The configuration, ended after some steps."
-    return config.model_copy(update=changes | dict(epochs=steps / tr.schedule_steps(task, config.model_copy(update=dict(epochs=1.)))[0]))
 
 def _pair(job: dict, size: str, mode: str = 'full_kd', **more) -> SimpleNamespace:  # config, task, teacher, student; on the CPU
     "The teacher of a size and the student that learns from it."
@@ -152,7 +148,7 @@ def _pair(job: dict, size: str, mode: str = 'full_kd', **more) -> SimpleNamespac
     teacher = load_model(config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs)
     return SimpleNamespace(config=config, task=task, teacher=teacher, student=choose_layers(teacher, config.student_layers) if config.student_layers else teacher)
 
-# %% ../nbs/51_gpu_parts.ipynb #380a856c
+# %% ../nbs/51_gpu_parts.ipynb #dcc7a196
 def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
     "The gradient of one step, without dropout."
     here = Runtime(device, dtype, math=set_matmul_precision(dtype))
@@ -172,7 +168,7 @@ def same_numbers(job: dict, pair) -> Iterator[dict]:
     "Gradients and losses in every format, against the CPU's in fp32."
     cpu, device = torch.device('cpu'), torch.device(job['device'])
     index = next(tr.schedule_steps(pair.task, pair.config)[1]).index
-    short = _ended(pair.task, pair.config, 4, micro_batch_tokens=NO_LIMIT)
+    short = tr.with_steps(pair.task, pair.config, 4, micro_batch_tokens=NO_LIMIT)
     wanted, expected = _gradient(pair, index, cpu, 'fp32'), _losses(pair, short, cpu, 'fp32')
     for dtype in formats(job):
         apart, _ = distance(_gradient(pair, index, device, dtype), wanted)
@@ -181,7 +177,7 @@ def same_numbers(job: dict, pair) -> Iterator[dict]:
         far = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected, strict=True))
         yield _finding('losses', dtype, far <= FAR[dtype], f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
 
-# %% ../nbs/51_gpu_parts.ipynb #9d00ef87
+# %% ../nbs/51_gpu_parts.ipynb #21376f70
 class _Spike:
     "A task whose loss is far too large once."
     def __init__(self, task, at: int): self.task, self.at, self.calls = task, at, 0
@@ -195,7 +191,7 @@ def overflow(
     device: torch.device,
 ) -> dict:  # a finding
     "A training in fp16 whose fourth step overflows."
-    config = _ended(pair.task, pair.config, 6, mode='mixed_student', micro_batch_tokens=NO_LIMIT)
+    config = tr.with_steps(pair.task, pair.config, 6, mode='mixed_student', micro_batch_tokens=NO_LIMIT)
     here, skipped, weights = Runtime(device, 'fp16', math=set_matmul_precision('fp16')), [], []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: weights.append(checksums(p for group in optimizer.param_groups for p in group['params'])))
     model = copy.deepcopy(pair.student).to(device)
@@ -211,7 +207,7 @@ def resume(
     folder: Path,   # for checkpoints
 ) -> dict:          # a finding
     "A training with dropout, and one that takes up its checkpoint in the middle."
-    config = _ended(pair.task, pair.config, 6, checkpoint_steps=3, checkpoint_minutes=1e6)
+    config = tr.with_steps(pair.task, pair.config, 6, checkpoint_steps=3, checkpoint_minutes=1e6)
     here, ends = Runtime(device, dtype, math=set_matmul_precision(dtype)), []
     for _ in range(2):
         model = copy.deepcopy(pair.student).to(device)
@@ -273,11 +269,11 @@ class Longest:
         inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.from_numpy(place >= self.length // 2).long().expand_as(ids))
         return replace(self.task.batch(split, index), inputs=inputs, tokens=ids.numel())
 
-# %% ../nbs/51_gpu_parts.ipynb #1e89de45
+# %% ../nbs/51_gpu_parts.ipynb #3b20493b
 def _needed(job: dict, mode: str) -> dict:  # peaks in MiB, the format, the work
     "The memory of a short training of the profile at its largest."
     pair = _pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
-    config, here = _ended(pair.task, pair.config, 3), start(pair.config)
+    config, here = tr.with_steps(pair.task, pair.config, 3), start(pair.config)
     task = Longest(pair.task, config.max_length, pair.teacher.config.vocab_size)
     if here.device.type == 'cuda': torch.cuda.empty_cache()
     reset_peaks(here)

@@ -27,10 +27,10 @@ from .runtime import Agreement, Runtime, stream, torch_seed
 from .shortcuts import Shortcuts, shortcuts
 
 # %% auto #0
-__all__ = ['LEAST_SCALE', 'Step', 'schedule_steps', 'make_optimizer', 'rate_factor', 'accumulate', 'predict', 'evaluate',
-           'TrainResult', 'loss_weights', 'train']
+__all__ = ['LEAST_SCALE', 'Step', 'schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'accumulate', 'predict',
+           'evaluate', 'TrainResult', 'loss_weights', 'train']
 
-# %% ../nbs/32_trainer.ipynb #7b568c13
+# %% ../nbs/32_trainer.ipynb #a1e044b0
 @dataclass(frozen=True)
 class Step:
     "One optimizer step."
@@ -59,6 +59,16 @@ def schedule_steps(
                 if number + i >= done: yield Step(number + i, e, index, i == len(indices) - 1)
             number, e = number + len(indices), e + 1
     return total, steps()
+
+def with_steps(
+    task: Task,
+    config: RunConfig,  # resolved
+    steps: int,
+    **changes,          # of other fields
+) -> RunConfig:         # ends after so many optimizer steps: as much of an epoch as they are
+    "A configuration for a short training."
+    config = config.model_copy(update=dict(smoke=False) | changes)
+    return config.model_copy(update=dict(epochs=steps / schedule_steps(task, config.model_copy(update=dict(epochs=1.)))[0]))
 
 # %% ../nbs/32_trainer.ipynb #55a10e9f
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
