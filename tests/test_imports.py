@@ -29,6 +29,7 @@ EDGES = {
     'runtime': {'config'},
     'telemetry': {'config'},
     'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'inside', 'checkpoint', 'faults', 'shortcuts', 'gradients', 'runtime'},
+    'timeline': set(),
     'speed': {'data', 'runtime'},
     'probes': {'config', 'data', 'models', 'teacher', 'runtime', 'trainer'},
     'diagnosis': set(),
