@@ -174,7 +174,7 @@ def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: boo
     if not smoke: return splits | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'}
 
-# %% ../nbs/12_answer_selection.ipynb #c1413a74
+# %% ../nbs/12_answer_selection.ipynb #8efb052c
 class AnswerSelection:
     "Answer selection as a `Task`."
     name, auto_class, model_kwargs = 'answer_selection', 'AutoModelForSequenceClassification', {'num_labels': 2}
@@ -190,16 +190,18 @@ class AnswerSelection:
         min_probability: float | None = None,  # of the teacher's classes, in (0, 1]: smaller ones are cut off
         top_k: int | None = None,     # of the teacher's classes: the others are cut off
         ranking_loss: str = 'none',   # 'none' | 'ranknet' | 'margin_mse'
+        document_title: bool = False, # the document's title before each sentence: many sentences say only 'it' or 'he'
     ):
         if ranking_loss not in ('none', 'ranknet', 'margin_mse'): raise ValueError(f"ranking_loss must be 'none', 'ranknet' or 'margin_mse', got {ranking_loss!r}")
         self.max_length, self.temperature, self.rows = max_length, temperature, _choose_rows(corpus.splits, train_questions, smoke)
-        self.cut, self.ranking_loss = dict(min_probability=min_probability, top_k=top_k), ranking_loss
+        self.cut, self.ranking_loss, self.document_title = dict(min_probability=min_probability, top_k=top_k), ranking_loss, document_title
         self.questions = {s: as_questions(r) for s, r in self.rows.items()}
         self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])  # (2,)
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
-        texts = {s: ([r['question'] for r in rows], [r['sentence'] for r in rows]) for s, rows in self.rows.items()}
+        def candidate(r): return f"{r['document_title']} : {r['sentence']}" if self.document_title else r['sentence']
+        texts = {s: ([r['question'] for r in rows], [candidate(r) for r in rows]) for s, rows in self.rows.items()}
         self._encoded = {s: encode_pairs(tokenizer, *pair, self.max_length, cache_dir) for s, pair in texts.items()}
         self._pad_id = tokenizer.pad_token_id or 0
 

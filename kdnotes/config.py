@@ -48,9 +48,9 @@ PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
-# %% ../nbs/00_config.ipynb #fa67ee83
+# %% ../nbs/00_config.ipynb #a2381528
 FACTOR_SETTINGS = {
-    'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
+    'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay', 'train_questions', 'teacher_questions',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
     'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss',
@@ -74,8 +74,8 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
-# %% ../nbs/00_config.ipynb #9b6928e9
-SETTINGS = {  # (corpus, network): corpus '*' is every corpus without a row of its own
+# %% ../nbs/00_config.ipynb #06146c12
+SETTINGS = {  # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
@@ -87,17 +87,20 @@ SETTINGS = {  # (corpus, network): corpus '*' is every corpus without a row of i
 def default_setting(
     corpus: str,   # the corpus' resolved name
     network: str,  # 'teacher' or 'student'
-) -> dict:         # epochs, learning_rate, warmup_fraction, train_questions
+    transfer: str = 'none',  # the resolved name of the corpus learnt first
+) -> dict:         # epochs, learning_rate, warmup_fraction, train_questions, document_title, tuning_id
     "The setting used for a network on a corpus when a run gives none."
-    return dict(train_questions='all') | SETTINGS.get((corpus, network), SETTINGS['*', network])
+    usual = dict(train_questions='all', document_title=False, tuning_id=None)
+    return usual | next(SETTINGS[name, network] for name in (f'{transfer} -> {corpus}', corpus, '*') if (name, network) in SETTINGS)
 
-# %% ../nbs/00_config.ipynb #8d09cd92
+# %% ../nbs/00_config.ipynb #e4f1992a
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
     mode: Literal[tuple(MODES)] = 'mixed_kd'
     task: Literal['answer_selection'] = 'answer_selection'
-    corpus: str = 'auto'                        # auto | embedded | wikiqa | a folder | a hub id
+    corpus: str = 'auto'                        # auto | embedded | wikiqa | squad1 | a folder | a hub id
+    transfer: str = 'none'                      # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it starts from its pretrained weights
     seed: int = Field(0, ge=0, lt=2**32)
     profile: Literal[tuple(PROFILES)] = 'laptop'
     study: str = Field('default', pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')  # the folder under runs/
@@ -140,6 +143,9 @@ class RunConfig(BaseModel):
     micro_batch_tokens: int = Field(8192, ge=16) # most tokens, padding included, a rank puts through at once
     max_length: int = Field(128, ge=8, le=512)   # tokens of a pair; the longer text is cut
     train_questions: Literal['auto', 'all', 'answered'] = 'auto'  # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
+    teacher_questions: Literal['auto', 'all', 'answered'] | None = 'auto'  # those a student's teacher was trained on; 'auto': `train_questions` where that is given, else the corpus' setting
+    document_title: bool | None = None           # the document's title before each sentence; None: the corpus' setting
+    tuning_id: str | None = None                 # the search that chose the setting; None: the setting's own
     smoke: bool = False                          # a few steps on a few examples of the same corpus
     # gradients between ranks
     gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'  # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed training goes nearly where it would have gone)
@@ -277,11 +283,12 @@ def resolve_ranks(
         raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
-# %% ../nbs/00_config.ipynb #3398f49f
+# %% ../nbs/00_config.ipynb #2f6f5df4
 def resolve(
     config: RunConfig,
     machine: Machine,
     corpus: str,      # the corpus' resolved name: 'embedded', 'wikiqa', a folder or a hub id
+    transfer: str = 'none',  # that of the corpus learnt first
 ) -> RunConfig:       # nothing says auto
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
     mode, profile = MODES[config.mode], PROFILES[config.profile]
@@ -293,17 +300,24 @@ def resolve(
         raise ConfigError("gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'")
     student = mode.network == 'student'
     layers = (config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None
-    setting = default_setting(corpus, mode.network)
+    setting = default_setting(corpus, mode.network, transfer)
+    if any(getattr(config, k) not in (None, 'auto', setting[k]) for k in setting): setting['tuning_id'] = None  # another setting than the one that was searched for
     return config.model_copy(update=dict(
-        corpus=corpus, arm=config.arm or config.mode, precision=precision,
+        corpus=corpus, transfer=transfer, arm=config.arm or config.mode, precision=precision,
         amp_dtype=dtype if precision == 'mixed' else 'auto', ranks=ranks, threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
         student_layers=layers, hidden_layers=None if config.hidden_loss == 'none' else config.hidden_layers or layers,
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed) if student else None,
+        teacher_questions=_teacher_questions(config, corpus, transfer) if student else None,
         **{k: setting[k] if getattr(config, k) in (None, 'auto') else getattr(config, k) for k in setting}))
 
-# %% ../nbs/00_config.ipynb #fffa76d9
+def _teacher_questions(config: RunConfig, corpus: str, transfer: str) -> str:
+    "The questions a student's teacher was trained on."
+    given = [q for q in (config.teacher_questions, config.train_questions) if q not in (None, 'auto')]
+    return given[0] if given else default_setting(corpus, 'teacher', transfer)['train_questions']
+
+# %% ../nbs/00_config.ipynb #e4905c97
 def factors(
     config: RunConfig,  # resolved
 ) -> dict:              # network, precision, kd, ranks, init, signal_dtype, transfer
@@ -311,7 +325,7 @@ def factors(
     mode = MODES[config.mode]
     return dict(network=mode.network, precision=resolved_dtype(config), kd=mode.kd, ranks=config.ranks,
                 init=config.student_init if mode.network == 'student' else 'pretrained',
-                signal_dtype=config.signal_dtype if mode.kd else None, transfer=None)
+                signal_dtype=config.signal_dtype if mode.kd else None, transfer=None if config.transfer == 'none' else config.transfer)
 
 def losses_in_words(
     config: RunConfig,  # resolved
@@ -328,9 +342,9 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #4356ffd7
+# %% ../nbs/00_config.ipynb #3893270b
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
-NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
+NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
 LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',
          'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
@@ -344,7 +358,7 @@ def settings(
     values = {k: v for k, v in config.model_dump(mode='json').items() if k not in NOT_SCIENCE and not (k in LATER and v == usual[k])} | factors(config)
     if not mode.kd: values |= dict.fromkeys(KD_SETTINGS)
     if mode.network == 'teacher': values |= dict(student_init=None)
-    if not (mode.kd or config.student_init == 'teacher_finetuned'): values |= dict(teacher_seed=None)
+    if not (mode.kd or config.student_init == 'teacher_finetuned'): values |= dict(teacher_seed=None, teacher_questions=None)
     return values
 
 def run_id(

@@ -10,10 +10,11 @@ from scipy.special import stdtrit
 from .config import KdnotesError
 
 # %% auto #0
-__all__ = ['StatsError', 'Interval', 'mean_interval', 'Components', 'variance_components', 'crossed_interval',
-           'paired_difference', 'ratio_interval', 'bootstrap_interval', 'compact_curve']
+__all__ = ['StatsError', 'Interval', 'mean_interval', 'mean_squares', 'Components', 'variance_components', 'crossed_moments',
+           'crossed_interval', 'paired_difference', 'ratio_interval', 'draw_counts', 'joint_bootstrap',
+           'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
-# %% ../nbs/41_stats.ipynb #b2b256ea
+# %% ../nbs/41_stats.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
     "Numbers a statistic cannot be computed from."
 
@@ -29,12 +30,13 @@ class Interval:
     units: int | None = None   # units per run, where there are any
     df: float | None = None    # degrees of freedom of the t distribution
     reason: str | None = None  # why low and high are None
+    se: float | None = None    # standard error of the estimate; of a ratio: of its logarithm
 
     def __format__(self, spec: str) -> str:
         spec = spec or '.4g'
         return format(self.estimate, spec) + ('' if self.low is None else f' [{self.low:{spec}}, {self.high:{spec}}]')
 
-# %% ../nbs/41_stats.ipynb #7fcac386
+# %% ../nbs/41_stats.ipynb #2bf6ca9f
 def _numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     "Finite float64 numbers of the given dimension, or a `StatsError`."
     if not 0 < level < 1: raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
@@ -47,7 +49,7 @@ def _numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
 def _t_interval(estimate, variance, df, level, **more) -> Interval:
     "estimate +- t(df) * sqrt(variance)."
     half = float(stdtrit(df, (1 + level) / 2) * np.sqrt(variance)) if variance > 0 else 0.
-    return Interval(float(estimate), float(estimate) - half, float(estimate) + half, level=level, df=float(df), **more)
+    return Interval(float(estimate), float(estimate) - half, float(estimate) + half, level=level, df=float(df), se=float(np.sqrt(max(variance, 0))), **more)
 
 # %% ../nbs/41_stats.ipynb #7cf536ae
 def mean_interval(
@@ -60,7 +62,20 @@ def mean_interval(
         return Interval(float(x[0]), None, None, 1, level, 'one value', reason='one value has no spread; run more seeds')
     return _t_interval(x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs')
 
-# %% ../nbs/41_stats.ipynb #5b010008
+# %% ../nbs/41_stats.ipynb #3e2d6d16
+def mean_squares(
+    stack,              # (..., seeds, units), both >= 2: one matrix or many
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int]]:  # mean (...), mean squares (..., 3) of seeds, units, the rest; degrees of freedom
+    "Two-way analysis of variance without replication."
+    y = np.asarray(stack, np.float64)
+    S, U = y.shape[-2:]
+    mean = y.mean((-2, -1), keepdims=True)
+    seeds, units = y.mean(-1, keepdims=True) - mean, y.mean(-2, keepdims=True) - mean
+    rest = y - mean - seeds - units
+    df = (S - 1, U - 1, (S - 1) * (U - 1))
+    squares = U * (seeds**2).sum((-2, -1)), S * (units**2).sum((-2, -1)), (rest**2).sum((-2, -1))
+    return mean[..., 0, 0], np.stack([s / d for s, d in zip(squares, df)], -1), df
+
 @dataclass(frozen=True)
 class Components:
     "Two-way analysis of variance without replication: mean squares and variance components."
@@ -75,13 +90,24 @@ def variance_components(
     y = _numbers(matrix, 2, 'matrix', 0.5)
     S, U = y.shape
     if min(S, U) < 2: raise StatsError(f'a matrix of {S} seed(s) and {U} unit(s) has no two variances; at least 2 of each are needed')
-    seeds, units = y.mean(1) - y.mean(), y.mean(0) - y.mean()
-    rest = y - y.mean() - seeds[:, None] - units
-    df = (S - 1, U - 1, (S - 1) * (U - 1))
-    ms = tuple(float(v) for v in (U * (seeds**2).sum() / df[0], S * (units**2).sum() / df[1], (rest**2).sum() / df[2]))
+    _, ms, df = mean_squares(y)
+    ms = tuple(map(float, ms))
     return Components(ms, df, (max(0., (ms[0] - ms[2]) / U), max(0., (ms[1] - ms[2]) / S), ms[2]))
 
-# %% ../nbs/41_stats.ipynb #22e60402
+# %% ../nbs/41_stats.ipynb #1c95a2dc
+def crossed_moments(
+    stack,              # (..., seeds, units), both >= 2: one matrix or many
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # mean (...), variance of the mean (...), its degrees of freedom (...)
+    "Mean, variance of the mean and Satterthwaite's degrees of freedom, seeds and units both random."
+    mean, ms, df = mean_squares(stack)
+    # signs of the mean squares in the variance of the mean; a component at zero takes its mean square out
+    sign = (ms > ms[..., 2:]).astype(float)
+    sign[..., 2] = 1 - sign[..., 0] - sign[..., 1]
+    terms = sign * ms
+    spread, n = (terms**2 / np.array(df)).sum(-1), (df[0] + 1) * (df[1] + 1)
+    with np.errstate(invalid='ignore'): its_df = np.where(spread > 0, terms.sum(-1)**2 / spread, n - 1)
+    return mean, terms.sum(-1) / n, its_df
+
 def crossed_interval(
     matrix,               # (seeds, units)
     level: float = 0.95,  # confidence level
@@ -94,14 +120,7 @@ def crossed_interval(
         return _t_interval(mean, y.var(ddof=1) / U, U - 1, level, n=1, units=U, method='Student t over units only: one seed tells nothing about other seeds')
     if U == 1:
         return _t_interval(mean, y.var(ddof=1) / S, S - 1, level, n=S, units=1, method='Student t over seeds only: one unit tells nothing about other units')
-    c = variance_components(y)
-    # signs of the mean squares in the variance of the mean; a component at zero takes its mean square out
-    sign = np.array([c.variance[0] > 0, c.variance[1] > 0, 0], float)
-    sign[2] = 1 - sign.sum()
-    terms = sign * c.ms
-    spread = (terms**2 / c.df).sum()
-    df = terms.sum()**2 / spread if spread > 0 else S * U - 1
-    return _t_interval(mean, terms.sum() / (S * U), df, level, n=S, units=U, method='two-way random effects, seeds crossed with units, Satterthwaite t')
+    return _t_interval(*crossed_moments(y), level, n=S, units=U, method='two-way random effects, seeds crossed with units, Satterthwaite t')
 
 # %% ../nbs/41_stats.ipynb #23a59108
 def paired_difference(
@@ -114,7 +133,7 @@ def paired_difference(
     if a.shape != b.shape: raise StatsError(f'a and b of shapes {a.shape} and {b.shape} cannot be paired; keep the seeds and units both have')
     return crossed_interval(b - a, level)
 
-# %% ../nbs/41_stats.ipynb #01bbdba9
+# %% ../nbs/41_stats.ipynb #c946c547
 def ratio_interval(
     times_a,              # (n,) > 0, any unit
     times_b,              # (n,) > 0, the same unit and the same seeds
@@ -126,24 +145,69 @@ def ratio_interval(
     if min(a.min(), b.min()) <= 0: raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
     logs = mean_interval(np.log(a / b), level)
     low, high = (None, None) if logs.low is None else (float(np.exp(logs.low)), float(np.exp(logs.high)))
-    return Interval(float(np.exp(logs.estimate)), low, high, len(a), level, logs.method if low is None else 'Student t over pairs, log scale', df=logs.df, reason=logs.reason)
+    return Interval(float(np.exp(logs.estimate)), low, high, len(a), level, logs.method if low is None else 'Student t over pairs, log scale', df=logs.df, reason=logs.reason, se=logs.se)
 
-# %% ../nbs/41_stats.ipynb #9d8c5592
+# %% ../nbs/41_stats.ipynb #701b729b
+def draw_counts(
+    shape: tuple[int, int],    # seeds, units
+    rng: np.random.Generator,  # the draws come from here and nowhere else
+    n_draws: int = 2000,       # resamples
+) -> tuple[np.ndarray, np.ndarray]:  # (draws, seeds) and (draws, units): how often each was drawn
+    "Resamples of seeds and of units, with replacement."
+    return tuple(rng.multinomial(n, np.full(n, 1 / n), size=n_draws) for n in shape)
+
+def joint_bootstrap(
+    matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
+    rng: np.random.Generator,
+    n_draws: int = 2000,
+) -> dict[str, np.ndarray]:           # arm -> (draws,) means; draw k is of the same seeds and units in every arm
+    "Means of several arms, resampled together."
+    matrices = {arm: _numbers(m, 2, f'arm {arm!r}', 0.5) for arm, m in matrices.items()}
+    if len(shapes := {m.shape for m in matrices.values()}) != 1: raise StatsError(f'arms of shapes {sorted(shapes)} cannot be drawn together; keep the seeds and units all have')
+    seeds, units = draw_counts(shape := shapes.pop(), rng, n_draws)
+    return {arm: ((seeds @ m) * units).sum(1) / (shape[0] * shape[1]) for arm, m in matrices.items()}
+
+# %% ../nbs/41_stats.ipynb #b510b268
+def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    "Mean and standard error of every resample of a centred matrix; the formulas of `mean_squares` with counts."
+    S, U = y.shape
+    rows, columns = units @ y.T / U, seeds @ y / S
+    mean = (rows * seeds).sum(1) / S
+    of_seeds, of_units = U * ((rows**2 * seeds).sum(1) - S * mean**2), S * ((columns**2 * units).sum(1) - U * mean**2)
+    rest = ((units @ (y**2).T) * seeds).sum(1) - S * U * mean**2 - of_seeds - of_units
+    s, u, e = (np.maximum(x, 0) / max(df, 1) for x, df in ((of_seeds, S - 1), (of_units, U - 1), (rest, (S - 1) * (U - 1))))
+    return mean, np.sqrt((np.maximum(s, e) + np.maximum(u, e) - e) / (S * U))
+
+def studentised_limits(
+    matrix: np.ndarray,    # (seeds, units)
+    seeds: np.ndarray,     # (draws, seeds) of `draw_counts`
+    units: np.ndarray,     # (draws, units)
+    level: float = 0.95,
+) -> tuple[float, float]:  # of the mean
+    "Studentised bootstrap limits for given resamples."
+    center = matrix.mean()
+    mean, se = _resampled(matrix - center, seeds, units)
+    own = _resampled(matrix - center, np.ones((1, matrix.shape[0])), np.ones((1, matrix.shape[1])))[1][0]
+    with np.errstate(divide='ignore', invalid='ignore'): t = np.where(mean == 0, 0., mean / se)
+    low, high = np.quantile(t, [(1 - level) / 2, (1 + level) / 2], method='closest_observation')
+    return (float(center), float(center)) if own == 0 else (float(center - high * own), float(center - low * own))
+
+# %% ../nbs/41_stats.ipynb #f2041e6f
 def bootstrap_interval(
     matrix,                    # (seeds, units)
     rng: np.random.Generator,  # the draws come from here and nowhere else
     n_draws: int = 2000,       # resamples
     level: float = 0.95,       # confidence level
 ) -> Interval:                 # of the mean
-    "Percentile interval of the mean, seeds and units drawn again."
+    "Studentised bootstrap interval of the mean, seeds and units drawn again."
     y = _numbers(matrix, 2, 'matrix', level)
     S, U = y.shape
     if S == U == 1: return Interval(float(y.mean()), None, None, 1, level, 'one value', units=1, reason='one seed and one unit have no spread')
-    seeds, units = (rng.multinomial(n, np.full(n, 1 / n), size=n_draws) for n in (S, U))  # how often each was drawn
-    draws = ((seeds @ y) * units).sum(1) / (S * U)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    method = 'percentile bootstrap over ' + ('units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units')
-    return Interval(float(y.mean()), float(low), float(high), S, level, method, units=U)
+    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)
+    method = 'studentised bootstrap over ' + ('units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units')
+    if not np.isfinite(limits).all():
+        return Interval(float(y.mean()), None, None, S, level, method, units=U, reason=f'{S} seed(s) and {U} unit(s) are too few to be drawn again')
+    return Interval(float(y.mean()), *limits, S, level, method, units=U)
 
 # %% ../nbs/41_stats.ipynb #ccccf0c6
 def compact_curve(
