@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
-from kdnotes.stats import (Interval, StatsError, bootstrap_interval, compact_curve, crossed_interval, mean_interval, paired_difference,
-                           ratio_interval, variance_components)
+from kdnotes.stats import (Interval, StatsError, _resampled, bootstrap_interval, compact_curve, crossed_interval, crossed_moments, draw_counts, joint_bootstrap,
+                           mean_interval, paired_difference, ratio_interval, variance_components)
 
 
 def crossed(seeds, units, spread, seed=0, mean=0.):
@@ -100,9 +100,44 @@ def test_bootstrap_takes_its_draws_from_the_generator_alone_and_keeps_units_join
     np.random.seed(1); assert bootstrap_interval(y, np.random.default_rng(5)) == first
     assert bootstrap_interval(y, np.random.default_rng(6)) != first
     # units drawn for each seed apart would make the unit effect average out over seeds
-    units_only = bootstrap_interval(crossed(3, 40, (0, 1., 0)), np.random.default_rng(0), 4000)
-    alone = bootstrap_interval(crossed(3, 40, (0, 1., 0))[:1], np.random.default_rng(0), 4000)
-    assert units_only.high - units_only.low == pytest.approx(alone.high - alone.low, rel=.05)
+    crossed_units = crossed(3, 40, (0, 1., 0))
+    three, alone = (np.std(joint_bootstrap(dict(a=m), np.random.default_rng(0), 4000)['a']) for m in (crossed_units, crossed_units[:1]))
+    assert three == pytest.approx(alone, rel=.05)
+
+
+def test_several_arms_are_drawn_together():
+    """A resample is a set of seeds and questions; every arm is averaged over the same ones."""
+    a = crossed(4, 30, (.1, .3, .1))
+    draws = joint_bootstrap(dict(a=a, b=a + .5, c=-a), np.random.default_rng(3), 500)
+    assert draws['b'] == pytest.approx(draws['a'] + .5) and draws['c'] == pytest.approx(-draws['a'])
+    alone = joint_bootstrap(dict(c=-a), np.random.default_rng(3), 500)['c']
+    assert (alone == draws['c']).all() and np.std(alone) > .01
+
+
+def test_resampled_moments_are_those_of_the_drawn_matrix():
+    """Counts in the formulas give what the matrix of the drawn rows and columns gives."""
+    y = crossed(4, 7, (.3, .5, .2)); y -= y.mean()
+    seeds, units = draw_counts(y.shape, np.random.default_rng(0), 20)
+    mean, se = _resampled(y, seeds, units)
+    for k in range(20):
+        drawn = np.repeat(np.repeat(y, seeds[k], axis=0), units[k], axis=1)
+        i = crossed_interval(drawn)
+        assert (mean[k], se[k]) == pytest.approx((i.estimate, i.se), abs=1e-12)
+
+
+def test_studentised_limits_turn_the_quantiles_over():
+    """Right-skewed data: the interval reaches further to the right than to the left."""
+    y = np.random.default_rng(0).exponential(size=(1, 30))
+    i = bootstrap_interval(y, np.random.default_rng(0), 4000)
+    assert i.high - i.estimate > 1.2 * (i.estimate - i.low) and 'studentised' in i.method
+
+
+def test_many_matrices_at_once_are_many_times_one():
+    stack = np.stack([crossed(3, 9, (.1, .2, .3), k) for k in range(5)])
+    mean, variance, df = crossed_moments(stack)
+    for k, y in enumerate(stack):
+        i = crossed_interval(y)
+        assert (i.estimate, i.se**2, i.df) == pytest.approx((mean[k], variance[k], df[k]))
 
 
 def test_coverage_with_three_seeds():
