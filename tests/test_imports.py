@@ -26,9 +26,10 @@ EDGES = {
     'checkpoint': {'config', 'files'},
     'faults': {'config'},
     'shortcuts': {'data'},
+    'meters': set(),
     'gradients': set(),
     'runtime': {'config'},
-    'telemetry': {'config'},
+    'telemetry': {'config', 'meters'},
     'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'inside', 'checkpoint', 'faults', 'shortcuts', 'gradients', 'runtime'},
     'timeline': set(),
     'speed': {'data', 'runtime'},
@@ -45,6 +46,7 @@ EDGES = {
     'report': {'config', 'files', 'corpus', 'records', 'stats', 'compare'},
     'gpu_parts': {'config', 'corpus', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'speed', 'probes', 'experiment', 'doctor', 'peers', 'bench'},
     'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts'},
+    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'stats', 'compare', 'standings', 'report'},
     'cli': {'config', 'doctor', 'gpu_check'},
 }
 
