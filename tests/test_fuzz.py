@@ -15,6 +15,7 @@ from kdnotes.cli import configurations, parse_parameters
 from kdnotes.config import ConfigError, KdnotesError, Machine, MODES, RunConfig, make_config, resolve, run_id
 from kdnotes.corpus import SPLITS, TSV_COLUMNS, Corpus, CorpusError, load_corpus, read_tsv, resolve_corpus
 from kdnotes.data import Batch, Ragged, SignalSpec, encode_pairs, pad_pairs
+from kdnotes.drawing import bind_figures
 from kdnotes.experiment import choose_arms
 from kdnotes.files import read_json
 from kdnotes.models import ModelError, find_model
@@ -281,7 +282,7 @@ def test_a_table_and_a_manifest(home, run, table, manifest):
     folder = home / 'figures' / 'fuzz'
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'MANIFEST.json').write_bytes(manifest)
-    if ours(lambda: report._bind('fuzz', {'new.svg': dict(producer='p', run_ids=[], sha256='1')})) is not REFUSED:
+    if ours(lambda: bind_figures(folder, {'new.svg': dict(producer='p', run_ids=[], sha256='1')})) is not REFUSED:
         assert read_json(folder / 'MANIFEST.json')['new.svg']['sha256'] == '1'
 
 
