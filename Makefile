@@ -29,7 +29,7 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check fuzz bench doctor gpu-check lab readme clean
+.PHONY: help setup study test check fuzz bench doctor gpu-check thesis lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ doctor: setup ## check all modes on this machine, a minute; one's own: kdnotes d
 
 gpu-check:  ## a GPU machine in ten minutes: correctness, memory, speed, energy; with its own PYTHON, no setup; ARGS='--device cpu --smoke' for a rehearsal
 	@$(PYTHON) -m kdnotes.gpu_check $(ARGS)
+
+thesis: setup ## generated values, figures and thesis/thesis.pdf again, from the committed evidence alone: offline, in a minute, the same bytes
+	python -m kdnotes.thesis
 
 lab: setup    ## JupyterLab
 	jupyter lab
