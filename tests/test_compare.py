@@ -1,10 +1,15 @@
 """What may be compared with what, and what a difference may be called."""
+from dataclasses import replace
 import numpy as np
 import pytest
 from handmade import make_record, units_of
-from kdnotes.compare import attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, study_comparisons, unit_matrix
+from kdnotes.compare import (TIMES, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons, study_factorial, told,
+                             unit_matrix)
 from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
+from kdnotes.records import SCHEMA
+from kdnotes.significance import crossed_test, holm, permutation_test
 from kdnotes.stats import paired_difference
+from kdnotes.telemetry import BUSY_SHARE
 
 
 def arm(mode, seeds=(0, 1, 2), value=.7, train_s=10., **parameters):
@@ -24,7 +29,7 @@ def test_every_step_of_the_chain_is_one_factor(a, b):
 def test_any_other_setting_takes_the_factors_name_away(change):
     a, b = make_record('full_student'), make_record('full_kd', **change)
     x = attribute(a, b)
-    assert x.factor is None and set(x.others) == set(change) and list(x.factors) == ['kd'] and next(iter(change)) in label(x)
+    assert x.factor is None and set(x.others) - {'teacher_questions'} == set(change) and list(x.factors) == ['kd'] and next(iter(change)) in label(x)
 
 
 @pytest.mark.parametrize('change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')])
@@ -45,7 +50,7 @@ def test_what_is_not_the_same_question_is_not_compared(change, words):
 
 
 def test_schema_and_task_refuse_too():
-    for key, value in (('schema', 2), ('task', 'masked_lm')):
+    for key, value in (('schema', SCHEMA + 1), ('task', 'masked_lm')):
         other = [r | {key: value} for r in arm('full_kd')]
         assert f'different {key}s' in compare(arm('full_student'), other).reasons['comparison']
 
@@ -167,3 +172,150 @@ def test_all_seven_modes_and_a_variant():
 
 def test_an_empty_study_has_no_comparisons():
     assert study_comparisons([]) == [] and len(chain_table([])) == 0
+
+
+def without_value(r): return r | dict(primary=r['primary'] | {'value': None}, reasons=r['reasons'] | {'primary.value': 'the evaluation failed'})
+
+
+def study(seeds=(0, 1, 2, 3, 4), step=.01):
+    return [r for k, m in enumerate(MODES) for r in arm(m, seeds, value=.7 + step * k, train_s=40 / (k + 1))]
+
+
+def test_p_and_what_stands_beside_it_come_from_the_matrix_of_differences():
+    a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.72)
+    units = units_of(a + b)
+    c = compare(a, b, units, rng=np.random.default_rng(7))
+    d = unit_matrix(b, units).to_numpy() - unit_matrix(a, units).to_numpy()
+    assert c.p == crossed_test(d).p and (c.p < .05) == (c.difference.low > 0) and (c.n_seeds, c.n_units, c.unit_name) == (5, 40, 'questions')
+    assert c.p_permutation == pytest.approx(permutation_test(d, np.random.default_rng(0)).p, abs=.01)
+    assert c.effect_size.estimate == pytest.approx(d.mean(0).mean() / d.mean(0).std(ddof=1)) and c.effect_size_seeds.n == 5
+    assert c.bootstrap.low < .02 < c.bootstrap.high and [e.margin for e in c.equivalences] == [.05, .02] and c.equivalences[0].equivalent
+    assert c.p_holm is None and c.family is None
+    assert compare(a, b, units) == compare(a, b, units)  # the same resamples each time
+
+
+def test_a_run_that_failed_takes_its_pair_out_by_name():
+    a, b = arm('full_student'), arm('full_kd', value=.72)
+    units = units_of(a + b)
+    failed = [b[0], without_value(b[1]), b[2]]
+    c = compare(a, failed, units)
+    whole = compare([a[0], a[2]], [b[0], b[2]], units)
+    assert c.difference == whole.difference and c.n_seeds == 2 and c.seeds == (0, 1, 2)  # its time still counts
+    assert any(b[1]['run_id'] in w and 'the evaluation failed' in w for w in c.warnings) and c.speedup['train_s'].n == 3
+    absent = compare(a, [b[0], b[2]], units)                                              # no record at all
+    assert absent.difference == whole.difference and absent.left_out == {'full_student': (1,)} and 'only full_student has them: seed 1' in explain(absent)
+
+
+def test_a_null_time_takes_its_pair_out_by_name():
+    a, b = arm('full_student'), arm('full_kd')
+    b[1] = b[1] | dict(time=b[1]['time'] | {'train_s': None})
+    c = compare(a, b)
+    assert c.speedup['train_s'].n == 2 and c.speedup['total_s'].n == 3 and any('train_s is null' in w and b[1]['run_id'] in w for w in c.warnings)
+
+
+def test_times_of_a_busy_machine_are_named():
+    a, b = arm('full_student'), arm('full_kd')
+    b[2] = b[2] | dict(machine=dict(busy_share=BUSY_SHARE + .3, load_average_mean=5., cpu_steal=0.))
+    c = compare(a, b)
+    assert any('times are unreliable' in w and b[2]['run_id'] in w for w in c.warnings) and c.speedup and 'unreliable' in explain(c)
+    for quiet in (dict(busy_share=BUSY_SHARE / 2, cpu_steal=0.), dict(busy_share=None, cpu_steal=None), None):
+        assert not compare(a, [r | dict(machine=quiet) for r in arm('full_kd')]).warnings
+
+
+def test_units_missing_for_one_run_are_said():
+    a, b = arm('full_student'), arm('full_kd')
+    units = units_of(a + b)
+    c = compare(a, b, units[units['run_id'] != a[0]['run_id']])
+    assert any('own values are compared' in w for w in c.warnings) and c.n_units is None
+
+
+def test_without_units_there_is_no_p_below_eight_seeds():
+    few, many = (compare(arm('full_student', range(n)), arm('full_kd', range(n), value=.8)) for n in (7, 8))
+    assert few.p is None and few.p_permutation is None and '2/2^7' in few.reasons['p'] and 'no test, since 7 seed(s)' in sentence(few)
+    assert many.p is not None and many.p_permutation == 2 / 2**8
+
+
+def test_two_corpora_and_two_schemas_inside_one_arm_are_refused():
+    a, b = arm('full_student'), arm('full_kd')
+    other = arm('full_kd', (2,), corpus='wikiqa')
+    assert 'different corpora' in compare(a, b[:2] + other).reasons['comparison']
+    assert 'different schemas' in compare(a, b[:2] + [b[2] | {'schema': SCHEMA + 1}]).reasons['comparison']
+    assert 'are not compared, since they have different corpora' in sentence(compare(a, b[:2] + other))
+
+
+def test_the_family_is_the_chain_and_the_controls():
+    runs = study()
+    found = study_comparisons(runs, units_of(runs))
+    inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in ('chain', 'control')}
+    family = next(iter(inside.values())).family
+    assert family.members == tuple(f'{a} -> {b}' for a, b in CHAIN + CONTROLS) and {c.family for c in inside.values()} == {family}
+    expected = holm({k: c.p for k, c in inside.items()}, family)
+    assert {k: c.p_holm for k, c in inside.items()} == expected and all(c.p_holm >= c.p for c in inside.values())
+    times = holm({k: c.p_times['train_s'] for k, c in inside.items()}, family)
+    assert {k: c.p_times_holm['train_s'] for k, c in inside.items()} == times
+    assert all(c.p_holm is None and c.family is None for kind, c in found if kind == 'procedures')
+
+
+def test_a_failed_arm_does_not_make_the_others_more_significant():
+    runs = study()
+    failed = [without_value(r) if r['arm'] == 'mixed_student' else r for r in runs]
+    whole, part = ({(c.a, c.b): c for _, c in study_comparisons(rs, units_of(runs))} for rs in (runs, failed))
+    assert part['full_student', 'mixed_student'].p_holm is None and len(part['baseline', 'parallel_baseline'].family.members) == 7
+    ranked = sorted(CHAIN + CONTROLS, key=lambda k: whole[k].p)
+    assert part[ranked[0]].p_holm == pytest.approx(7 * part[ranked[0]].p) or 'mixed_student' in ranked[0]
+
+
+def corrected_pair(value, seeds=range(5), p_holm=None, **more):
+    a, b = arm('full_student', seeds, **more), arm('full_kd', seeds, value=value, **more)
+    one = study_comparisons(a + b, units_of(a + b))[0][1]
+    return one if p_holm is None else replace(one, p_holm=p_holm)
+
+
+def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
+    c = corrected_pair(.72)
+    text = sentence(c)
+    d = c.difference
+    assert text.startswith(f'MAP on the test set of full_kd was higher than that of full_student by {d:.4f} (95% interval, 5 seeds and 40 questions; p < 0.001')
+    assert "after Holm's correction over the 1 comparisons of 'chain and controls'), the effect of kd." in text and text.count('.  ') == 0
+    worse = sentence(corrected_pair(.65))
+    assert 'was lower than' in worse and 'by 0.0500 [0.0' in worse and 'not shown either' in worse
+    assert sentence(c, 'train_s').startswith('No difference') or 'times as' in sentence(c, 'train_s')
+
+
+def test_the_corrected_p_decides_the_words():
+    c = corrected_pair(.72, p_holm=.06)
+    assert c.p < .05 and not told(c) and sentence(c).startswith('No difference between full_student and full_kd') and 'p = 0.060' in sentence(c)
+    assert 'no difference can be told' in explain(c) and 'alike within 0.05' in sentence(c) and 'effect' not in sentence(c)
+    assert told(corrected_pair(.72, p_holm=.04))
+
+
+def test_one_seed_is_never_an_effect():
+    c = corrected_pair(.72, seeds=(3,))
+    assert c.p is None and 'one seed' in c.reasons['p'] and c.p_holm is None and c.equivalences[0].p_noninferior is None
+    for text in (*(sentence(c, about) for about in ('primary', *TIMES)), explain(c), label(c.attribution, single=True), chain_table([('chain', c)])['label'][0]):
+        assert 'effect' not in text
+    assert sentence(c).startswith('With seed 3 alone, MAP on the test set of full_kd was higher by 0.0200 than') and 'nothing is known about other seeds' in sentence(c)
+
+
+def test_a_time_sentence_turns_ratios_to_what_happened():
+    a, b = arm('full_kd', range(5), train_s=20.), arm('mixed_kd', range(5), train_s=10.)
+    faster, slower = sentence(compare(a, b), 'train_s'), sentence(compare(b, a), 'train_s')
+    assert 'Training of mixed_kd was 1.9' in faster and 'times as fast as that of full_kd' in faster and ', the effect of precision.' in faster
+    assert 'Training of full_kd was 1.9' in slower and 'times as long' in slower
+    elsewhere = compare(a, arm('mixed_kd', range(5), torch='2.14.0'))
+    assert 'times are not compared over different torch' in sentence(elsewhere, 'train_s')
+
+
+def test_interactions_are_sums_of_arms_with_weights():
+    runs = study(step=0.)
+    lifted = [make_record('mixed_kd', s, .7 + .003 * s + .04) for s in range(5)]
+    runs = [r for r in runs if r['arm'] != 'mixed_kd'] + lifted
+    effects = {e.name: e for e in study_factorial(runs, units_of(runs))}
+    assert effects['precision x kd (students)'].interval.estimate == pytest.approx(.04, abs=1e-5)
+    assert effects['kd (students, mean over precisions)'].interval.estimate == pytest.approx(.02, abs=1e-5)
+    assert effects['network x precision (no kd)'].interval.estimate == pytest.approx(0, abs=1e-5)
+    fewer = {e.name: e for e in study_factorial([r for r in runs if (r['arm'], r['seed']) != ('full_kd', 2)], units_of(runs))}
+    assert fewer['precision x kd (students)'].interval.n == 4 and fewer['ranks (fp32, no kd)'].interval.n == 5
+    none = {e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))}
+    assert 'no runs of mixed_baseline' in none['network x precision (no kd)'].reason and none['precision x kd (students)'].p is not None
+    assert all(e.interval is None and 'in common' in e.reason for e in study_factorial(runs, None))
