@@ -142,7 +142,7 @@ def confidence(
     "The level of the intervals."
     return format(next(i.level for v in values.values() for i in v.values()), '.0%')
 
-# %% ../nbs/50_report.ipynb #acb91af2
+# %% ../nbs/50_report.ipynb #a6b6af5d
 COSTS = {'train_s': 'training time, s', 'total_s': 'time with the teacher\'s, s', 'device_j': 'energy of the device, J'}  # what accuracy can be shown against
 
 def pareto_front(
@@ -177,7 +177,8 @@ def accuracy_figure(
     axes.set_xlim(0, axes.get_xlim()[1])
     best = [values[arm] for arm in front]
     axes.step([v[cost].estimate for v in best] + [axes.get_xlim()[1]], [v['primary'].estimate for v in [*best, best[-1]]], where='post', color='#777777', linewidth=.9, linestyle=(0, (5, 2)), zorder=1, label='Pareto front')
-    figure.legend(loc='outside right upper', title='arm (seeds)')
+    front_line, *others = zip(*axes.get_legend_handles_labels())
+    figure.legend(*zip(*others, front_line), loc='outside right upper', title='arm (seeds)')
     return figure
 
 # %% ../nbs/50_report.ipynb #2c3c1d6d

@@ -10,7 +10,7 @@ import numpy as np
 # %% auto #0
 __all__ = ['TRACE', 'compact_timeline', 'compact_gradients']
 
-# %% ../nbs/33_timeline.ipynb #8aac6402
+# %% ../nbs/33_timeline.ipynb #4a4d7132
 TRACE = {  # what a timeline shows -> how a stretch of samples becomes one number
     'cpu_percent': np.mean,  # 100: one core is busy
     'host_mib':    np.max,
@@ -22,12 +22,14 @@ TRACE = {  # what a timeline shows -> how a stretch of samples becomes one numbe
 def _short(value, digits: int) -> float: return float(f'{value:.{digits}g}')
 
 def _last_sitting(samples: list[dict]) -> list[dict]:
-    "The samples from the last time the clock started anew."
+    "The samples of the lowest rank from the last time the clock started anew."
+    first = min((s.get('rank') or 0 for s in samples), default=0)
+    samples = [s for s in samples if (s.get('rank') or 0) == first]
     starts = [i for i in range(1, len(samples)) if samples[i]['elapsed_s'] < samples[i - 1]['elapsed_s']]
     return samples[starts[-1] if starts else 0:]
 
 def compact_timeline(
-    samples: Iterable[dict],  # of one rank, in order: elapsed_s and some of TRACE; other keys are ignored
+    samples: Iterable[dict],  # in order: elapsed_s, rank and some of TRACE; other keys are ignored
     points: int = 60,         # at most so many, >= 1
 ) -> list[dict]:              # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch without samples is left out
     "A run's samples as a short list, the same for the same samples."

@@ -36,6 +36,11 @@ def test_only_the_last_sitting_is_kept():
     assert compact_timeline(samples(90) + samples(20) + samples(40, host_mib=float)) == compact_timeline(samples(40, host_mib=float))
 
 
+def test_of_several_ranks_the_first_is_shown():
+    first, second = samples(50, cpu_percent=lambda i: 90.), [s | dict(rank=1) for s in samples(70, cpu_percent=lambda i: 10.)]
+    assert compact_timeline([s for pair in zip(second, first) for s in pair]) == compact_timeline(first)
+
+
 def test_asking_for_nothing_is_refused():
     with pytest.raises(ValueError, match='points=0'): compact_timeline([], 0)
     with pytest.raises(ValueError, match='moments=0'): compact_gradients([], 0)
