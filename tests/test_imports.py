@@ -48,7 +48,7 @@ EDGES = {
     'report': {'config', 'corpus', 'records', 'stats', 'drawing', 'compare'},
     'gpu_parts': {'config', 'corpus', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'speed', 'probes', 'experiment', 'doctor', 'peers', 'bench'},
     'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts'},
-    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'stats', 'compare', 'standings', 'report'},
+    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'stats', 'drawing', 'significance', 'compare', 'standings', 'report', 'figures'},
     'figures': {'config', 'records', 'stats', 'drawing', 'compare', 'report'},
     'cli': {'config', 'doctor', 'gpu_check'},
 }
