@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 from .config import Machine, RunConfig, resolve_precision, resolved_dtype, root
 
 # %% auto #0
-__all__ = ['STREAMS', 'SPINS', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'Agreement',
+__all__ = ['STREAMS', 'SPINS', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'Agreement', 'Waits',
            'process_environment', 'process_command', 'die_with_parent', 'start', 'stop']
 
 # %% ../nbs/30_runtime.ipynb #61d5bffd
@@ -112,6 +112,29 @@ class Agreement:
         (votes, work), self._pending = self._pending, None
         work.wait()
         return tuple(bool(v) for v in votes.tolist())
+
+# %% ../nbs/30_runtime.ipynb #d0632062
+class Waits:
+    "How long a rank has waited for the others' gradients."
+    def __init__(self,
+        runtime: Runtime,
+        parameters: list[torch.Tensor],  # that are trained
+        each: bool = False,              # is every backward pass synchronised, and not a step's last alone?
+    ):
+        self.seconds = 0. if runtime.ranks > 1 and runtime.device.type == 'cpu' and not each else None  # None: not known, or nobody to wait for
+        self._begin, self._hook = None, None
+        if self.seconds is not None: self._hook = torch.autograd.graph.register_multi_grad_hook(parameters, self._own_done, mode='all')
+
+    def _own_done(self, _) -> None: self._begin = time.perf_counter()
+
+    def end(self) -> None:
+        "The gradients of all ranks are here."
+        if self.seconds is not None and self._begin is not None: self.seconds, self._begin = self.seconds + time.perf_counter() - self._begin, None
+
+    def close(self) -> float | None:  # the seconds
+        "Watch no longer."
+        if self._hook: self._hook.remove()
+        return self.seconds
 
 # %% ../nbs/30_runtime.ipynb #75c9ad0d
 SPINS = 10_000  # turns a thread waits before it sleeps

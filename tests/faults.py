@@ -16,7 +16,8 @@ def train_in(
     import torch
     from helpers import SameWord, flat, tiny_bert, tiny_config
     from kdnotes import runtime, trainer
-    from kdnotes.records import append_row, make_row
+    from kdnotes.records import append_row
+    from kdnotes.schema import make_row
 
     class Task(SameWord):
         "One forward is one step here."

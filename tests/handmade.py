@@ -3,7 +3,8 @@ import hashlib
 import numpy as np
 import pandas as pd
 from kdnotes.config import MODES, Machine, factors, make_config, resolve, run_id, settings
-from kdnotes.records import SCHEMA, RunFolder
+from kdnotes.records import RunFolder
+from kdnotes.schema import SCHEMA, of_this_schema
 from kdnotes.stats import compact_curve
 
 
@@ -25,8 +26,8 @@ def make_record(mode='full_kd', seed=0, value=.7, train_s=10., *, study='made', 
     initial = {'teacher_run_id': f'baseline-s{c.teacher_seed}'} if student else {'weights': 'w0'}
     points = compact_curve([(s, 1 / s + .1 * i) for i, s in enumerate(range(1, 60))], [(30, value - .05), (60, value)])
     value = None if value is None else round(value, 6)
-    return dict(
-        schema=SCHEMA, run_id=run_id(c, sha, initial, SCHEMA), study=study, task=c.task, mode=mode, arm=c.arm, factors=factors(c), settings=settings(c), initial=initial,
+    return of_this_schema(dict(  # what schema 2 brought is null, with a reason
+        schema=1, run_id=run_id(c, sha, initial, SCHEMA), study=study, task=c.task, mode=mode, arm=c.arm, factors=factors(c), settings=settings(c), initial=initial,
         parallel=dict(ranks=c.ranks, threads_per_rank=c.threads_per_rank, backend='gloo' if c.ranks > 1 else None, streams=None, graphs=None, reason='made up'),
         seed=seed, teacher_seed=c.teacher_seed, teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None, corpus=corpus, corpus_sha256=sha, precision=factors(c)['precision'],
         precision_reason='made up', environment=dict(torch=torch, transformers='5', python='3.11', device=device, cpu=cpu, git=git, load_average=0., cpu_steal=0.),
@@ -35,7 +36,7 @@ def make_record(mode='full_kd', seed=0, value=.7, train_s=10., *, study='made', 
         throughput=dict(examples_per_s=1000 / train_s, tokens_per_s=30000 / train_s, useful_flops_per_s=1e9), memory=dict(peak_device_mib=None, peak_host_mib=900.),
         energy=dict(device_j=None, mean_w=None, idle_w=None, source=None), amp=dict(overflow_steps=None, final_scale=None), losses={'hard': .3},
         reasons={k: 'made up' for k in ('primary.value', 'memory.peak_device_mib', 'energy.device_j', 'energy.mean_w', 'energy.idle_w', 'energy.source', 'amp.overflow_steps', 'amp.final_scale')},
-        **(dict(curve=points) if curve else {}))
+        **(dict(curve=points) if curve else {})), 'made')
 
 
 def units_of(records):

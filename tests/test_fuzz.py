@@ -19,7 +19,8 @@ from kdnotes.drawing import bind_figures
 from kdnotes.experiment import choose_arms
 from kdnotes.files import read_json
 from kdnotes.models import ModelError, find_model
-from kdnotes.records import TABLES, RecordError, append_row, export, find_record, make_row, read_rows, records, tidy, units, without_repeats
+from kdnotes.records import TABLES, append_row, export, find_record, read_rows, records, tidy, units, without_repeats
+from kdnotes.schema import SCHEMA, RecordError, make_row
 from kdnotes.teacher import make_signal, open_signal
 from handmade import make_record, make_units, write_run
 
@@ -234,7 +235,7 @@ def test_a_record(home, run, data):
     exported = home / 'thesis' / 'data' / 'fuzz.records.jsonl'
     exported.unlink(missing_ok=True)
     record = ours(run.record)
-    if record is not REFUSED: assert record['schema'] == 1 and record['run_id'] == run.run_id
+    if record is not REFUSED: assert record['schema'] == SCHEMA and record['run_id'] == run.run_id
     (run.path / 'state.json').write_bytes(data)
     for read in (run.state, run.create): ours(read)
     (run.path / 'state.json').unlink()

@@ -12,7 +12,8 @@ from kdnotes.config import MODES, Machine, make_config
 from kdnotes.corpus import load_corpus
 from kdnotes.experiment import execute, plan
 from kdnotes.models import weights_sha256
-from kdnotes.records import RECORD_KEYS, read_csv, read_rows, without_repeats
+from kdnotes.records import read_csv, read_rows, without_repeats
+from kdnotes.schema import RECORD_KEYS
 from notebooks import ROOT, contents, last_line, papermill, python, surroundings
 
 slow = pytest.mark.slow

@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 from kdnotes import records as R
 from kdnotes.files import BusyError
-from kdnotes.records import RECORD_KEYS, ROW_KEYS, SCHEMA, RecordError, RunFolder
+from kdnotes import schema as S
+from kdnotes.records import RunFolder
+from kdnotes.schema import RECORD_KEYS, ROW_KEYS, SCHEMA, RecordError
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +22,7 @@ def a_record(run_id='baseline-s0-aa', study='s', seed=0, **changes):
         schema=SCHEMA, run_id=run_id, study=study, task='answer_selection', mode='baseline', arm='baseline', seed=seed, teacher_seed=None, teacher_run_id=None,
         corpus='embedded', corpus_sha256='c', precision='fp32', precision_reason='asked for', params_total=1, model_sha256='m',
         primary=dict(set='test', metric='map', higher_is_better=True, value=1/3), metrics={'test': {'map': 1/3, 'pair_f1': None}},
-        energy=dict(device_j=None, mean_w=None, idle_w=None, source=None), reasons={f'energy.{k}': 'no GPU' for k in RECORD_KEYS['energy']})
+        energy=dict(device_j=None, mean_w=None, idle_w=None, source=None), reasons={f'energy.{k}': 'no GPU' for k in RECORD_KEYS['energy']}, tuning_id=None, devices=[], timeline=[], gradients=None)
     return record | changes
 
 
@@ -68,14 +70,14 @@ def test_the_record_waits_for_the_tables(table):
 
 @pytest.mark.parametrize('key', list(RECORD_KEYS))
 def test_a_missing_key_is_named(key):
-    with pytest.raises(RecordError, match=f"no '{key}'"): R.check_record({k: v for k, v in a_record().items() if k != key})
+    with pytest.raises(RecordError, match=f"no '{key}'"): S.check_record({k: v for k, v in a_record().items() if k != key})
 
 
 @pytest.mark.parametrize('key, name', [(k, n) for k, inner in RECORD_KEYS.items() for n in inner])
 def test_a_missing_inner_key_is_named(key, name):
     record = a_record()
     with pytest.raises(RecordError, match=f"no '{key}.{name}'"):
-        R.check_record(record | {key: {k: v for k, v in record[key].items() if k != name}})
+        S.check_record(record | {key: {k: v for k, v in record[key].items() if k != name}})
 
 
 @pytest.mark.parametrize('name', ['memory.peak_device_mib', 'energy.device_j', 'throughput.useful_flops_per_s', 'amp.overflow_steps', 'primary.value'])
@@ -83,8 +85,8 @@ def test_every_null_has_its_reason(name):
     key, inner = name.split('.')
     record = a_record()
     record = record | {key: record[key] | {inner: None}, 'reasons': {k: v for k, v in record['reasons'].items() if k != name}}
-    with pytest.raises(RecordError, match=f"'{name}' is null without a reason"): R.check_record(record)
-    R.check_record(record | {'reasons': record['reasons'] | {name: 'cannot be read here'}})
+    with pytest.raises(RecordError, match=f"'{name}' is null without a reason"): S.check_record(record)
+    S.check_record(record | {'reasons': record['reasons'] | {name: 'cannot be read here'}})
 
 
 def test_a_record_with_a_number_json_cannot_say_is_refused():
@@ -93,8 +95,8 @@ def test_a_record_with_a_number_json_cannot_say_is_refused():
 
 
 def test_the_primary_value_is_the_metric():
-    with pytest.raises(RecordError, match='primary.value'): R.check_record(a_record(metrics={'test': {'map': .4}}))
-    with pytest.raises(RecordError, match='primary.value'): R.check_record(a_record(metrics={}))
+    with pytest.raises(RecordError, match='primary.value'): S.check_record(a_record(metrics={'test': {'map': .4}}))
+    with pytest.raises(RecordError, match='primary.value'): S.check_record(a_record(metrics={}))
 
 
 def test_two_processes_cannot_train_one_run():
@@ -143,7 +145,7 @@ def test_evidence_of_another_schema_is_not_overwritten(home):
 
 
 def test_the_schema_before_is_read_through_its_migration(monkeypatch):
-    monkeypatch.setitem(R.MIGRATIONS, 0, lambda old: a_record(run_id=old['name']))
+    monkeypatch.setitem(S.MIGRATIONS, 0, lambda old: a_record(run_id=old['name']))
     run = RunFolder('s', 'x')
     run.path.mkdir(parents=True)
     (run.path/'record.json').write_text('{"schema": 0, "name": "x"}')
@@ -213,10 +215,10 @@ def test_two_writers_do_not_mix_their_lines():
 @pytest.mark.parametrize('kind', list(ROW_KEYS))
 def test_keys_of_rows_are_fixed(kind):
     values = dict.fromkeys(ROW_KEYS[kind], 1)
-    row = R.make_row(kind, **values)
+    row = S.make_row(kind, **values)
     assert set(row) == {'schema', 'kind', 'at_s', *ROW_KEYS[kind]} and row['schema'] == SCHEMA
-    with pytest.raises(RecordError, match='unknown: more'): R.make_row(kind, **values, more=1)
-    with pytest.raises(RecordError, match=f'unknown: {ROW_KEYS[kind][0]}'): R.make_row(kind, **{k: v for k, v in values.items() if k != ROW_KEYS[kind][0]})
+    with pytest.raises(RecordError, match='unknown: more'): S.make_row(kind, **values, more=1)
+    with pytest.raises(RecordError, match=f'unknown: {ROW_KEYS[kind][0]}'): S.make_row(kind, **{k: v for k, v in values.items() if k != ROW_KEYS[kind][0]})
 
 
 def test_a_diverged_loss_is_null_not_nan():
@@ -404,9 +406,9 @@ def test_tidy_has_one_row_a_run():
 def test_tensorboard_gets_steps_and_evaluations(tmp_path):
     accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator', reason='tensorboard is optional')
     write = R.tb_writer(tmp_path)
-    for step in (1, 2): write(R.make_row('step', step=step, epoch=0., loss=.5/step, losses={'hard': .5}, learning_rate=1e-4, grad_norm=float('nan'), examples=1, tokens=1, elapsed_s=1.))
-    write(R.make_row('eval', step=2, epoch=1., set='dev', metrics={'map': .25, 'f1': None}, elapsed_s=1.))
-    write(R.make_row('end', step=2, train_s=1., status='done'))
+    for step in (1, 2): write(S.make_row('step', step=step, epoch=0., loss=.5/step, losses={'hard': .5}, learning_rate=1e-4, grad_norm=float('nan'), examples=1, tokens=1, elapsed_s=1.))
+    write(S.make_row('eval', step=2, epoch=1., set='dev', metrics={'map': .25, 'f1': None}, elapsed_s=1.))
+    write(S.make_row('end', step=2, train_s=1., status='done'))
     events = accumulator.EventAccumulator(str(tmp_path/'tb')).Reload()
     assert [(e.step, e.value) for e in events.Scalars('loss')] == [(1, .5), (2, .25)]
     assert set(events.Tags()['scalars']) == {'loss', 'loss/hard', 'learning_rate', 'dev/map'}
@@ -414,5 +416,5 @@ def test_tensorboard_gets_steps_and_evaluations(tmp_path):
 
 def test_without_tensorboard_nothing_happens(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
-    R.tb_writer(tmp_path)(R.make_row('end', step=1, train_s=1., status='done'))
+    R.tb_writer(tmp_path)(S.make_row('end', step=1, train_s=1., status='done'))
     assert not list(tmp_path.iterdir())
