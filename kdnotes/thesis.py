@@ -138,7 +138,7 @@ def keeps(
     "Is b shown to be no worse than a by a margin?"
     return bool(comparison) and any(e.margin == margin and e.noninferior for e in comparison.equivalences)
 
-# %% ../nbs/57_thesis.ipynb #47a33976
+# %% ../nbs/57_thesis.ipynb #21c6a1ab
 STEPS = {  # key -> (a, b)
     'ranks': ('baseline', 'parallel_baseline'), 'network': ('parallel_baseline', 'full_student'), 'kd': ('full_student', 'full_kd'), 'precision': ('full_kd', 'mixed_kd'),
     'teacher_precision': ('baseline', 'mixed_baseline'), 'student_precision': ('full_student', 'mixed_student'), 'kd_mixed': ('mixed_student', 'mixed_kd'),
@@ -166,7 +166,8 @@ def short(
     def p(value): return '' if value is None else ', p < 0.001' if value < .001 else f', p = {value:.3f}'
     said = [f"{metric_name(c.primary['metric'])} {c.difference:+.3f}{p(c.p_holm)}"] if c.difference else []
     said += [f"{words} divided by {c.speedup[k]:.2f}{p(c.p_times_holm.get(k))}" for k, words in (('train_s', 'training time'), ('total_s', 'total time')) if k in c.speedup]
-    return '; '.join([*said, f"{c.n_seeds} seed{'s' * (c.n_seeds != 1)}" + (f', {c.n_units} {c.unit_name}' if c.n_units else '')])
+    seeds = f'{c.n_seeds} seeds' if c.n_seeds > 1 else 'one seed, so nothing about others'
+    return '; '.join([*said, seeds + (f', {c.n_units} {c.unit_name}' if c.n_units else '')])
 
 def step_values(
     a: str,
@@ -180,7 +181,7 @@ def step_values(
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
 
-# %% ../nbs/57_thesis.ipynb #52399e90
+# %% ../nbs/57_thesis.ipynb #9c2a1ed5
 def _among(values: Sequence[Any]) -> str:
     "Different values as text: 'a', or 'a, b'."
     return ', '.join(dict.fromkeys(str(v) for v in values))
@@ -203,7 +204,8 @@ def about_values(
     loads = [x[0] if isinstance(x, list) else x for e in env if (x := e.get('load_average')) is not None]
     return dict(
         study=first['study'], task=first['task'], corpus=first['corpus'], corpus_sha256=first['corpus_sha256'][:12], n_runs=len(found), n_arms=len(arms), metric=first['primary']['metric'], set=first['primary']['set'],
-        corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=_among([r['precision'] for r in found]), params_ratio=_ratio_of_sizes(found), seeds=_among(sorted({r['seed'] for r in found})), fewest_seeds=min(seeds.values()), most_seeds=max(seeds.values()), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
+        corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=_among([r['precision'] for r in found]), params_ratio=_ratio_of_sizes(found), student_layers=next((len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None),
+        seeds=_among(sorted({r['seed'] for r in found})), fewest_seeds=min(seeds.values()), most_seeds=max(seeds.values()), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
         profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
         counts={f'{split}_{kind}': n for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()},
         machine=dict(cpu=_among([e['cpu'] for e in env]), device=_among([e['device'] for e in env]), torch=_among([e['torch'] for e in env]), transformers=_among([e['transformers'] for e in env]),
@@ -259,7 +261,7 @@ def models_table(
                 'starts from': {'teacher_finetuned': 'its fine-tuned teacher', 'pretrained': 'pretrained weights'}.get(f['init'], f['init']), 'optimizer steps': r.get('steps', '-')}
     return pd.DataFrame([row(arm, runs[0]) for arm, runs in arms_of(found).items()])
 
-# %% ../nbs/57_thesis.ipynb #4c7502d3
+# %% ../nbs/57_thesis.ipynb #cca798f5
 def notes_on(
     found: Sequence[dict],
     its_units: pd.DataFrame,
@@ -271,6 +273,11 @@ def notes_on(
     if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]: said.append(f"A single seed, which tells nothing about other seeds, was run of: {', '.join(alone)}.")
     if why := one_machine(found): said.append(f'{why[0].upper()}{why[1:]}.')
     return said
+
+def _memory(values: dict[str, dict[str, Interval]]) -> str:
+    "Does the third procedure need more memory than the second, or less?"
+    full, mixed = (values.get(arm, {}).get('peak_host_mib') for arm in ('full_kd', 'mixed_kd'))
+    return 'open' if full is None or mixed is None else 'more' if mixed.estimate > full.estimate else 'less'
 
 def part_values(
     evidence: Evidence,  # of one study
@@ -284,7 +291,7 @@ def part_values(
     return about_values(e.records, e.units) | dict(
         arms={arm: e.values[arm] | dict(n=len(runs), params=runs[0]['params_total'] / 1e6, pairs=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1)) for arm, runs in arms.items()},
         steps=steps, aims=aim_values(e.values, arms, aims), variants=[sentence(c) for kind, c in comparisons if kind == 'variant'], notes=notes_on(e.records, e.units),
-        answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in ('precision', 'student_precision', 'teacher_precision'))),
+        memory=_memory(e.values), answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in ('precision', 'student_precision', 'teacher_precision'))),
         tables=dict(arms=arms_table(e.records, e.values).reset_index(), metrics=metrics_table(e.records).reset_index(), comparisons=effects_table(comparisons), settings=settings_table(e.records),
                     runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records)))
 
@@ -360,13 +367,15 @@ def figure_values(
     drawn = study_figures(study, run_ids, where / 'figures' / study)
     return {f.name: dict(path=f'/figures/{study}/{f.path.name}', caption=f.caption) if f.path else dict(reason=f.reason) for f in drawn}
 
-# %% ../nbs/57_thesis.ipynb #648ffd97
+# %% ../nbs/57_thesis.ipynb #1de1a532
 def corpus_table(
     facts: dict,  # of `facts_of`
 ) -> pd.DataFrame:  # a row a split, text
     "Counts of the corpus."
     names = dict(questions='questions', answered='answered', clean='clean', pairs='pairs', positives='correct pairs')
     return pd.DataFrame([{'': split} | {title: f"{facts['corpus']['splits'][split][k]:,}" for k, title in names.items()} for split in ('train', 'dev', 'test')])
+
+def _share(facts: dict) -> float: return facts['corpus']['splits']['train']['positives'] / facts['corpus']['splits']['train']['pairs']
 
 def build(
     where: Path,  # the checkout
@@ -377,7 +386,7 @@ def build(
     pdf.unlink(missing_ok=True)
     shutil.rmtree(thesis / 'generated', ignore_errors=True)
     for part in plan['parts'].values(): shutil.rmtree(where / 'figures' / part['study'], ignore_errors=True)
-    values: dict[str, Any] = dict(aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]), alpha=.05, facts=facts, tables=dict(corpus=corpus_table(facts)))
+    values: dict[str, Any] = dict(aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]), alpha=.05, facts=facts, corpus_share=_share(facts), tables=dict(corpus=corpus_table(facts)))
     with evidence_alone(where):
         for part in plan['parts']:
             found = part_records(plan, part)
