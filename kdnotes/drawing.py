@@ -63,7 +63,7 @@ def span(
     "An interval as an error bar."
     return [[0.], [0.]] if interval.low is None else [[interval.estimate - interval.low], [interval.high - interval.estimate]]
 
-# %% ../nbs/42_drawing.ipynb #bcb329a8
+# %% ../nbs/42_drawing.ipynb #bfc206bf
 def _style(): return matplotlib.rc_context({**matplotlib.rcParamsDefault, 'backend': matplotlib.rcParams['backend'], **STYLE})
 
 def figure_bytes(
@@ -82,7 +82,10 @@ def drawing(
     "Run a drawing function in the one style."
     @wraps(draw)
     def styled(*args, **kwargs):
-        with _style(): figure = draw(*args, **kwargs)
+        with _style():
+            figure = draw(*args, **kwargs)
+            figure.draw_without_rendering()
+            figure.set_layout_engine('none')  # places are found once: a second search, when it is saved again, would end elsewhere
         figure._repr_png_ = lambda: figure_bytes(figure, 'png')
         return figure
     return styled

@@ -107,7 +107,7 @@ def effects_figure(
         axes.tick_params(axis='y', length=0)
     return figure
 
-# %% ../nbs/56_figures.ipynb #2e420fc2
+# %% ../nbs/56_figures.ipynb #712197fe
 _TRACES = {'gpu_percent': ('GPU busy, %', 1), 'power_w': ('power, W', 1), 'cpu_percent': ('CPU, % of a core', 1), 'host_mib': ('host memory, GiB', 1024)}  # key -> title, what it is divided by
 
 @drawing
@@ -128,9 +128,9 @@ def timelines_figure(
             for line in its:
                 axes.plot([p['elapsed_s'] / unit for p in line], [np.nan if p.get(key) is None else p[key] / _TRACES[key][1] for p in line], color=look(arm, e.arms)[0], linewidth=.9, alpha=.75)
         row[0].set_ylabel(arm.replace('_', '\n', len(arm) > 8), rotation=0, ha='right', va='center', fontsize=8)
-    for axes, key in zip(panels[0], have):
-        axes.set_title(_TRACES[key][0], loc='left', fontsize=9)
-        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
+    for column, key in zip(panels.T, have):
+        column[0].set_title(_TRACES[key][0], loc='left', fontsize=9)
+        column[0].set_ylim(0, 1.1 * max(axes.dataLim.ymax for axes in column))
     for axes in panels[-1]: axes.set(xlabel=f'{name} since the start', xlim=(0, None))
     figure.align_ylabels(panels[:, 0])
     return figure
@@ -206,18 +206,18 @@ def gradients_figure(
     figure.supxlabel("log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9)
     return figure
 
-# %% ../nbs/56_figures.ipynb #d94137a7
+# %% ../nbs/56_figures.ipynb #d5aacc2d
 def _listed(names: Iterable[str]) -> str:
     "a, b and c"
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 def _seeds(e: Evidence) -> str:
-    "How many seeds, and which arms have only one."
+    "How many seeds, and which arms have only one, as a sentence."
     n = {arm: len(runs) for arm, runs in e.arms.items()}
     single = [arm for arm, seeds in n.items() if seeds == 1]
-    if len(set(n.values())) == 1: return 'one seed an arm' if single else f"{next(iter(n.values()))} seeds an arm"
-    return f"{min(n.values())} to {max(n.values())} seeds an arm" + (f" (one seed: {_listed(single)})" if single else '')
+    if len(set(n.values())) == 1: return 'One seed an arm.' if single else f'{next(iter(n.values()))} seeds an arm.'
+    return f'{min(n.values())} to {max(n.values())} seeds an arm' + (f"; one in {_listed(single)}." if single else '.')
 
 def _items(e: Evidence) -> str:
     "What the primary metric is averaged over, or ''."
@@ -231,41 +231,41 @@ def _metric(e: Evidence) -> str:
 
 def _machine(e: Evidence) -> str: return f"All runs on {e.records[0]['environment']['device']}."
 
-# %% ../nbs/56_figures.ipynb #0c5faeed
+# %% ../nbs/56_figures.ipynb #b0d3d22f
 def _accuracy_caption(e: Evidence, cost: str) -> str:
-    higher = e.records[0]['primary']['higher_is_better']
-    front = pareto_front(e.values, cost, higher)
-    return (f"{_metric(e)} against {COSTS[cost].split(',')[0]} ({_seeds(e)}). Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
-            f"The dashed line is the Pareto front of the means: {_listed(front)}. {_machine(e)}")
+    front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
+    return (f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
+            f"The dashed line is the Pareto front of the means: {_listed(front)}. {_seeds(e)} {_machine(e)}")
 
 def _effects_caption(e: Evidence) -> str:
-    star = any(c.attribution and not c.attribution.factor for k, c in e.comparisons if k in _GROUPS)
-    hollow = any(len(c.seeds) == 1 for k, c in e.comparisons if k in _GROUPS)
-    times = [] if one_machine(e.records) else [' and how many times as fast it trains (right, ratio of times, log axis)']
-    return (f"What one factor does to {_metric(e)} (left){''.join(times)}. A row compares two arms on the same seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio."
+    shown = [c for kind, c in e.comparisons if kind in _GROUPS]
+    hollow, star = any(len(c.seeds) == 1 for c in shown), any(c.attribution and not c.attribution.factor for c in shown)
+    times = '' if one_machine(e.records) else ' and to training time (right: how many times as fast, log axis)'
+    return (f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio."
             + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow + ' A star: more than this factor differs between the arms.' * star)
 
 def _curves_caption(e: Evidence) -> str:
-    return (f"Training loss and {metric_name(e.records[0]['primary']['metric'])} on the way ({_seeds(e)}). Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines are arms in mixed precision. "
-            'Losses with and without distillation are different quantities and can be compared by shape only.')
+    return (f"Training loss and {metric_name(e.records[0]['primary']['metric'])} on the way. Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines are arms in mixed precision. "
+            f'Losses with and without distillation are different quantities and can be compared by shape only. {_seeds(e)}')
 
 def _throughput_caption(e: Evidence) -> str:
-    return f"Training examples per second ({_seeds(e)}): mean with {confidence(e.values)} interval over seeds, and single runs as points. {_machine(e)}"
+    return f'Training examples per second: mean with {confidence(e.values)} interval over seeds, and single runs as points. {_seeds(e)} {_machine(e)}'
 
 def _timelines_caption(e: Evidence) -> str:
     ranks = max(r['parallel']['ranks'] for r in e.records)
-    return (f"What the machine did during each run ({_seeds(e)}; a line is a run, each point a stretch of it; utilisation and power are means of the stretch, memory is its highest value)."
-            + f' Where there are {ranks} processes, the first one is shown.' * (ranks > 1) + f' {_machine(e)}')
+    return ('What the machine did during each run: a line is a run, a point a stretch of it (the mean of utilisation and power, the highest value of memory).'
+            + f' Where there are {ranks} processes, the first one is shown.' * (ranks > 1) + f' {_seeds(e)} {_machine(e)}')
 
 def _phases_caption(e: Evidence) -> str:
     again = any(r['time']['teacher_train_s'] for r in e.records)
-    return (f"What each arm's time goes into: mean seconds of a run ({_seeds(e)})." + " The empty bars are the training of the students' teacher, which is paid once for any number of students." * again + f' {_machine(e)}')
+    return ("What each arm's time goes into, in seconds of a mean run." + " The empty bars are the training of the students' teacher, which is paid once for any number of students." * again
+            + f' {_seeds(e)} {_machine(e)}')
 
 def _gradients_caption(e: Evidence) -> str:
     runs = [r for r in e.records if r.get('gradients')]
     steps = sorted({m['step'] for r in runs for m in r['gradients']})
     return (f"Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
-            "Each histogram has its own height. At the right: the share of numbers too small for fp16, which it would turn to zero without a loss scale.")
+            'Each histogram has its own height. At the right: the share of numbers too small for fp16, which it would turn to zero without a loss scale.')
 
 # %% ../nbs/56_figures.ipynb #8bbe2666
 @dataclass(frozen=True)

@@ -125,16 +125,16 @@ def comparison_table(
     return pd.DataFrame([{'comparison': f"{r['a']} -> {r['b']}", 'pairs': r['pairs'], f'change of {metric}': cell(r, 'difference', '+.3f'), 'training, times as fast': cell(r, 'train_s', '.2f'),
                           'in all, times as fast': cell(r, 'total_s', '.2f'), 'what it is': r['label']} for r in chain_table(comparisons).to_dict('records')])
 
-# %% ../nbs/50_report.ipynb #8279b070
+# %% ../nbs/50_report.ipynb #dc5029b7
 def why_none(
     records: Sequence[dict],  # of one study
     key: str,                 # of QUANTITIES
 ) -> str:                     # a clause
-    "Why no arm has a quantity."
+    "Why no run has a quantity."
     title, _, place = QUANTITIES[key]
     if place != 'memory' and (why := one_machine(records)): return why
     reasons = sorted({r['reasons'].get(f'{place}.{key}', 'no reason recorded') for r in records if r.get(place, {}).get(key) is None})
-    return f"no arm has {title}: {'; '.join(reasons) or 'there is no primary metric to show it with'}"
+    return f"no run has {title!r}: {'; '.join(reasons) or 'there is no primary metric to show it with'}"
 
 def confidence(
     values: dict[str, dict[str, Interval]],  # of `arm_values`
