@@ -74,12 +74,14 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
-# %% ../nbs/00_config.ipynb #06146c12
+# %% ../nbs/00_config.ipynb #965c1ebf
 SETTINGS = {  # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
     ('wikiqa', 'student'):   dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
+    ('squad1', 'teacher'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
+    ('squad1', 'student'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
 }
@@ -93,7 +95,7 @@ def default_setting(
     usual = dict(train_questions='all', document_title=False, tuning_id=None)
     return usual | next(SETTINGS[name, network] for name in (f'{transfer} -> {corpus}', corpus, '*') if (name, network) in SETTINGS)
 
-# %% ../nbs/00_config.ipynb #e4f1992a
+# %% ../nbs/00_config.ipynb #d80e9c41
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
@@ -109,9 +111,10 @@ class RunConfig(BaseModel):
     teacher: str | None = None                  # hub id or folder; None: the profile's
     student: str | None = None                  # hub id or folder, for student_init='hub'; None: the profile's
     student_layers: tuple[int, ...] | None = None  # layers of the teacher kept in the student; None: the profile's
-    student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'hub'] = 'teacher_finetuned'
+    student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = 'teacher_finetuned'  # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
     head_bias: Literal['prior', 'zero'] = 'prior'  # where a new head's bias starts: at the log share of each training label, or at 0
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
+    teacher_mode: Literal['baseline', 'mixed_baseline'] = 'baseline'  # whose model teaches a student
     # distillation
     temperature: float = Field(2.0, gt=0, le=100)
     alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets; the hard ones get 1 - alpha
@@ -164,6 +167,7 @@ class RunConfig(BaseModel):
                 raise ValueError(f'{name}={value} must be between 1 and 1024')
         if self.student_init == 'hub' and not (self.student or PROFILES[self.profile].student):
             raise ValueError(f"student_init='hub' needs student=<hub id or folder>, since profile {self.profile!r} names none")
+        if self.student_init == 'transferred' and self.transfer == 'none': raise ValueError("student_init='transferred' needs transfer=<corpus> that the student learns first")
         if self.ranks not in (1, 'auto') and MODES[self.mode].ranks == '1':
             raise ValueError(f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; use a parallel mode')
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
@@ -342,11 +346,11 @@ def resolved_dtype(
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
-# %% ../nbs/00_config.ipynb #3893270b
+# %% ../nbs/00_config.ipynb #ed7ac391
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
 NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
-LATER = {'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',
+LATER = {'teacher_mode', 'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',
          'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
 
 def settings(

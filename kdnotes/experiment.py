@@ -176,7 +176,7 @@ def worker(
     runtime.barrier()
     rt.stop(runtime)
 
-# %% ../nbs/45_experiment.ipynb #ff5a5ee0
+# %% ../nbs/45_experiment.ipynb #0ce39b40
 def _encoded_task(config: RunConfig, corpus: Corpus, runtime):
     "The task with its tokens; the main rank fills the cache, the others read it."
     from kdnotes.models import load_tokenizer
@@ -194,7 +194,7 @@ def _model(config: RunConfig, task, job: dict):  # (model, sha256 of the weights
     def fresh(source): return load_model(source, task.auto_class, torch_seed(config.seed, 'init'), task.label_prior if config.head_bias == 'prior' else None, **task.model_kwargs)
     if mode.network == 'student' and config.student_init == 'hub': model = fresh(config.student)
     elif 'teacher_run_id' in job['initial']: model = _made(task, job['teacher_run_id'])
-    elif 'transfer_run_id' in job['initial']: model = _made(task, job['initial']['transfer_run_id'])
+    elif 'transfer_run_id' in job['initial']: model = _made(task, job['initial']['transfer_run_id'])  # already cut to its layers where it is a student
     else: model = fresh(config.teacher)
     if 'layers' in job['initial']: model = choose_layers(model, config.student_layers)
     return model, weights_sha256(model)
@@ -225,11 +225,11 @@ def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a 
     signal = te.open_signal(folder)
     return signal, signal.meta['teacher_s']
 
-# %% ../nbs/45_experiment.ipynb #852739bb
+# %% ../nbs/45_experiment.ipynb #383d3b73
 def _row_writer(folder: RunFolder, runtime):
     "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
     if not runtime.main: return lambda kind, **values: None
-    from kdnotes.records import tb_writer
+    from kdnotes.scalars import tb_writer
     board = tb_writer(folder.path)
     def on_row(kind: str, **values):
         folder.append(kind, **values)
@@ -279,7 +279,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     if record['throughput']['examples_per_s'] is None: known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
     return known
 
-# %% ../nbs/45_experiment.ipynb #a3bab594
+# %% ../nbs/45_experiment.ipynb #ae78f307
 def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str) -> dict:
     "The part of a record that says what was run, on what."
     from kdnotes.telemetry import environment
@@ -293,6 +293,7 @@ def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str)
 def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runtime, task, model, start: str, teacher_s, result, evaluation, used: list[dict], begin: float) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.models import count_parameters, load_tokenizer, save_model, weights_sha256
+    from kdnotes.scalars import tb_record
     from kdnotes.telemetry import together
     from kdnotes.timeline import compact_gradients, compact_timeline
     used, rows = together(used, runtime.device.type), folder.rows()
@@ -305,6 +306,7 @@ def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runt
         time=_time(config, job, result.train_s, teacher_s, time.perf_counter() - begin), throughput=_throughput(task, model, result), **{part: used[part] for part in ('memory', 'energy', 'utilisation', 'phases', 'machine', 'devices', 'sampling')},
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']), gradients=compact_gradients(rows), amp=dict(overflow_steps=result.overflow_steps, final_scale=result.final_scale), losses=result.losses,
         padding_share=result.padding_share, steps=result.steps, resumed_at=result.resumed_at, examples=result.examples, tokens=result.tokens, curve=result.curve)
+    tb_record(folder.path, record)
     folder.write_record(record | dict(reasons=_reasons(config, record, used['reasons'])))
     shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)  # the record is there: nothing will go on from them
 

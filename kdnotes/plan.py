@@ -21,7 +21,7 @@ def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encode
         corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke,
         min_probability=config.min_probability, top_k=config.top_k, ranking_loss=config.ranking_loss, document_title=bool(config.document_title))
 
-# %% ../nbs/39_plan.ipynb #fda04d7e
+# %% ../nbs/39_plan.ipynb #4a65016f
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -31,7 +31,7 @@ class Plan:
     initial: dict           # what the weights start from
     reason: str             # why this number format
     teacher: Plan | None    # the run whose model teaches this one or gives it its start
-    transfer: Plan | None = None  # the run on another corpus whose model the teacher's architecture starts from
+    transfer: Plan | None = None  # the run on another corpus whose model this one starts from
 
     def explain(self) -> str:
         "What will run, and why so."
@@ -46,17 +46,18 @@ class Plan:
 
 def teacher_config(
     config: RunConfig,  # resolved, of a student
-) -> RunConfig:         # of the baseline that teaches it, not resolved
-    "The fp32 baseline on the same corpus; its own setting, not the student's."
+) -> RunConfig:         # of the run that teaches it, not resolved
+    "The baseline on the same corpus (in fp32 unless the configuration says otherwise); its own setting, not the student's."
     same = ('task', 'corpus', 'transfer', 'profile', 'study', 'teacher', 'head_bias', 'max_length', 'document_title', 'smoke')
-    return make_config(mode='baseline', seed=config.teacher_seed, train_questions=config.teacher_questions, **{k: getattr(config, k) for k in same})
+    return make_config(mode=config.teacher_mode, seed=config.teacher_seed, train_questions=config.teacher_questions, **{k: getattr(config, k) for k in same})
 
 def transfer_config(
     config: RunConfig,  # resolved, with a transfer
 ) -> RunConfig:         # of the run that all arms and seeds start from, not resolved
-    "The teacher's architecture on the corpus that is learnt first: once, in the faster precision, in a study of its own."
+    "The same network on the corpus that is learnt first: once, in the faster precision, in a study of its own."
     same = ('task', 'profile', 'teacher', 'head_bias', 'max_length', 'document_title', 'smoke')
-    return make_config(mode='mixed_baseline', corpus=config.transfer, study=_study_name(config.transfer), seed=0, **{k: getattr(config, k) for k in same})
+    own = dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers) if config.student_init == 'transferred' and MODES[config.mode].network == 'student' else dict(mode='mixed_baseline')
+    return make_config(corpus=config.transfer, study=_study_name(config.transfer), seed=0, **own, **{k: getattr(config, k) for k in same})
 
 def _study_name(corpus: str) -> str: return re.sub('[^A-Za-z0-9._-]+', '-', corpus).strip('-.')
 
@@ -65,7 +66,7 @@ def needs_teacher(config: RunConfig) -> bool:
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
-# %% ../nbs/39_plan.ipynb #e570e584
+# %% ../nbs/39_plan.ipynb #fefa86de
 def plan(
     config: RunConfig,
     on: Machine | None = None,      # None: this machine
@@ -85,7 +86,7 @@ def plan(
     initial = _initial(config, teacher, first)
     return Plan(config, run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA), corpus.sha256, initial, reason, teacher, first)
 
-def _starts_pretrained(config: RunConfig) -> bool: return MODES[config.mode].network == 'teacher' or config.student_init == 'teacher_pretrained'
+def _starts_pretrained(config: RunConfig) -> bool: return MODES[config.mode].network == 'teacher' or config.student_init in ('teacher_pretrained', 'transferred')
 
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:
     "What the weights start from."
@@ -95,6 +96,7 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     if student and config.student_init == 'hub': return dict(weights_sha256=source_sha256(config.student))
     layers = dict(layers=list(config.student_layers)) if student else {}
     if student and config.student_init == 'teacher_finetuned': return dict(teacher_run_id=teacher.run_id) | layers
+    if student and config.student_init == 'transferred': return dict(transfer_run_id=transfer.run_id)
     return (dict(transfer_run_id=transfer.run_id) if transfer else dict(weights_sha256=source_sha256(config.teacher))) | layers
 
 def _check_student(config: RunConfig) -> None:

@@ -18,7 +18,7 @@ from .schema import SCHEMA, RecordError, check_read, check_record, check_row, ma
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder', 'lock_run',
-           'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy', 'tb_writer']
+           'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy']
 
 # %% ../nbs/40_records.ipynb #58718801
 def append_row(
@@ -293,20 +293,3 @@ def tidy(
         'ranks': r['parallel']['ranks'], 'primary': r['primary']['value'],
         **{f'{s}.{name}': value for s, metrics in r['metrics'].items() for name, value in metrics.items()},
         **r['time'], **r['throughput'], **r['memory'], **r['energy']} for r in records])
-
-# %% ../nbs/40_records.ipynb #c3af15f2
-def tb_writer(
-    folder: Path,             # a run's folder; events go to its tb/
-) -> Callable[[dict], None]:  # give it every row; it closes at the row of kind 'end'
-    "Mirror step and eval rows into TensorBoard; does nothing where that is not installed."
-    try: from torch.utils.tensorboard import SummaryWriter
-    except ImportError: return lambda row: None
-    writer = SummaryWriter(str(folder / 'tb'))
-    def mirror(row):
-        if row['kind'] == 'end': return writer.close()
-        scalars = {}
-        if row['kind'] == 'step': scalars = {k: row[k] for k in ('loss', 'learning_rate', 'grad_norm')} | {f'loss/{k}': v for k, v in row['losses'].items()}
-        if row['kind'] == 'eval': scalars = {f"{row['set']}/{k}": v for k, v in row['metrics'].items()}
-        for name, value in scalars.items():
-            if value is not None: writer.add_scalar(name, value, row['step'])
-    return mirror

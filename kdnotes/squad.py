@@ -87,10 +87,10 @@ def sentence_spans(
         begin = end.end()
     return found + [(begin, len(text))] * bool(text[begin:].strip())
 
-# %% ../nbs/08_squad.ipynb #2bed31b4
+# %% ../nbs/08_squad.ipynb #2a23ec9c
 def answer_sentences(
     paragraphs: Iterable[Paragraph],
-    per_paragraph: int = 1,   # questions drawn of each paragraph
+    per_paragraph: int = 2,   # questions drawn of each paragraph
     held_out: int = 6,        # articles in `dev`, and as many in `test`
     seed: int = 0,            # of both draws: the pairs are the same everywhere
 ) -> dict[str, list[dict]]:   # 'train', 'dev', 'test' -> rows

@@ -401,20 +401,3 @@ def test_tidy_has_one_row_a_run():
     table = R.tidy([a_record('r-a'), a_record('r-b', seed=1)])
     assert list(table.run_id) == ['r-a', 'r-b'] and list(table['test.map']) == [1/3, 1/3]
     assert {'arm', 'seed', 'primary', 'train_s', 'total_s', 'examples_per_s', 'tokens_per_s', 'peak_host_mib', 'device_j'} <= set(table)
-
-
-def test_tensorboard_gets_steps_and_evaluations(tmp_path):
-    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator', reason='tensorboard is optional')
-    write = R.tb_writer(tmp_path)
-    for step in (1, 2): write(S.make_row('step', step=step, epoch=0., loss=.5/step, losses={'hard': .5}, learning_rate=1e-4, grad_norm=float('nan'), examples=1, tokens=1, elapsed_s=1.))
-    write(S.make_row('eval', step=2, epoch=1., set='dev', metrics={'map': .25, 'f1': None}, elapsed_s=1.))
-    write(S.make_row('end', step=2, train_s=1., status='done'))
-    events = accumulator.EventAccumulator(str(tmp_path/'tb')).Reload()
-    assert [(e.step, e.value) for e in events.Scalars('loss')] == [(1, .5), (2, .25)]
-    assert set(events.Tags()['scalars']) == {'loss', 'loss/hard', 'learning_rate', 'dev/map'}
-
-
-def test_without_tensorboard_nothing_happens(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
-    R.tb_writer(tmp_path)(S.make_row('end', step=1, train_s=1., status='done'))
-    assert not list(tmp_path.iterdir())
