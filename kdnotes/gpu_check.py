@@ -11,7 +11,7 @@ from statistics import median
 
 # %% auto #0
 __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'PATIENCE', 'version_at_least', 'missing', 'no_gpu', 'work',
-           'gpu_check', 'failures', 'known_peak', 'rates_table', 'text', 'add_arguments', 'run', 'main']
+           'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'add_arguments', 'run', 'main']
 
 # %% ../nbs/52_gpu_check.ipynb #bca30a35
 NEEDED = {'torch': '2.10', 'transformers': '5', 'pydantic': '2', 'tokenizers': '', 'safetensors': '', 'huggingface_hub': '', 'numpy': '', 'pandas': '', 'psutil': '', 'matplotlib': ''}  # module -> lowest version
@@ -39,9 +39,9 @@ def no_gpu() -> str | None:  # a sentence; None: there is one
     why = f'torch {torch.__version__} was built without CUDA' if torch.version.cuda is None else f'torch {torch.__version__} sees no NVIDIA GPU (CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
     return f'{why}, so nothing can be checked; for a rehearsal on the CPU, use --device cpu --smoke'
 
-# %% ../nbs/52_gpu_check.ipynb #0dbefc5d
-ORDER = ('machine', 'numbers', 'fits', 'doctor', 'minilm', 'bert')
-LIMITS = dict(machine=120., numbers=90., fits=120., doctor=180., minilm=180., bert=240.)  # seconds, and never more than are left of all
+# %% ../nbs/52_gpu_check.ipynb #662f0b7d
+ORDER = ('machine', 'numbers', 'fits', 'doctor', 'energy', 'minilm', 'bert')
+LIMITS = dict(machine=120., numbers=90., fits=120., doctor=180., energy=100., minilm=180., bert=240.)  # seconds, and never more than are left of all
 SHORTEST, PATIENCE = 20., 15.  # seconds: with less a part is not begun; so long it may take to end after its time
 
 def work(
@@ -50,7 +50,8 @@ def work(
     "Make one part: its lines go to standard output, and what other libraries print to standard error."
     from kdnotes.config import KdnotesError
     from kdnotes.files import read_json, write_json
-    from kdnotes.gpu_parts import PARTS, sentence
+    from kdnotes.gpu_parts import sentence
+    from kdnotes.gpu_power import PARTS
     from kdnotes.runtime import die_with_parent
     die_with_parent()
     job, lines = read_json(job_file), sys.stdout
@@ -165,7 +166,7 @@ def known_peak(
     found = next((rates.get(dtype) for pattern, rates in _PEAKS if re.search(pattern, gpu)), None)
     return found and 1e12 * found
 
-# %% ../nbs/52_gpu_check.ipynb #0c0684da
+# %% ../nbs/52_gpu_check.ipynb #2c422301
 def rates_table(
     found: dict,     # of the part 'minilm' or 'bert'
     gpu: str = '',   # its name
@@ -184,13 +185,25 @@ def rates_table(
                           **{f'of_{k}_percent': limit and 100 * useful / limit for k, limit in limits.items()})
     return pd.DataFrame(rows).T.infer_objects()
 
+def energy_text(
+    found: dict,  # of the part 'energy'
+) -> str:
+    "Power and energy of each mode, and why there is none."
+    import pandas as pd
+    shown = pd.DataFrame(found['modes']).set_index('mode').drop(columns='reason').rename(columns=dict(joules='joules_per_1000_examples'))
+    shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or (shown[c] == '').all()])
+    lines = ['energy: each mode for a few seconds\n' + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep='')]
+    if signal := found.get('teacher'): lines.append(f"the teacher's signal took {signal['seconds']:.1f} s" + (f" and {signal['device_j']:,.0f} J" if signal['device_j'] is not None else ''))
+    lines += [f'no energy: {why}' for why in dict.fromkeys(m['reason'] for m in found['modes'] if m['reason'])]
+    return '\n'.join(lines)
+
 def text(
     results: dict,  # of `gpu_check`
 ) -> str:           # the last line is the verdict
     "Everything for a terminal."
     from kdnotes.standings import ratios, time_split
     parts, gpu = results['parts'], (results['parts'].get('machine', {}).get('gpu') or {}).get('name', '')
-    said = []
+    said = [energy_text(parts['energy'])] if parts.get('energy', {}).get('modes') else []
     for size in ('minilm', 'bert'):
         if not (found := parts.get(size, {})).get('turns'): continue
         shown = rates_table(found, gpu)

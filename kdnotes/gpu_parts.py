@@ -27,14 +27,16 @@ from .teacher import online_signal, teacher_signal
 from .telemetry import environment, open_meter
 
 # %% auto #0
-__all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'formats', 'settings', 'Size', 'random_teacher', 'find_teacher',
-           'look_around', 'same_numbers', 'overflow', 'resume', 'numbers', 'sentence', 'examined', 'Longest', 'fits',
-           'Metered', 'mean_power', 'contestants', 'Race', 'take_turn', 'compete']
+__all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'finding', 'formats', 'settings', 'Size', 'random_teacher',
+           'find_teacher', 'look_around', 'make_pair', 'same_numbers', 'overflow', 'resume', 'numbers', 'sentence',
+           'examined', 'Longest', 'fits', 'Metered', 'mean_power', 'contestants', 'Race', 'take_turn', 'compete']
 
-# %% ../nbs/51_gpu_parts.ipynb #4a4ab268
+# %% ../nbs/51_gpu_parts.ipynb #dd14f95b
 ENDING = 25.  # seconds that a part keeps for its beginning and its end
 
-def _finding(check: str, of: str, ok: bool | None, found: str) -> dict: return dict(check=check, of=of, ok=None if ok is None else bool(ok), found=found)
+def finding(check: str, of: str, ok: bool | None, found: str) -> dict:
+    "What was checked, of what, whether it is well (None: it does not apply), and in words."
+    return dict(check=check, of=of, ok=None if ok is None else bool(ok), found=found)
 
 def formats(
     job: dict,
@@ -131,7 +133,7 @@ def _driver() -> str | None:
     try: return pynvml.nvmlInit() or str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError: return None
 
-# %% ../nbs/51_gpu_parts.ipynb #ae194f45
+# %% ../nbs/51_gpu_parts.ipynb #1f5f439a
 FAR = dict(fp32=3e-4, tf32=.02, fp16=.02, bf16=.15)  # share of the gradient's size, or of the loss
 
 def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
@@ -140,7 +142,7 @@ def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
     if job['smoke']: common |= dict(student_layers=(1,), threads_per_rank=1)
     return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
 
-def _pair(job: dict, size: str, mode: str = 'full_kd', **more) -> SimpleNamespace:  # config, task, teacher, student; on the CPU
+def make_pair(job: dict, size: str, mode: str = 'full_kd', **more) -> SimpleNamespace:  # config, task, teacher, student; on the CPU
     "The teacher of a size and the student that learns from it."
     config = _configure(job, size, mode, **more)
     task = make_task(config, load_corpus(config.task, config.corpus))
@@ -148,7 +150,7 @@ def _pair(job: dict, size: str, mode: str = 'full_kd', **more) -> SimpleNamespac
     teacher = load_model(config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs)
     return SimpleNamespace(config=config, task=task, teacher=teacher, student=choose_layers(teacher, config.student_layers) if config.student_layers else teacher)
 
-# %% ../nbs/51_gpu_parts.ipynb #dcc7a196
+# %% ../nbs/51_gpu_parts.ipynb #70d96de9
 def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
     "The gradient of one step, without dropout."
     here = Runtime(device, dtype, math=set_matmul_precision(dtype))
@@ -172,12 +174,12 @@ def same_numbers(job: dict, pair) -> Iterator[dict]:
     wanted, expected = _gradient(pair, index, cpu, 'fp32'), _losses(pair, short, cpu, 'fp32')
     for dtype in formats(job):
         apart, _ = distance(_gradient(pair, index, device, dtype), wanted)
-        yield _finding('gradient', dtype, apart <= FAR[dtype], f"{apart:.1e} of its size away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
+        yield finding('gradient', dtype, apart <= FAR[dtype], f"{apart:.1e} of its size away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
         found = _losses(pair, short, device, dtype)
         far = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected, strict=True))
-        yield _finding('losses', dtype, far <= FAR[dtype], f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
+        yield finding('losses', dtype, far <= FAR[dtype], f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
 
-# %% ../nbs/51_gpu_parts.ipynb #21376f70
+# %% ../nbs/51_gpu_parts.ipynb #146ff3da
 class _Spike:
     "A task whose loss is far too large once."
     def __init__(self, task, at: int): self.task, self.at, self.calls = task, at, 0
@@ -198,7 +200,7 @@ def overflow(
     try: result = tr.train(_Spike(pair.task, 4), model, config, here, lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None)
     finally: hook.remove()
     good = 4 in skipped and len(skipped) == result.overflow_steps < 6 and weights[3] == weights[2] and weights[5] != weights[3] and all(p.isfinite().all() for p in model.parameters())
-    return _finding('overflow', 'fp16', good, f"steps left out: {skipped}, the fourth overflows; the scale ends at {result.final_scale:g}")
+    return finding('overflow', 'fp16', good, f"steps left out: {skipped}, the fourth overflows; the scale ends at {result.final_scale:g}")
 
 def resume(
     pair,
@@ -216,17 +218,17 @@ def resume(
         ends.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     begin = torch.cat([p.detach().flatten() for p in pair.student.parameters()])
     far, allowed = float((ends[1] - ends[0]).norm() / (ends[0] - begin).norm()), 0. if device.type == 'cpu' else .1
-    return _finding('resume', dtype, result.resumed_at == [3] and far <= allowed, f'taken up at step {result.resumed_at}, {far:.1e} of the way from the undisturbed end; {allowed:g} is allowed')
+    return finding('resume', dtype, result.resumed_at == [3] and far <= allowed, f'taken up at step {result.resumed_at}, {far:.1e} of the way from the undisturbed end; {allowed:g} is allowed')
 
-# %% ../nbs/51_gpu_parts.ipynb #763ed161
+# %% ../nbs/51_gpu_parts.ipynb #0bdaf9c2
 def numbers(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "Everything that compares numbers."
-    device, findings, pair = torch.device(job['device']), [], _pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.)
+    device, findings, pair = torch.device(job['device']), [], make_pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.)
     checkpoints, last = Path(job['folder']) / 'checkpoints', formats(job)[-1]
     looks = {'gradient and losses': lambda: list(same_numbers(job, pair)), 'overflow': lambda: [overflow(pair, device)], 'resume': lambda: [resume(pair, device, last, checkpoints)]}
     for what, look in looks.items():
         try: found = look()
-        except Exception as e: found = [_finding(what, job['device'], False, sentence(e))]
+        except Exception as e: found = [finding(what, job['device'], False, sentence(e))]
         findings += found
         for f in found: say(f"{'ok' if f['ok'] else 'FAIL'} {f['check']} {f['of']}: {f['found']}")
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -237,7 +239,7 @@ def sentence(error: BaseException) -> str:
     said = ' '.join((str(error).strip().splitlines() or [''])[0].split())[:300]
     return said if isinstance(error, KdnotesError) else f'it ended with {type(error).__name__}: {said}'
 
-# %% ../nbs/51_gpu_parts.ipynb #c21769a2
+# %% ../nbs/51_gpu_parts.ipynb #99b1ec54
 def examined(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "The doctor's checks."
     given = dict(profile='laptop', teacher=job['teachers']['minilm']['path'], corpus=job['corpus'])
@@ -247,9 +249,9 @@ def examined(job: dict, say: Callable[[str], None]) -> dict:  # findings
     try:
         for line in str(doctor(configs, seen.append, max(1., job['seconds'] - ENDING))).splitlines(): say(line)
     except Exception as e:  # what was found until then is kept
-        late = [_finding('doctor', 'all', False, sentence(e))]
+        late = [finding('doctor', 'all', False, sentence(e))]
         say(late[0]['found'])
-    return dict(findings=[_finding(f.check, f.mode, None if f.result == 'skipped' else f.result != 'fail', f.found + f' -> {f.change}' * bool(f.change)) for f in seen] + late)
+    return dict(findings=[finding(f.check, f.mode, None if f.result == 'skipped' else f.result != 'fail', f.found + f' -> {f.change}' * bool(f.change)) for f in seen] + late)
 
 # %% ../nbs/51_gpu_parts.ipynb #e3fc79ec
 CARD, CONTEXT = 10e9, .7e9  # bytes: of the card; of CUDA's context, kernels and libraries, which no allocator counts
@@ -269,10 +271,10 @@ class Longest:
         inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.from_numpy(place >= self.length // 2).long().expand_as(ids))
         return replace(self.task.batch(split, index), inputs=inputs, tokens=ids.numel())
 
-# %% ../nbs/51_gpu_parts.ipynb #3b20493b
+# %% ../nbs/51_gpu_parts.ipynb #deb7009e
 def _needed(job: dict, mode: str) -> dict:  # peaks in MiB, the format, the work
     "The memory of a short training of the profile at its largest."
-    pair = _pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
+    pair = make_pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
     config, here = tr.with_steps(pair.task, pair.config, 3), start(pair.config)
     task = Longest(pair.task, config.max_length, pair.teacher.config.vocab_size)
     if here.device.type == 'cuda': torch.cuda.empty_cache()
@@ -297,7 +299,7 @@ def fits(job: dict, say: Callable[[str], None]) -> dict:  # findings, modes, all
             ok, found = not on_gpu or held * 2**20 <= allowed, f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of {allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
             if on_gpu: found += f", {seen['device_mib']:.0f} in use at most"
         except Exception as e: ok, found = False, sentence(e)
-        findings.append(_finding('fits 10 GB', mode, ok, found))
+        findings.append(finding('fits 10 GB', mode, ok, found))
         say(f"{'ok' if ok else 'FAIL'} {mode}: {found}")
         gc.collect()
     return dict(findings=findings, modes=modes, allowed_mib=allowed / 2**20)
@@ -412,7 +414,7 @@ def take_turn(
     entry = race.together([answer | peaks(runtime.runtime)], place.job, contest.facts['mean_tokens'])
     return dict(contestant=name, turn=turn, split=split, dtype=runtime.dtype, watts=watts, joules_per_example=watts and watts / entry['examples_per_s']) | entry
 
-# %% ../nbs/51_gpu_parts.ipynb #0d9cd136
+# %% ../nbs/51_gpu_parts.ipynb #ca7fd45b
 def compete(job: dict, say: Callable[[str], None]) -> dict:  # settings, facts, rates, turns, missing: what `standings` reads
     "All rounds of one size, or as many as there is time for."
     begin, contest = time.monotonic(), Race(job)
@@ -438,7 +440,7 @@ def compete(job: dict, say: Callable[[str], None]) -> dict:  # settings, facts, 
     for place in contest.places.values(): shutil.rmtree(place.facts['signal'], ignore_errors=True)
     shutil.rmtree(contest.folder)
     done, dtype = {t['contestant'] for t in contest.turns}, contest.places['kdnotes'].runtime.dtype
-    findings = [_finding('bench', job['size'], 'kdnotes' in done, f"{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds" + ''.join(f'; {n}: {w}' for n, w in missing.items()))]
+    findings = [finding('bench', job['size'], 'kdnotes' in done, f"{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds" + ''.join(f'; {n}: {w}' for n, w in missing.items()))]
     return dict(findings=findings, settings=dict(dtype=dtype, steps=contest.total - 5, alternations=rounds, smoke=job['smoke'], device=job['device'], corpus=job['corpus'], size=job['size']),
                 about={n: c.about for n, (c, *_) in contest.chosen.items()}, facts=contest.facts, rates=rates, turns=contest.turns, missing=missing, energy_reason=contest.meter.reasons.get('joules'))
 
