@@ -30,7 +30,7 @@ def arms_of(
     for r in sorted(records, key=lambda r: (ORDER.index(r['mode']), r['arm'] != r['mode'], r['arm'], r['seed'], r['run_id'])): found.setdefault(r['arm'], []).append(r)
     return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
 
-# %% ../nbs/42_drawing.ipynb #5e4c29d0
+# %% ../nbs/42_drawing.ipynb #c2d732b4
 LOOKS = {'baseline': ('#000000', 'o'), 'parallel_baseline': ('#E69F00', 's'), 'mixed_baseline': ('#CC79A7', 'D'), 'full_student': ('#56B4E9', 'v'),
          'mixed_student': ('#009E73', '^'), 'full_kd': ('#0072B2', 'P'), 'mixed_kd': ('#D55E00', 'X')}
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
@@ -38,6 +38,7 @@ STYLE = {
     'font.family': 'DejaVu Sans', 'font.size': 9, 'axes.titlesize': 8, 'axes.titlecolor': '#444444', 'axes.labelsize': 9, 'xtick.labelsize': 8, 'ytick.labelsize': 8, 'legend.fontsize': 8, 'legend.frameon': False,
     'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#DDDDDD', 'grid.linewidth': .6, 'axes.linewidth': .8,
     'lines.linewidth': 1.4, 'lines.markersize': 6, 'errorbar.capsize': 2, 'figure.constrained_layout.use': True, 'figure.facecolor': 'white',
+    'text.hinting': 'none',  # letters are as wide at any resolution, so that places found at one hold at all
     'svg.fonttype': 'path', 'svg.hashsalt': 'kdnotes', 'path.simplify': True,
 }
 WIDTH = 6.3   # inches: the text width of an A4 page

@@ -1,14 +1,14 @@
 """A study's figures: made from committed records alone and the same to the last byte, readable in print, and where their numbers are missing a reason instead."""
 import itertools, json, os, random, subprocess, sys
+import matplotlib
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
 from kdnotes import figures as fg
 from kdnotes.config import MODES, evidence_path, figures_path
-from kdnotes.drawing import LOOKS, SMALLEST, WIDTH, NotDrawn, arms_of, figure_bytes
+from kdnotes.drawing import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
 from kdnotes.files import read_json, sha256_file
 from kdnotes.records import RecordError, write_csv
 from kdnotes.report import ReportError, pareto_front
@@ -190,12 +190,14 @@ def test_every_figure_can_be_read_in_print():
         assert min(t.get_fontsize() for t in texts) >= SMALLEST, name
 
 
-def test_nothing_lies_outside_a_figure():
+@pytest.mark.parametrize('dpi', [72, 110, 600])
+def test_nothing_lies_outside_a_figure(dpi):
     for name, figure in lesson_figures():
-        figure.set_dpi(72)
-        FigureCanvasAgg(figure).draw()
-        box = figure.get_tightbbox(figure.canvas.get_renderer())
-        assert box.x0 >= -.01 and box.y0 >= -.01 and box.x1 <= figure.get_figwidth() + .01 and box.y1 <= figure.get_figheight() + .01, (name, box)
+        with matplotlib.rc_context(STYLE):
+            figure.set_dpi(dpi)
+            FigureCanvasAgg(figure).draw()
+            box = figure.get_tightbbox(figure.canvas.get_renderer())
+        assert box.x0 >= -.001 and box.y0 >= -.001 and box.x1 <= figure.get_figwidth() + .001 and box.y1 <= figure.get_figheight() + .001, (name, box)
 
 
 def test_no_two_labels_of_an_axis_overlap():
