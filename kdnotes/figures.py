@@ -21,7 +21,8 @@ from .stats import Interval
 
 # %% auto #0
 __all__ = ['FIGURES', 'Evidence', 'evidence', 'effects_figure', 'timelines_figure', 'phase_seconds', 'phases_figure',
-           'pooled_gradients', 'gradients_figure', 'StudyFigure', 'study_figures']
+           'pooled_gradients', 'gradients_figure', 'fidelity_figure', 'reliability_figure', 'StudyFigure',
+           'study_figures']
 
 # %% ../nbs/56_figures.ipynb #2e1abe9b
 @dataclass(frozen=True)
@@ -204,6 +205,53 @@ def gradients_figure(
         axes.grid(axis='y', visible=False)
     for axes in panels[len(arms):]: axes.set_visible(False)
     figure.supxlabel("log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9)
+    return figure
+
+# %% ../nbs/56_figures.ipynb #184d4595
+@drawing
+def fidelity_figure(
+    table: pd.DataFrame,          # arm, measure, estimate, low, high (None: unknown), a row each
+    arms: dict[str, list[dict]],  # of `arms_of`
+) -> Figure:
+    "How well students agree with their teachers, a panel a measure."
+    shown = [arm for arm in arms if arm in set(table['arm'])]
+    if not shown: raise NotDrawn('no arm has a teacher whose predictions are there')
+    measures = list(dict.fromkeys(table['measure']))
+    figure = Figure(figsize=(WIDTH, .8 + .3 * len(shown)))
+    for axes, measure in zip(figure.subplots(1, len(measures), sharey=True, squeeze=False)[0], measures):
+        for row in table[table['measure'] == measure].to_dict('records'):
+            colour, marker = look(row['arm'], arms)
+            low, high = (row['estimate'] if pd.isna(row[k]) else row[k] for k in ('low', 'high'))
+            axes.errorbar(row['estimate'], shown.index(row['arm']), xerr=[[row['estimate'] - low], [high - row['estimate']]], marker=marker, color=colour, linestyle='', linewidth=1.1)
+        axes.set_yticks(range(len(shown)), shown)
+        axes.set(ylim=(len(shown) - .5, -.5), xlabel=measure)
+        axes.grid(axis='y', visible=False)
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    return figure
+
+@drawing
+def reliability_figure(
+    bins: pd.DataFrame,           # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
+    arms: dict[str, list[dict]],  # of `arms_of`
+) -> Figure:
+    "How often candidates of a given probability are right, a panel an arm."
+    shown = [arm for arm in arms if arm in set(bins['arm'])]
+    if not shown: raise NotDrawn('no predictions of these runs are there')
+    columns = min(4, len(shown))
+    figure = Figure(figsize=(WIDTH, .35 + 1.75 * math.ceil(len(shown) / columns)))
+    panels = figure.subplots(math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for n, (axes, arm) in enumerate(zip(panels, shown)):
+        its, (colour, marker) = bins[bins['arm'] == arm], look(arm, arms)
+        axes.bar(its['confidence'], .3 * its['n'] / its['n'].max(), width=.05, color='#BBBBBB', zorder=1)
+        axes.plot([0, 1], [0, 1], color='#777777', linewidth=.8, linestyle=(0, (5, 2)), zorder=1)
+        low, high = (its[k].astype(float).fillna(its['accuracy']) for k in ('low', 'high'))
+        axes.errorbar(its['confidence'], its['accuracy'], yerr=[its['accuracy'] - low, high - its['accuracy']], marker=marker, color=colour, linewidth=1, markersize=4)
+        axes.set(xlim=(-.03, 1.03), ylim=(-.03, 1.03), xticks=(0, .5, 1), yticks=(0, .5, 1))
+        axes.tick_params(axis='x', labelbottom=n + columns >= len(shown))
+        axes.set_title(arm, loc='left')
+    for axes in panels[len(shown):]: axes.set_visible(False)
+    figure.supxlabel('predicted probability', fontsize=9)
+    figure.supylabel('share that is right', fontsize=9)
     return figure
 
 # %% ../nbs/56_figures.ipynb #d5aacc2d

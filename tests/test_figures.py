@@ -2,6 +2,7 @@
 import itertools, json, os, random, subprocess, sys
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
@@ -277,3 +278,26 @@ def test_arms_come_in_the_order_of_the_chain():
     random.Random(1).shuffle(found)
     assert list(arms_of(found)) == ['baseline', 'parallel_baseline', 'mixed_baseline', 'full_student', 'mixed_student', 'full_kd', 'mixed_kd']
     assert [r['seed'] for r in arms_of(found)['full_kd']] == [0, 1]
+
+
+def bins(arms, n=(500, 40, 3)):
+    return pd.DataFrame([dict(arm=arm, confidence=c, accuracy=c * .9, low=None if k == 1 else c * .8, high=None if k == 1 else c, n=k) for arm in arms for c, k in zip((.05, .5, .95), (*n[:2], 1))])
+
+
+def test_reliability_has_a_panel_an_arm_and_the_bins_as_they_are():
+    arms = arms_of(study(seeds=(0,)))
+    figure = fg.reliability_figure(bins(arms), arms)
+    panels = [a for a in figure.axes if a.get_visible()]
+    assert [a.get_title('left') for a in panels] == list(arms)
+    point = panels[0].containers[1].lines[0]
+    assert point.get_xdata().tolist() == [.05, .5, .95] and point.get_ydata() == pytest.approx([.045, .45, .855])
+    assert [bar.get_height() for bar in panels[0].patches] == pytest.approx([.3, .3 * 40 / 500, .3 / 500])
+
+
+def test_fidelity_shows_the_arms_there_are_in_their_order():
+    arms = arms_of(study(seeds=(0,)))
+    table = pd.DataFrame([dict(arm=arm, measure=m, estimate=.8, low=None, high=None) for m in ('agreement', 'distance') for arm in ('mixed_kd', 'full_student')])
+    figure = fg.fidelity_figure(table, arms)
+    assert [a.get_xlabel() for a in figure.axes] == ['agreement', 'distance'] and [t.get_text() for t in figure.axes[0].get_yticklabels()] == ['full_student', 'mixed_kd']
+    for draw, columns in ((fg.fidelity_figure, ['arm', 'measure']), (fg.reliability_figure, ['arm'])):
+        with pytest.raises(NotDrawn): draw(pd.DataFrame(columns=columns), arms)
