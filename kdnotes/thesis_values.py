@@ -109,7 +109,7 @@ def step_values(
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
 
-# %% ../nbs/57_thesis_values.ipynb #eaca8942
+# %% ../nbs/57_thesis_values.ipynb #97a8cba7
 def _among(values: Sequence[Any]) -> str:
     "Different values as text: 'a', or 'a, b'."
     return ', '.join(dict.fromkeys(str(v) for v in values))
@@ -133,7 +133,7 @@ def about_values(
     return dict(
         study=first['study'], task=first['task'], corpus=first['corpus'], corpus_sha256=first['corpus_sha256'][:12], n_runs=len(found), n_arms=len(arms), metric=first['primary']['metric'], set=first['primary']['set'],
         corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=_among([r['precision'] for r in found]), params_ratio=_ratio_of_sizes(found), student_layers=next((len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None),
-        seeds=_among(sorted({r['seed'] for r in found})), fewest_seeds=min(seeds.values()), most_seeds=max(seeds.values()), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
+        seeds=_among(sorted({r['seed'] for r in found})), fewest_seeds=min(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
         profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
         counts={f'{split}_{kind}': n for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()},
         machine=dict(cpu=_among([e['cpu'] for e in env]), device=_among([e['device'] for e in env]), torch=_among([e['torch'] for e in env]), transformers=_among([e['transformers'] for e in env]),

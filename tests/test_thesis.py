@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from kdnotes import thesis as th
 from kdnotes.files import read_json, sha256_file, write_json
+from kdnotes.thesis_values import STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = sorted((ROOT / 'thesis' / 'chapters').glob('*.typ'))
@@ -165,7 +166,7 @@ def test_every_claim_says_what_it_rests_on():
     "Estimate, interval, corrected p, seeds and questions; or that a single seed claims nothing; or why there is no comparison."
     values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     claims = {k: v for k, v in values.items() if re.fullmatch(r'\w+\.steps\.\w+\.sentence', k)}
-    assert len(claims) >= len(th.STEPS)
+    assert len(claims) >= len(STEPS)
     for key, said in claims.items():
         step = key.removesuffix('.sentence')
         if values[f'{step}.n_seeds'] > 1: assert re.search(r'\d [^.]*\[.*interval, \d+ seeds and \d+ questions; p.*Holm', said), said
