@@ -1,10 +1,14 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
-# what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; SMOKE=1 a few steps an arm
+# what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
+# INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm
 CORPUS  ?= embedded
 SEEDS   ?= 3
 ARMS    ?= procedures
 PROFILE ?= laptop
+TRANSFER ?= none
+INIT    ?= teacher_finetuned
+GRADIENT_STATS ?= 0
 SMOKE   ?=
 # what `make bench` measures
 CONTESTANTS  ?= all
@@ -40,15 +44,15 @@ $(DONE): pyproject.toml constraints.txt
 	@echo 'installing into .venv: a few minutes, about 2.5 GB'
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev,bench]'
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev,bench,thesis]'
 	.venv/bin/python -m pip check
 	@touch $@
 
-study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures PROFILE=laptop STUDY=<corpus> SMOKE=1 for a try
+study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> SMOKE=1 for a try
 	@mkdir -p '$(RUNS)/$(STUDY)'
 	@echo 'study $(STUDY): everything it says is kept in $(RUNS)/$(STUDY)/study.ipynb'
 	@papermill nbs/study.ipynb '$(RUNS)/$(STUDY)/study.ipynb' --cwd . --no-progress-bar --log-output -r corpus '$(CORPUS)' -p seeds '$(SEEDS)' \
-	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
+	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' -p gradient_stats '$(GRADIENT_STATS)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 	@cat '$(RUNS)/$(STUDY)/table.txt'
 
 test check fuzz: export OMP_NUM_THREADS = 1

@@ -1,0 +1,81 @@
+"A corpus learnt first: one start for all arms and seeds, found by its run; and the pairs made of the real SQuAD, where there is a copy."
+import numpy as np
+import pytest
+from kdnotes.answer_selection import AnswerSelection, counts
+from kdnotes.compare import attribute, label
+from kdnotes.config import MODES, ConfigError, Machine, make_config
+from kdnotes.corpus import SPLITS, TSV_COLUMNS, load_corpus, local_copy
+from kdnotes.experiment import execute
+from kdnotes.models import load_tokenizer
+from kdnotes.plan import plan
+from kdnotes.records import RunFolder
+from handmade import make_record
+
+ON = Machine('cpu', 2)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    "The embedded corpus under other names, as a folder: another corpus to kdnotes."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    folder = tmp_path / 'mine'
+    folder.mkdir()
+    for split, rows in load_corpus('answer_selection', 'embedded').splits.items():
+        lines = ['\t'.join(TSV_COLUMNS.values()), *('\t'.join(str(r[k]) for k in TSV_COLUMNS) for r in rows if r['question_id'] < 'Q2' or split == 'train')]
+        (folder / f'{split}.tsv').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    return str(folder)
+
+
+def test_all_arms_and_seeds_start_from_one_run(corpus):
+    plans = [plan(make_config(mode=mode, seed=seed, corpus='embedded', transfer=corpus), ON) for mode in MODES for seed in (0, 1)]
+    starts = {(p.transfer or p.teacher.transfer).run_id for p in plans}
+    assert len(starts) == 1 and all(p.teacher.transfer.run_id in starts for p in plans if p.teacher)
+    first = next(p.transfer for p in plans if p.transfer)
+    assert (first.config.mode, first.config.seed, first.config.corpus, first.config.study) == ('mixed_baseline', 0, corpus, corpus.strip('/').replace('/', '-'))
+    without = plan(make_config(mode='baseline', corpus='embedded'), ON)
+    assert without.transfer is None and without.run_id not in {p.run_id for p in plans}
+
+
+def test_a_transferred_student_is_taught_by_the_transferred_teacher(corpus):
+    p = plan(make_config(mode='full_kd', corpus='embedded', transfer=corpus, student_init='transferred'), ON)
+    assert p.initial == dict(transfer_run_id=p.transfer.run_id) and p.transfer.config.mode == 'mixed_kd'
+    assert p.transfer.teacher.run_id == p.teacher.transfer.run_id
+    assert p.transfer.initial == dict(teacher_run_id=p.transfer.teacher.run_id, layers=[1, 3, 5])
+    with pytest.raises(ConfigError, match='needs transfer=<corpus>'): make_config(mode='full_kd', student_init='transferred')
+
+
+def test_transfer_is_a_factor():
+    a, b = make_record(mode='full_student'), make_record(mode='full_student', transfer='squad1')
+    a, b = (r | dict(factors=r['factors'] | dict(transfer=t)) for r, t in ((a, None), (b, 'squad1')))
+    assert attribute(a, b).factor == 'transfer' and 'effect of transfer' in label(attribute(a, b))
+
+
+@pytest.mark.slow
+def test_weights_and_head_are_handed_on(corpus):
+    p = plan(make_config(mode='mixed_student', corpus='embedded', transfer=corpus, student_init='transferred', smoke=True, ranks=1, threads_per_rank=1), ON)
+    record = execute(p)
+    first = RunFolder(p.transfer.config.study, p.transfer.run_id).record()
+    teacher = RunFolder(p.transfer.teacher.config.study, p.transfer.teacher.run_id).record()
+    assert record['initial']['start_sha256'] == first['model_sha256']         # the student's first step continues from its transfer
+    assert record['factors']['transfer'] == corpus and record['time']['transfer_s'] == first['time']['train_s']
+    baseline = execute(plan(make_config(mode='mixed_baseline', corpus='embedded', transfer=corpus, smoke=True, threads_per_rank=1), ON))
+    assert baseline['initial']['start_sha256'] == teacher['model_sha256']     # and the baseline's from the teacher's, head included
+
+
+def test_a_title_stands_before_each_sentence():
+    corpus, tokenizer = load_corpus('answer_selection', 'embedded'), load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
+    plain, titled = AnswerSelection(corpus), AnswerSelection(corpus, document_title=True)
+    for task in (plain, titled): task.encode(tokenizer)
+    row = corpus.splits['dev'][0]
+    text = tokenizer.decode(titled.batch('dev', np.array([0])).inputs['input_ids'][0])
+    assert f"{row['document_title']} :".lower() in text and f"{row['document_title']} :".lower() not in tokenizer.decode(plain.batch('dev', np.array([0])).inputs['input_ids'][0])
+
+
+def test_pairs_of_the_real_squad(corpora):
+    if not local_copy('squad1'): pytest.skip('no copy of SQuAD 1.1 in $KDNOTES_DATA/squad1')
+    squad = load_corpus('answer_selection', 'squad1')
+    n = counts(squad)
+    assert (n.clean == n.questions).all() and n.questions['train'] > 30_000 and squad.name == 'squad1'
+    titles = [{r['document_title'] for r in squad.splits[s]} for s in SPLITS]
+    assert sum(map(len, titles)) == len(set.union(*titles)) == 442          # an article is in one split
+    assert .15 < n.positives['train'] / n.pairs['train'] < .25             # about five sentences a paragraph
