@@ -48,13 +48,13 @@ def evidence(
     its_units = units(study, [r['run_id'] for r in found])
     return Evidence(study, found, its_units, arm_values(found, its_units, level), study_comparisons(found, its_units, level))
 
-# %% ../nbs/56_figures.ipynb #fc80f318
+# %% ../nbs/56_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
 
 def _effect_name(c: Comparison) -> str:
     "The factor a comparison is the effect of; a star where it is not one factor alone."
     if c.attribution is None: return 'not compared'
-    return c.attribution.factor or f"{' + '.join(c.attribution.factors) or 'no factor'}*"
+    return c.attribution.factor or f"{' + '.join(c.attribution.factors) or 'other settings'}*"
 
 def _effect_rows(comparisons: Iterable[tuple[str, Comparison]]) -> list[tuple[float, str | None, Comparison | None]]:
     "(height, title of a group, comparison): groups from the top, with room above each."
@@ -279,7 +279,7 @@ def _metric(e: Evidence) -> str:
 
 def _machine(e: Evidence) -> str: return f"All runs on {e.records[0]['environment']['device']}."
 
-# %% ../nbs/56_figures.ipynb #b0d3d22f
+# %% ../nbs/56_figures.ipynb #f83238b9
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
     return (f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
@@ -290,7 +290,7 @@ def _effects_caption(e: Evidence) -> str:
     hollow, star = any(len(c.seeds) == 1 for c in shown), any(c.attribution and not c.attribution.factor for c in shown)
     times = '' if one_machine(e.records) else ' and to training time (right: how many times as fast, log axis)'
     return (f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio."
-            + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow + ' A star: more than this factor differs between the arms.' * star)
+            + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow + ' A star: other settings differ between the arms, too.' * star)
 
 def _curves_caption(e: Evidence) -> str:
     return (f"Training loss and {metric_name(e.records[0]['primary']['metric'])} on the way. Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines are arms in mixed precision. "

@@ -148,6 +148,19 @@ def test_a_confounded_step_has_a_star():
     assert fg._effect_name(fg.evidence('made').comparisons[0][1]) == 'kd*' and 'A star:' in made['effects'].caption
 
 
+def test_a_variant_of_other_settings_is_named_so():
+    commit([run('full_kd', s) for s in (0, 1)] + [run('full_kd', s, arm='own', max_grad_norm=3.) for s in (0, 1)])
+    e = fg.evidence('made')
+    assert [fg._effect_name(c) for _, c in e.comparisons] == ['other settings*']
+    assert [t.get_text() for t in fg.effects_figure(e).axes[0].get_yticklabels()] == ['variants', 'other settings* (2 seeds)\nfull_kd → own']
+
+
+def test_with_a_gpu_its_load_and_power_are_shown():
+    commit([r | dict(timeline=[p | dict(gpu_percent=80., power_w=300.) for p in r['timeline']]) for r in study(('baseline', 'mixed_kd'), (0, 1))])
+    figure = fg.timelines_figure(fg.evidence('made'))
+    assert [a.get_title('left') for a in figure.axes[:2]] == ['GPU busy, %', 'power, W'] and len(figure.axes) == 4
+
+
 def test_nothing_to_compare_is_a_reason():
     commit(study(('baseline',)))
     assert {f.name: f.reason for f in fg.study_figures('made')}['effects'].startswith('the study has no two arms')
@@ -274,10 +287,10 @@ def test_a_figure_in_a_notebook_is_a_png():
 
 
 def test_arms_come_in_the_order_of_the_chain():
-    found = study(seeds=(1, 0))
+    found = study(seeds=range(6))
     random.Random(1).shuffle(found)
     assert list(arms_of(found)) == ['baseline', 'parallel_baseline', 'mixed_baseline', 'full_student', 'mixed_student', 'full_kd', 'mixed_kd']
-    assert [r['seed'] for r in arms_of(found)['full_kd']] == [0, 1]
+    assert all([r['seed'] for r in runs] == list(range(6)) for runs in arms_of(found).values())
 
 
 def bins(arms, n=(500, 40, 3)):
