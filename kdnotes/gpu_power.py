@@ -17,15 +17,15 @@ from .telemetry import Telemetry
 # %% auto #0
 __all__ = ['SECONDS', 'STEPS', 'MOST_SAMPLING', 'PARTS', 'told', 'looks_right', 'powers']
 
-# %% ../nbs/51_gpu_power.ipynb #7204e106
+# %% ../nbs/51_gpu_power.ipynb #caf36c1b
 SECONDS, STEPS = 4., (20, 4000)  # a mode's training under telemetry, and how many steps that may be; in a rehearsal the fewest is 6
 MOST_SAMPLING = .01              # share of the time
 
 def _signal(job: dict, pair, device: str, watch: Telemetry) -> Callable:
     "The teacher's signal about the training examples, from disk or made now."
     folder, config = Path(job['folder']) / 'signal', pair.config
-    parts = dict(weights_sha256=weights_sha256(pair.teacher), corpus_sha256=job['corpus'], tokenizer_sha256='', split='train', max_length=config.max_length, forward_dtype='fp32',
-                 storage_dtype=config.signal_dtype, subset='gpu-check')
+    parts = dict(weights_sha256=weights_sha256(pair.teacher), corpus_sha256=job['corpus'], tokenizer_sha256='', split='train',
+                 max_length=config.max_length, forward_dtype='fp32', storage_dtype=config.signal_dtype, subset='gpu-check')
     if open_signal(folder) is None:
         with watch.phase('teacher'): make_signal(pair.task, 'train', pair.teacher, folder, parts, device=device, storage_dtype=config.signal_dtype)
         pair.teacher.cpu()
@@ -49,15 +49,15 @@ def _watched(job: dict, mode: str) -> dict:  # the summary of its telemetry, and
         with watch.phase('evaluation'): tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
     return watch.summary() | dict(mode=mode, dtype=here.dtype, examples=result.examples, seconds=result.train_s, teacher=teacher)
 
-# %% ../nbs/51_gpu_power.ipynb #07d62763
+# %% ../nbs/51_gpu_power.ipynb #829fd0ab
 def told(
     seen: dict,  # of a mode
 ) -> dict:       # mode, format, idle_w, loaded_w, joules (of 1,000 examples), examples_per_s, gpu_percent, throttle, sampling_percent, reason
     "A mode in a few numbers."
     student, device = seen['phases']['student'], seen['devices'][0]
     joules = student['device_j']
-    return dict(mode=seen['mode'], format=seen['dtype'], idle_w=seen['energy']['idle_w'], loaded_w=joules and joules / student['seconds'], joules=joules and 1000 * joules / seen['examples'],
-                examples_per_s=seen['examples'] / seen['seconds'], gpu_percent=student['gpu_percent'], throttle=', '.join(device['throttle'] or ()),
+    return dict(mode=seen['mode'], format=seen['dtype'], idle_w=seen['energy']['idle_w'], loaded_w=joules and joules / student['seconds'],
+                joules=joules and 1000 * joules / seen['examples'], examples_per_s=seen['examples'] / seen['seconds'], gpu_percent=student['gpu_percent'], throttle=', '.join(device['throttle'] or ()),
                 sampling_percent=100 * seen['sampling']['overhead_share'], reason=None if joules else seen['reasons'].get('phases.student.device_j'))
 
 def looks_right(
@@ -66,7 +66,8 @@ def looks_right(
 ) -> list[dict]:   # findings
     "Can the readings be this GPU's, and is looking cheap?"
     idle, loaded, known = row['idle_w'], row['loaded_w'], None not in (row['idle_w'], row['loaded_w'])
-    power = f"{idle:.0f} W idle, {loaded:.0f} W loaded, {row['joules']:.0f} J for 1,000 examples" if known else f"no energy: {row['reason'] or 'no power before the training'}"
+    power = f"no energy: {row['reason'] or 'no power before the training'}"
+    if known: power = f"{idle:.0f} W idle, {loaded:.0f} W loaded, {row['joules']:.0f} J for 1,000 examples"
     cheap = row['sampling_percent'] < 100 * MOST_SAMPLING if on_gpu else None  # beside a rehearsal of a second it says nothing
     return [gp.finding('energy', row['mode'], loaded > idle if known and on_gpu else None, power),
             gp.finding('sampling', row['mode'], cheap, f"{row['sampling_percent']:.2f} % of the time at 10 Hz")]

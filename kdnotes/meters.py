@@ -84,7 +84,7 @@ def throttle_names(
     "Why a clock is lower than it could be."
     return [THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1]
 
-# %% ../nbs/28_meters.ipynb #dc51a936
+# %% ../nbs/28_meters.ipynb #03f23fd5
 READINGS = ('gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle')
 
 class GpuMeter:
@@ -114,7 +114,8 @@ class GpuMeter:
                     device_mib=ask('device_mib', 'nvmlDeviceGetMemoryInfo', take=lambda memory: memory.used / 2**20),
                     power_w=ask('power_w', 'nvmlDeviceGetPowerUsage', take=lambda milliwatts: milliwatts / 1e3),
                     temperature_c=ask('temperature_c', 'nvmlDeviceGetTemperature', nvml.NVML_TEMPERATURE_GPU),
-                    sm_mhz=ask('sm_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_SM), memory_mhz=ask('memory_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_MEM),
+                    sm_mhz=ask('sm_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_SM),
+                    memory_mhz=ask('memory_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_MEM),
                     throttle=ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons'))
 
     def joules(self) -> float | None:  # since the first call
@@ -125,7 +126,7 @@ class GpuMeter:
         else: self.millijoules, self.last = self.millijoules + grown, (at, now)
         return None if grown is None else self.millijoules / 1e3
 
-# %% ../nbs/28_meters.ipynb #db6c62df
+# %% ../nbs/28_meters.ipynb #dbb0b9bf
 def cpu_name() -> str:
     "The processor's name, as Linux gives it."
     info = Path('/proc/cpuinfo')
@@ -160,7 +161,12 @@ class CpuMeter:
 class NoMeter:
     "No device that could be read, and why."
     source = None
-    def __init__(self, why: str, gpu: str = ''): self.gpu, self.reasons = gpu, dict.fromkeys((*READINGS, 'uuid', 'name'), gpu or why) | dict(power_w=why, joules=why)
+    def __init__(
+        self,
+        why: str,       # there is no energy
+        gpu: str = '',  # why there are no readings of a GPU; empty: for the same reason
+    ): self.gpu, self.reasons = gpu, dict.fromkeys((*READINGS, 'uuid', 'name'), gpu or why) | dict(power_w=why, joules=why)
+
     def identity(self) -> dict: return dict(uuid=None, name=cpu_name() if self.gpu else None)
     def read(self) -> dict: return dict.fromkeys(READINGS)
     def joules(self) -> None: return None

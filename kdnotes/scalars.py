@@ -10,7 +10,7 @@ from pathlib import Path
 # %% auto #0
 __all__ = ['RECORD_PARTS', 'scalars_of', 'scalars_of_record', 'tb_writer', 'tb_record']
 
-# %% ../nbs/37_scalars.ipynb #f101be2a
+# %% ../nbs/37_scalars.ipynb #29dbd7df
 def _numbers(value: object, name: str) -> dict[str, float]:
     "All numbers inside, by their path."
     if isinstance(value, dict): return {k: v for key, inner in value.items() for k, v in _numbers(inner, f'{name}/{key}').items()}
@@ -21,7 +21,7 @@ def scalars_of(
 ) -> dict[str, float]:   # tag -> value
     "The curves' new points in a row."
     kind, found = row['kind'], {}
-    if kind == 'step': found = {k: row[k] for k in ('loss', 'learning_rate', 'grad_norm', 'examples', 'tokens')} | {f'loss/{k}': v for k, v in row['losses'].items()}
+    if kind == 'step': found = {k: row[k] for k in ('loss', 'learning_rate', 'grad_norm', 'examples', 'tokens')} | {'loss/' + k: v for k, v in row['losses'].items()}
     elif kind == 'eval': found = {f"{row['set']}/{k}": v for k, v in row['metrics'].items()}
     elif kind == 'overflow': found = {'amp/overflow': 1, 'amp/loss_scale': row['scale']}
     elif kind == 'gradients':

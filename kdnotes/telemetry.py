@@ -201,7 +201,7 @@ def _row(t: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS
     if means['throttle'] is not None: means['throttle'] = throttle_names(reduce(or_, map(int, t.trace['throttle'][first:end])))
     return dict(elapsed_s=t.trace['elapsed_s'][end - 1], cpu_percent=100 * cpu_s / took if took > .01 else None, **means, load_average=t.loads[-1])
 
-# %% ../nbs/31_telemetry.ipynb #1b0f60c0
+# %% ../nbs/31_telemetry.ipynb #aafabbcf
 BUSY_SHARE = .05  # a run that uses all cores loses at least this share of its time to others, which is as much as the effects that times are compared for
 
 def _used_s(times: Any) -> float:
@@ -212,7 +212,8 @@ def _machine(t: Telemetry) -> dict:
     "What the machine did meanwhile."
     used_s, steal = _used_s(t.end_machine) - _used_s(t.begin_machine), _steal_percent(t.begin_machine, t.end_machine)
     loads = dict(load_average_start=t.loads[0], load_average_mean=sum(t.loads) / len(t.loads), load_average_end=t.loads[-1])
-    return dict(cores=psutil.cpu_count(), wall_s=t.wall_s, used_cpu_s=used_s, own_cpu_s=t.cpu_s, **loads, cpu_steal=steal) | dict(busy_share=_others(psutil.cpu_count(), used_s, t.cpu_s, t.wall_s))
+    return dict(cores=(cores := psutil.cpu_count()), wall_s=t.wall_s, used_cpu_s=used_s, own_cpu_s=t.cpu_s, **loads, cpu_steal=steal,
+                busy_share=_others(cores, used_s, t.cpu_s, t.wall_s))
 
 def _others(cores: int, used_s: float, own_s: float, wall_s: float) -> float:
     "The share of the machine that went to others; its clock moves in hundredths of a second."
@@ -230,7 +231,7 @@ def _steal_percent(before: Any, after: Any) -> float | None:
     total = sum(after) - sum(before)
     return round(100 * (after.steal - before.steal) / total, 3) if hasattr(after, 'steal') and total > 0 else None
 
-# %% ../nbs/31_telemetry.ipynb #6bbb8871
+# %% ../nbs/31_telemetry.ipynb #c5e6084a
 def _phases(t: Telemetry) -> dict[str, dict]:
     "Seconds, energy, CPU time and utilisation of each phase."
     found = {name: [piece[1:] for piece in t.pieces if piece[0] == name] for name in dict.fromkeys(piece[0] for piece in t.pieces)}
@@ -240,7 +241,8 @@ def _phases(t: Telemetry) -> dict[str, dict]:
     def measured(pieces):
         return dict(seconds=sum(e[0] - b[0] for b, e in pieces), device_j=total(energy(b, e) for b, e in pieces),
                     cpu_s=sum(e[1] - b[1] for b, e in pieces), gpu_percent=percent(pieces))
-    return {name: dict(seconds=s, device_j=None, cpu_s=None, gpu_percent=None) for name, s in t.waited.items()} | {name: measured(pieces) for name, pieces in found.items()}
+    waited = {name: dict(seconds=s, device_j=None, cpu_s=None, gpu_percent=None) for name, s in t.waited.items()}
+    return waited | {name: measured(pieces) for name, pieces in found.items()}
 
 def _weighted(pairs: list[tuple[float | None, float]]) -> float | None:
     "The mean of values, each with its weight; None if one is missing."
@@ -334,14 +336,15 @@ def _phases_together(summaries: Sequence[dict], owner: list) -> dict[str, dict]:
                             cpu_s=_known([r['cpu_s'] for r in ranks], sum), gpu_percent=_known([r['gpu_percent'] for r in ranks], _average))
     return result
 
-# %% ../nbs/31_telemetry.ipynb #b1067d34
+# %% ../nbs/31_telemetry.ipynb #c88ff99f
 def _machine_together(ranks: list[dict]) -> dict:
     "One machine as all ranks saw it: what none of them used went to others."
     used_s, wall_s, own_s = max(m['used_cpu_s'] for m in ranks), max(m['wall_s'] for m in ranks), sum(m['own_cpu_s'] for m in ranks)
     steals = [m['cpu_steal'] for m in ranks]
     steal = None if None in steals else max(steals)
     loads = {key: sum(m[key] for m in ranks) / len(ranks) for key in ('load_average_start', 'load_average_mean', 'load_average_end')}
-    return dict(ranks[0], wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, cpu_steal=steal, **loads, busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s))
+    return dict(ranks[0], wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, cpu_steal=steal, **loads,
+                busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s))
 
 def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]:
     "Why each null is null, and what else went wrong; a rank is named where not all say the same."
@@ -354,7 +357,7 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
         reasons[name] = next(iter(said.values())) if same and said else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
     return reasons
 
-# %% ../nbs/31_telemetry.ipynb #5ad00af2
+# %% ../nbs/31_telemetry.ipynb #02fc0ece
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()
 
 def environment(
@@ -365,7 +368,8 @@ def environment(
     on_gpu = torch.cuda.is_available() if device is None else device == 'cuda'
     cpu = f'{cpu_name()}, {psutil.cpu_count()} cores'
     return dict(torch=torch.__version__, transformers=_version('transformers'), python=platform.python_version(),
-                device=torch.cuda.get_device_name() if on_gpu else cpu, cpu=cpu, git=git_commit(), load_average=list(os.getloadavg()), cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()))
+                device=torch.cuda.get_device_name() if on_gpu else cpu, cpu=cpu, git=git_commit(),
+                load_average=list(os.getloadavg()), cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()))
 
 def _version(package: str) -> str | None:
     try: return version(package)

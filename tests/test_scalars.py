@@ -33,6 +33,10 @@ def events(folder):
 def test_a_row_becomes_points(row, found): assert scalars_of(row) == found
 
 
+def test_a_number_that_is_none_is_no_point():
+    assert scalars_of(dict(kind='step', loss=float('nan'), losses={'hard': float('nan')}, learning_rate=1., grad_norm=None, examples=1, tokens=1, step=1)) == {'learning_rate': 1, 'examples': 1, 'tokens': 1}
+
+
 def test_every_kind_of_row_is_thought_of():
     "A new kind of row, or a new reading, must not be left out unseen."
     assert set(S.ROW_KEYS) == {'start', 'step', 'eval', 'checkpoint', 'resume', 'overflow', 'gradients', 'telemetry', 'end'}
