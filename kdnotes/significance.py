@@ -15,8 +15,8 @@ from statsmodels.stats.multitest import multipletests
 from .stats import Interval, StatsError, _numbers, crossed_interval, mean_interval, variance_components
 
 # %% auto #0
-__all__ = ['EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'PValue', 'interval_test', 'crossed_test',
-           'permutation_test', 'smallest_p', 'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size',
+__all__ = ['EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'PValue', 'interval_test', 'crossed_test', 'flips',
+           'flip_p', 'permutation_test', 'smallest_p', 'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size',
            'Equivalence', 'equivalence', 'power', 'seeds_needed', 'power_table', 'Effect', 'factorial']
 
 # %% ../nbs/43_significance.ipynb #7f0fbab1
@@ -52,21 +52,27 @@ def crossed_test(
     if i.n == 1: return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
     return interval_test(i, null)
 
-# %% ../nbs/43_significance.ipynb #b8566e93
+# %% ../nbs/43_significance.ipynb #c3bca187
 EXACT = 16  # so many values or fewer: all 2**n flips are counted
 
-def _flip_p(values: np.ndarray, rng: np.random.Generator | None, n_draws: int) -> tuple[float, str]:
-    "Two-sided p of a sum under flipped signs, and how it was found."
-    x = values[values != 0]
-    seen = abs(x.sum()) * (1 - 1e-9)
-    if len(x) <= EXACT:
-        signs = 1 - 2 * ((np.arange(2**len(x))[:, None] >> np.arange(len(x))) & 1)
-        return float((abs(signs @ x) >= seen).mean()), f'all {2**len(x)} flips'
-    if rng is None: raise StatsError(f'{len(x)} values have too many flips to count all; give a random generator')
-    beyond = sum(int((abs(rng.integers(0, 2, (part, len(x))) * 2. @ x - x.sum()) >= seen).sum()) for part in _parts(n_draws))
-    return (beyond + 1) / (n_draws + 1), f'{n_draws} random flips'
+def flips(
+    n: int,                            # values
+    rng: np.random.Generator | None,   # None will do for few values
+    n_draws: int = 9999,               # where there are too many to count
+) -> np.ndarray:                       # (flips, n) of +1 and -1; all there are, or random ones
+    "Patterns of signs."
+    if n <= EXACT: return 1. - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+    if rng is None: raise StatsError(f'{n} values have too many flips to count all; give a random generator')
+    return rng.integers(0, 2, (n_draws, n)) * 2. - 1
 
-def _parts(n: int, size: int = 1000) -> list[int]: return [min(size, n - k) for k in range(0, n, size)]
+def flip_p(
+    values: np.ndarray,  # (n,) or many rows of n
+    signs: np.ndarray,   # (flips, n) of `flips`
+) -> np.ndarray:         # (): or one a row
+    "Two-sided p of a sum under flipped signs."
+    x = np.asarray(values)
+    beyond = (abs(x @ signs.T) >= abs(x.sum(-1))[..., None] * (1 - 1e-9)).sum(-1)   # a sum is as far out as itself, whatever its rounding
+    return beyond / len(signs) if x.shape[-1] <= EXACT else (beyond + 1) / (len(signs) + 1)
 
 def permutation_test(
     matrix,                            # (seeds, units) of differences
@@ -75,10 +81,11 @@ def permutation_test(
 ) -> PValue:                             # statistic: the mean difference
     "Paired permutation test over units, on the means over seeds."
     y = _numbers(matrix, 2, 'matrix', 0.5)
-    p, how = _flip_p(y.mean(0), rng, n_draws)
-    return PValue(p, float(y.mean()), f'paired permutation over units on seed means, {how}; these seeds only', *y.shape)
+    x = y.mean(0)
+    signs = flips(int((x != 0).sum()), rng, n_draws)
+    return PValue(float(flip_p(x[x != 0], signs)), float(y.mean()), f'paired permutation over units on seed means, {len(signs)} flips; these seeds only', *y.shape)
 
-# %% ../nbs/43_significance.ipynb #4ae2eb27
+# %% ../nbs/43_significance.ipynb #2d3bb588
 LEAST_SEEDS = 8  # tests over seeds alone need so many
 
 def smallest_p(
@@ -97,8 +104,8 @@ def seed_test(
     method = 'paired permutation over seeds; these units only'
     if len(x) < LEAST_SEEDS:
         return PValue(None, float(x.mean()), method, len(x), reason=f'{len(x)} seed(s) cannot reach a p below 2/2^{len(x)} = {smallest_p(len(x)):.4g}; tests by seed need {LEAST_SEEDS}')
-    p, how = _flip_p(x, rng, n_draws)
-    return PValue(p, float(x.mean()), f'{method}, {how}', len(x))
+    signs = flips(len(x), rng, n_draws)
+    return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', len(x))
 
 # %% ../nbs/43_significance.ipynb #0b21a4b1
 def mcnemar_test(

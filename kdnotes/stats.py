@@ -147,14 +147,14 @@ def ratio_interval(
     low, high = (None, None) if logs.low is None else (float(np.exp(logs.low)), float(np.exp(logs.high)))
     return Interval(float(np.exp(logs.estimate)), low, high, len(a), level, logs.method if low is None else 'Student t over pairs, log scale', df=logs.df, reason=logs.reason, se=logs.se)
 
-# %% ../nbs/41_stats.ipynb #701b729b
+# %% ../nbs/41_stats.ipynb #e33d0969
 def draw_counts(
     shape: tuple[int, int],    # seeds, units
     rng: np.random.Generator,  # the draws come from here and nowhere else
     n_draws: int = 2000,       # resamples
 ) -> tuple[np.ndarray, np.ndarray]:  # (draws, seeds) and (draws, units): how often each was drawn
     "Resamples of seeds and of units, with replacement."
-    return tuple(rng.multinomial(n, np.full(n, 1 / n), size=n_draws) for n in shape)
+    return tuple(rng.multinomial(n, np.full(n, 1 / n), size=n_draws).astype(float) for n in shape)
 
 def joint_bootstrap(
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
@@ -167,13 +167,14 @@ def joint_bootstrap(
     seeds, units = draw_counts(shape := shapes.pop(), rng, n_draws)
     return {arm: ((seeds @ m) * units).sum(1) / (shape[0] * shape[1]) for arm, m in matrices.items()}
 
-# %% ../nbs/41_stats.ipynb #b510b268
+# %% ../nbs/41_stats.ipynb #b0ddc878
 def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Mean and standard error of every resample of a centred matrix; the formulas of `mean_squares` with counts."
     S, U = y.shape
     rows, columns = units @ y.T / U, seeds @ y / S
     mean = (rows * seeds).sum(1) / S
-    of_seeds, of_units = U * ((rows**2 * seeds).sum(1) - S * mean**2), S * ((columns**2 * units).sum(1) - U * mean**2)
+    def squares(x, counts): return np.einsum('dk,dk,dk->d', x, x, counts)
+    of_seeds, of_units = U * (squares(rows, seeds) - S * mean**2), S * (squares(columns, units) - U * mean**2)
     rest = ((units @ (y**2).T) * seeds).sum(1) - S * U * mean**2 - of_seeds - of_units
     s, u, e = (np.maximum(x, 0) / max(df, 1) for x, df in ((of_seeds, S - 1), (of_units, U - 1), (rest, (S - 1) * (U - 1))))
     return mean, np.sqrt((np.maximum(s, e) + np.maximum(u, e) - e) / (S * U))

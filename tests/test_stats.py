@@ -120,7 +120,7 @@ def test_resampled_moments_are_those_of_the_drawn_matrix():
     seeds, units = draw_counts(y.shape, np.random.default_rng(0), 20)
     mean, se = _resampled(y, seeds, units)
     for k in range(20):
-        drawn = np.repeat(np.repeat(y, seeds[k], axis=0), units[k], axis=1)
+        drawn = np.repeat(np.repeat(y, seeds[k].astype(int), axis=0), units[k].astype(int), axis=1)
         i = crossed_interval(drawn)
         assert (mean[k], se[k]) == pytest.approx((i.estimate, i.se), abs=1e-12)
 
