@@ -201,8 +201,8 @@ def _row(t: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS
     if means['throttle'] is not None: means['throttle'] = throttle_names(reduce(or_, map(int, t.trace['throttle'][first:end])))
     return dict(elapsed_s=t.trace['elapsed_s'][end - 1], cpu_percent=100 * cpu_s / took if took > .01 else None, **means, load_average=t.loads[-1])
 
-# %% ../nbs/31_telemetry.ipynb #aafabbcf
-BUSY_SHARE = .05  # a run that uses all cores loses at least this share of its time to others, which is as much as the effects that times are compared for
+# %% ../nbs/31_telemetry.ipynb #cc6abf6b
+BUSY_SHARE = .05  # a run on all cores loses at least this share of its time to others; seeds of one arm on a quiet machine differ by about as much
 
 def _used_s(times: Any) -> float:
     "CPU time used by anyone, of `psutil.cpu_times()`; that of guests is in `user`."
