@@ -21,7 +21,8 @@ from .stats import Interval, ratio_interval
 # %% auto #0
 __all__ = ['STEPS', 'CORPUS_NAMES', 'flat', 'plain', 'verdict', 'pace', 'keeps', 'with_procedures_corrected', 'short',
            'step_values', 'about_values', 'settings_table', 'machine_table', 'effects_table', 'runs_table',
-           'models_table', 'costs_table', 'shared_table', 'cost_values', 'notes_on', 'part_values', 'aim_values']
+           'models_table', 'costs_table', 'shared_table', 'cost_values', 'notes_on', 'part_values', 'trial_values',
+           'aim_values']
 
 # %% ../nbs/57_thesis_values.ipynb #fa93a0bd
 def flat(
@@ -109,7 +110,7 @@ def step_values(
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
 
-# %% ../nbs/57_thesis_values.ipynb #97a8cba7
+# %% ../nbs/57_thesis_values.ipynb #d2861318
 def _among(values: Sequence[Any]) -> str:
     "Different values as text: 'a', or 'a, b'."
     return ', '.join(dict.fromkeys(str(v) for v in values))
@@ -134,13 +135,14 @@ def about_values(
         study=first['study'], task=first['task'], corpus=first['corpus'], corpus_sha256=first['corpus_sha256'][:12], n_runs=len(found), n_arms=len(arms), metric=first['primary']['metric'], set=first['primary']['set'],
         corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=_among([r['precision'] for r in found]), params_ratio=_ratio_of_sizes(found), student_layers=next((len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None),
         seeds=_among(sorted({r['seed'] for r in found})), fewest_seeds=min(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
-        profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
+        init=_among([r['factors']['init'] for r in found if r['factors']['network'] == 'student']), transfer_s=_among([f'{s:.0f}' for r in found if (s := r['time'].get('transfer_s'))]) or None,
+        tuned=_among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None, profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
         counts={f'{split}_{kind}': n for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()},
         machine=dict(cpu=_among([e['cpu'] for e in env]), device=_among([e['device'] for e in env]), torch=_among([e['torch'] for e in env]), transformers=_among([e['transformers'] for e in env]),
                      python=_among([e['python'] for e in env]), load_low=min(loads, default=None), load_high=max(loads, default=None), one=one_machine(found) is None),
         energy=any(r['energy']['device_j'] is not None for r in found), energy_reason=_among([r['reasons'].get('energy.device_j', 'it was read') for r in found]))
 
-# %% ../nbs/57_thesis_values.ipynb #04044b61
+# %% ../nbs/57_thesis_values.ipynb #3f49c77e
 def settings_table(
     found: Sequence[dict],
 ) -> pd.DataFrame:  # setting, teacher network, student network; text
@@ -151,6 +153,7 @@ def settings_table(
     names = sorted({k for r in found for k in r['settings']} - {'task', 'smoke', 'network', 'teacher_seed', 'kd'})
     return pd.DataFrame([dict(setting=k, teacher=told('teacher', k), student=told('student', k)) for k in names]).rename(columns={'teacher': "teacher's network", 'student': "student's network"})
 
+# %% ../nbs/57_thesis_values.ipynb #3908dbc1
 def machine_table(
     found: Sequence[dict],
 ) -> pd.DataFrame:  # what, value; text
@@ -186,10 +189,10 @@ def models_table(
     def row(arm, r):
         f, p = r['factors'], r['parallel']
         return {'arm': arm, 'network': f['network'], 'parameters': f"{r['params_total'] / 1e6:.1f} M", 'precision': r['precision'], 'KD': 'yes' if f['kd'] else 'no', 'ranks x threads': f"{p['ranks']} x {p['threads_per_rank']}",
-                'starts from': {'teacher_finetuned': 'its fine-tuned teacher', 'pretrained': 'pretrained weights'}.get(f['init'], f['init']), 'optimizer steps': r.get('steps', '-')}
+                'starts from': {'teacher_finetuned': 'its fine-tuned teacher', 'pretrained': 'pretrained weights', 'teacher_pretrained': "the teacher's pretrained layers", 'transferred': 'the distilled student of the transfer'}.get(f['init'], f['init']), 'optimizer steps': r.get('steps', '-')}
     return pd.DataFrame([row(arm, runs[0]) for arm, runs in arms_of(found).items()])
 
-# %% ../nbs/57_thesis_values.ipynb #ec56f92d
+# %% ../nbs/57_thesis_values.ipynb #f7f6f501
 def _interval(i: Interval | None, spec: str) -> str: return '-' if i is None else f'{i:{spec}}'
 
 def costs_table(
@@ -227,7 +230,7 @@ def cost_values(
     try: sizes = sizes_of(predictions(evidence.study, [first]), evidence.units[evidence.units['run_id'] == first], found[0]['primary']['set'])
     except RecordError: return values | dict(reason='this evidence holds no predictions, which tell how many candidates there are')  # its own words name a folder
     costs, payback = cost_table(found, sizes), payback_table(found, sizes)
-    return values | dict(table=costs_table(costs, payback), reasons=sorted({f'{k}: {why}' for k, why in (costs.reasons | payback.reasons).items() if not k.endswith('joules')}))
+    return values | dict(table=costs_table(costs, payback), reasons=sorted({why for k, why in (costs.reasons | payback.reasons).items() if not k.endswith('joules')}))
 
 # %% ../nbs/57_thesis_values.ipynb #8d7c8bd3
 def notes_on(
@@ -263,6 +266,21 @@ def part_values(
         costs=cost_values(e),
         tables=dict(arms=arms_table(e.records, e.values).reset_index(), metrics=metrics_table(e.records).reset_index(), comparisons=effects_table(comparisons), settings=settings_table(e.records),
                     runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records)))
+
+# %% ../nbs/57_thesis_values.ipynb #bb09e25e
+def trial_values(
+    found: Sequence[dict],  # of the searches of one study
+) -> dict:                  # trials (fewest a search), seeds, table, runs
+    "The trials of random searches, best first."
+    searches: dict[str, list[dict]] = {}
+    for r in found: searches.setdefault(r['tuning_id'] or r['arm'], []).append(r)
+    p = found[0]['primary']
+    where = next(s for s in found[0]['metrics'] if s != p['set'])
+    drawn = sorted({k for runs in searches.values() for k in runs[0]['settings'] if len({str(r['settings'].get(k)) for r in runs}) > 1})
+    def row(name, r): return {'search': name} | {k: str(r['settings'].get(k)) for k in drawn} | {f'{where} {p["metric"]}': f"{r['metrics'][where][p['metric']]:.3f}"}
+    best_first = {name: sorted(runs, key=lambda r: (-r['metrics'][where][p['metric']], r['run_id'])) for name, runs in sorted(searches.items())}
+    return dict(study=found[0]['study'], trials=min(map(len, searches.values())), seeds=_among(sorted({r['seed'] for r in found})), where=where,
+                tables=dict(trials=pd.DataFrame([row(name, r) for name, runs in best_first.items() for r in runs]), runs=runs_table(found)))
 
 # %% ../nbs/57_thesis_values.ipynb #25dff61e
 def aim_values(
