@@ -30,7 +30,7 @@ def arms_of(
     for r in sorted(records, key=lambda r: (ORDER.index(r['mode']), r['arm'] != r['mode'], r['arm'], r['seed'], r['run_id'])): found.setdefault(r['arm'], []).append(r)
     return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
 
-# %% ../nbs/42_drawing.ipynb #c2d732b4
+# %% ../nbs/42_drawing.ipynb #38cc8657
 LOOKS = {'baseline': ('#000000', 'o'), 'parallel_baseline': ('#E69F00', 's'), 'mixed_baseline': ('#CC79A7', 'D'), 'full_student': ('#56B4E9', 'v'),
          'mixed_student': ('#009E73', '^'), 'full_kd': ('#0072B2', 'P'), 'mixed_kd': ('#D55E00', 'X')}
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
@@ -41,7 +41,7 @@ STYLE = {
     'text.hinting': 'none',  # letters are as wide at any resolution, so that places found at one hold at all
     'svg.fonttype': 'path', 'svg.hashsalt': 'kdnotes', 'path.simplify': True,
 }
-WIDTH = 6.3   # inches: the text width of an A4 page
+WIDTH = 6.2   # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
 
 def look(

@@ -21,7 +21,8 @@ from .stats import Interval, compact_curve, crossed_interval, mean_interval
 # %% auto #0
 __all__ = ['QUANTITIES', 'COSTS', 'ReportError', 'check_study', 'one_machine', 'primary_interval', 'arm_values', 'arms_table',
            'metrics_table', 'comparison_table', 'why_none', 'confidence', 'pareto_front', 'accuracy_figure',
-           'throughput_figure', 'curve_of', 'curves_figure', 'Report', 'report', 'run_table', 'run_curves', 'run_worst']
+           'throughput_figure', 'curve_of', 'curve_set', 'curves_figure', 'Report', 'report', 'run_table', 'run_curves',
+           'run_worst']
 
 # %% ../nbs/50_report.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -205,7 +206,7 @@ def throughput_figure(
     axes.set_xlabel('training examples per second')
     return figure
 
-# %% ../nbs/50_report.ipynb #93e07a6d
+# %% ../nbs/50_report.ipynb #ba3405f1
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
@@ -219,12 +220,14 @@ def curve_of(
         found = [dict(step=r['step'], loss=r['loss']) if r['kind'] == 'step' else dict(step=r['step'], set=first, value=r['metrics'].get(metric)) for r in kept if r['kind'] == 'step' or r['set'] == first]
     return compact_curve([(p['step'], p['loss']) for p in found if p.get('loss') is not None], [(p['step'], p['value']) for p in found if p.get('value') is not None], points)
 
-def _curve_set(records: Sequence[dict]) -> str:
+def curve_set(
+    records: Sequence[dict],  # of one study
+) -> str:
     "The set the curves are evaluated on."
     named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
     return named[0] if named else next((s for s in records[0]['metrics'] if s != records[0]['primary']['set']), records[0]['primary']['set'])
 
-# %% ../nbs/50_report.ipynb #c2677b36
+# %% ../nbs/50_report.ipynb #5c6897e9
 @drawing
 def curves_figure(
     records: Sequence[dict],  # of one study
@@ -244,11 +247,11 @@ def curves_figure(
             axes.plot(band.index, band['mean'], color=colour, linestyle=dashes, marker=marker, markevery=1 if key == 'value' else max(1, len(band) // 5), markersize=4, label=arm if key == 'loss' else None)
             axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=.18, linewidth=0)
     panels['loss'].set_ylabel("training loss (each arm's own)")
-    panels['value'].set_ylabel(f'{metric_name(metric)} on {_curve_set(records)}')
+    panels['value'].set_ylabel(f'{metric_name(metric)} on {curve_set(records)}')
     for axes in panels.values(): axes.set_xlabel('optimizer steps')
     panels['loss'].set_xlim(left=0)
     if any(len(runs) > 1 for runs in arms.values()): panels['loss'].set_title('line: mean of the seeds; band: lowest to highest', loc='left')
-    if len(arms) > 1: figure.legend(loc='outside lower center', ncols=4)
+    if len(arms) > 1: figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
     return figure
 
 # %% ../nbs/50_report.ipynb #45d0745d

@@ -93,7 +93,7 @@ def test_curves_read_the_trainers_points():
     """A trainer's curve: losses and evaluations in one list, other keys ignored."""
     record = make_record() | dict(curve=[dict(step=10, elapsed_s=1., loss=.5), dict(step=20, elapsed_s=2., loss=.4), dict(step=20, elapsed_s=2., set='dev', metric='map', value=.7)])
     assert rp.curve_of(record) == [dict(step=10, loss=.5, value=None), dict(step=20, loss=.4, value=None), dict(step=20, loss=None, value=.7)]
-    assert rp._curve_set([record]) == 'dev'
+    assert rp.curve_set([record]) == 'dev'
 
 
 def test_different_machines_show_no_times_and_remove_stale_figures():
