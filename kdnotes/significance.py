@@ -19,7 +19,7 @@ __all__ = ['EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'PVa
            'flip_p', 'permutation_test', 'smallest_p', 'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size',
            'Equivalence', 'equivalence', 'power', 'seeds_needed', 'power_table', 'Effect', 'factorial']
 
-# %% ../nbs/43_significance.ipynb #7f0fbab1
+# %% ../nbs/43_significance.ipynb #03baf37c
 @dataclass(frozen=True)
 class PValue:
     "A test of a null hypothesis."
@@ -39,7 +39,7 @@ def interval_test(
     i = interval
     if i.se is None or i.df is None: return PValue(None, None, i.method, i.n, i.units, i.reason or 'no standard error')
     away = np.log(i.estimate / null) if log else i.estimate - null
-    if i.se == 0:
+    if i.se <= 1e-12 * abs(away):  # what rounding leaves of no spread
         return PValue(1., 0., i.method, i.n, i.units) if away == 0 else PValue(None, None, i.method, i.n, i.units, 'all values are the same: there is no spread to judge by')
     return PValue(float(2 * distributions.t.sf(abs(away) / i.se, i.df)), float(away / i.se), i.method, i.n, i.units)
 

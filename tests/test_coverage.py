@@ -1,0 +1,98 @@
+"Simulated data have the truth they claim, and the counts are those of the functions they judge."
+import numpy as np
+import pandas as pd
+import pytest
+from kdnotes.coverage import COLUMNS, CUTS, SETTINGS, VALUES, Setting, _block, coverage_table, draw, outside, rates
+from kdnotes.significance import crossed_test, flips, permutation_test, seed_test
+from kdnotes.stats import StatsError, bootstrap_interval, crossed_interval, variance_components
+
+NAMED = {s.name: s for s in SETTINGS}
+
+
+def within(percent, low, high, trials):
+    "Inside the aim, up to four standard errors of the simulation."
+    error = 4 * np.sqrt(max(percent * (100 - percent), 100) / trials)
+    return low - error <= percent <= high + error
+
+
+def test_normal_data_have_the_variances_they_claim():
+    d = draw(Setting('x', .1, .2, .3, shift=.5), (1, 300, 300), np.random.default_rng(0))[0]
+    assert np.sqrt(variance_components(d).variance) == pytest.approx((.1, .2, .3), rel=.12) and d.mean() == pytest.approx(.5, abs=.06)
+
+
+@pytest.mark.parametrize('shift', [0., .3, -.6])
+def test_the_truth_of_average_precision_is_exact(shift):
+    """By simulation of one seed and question at a time, which shares nothing with the formula but the cuts."""
+    s, rng = Setting('x', .3, .4, .5, ease=.7, shift=shift), np.random.default_rng(1)
+    n = 400_000
+    arms = []
+    for move in (0., shift):
+        z = move + rng.normal(size=n) * np.sqrt(.3**2 + .4**2 + .5**2 + .7**2)
+        arms.append(VALUES[(z[:, None] > CUTS).sum(1)].mean())
+    assert s.truth() == pytest.approx(arms[1] - arms[0], abs=.004) and (s.truth() == 0) == (shift == 0)
+    d = draw(s, (200, 10, 100), rng)
+    assert d.mean() == pytest.approx(s.truth(), abs=.02)
+
+
+def test_average_precision_data_look_like_the_studys():
+    d = draw(NAMED['AP, seeds differ a little'], (20, 5, 122), np.random.default_rng(0))
+    assert .4 < (d == 0).mean() < .65 and set(np.unique(np.round(abs(d), 6))) <= {round(abs(a - b), 6) for a in VALUES for b in VALUES}
+    assert (draw(NAMED['edge: AP, arms hardly differ'], (20, 5, 122), np.random.default_rng(0)) == 0).mean() > .97
+
+
+def test_counts_are_those_of_the_functions():
+    s, rng = Setting('x', .02, 0., .1), np.random.default_rng(0)
+    d = draw(s, (30, 8, 20), rng)
+    found = _block(s, d, np.random.default_rng(1), 300)
+    assert found['crossed rejects'].tolist() == [crossed_test(y).p < .05 for y in d]
+    assert found['crossed covers'].tolist() == [crossed_interval(y).low <= 0 <= crossed_interval(y).high for y in d]
+    assert found['seed flips reject'].tolist() == [seed_test(y.mean(1)).p <= .05 for y in d]
+    intervals = [bootstrap_interval(y, np.random.default_rng(1), 300) for y in d]
+    assert found['bootstrap covers'].tolist() == [i.low <= 0 <= i.high for i in intervals]
+    one = np.random.default_rng(1)
+    one.multinomial(8, [1 / 8] * 8, size=300); one.multinomial(20, [1 / 20] * 20, size=300)      # the flips come after the resamples
+    signs = flips(20, one, 999)
+    assert found['permutation misread'].sum() == sum((abs(signs @ y.mean(0)) >= abs(y.mean(0).sum()) * (1 - 1e-9)).sum() + 1 <= 50 for y in d)
+    assert sum(permutation_test(y, np.random.default_rng(2), 999).p <= .05 for y in d) == pytest.approx(found['permutation misread'].sum(), abs=2)
+
+
+MAIN = [s for s in SETTINGS if not s.name.startswith('edge')]
+
+
+@pytest.mark.parametrize('seeds', [5, 8])
+@pytest.mark.parametrize('setting', MAIN, ids=lambda s: s.name)
+def test_five_seeds_keep_the_promise(setting, seeds):
+    """The aim of 93 to 97 and 4 to 6 percent, up to four standard errors of 1,500 trials (2.3 points)."""
+    r = rates(setting, seeds, 122, np.random.default_rng(11), trials=1500, n_draws=0)
+    assert within(r['crossed covers'], 93, 97, 1500), r
+    for name in ('crossed rejects', 'one-sided rejects', 'permutation rejects', 'seed flips reject'):
+        if name in r: assert within(r[name], 4, 6, 1500), r
+    assert ('crossed rejects' in r) == (setting.truth() == 0)
+
+
+def test_the_bootstrap_stands_beside():
+    r = rates(NAMED['AP, seeds differ a little'], 5, 122, np.random.default_rng(3), trials=600, n_draws=300)
+    assert within(r['bootstrap covers'], 93, 97, 600)
+
+
+def test_what_is_not_good_is_seen():
+    """The simulation can tell a broken promise: permutation misread, three seeds, arms that hardly differ."""
+    rng = np.random.default_rng(5)
+    assert rates(NAMED['seeds differ much'], 5, 122, rng, 800, 0)['permutation misread'] > 20
+    assert rates(NAMED['seeds differ much'], 3, 122, rng, 2000, 0)['crossed covers'] < 94
+    assert rates(NAMED['edge: AP, arms hardly differ'], 5, 122, rng, 800, 0)['crossed rejects'] < 2
+
+
+def test_the_table_names_settings_and_seeds_and_what_misses():
+    t = coverage_table(np.random.default_rng(0), [NAMED['seeds alike'], NAMED['AP, b is better']], seeds=(3, 8), trials=300, n_draws=50)
+    assert t.index.names == ['setting', 'seeds'] and len(t) == 4 and set(t.columns) <= set(COLUMNS)
+    assert pd.isna(t.loc[('AP, b is better', 8), 'crossed rejects']) and pd.isna(t.loc[('seeds alike', 3), 'seed flips misread']) and t.loc[('seeds alike', 8), 'seed flips misread'] > 6
+    made = pd.DataFrame({'crossed covers': [90., 95.], 'crossed rejects': [2., 5.], 'permutation misread': [40., 40.]}, index=pd.MultiIndex.from_tuples([('x', 5), ('y', 5)]))
+    assert outside(made, 4000)[['setting', 'column']].values.tolist() == [['x', 'crossed covers'], ['x', 'crossed rejects']]
+    assert outside(made, 20).empty and outside(made.rename({5: 3}, level=1), 4000).empty        # too few trials to tell; fewer than 5 seeds
+
+
+def test_the_same_generator_gives_the_same_table():
+    def call(seed): return rates(NAMED['AP, seeds differ'], 3, 30, np.random.default_rng(seed), 300, 50)
+    assert call(1) == call(1) != call(2)
+    with pytest.raises(StatsError, match='at least 2, 2 and 1'): rates(NAMED['seeds alike'], 1, 30, np.random.default_rng(0))
