@@ -68,7 +68,7 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(home):
         assert (figures_path('made') / 'MANIFEST.json').read_bytes() == manifest
 
 
-LATER = set()
+LATER = {'fidelity', 'reliability'}  # need predictions, which `commit` writes none of
 
 
 def test_a_missing_run_is_refused_by_name():
@@ -314,3 +314,25 @@ def test_fidelity_shows_the_arms_there_are_in_their_order():
     assert [a.get_xlabel() for a in figure.axes] == ['agreement', 'distance'] and [t.get_text() for t in figure.axes[0].get_yticklabels()] == ['full_student', 'mixed_kd']
     for draw, columns in ((fg.fidelity_figure, ['arm', 'measure']), (fg.reliability_figure, ['arm'])):
         with pytest.raises(NotDrawn): draw(pd.DataFrame(columns=columns), arms)
+
+
+def test_predictions_become_fidelity_and_reliability(monkeypatch):
+    found = commit([r | dict(teacher_run_id='baseline-s0' if r['mode'] == 'full_kd' else None) for r in study(('baseline', 'full_kd'), (0, 1))])
+    teacher = next(r['run_id'] for r in found if r['mode'] == 'baseline')
+    commit([r | dict(teacher_run_id=teacher if r['mode'] == 'full_kd' else None) for r in found])
+    rng = np.random.default_rng(0)
+    def scores(r): return pd.DataFrame(dict(run_id=r['run_id'], arm=r['arm'], seed=r['seed'], split='test', unit=np.repeat([f'Q{i}' for i in range(40)], 5), item=np.tile(list('abcde'), 40), label=np.tile([1, 0, 0, 0, 0], 40),
+                                            score=np.tile([2., -1, -2, -3, -4], 40) + rng.normal(0, .1, 200)))
+    table = pd.concat([scores(r) for r in found])
+    monkeypatch.setattr(fg, 'predictions', lambda study, ids: table)
+    e = fg.evidence('made')
+    agree = fg.agreement_table(e)
+    assert set(agree['arm']) == {'full_kd'} and agree.set_index('measure')['estimate']['same candidate first, share'] == 1
+    bins = fg.reliability_table(e)
+    assert set(bins['arm']) == {'baseline', 'full_kd'} and bins.groupby('arm')['n'].sum().tolist() == [400, 400]
+    made = {f.name: f for f in fg.study_figures('made')}
+    assert made['fidelity'].path and made['reliability'].path and '40 questions' in made['reliability'].caption
+    monkeypatch.setattr(fg, 'predictions', lambda study, ids: table.assign(score=[float(f'{s:.5g}') for s in table['score']]))
+    assert fg.study_figures('made')[-1].path.read_bytes() == made['reliability'].path.read_bytes()
+    monkeypatch.setattr(fg, 'predictions', lambda study, ids: table.assign(split='dev'))
+    assert "hold nothing of split 'test'" in {f.name: f.reason for f in fg.study_figures('made')}['fidelity']
