@@ -255,8 +255,8 @@ def reliability_figure(
     figure.supylabel('share that is right', fontsize=9)
     return figure
 
-# %% ../nbs/56_figures.ipynb #ed711ec6
-MEASURES = {'top_1': 'same candidate first, share', 'tau': "Kendall's tau of the order", 'js': 'JS divergence, nats'}  # of `fidelity.agreement`
+# %% ../nbs/56_figures.ipynb #54c4a2c8
+MEASURES = {'top_1': 'same candidate first', 'tau': "Kendall's tau", 'js': 'JS divergence, nats'}  # of `fidelity.agreement`
 
 def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     "run_id -> predictions."

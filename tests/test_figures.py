@@ -327,7 +327,7 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
     monkeypatch.setattr(fg, 'predictions', lambda study, ids: table)
     e = fg.evidence('made')
     agree = fg.agreement_table(e)
-    assert set(agree['arm']) == {'full_kd'} and agree.set_index('measure')['estimate']['same candidate first, share'] == 1
+    assert set(agree['arm']) == {'full_kd'} and agree.set_index('measure')['estimate']['same candidate first'] == 1
     bins = fg.reliability_table(e)
     assert set(bins['arm']) == {'baseline', 'full_kd'} and bins.groupby('arm')['n'].sum().tolist() == [400, 400]
     made = {f.name: f for f in fg.study_figures('made')}
