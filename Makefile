@@ -10,6 +10,10 @@ TRANSFER ?= none
 INIT    ?= teacher_finetuned
 GRADIENT_STATS ?= 0
 SMOKE   ?=
+# what `make tune` searches
+MODE    ?= baseline
+TRIALS  ?= 6
+JOBS    ?= 1
 # what `make bench` measures
 CONTESTANTS  ?= all
 ALTERNATIONS ?= 5
@@ -33,7 +37,7 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test check fuzz bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup study tune test check fuzz bench doctor gpu-check thesis lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -54,6 +58,11 @@ study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=proced
 	@papermill nbs/study.ipynb '$(RUNS)/$(STUDY)/study.ipynb' --cwd . --no-progress-bar --log-output -r corpus '$(CORPUS)' -p seeds '$(SEEDS)' \
 	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' -p gradient_stats '$(GRADIENT_STATS)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 	@cat '$(RUNS)/$(STUDY)/table.txt'
+
+tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 and CORPUS, TRANSFER, INIT, PROFILE as for study
+	@mkdir -p '$(RUNS)/$(STUDY)-tuning'
+	@papermill nbs/tune.ipynb '$(RUNS)/$(STUDY)-tuning/tune-$(MODE).ipynb' --cwd . --no-progress-bar --log-output -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' -r corpus '$(CORPUS)' \
+	    -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
 test check fuzz: export OMP_NUM_THREADS = 1
 

@@ -151,16 +151,22 @@ def _examine(bench, tell: Callable[[Finding], None]) -> None:
             say([_failed(checks[0], e), *(Finding(check, 'skipped', f'see {checks[0]!r}') for check in checks[1:])])
             if bench.here.ranks > 1: raise
 
-# %% ../nbs/46_doctor.ipynb #31420856
+# %% ../nbs/46_doctor.ipynb #d67f3b78
 _NOT_TASK = ('mode', 'study', 'arm', 'seed', 'student', 'student_layers', 'student_init', 'head_bias', 'teacher_seed', 'alpha', 'signal', 'signal_dtype', 'precision', 'amp_dtype', 'ranks', 'threads_per_rank',
-             'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay', 'max_grad_norm', 'batch_size', 'micro_batch_tokens')  # settings that a task does not depend on
-_NOT_MODEL = (*(set(_NOT_TASK) - {'seed', 'student', 'student_layers', 'student_init', 'head_bias', 'teacher_seed'}), 'temperature', 'max_length')
+             'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay', 'max_grad_norm', 'batch_size', 'micro_batch_tokens', 'transfer', 'teacher_mode', 'teacher_questions', 'tuning_id')  # settings that a task does not depend on
+_NOT_MODEL = (*(set(_NOT_TASK) - {'seed', 'student', 'student_layers', 'student_init', 'head_bias', 'teacher_seed', 'transfer', 'teacher_mode', 'teacher_questions'}), 'temperature', 'max_length')
 
 def _once(shared: dict, kind: str, config: RunConfig, other: Sequence[str], make: Callable):
     "What `make` gives, made once for all configurations that agree in every setting but `other`."
     key = (kind, json.dumps({k: v for k, v in config.model_dump(mode='json').items() if k not in other}, sort_keys=True))
     if key not in shared: shared[key] = make()
     return shared[key]
+
+def _stand_in(config: RunConfig, initial: dict) -> dict:
+    "What a model starts from; where the run it stands on is not made yet, the pretrained weights."
+    run_id = initial.get('teacher_run_id') or initial.get('transfer_run_id')
+    if not run_id or find_run_model(run_id): return initial
+    return dict(layers=list(config.student_layers)) if config.student_layers else {}
 
 def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
     "What the checks of a configuration work with; each rank calls it."
@@ -169,19 +175,18 @@ def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
     here = replace(runtime, dtype=dtype, math=rt.set_matmul_precision(dtype))
     alone = replace(here, rank=0, ranks=1, backend=None)
     if runtime.device.type == 'cpu': torch.set_num_threads(config.threads_per_rank)
-    corpus = _once(shared, 'corpus', config, (*_NOT_TASK, 'max_length', 'temperature', 'train_questions', 'smoke'), lambda: load_corpus(config.task, config.corpus))
+    corpus = _once(shared, 'corpus', config, (*_NOT_TASK, 'max_length', 'temperature', 'train_questions', 'document_title', 'smoke'), lambda: load_corpus(config.task, config.corpus))
     task = _once(shared, 'task', config, _NOT_TASK, lambda: _encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(case['teacher_run_id']) if case['teacher_run_id'] else None
-    start = config if trained or config.student_init != 'teacher_finetuned' else config.model_copy(update=dict(student_init='teacher_pretrained'))
-    model = _once(shared, f'model {mode.network}', start, _NOT_MODEL, lambda: _model(start, task, case)[0].to(runtime.device))
+    model = _once(shared, f'model {mode.network}', config, _NOT_MODEL, lambda: _model(config, task, case | dict(initial=_stand_in(config, case['initial'])))[0].to(runtime.device))
     def load(): return load_model(trained or config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs).to(runtime.device)
     teacher = _once(shared, 'teacher', config, (*_NOT_MODEL, 'student', 'student_layers', 'student_init', 'seed'), load) if mode.kd else None
     return SimpleNamespace(config=config, label=case['label'], reason=case['reason'], here=here if config.ranks > 1 else alone, alone=alone, task=task, model=model, teacher=teacher, process=process, folder=Path(case['folder']),
                            ahead=probes.look_ahead(task, config), one=None, signal=None, signal_s=0., example_s=0., teacher_epochs=0. if trained else case['teacher_epochs'])
 
 def examine(
-    job: dict,                       # cases: config, label, reason, teacher_run_id, teacher_epochs, folder of each
+    job: dict,                       # cases: config, label, reason, initial, teacher_run_id, teacher_epochs, folder of each
     tell: Callable[[Finding], None], # called on the main rank, and where a rank fails
 ) -> None:
     "What each rank does."
@@ -193,7 +198,7 @@ def examine(
         runtime.barrier()
     rt.stop(runtime)
 
-# %% ../nbs/46_doctor.ipynb #d0c4ebde
+# %% ../nbs/46_doctor.ipynb #5b4fff0b
 def _jobs(configs: Sequence[RunConfig], folder: Path) -> tuple[list[dict], list[str]]:  # what each start of processes does; notes
     "Plan the configurations, and put those together that one start can examine."
     corpora, jobs, notes, labels = {}, {}, [], Counter()
@@ -209,7 +214,7 @@ def _jobs(configs: Sequence[RunConfig], folder: Path) -> tuple[list[dict], list[
         missing = teacher is not None and find_run_model(teacher.run_id) is None
         notes.append(f"{c.task} on {c.corpus}, {len(corpora[key].splits['train'])} training examples")
         if missing: notes.append(f'the fine-tuned teacher {teacher.run_id} is not there yet: the pretrained one with a new head stands in')
-        jobs.setdefault(c.ranks, []).append(dict(config=c.model_dump(mode='json'), label=c.arm + f' {labels[c.arm]}' * (labels[c.arm] > 1), reason=planned.reason,
+        jobs.setdefault(c.ranks, []).append(dict(config=c.model_dump(mode='json'), label=c.arm + f' {labels[c.arm]}' * (labels[c.arm] > 1), reason=planned.reason, initial=planned.initial,
             teacher_run_id=teacher.run_id if teacher else None, teacher_epochs=teacher.config.epochs if missing else 0., folder=str(folder)))
     for ranks, cases in jobs.items(): notes.append(f"{', '.join(case['label'] for case in cases)}: {ranks} rank(s) with {cases[0]['config']['threads_per_rank'] or 'no'} thread(s) of their own")
     if len(jobs) > 1: jobs[min(r for r in jobs if r > 1)] += jobs.pop(1, [])  # the main rank does these while the others wait

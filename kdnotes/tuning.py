@@ -68,7 +68,7 @@ def tuning_id(
     told = json.dumps([study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed])
     return f'{study}-{arm}-{hashlib.sha256(told.encode()).hexdigest()[:8]}'
 
-# %% ../nbs/55_tuning.ipynb #18abb884
+# %% ../nbs/55_tuning.ipynb #8dbc4dbc
 @dataclass(frozen=True)
 class Search:
     "A search that has been made."
@@ -117,4 +117,4 @@ def search(
         for first in filter(None, (p.teacher, p.transfer)): execute(first, say=say)
     with ThreadPoolExecutor(jobs) as pool: records = list(pool.map(lambda item: execute(item[1], say=say), planned))
     table = judge([s for s, _ in planned], records)
-    return Search(tuning_id(study, mode, space, trials), mode, table, {name: table[name][0] for name in space})
+    return Search(tuning_id(study, mode, space, trials), mode, table, {name: table[name].tolist()[0] for name in space})

@@ -64,7 +64,7 @@ def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
 # ---- one run ----
 
 def test_every_experiment_notebook_is_run_here():
-    assert {p.stem for p in (ROOT / 'nbs').glob('[!0-9]*.ipynb')} - {'index'} == {'run', 'study', 'bench'}, 'a new experiment notebook needs its smoke run: run and study have theirs here, bench in test_bench.py'
+    assert {p.stem for p in (ROOT / 'nbs').glob('[!0-9]*.ipynb')} - {'index'} == {'run', 'study', 'tune', 'bench'}, 'a new experiment notebook needs its smoke run: run and study have theirs here, tune in test_tuning.py, bench in test_bench.py'
 
 
 @slow

@@ -1,0 +1,36 @@
+"The search as users start it; and the settings of the project are those its searches chose."
+import json
+import nbformat
+import pytest
+from kdnotes.config import SETTINGS, evidence_path
+from kdnotes.tuning import SPACES, TUNING_SEED, draws, judge
+from notebooks import papermill
+
+
+@pytest.mark.slow
+def test_a_search_with_papermill(tmp_path):
+    done = papermill(tmp_path, 'nbs/tune.ipynb', tmp_path / 'tune.ipynb', ('mode', 'full_student'), ('student_init', 'teacher_pretrained'), ('trials', 2), ('jobs', 2), ('smoke', True))
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-tuning.records.jsonl').read_text().splitlines()]
+    assert {r['seed'] for r in records} == {TUNING_SEED} and len({r['tuning_id'] for r in records}) == 1 and len(records) == 2
+    by_setting = {(r['settings']['learning_rate'], r['settings']['epochs']): r['metrics']['dev']['map'] for r in records}
+    assert set(by_setting) == {(d['learning_rate'], d['epochs']) for d in draws(SPACES['student'], 2)}
+    best = max(by_setting, key=by_setting.get)
+    last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
+    assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
+
+
+def test_the_test_set_chooses_nothing():
+    made = [dict(run_id=f'r{i}', primary=dict(set='test', metric='map', higher_is_better=True), metrics=dict(dev=dict(map=d), test=dict(map=t))) for i, (d, t) in enumerate([(.6, .9), (.7, .1), (.5, .95)])]
+    assert judge([dict(epochs=i) for i in range(3)], made).run_id.tolist() == ['r1', 'r0', 'r2']
+
+
+@pytest.mark.parametrize('corpus, network', [key for key, setting in SETTINGS.items() if setting.get('tuning_id')] or [pytest.param('', '', marks=pytest.mark.skip(reason='no setting comes from a search yet'))])
+def test_settings_are_those_the_search_chose(corpus, network):
+    setting = SETTINGS[corpus, network]
+    lines = [line for path in evidence_path().glob('*-tuning.records.jsonl') for line in path.read_text().splitlines()]
+    trials = [r for r in map(json.loads, lines) if r['tuning_id'] == setting['tuning_id']]
+    assert len(trials) >= 6, f"the trials of {setting['tuning_id']} are not among the evidence"
+    best = judge([{}] * len(trials), trials).run_id[0]
+    chosen = next(r['settings'] for r in trials if r['run_id'] == best)
+    assert {k: setting[k] for k in SPACES[network]} == {k: chosen[k] for k in SPACES[network]}
