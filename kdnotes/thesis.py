@@ -119,7 +119,7 @@ def facts_of(
     "All facts in the evidence."
     return {p.stem: read_json(p) for p in sorted((where / 'thesis' / 'data').glob('*.json'))}
 
-# %% ../nbs/59_thesis.ipynb #e360cae7
+# %% ../nbs/59_thesis.ipynb #a59da19a
 def gpu_facts(
     results: dict,  # of `make gpu-check`: runs/gpu-check/<time>/gpu_check.json
 ) -> dict:          # source, device, failed, energy and rates (tables, text); what was not measured is not there
@@ -144,7 +144,10 @@ def coverage_facts(
     from kdnotes.coverage import coverage_table, outside
     made = coverage_table(np.random.default_rng(2026), trials=trials)
     said = [f"{r['setting']}, {r['seeds']} seeds: {r['column']} in {r['percent']:.1f} %, wanted {r['aim']} %" for r in outside(made, trials).to_dict('records')]
-    return dict(source='nbs/58_coverage.ipynb', trials=trials, questions=122, table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()), outside=said)
+    name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
+    inner, few = made[~name.str.startswith('edge') & (seeds >= 5)], made[~name.str.startswith('edge') & (seeds == 3)]
+    ends = {f'{where}_{short}_{end}': getattr(part[column], end)() for where, part in (('five', inner), ('three', few)) for short, column in (('covers', 'crossed covers'), ('rejects', 'crossed rejects')) for end in ('min', 'max')}
+    return dict(source='nbs/58_coverage.ipynb', trials=trials, questions=122, table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()), outside=said) | {k: plain(x) for k, x in ends.items()}
 
 def write_facts(
     where: Path,            # the checkout

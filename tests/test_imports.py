@@ -53,12 +53,12 @@ EDGES = {
     'gpu_parts': {'config', 'corpus', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'speed', 'probes', 'experiment', 'doctor', 'peers', 'bench'},
     'gpu_power': {'config', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'gpu_parts'},
     'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts', 'gpu_power'},
-    'thesis_values': {'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},
-    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'drawing', 'significance', 'compare', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_values'},
     'figures': {'config', 'records', 'stats', 'drawing', 'compare', 'report', 'fidelity'},
     'tuning': {'config', 'experiment', 'plan'},
     'fidelity': {'stats', 'significance'},
     'coverage': {'stats', 'significance'},
+    'thesis_values': {'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},
+    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'drawing', 'significance', 'compare', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_values'},
     'cli': {'config', 'doctor', 'gpu_check'},
 }
 
