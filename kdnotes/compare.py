@@ -253,7 +253,7 @@ def compare(
                       (*_warnings(pairs, left_out), *warnings, *slow), **found, p_times={k: interval_test(i, 1., log=True).p for k, i in speedup.items()},
                       unit_name=UNIT_NAMES.get(pairs[0][0]['task'], 'units'))
 
-# %% ../nbs/44_compare.ipynb #3621c18e
+# %% ../nbs/44_compare.ipynb #0d12da49
 def told(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
@@ -270,7 +270,7 @@ def _p_words(p: float | None, corrected: float | None, family: Family | None, st
     "A p value and its correction, or nothing."
     def words(x): return 'p < 0.001' if x < .001 else f'p = {x:.3f}'
     if p is None: return ''
-    return start + (words(p) if corrected is None else f"{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'")
+    return start + (words(p) + ', uncorrected' * bool(start) if corrected is None else f"{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'")
 
 def _times(i: Interval) -> str:
     "A ratio of times in words: faster, or longer."
@@ -285,6 +285,7 @@ def _result(c: Comparison) -> list[str]:
         sense = 'no change' if d.estimate == 0 else 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
         if d.low is None: sense += ', its interval is unknown'
         elif not told(c): sense = 'no difference can be told, since ' + ('its interval holds 0' if d.low <= 0 <= d.high else 'its p, corrected, is not below 0.05')
+        if len(c.seeds) == 1: sense += ' in this seed'
         said.append(f'{name} {d:+.4f} ({sense}{_p_words(c.p, c.p_holm, c.family, "; ")})')
     if c.speedup: said.append(' and '.join(f'{w} {_times(c.speedup[k])}' for k, w in (('train_s', 'training'), ('total_s', 'in all')) if k in c.speedup))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})

@@ -230,7 +230,7 @@ def test_units_missing_for_one_run_are_said():
 
 
 def test_without_units_there_is_no_p_below_eight_seeds():
-    few, many = (compare(arm('full_student', range(n)), arm('full_kd', range(n), value=.8)) for n in (7, 8))
+    few, many = (compare(arm('full_student', range(n)), [make_record('full_kd', s, .8 + .004 * s) for s in range(n)]) for n in (7, 8))
     assert few.p is None and few.p_permutation is None and '2/2^7' in few.reasons['p'] and 'no test, since 7 seed(s)' in sentence(few)
     assert many.p is not None and many.p_permutation == 2 / 2**8
 
@@ -292,6 +292,7 @@ def test_the_corrected_p_decides_the_words():
 def test_one_seed_is_never_an_effect():
     c = corrected_pair(.72, seeds=(3,))
     assert c.p is None and 'one seed' in c.reasons['p'] and c.p_holm is None and c.equivalences[0].p_noninferior is None
+    assert 'in this seed' in explain(c)
     for text in (*(sentence(c, about) for about in ('primary', *TIMES)), explain(c), label(c.attribution, single=True), chain_table([('chain', c)])['label'][0]):
         assert 'effect' not in text
     assert sentence(c).startswith('With seed 3 alone, MAP on the test set of full_kd was higher by 0.0200 than') and 'nothing is known about other seeds' in sentence(c)
@@ -319,3 +320,9 @@ def test_interactions_are_sums_of_arms_with_weights():
     none = {e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))}
     assert 'no runs of mixed_baseline' in none['network x precision (no kd)'].reason and none['precision x kd (students)'].p is not None
     assert all(e.interval is None and 'in common' in e.reason for e in study_factorial(runs, None))
+
+
+def test_outside_the_family_a_p_is_said_to_be_uncorrected():
+    a, b = arm('baseline', range(5)), arm('full_kd', range(5), value=.65)
+    c = compare(a, b, units_of(a + b))
+    assert ', uncorrected)' in sentence(c) and 'not one factor' in sentence(c) and 'effect of' not in sentence(c)
