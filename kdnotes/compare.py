@@ -253,7 +253,7 @@ def compare(
                       (*_warnings(pairs, left_out), *warnings, *slow), **found, p_times={k: interval_test(i, 1., log=True).p for k, i in speedup.items()},
                       unit_name=UNIT_NAMES.get(pairs[0][0]['task'], 'units'))
 
-# %% ../nbs/44_compare.ipynb #0d12da49
+# %% ../nbs/44_compare.ipynb #8b435f29
 def told(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
@@ -272,6 +272,7 @@ def _p_words(p: float | None, corrected: float | None, family: Family | None, st
     if p is None: return ''
     return start + (words(p) + ', uncorrected' * bool(start) if corrected is None else f"{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'")
 
+# %% ../nbs/44_compare.ipynb #5fb6a228
 def _times(i: Interval) -> str:
     "A ratio of times in words: faster, or longer."
     if i.estimate >= 1: return f'{i:.2f} times as fast'

@@ -146,7 +146,7 @@ def progress() -> Callable[[dict], None]:  # give it every row
             show(tqdm.format_meter(row['step'], bar['total'], row['elapsed_s'], ncols=110, unit='step', prefix=bar['title'], postfix=rate))
     return on_row
 
-# %% ../nbs/45_experiment.ipynb #bf70b2c1
+# %% ../nbs/45_experiment.ipynb #dcaeda85
 def _folder_of(config_file: str | Path) -> RunFolder:
     "The run folder that holds a config.json."
     path = Path(config_file).resolve().parent
@@ -171,6 +171,7 @@ def worker(
     with _telemetry(runtime, on_row) as telemetry:
         with telemetry.phase('teacher') if MODES[config.mode].kd else contextlib.nullcontext(): signal, teacher_s = _signal(config, task, job, corpus, runtime)
         result, evaluation = _train(task, model.to(runtime.device), config, runtime, on_row, signal, folder, telemetry)
+    on_row('end', step=result.steps, train_s=result.train_s, status='done')
     used = runtime.gather(telemetry.summary())
     if runtime.main: _write(folder, job, config, corpus, runtime, task, model, start, teacher_s, result, evaluation, used, begin)
     runtime.barrier()
@@ -225,7 +226,7 @@ def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a 
     signal = te.open_signal(folder)
     return signal, signal.meta['teacher_s']
 
-# %% ../nbs/45_experiment.ipynb #383d3b73
+# %% ../nbs/45_experiment.ipynb #8a9d068e
 def _row_writer(folder: RunFolder, runtime):
     "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
     if not runtime.main: return lambda kind, **values: None
@@ -251,7 +252,6 @@ def _train(task, model, config: RunConfig, runtime, on_row, signal, folder: RunF
         last = task.evaluation_sets[0]
         for name in task.evaluation_sets: on_row('eval', step=result.steps, epoch=result.epoch, set=name, metrics=evaluation.metrics[name], elapsed_s=result.train_s)
         result.curve.append(dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=last, metric=task.primary[1], value=evaluation.metrics[last].get(task.primary[1])))
-        on_row('end', step=result.steps, train_s=result.train_s, status='done')
     return result, evaluation
 
 # %% ../nbs/45_experiment.ipynb #ef729f27

@@ -166,7 +166,7 @@ def known_peak(
     found = next((rates.get(dtype) for pattern, rates in _PEAKS if re.search(pattern, gpu)), None)
     return found and 1e12 * found
 
-# %% ../nbs/52_gpu_check.ipynb #2c422301
+# %% ../nbs/52_gpu_check.ipynb #628ec5a7
 def rates_table(
     found: dict,     # of the part 'minilm' or 'bert'
     gpu: str = '',   # its name
@@ -185,6 +185,7 @@ def rates_table(
                           **{f'of_{k}_percent': limit and 100 * useful / limit for k, limit in limits.items()})
     return pd.DataFrame(rows).T.infer_objects()
 
+# %% ../nbs/52_gpu_check.ipynb #be2f04aa
 def energy_text(
     found: dict,  # of the part 'energy'
 ) -> str:
@@ -197,6 +198,7 @@ def energy_text(
     lines += [f'no energy: {why}' for why in dict.fromkeys(m['reason'] for m in found['modes'] if m['reason'])]
     return '\n'.join(lines)
 
+# %% ../nbs/52_gpu_check.ipynb #8bd7d12a
 def text(
     results: dict,  # of `gpu_check`
 ) -> str:           # the last line is the verdict

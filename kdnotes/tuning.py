@@ -68,7 +68,7 @@ def tuning_id(
     told = json.dumps([study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed])
     return f'{study}-{arm}-{hashlib.sha256(told.encode()).hexdigest()[:8]}'
 
-# %% ../nbs/55_tuning.ipynb #8dbc4dbc
+# %% ../nbs/55_tuning.ipynb #5f583e7e
 @dataclass(frozen=True)
 class Search:
     "A search that has been made."
@@ -89,6 +89,7 @@ def plan_search(
     if overlap := sorted(space.keys() & common.keys()): raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
     return [(setting, plan(make_config(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting))) for setting in draws(space, trials)]
 
+# %% ../nbs/55_tuning.ipynb #6cdf9154
 def judge(
     settings: Sequence[dict],
     records: Sequence[dict],   # of the trials, in the same order
