@@ -48,15 +48,15 @@ PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
-# %% ../nbs/00_config.ipynb #a2381528
+# %% ../nbs/00_config.ipynb #7fa6717e
 FACTOR_SETTINGS = {
     'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay', 'train_questions', 'teacher_questions',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
     'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss',
-                     'relation_weight', 'teacher_run_id', 'teacher_seed'},
+                     'relation_weight', 'teacher_run_id', 'teacher_seed', 'teacher_mode', 'teacher_questions'},
     'ranks':        {'ranks', 'threads_per_rank', 'backend'},
-    'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
+    'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed', 'teacher_questions'},
     'signal_dtype': {'signal_dtype'},
     'transfer':     {'transfer', 'initial'},
 }

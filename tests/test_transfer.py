@@ -50,6 +50,13 @@ def test_transfer_is_a_factor():
     assert attribute(a, b).factor == 'transfer' and 'effect of transfer' in label(attribute(a, b))
 
 
+def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
+    "A student without KD then has no teacher at all; what a teacher brings with it belongs to KD."
+    a, b = (make_record(mode=mode, transfer='squad1', student_init='transferred') | dict(initial=dict(transfer_run_id='t')) for mode in ('full_student', 'full_kd'))
+    assert a['settings']['teacher_questions'] is None and b['settings']['teacher_questions'] == 'all'
+    assert attribute(a, b | dict(teacher_run_id='x')).factor == 'kd'
+
+
 @pytest.mark.slow
 def test_weights_and_head_are_handed_on(corpus):
     p = plan(make_config(mode='mixed_student', corpus='embedded', transfer=corpus, student_init='transferred', smoke=True, ranks=1, threads_per_rank=1), ON)
