@@ -14,6 +14,7 @@ SMOKE   ?=
 MODE    ?= baseline
 TRIALS  ?= 6
 JOBS    ?= 1
+TUNED_SEEDS ?= 0
 # what `make bench` measures
 CONTESTANTS  ?= all
 ALTERNATIONS ?= 5
@@ -59,9 +60,9 @@ study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=proced
 	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' -p gradient_stats '$(GRADIENT_STATS)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 	@cat '$(RUNS)/$(STUDY)/table.txt'
 
-tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 and CORPUS, TRANSFER, INIT, PROFILE as for study
+tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and CORPUS, TRANSFER, INIT, PROFILE as for study
 	@mkdir -p '$(RUNS)/$(STUDY)-tuning'
-	@papermill nbs/tune.ipynb '$(RUNS)/$(STUDY)-tuning/tune-$(MODE).ipynb' --cwd . --no-progress-bar --log-output -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' -r corpus '$(CORPUS)' \
+	@papermill nbs/tune.ipynb '$(RUNS)/$(STUDY)-tuning/tune-$(MODE).ipynb' --cwd . --no-progress-bar --log-output -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' -p seeds '$(TUNED_SEEDS)' -r corpus '$(CORPUS)' \
 	    -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
 test check fuzz: export OMP_NUM_THREADS = 1

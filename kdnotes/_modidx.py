@@ -1117,4 +1117,5 @@ d = { 'settings': { 'branch': 'main',
                                 'kdnotes.tuning.judge': ('tuning.html#judge', 'kdnotes/tuning.py'),
                                 'kdnotes.tuning.plan_search': ('tuning.html#plan_search', 'kdnotes/tuning.py'),
                                 'kdnotes.tuning.search': ('tuning.html#search', 'kdnotes/tuning.py'),
+                                'kdnotes.tuning.tuned_plans': ('tuning.html#tuned_plans', 'kdnotes/tuning.py'),
                                 'kdnotes.tuning.tuning_id': ('tuning.html#tuning_id', 'kdnotes/tuning.py')}}}

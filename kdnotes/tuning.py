@@ -18,7 +18,7 @@ from .plan import Plan, plan
 
 # %% auto #0
 __all__ = ['TUNING_SEED', 'Space', 'SPACES', 'LogUniform', 'OneOf', 'draws', 'tuning_id', 'Search', 'plan_search', 'judge',
-           'search']
+           'search', 'tuned_plans']
 
 # %% ../nbs/55_tuning.ipynb #81ae8338
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
@@ -119,3 +119,13 @@ def search(
     with ThreadPoolExecutor(jobs) as pool: records = list(pool.map(lambda item: execute(item[1], say=say), planned))
     table = judge([s for s, _ in planned], records)
     return Search(tuning_id(study, mode, space, trials), mode, table, {name: table[name].tolist()[0] for name in space})
+
+# %% ../nbs/55_tuning.ipynb #92445edb
+def tuned_plans(
+    found: Search,
+    seeds: int,              # seeds 0 .. seeds - 1
+    study: str = 'default',  # the one that was searched for
+    **common,                # fields of RunConfig, as for the study's own runs
+) -> list[Plan]:
+    "An arm with the setting that was searched for it, once a seed."
+    return [plan(make_config(mode=found.arm, seed=seed, study=f'{study}-sensitivity', tuning_id=found.id, **common, **found.chosen)) for seed in range(seeds)]

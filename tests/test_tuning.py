@@ -9,13 +9,15 @@ from notebooks import papermill
 
 @pytest.mark.slow
 def test_a_search_with_papermill(tmp_path):
-    done = papermill(tmp_path, 'nbs/tune.ipynb', tmp_path / 'tune.ipynb', ('mode', 'full_student'), ('student_init', 'teacher_pretrained'), ('trials', 2), ('jobs', 2), ('smoke', True))
+    done = papermill(tmp_path, 'nbs/tune.ipynb', tmp_path / 'tune.ipynb', ('mode', 'full_student'), ('student_init', 'teacher_pretrained'), ('trials', 2), ('jobs', 2), ('seeds', 1), ('smoke', True))
     assert done.returncode == 0, done.stderr[-3000:]
     records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-tuning.records.jsonl').read_text().splitlines()]
     assert {r['seed'] for r in records} == {TUNING_SEED} and len({r['tuning_id'] for r in records}) == 1 and len(records) == 2
     by_setting = {(r['settings']['learning_rate'], r['settings']['epochs']): r['metrics']['dev']['map'] for r in records}
     assert set(by_setting) == {(d['learning_rate'], d['epochs']) for d in draws(SPACES['student'], 2)}
     best = max(by_setting, key=by_setting.get)
+    tuned = json.loads((tmp_path / 'thesis/data/embedded-sensitivity.records.jsonl').read_text())
+    assert (tuned['seed'], tuned['tuning_id'], tuned['settings']['learning_rate'], tuned['settings']['epochs']) == (0, records[0]['tuning_id'], *best)
     last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
     assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
 
