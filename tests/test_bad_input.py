@@ -43,7 +43,8 @@ def refused(*parts, **parameters): return sentence(lambda: plan(make_config(**di
 
 WRONG = [
     (dict(mode='nonsense'), ['mode', "'nonsense'", "'baseline'", "'mixed_kd'"]),
-    (dict(mood=3), ["no parameter 'mood'", 'mode', 'seed']),
+    (dict(mood=3), ["no parameter 'mood'", "is it 'mode'"]),
+    (dict(xyzzy=3), ["no parameter 'xyzzy'", '--help']),
     (dict(profile='nonsense'), ['profile', "'nonsense'", "'laptop'", "'paper'"]),
     (dict(task='nonsense'), ['task', "'nonsense'", "'answer_selection'"]),
     (dict(student_init='nonsense'), ['student_init', "'nonsense'", "'teacher_finetuned'"]),
@@ -101,7 +102,7 @@ def test_cells_can_be_run_again_and_again(name, value):
         assert given()[key] == value
     for wrong in ('mood', 'before', 'pd'):
         for source in (imports, parameters, f'{wrong} = 3'): exec(source, shell := dict(shell) if source == imports else shell)
-        sentence(lambda: exec(check, shell), f"no parameter '{wrong}'", key)
+        sentence(lambda: exec(check, shell), f"no parameter '{wrong}'")
 
 
 # ---- corpora: each fault and more of them, with all their words, are in test_corpus_errors.py ----
