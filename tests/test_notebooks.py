@@ -74,6 +74,8 @@ def test_a_run_leaves_its_record(first_run, home):
     assert (record['run_id'], record['study'], record['mode'], record['corpus']) == (folder.name, 'default', 'mixed_kd', 'embedded')
     assert record['precision'] == 'bf16' and record['precision_reason'] and record['parallel']['ranks'] == RANKS
     assert record['factors'] == dict(network='student', precision='bf16', kd=True, ranks=RANKS, init='teacher_finetuned', signal_dtype='fp32', transfer=None)
+    assert set(record['phases']) == {'teacher', 'student', 'evaluation'} | ({'synchronisation'} if RANKS > 1 else set()) and all(p['seconds'] > 0 for p in record['phases'].values())
+    assert record['phases']['student']['seconds'] + record['phases']['evaluation']['seconds'] <= record['time']['wall_s'] and record['timeline'] and 0 <= record['machine']['busy_share'] <= 1
     assert {p.name for p in folder.iterdir()} >= {'config.json', 'rows.jsonl', 'state.json', 'record.json', 'units.csv.gz', 'predictions.csv.gz', 'model'}
     assert json.loads((folder / 'state.json').read_text())['status'] == 'done'
     teacher = json.loads((folder.parent / record['teacher_run_id'] / 'record.json').read_text())
