@@ -131,14 +131,29 @@ def open_signal(
         return Signal(folder, meta)
     except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError): return None
 
-# %% ../nbs/22_teacher.ipynb #aa6159a4
+# %% ../nbs/22_teacher.ipynb #b409d0de
+def _begun(
+    folder: Path,
+    key: str,
+    shapes: dict[str, tuple[int, ...]],  # name -> (examples, *shape)
+) -> float | None:  # seconds it took so far; None: nothing that can be gone on with
+    "What an interrupted call has left of this signal."
+    try:
+        known = read_json(folder / 'partial.json')
+        arrays = {name: np.load(folder / f'{name}.partial', mmap_mode='r', allow_pickle=False) for name in shapes}
+        return float(known['seconds']) if known['key'] == key and all(arrays[name].shape == shape for name, shape in shapes.items()) else None
+    except (FileError, OSError, ValueError, KeyError, TypeError, EOFError): return None
+
 def _prepare(
     folder: Path,
+    key: str,
     shapes: dict[str, tuple[int, ...]],  # name -> (examples, *shape)
     storage_dtype: str,
-) -> None:
-    "Empty arrays: every number NaN."
+) -> float:  # seconds it took so far
+    "Arrays to be filled, those of an interrupted call or new ones: every number that is missing is NaN."
     (folder / 'meta.json').unlink(missing_ok=True)
+    if (seconds := _begun(folder, key, shapes)) is not None: return seconds
+    (folder / 'partial.json').unlink(missing_ok=True)
     for name, shape in shapes.items():
         row = _encode(torch.full(shape[1:], float('nan')), storage_dtype)
         header = dict(descr=np.lib.format.dtype_to_descr(row.dtype), fortran_order=False, shape=shape)
@@ -147,15 +162,20 @@ def _prepare(
                 np.lib.format.write_array_header_1_0(f, header)
                 for start in range(0, shape[0], 4096): f.write(row.tobytes() * min(4096, shape[0] - start))
         except OSError as e: raise SignalError(f'{folder} could not be written ({e.strerror}); free some room, or use signal=online') from None
+    write_json(folder / 'partial.json', dict(key=key, seconds=0.))
+    return 0.
 
+# %% ../nbs/22_teacher.ipynb #ebba8044
 def _write_rows(
     task: Task, split: str, teacher: nn.Module, folder: Path,
     batches: list[np.ndarray],  # this rank's examples
     device: str, storage_dtype: str,
+    every: Callable[[], None],  # called after each batch
 ) -> None:
-    "This rank's rows, into the arrays all ranks share."
+    "This rank's rows, into the arrays all ranks share; those that are there stay."
     arrays = {name: np.load(folder / f'{name}.partial', mmap_mode='r+', allow_pickle=False) for name in task.signal_spec}
     for index in batches:
+        if all(_decode(array[index], storage_dtype).isfinite().all() for array in arrays.values()): continue
         for name, values in teacher_signal(task, teacher, task.batch(split, index).to(device)).items():
             stored = _encode(values, storage_dtype)
             finite = _decode(stored, storage_dtype).isfinite().reshape(len(index), -1).all(1).numpy()
@@ -163,9 +183,10 @@ def _write_rows(
                 cause = f'does not fit {storage_dtype}; use signal_dtype=fp32' if values.isfinite().all() else 'is not finite; train the teacher again'
                 raise SignalError(f"the teacher's {name!r} for example {index[~finite][0]} of {split!r} {cause}")
             arrays[name][index] = stored
+        every()
     for array in arrays.values(): array.flush()
 
-# %% ../nbs/22_teacher.ipynb #a5f7a8fd
+# %% ../nbs/22_teacher.ipynb #0354f24d
 def _finish(
     folder: Path,
     meta: dict,  # all of it but the arrays
@@ -180,6 +201,14 @@ def _finish(
     for name in names: (folder / f'{name}.partial').replace(folder / f'{name}.npy')
     meta = meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in names})
     write_json(folder / 'meta.json', meta | dict(sha256=_digest(meta)))
+    (folder / 'partial.json').unlink(missing_ok=True)
+
+class _Spent:
+    "The seconds a signal has taken, kept beside it every ten seconds: what is interrupted has cost something too."
+    def __init__(self, path: Path, key: str, before: float): self.path, self.key, self.before, self.began, self.told = path, key, before, time.monotonic(), time.monotonic()
+    def seconds(self) -> float: return self.before + time.monotonic() - self.began
+    def tell(self) -> None:
+        if time.monotonic() - self.told > 10: self.told = time.monotonic(); write_json(self.path, dict(key=self.key, seconds=self.seconds()))
 
 def _check_wishes(task: Task, split: str, key_parts: dict, storage_dtype: str) -> None:
     "Refuse what cannot be stored, or would be stored under a wrong name."
@@ -189,7 +218,7 @@ def _check_wishes(task: Task, split: str, key_parts: dict, storage_dtype: str) -
     for name, spec in task.signal_spec.items():
         if spec.ragged: raise SignalError(f'the signal {name!r} has one row a token, which cannot be stored yet; use signal=online')
 
-# %% ../nbs/22_teacher.ipynb #49e7378c
+# %% ../nbs/22_teacher.ipynb #caff3e91
 def make_signal(
     task: Task,                # encoded
     split: str,                # 'train'
@@ -208,16 +237,16 @@ def make_signal(
     folder, key, lengths = Path(folder), signal_key(**key_parts), task.lengths(split)
     whole = lambda: (signal := open_signal(folder)) is not None and signal.meta['key'] == key
     with lock(folder / '.lock') if rank == 0 else contextlib.nullcontext():
-        if rank == 0 and not whole(): _prepare(folder, {name: (len(lengths), *spec.shape) for name, spec in task.signal_spec.items()}, storage_dtype)
+        before = _prepare(folder, key, {name: (len(lengths), *spec.shape) for name, spec in task.signal_spec.items()}, storage_dtype) if rank == 0 and not whole() else 0.
         barrier()  # from here on meta.json is there exactly if nothing is to be made
-        made, began = (folder / 'meta.json').exists(), time.monotonic()
+        made, spent = (folder / 'meta.json').exists(), _Spent(folder / 'partial.json', key, before)
         if not made:
             batches = micro_batches(np.arange(len(lengths)), lengths, tokens, rank, ranks)
-            with _fp32(): _write_rows(task, split, teacher.to(device), folder, batches, device, storage_dtype)
+            with _fp32(): _write_rows(task, split, teacher.to(device), folder, batches, device, storage_dtype, spent.tell if rank == 0 else lambda: None)
         barrier()  # all rows are written
         if rank == 0 and not made:
             _finish(folder, dict(schema=SIGNAL_SCHEMA, key=key, key_parts=key_parts, examples=len(lengths), storage_dtype=storage_dtype, precision=precision(storage_dtype),
-                                 ranks=ranks, teacher_s=time.monotonic() - began), list(task.signal_spec))
+                                 ranks=ranks, teacher_s=spent.seconds()), list(task.signal_spec))
         barrier()  # it can be opened
     if (signal := open_signal(folder)) is None: raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
     return signal
