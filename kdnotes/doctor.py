@@ -151,7 +151,7 @@ def _examine(bench, tell: Callable[[Finding], None]) -> None:
             say([_failed(checks[0], e), *(Finding(check, 'skipped', f'see {checks[0]!r}') for check in checks[1:])])
             if bench.here.ranks > 1: raise
 
-# %% ../nbs/46_doctor.ipynb #d67f3b78
+# %% ../nbs/46_doctor.ipynb #84b53ab0
 _NOT_TASK = ('mode', 'study', 'arm', 'seed', 'student', 'student_layers', 'student_init', 'head_bias', 'teacher_seed', 'alpha', 'signal', 'signal_dtype', 'precision', 'amp_dtype', 'ranks', 'threads_per_rank',
              'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay', 'max_grad_norm', 'batch_size', 'micro_batch_tokens', 'transfer', 'teacher_mode', 'teacher_questions', 'tuning_id')  # settings that a task does not depend on
 _NOT_MODEL = (*(set(_NOT_TASK) - {'seed', 'student', 'student_layers', 'student_init', 'head_bias', 'teacher_seed', 'transfer', 'teacher_mode', 'teacher_questions'}), 'temperature', 'max_length')
@@ -162,6 +162,7 @@ def _once(shared: dict, kind: str, config: RunConfig, other: Sequence[str], make
     if key not in shared: shared[key] = make()
     return shared[key]
 
+# %% ../nbs/46_doctor.ipynb #87d22326
 def _stand_in(config: RunConfig, initial: dict) -> dict:
     "What a model starts from; where the run it stands on is not made yet, the pretrained weights."
     run_id = initial.get('teacher_run_id') or initial.get('transfer_run_id')

@@ -208,7 +208,7 @@ def gradients_figure(
     figure.supxlabel("log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9)
     return figure
 
-# %% ../nbs/56_figures.ipynb #184d4595
+# %% ../nbs/56_figures.ipynb #fd853eb1
 @drawing
 def fidelity_figure(
     table: pd.DataFrame,          # arm, measure, estimate, low, high (None: unknown), a row each
@@ -230,6 +230,7 @@ def fidelity_figure(
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return figure
 
+# %% ../nbs/56_figures.ipynb #580acfb2
 @drawing
 def reliability_figure(
     bins: pd.DataFrame,           # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin

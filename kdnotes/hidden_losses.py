@@ -45,7 +45,7 @@ def last_layer_map(
     _check_depths(n_student, n_teacher)
     return {s: n_teacher - n_student + s for s in range(1, n_student)}
 
-# %% ../nbs/21_hidden_losses.ipynb #ca2b315a
+# %% ../nbs/21_hidden_losses.ipynb #c3b486be
 def _check_states(
     student: Tensor,
     teacher: Tensor,
@@ -66,6 +66,7 @@ def _real(
     "Real tokens' states; zeros elsewhere, so that nothing there can reach a gradient."
     return states.float().masked_fill(~mask[..., None], 0.)
 
+# %% ../nbs/21_hidden_losses.ipynb #78d8fff5
 def hidden_mse(
     student: Tensor,          # (n, length, width), any float dtype
     teacher: Tensor,          # (n, length, width); no gradient is taken
