@@ -11,7 +11,8 @@ from .corpus import Corpus, load_corpus, resolve_corpus
 from .schema import SCHEMA
 
 # %% auto #0
-__all__ = ['make_task', 'Plan', 'teacher_config', 'transfer_config', 'needs_teacher', 'plan', 'choose_arms', 'plan_study']
+__all__ = ['make_task', 'study_name', 'Plan', 'teacher_config', 'transfer_config', 'needs_teacher', 'plan', 'choose_arms',
+           'plan_study']
 
 # %% ../nbs/39_plan.ipynb #fd07477b
 def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encoded
@@ -21,7 +22,14 @@ def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encode
         corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke,
         min_probability=config.min_probability, top_k=config.top_k, ranking_loss=config.ranking_loss, document_title=bool(config.document_title))
 
-# %% ../nbs/39_plan.ipynb #4a65016f
+# %% ../nbs/39_plan.ipynb #3cbc69b2
+def study_name(
+    corpus: str,  # its resolved name
+) -> str:         # fit for a folder
+    "What a study is called that is given no name."
+    return re.sub('[^A-Za-z0-9._-]+', '-', corpus).strip('-.')
+
+# %% ../nbs/39_plan.ipynb #cb9393bb
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -57,9 +65,7 @@ def transfer_config(
     "The same network on the corpus that is learnt first: once, in the faster precision, in a study of its own."
     same = ('task', 'profile', 'teacher', 'head_bias', 'max_length', 'document_title', 'smoke')
     own = dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers) if config.student_init == 'transferred' and MODES[config.mode].network == 'student' else dict(mode='mixed_baseline')
-    return make_config(corpus=config.transfer, study=_study_name(config.transfer), seed=0, **own, **{k: getattr(config, k) for k in same})
-
-def _study_name(corpus: str) -> str: return re.sub('[^A-Za-z0-9._-]+', '-', corpus).strip('-.')
+    return make_config(corpus=config.transfer, study=study_name(config.transfer), seed=0, **own, **{k: getattr(config, k) for k in same})
 
 def needs_teacher(config: RunConfig) -> bool:
     "Does this run learn from a fine-tuned teacher, or start from one?"
@@ -112,7 +118,7 @@ def _check_student(config: RunConfig) -> None:
         raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
     if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
 
-# %% ../nbs/39_plan.ipynb #ef05072f
+# %% ../nbs/39_plan.ipynb #fb544650
 def choose_arms(
     arms: str,  # 'procedures', 'all', or names of modes with commas
 ) -> list[str]:
@@ -135,6 +141,6 @@ def plan_study(
     modes, first = choose_arms(arms), make_config(**common)
     name = resolve_corpus(first.task, first.corpus)
     corpus = load_corpus(first.task, name)
-    common |= dict(corpus=name, study=study or _study_name(name))
+    common |= dict(corpus=name, study=study or study_name(name))
     configs = [make_config(mode=modes[i], seed=seed, **common) for seed in range(seeds) for i in stream(seed, 'order').permutation(len(modes))]
     return [plan(config, corpus=corpus) for config in configs]
