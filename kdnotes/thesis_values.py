@@ -111,7 +111,7 @@ def step_values(
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
 
-# %% ../nbs/57_thesis_values.ipynb #d2861318
+# %% ../nbs/57_thesis_values.ipynb #5e86209b
 def _among(values: Sequence[Any]) -> str:
     "Different values as text: 'a', or 'a, b'."
     return ', '.join(dict.fromkeys(str(v) for v in values))
@@ -135,7 +135,7 @@ def about_values(
     return dict(
         study=first['study'], task=first['task'], corpus=first['corpus'], corpus_sha256=first['corpus_sha256'][:12], n_runs=len(found), n_arms=len(arms), metric=first['primary']['metric'], set=first['primary']['set'],
         corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=_among([r['precision'] for r in found]), params_ratio=_ratio_of_sizes(found), student_layers=next((len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None),
-        seeds=_among(sorted({r['seed'] for r in found})), fewest_seeds=min(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
+        seeds=_among(sorted({r['seed'] for r in found})), n_seeds=len({r['seed'] for r in found}), fewest_seeds=min(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
         init=_among([r['factors']['init'] for r in found if r['factors']['network'] == 'student']), transfer_s=_among([f'{s:.0f}' for r in found if (s := r['time'].get('transfer_s'))]) or None,
         tuned=_among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None, profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
         counts={f'{split}_{kind}': n for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()},
