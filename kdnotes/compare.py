@@ -16,9 +16,9 @@ from .stats import Interval, bootstrap_interval, crossed_interval, mean_interval
 from .telemetry import BUSY_SHARE, is_busy
 
 # %% auto #0
-__all__ = ['HARDWARE', 'TIMES', 'SEED', 'UNIT_NAMES', 'METRIC_NAMES', 'recorded', 'differences', 'Attribution', 'attribute',
-           'label', 'check_arm', 'commits', 'unit_matrix', 'Comparison', 'compare', 'told', 'explain', 'sentence',
-           'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
+__all__ = ['HARDWARE', 'TIMES', 'SEED', 'UNIT_NAMES', 'METRIC_NAMES', 'FAMILIES', 'recorded', 'differences', 'Attribution',
+           'attribute', 'label', 'check_arm', 'commits', 'unit_matrix', 'Comparison', 'compare', 'told', 'explain',
+           'sentence', 'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
 # %% ../nbs/44_compare.ipynb #20154955
 HARDWARE = ('device', 'cpu', 'torch')  # if one of them differs, times cannot be compared
@@ -184,7 +184,7 @@ def _evidence(d: np.ndarray, higher: bool, level: float, rng: np.random.Generato
     return dict(difference=i, bootstrap=bootstrap_interval(d, rng, level=level), p=test.p, p_reason=test.reason, p_permutation=permutation_test(d, rng).p, effect_size=effect_size(d.mean(0), level),
                 effect_size_seeds=effect_size(d.mean(1), level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in MARGINS))
 
-# %% ../nbs/44_compare.ipynb #f5e3582c
+# %% ../nbs/44_compare.ipynb #c4de75c2
 @dataclass(frozen=True)
 class Comparison:
     "Arm b against arm a."
@@ -201,7 +201,7 @@ class Comparison:
     p: float | None = None                     # of no difference, seeds and units random: the primary one
     p_permutation: float | None = None         # over units, these seeds only; without units: over seeds
     p_holm: float | None = None                # p, corrected over the family
-    family: Family | None = None               # the comparisons that are corrected together; None: this is outside
+    family: Family | None = None               # the comparisons that are corrected together; None: this one was made alone
     bootstrap: Interval | None = None          # of the difference
     effect_size: Interval | None = None        # Cohen's d_z over units of seed means
     effect_size_seeds: Interval | None = None  # Cohen's d_z over seeds of unit means
@@ -358,7 +358,7 @@ def difference_table(
     def part(name): return 'a factor' if name in x.factors else ', '.join(f for f in x.factors if name in FACTOR_SETTINGS[f])
     return pd.DataFrame([{'setting': k, c.a: a, c.b: b, 'part of': part(k)} for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()])
 
-# %% ../nbs/44_compare.ipynb #0e23b170
+# %% ../nbs/44_compare.ipynb #c06bf31c
 def study_comparisons(
     records: Sequence[dict],            # of one study
     units: pd.DataFrame | None = None,  # of these runs
@@ -372,17 +372,22 @@ def study_comparisons(
     steps += [('variant', runs[0]['mode'], arm) for arm, runs in sorted(arms.items()) if arm not in MODES]
     return corrected([(kind, compare(arms[a], arms[b], units, level)) for kind, a, b in steps if a in arms and b in arms])
 
+FAMILIES = {'chain and controls': ('chain', 'control'), 'procedures and variants': ('procedures', 'variant')}  # name -> kinds of comparisons
+
 def corrected(
     comparisons: Sequence[tuple[str, Comparison]],  # (kind, comparison)
 ) -> list[tuple[str, Comparison]]:
-    "Holm's correction over the steps of the chain and the controls; the others are outside the family."
-    inside = {f'{c.a} -> {c.b}': c for kind, c in comparisons if kind in ('chain', 'control')}
-    if not inside: return list(comparisons)
-    family = Family('chain and controls', tuple(inside))
-    p = holm({name: c.p for name, c in inside.items()}, family)
-    times = {key: holm({name: c.p_times.get(key) for name, c in inside.items()}, family) for key in TIMES}
-    def with_holm(c, name): return replace(c, family=family, p_holm=p[name], p_times_holm={key: times[key][name] for key in TIMES if key in c.p_times})
-    return [(kind, with_holm(c, f'{c.a} -> {c.b}') if kind in ('chain', 'control') else c) for kind, c in comparisons]
+    "Holm's correction within each of `FAMILIES`."
+    found = list(comparisons)
+    for name, kinds in FAMILIES.items():
+        inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in kinds}
+        if not inside: continue
+        family = Family(name, tuple(inside))
+        p = holm({step: c.p for step, c in inside.items()}, family)
+        times = {key: holm({step: c.p_times.get(key) for step, c in inside.items()}, family) for key in TIMES}
+        def with_holm(c, step): return replace(c, family=family, p_holm=p[step], p_times_holm={key: times[key][step] for key in TIMES if key in c.p_times})
+        found = [(kind, with_holm(c, f'{c.a} -> {c.b}') if kind in kinds else c) for kind, c in found]
+    return found
 
 # %% ../nbs/44_compare.ipynb #92b3747e
 def chain_table(

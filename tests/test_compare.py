@@ -7,7 +7,7 @@ from kdnotes.compare import (TIMES, attribute, chain_table, check_arm, compare, 
                              unit_matrix)
 from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records import SCHEMA
-from kdnotes.significance import crossed_test, holm, permutation_test
+from kdnotes.significance import Family, crossed_test, holm, permutation_test
 from kdnotes.stats import paired_difference
 from kdnotes.telemetry import BUSY_SHARE
 
@@ -243,7 +243,7 @@ def test_two_corpora_and_two_schemas_inside_one_arm_are_refused():
     assert 'are not compared, since they have different corpora' in sentence(compare(a, b[:2] + other))
 
 
-def test_the_family_is_the_chain_and_the_controls():
+def test_the_chain_and_the_controls_are_a_family_and_the_procedures_another():
     runs = study()
     found = study_comparisons(runs, units_of(runs))
     inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in ('chain', 'control')}
@@ -253,7 +253,9 @@ def test_the_family_is_the_chain_and_the_controls():
     assert {k: c.p_holm for k, c in inside.items()} == expected and all(c.p_holm >= c.p for c in inside.values())
     times = holm({k: c.p_times['train_s'] for k, c in inside.items()}, family)
     assert {k: c.p_times_holm['train_s'] for k, c in inside.items()} == times
-    assert all(c.p_holm is None and c.family is None for kind, c in found if kind == 'procedures')
+    others = {f'{c.a} -> {c.b}': c for kind, c in found if kind == 'procedures'}
+    assert {c.family for c in others.values()} == {Family('procedures and variants', tuple(others))} and len(others) == 2
+    assert {k: c.p_holm for k, c in others.items()} == holm({k: c.p for k, c in others.items()}, next(iter(others.values())).family)
 
 
 def test_a_failed_arm_does_not_make_the_others_more_significant():
