@@ -17,10 +17,10 @@ from .files import atomic_write, lock, read_json, write_json
 from .schema import SCHEMA, RecordError, check_read, check_record, check_row, make_row, of_this_schema
 
 # %% auto #0
-__all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder', 'lock_run',
-           'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy']
+__all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
+           'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy']
 
-# %% ../nbs/40_records.ipynb #58718801
+# %% ../nbs/40_records.ipynb #9592b187
 def append_row(
     path: Path,  # rows.jsonl
     row: dict,   # from make_row
@@ -40,11 +40,22 @@ def read_rows(
     kind: str | None = None,   # only this kind
 ) -> list[dict]:               # in the order written; [] when there is no file
     "The rows written so far, without a torn last line."
-    if not path.exists(): return []
-    rows = [check_row(row, where) for where, row in _json_lines(path, path.read_bytes().split(b'\n')[:-1])]
-    return [row for row in rows if kind in (None, row['kind'])]
+    return [row for row in rows_after(path, 0)[0] if kind in (None, row['kind'])]
 
-def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
+def rows_after(
+    path: Path,  # rows.jsonl
+    at: int,     # bytes that are read already: 0, or what this gave before
+) -> tuple[list[dict], int]:  # the rows since then, in the order written, without a torn last line; bytes that are read now
+    "What is new, for those who follow a run: a whole file read again and again costs more the longer it gets."
+    if not path.exists(): return [], at
+    with open(path, 'rb') as f:
+        f.seek(at)
+        whole = f.read().rpartition(b'\n')[0]
+    if not whole: return [], at
+    place = f'{path} after byte {at}' if at else str(path)
+    return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n'))], at + len(whole) + 1
+
+def _json_lines(path: Path | str, lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
     "Each line's place and the object it holds."
     for n, line in enumerate(lines, 1):
         try: obj = json.loads(line)

@@ -291,7 +291,7 @@ class _Training:
         "Only the main rank tells."
         if self.runtime.main: self.on_row(kind, **values)
 
-# %% ../nbs/32_trainer.ipynb #214a3596
+# %% ../nbs/32_trainer.ipynb #b6499167
 def _tell_gradients(t: _Training, step: Step) -> None:
     "A `gradients` row: what each layer's gradients would lose in 16 bits."
     fp16 = t.scaler.is_enabled()
@@ -309,10 +309,10 @@ def _step(t: _Training, step: Step) -> Tensor:  # the gradient's norm
         if not is_out_of_memory(e): raise
         parts = _share(t.task, step.index, t.config, t.runtime)
         raise out_of_memory(step.number, max(map(len, parts)), int(t.task.lengths('train')[step.index].max()), t.config.micro_batch_tokens, str(t.runtime.device)) from None
-    if t.config.gradient_stats and (step.number + 1) % t.config.gradient_stats == 0: _tell_gradients(t, step)
     before = t.scaler.get_scale() if t.scaler.is_enabled() else None  # a host read a step, in fp16 only
     gradients = t.short.finish(t.learner, lambda gradient: t.runtime.sum(gradient).div_(t.runtime.ranks))
     t.waits.end()
+    if t.config.gradient_stats and (step.number + 1) % t.config.gradient_stats == 0: _tell_gradients(t, step)  # now, for the table of words has its gradient
     norm = _update(t.learner, t.optimizer, t.scaler, t.config, t.bad, gradients)
     t.short.clear(norm)
     t.recent.append((step, norm))
