@@ -76,13 +76,14 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
-# %% ../nbs/00_config.ipynb #cc2d82d6
+# %% ../nbs/00_config.ipynb #04a0d484
 SETTINGS = {  # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
     ('wikiqa', 'student'):   dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
     ('squad1 -> wikiqa', 'teacher'): dict(epochs=2, learning_rate=1.1e-4, warmup_fraction=0.1, train_questions='answered', tuning_id='wikiqa-baseline-54e86cca'),
+    ('squad1 -> wikiqa', 'student'): dict(epochs=4, learning_rate=5.6e-5, warmup_fraction=0.1, train_questions='answered', tuning_id='wikiqa-full_kd-4b4353ba'),
     ('squad1', 'teacher'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
     ('squad1', 'student'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
