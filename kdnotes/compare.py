@@ -156,8 +156,8 @@ def _differences(pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None)
         return None, warnings, f'the runs were not scored on the same units ({x.shape[1]} and {y.shape[1]})'
     return y[x.columns].to_numpy() - x.to_numpy(), warnings, None
 
-# %% ../nbs/44_compare.ipynb #401c09a9
-TIMES = ('train_s', 'total_s')  # training alone; all a lone user waits
+# %% ../nbs/44_compare.ipynb #0f8b5271
+TIMES = ('train_s', 'total_s')  # training alone; with the teacher's training and its signal
 
 def _speedups(pairs: Sequence[tuple[dict, dict]], level: float) -> tuple[dict[str, Interval], list[str], dict[str, str]]:
     "How many times as fast b is, by time key; warnings; and why not."
@@ -253,18 +253,19 @@ def compare(
                       (*_warnings(pairs, left_out), *warnings, *slow), **found, p_times={k: interval_test(i, 1., log=True).p for k, i in speedup.items()},
                       unit_name=UNIT_NAMES.get(pairs[0][0]['task'], 'units'))
 
-# %% ../nbs/44_compare.ipynb #8b435f29
+# %% ../nbs/44_compare.ipynb #6f3df4bf
 def told(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
-) -> bool:                   # by the corrected p, where there is one, else by p, else by the interval
+) -> bool:                   # by the corrected p, where there is one, else by p; of a single seed by the interval, which is about that seed
     "Can a difference be told?"
     c, null = comparison, 0. if about == 'primary' else 1.
     i = c.difference if about == 'primary' else c.speedup.get(about)
     if i is None or i.low is None: return False
     p, corrected = (c.p, c.p_holm) if about == 'primary' else (c.p_times.get(about), c.p_times_holm.get(about))
     p = p if corrected is None else corrected
-    return not i.low <= null <= i.high if p is None else p < .05
+    if p is None: return i.n == 1 and not i.low <= null <= i.high
+    return p < .05
 
 def _p_words(p: float | None, corrected: float | None, family: Family | None, start: str = '') -> str:
     "A p value and its correction, or nothing."
@@ -272,7 +273,7 @@ def _p_words(p: float | None, corrected: float | None, family: Family | None, st
     if p is None: return ''
     return start + (words(p) + ', uncorrected' * bool(start) if corrected is None else f"{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'")
 
-# %% ../nbs/44_compare.ipynb #5fb6a228
+# %% ../nbs/44_compare.ipynb #1323958e
 def _times(i: Interval) -> str:
     "A ratio of times in words: faster, or longer."
     if i.estimate >= 1: return f'{i:.2f} times as fast'
@@ -285,8 +286,8 @@ def _result(c: Comparison) -> list[str]:
     else:
         sense = 'no change' if d.estimate == 0 else 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
         if d.low is None: sense += ', its interval is unknown'
-        elif not told(c): sense = 'no difference can be told, since ' + ('its interval holds 0' if d.low <= 0 <= d.high else 'its p, corrected, is not below 0.05')
-        if len(c.seeds) == 1: sense += ' in this seed'
+        elif not told(c): sense = 'no difference can be told, since ' + ('its interval holds 0' if d.low <= 0 <= d.high else 'there is no test' if c.p is None else 'its p, corrected, is not below 0.05')
+        if c.n_seeds == 1: sense += f' in {_one_seed(c)}'
         said.append(f'{name} {d:+.4f} ({sense}{_p_words(c.p, c.p_holm, c.family, "; ")})')
     if c.speedup: said.append(' and '.join(f'{w} {_times(c.speedup[k])}' for k, w in (('train_s', 'training'), ('total_s', 'in all')) if k in c.speedup))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
@@ -307,7 +308,9 @@ def _not_varied(c: Comparison) -> list[str]:
     "Factors in which the modes differ and the runs do not."
     return [f for f in ('network', 'precision', 'kd', 'ranks') if getattr(MODES[c.a], f) != getattr(MODES[c.b], f) and f not in c.attribution.factors]
 
-# %% ../nbs/44_compare.ipynb #5fc74152
+# %% ../nbs/44_compare.ipynb #86e0f0df
+def _one_seed(c: Comparison) -> str: return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
+
 def _direction(c: Comparison) -> str: return 'higher' if c.difference.estimate > 0 else 'lower' if c.difference.estimate < 0 else 'the same'
 
 def _alike(c: Comparison) -> str:
@@ -330,7 +333,7 @@ def _accuracy_sentence(c: Comparison) -> str:
     d, name = c.difference, f"{METRIC_NAMES.get(c.primary['metric'], c.primary['metric'])} on the {c.primary['set']} set"
     units = f' and {d.units} {c.unit_name}' if d.units else ''
     if c.n_seeds == 1:
-        return f"With seed {c.seeds[0]} alone, {name} of {c.b} was {_direction(c)}{f' by {abs(d.estimate):.4f}' * (d.estimate != 0)} than that of {c.a}; nothing is known about other seeds"
+        return f"With {_one_seed(c)} alone, {name} of {c.b} was {_direction(c)}{f' by {abs(d.estimate):.4f}' * (d.estimate != 0)} than that of {c.a}; nothing is known about other seeds"
     rests = f'{c.n_seeds} seeds{units}'
     sure = f"{d.level:.0%} interval, {rests}{_p_words(c.p, c.p_holm, c.family, '; ')}{'; no test, since ' + c.reasons['p'] if c.p is None and 'p' in c.reasons else ''}"
     if not told(c): return f'No difference between {c.a} and {c.b} in {name} can be told: {d:+.4f} ({sure}){_alike(c)}'
@@ -342,8 +345,8 @@ def _called(c: Comparison) -> str:
     return f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({label(c.attribution)})'
 
 def _time_sentence(c: Comparison, about: str) -> str:
-    i, name = c.speedup[about], {'train_s': 'training', 'total_s': 'all a lone user waits for'}[about]
-    if i.n == 1: return f'With seed {c.seeds[0]} alone, {name} of {c.b} was {_times(i)} as that of {c.a}; nothing is known about other seeds'
+    i, name = c.speedup[about], {'train_s': 'training', 'total_s': 'training with its teacher and signal'}[about]
+    if i.n == 1: return f'With {_one_seed(c)} alone, {name} of {c.b} was {_times(i)} as that of {c.a}; nothing is known about other seeds'
     sure = f"{i.level:.0%} interval, {i.n} seeds{_p_words(c.p_times.get(about), c.p_times_holm.get(about), c.family, '; ')}"
     if not told(c, about): return f'No difference between {c.a} and {c.b} in the time of {name} can be told: {_times(i)} ({sure})'
     return f'{name[0].upper()}{name[1:]} of {c.b} was {_times(i)} as that of {c.a} ({sure}){_called(c)}'

@@ -294,7 +294,7 @@ def test_the_corrected_p_decides_the_words():
 def test_one_seed_is_never_an_effect():
     c = corrected_pair(.72, seeds=(3,))
     assert c.p is None and 'one seed' in c.reasons['p'] and c.p_holm is None and c.equivalences[0].p_noninferior is None
-    assert 'in this seed' in explain(c)
+    assert 'in seed 3' in explain(c)
     for text in (*(sentence(c, about) for about in ('primary', *TIMES)), explain(c), label(c.attribution, single=True), chain_table([('chain', c)])['label'][0]):
         assert 'effect' not in text
     assert sentence(c).startswith('With seed 3 alone, MAP on the test set of full_kd was higher by 0.0200 than') and 'nothing is known about other seeds' in sentence(c)
