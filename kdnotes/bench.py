@@ -230,7 +230,7 @@ def work(
         if place.runtime.device.type == 'cuda': torch.cuda.empty_cache()  # the next contestant's
     stop(place.runtime)
 
-# %% ../nbs/48_bench.ipynb #825080ad
+# %% ../nbs/48_bench.ipynb #875524ca
 def _environment(job: dict) -> dict[str, str]:
     "What all processes of a contestant are started with."
     with socket.socket() as s:
@@ -238,7 +238,7 @@ def _environment(job: dict) -> dict[str, str]:
         port = s.getsockname()[1]
     more = dict(HF_HUB_OFFLINE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     if job['gpu']: more |= dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0])  # a second GPU would make some peers use both
-    return {k: v for k, v in process_environment(job['threads']).items() if k not in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')} | more
+    return process_environment(job['threads']) | more
 
 # %% ../nbs/48_bench.ipynb #1631ba48
 class Crew:

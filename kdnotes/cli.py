@@ -13,7 +13,7 @@ from .config import MODES, ConfigError, KdnotesError, RunConfig, make_config
 # %% auto #0
 __all__ = ['COMMANDS', 'parse_parameters', 'configurations', 'Command', 'make_parser', 'main']
 
-# %% ../nbs/60_cli.ipynb #10661eaa
+# %% ../nbs/60_cli.ipynb #2f4704cb
 def parse_parameters(
     pairs: Sequence[str],  # 'name=value'
 ) -> dict:                 # name -> a text, None or a list; the last of equal names counts
@@ -24,7 +24,7 @@ def parse_parameters(
         if not (name and equals): raise ConfigError(f'-p {pair!r} is no parameter; write -p name=value, say -p learning_rate=1e-4')
         field = RunConfig.model_fields.get(name)
         is_list = field is not None and 'tuple' in str(field.annotation)
-        found[name] = None if value.lower() in ('none', 'null') else [v.strip() for v in value.strip('[]() ').split(',') if v.strip()] if is_list else value
+        found[name] = None if value.lower() in ('none', 'null') and 'None' in str(field and field.annotation) else [v.strip() for v in value.strip('[]() ').split(',') if v.strip()] if is_list else value
     return found
 
 # %% ../nbs/60_cli.ipynb #d93ecfdf

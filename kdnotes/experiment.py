@@ -49,8 +49,13 @@ def execute(plan: Plan, on_row=lambda row: None, say=lambda text: None) -> dict:
     export(plan.config.study)
     return folder.record()
 
-# %% ../nbs/45_experiment.ipynb #5ecd28dd
+# %% ../nbs/45_experiment.ipynb #9dfd2e76
 def _complete(folder: RunFolder) -> bool: return folder.record() is not None and (folder.path / 'model').is_dir()
+
+def _link(old, new) -> None:
+    "One file under two names; a copy where that cannot be, as on another file system."
+    try: os.link(old, new)
+    except OSError: shutil.copy2(old, new)
 
 def _adopt(folder: RunFolder, say) -> bool:
     "Link the files of a run that another study made; False when there is none."
@@ -60,8 +65,11 @@ def _adopt(folder: RunFolder, say) -> bool:
     folder.create()
     with lock_run(folder):
         for name in ('model', 'config.json', 'rows.jsonl', 'units.csv.gz', 'predictions.csv.gz'):
-            if (source.path / name).is_dir(): shutil.copytree(source.path / name, folder.path / name, copy_function=os.link, dirs_exist_ok=True)
-            elif (source.path / name).exists() and not (folder.path / name).exists(): os.link(source.path / name, folder.path / name)
+            old, new = source.path / name, folder.path / name
+            if new.is_dir(): shutil.rmtree(new)  # of an attempt that failed here
+            new.unlink(missing_ok=True)
+            if old.is_dir(): shutil.copytree(old, new, copy_function=_link)
+            elif old.exists(): _link(old, new)
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')
@@ -146,7 +154,7 @@ def progress() -> Callable[[dict], None]:  # give it every row
             show(tqdm.format_meter(row['step'], bar['total'], row['elapsed_s'], ncols=110, unit='step', prefix=bar['title'], postfix=rate))
     return on_row
 
-# %% ../nbs/45_experiment.ipynb #dcaeda85
+# %% ../nbs/45_experiment.ipynb #3536d29d
 def _folder_of(config_file: str | Path) -> RunFolder:
     "The run folder that holds a config.json."
     path = Path(config_file).resolve().parent
@@ -168,6 +176,7 @@ def worker(
     task = _encoded_task(config, corpus, runtime)
     model, start = _model(config, task, job)
     on_row = _row_writer(folder, runtime)
+    runtime.barrier()  # the power before the training is read by all ranks while none works
     with _telemetry(runtime, on_row) as telemetry:
         with telemetry.phase('teacher') if MODES[config.mode].kd else contextlib.nullcontext(): signal, teacher_s = _signal(config, task, job, corpus, runtime)
         result, evaluation = _train(task, model.to(runtime.device), config, runtime, on_row, signal, folder, telemetry)
@@ -279,7 +288,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     if record['throughput']['examples_per_s'] is None: known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
     return known
 
-# %% ../nbs/45_experiment.ipynb #ae78f307
+# %% ../nbs/45_experiment.ipynb #c1e32bfb
 def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str) -> dict:
     "The part of a record that says what was run, on what."
     from kdnotes.telemetry import environment
@@ -297,6 +306,9 @@ def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runt
     from kdnotes.telemetry import together
     from kdnotes.timeline import compact_gradients, compact_timeline
     used, rows = together(used, runtime.device.type), folder.rows()
+    if result.resumed_at:
+        used['energy'] |= dict(device_j=None, mean_w=None)
+        used['reasons'] |= dict.fromkeys(('energy.device_j', 'energy.mean_w'), f'the run went on from step {result.resumed_at[-1]}, and only its last sitting was measured')
     save_model(model, folder.path / 'model', load_tokenizer(config.teacher))
     folder.write_table('units', evaluation.units)
     folder.write_table('predictions', evaluation.predictions)

@@ -288,7 +288,7 @@ def reliability_table(
         tables.append(found.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
     return pd.concat(tables, ignore_index=True)
 
-# %% ../nbs/56_figures.ipynb #d5aacc2d
+# %% ../nbs/56_figures.ipynb #c6963ece
 def _listed(names: Iterable[str]) -> str:
     "a, b and c"
     *most, last = names
@@ -307,13 +307,18 @@ def _items(e: Evidence) -> str:
     name = 'questions' if e.records[0]['task'] == 'answer_selection' else 'units'
     return f" and {n[0] if len(n) == 1 else f'{n[0]} to {n[-1]}'} {name}" if n else ''
 
+def _all_items(e: Evidence) -> str:
+    "All units of the primary set, those too that the primary metric leaves out, or ''."
+    n = e.units[e.units['split'] == e.records[0]['primary']['set']]['unit'].nunique()
+    return f" and all {n} {'questions' if e.records[0]['task'] == 'answer_selection' else 'units'}" if n else ''
+
 def _metric(e: Evidence) -> str:
     p = e.records[0]['primary']
     return f"{metric_name(p['metric'])} on the {p['set']} set of {e.records[0]['corpus']}"
 
 def _machine(e: Evidence) -> str: return f"All runs on {e.records[0]['environment']['device']}."
 
-# %% ../nbs/56_figures.ipynb #dd14f6fa
+# %% ../nbs/56_figures.ipynb #105ae939
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
     return (f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
@@ -350,11 +355,11 @@ def _gradients_caption(e: Evidence) -> str:
             'Each histogram has its own height. At the right: the share of numbers too small for fp16, which it would turn to zero without a loss scale.')
 
 def _fidelity_caption(e: Evidence) -> str:
-    return (f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_items(e)} with 95% intervals. "
+    return (f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} with 95% intervals. "
             f'Agreement is high for a large share and tau, and for a small divergence. {_seeds(e)}')
 
 def _reliability_caption(e: Evidence) -> str:
-    return (f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_items(e)}; on the dashed line a probability is what it says. "
+    return (f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_all_items(e)}; on the dashed line a probability is what it says. "
             f'Grey bars: candidates in a bin, beside those of the fullest. {_seeds(e)}')
 
 # %% ../nbs/56_figures.ipynb #908fe5de

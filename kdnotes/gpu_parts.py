@@ -31,7 +31,7 @@ __all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'finding', 'for
            'find_teacher', 'look_around', 'make_pair', 'same_numbers', 'overflow', 'resume', 'numbers', 'sentence',
            'examined', 'Longest', 'fits', 'Metered', 'mean_power', 'contestants', 'Race', 'take_turn', 'compete']
 
-# %% ../nbs/51_gpu_parts.ipynb #dd14f95b
+# %% ../nbs/51_gpu_parts.ipynb #56f062ad
 ENDING = 25.  # seconds that a part keeps for its beginning and its end
 
 def finding(check: str, of: str, ok: bool | None, found: str) -> dict:
@@ -43,7 +43,7 @@ def formats(
 ) -> tuple[str, ...]:  # of products: fp32 | tf32 | bf16 | fp16
     "The number formats that can be tried on the job's device."
     if job['device'] == 'cpu': return 'fp32', 'bf16'
-    return ('fp32', 'tf32', 'bf16', 'fp16') if machine().bf16 else ('fp32', 'tf32', 'fp16')
+    return ('fp32', 'tf32', 'bf16', 'fp16') if machine().bf16 else ('fp32', 'fp16')  # tf32 and bf16 came together, with Ampere
 
 def settings(
     dtype: str,  # fp32 | tf32 | bf16 | fp16
@@ -107,7 +107,7 @@ def find_teacher(
     path = random_teacher(_TINY, folder, texts(), 2000) if job['smoke'] else random_teacher(size, folder, texts())
     return dict(path=str(path), weights=f'random ({why})')
 
-# %% ../nbs/51_gpu_parts.ipynb #aa0119e3
+# %% ../nbs/51_gpu_parts.ipynb #a3cb0c01
 def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, gpu, corpus, teachers
     "What the check is made on and with."
     gpu = None
@@ -119,12 +119,13 @@ def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, 
         say(f"{gpu['name']} with {gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']}, CUDA {gpu['cuda']}" + ('' if energy else f"; no energy: {gpu['energy_reason']}"))
     on = environment(job['device'])
     say(f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}, {on['cpu']}")
-    corpus = load_corpus('answer_selection', resolve_corpus('answer_selection', job['corpus']))
+    name = resolve_corpus('answer_selection', job['corpus'])
+    corpus = load_corpus('answer_selection', name)
     say(f"corpus {corpus.name}: {len(corpus.splits['train'])} training examples")
     def texts(): return (row[key] for row in corpus.splits['train'] for key in ('question', 'sentence'))
     teachers = {name: find_teacher(name, job, texts) for name in SIZES}
     for name, teacher in teachers.items(): say(f"{name}: weights {teacher['weights']}")
-    return dict(environment=on, gpu=gpu, corpus=corpus.name, teachers=teachers)
+    return dict(environment=on, gpu=gpu, corpus=name, teachers=teachers)
 
 def _driver() -> str | None:
     "The driver's version, where NVML tells."

@@ -17,7 +17,7 @@ from .telemetry import Telemetry
 # %% auto #0
 __all__ = ['SECONDS', 'STEPS', 'MOST_SAMPLING', 'PARTS', 'told', 'looks_right', 'powers']
 
-# %% ../nbs/51_gpu_power.ipynb #caf36c1b
+# %% ../nbs/51_gpu_power.ipynb #ac9fa39c
 SECONDS, STEPS = 4., (20, 4000)  # a mode's training under telemetry, and how many steps that may be; in a rehearsal the fewest is 6
 MOST_SAMPLING = .01              # share of the time
 
@@ -43,7 +43,7 @@ def _watched(job: dict, mode: str) -> dict:  # the summary of its telemetry, and
     steps = 6
     if not job['smoke']:
         warm = tr.train(pair.task, model, tr.with_steps(pair.task, pair.config, STEPS[0]), here, quiet, signal)
-        steps = round(min(max(SECONDS / (warm.train_s / warm.steps), STEPS[0]), STEPS[1]))
+        steps = round(min(max(SECONDS * (warm.examples_per_s or warm.examples / warm.train_s) / pair.config.batch_size, STEPS[0]), STEPS[1]))  # its rate leaves the first steps out
     with Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=.2 if job['smoke'] else 1.) as watch:
         with watch.phase('student'): result = tr.train(pair.task, model, tr.with_steps(pair.task, pair.config, steps), here, quiet, signal)
         with watch.phase('evaluation'): tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)

@@ -72,11 +72,11 @@ def needs_teacher(config: RunConfig) -> bool:
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
-# %% ../nbs/39_plan.ipynb #fefa86de
+# %% ../nbs/39_plan.ipynb #a9c5c69a
 def plan(
     config: RunConfig,
     on: Machine | None = None,      # None: this machine
-    corpus: Corpus | None = None,   # when it is loaded already
+    corpora: dict[str, Corpus] | None = None,  # by resolved name, those that are loaded already; others are added, so that plans made together share them
 ) -> Plan:
     "Resolve a configuration and everything its run stands on; refuses what cannot be run."
     if on is None:
@@ -84,11 +84,14 @@ def plan(
         on = machine()
     _, reason = resolve_precision(config.precision or MODES[config.mode].precision, config.amp_dtype, on.device)
     transfer = 'none' if config.transfer == 'none' else resolve_corpus(config.task, config.transfer)
-    config = resolve(config, on, resolve_corpus(config.task, config.corpus), transfer)
+    asked, name, corpora = config, resolve_corpus(config.task, config.corpus), {} if corpora is None else corpora
+    config = resolve(asked, on, name, transfer)
     if config.transfer == config.corpus: raise ConfigError(f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none')
-    corpus = corpus or load_corpus(config.task, config.corpus)
-    teacher = plan(teacher_config(config), on, corpus) if needs_teacher(config) else None
-    first = plan(transfer_config(config), on) if config.transfer != 'none' and _starts_pretrained(config) else None
+    if name not in corpora: corpora[name] = load_corpus(config.task, name)
+    corpus = corpora[name]
+    if corpus.name != name: config = resolve(asked, on, corpus.name, transfer).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
+    teacher = plan(teacher_config(config), on, corpora) if needs_teacher(config) else None
+    first = plan(transfer_config(config), on, corpora) if config.transfer != 'none' and _starts_pretrained(config) else None
     initial = _initial(config, teacher, first)
     return Plan(config, run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA), corpus.sha256, initial, reason, teacher, first)
 
@@ -118,7 +121,7 @@ def _check_student(config: RunConfig) -> None:
         raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
     if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
 
-# %% ../nbs/39_plan.ipynb #fb544650
+# %% ../nbs/39_plan.ipynb #f8480a94
 def choose_arms(
     arms: str,  # 'procedures', 'all', or names of modes with commas
 ) -> list[str]:
@@ -140,7 +143,7 @@ def plan_study(
     if not isinstance(seeds, int) or seeds < 1: raise ConfigError(f'seeds={seeds!r} must be a number of seeds, at least 1')
     modes, first = choose_arms(arms), make_config(**common)
     name = resolve_corpus(first.task, first.corpus)
-    corpus = load_corpus(first.task, name)
     common |= dict(corpus=name, study=study or study_name(name))
     configs = [make_config(mode=modes[i], seed=seed, **common) for seed in range(seeds) for i in stream(seed, 'order').permutation(len(modes))]
-    return [plan(config, corpus=corpus) for config in configs]
+    corpora: dict[str, Corpus] = {}
+    return [plan(config, corpora=corpora) for config in configs]

@@ -14,14 +14,14 @@ from torch.distributed.rendezvous import rendezvous
 from .config import Machine, RunConfig, resolve_precision, resolved_dtype, root
 
 # %% auto #0
-__all__ = ['STREAMS', 'SPINS', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'Agreement', 'Waits',
-           'process_environment', 'process_command', 'die_with_parent', 'start', 'stop']
+__all__ = ['STREAMS', 'SPINS', 'PLACES', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'Agreement',
+           'Waits', 'process_environment', 'process_command', 'die_with_parent', 'start', 'stop']
 
-# %% ../nbs/30_runtime.ipynb #61d5bffd
+# %% ../nbs/30_runtime.ipynb #9312cbb8
 def machine() -> Machine:
     "What this machine offers: the CPU cores this process may use, and the visible GPUs."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    if torch.cuda.is_available(): return Machine('cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported())
+    if torch.cuda.is_available(): return Machine('cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported(including_emulation=False))
     return Machine('cpu', cores)
 
 # %% ../nbs/30_runtime.ipynb #595665ed
@@ -136,14 +136,15 @@ class Waits:
         if self._hook: self._hook.remove()
         return self.seconds
 
-# %% ../nbs/30_runtime.ipynb #75c9ad0d
+# %% ../nbs/30_runtime.ipynb #e482bd8e
 SPINS = 10_000  # turns a thread waits before it sleeps
+PLACES = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_RESTART_COUNT')  # a rank's, among others
 
 def process_environment(
     threads: int | None,  # of the process; None: as many as it likes
 ) -> dict[str, str]:      # for subprocess
-    "The environment variables of a process that trains; what the user has set stays."
-    env = dict(os.environ, KDNOTES_HOME=str(root()), TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1')
+    "The environment variables of a process that trains; what the user has set stays, but a place in another group of ranks, such as a cluster's, is not handed on."
+    env = dict({k: v for k, v in os.environ.items() if k not in PLACES}, KDNOTES_HOME=str(root()), TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1')
     if 'OMP_WAIT_POLICY' not in env: env.setdefault('GOMP_SPINCOUNT', str(SPINS))
     return env | ({} if threads is None else dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads)))
 

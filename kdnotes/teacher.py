@@ -16,12 +16,19 @@ from .files import FileError, lock, read_json, sha256_text, write_json
 from .models import call
 
 # %% auto #0
-__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'teacher_signal', 'online_signal', 'signal_key', 'precision', 'Signal', 'open_signal',
-           'make_signal']
+__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'online_signal', 'signal_key', 'precision',
+           'Signal', 'open_signal', 'make_signal']
 
-# %% ../nbs/22_teacher.ipynb #8140ccaa
+# %% ../nbs/22_teacher.ipynb #afbdae12
 class SignalError(KdnotesError):
     "A teacher signal that cannot be made, stored or believed."
+
+@contextlib.contextmanager
+def fp32_products() -> Iterator[None]:
+    "Products in fp32 on a GPU, whatever the training around it does: one signal serves all formats, tf32 too."
+    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, 'ieee'
+    try: yield
+    finally: torch.backends.cuda.matmul.fp32_precision = before
 
 @torch.no_grad()
 def teacher_signal(
@@ -31,7 +38,7 @@ def teacher_signal(
 ) -> dict[str, Tensor]:  # name -> (n, *shape) float32, no gradient
     "What the teacher says about a batch, whatever surrounds the call."
     if any(module.training for module in teacher.modules()): teacher.eval()
-    with torch.autocast(batch.labels.device.type, enabled=False):
+    with torch.autocast(batch.labels.device.type, enabled=False), fp32_products():
         return {name: value.float() for name, value in task.signal(call(teacher, batch.inputs), batch).items()}
 
 def online_signal(
@@ -40,13 +47,6 @@ def online_signal(
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "A signal computed when it is asked for."
     return lambda batch: teacher_signal(task, teacher, batch)
-
-@contextlib.contextmanager
-def _fp32() -> Iterator[None]:
-    "Products in fp32, whatever the training around it does: one signal serves all formats."
-    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, 'ieee'
-    try: yield
-    finally: torch.backends.cuda.matmul.fp32_precision = before
 
 # %% ../nbs/22_teacher.ipynb #0d5b6407
 SIGNAL_SCHEMA = 1
@@ -218,7 +218,7 @@ def _check_wishes(task: Task, split: str, key_parts: dict, storage_dtype: str) -
     for name, spec in task.signal_spec.items():
         if spec.ragged: raise SignalError(f'the signal {name!r} has one row a token, which cannot be stored yet; use signal=online')
 
-# %% ../nbs/22_teacher.ipynb #caff3e91
+# %% ../nbs/22_teacher.ipynb #941da9ca
 def make_signal(
     task: Task,                # encoded
     split: str,                # 'train'
@@ -242,7 +242,7 @@ def make_signal(
         made, spent = (folder / 'meta.json').exists(), _Spent(folder / 'partial.json', key, before)
         if not made:
             batches = micro_batches(np.arange(len(lengths)), lengths, tokens, rank, ranks)
-            with _fp32(): _write_rows(task, split, teacher.to(device), folder, batches, device, storage_dtype, spent.tell if rank == 0 else lambda: None)
+            _write_rows(task, split, teacher.to(device), folder, batches, device, storage_dtype, spent.tell if rank == 0 else lambda: None)
         barrier()  # all rows are written
         if rank == 0 and not made:
             _finish(folder, dict(schema=SIGNAL_SCHEMA, key=key, key_parts=key_parts, examples=len(lengths), storage_dtype=storage_dtype, precision=precision(storage_dtype),

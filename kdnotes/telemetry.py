@@ -305,18 +305,18 @@ def _until(t: Telemetry, reading: str) -> str:
     read = np.isfinite(_numbers(t.trace, reading)).nonzero()[0] if reading in t.trace else ()
     return f", after {t.trace['elapsed_s'][read[-1]]:.1f} s" if len(read) else ''
 
-# %% ../nbs/31_telemetry.ipynb #b7baf73a
+# %% ../nbs/31_telemetry.ipynb #6b4cb311
 def together(
     summaries: Sequence[dict],  # one `Telemetry.summary()` a rank, in the order of ranks, of one machine
     device: str,                # 'cpu' or 'cuda'
 ) -> dict:                      # the same shape; `devices` has a row a rank
     "What all ranks used: memory and CPU time added, energy added over the devices there are, times and percentages averaged."
     owner = ['the packages' if device != 'cuda' else s['devices'][0]['uuid'] or rank for rank, s in enumerate(summaries)]
-    def once(values): return sum(max(v for v, o in zip(values, owner) if o == who) for who in dict.fromkeys(owner))  # a device counts once
+    def once(values, rule=max): return sum(rule(v for v, o in zip(values, owner) if o == who) for who in dict.fromkeys(owner))  # a device counts once
     def combine(part, **how): return {key: _known([s[part][key] for s in summaries], rule) for key, rule in how.items()}
     result = dict(
         memory=combine('memory', peak_device_mib=sum, peak_host_mib=sum),
-        energy=combine('energy', device_j=once, mean_w=once, idle_w=once, source=lambda values: values[0]),
+        energy=combine('energy', device_j=once, mean_w=once, idle_w=lambda values: once(values, min), source=lambda values: values[0]),
         utilisation=combine('utilisation', cpu_percent=sum, gpu_percent=_average),
         phases=_phases_together(summaries, owner), machine=_machine_together([s['machine'] for s in summaries]),
         devices=[s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)],
@@ -357,7 +357,7 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
         reasons[name] = next(iter(said.values())) if same and said else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
     return reasons
 
-# %% ../nbs/31_telemetry.ipynb #02fc0ece
+# %% ../nbs/31_telemetry.ipynb #5d2940db
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()
 
 def environment(
@@ -376,9 +376,12 @@ def _version(package: str) -> str | None:
     except PackageNotFoundError: return None
 
 def git_commit(
-    folder: Path | None = None,  # None: `root()`
+    folder: Path | None = None,  # None: that of this module, if its repository has the module
 ) -> str | None:                 # '<sha>', '<sha>-dirty' when a tracked file differs, None outside git
     "The commit the code stands at."
-    def git(*args): return subprocess.run(['git', '-C', str(folder or root()), *args], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    try: return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--untracked-files=no') else '')
+    here = folder or (Path(__file__).parent if '__file__' in globals() else root())
+    def git(*args): return subprocess.run(['git', '-C', str(here), *args], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    try:
+        if not folder and '__file__' in globals(): git('ls-files', '--error-unmatch', Path(__file__).name)  # an installed copy may lie in a repository of something else
+        return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--untracked-files=no') else '')
     except (OSError, subprocess.SubprocessError): return None

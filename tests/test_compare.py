@@ -202,6 +202,8 @@ def test_a_run_that_failed_takes_its_pair_out_by_name():
     whole = compare([a[0], a[2]], [b[0], b[2]], units)
     assert c.difference == whole.difference and c.n_seeds == 2 and c.seeds == (0, 1, 2)  # its time still counts
     assert any(b[1]['run_id'] in w and 'the evaluation failed' in w for w in c.warnings) and c.speedup['train_s'].n == 3
+    two = compare(a[:2], failed[:2], units)  # one value is left of two pairs
+    assert two.n_seeds == 1 and two.seeds == (0, 1) and sentence(two).startswith('With one seed alone') and 'nothing is known about other seeds' in sentence(two)
     absent = compare(a, [b[0], b[2]], units)                                              # no record at all
     assert absent.difference == whole.difference and absent.left_out == {'full_student': (1,)} and 'only full_student has them: seed 1' in explain(absent)
 
@@ -328,3 +330,11 @@ def test_outside_the_family_a_p_is_said_to_be_uncorrected():
     a, b = arm('baseline', range(5)), arm('full_kd', range(5), value=.65)
     c = compare(a, b, units_of(a + b))
     assert ', uncorrected)' in sentence(c) and 'not one factor' in sentence(c) and 'effect of' not in sentence(c)
+
+
+def test_without_a_test_there_is_no_claim():
+    "Five seeds without units: an interval excludes zero, but no test says so."
+    a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.8)
+    c = compare(a, b)
+    assert c.p is None and c.difference.low > 0 and not told(c)
+    assert sentence(c).startswith('No difference') and 'no test, since' in sentence(c) and 'there is no test' in explain(c)

@@ -54,10 +54,10 @@ EDGES = {
     'gpu_power': {'config', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'gpu_parts'},
     'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts', 'gpu_power'},
     'figures': {'config', 'records', 'stats', 'drawing', 'compare', 'report', 'fidelity'},
-    'tuning': {'config', 'experiment', 'plan'},
+    'tuning': {'config', 'corpus', 'experiment', 'plan', 'records'},
     'fidelity': {'stats', 'significance'},
     'coverage': {'stats', 'significance'},
-    'thesis_values': {'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},
+    'thesis_values': {'config', 'telemetry', 'tuning', 'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},
     'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'drawing', 'significance', 'compare', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_values'},
     'cli': {'config', 'doctor', 'gpu_check'},
 }

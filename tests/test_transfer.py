@@ -4,11 +4,12 @@ import pytest
 from kdnotes.answer_selection import AnswerSelection, counts
 from kdnotes.compare import attribute, label
 from kdnotes.config import MODES, ConfigError, Machine, make_config
-from kdnotes.corpus import SPLITS, TSV_COLUMNS, load_corpus, local_copy
+from kdnotes.corpus import SPLITS, SQUAD_FILES, TSV_COLUMNS, load_corpus, local_copy
 from kdnotes.experiment import execute
 from kdnotes.models import load_tokenizer
-from kdnotes.plan import plan
+from kdnotes.plan import plan, plan_study
 from kdnotes.records import RunFolder
+from kdnotes.squad import from_hub, read_squad
 from handmade import make_record
 
 ON = Machine('cpu', 2)
@@ -55,6 +56,30 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
     a, b = (make_record(mode=mode, transfer='squad1', student_init='transferred') | dict(initial=dict(transfer_run_id='t')) for mode in ('full_student', 'full_kd'))
     assert a['settings']['teacher_questions'] is None and b['settings']['teacher_questions'] == 'all'
     assert attribute(a, b | dict(teacher_run_id='x')).factor == 'kd'
+
+
+def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
+    asked = []
+    monkeypatch.setattr('kdnotes.plan.load_corpus', lambda task, name: asked.append(name) or load_corpus(task, name))
+    plan_study(2, 'all', corpus='embedded', transfer=corpus, student_init='transferred')
+    assert sorted(asked) == sorted(['embedded', corpus])
+
+
+def test_a_folder_with_wikiqa_has_the_settings_of_wikiqa(corpora, tmp_path, monkeypatch):
+    if not (corpora / 'wikiqa').is_dir(): pytest.skip('no WikiQA here')
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    p = plan(make_config(mode='full_kd', corpus=str(corpora / 'wikiqa')), ON)
+    usual = plan(make_config(mode='full_kd', corpus='wikiqa'), ON)
+    assert p.config.corpus == str(corpora / 'wikiqa') and p.config.learning_rate == usual.config.learning_rate and p.teacher.config.epochs == usual.teacher.config.epochs
+    assert (p.run_id, p.teacher.run_id) == (usual.run_id, usual.teacher.run_id)  # the same science under two names
+
+
+def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
+    if not (files := [f for n in SQUAD_FILES if (f := corpora / 'squad1' / n).exists()]): pytest.skip('no SQuAD 1.1 here')
+    paragraphs = read_squad(files[0])
+    rows = [dict(id=i, title=p.title, context=p.context, question=q, answers=dict(text=[p.context[a:b]], answer_start=[a])) for p in paragraphs for i, q, (a, b) in p.questions]
+    again = from_hub({k: [r[k] for r in rows] for k in rows[0]})
+    assert len(again) == len(paragraphs) == 18896 and again == paragraphs
 
 
 @pytest.mark.slow

@@ -2,9 +2,17 @@
 import json
 import nbformat
 import pytest
-from kdnotes.config import SETTINGS, evidence_path
-from kdnotes.tuning import SPACES, TUNING_SEED, draws, judge
+from kdnotes.config import SETTINGS, ConfigError, evidence_path, factors
+from kdnotes.tuning import SPACES, TUNING_SEED, draws, judge, plan_search
 from notebooks import papermill
+
+
+def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_else(monkeypatch):
+    first = [p for _, p in plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained')]
+    made = dict(corpus_sha256=first[0].corpus_sha256, factors=factors(first[0].config), tuning_id=first[0].config.tuning_id, arm='full_student')
+    monkeypatch.setattr('kdnotes.tuning.records', lambda study: [made] if study == 'mine-tuning' else [])
+    assert [p.run_id for _, p in plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained')] == [p.run_id for p in first]
+    with pytest.raises(ConfigError, match='start teacher_pretrained; give this search another study name'): plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded')
 
 
 @pytest.mark.slow
