@@ -30,7 +30,7 @@ def arms_of(
     for r in sorted(records, key=lambda r: (ORDER.index(r['mode']), r['arm'] != r['mode'], r['arm'], r['seed'], r['run_id'])): found.setdefault(r['arm'], []).append(r)
     return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
 
-# %% ../nbs/42_drawing.ipynb #38cc8657
+# %% ../nbs/42_drawing.ipynb #95a423ba
 LOOKS = {'baseline': ('#000000', 'o'), 'parallel_baseline': ('#E69F00', 's'), 'mixed_baseline': ('#CC79A7', 'D'), 'full_student': ('#56B4E9', 'v'),
          'mixed_student': ('#009E73', '^'), 'full_kd': ('#0072B2', 'P'), 'mixed_kd': ('#D55E00', 'X')}
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
@@ -55,8 +55,8 @@ def look(
 def metric_name(
     metric: str,
 ) -> str:
-    "A metric as a figure calls it: abbreviations in capitals."
-    return metric.upper() if metric in ('map', 'mrr') else metric
+    "A metric as texts and figures call it."
+    return {'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'}.get(metric, metric)
 
 def span(
     interval: Interval,

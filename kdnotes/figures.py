@@ -23,7 +23,7 @@ from .stats import Interval, StatsError
 # %% auto #0
 __all__ = ['MEASURES', 'FIGURES', 'Evidence', 'evidence', 'effects_figure', 'timelines_figure', 'phase_seconds', 'phases_figure',
            'pooled_gradients', 'gradients_figure', 'fidelity_figure', 'reliability_figure', 'agreement_table',
-           'reliability_table', 'StudyFigure', 'study_figures']
+           'reliability_table', 'StudyFigure', 'study_figures', 'draw_evidence']
 
 # %% ../nbs/56_figures.ipynb #2e1abe9b
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ def _reliability_caption(e: Evidence) -> str:
     return (f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_all_items(e)}; on the dashed line a probability is what it says. "
             f'Grey bars: candidates in a bin, beside those of the fullest. {_seeds(e)}')
 
-# %% ../nbs/56_figures.ipynb #908fe5de
+# %% ../nbs/56_figures.ipynb #d502ebc1
 @dataclass(frozen=True)
 class StudyFigure:
     "A figure every study has, or has a reason not to have."
@@ -389,6 +389,12 @@ def study_figures(
     folder: Path | None = None,            # where the files go; None: figures/<study>
 ) -> list[FigureFile]:                     # one for each of FIGURES, made or with a reason
     "Draw a study's figures from its records, with captions, and keep in the manifest what was made from what, or why not."
-    e = evidence(study, run_ids)
-    ids, folder = [r['run_id'] for r in e.records], folder or figures_path(study)
+    return draw_evidence(evidence(study, run_ids), folder or figures_path(study))
+
+def draw_evidence(
+    e: Evidence,
+    folder: Path,       # where the files go
+) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
+    "Draw what has been read already."
+    ids = [r['run_id'] for r in e.records]
     return [make_figure(folder, name, lambda: f.draw(e), ids, f.producer, lambda: f.caption(e)) for name, f in FIGURES.items()]

@@ -107,7 +107,7 @@ def find_teacher(
     path = random_teacher(_TINY, folder, texts(), 2000) if job['smoke'] else random_teacher(size, folder, texts())
     return dict(path=str(path), weights=f'random ({why})')
 
-# %% ../nbs/51_gpu_parts.ipynb #a3cb0c01
+# %% ../nbs/51_gpu_parts.ipynb #f471ced2
 def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, gpu, corpus, teachers
     "What the check is made on and with."
     gpu = None
@@ -119,13 +119,13 @@ def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, 
         say(f"{gpu['name']} with {gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']}, CUDA {gpu['cuda']}" + ('' if energy else f"; no energy: {gpu['energy_reason']}"))
     on = environment(job['device'])
     say(f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}, {on['cpu']}")
-    name = resolve_corpus('answer_selection', job['corpus'])
-    corpus = load_corpus('answer_selection', name)
+    resolved = resolve_corpus('answer_selection', job['corpus'])
+    corpus = load_corpus('answer_selection', resolved)
     say(f"corpus {corpus.name}: {len(corpus.splits['train'])} training examples")
     def texts(): return (row[key] for row in corpus.splits['train'] for key in ('question', 'sentence'))
     teachers = {name: find_teacher(name, job, texts) for name in SIZES}
     for name, teacher in teachers.items(): say(f"{name}: weights {teacher['weights']}")
-    return dict(environment=on, gpu=gpu, corpus=name, teachers=teachers)
+    return dict(environment=on, gpu=gpu, corpus=resolved, teachers=teachers)
 
 def _driver() -> str | None:
     "The driver's version, where NVML tells."

@@ -72,7 +72,7 @@ def needs_teacher(config: RunConfig) -> bool:
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
-# %% ../nbs/39_plan.ipynb #a9c5c69a
+# %% ../nbs/39_plan.ipynb #4c1860fd
 def plan(
     config: RunConfig,
     on: Machine | None = None,      # None: this machine
@@ -108,6 +108,7 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     if student and config.student_init == 'transferred': return dict(transfer_run_id=transfer.run_id)
     return (dict(transfer_run_id=transfer.run_id) if transfer else dict(weights_sha256=source_sha256(config.teacher))) | layers
 
+# %% ../nbs/39_plan.ipynb #958c600b
 def _check_student(config: RunConfig) -> None:
     "Refuse a student that does not fit its teacher, before a teacher is trained for it."
     from transformers import AutoConfig

@@ -20,7 +20,7 @@ from .schema import SCHEMA, RecordError, check_read, check_record, check_row, ma
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
            'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy']
 
-# %% ../nbs/40_records.ipynb #9592b187
+# %% ../nbs/40_records.ipynb #860726f5
 def append_row(
     path: Path,  # rows.jsonl
     row: dict,   # from make_row
@@ -50,10 +50,11 @@ def rows_after(
     if not path.exists(): return [], at
     with open(path, 'rb') as f:
         f.seek(at)
-        whole = f.read().rpartition(b'\n')[0]
+        new = f.read()
+    whole = new[:new.rfind(b'\n') + 1]
     if not whole: return [], at
     place = f'{path} after byte {at}' if at else str(path)
-    return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n'))], at + len(whole) + 1
+    return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n')[:-1])], at + len(whole)
 
 def _json_lines(path: Path | str, lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
     "Each line's place and the object it holds."

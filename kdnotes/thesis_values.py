@@ -25,7 +25,7 @@ from .tuning import SPACES
 __all__ = ['STEPS', 'CORPUS_NAMES', 'flat', 'plain', 'verdict', 'pace', 'keeps', 'short', 'step_values', 'about_values',
            'settings_table', 'machine_table', 'effects_table', 'runs_table', 'models_table', 'costs_table',
            'shared_table', 'cost_values', 'fidelity_row', 'fidelity_values', 'beside_table', 'factorial_table',
-           'power_values', 'notes_on', 'memory_values', 'transfer_seconds', 'part_values', 'trial_values',
+           'power_values', 'memory_values', 'transfer_seconds', 'notes_on', 'part_values', 'trial_values',
            'transfer_values', 'aim_values']
 
 # %% ../nbs/57_thesis_values.ipynb #fa93a0bd
@@ -285,7 +285,26 @@ def power_values(
     table = power_table(MARGINS[1], variance, sorted({3, 5, 8, 12, len(seeds)}), sorted({122, 500, 1000, x.shape[1]}))
     return dict(strict=power(MARGINS[1], variance, len(seeds), x.shape[1]), table=table.map('{:.2f}'.format).reset_index())
 
-# %% ../nbs/57_thesis_values.ipynb #041a7384
+# %% ../nbs/57_thesis_values.ipynb #471744bc
+def memory_values(
+    a: Sequence[dict],  # the runs of one arm
+    b: Sequence[dict],  # the runs of another
+) -> dict:              # verdict: 'more' | 'less' | 'open', what b needs against a; ratio, p (text) and which memory: 'host' | 'device', where seeds can be paired
+    "Peaks of memory, of all ranks of a run together, paired by seed: a t test on logarithms."
+    for kind in ('device', 'host'):
+        mib = [{r['seed']: x for r in runs if (x := r['memory'][f'peak_{kind}_mib'])} for runs in (a, b)]
+        seeds = sorted(mib[0].keys() & mib[1].keys())
+        if seeds: break
+    else: return dict(verdict='open')
+    ratio = ratio_interval([mib[1][s] for s in seeds], [mib[0][s] for s in seeds])
+    p = interval_test(ratio, 1., log=True).p
+    return dict(verdict='open' if p is None or p >= .05 else 'more' if ratio.estimate > 1 else 'less', ratio=ratio, p='p unknown' if p is None else f"p {'' if p < .001 else '= '}{_p(p)}", kind=kind)
+
+def transfer_seconds(found: Sequence[dict]) -> dict[str, float]:  # 'teacher' and 'student', where they start from a transfer
+    "What was waited for each network's first weights: that run's `total_s`, the same in all arms and seeds."
+    return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
+
+# %% ../nbs/57_thesis_values.ipynb #14312714
 def notes_on(
     found: Sequence[dict],
     its_units: pd.DataFrame,
@@ -301,24 +320,7 @@ def notes_on(
     warned = dict.fromkeys(w for _, c in comparisons for w in c.warnings if not w.startswith(('a single seed', 'the runs stem', 'others used')))  # told above, once for all
     return said + [f'{w[0].upper()}{w[1:]}.' for w in warned]
 
-def memory_values(
-    a: Sequence[dict],  # the runs of one arm
-    b: Sequence[dict],  # the runs of another
-) -> dict:              # verdict: 'more' | 'less' | 'open', what b needs against a; ratio, p and which memory: 'host' | 'device', where seeds can be paired
-    "Peaks of memory, of all ranks of a run together, paired by seed: a t test on logarithms."
-    for kind in ('device', 'host'):
-        mib = [{r['seed']: x for r in runs if (x := r['memory'][f'peak_{kind}_mib'])} for runs in (a, b)]
-        seeds = sorted(mib[0].keys() & mib[1].keys())
-        if seeds: break
-    else: return dict(verdict='open')
-    ratio = ratio_interval([mib[1][s] for s in seeds], [mib[0][s] for s in seeds])
-    p = interval_test(ratio, 1., log=True).p
-    return dict(verdict='open' if p is None or p >= .05 else 'more' if ratio.estimate > 1 else 'less', ratio=ratio, p=p, kind=kind)
-
-def transfer_seconds(found: Sequence[dict]) -> dict[str, float]:  # 'teacher' and 'student', where they start from a transfer
-    "What was waited for each network's first weights: that run's `total_s`, the same in all arms and seeds."
-    return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
-
+# %% ../nbs/57_thesis_values.ipynb #0ee369d4
 def part_values(
     evidence: Evidence,  # of one study
     aims: dict,          # of the plan

@@ -42,7 +42,7 @@ EDGES = {
     'stats': {'config'},
     'drawing': {'config', 'files', 'stats'},
     'significance': {'stats'},
-    'compare': {'config', 'telemetry', 'stats', 'significance'},
+    'compare': {'config', 'telemetry', 'stats', 'drawing', 'significance'},
     'experiment': {'config', 'checkpoint', 'faults', 'corpus', 'models', 'inside', 'teacher', 'runtime', 'telemetry', 'timeline', 'trainer', 'scalars', 'plan', 'records', 'schema'},
     'doctor': {'config', 'corpus', 'models', 'inside', 'teacher', 'runtime', 'trainer', 'probes', 'diagnosis', 'records', 'experiment'},
     'peers': {'config', 'data', 'models', 'runtime', 'trainer'},
