@@ -45,7 +45,7 @@ def counter_growth(
     grown = [now - before] + [counted((before, now), 2**bits) for bits in (32, 64) if now < before < 2**bits]
     return next((g for g in grown if 0 <= g <= most), None)
 
-# %% ../nbs/28_meters.ipynb #292edcd4
+# %% ../nbs/28_meters.ipynb #eb11c1ce
 def visible_gpu(
     gpu_index: int,                # torch's number of the GPU
     visible: str | None,           # CUDA_VISIBLE_DEVICES; None: not set
@@ -69,8 +69,14 @@ def gpu_handle(
     if not name.startswith('GPU-'): return nvml.nvmlDeviceGetHandleByUUID(name)
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     found = [h for h in handles if _text(nvml.nvmlDeviceGetUUID(h)).lower().startswith(name.lower())]  # CUDA takes the beginning of a UUID too
+    if not found and (instance := _mig_instance(nvml, name)) is not None: return instance
     if len(found) != 1: raise LookupError(f'{len(found)} of the {len(handles)} GPUs that NVML sees have a UUID that begins with {name}')
     return found[0]
+
+def _mig_instance(nvml: Any, name: str) -> Any:
+    "The MIG instance whose UUID CUDA gave as that of a GPU, or None."
+    try: return nvml.nvmlDeviceGetHandleByUUID('MIG-' + name.removeprefix('GPU-'))
+    except nvml.NVMLError: return None
 
 def _text(answer: str | bytes) -> str: return answer.decode() if isinstance(answer, bytes) else answer  # bytes from an older pynvml
 
@@ -84,7 +90,7 @@ def throttle_names(
     "Why a clock is lower than it could be."
     return [THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1]
 
-# %% ../nbs/28_meters.ipynb #03f23fd5
+# %% ../nbs/28_meters.ipynb #2ed9fdbf
 READINGS = ('gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle')
 
 class GpuMeter:
@@ -94,11 +100,13 @@ class GpuMeter:
     def __init__(self, nvml: Any, handle: Any):
         self.nvml, self.handle, self.reasons, self.millijoules, self.last = nvml, handle, {}, 0, None
         if self._in_mig():
-            why = 'a MIG instance shares its GPU, whose power and utilisation include the work of others'
-            self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules'), why)
+            why = 'a MIG instance shares its GPU, whose readings include the work of others'
+            self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules') if self._is_instance() else ('gpu_percent', 'power_w', 'joules', 'device_mib'), why)
+
+    def _is_instance(self) -> bool: return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle))
 
     def _in_mig(self) -> bool:
-        try: return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle)) or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
+        try: return self._is_instance() or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
         except self.nvml.NVMLError: return False  # no MIG on this GPU
 
     def _ask(self, key: str, question: str, *more: int, take: Callable = lambda answer: answer) -> Any:

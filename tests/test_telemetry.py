@@ -53,7 +53,7 @@ def test_a_counter_may_wrap():
     ('GPU-bb222222-3', 0, None, 2), ('GPU-cc333333-4,GPU-bb222222-3', 1, None, 2), ('GPU-cc', 0, None, 3), ('GPU-CC', 0, None, 3),  # by UUID, whole or its beginning
     ('0,1', 0, 'cc333333-4', 3), (None, 0, 'bb222222-3', 2),               # torch's UUID wins over an index
     ('GPU-cc', 0, 'aa000000-1', 3),
-    ('MIG-77', 0, None, 'MIG-77'), ('GPU-cc,MIG-77', 1, 'aa000000-1', 'MIG-77')])
+    ('MIG-77', 0, None, 'MIG-77'), ('GPU-cc,MIG-77', 1, 'aa000000-1', 'MIG-77'), ('2', 0, '77', 'MIG-77')])
 def test_the_gpu_read_is_the_gpu_used(gpus, visible, index, cuda_uuid, handle):
     gpus(visible, cuda_uuid)
     assert open_meter('cuda', index).handle == handle
@@ -73,7 +73,7 @@ def test_a_mig_instance_does_not_report_its_neighbours(gpus):
     assert (seen['gpu_percent'], seen['device_mib'], seen['power_w']) == (None, 1024., None) and meter.joules() is None
     assert 'shares its GPU' in meter.reasons['power_w'] and meter.identity()['uuid'] == 'MIG-77'
     gpus('2')  # the whole GPU in MIG mode
-    assert open_meter('cuda').read()['power_w'] is None
+    assert {open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')} == {None}
     gpus('0')  # a GPU without MIG
     assert open_meter('cuda').read()['power_w'] == 150
 
