@@ -309,10 +309,10 @@ def _not_varied(c: Comparison) -> list[str]:
     "Factors in which the modes differ and the runs do not."
     return [f for f in ('network', 'precision', 'kd', 'ranks') if getattr(MODES[c.a], f) != getattr(MODES[c.b], f) and f not in c.attribution.factors]
 
-# %% ../nbs/44_compare.ipynb #5926eb37
+# %% ../nbs/44_compare.ipynb #5d348c25
 def _one_seed(c: Comparison) -> str: return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
 
-def _direction(c: Comparison) -> str: return 'higher' if c.difference.estimate > 0 else 'lower' if c.difference.estimate < 0 else 'the same'
+def _direction(c: Comparison) -> str: return 'higher' if c.difference.estimate > 0 else 'lower'
 
 def _alike(c: Comparison) -> str:
     "What the margin allows to say."
@@ -334,7 +334,8 @@ def _accuracy_sentence(c: Comparison) -> str:
     d, name = c.difference, f"{metric_name(c.primary['metric'])} on the {c.primary['set']} set"
     units = f' and {d.units} {c.unit_name}' if d.units else ''
     if c.n_seeds == 1:
-        return f"With {_one_seed(c)} alone, {name} of {c.b} was {_direction(c)}{f' by {abs(d.estimate):.4f}' * (d.estimate != 0)} than that of {c.a}; nothing is known about other seeds"
+        size = f'{_direction(c)} by {abs(d.estimate):.4f} than' if d.estimate else 'the same as'
+        return f'With {_one_seed(c)} alone, {name} of {c.b} was {size} that of {c.a}; nothing is known about other seeds'
     rests = f'{c.n_seeds} seeds{units}'
     sure = f"{d.level:.0%} interval, {rests}{_p_words(c.p, c.p_holm, c.family, '; ')}{'; no test, since ' + c.reasons['p'] if c.p is None and 'p' in c.reasons else ''}"
     if not told(c): return f'No difference between {c.a} and {c.b} in {name} can be told: {d:+.4f} ({sure}){_alike(c)}'
@@ -346,7 +347,7 @@ def _called(c: Comparison) -> str:
     return f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({label(c.attribution)})'
 
 def _time_sentence(c: Comparison, about: str) -> str:
-    i, name = c.speedup[about], {'train_s': 'training', 'total_s': 'training with its teacher and signal'}[about]
+    i, name = c.speedup[about], {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}[about]
     if i.n == 1: return f'With {_one_seed(c)} alone, {name} of {c.b} was {_times(i)} as that of {c.a}; nothing is known about other seeds'
     sure = f"{i.level:.0%} interval, {i.n} seeds{_p_words(c.p_times.get(about), c.p_times_holm.get(about), c.family, '; ')}"
     if not told(c, about): return f'No difference between {c.a} and {c.b} in the time of {name} can be told: {_times(i)} ({sure})'

@@ -171,15 +171,14 @@ def phases_figure(
     figure.legend(loc='outside lower center', ncols=3)
     return figure
 
-# %% ../nbs/56_figures.ipynb #157ea4e2
+# %% ../nbs/56_figures.ipynb #daf609fa
 def pooled_gradients(
     moments: Iterable[dict],  # the `gradients` of records, of one network: step, scale, layers
-) -> pd.DataFrame:            # index: exponents (of bins two wide); columns: layers in their order; shares of all numbers
+) -> pd.DataFrame:            # index: exponents (of bins two wide); columns: layers in their order; shares of the numbers that are not zero
     "Gradient histograms of several steps and runs as one."
     rows = [(layer['layer'], layer['log2_from'] + 2 * i, share) for m in moments for layer in m['layers'] for i, share in enumerate(layer['shares'])]
-    n = {name: sum(layer['layer'] == name for m in moments for layer in m['layers']) for name in dict.fromkeys(name for name, _, _ in rows)}
-    table = pd.DataFrame(rows, columns=['layer', 'exponent', 'share']).pivot_table(index='exponent', columns='layer', values='share', aggfunc='sum')[list(n)]
-    return (table / pd.Series(n)).reindex(range(int(table.index.min()), int(table.index.max()) + 1, 2)).fillna(0.)
+    table = pd.DataFrame(rows, columns=['layer', 'exponent', 'share']).pivot_table(index='exponent', columns='layer', values='share', aggfunc='sum')[list(dict.fromkeys(name for name, _, _ in rows))]
+    return (table / table.sum()).reindex(range(int(table.index.min()), int(table.index.max()) + 1, 2)).fillna(0.)
 
 @drawing
 def gradients_figure(
@@ -318,7 +317,7 @@ def _metric(e: Evidence) -> str:
 
 def _machine(e: Evidence) -> str: return f"All runs on {e.records[0]['environment']['device']}."
 
-# %% ../nbs/56_figures.ipynb #105ae939
+# %% ../nbs/56_figures.ipynb #7818b3e6
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
     return (f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
@@ -352,7 +351,7 @@ def _gradients_caption(e: Evidence) -> str:
     runs = [r for r in e.records if r.get('gradients')]
     steps = sorted({m['step'] for r in runs for m in r['gradients']})
     return (f"Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
-            'Each histogram has its own height. At the right: the share of numbers too small for fp16, which it would turn to zero without a loss scale.')
+            'Each histogram has its own height. At the right: of the numbers that are not zero, the share too small for fp16, which it would turn to zero without a loss scale.')
 
 def _fidelity_caption(e: Evidence) -> str:
     return (f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} with 95% intervals. "
