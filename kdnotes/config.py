@@ -253,19 +253,20 @@ def parameters_from(
         if changed and not name.startswith('_') and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name): refuse(name)
     return {name: namespace[name] for name in sorted(allowed) if name in namespace}
 
-# %% ../nbs/00_config.ipynb #54b5526d
+# %% ../nbs/00_config.ipynb #dabc45be
 @dataclass(frozen=True)
 class Machine:
     "What resolving needs to know about the machine."
     device: str          # 'cpu' or 'cuda'
     cores: int           # usable CPU cores
     gpus: int = 0        # visible GPUs
-    bf16: bool = True    # does the device compute bf16?
+    bf16: bool = True    # has the device instructions for bf16?
 
 def resolve_precision(
     precision: str,  # 'fp32' | 'tf32' | 'mixed'
     amp_dtype: str,  # 'auto' | 'fp16' | 'bf16'
     device: str,     # 'cpu' | 'cuda'
+    bf16: bool = True,  # has the device instructions for bf16?
 ) -> tuple[str, str]:  # (fp32 | tf32 | fp16 | bf16, the reason)
     "The number format products are computed in, and why."
     if precision == 'fp32': return 'fp32', 'the mode trains in fp32; TF32 is off'
@@ -274,9 +275,11 @@ def resolve_precision(
         return 'tf32', 'asked for by precision=tf32'
     if device == 'cpu' and amp_dtype == 'fp16':
         raise ConfigError("amp_dtype='fp16' is refused on a CPU, where fp16 products are emulated and hundreds of times slower; use amp_dtype='bf16' or a GPU")
-    if amp_dtype == 'auto':
-        return ('fp16', 'auto on CUDA: fp16 with dynamic loss scaling') if device == 'cuda' else ('bf16', 'auto on a CPU: bf16, which needs no loss scaling')
-    return amp_dtype, f'asked for by amp_dtype={amp_dtype}'
+    if amp_dtype == 'auto' and device == 'cuda': return 'fp16', 'auto on CUDA: fp16 with dynamic loss scaling'
+    reason = 'auto on a CPU: bf16, which needs no loss scaling' if amp_dtype == 'auto' else f'asked for by amp_dtype={amp_dtype}'
+    if amp_dtype == 'fp16': return 'fp16', reason
+    if not bf16 and device == 'cuda': raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
+    return 'bf16', reason + '; this CPU has no instructions for bf16, so mixed precision is slower than fp32 here' * (not bf16)
 
 # %% ../nbs/00_config.ipynb #00ac566a
 _RANKS_A_CORE = 4  # more processes than cores are slow and use memory each; a few more are useful to try parallel code
@@ -297,7 +300,7 @@ def resolve_ranks(
         raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
-# %% ../nbs/00_config.ipynb #2f6f5df4
+# %% ../nbs/00_config.ipynb #2a298240
 def resolve(
     config: RunConfig,
     machine: Machine,
@@ -308,8 +311,7 @@ def resolve(
     mode, profile = MODES[config.mode], PROFILES[config.profile]
     ranks, threads = resolve_ranks(config.ranks, config.threads_per_rank, mode.ranks, machine)
     precision = config.precision or mode.precision
-    dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device)
-    if dtype == 'bf16' and not machine.bf16: raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
+    dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device, machine.bf16)
     if dtype == 'fp16' and config.gradient_dtype == 'powersgd' and ranks > 1:
         raise ConfigError("gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'")
     student = mode.network == 'student'

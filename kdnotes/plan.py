@@ -72,7 +72,7 @@ def needs_teacher(config: RunConfig) -> bool:
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
-# %% ../nbs/39_plan.ipynb #4c1860fd
+# %% ../nbs/39_plan.ipynb #556fc464
 def plan(
     config: RunConfig,
     on: Machine | None = None,      # None: this machine
@@ -82,7 +82,7 @@ def plan(
     if on is None:
         from kdnotes.runtime import machine
         on = machine()
-    _, reason = resolve_precision(config.precision or MODES[config.mode].precision, config.amp_dtype, on.device)
+    _, reason = resolve_precision(config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16)
     transfer = 'none' if config.transfer == 'none' else resolve_corpus(config.task, config.transfer)
     asked, name, corpora = config, resolve_corpus(config.task, config.corpus), {} if corpora is None else corpora
     config = resolve(asked, on, name, transfer)

@@ -17,12 +17,17 @@ from .config import Machine, RunConfig, resolve_precision, resolved_dtype, root
 __all__ = ['STREAMS', 'SPINS', 'PLACES', 'machine', 'stream', 'torch_seed', 'set_matmul_precision', 'Runtime', 'Agreement',
            'Waits', 'process_environment', 'process_command', 'die_with_parent', 'start', 'stop']
 
-# %% ../nbs/30_runtime.ipynb #9312cbb8
+# %% ../nbs/30_runtime.ipynb #11e286e8
+def _cpu_has_bf16() -> bool:
+    "Has this CPU instructions for products in bf16? What torch cannot tell counts as yes."
+    told = [has for name, has in getattr(torch.cpu, 'get_capabilities', dict)().items() if name.endswith('bf16')]
+    return any(told) if told else True
+
 def machine() -> Machine:
     "What this machine offers: the CPU cores this process may use, and the visible GPUs."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     if torch.cuda.is_available(): return Machine('cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported(including_emulation=False))
-    return Machine('cpu', cores)
+    return Machine('cpu', cores, bf16=_cpu_has_bf16())
 
 # %% ../nbs/30_runtime.ipynb #595665ed
 STREAMS = ('init', 'data', 'dropout', 'order', 'teacher', 'tuning', 'bootstrap')
