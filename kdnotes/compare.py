@@ -18,11 +18,11 @@ from .telemetry import BUSY_SHARE, is_busy
 
 # %% auto #0
 __all__ = ['HARDWARE', 'TIMES', 'SEED', 'UNIT_NAMES', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
-           'check_arm', 'commits', 'unit_matrix', 'Comparison', 'compare', 'told', 'explain', 'sentence',
-           'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
+           'check_arm', 'commits', 'unit_matrix', 'of_one_machine', 'Comparison', 'compare', 'told', 'explain',
+           'sentence', 'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
-# %% ../nbs/44_compare.ipynb #20154955
-HARDWARE = ('device', 'cpu', 'torch')  # if one of them differs, times cannot be compared
+# %% ../nbs/44_compare.ipynb #0488ba34
+HARDWARE = ('device', 'cpu', 'torch')  # where one of them differs, times cannot be compared
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
 _BY_SEED = {'seed', 'teacher_seed', 'teacher_run_id', 'initial'}  # may differ between the seeds of an arm
 
@@ -157,15 +157,29 @@ def _differences(pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None)
         return None, warnings, f'the runs were not scored on the same units ({x.shape[1]} and {y.shape[1]})'
     return y[x.columns].to_numpy() - x.to_numpy(), warnings, None
 
-# %% ../nbs/44_compare.ipynb #0f8b5271
+# %% ../nbs/44_compare.ipynb #71a4d496
 TIMES = ('train_s', 'total_s')  # training alone; with the teacher's training and its signal
+
+def of_one_machine(
+    groups: Sequence[Sequence[dict]],  # records that stay together: pairs, or runs by themselves
+) -> tuple[list, str]:                 # the groups of the machine that made most of them, none where two made equally many; in what the machines differ, '' if in nothing
+    "Those whose times can stand side by side."
+    seen = {name: sorted({str(r['environment'].get(name)) for group in groups for r in group}) for name in HARDWARE}
+    differ = next((f"different {name}: {' and '.join(values)}" for name, values in seen.items() if len(values) > 1), '')
+    if not differ: return list(groups), ''
+    made: dict[tuple, list] = {}
+    for group in groups:
+        on = {tuple(str(r['environment'].get(name)) for name in HARDWARE) for r in group}
+        if len(on) == 1: made.setdefault(on.pop(), []).append(group)
+    most, *others = sorted(made.values(), key=len, reverse=True) or [[]]
+    return (most if not others or len(most) > len(others[0]) else []), differ
 
 def _speedups(pairs: Sequence[tuple[dict, dict]], level: float) -> tuple[dict[str, Interval], list[str], dict[str, str]]:
     "How many times as fast b is, by time key; warnings; and why not."
-    runs, found, warnings, reasons = [r for pair in pairs for r in pair], {}, [], {}
-    for name in HARDWARE:
-        seen = sorted({str(r['environment'].get(name)) for r in runs})
-        if len(seen) > 1: return {}, [], dict.fromkeys(TIMES, f"times are not compared over different {name}: {' and '.join(seen)}")
+    pairs, differ = of_one_machine(pairs)
+    if not pairs: return {}, [], dict.fromkeys(TIMES, f'times are not compared over {differ}')
+    runs, found, reasons = [r for pair in pairs for r in pair], {}, {}
+    warnings = [f"times are of seed{'s' * (len(pairs) > 1)} {', '.join(str(a['seed']) for a, _ in pairs)} alone, made on {runs[0]['environment']['device']} with torch {runs[0]['environment']['torch']}, since the runs are of {differ}"] if differ else []
     for key in TIMES:
         missing, timed = [r for r in runs if not r['time'].get(key)], [p for p in pairs if all(r['time'].get(key) for r in p)]
         if timed: found[key] = ratio_interval([p[0]['time'][key] for p in timed], [p[1]['time'][key] for p in timed], level)

@@ -50,8 +50,8 @@ def evidence_alone(
             if before is None: del os.environ['KDNOTES_HOME']
             else: os.environ['KDNOTES_HOME'] = before
 
-# %% ../nbs/59_thesis.ipynb #d805bfb0
-PARTS = ('main', 'sensitivity', 'without_transfer', 'tuning', 'transfer')
+# %% ../nbs/59_thesis.ipynb #ff19b201
+PARTS = ('main', 'sensitivity', 'without_transfer', 'without_bf16', 'tuning', 'transfer')
 LISTED = {'tuning': trial_values, 'transfer': transfer_values}  # parts whose runs are told one by one, with no comparison and no figure
 
 def planned(
@@ -237,7 +237,7 @@ def build(
     pdf.write_bytes(compiled(where))
     return pdf
 
-# %% ../nbs/59_thesis.ipynb #db25bff7
+# %% ../nbs/59_thesis.ipynb #45c1a953
 def main(
     arguments: Sequence[str] | None = None,  # None: those of the command line
 ) -> int:  # exit status
@@ -247,7 +247,7 @@ def main(
         if command == 'build' and not rest: print(build(root()))
         elif command == 'pin' and rest and all('=' in a for a in rest): print(pin(root(), dict(a.split('=', 1) for a in rest)))
         elif command == 'facts' and rest: print(*write_facts(root(), rest), sep='\n')
-        else: raise ThesisError('usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] [without_transfer=<study>] [tuning=<study>] [transfer=<study>] | facts corpus | coverage | <bench.json or gpu_check.json> ...')
+        else: raise ThesisError('usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] [without_transfer=<study>] [without_bf16=<study>] [tuning=<study>] [transfer=<study>] | facts corpus | coverage | <bench.json or gpu_check.json> ...')
     except KdnotesError as e:
         print(e, file=sys.stderr)
         return 1

@@ -38,8 +38,19 @@ def test_another_machine_refuses_times_but_not_accuracy(change):
     c = compare(a, b, units_of(a + b))
     assert c.difference is not None and not c.speedup and next(iter(change)) in c.reasons['train_s'] and c.attribution.factor is None
     assert 'times are not compared over different' in explain(c)
-    mixed = arm('full_kd', (0, 1)) + arm('full_kd', (2,), **change)   # one seed elsewhere is enough
-    assert not compare(a, mixed).speedup and compare(a, mixed).difference is not None
+
+
+@pytest.mark.parametrize('change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')])
+def test_times_are_of_the_machine_that_made_most_pairs(change):
+    here = dict(a=arm('full_student', range(3), train_s=20.), b=arm('full_kd', range(3), train_s=10.))
+    there = dict(a=arm('full_student', (3, 4), train_s=20., **change), b=arm('full_kd', (3, 4), train_s=40., **change))
+    c = compare(here['a'] + there['a'], here['b'] + there['b'])
+    assert c.speedup == compare(here['a'], here['b']).speedup and c.speedup['train_s'].n == 3  # nothing of the two that were slower
+    assert c.difference.n == 5 and c.attribution.factor == 'kd' and any('times are of seeds 0, 1, 2 alone' in w and next(iter(change)) in w for w in c.warnings)
+    torn = compare(arm('full_student', range(3)), here['b'][:2] + arm('full_kd', (2,), **change))  # a pair from two machines has no ratio
+    assert torn.speedup['train_s'].n == 2 and torn.difference.n == 3
+    even = compare(here['a'][:2] + there['a'], here['b'][:2] + there['b'])
+    assert not even.speedup and 'times are not compared over different' in even.reasons['train_s'] and even.difference.n == 4
 
 
 @pytest.mark.parametrize('change, words', [(dict(corpus='wikiqa'), 'different corpora'), (dict(smoke=True), 'smoke'), (dict(metric='mrr'), 'different primary metrics')])

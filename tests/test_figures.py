@@ -110,8 +110,15 @@ def test_energy_of_some_arms_is_shown_for_these():
     assert made.path and 'full_student' not in made.caption.split('means: ')[1].split('.')[0]
 
 
-def test_runs_of_two_machines_share_no_times():
+def test_a_run_of_another_machine_is_left_out_of_times():
     commit(study(seeds=(0, 1)) + [run('full_kd', 2, torch='2.14.0')])
+    made = {f.name: f for f in fg.study_figures('made')}
+    n = len(study(seeds=(0, 1)))
+    for name in ('throughput', 'phases', 'effects', 'accuracy_time'): assert made[name].path and f'Times are those of {n} of {n + 1} runs' in made[name].caption
+
+
+def test_two_machines_with_equally_many_runs_share_no_times():
+    commit(study(seeds=(0, 1)) + study(seeds=(2, 3), torch='2.14.0'))
     made = {f.name: f for f in fg.study_figures('made')}
     without = {n for n, f in made.items() if f.path is None}
     assert without - LATER == {'accuracy_time', 'accuracy_energy', 'throughput', 'phases', 'timelines'}

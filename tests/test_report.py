@@ -96,14 +96,24 @@ def test_curves_read_the_trainers_points():
     assert rp.curve_set([record]) == 'dev'
 
 
-def test_different_machines_show_no_times_and_remove_stale_figures():
+def test_times_are_of_the_machine_that_made_most():
+    moved = make_record('full_student', 0, torch='2.14.0')
+    for r in (*study(), moved): write_run(r)
+    found = rp.report('made')
+    assert 'examples_per_s' not in found.values['full_student'] and found.values['full_student']['primary'].estimate == pytest.approx(moved['primary']['value'], abs=1e-4)
+    assert all(found.values[r['arm']]['train_s'].n == 3 for r in study())
+    assert any('times are those of 9 of 10 runs' in n and 'different torch: 2.13.0 and 2.14.0' in n for n in found.notes)
+    assert (figures_path('made') / 'throughput.svg').exists()
+
+
+def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figures():
     for r in study(): write_run(r)
     rp.report('made')
-    write_run(make_record('full_student', 0, torch='2.14.0'))
+    for seed in range(9): write_run(make_record('full_student', seed, torch='2.14.0'))
     found = rp.report('made')
     assert set(found.figures) == {'curves'} and not (figures_path('made') / 'throughput.svg').exists()
     left_out = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
-    assert left_out['sha256'] is None and 'different torch: 2.13.0 and 2.14.0' in left_out['reason'] and len(left_out['run_ids']) == 10
+    assert left_out['sha256'] is None and 'different torch: 2.13.0 and 2.14.0' in left_out['reason'] and len(left_out['run_ids']) == 18
     assert any('times are left out' in n for n in found.notes) and 'train s' not in found.arms.columns and 'test map' in found.arms.columns
 
 
