@@ -78,9 +78,24 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
     parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
 
-# %% ../nbs/60_cli.ipynb #25dad9da
+# %% ../nbs/60_cli.ipynb #b77b22c7
+def _forget(args: argparse.Namespace) -> int:
+    "Take runs out of a study."
+    from kdnotes.records import forget
+    elsewhere = forget(args.study, args.run_id)
+    print(f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them, and whatever they stand on, again")
+    if elsewhere: print(f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: forget them there as well")
+    return 0
+
+def _forget_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = 'Takes finished runs out of a study: out of thesis/data/<study>.*, and their folders aside, to runs/.forgotten/.'
+    parser.add_argument('study')
+    parser.add_argument('run_id', nargs='+')
+
+# %% ../nbs/60_cli.ipynb #350c8965
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
+    Command('forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
 ]
 

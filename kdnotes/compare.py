@@ -268,7 +268,7 @@ def compare(
                       (*_warnings(pairs, left_out), *warnings, *slow), **found, p_times={k: interval_test(i, 1., log=True).p for k, i in speedup.items()},
                       unit_name=UNIT_NAMES.get(pairs[0][0]['task'], 'units'))
 
-# %% ../nbs/44_compare.ipynb #6f3df4bf
+# %% ../nbs/44_compare.ipynb #cd2bcccd
 def told(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
@@ -286,7 +286,9 @@ def _p_words(p: float | None, corrected: float | None, family: Family | None, st
     "A p value and its correction, or nothing."
     def words(x): return 'p < 0.001' if x < .001 else f'p = {x:.3f}'
     if p is None: return ''
-    return start + (words(p) + ', uncorrected' * bool(start) if corrected is None else f"{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'")
+    if corrected is None: return start + words(p) + ', uncorrected' * bool(start)
+    if len(family.members) == 1: return f"{start}{words(corrected)}, the only comparison of '{family.name}'"
+    return f"{start}{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'"
 
 # %% ../nbs/44_compare.ipynb #1323958e
 def _times(i: Interval) -> str:

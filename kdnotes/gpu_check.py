@@ -95,7 +95,7 @@ def _made(
     last = next((line.strip() for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines()) if line.strip()), 'it said nothing')
     return dict(error=f'it did not end within {seconds:.0f} s' if late.is_set() else f'its process ended with exit code {process.returncode}: {last}', seconds=seconds)
 
-# %% ../nbs/52_gpu_check.ipynb #873857fa
+# %% ../nbs/52_gpu_check.ipynb #5c72ae8b
 def gpu_check(
     device: str = 'cuda',      # 'cuda', or 'cpu' for a rehearsal
     smoke: bool = False,       # tiny models and a few steps: its numbers mean nothing
@@ -118,19 +118,21 @@ def gpu_check(
     for module, what in absent.items(): say(f'{module} is not installed; without it there is no: {what}')
     results = dict(schema=1, began=began.isoformat(timespec='seconds'), settings=dict(job, minutes=minutes), absent=absent, parts={})
     chosen = [p for p in ORDER if p in parts or p == 'machine']
-    for i, part in enumerate(chosen):
-        left = 60 * minutes - (time.monotonic() - begin)
-        races = sum(p in ('minilm', 'bert') for p in chosen[i:])
-        seconds = min(LIMITS[part], left / 2 if races == 2 and part == 'minilm' else left)
-        if 'error' in results['parts'].get('machine', {}): found = dict(error='it needs the first part')
-        elif seconds < SHORTEST: found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
-        else: found = _made(part, job | dict(seconds=seconds), folder, say)
-        results['parts'][part] = found
-        if 'error' in found: say(f"{part}: {found['error']}")
-        elif part == 'machine': job |= dict(corpus=found['corpus'], teachers=found['teachers'])
-    shutil.rmtree(folder / 'models', ignore_errors=True)
-    for leftover in folder.glob('*.job.json'): leftover.unlink()
-    write_json(folder / 'gpu_check.json', results | dict(failed=failures(results), minutes=round((time.monotonic() - begin) / 60, 1)))
+    try:
+        for i, part in enumerate(chosen):
+            left = 60 * minutes - (time.monotonic() - begin)
+            races = sum(p in ('minilm', 'bert') for p in chosen[i:])
+            seconds = min(LIMITS[part], left / 2 if races == 2 and part == 'minilm' else left)
+            if 'error' in results['parts'].get('machine', {}): found = dict(error='it needs the first part')
+            elif seconds < SHORTEST: found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
+            else: found = _made(part, job | dict(seconds=seconds), folder, say)
+            results['parts'][part] = found
+            if 'error' in found: say(f"{part}: {found['error']}")
+            elif part == 'machine': job |= dict(corpus=found['corpus'], teachers=found['teachers'])
+            write_json(folder / 'gpu_check.json', results | dict(failed=failures(results), minutes=round((time.monotonic() - begin) / 60, 1)))  # what is found stays, should the next part be the last
+    finally:
+        shutil.rmtree(folder / 'models', ignore_errors=True)
+        for leftover in folder.glob('*.job.json'): leftover.unlink()
     return results
 
 # %% ../nbs/52_gpu_check.ipynb #4377c958

@@ -18,7 +18,7 @@ from .schema import SCHEMA, RecordError, check_read, check_record, check_row, ma
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
-           'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy']
+           'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy', 'forget']
 
 # %% ../nbs/40_records.ipynb #860726f5
 def append_row(
@@ -178,7 +178,7 @@ def lock_run(
     "Hold a run's folder while training into it."
     return lock(folder.path / '.lock', wait=False)
 
-# %% ../nbs/40_records.ipynb #c067b6c9
+# %% ../nbs/40_records.ipynb #fb1e3560
 def _evidence(study: str) -> tuple[Path, Path, Path]:
     "The exported records, units and predictions of a study."
     return tuple(evidence_path() / f'{study}.{name}' for name in ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz'))
@@ -200,15 +200,21 @@ def export(
     study: str,
 ) -> None:
     "Merge a study's finished runs into the committed evidence."
+    with _exporting(study): _write_evidence(study, _found(study))
+
+def _exporting(study: str) -> AbstractContextManager: return lock(runs_path() / '.locks' / f'export-{study}.lock')
+
+def _write_evidence(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> None:
+    "Make a study's evidence hold these runs and no others; records last."
     records_path, units_path, predictions_path = _evidence(study)
-    with lock(runs_path() / '.locks' / f'export-{study}.lock'):
-        found = _found(study)
-        if not found: return
-        write_csv(units_path, units(study), TABLES['units'][1])
-        wide = _wide(_tables('predictions', study, [i for i, (_, folder) in found.items() if folder or i in _columns(predictions_path)]))
-        write_csv(predictions_path, wide, 5)
-        lines = [json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False) for record, _ in found.values()]
-        atomic_write(records_path, ''.join(line + '\n' for line in lines))
+    if not found:
+        for path in _evidence(study): path.unlink(missing_ok=True)
+        return
+    write_csv(units_path, units(study, found), TABLES['units'][1])
+    wide = _wide(_tables('predictions', study, [i for i, (_, folder) in found.items() if folder or i in _columns(predictions_path)]))
+    write_csv(predictions_path, wide, 5)
+    lines = [json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False) for record, _ in found.values()]
+    atomic_write(records_path, ''.join(line + '\n' for line in lines))
 
 # %% ../nbs/40_records.ipynb #47845273
 def find_record(
@@ -305,3 +311,21 @@ def tidy(
         'ranks': r['parallel']['ranks'], 'primary': r['primary']['value'],
         **{f'{s}.{name}': value for s, metrics in r['metrics'].items() for name, value in metrics.items()},
         **r['time'], **r['throughput'], **r['memory'], **r['energy']} for r in records])
+
+# %% ../nbs/40_records.ipynb #69306196
+def forget(
+    study: str,
+    run_ids: Iterable[str],
+) -> list[str]:  # studies that have the folder of some of these runs too: it would be taken from there and not be made
+    "Take finished runs out of a study, so that they are made again: out of its evidence, and their folders aside, to `runs/.forgotten/`."
+    run_ids = list(dict.fromkeys(run_ids))
+    with _exporting(study):
+        found = _found(study)
+        if unknown := [i for i in run_ids if i not in found]: raise RecordError(f"study {study!r} has no finished run {', '.join(unknown)}; it has {', '.join(found) or 'none'}")
+        for i in run_ids:
+            if not (folder := found.pop(i)[1]): continue
+            with lock_run(folder):
+                (aside := runs_path() / '.forgotten' / study).mkdir(parents=True, exist_ok=True)
+                folder.path.rename(aside / f'{i}-{time.time_ns()}')
+        _write_evidence(study, found)
+    return sorted({other[0]['study'] for i in run_ids if (other := find_record(i)) and other[1]})

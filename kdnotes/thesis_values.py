@@ -71,12 +71,17 @@ def keeps(
     "Is b shown to be no worse than a by a margin?"
     return bool(comparison) and any(e.margin == margin and e.noninferior for e in comparison.equivalences)
 
-# %% ../nbs/57_thesis_values.ipynb #8f942cf8
+# %% ../nbs/57_thesis_values.ipynb #1c8dbbff
 STEPS = {  # key -> (a, b)
     'ranks': ('baseline', 'parallel_baseline'), 'network': ('parallel_baseline', 'full_student'), 'kd': ('full_student', 'full_kd'), 'precision': ('full_kd', 'mixed_kd'),
     'teacher_precision': ('baseline', 'mixed_baseline'), 'student_precision': ('full_student', 'mixed_student'), 'kd_mixed': ('mixed_student', 'mixed_kd'),
     'procedure_2': ('baseline', 'full_kd'), 'procedure_3': ('baseline', 'mixed_kd'),
 }
+
+def _own_times(c: Comparison) -> list[str]:
+    "Times there is something to say about; without a teacher in either arm the total is the training again."
+    again = c.speedup and c.speedup.get('total_s') == c.speedup.get('train_s')
+    return [k for k in TIMES if (k in c.speedup or k in c.reasons) and not (again and k == 'total_s')]
 
 def short(
     comparison: Comparison | None,
@@ -86,7 +91,7 @@ def short(
     if c is None: return 'not run'
     def p(value): return '' if value is None else ', corrected p < 0.001' if value < .001 else f', corrected p = {value:.3f}'
     said = [f"{metric_name(c.primary['metric'])} {c.difference:+.3f}{p(c.p_holm)}"] if c.difference else []
-    said += [f"{words} divided by {c.speedup[k]:.2f}{p(c.p_times_holm.get(k))}" for k, words in (('train_s', 'training time'), ('total_s', 'total time')) if k in c.speedup]
+    said += [f"{dict(train_s='training time', total_s='total time')[k]} divided by {c.speedup[k]:.2f}{p(c.p_times_holm.get(k))}" for k in _own_times(c) if k in c.speedup]
     seeds = f'{c.n_seeds} seeds' if c.n_seeds > 1 else 'one seed, so nothing about others' if c.n_seeds else 'not compared'
     return '; '.join([*said, seeds + (f', {c.n_units} {c.unit_name}' if c.n_units else '')])
 
@@ -97,7 +102,7 @@ def step_values(
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
-    said = [sentence(c), *(sentence(c, key) for key in TIMES if key in c.speedup or key in c.reasons)] if c else [f'{a} and {b} are not compared, since one of them has no runs.']
+    said = [sentence(c), *(sentence(c, key) for key in _own_times(c))] if c else [f'{a} and {b} are not compared, since one of them has no runs.']
     values = dict(a=a, b=b, verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'), keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]), sentence=' '.join(dict.fromkeys(said)), short=short(c), n_seeds=c.n_seeds if c else 0)
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))

@@ -151,6 +151,19 @@ def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkey
     assert 'lost the GPU' in wrong[0] and 'did not end within' in wrong[1] and 'dreadful' in wrong[2] and 'numbers: hello' in told
     assert results_of(tmp_path)['failed'] == wrong and last_line(G.text(results)) == 'gpu-check: 3 failed of 0 checks'
 
+def test_what_was_found_before_an_interruption_stays_and_models_do_not(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    def made(part, job, folder, say):
+        if part == 'numbers': raise KeyboardInterrupt
+        (folder / 'models').mkdir()
+        (folder / f'{part}.job.json').write_text('{}')
+        return dict(corpus='embedded', teachers={}, seconds=1.)
+    monkeypatch.setattr(G, '_made', made)
+    with pytest.raises(KeyboardInterrupt): G.gpu_check('cpu', smoke=True, parts=('numbers', 'fits'), corpus='embedded')
+    assert set(results_of(tmp_path)['parts']) == {'machine'}
+    folder, = (tmp_path / 'runs' / 'gpu-check').iterdir()
+    assert [p.name for p in folder.iterdir()] == ['gpu_check.json']
+
 @pytest.mark.slow
 def test_a_rehearsal_of_everything(tmp_path):
     done = gpu_check(tmp_path, '--device', 'cpu', '--smoke', '--corpus', 'embedded')

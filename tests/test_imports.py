@@ -59,7 +59,7 @@ EDGES = {
     'coverage': {'stats', 'significance'},
     'thesis_values': {'config', 'telemetry', 'tuning', 'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},
     'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'drawing', 'significance', 'compare', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_values'},
-    'cli': {'config', 'doctor', 'gpu_check'},
+    'cli': {'config', 'records', 'doctor', 'gpu_check'},
 }
 
 def imports(module: str) -> set[str]:

@@ -309,6 +309,35 @@ def test_export_keeps_runs_whose_folder_is_gone(home):
     assert folder is None and record['primary']['value'] == 1/3  # full precision
 
 
+def test_a_forgotten_run_leaves_the_evidence_as_if_it_had_never_been(home):
+    finish('r-a')
+    R.export('s')
+    before = evidence(home)
+    run = finish('r-b', seed=1)
+    R.export('s')
+    assert evidence(home) != before and R.forget('s', ['r-b']) == []
+    assert evidence(home) == before and R.find_record('r-b') is None and not run.path.exists()
+    assert [p.name for p in (home/'runs'/'.forgotten'/'s').glob('r-b-*/record.json')] == ['record.json']  # put aside, not deleted
+    R.export('s')
+    assert evidence(home) == before  # and it stays forgotten
+
+
+def test_a_run_whose_folder_is_gone_can_be_forgotten_and_the_others_stay(home):
+    import shutil
+    for i in ('r-a', 'r-b'): shutil.rmtree((finish(i), R.export('s'))[0].path)
+    R.forget('s', ['r-a'])
+    assert [r['run_id'] for r in R.records('s')] == ['r-b'] and set(R.units('s')['run_id']) == set(R.predictions('s')['run_id']) == {'r-b'}
+
+
+def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
+    run = finish('r-a')
+    R.export('s')
+    before = evidence(home)
+    with pytest.raises(R.RecordError, match="no finished run r-x; it has r-a"): R.forget('s', ['r-a', 'r-x'])
+    with R.lock_run(run), pytest.raises(BusyError): R.forget('s', ['r-a'])
+    assert evidence(home) == before and run.done
+
+
 def test_a_folder_wins_over_its_older_copy(home):
     run = finish()
     R.export('s')
