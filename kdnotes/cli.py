@@ -78,13 +78,14 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
     parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
 
-# %% ../nbs/60_cli.ipynb #b77b22c7
+# %% ../nbs/60_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
     from kdnotes.records import forget
-    elsewhere = forget(args.study, args.run_id)
-    print(f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them, and whatever they stand on, again")
+    elsewhere, stand = forget(args.study, args.run_id)
+    print(f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them again, and what they stand on where its weights are gone")
     if elsewhere: print(f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: forget them there as well")
+    if stand: print(f"{', '.join(stand)} learnt or started from them, and will not fit those that are made again: forget them, too")
     return 0
 
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:

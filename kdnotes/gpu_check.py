@@ -95,7 +95,7 @@ def _made(
     last = next((line.strip() for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines()) if line.strip()), 'it said nothing')
     return dict(error=f'it did not end within {seconds:.0f} s' if late.is_set() else f'its process ended with exit code {process.returncode}: {last}', seconds=seconds)
 
-# %% ../nbs/52_gpu_check.ipynb #5c72ae8b
+# %% ../nbs/52_gpu_check.ipynb #5faa3b05
 def gpu_check(
     device: str = 'cuda',      # 'cuda', or 'cpu' for a rehearsal
     smoke: bool = False,       # tiny models and a few steps: its numbers mean nothing
@@ -129,7 +129,7 @@ def gpu_check(
             results['parts'][part] = found
             if 'error' in found: say(f"{part}: {found['error']}")
             elif part == 'machine': job |= dict(corpus=found['corpus'], teachers=found['teachers'])
-            write_json(folder / 'gpu_check.json', results | dict(failed=failures(results), minutes=round((time.monotonic() - begin) / 60, 1)))  # what is found stays, should the next part be the last
+            write_json(folder / 'gpu_check.json', results | dict(failed=failures(results), complete=len(results['parts']) == len(chosen), minutes=round((time.monotonic() - begin) / 60, 1)))  # what is found stays, should the next part be the last
     finally:
         shutil.rmtree(folder / 'models', ignore_errors=True)
         for leftover in folder.glob('*.job.json'): leftover.unlink()

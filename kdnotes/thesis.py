@@ -76,7 +76,7 @@ def part_records(
         if (r['arm'], str(r['seed'])) != (arm, seed.split()[0]): raise ThesisError(f"run {i} is arm {r['arm']}, seed {r['seed']} in its record and arm {arm}, seed {seed} in thesis/plan.json; pin {part}={study} again")
     return found
 
-# %% ../nbs/59_thesis.ipynb #6fb3d341
+# %% ../nbs/59_thesis.ipynb #b0c9835c
 def _check_starts(plan: dict, found: Sequence[dict]) -> None:
     "Runs that gave others their first weights are among what the thesis rests on."
     known = {i for part in PARTS for *_, i in planned(plan, part)}
@@ -96,6 +96,8 @@ def pin(
         if not study: continue
         with evidence_alone(where): arms = arms_of(records(study))
         if not arms: raise ThesisError(f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs are exported as they end')
+        if part == 'without_bf16' and (wrong := [r['run_id'] for runs in arms.values() for r in runs if r['precision'] == 'bf16' and 'no instructions for bf16' not in r['precision_reason']]):
+            raise ThesisError(f"{', '.join(wrong)} ran on a processor that has bf16, by its record; without_bf16 is for a study of one that has not")
         def name(r, runs): return str(r['seed']) if sum(x['seed'] == r['seed'] for x in runs) == 1 else f"{r['seed']} {r['run_id'].rpartition('-')[2]}"  # trials share a seed
         plan['parts'][part] = dict(study=study, runs={arm: {name(r, runs): r['run_id'] for r in runs} for arm, runs in arms.items()})
     return write_json(path, plan)
@@ -143,12 +145,13 @@ def facts_of(
     "All facts in the evidence."
     return {p.stem: read_json(p) for p in sorted((where / 'thesis' / 'data').glob('*.json'))}
 
-# %% ../nbs/59_thesis.ipynb #a59da19a
+# %% ../nbs/59_thesis.ipynb #96d61106
 def gpu_facts(
     results: dict,  # of `make gpu-check`: runs/gpu-check/<time>/gpu_check.json
 ) -> dict:          # source, device, failed, energy and rates (tables, text); what was not measured is not there
     "A GPU check in few numbers."
     if results['settings']['smoke']: raise ThesisError('the results of gpu-check are those of a rehearsal, whose numbers mean nothing; run it on a GPU')
+    if not results.get('complete', True): raise ThesisError('gpu-check was interrupted, so its results are those of some parts only; run it again')
     parts, gpu = results['parts'], results['parts']['machine'].get('gpu') or {}
     def cell(x): return '-' if x is None or x == '' or x != x else x if isinstance(x, str) else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
     def table(frame): return plain(frame.map(cell).reset_index(names=''))

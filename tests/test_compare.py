@@ -9,7 +9,7 @@ from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records import SCHEMA
 from kdnotes.significance import Family, crossed_test, holm, permutation_test
 from kdnotes.stats import paired_difference
-from kdnotes.telemetry import BUSY_SHARE
+from kdnotes.telemetry import BUSY_SHARE, timed
 
 
 def arm(mode, seeds=(0, 1, 2), value=.7, train_s=10., **parameters):
@@ -37,7 +37,7 @@ def test_another_machine_refuses_times_but_not_accuracy(change):
     a, b = arm('full_student'), arm('full_kd', **change)
     c = compare(a, b, units_of(a + b))
     assert c.difference is not None and not c.speedup and next(iter(change)) in c.reasons['train_s'] and c.attribution.factor is None
-    assert 'times are not compared over different' in explain(c)
+    assert 'times are left out, since as many runs were made with' in explain(c)
 
 
 @pytest.mark.parametrize('change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')])
@@ -46,11 +46,34 @@ def test_times_are_of_the_machine_that_made_most_pairs(change):
     there = dict(a=arm('full_student', (3, 4), train_s=20., **change), b=arm('full_kd', (3, 4), train_s=40., **change))
     c = compare(here['a'] + there['a'], here['b'] + there['b'])
     assert c.speedup == compare(here['a'], here['b']).speedup and c.speedup['train_s'].n == 3  # nothing of the two that were slower
-    assert c.difference.n == 5 and c.attribution.factor == 'kd' and any('times are of seeds 0, 1, 2 alone' in w and next(iter(change)) in w for w in c.warnings)
+    assert c.difference.n == 5 and c.attribution.factor == 'kd' and any('are of the 6 runs made with' in w and there['b'][0]['run_id'] in w for w in c.warnings)
     torn = compare(arm('full_student', range(3)), here['b'][:2] + arm('full_kd', (2,), **change))  # a pair from two machines has no ratio
     assert torn.speedup['train_s'].n == 2 and torn.difference.n == 3
     even = compare(here['a'][:2] + there['a'], here['b'][:2] + there['b'])
-    assert not even.speedup and 'times are not compared over different' in even.reasons['train_s'] and even.difference.n == 4
+    assert not even.speedup and 'as many runs were made with' in even.reasons['train_s'] and even.difference.n == 4
+
+
+def test_the_machine_is_chosen_once_for_a_study():
+    # most runs of the study were made here, most pairs of its last step elsewhere
+    runs = [r for m in ('baseline', 'parallel_baseline', 'full_student') for r in arm(m, range(3))]
+    for mode, slow in (('full_kd', 30.), ('mixed_kd', 10.)): runs += arm(mode, (0,), train_s=slow) + arm(mode, (1, 2), train_s=40. - slow, torch='2.14.0')
+    last = next(c for _, c in study_comparisons(runs) if (c.a, c.b) == ('full_kd', 'mixed_kd'))
+    assert last.speedup['train_s'].estimate == pytest.approx(3, rel=.2) and last.speedup['train_s'].n == 1 and last.difference.n == 3
+    assert [w for w in last.warnings if 'are of the 11 runs made with torch 2.13.0; left out: ' in w] == [timed(runs).note]
+
+
+def test_a_family_of_one_needs_no_correction_and_says_so():
+    (_, c), = study_comparisons([*arm('full_kd', range(3)), *arm('mixed_kd', range(3), train_s=20.)])
+    assert c.p_times_holm == c.p_times and "the only comparison of 'chain and controls'" in sentence(c, 'train_s') and 'Holm' not in sentence(c, 'train_s')
+
+
+def test_a_total_with_a_teacher_from_another_machine_is_not_used():
+    teacher = arm('baseline', range(3), torch='2.12.0')
+    a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
+    for runs in (a, b):
+        for r, t in zip(runs, teacher): r['teacher_run_id'] = t['run_id']
+    c = next(c for _, c in study_comparisons([*teacher, *a, *b]) if (c.a, c.b) == ('full_kd', 'mixed_kd'))
+    assert set(c.speedup) == {'train_s'} and 'left out' in c.reasons['total_s']
 
 
 @pytest.mark.parametrize('change, words', [(dict(corpus='wikiqa'), 'different corpora'), (dict(smoke=True), 'smoke'), (dict(metric='mrr'), 'different primary metrics')])
@@ -320,7 +343,7 @@ def test_a_time_sentence_turns_ratios_to_what_happened():
     assert 'Training of mixed_kd was 1.9' in faster and 'times as fast as that of full_kd' in faster and ', the effect of precision.' in faster
     assert 'Training of full_kd was 1.9' in slower and 'times as long' in slower
     elsewhere = compare(a, arm('mixed_kd', range(5), torch='2.14.0'))
-    assert 'times are not compared over different torch' in sentence(elsewhere, 'train_s')
+    assert 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in sentence(elsewhere, 'train_s')
 
 
 def test_interactions_are_sums_of_arms_with_weights():

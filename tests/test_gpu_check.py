@@ -160,7 +160,7 @@ def test_what_was_found_before_an_interruption_stays_and_models_do_not(tmp_path,
         return dict(corpus='embedded', teachers={}, seconds=1.)
     monkeypatch.setattr(G, '_made', made)
     with pytest.raises(KeyboardInterrupt): G.gpu_check('cpu', smoke=True, parts=('numbers', 'fits'), corpus='embedded')
-    assert set(results_of(tmp_path)['parts']) == {'machine'}
+    assert set(results_of(tmp_path)['parts']) == {'machine'} and results_of(tmp_path)['complete'] is False
     folder, = (tmp_path / 'runs' / 'gpu-check').iterdir()
     assert [p.name for p in folder.iterdir()] == ['gpu_check.json']
 

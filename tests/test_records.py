@@ -315,7 +315,7 @@ def test_a_forgotten_run_leaves_the_evidence_as_if_it_had_never_been(home):
     before = evidence(home)
     run = finish('r-b', seed=1)
     R.export('s')
-    assert evidence(home) != before and R.forget('s', ['r-b']) == []
+    assert evidence(home) != before and R.forget('s', ['r-b']) == ([], [])
     assert evidence(home) == before and R.find_record('r-b') is None and not run.path.exists()
     assert [p.name for p in (home/'runs'/'.forgotten'/'s').glob('r-b-*/record.json')] == ['record.json']  # put aside, not deleted
     R.export('s')
@@ -330,12 +330,19 @@ def test_a_run_whose_folder_is_gone_can_be_forgotten_and_the_others_stay(home):
 
 
 def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
-    run = finish('r-a')
+    other, run = finish('r-0', seed=1), finish('r-a')
     R.export('s')
     before = evidence(home)
-    with pytest.raises(R.RecordError, match="no finished run r-x; it has r-a"): R.forget('s', ['r-a', 'r-x'])
-    with R.lock_run(run), pytest.raises(BusyError): R.forget('s', ['r-a'])
-    assert evidence(home) == before and run.done
+    with pytest.raises(R.RecordError, match="no finished run r-x; it has r-0, r-a"): R.forget('s', ['r-a', 'r-x'])
+    with R.lock_run(run), pytest.raises(BusyError): R.forget('s', ['r-0', 'r-a'])
+    assert evidence(home) == before and run.done and other.done
+
+
+def test_what_stands_on_a_forgotten_run_and_who_else_has_it_is_told(home):
+    finish('t'), finish('k', seed=1, teacher_run_id='t')
+    for study in ('u', 'v'): finish('t', study)
+    R.export('s')
+    assert R.forget('s', ['t']) == (['u', 'v'], ['k'])
 
 
 def test_a_folder_wins_over_its_older_copy(home):
