@@ -250,7 +250,7 @@ def curves_figure(
     if len(arms) > 1: figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
     return figure
 
-# %% ../nbs/50_report.ipynb #af436795
+# %% ../nbs/50_report.ipynb #56d5c2d8
 @dataclass(frozen=True)
 class Report:
     "A study's tables, sentences and figures; `str` of it is for a terminal."
@@ -276,6 +276,7 @@ def _about(study: str, found: Sequence[dict], level: float) -> str:
     return (f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on {r['environment']['device']}, torch {r['environment']['torch']}; "
             f"mean ± half of the {level:.0%} interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for the rest")
 
+# %% ../nbs/50_report.ipynb #5143312d
 def starts_made_again(
     records: Sequence[dict],
 ) -> list[str]:  # clauses
