@@ -365,7 +365,7 @@ def difference_table(
     def part(name): return 'a factor' if name in x.factors else ', '.join(f for f in x.factors if name in FACTOR_SETTINGS[f])
     return pd.DataFrame([{'setting': k, c.a: a, c.b: b, 'part of': part(k)} for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()])
 
-# %% ../nbs/44_compare.ipynb #277c1d8d
+# %% ../nbs/44_compare.ipynb #2d685b32
 def study_comparisons(
     records: Sequence[dict],            # of one study
     units: pd.DataFrame | None = None,  # of these runs
@@ -377,7 +377,8 @@ def study_comparisons(
     steps = [('chain', *s) for s in CHAIN] + [('control', *s) for s in CONTROLS]
     steps += [('procedures', a, b) for i, a in enumerate(PROCEDURES) for b in PROCEDURES[i + 1:] if (a, b) not in CHAIN + CONTROLS]
     steps += [('variant', runs[0]['mode'], arm) for arm, runs in sorted(arms.items()) if arm not in MODES]
-    return corrected([(kind, compare(arms[a], arms[b], units, level, timed(records))) for kind, a, b in steps if a in arms and b in arms])
+    times = timed(records)
+    return corrected([(kind, compare(arms[a], arms[b], units, level, times)) for kind, a, b in steps if a in arms and b in arms])
 
 FAMILIES = {'chain and controls': ('chain', 'control'), 'procedures and variants': ('procedures', 'variant')}  # name -> kinds of comparisons
 

@@ -99,6 +99,15 @@ def test_pin_takes_what_the_evidence_holds(copy):
     assert sorted(i for *_, i in th.planned(again, 'main')) == sorted(r['run_id'] for r in lines(copy)) and again['aims'] == PLAN['aims']
     with pytest.raises(th.ThesisError, match="no part 'side'"): th.pin(copy, {'side': MAIN})
     with pytest.raises(th.ThesisError, match="study 'nowhere'"): th.pin(copy, {'main': 'nowhere'})
+    mixed = next(r['run_id'] for r in lines(copy) if r['precision'] == 'bf16')
+    with pytest.raises(th.ThesisError, match=f'{mixed}.* ran on a processor that has bf16'): th.pin(copy, {'without_bf16': MAIN})
+    assert read_json(copy / 'thesis' / 'plan.json') == again  # nothing is written
+
+@pytest.mark.parametrize('wrong, words', [(dict(complete=False), 'was interrupted'), (dict(settings=dict(smoke=True, device='cuda')), 'rehearsal')])
+def test_results_of_a_gpu_check_that_are_not_whole_are_no_facts(wrong, words):
+    whole = dict(began='2026', settings=dict(smoke=False, device='cuda'), complete=True, failed=[], parts=dict(machine=dict(gpu=dict(name='a GPU'))))
+    assert th.gpu_facts(whole)['device'] == th.gpu_facts({k: v for k, v in whole.items() if k != 'complete'})['device'] == 'a GPU'
+    with pytest.raises(th.ThesisError, match=words): th.gpu_facts(whole | wrong)
 
 @pytest.mark.parametrize('text, words', [('#v("main.no_such_key")', "'main.no_such_key', which was not generated"), ('#n("lesson.nothing")', "'lesson.nothing', which is null: nobody measured it"),
                                          ('#text(font: "No Such Font")[x]', 'unknown font family: no such font'), ('#by("main.steps.kd.verdict", never: [x])', "'main.steps.kd.verdict' is '")])
