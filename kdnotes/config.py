@@ -253,7 +253,7 @@ def parameters_from(
         if changed and not name.startswith('_') and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name): refuse(name)
     return {name: namespace[name] for name in sorted(allowed) if name in namespace}
 
-# %% ../nbs/00_config.ipynb #dabc45be
+# %% ../nbs/00_config.ipynb #e3adacd2
 @dataclass(frozen=True)
 class Machine:
     "What resolving needs to know about the machine."
@@ -279,7 +279,7 @@ def resolve_precision(
     reason = 'auto on a CPU: bf16, which needs no loss scaling' if amp_dtype == 'auto' else f'asked for by amp_dtype={amp_dtype}'
     if amp_dtype == 'fp16': return 'fp16', reason
     if not bf16 and device == 'cuda': raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
-    return 'bf16', reason + '; this CPU has no instructions for bf16, so mixed precision is slower than fp32 here' * (not bf16)
+    return 'bf16', reason + '; this CPU has no instructions for bf16: products of rounded factors are computed in fp32, so mixed precision saves no time here' * (not bf16)
 
 # %% ../nbs/00_config.ipynb #00ac566a
 _RANKS_A_CORE = 4  # more processes than cores are slow and use memory each; a few more are useful to try parallel code
