@@ -183,7 +183,7 @@ def judge_syncs(
     if own <= free and (device == 'cpu' or not library): return Finding('host syncs', 'ok', found + '; free on a CPU, a short wait on a GPU' * (device == 'cpu'), figure=f'{each:.1f}')
     return Finding('host syncs', 'warn', found, 'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor inside a step', f'{each:.1f}')
 
-# %% ../nbs/35_diagnosis.ipynb #9466b28c
+# %% ../nbs/35_diagnosis.ipynb #a99cf56b
 _FORMATS = {'fp32': 'float32', 'tf32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
 
 def judge_precision(
@@ -200,7 +200,7 @@ def judge_precision(
     if outputs != {_FORMATS[dtype]} or weights != {'float32'} or flags != {('tf32' if dtype == 'tf32' else 'ieee', 'ieee')}:
         return Finding('precision', 'fail', found, 'keep weights in float32, let autocast alone choose the format of products, and leave the switches of torch.backends alone', dtype)
     if faster is not None: found += f'; bf16 products run at {faster:.1f} times the rate of fp32 here'
-    if faster is not None and faster < 1: return Finding('precision', 'warn', found, 'this CPU has no fast bf16, so a mixed mode costs time here', dtype)
+    if faster is not None and faster < 1: return Finding('precision', 'warn', found, 'this CPU has no fast bf16, so a mixed mode saves no time here', dtype)
     return Finding('precision', 'ok', found, figure=dtype)
 
 # %% ../nbs/35_diagnosis.ipynb #c5a69190

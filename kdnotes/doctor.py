@@ -52,7 +52,7 @@ def _check_trainings(bench) -> list[Finding]:  # on the main rank; elsewhere not
     said = (max(error for _, (error, _) in ranks), set().union(*(faults for _, (_, faults) in ranks)))
     return [*_equalities(bench, all_of, [r for r, _ in ranks]), *dg.judge_counts(seen.steps, here.ranks, bench.config.gradient_sync != 'delayed'), *_passings(bench, seen, witness, said)]
 
-# %% ../nbs/46_doctor.ipynb #ecf8a462
+# %% ../nbs/46_doctor.ipynb #6da38750
 def _equalities(bench, all_of, sums: list[dict]) -> list[Finding]:
     "Ranks against each other and against one."
     if bench.here.ranks == 1: return [Finding(check, 'skipped', 'one rank has nothing to be compared with') for check in ('ranks', 'one rank')]
@@ -70,7 +70,7 @@ def _passings(bench, seen, witness: probes.Witness | None, said: tuple[float, se
     return [dg.judge_inputs(got), dg.judge_teacher(*said) if witness else Finding('teacher', 'skipped', 'no distillation in this mode'),
             dg.judge_syncs(seen.waits, sum(s.forwards for s in seen.steps), here.dtype, here.device.type),
             dg.judge_precision(names(seen.formats), names(p.dtype for p in bench.model.parameters()), seen.flags, here.dtype, bench.reason,
-                               probes.bf16_speed() if here.dtype == 'bf16' and here.device.type == 'cpu' else None)]
+                               probes.bf16_speed(here) if here.dtype == 'bf16' and here.device.type == 'cpu' else None)]
 
 def _check_cache(bench) -> list[Finding]:
     "The stored signal of the first steps' examples."
