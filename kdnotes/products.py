@@ -14,22 +14,21 @@ from torch.overrides import TorchFunctionMode
 # %% auto #0
 __all__ = ['WidenedProducts', 'widened_autocast']
 
-# %% ../nbs/19_products.ipynb #d7295d7d
-def _rounded(x: Tensor | None) -> Tensor | None: return None if x is None else x.bfloat16().float()
-
+# %% ../nbs/19_products.ipynb #b3ea3ac2
 class _Linear(torch.autograd.Function):
     "F.linear in bf16: x (..., k), weight (n, k), bias (n,) or None."
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x, ctx.formats = x.bfloat16(), (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        ctx.formats = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        x, weight, bias = x.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16().float()
         ctx.save_for_backward(x, weight)
-        return F.linear(x.float(), _rounded(weight), _rounded(bias)).bfloat16()
+        return F.linear(x.float(), weight.float(), bias).bfloat16()
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (of_x, of_weight, of_bias), wide = ctx.saved_tensors, ctx.formats, gradient.float()
         flat = wide.flatten(0, -2)
-        dx = (wide @ _rounded(weight)).bfloat16().to(of_x) if ctx.needs_input_grad[0] else None
+        dx = (wide @ weight.float()).bfloat16().to(of_x) if ctx.needs_input_grad[0] else None
         dweight = (flat.T @ x.flatten(0, -2).float()).bfloat16().to(of_weight) if ctx.needs_input_grad[1] else None
         return dx, dweight, flat.sum(0).bfloat16().to(of_bias) if ctx.needs_input_grad[2] else None
 

@@ -65,8 +65,8 @@ MUTANTS = [
         ('overflows not counted', 'trainer', 't.result.overflow_steps = (t.result.overflow_steps or 0) + 1', 'pass'),
         ("the table's rows of each rank for itself", 'trainer', 't.runtime.sum(gradient).div_(t.runtime.ranks)', 'gradient'))),
     Mutant("a cache's rows by place in the batch", 'teacher', 'rows[batch.index]', 'rows[:len(batch.index)]', cached),
-    Mutant('weights that are multiplied unrounded', 'products', 'return None if x is None else x.bfloat16().float()', 'return x', 'test_products.py::test_gradients_are_those_of_torchs_products_and_not_fp32s'),
-    Mutant('activations kept in fp32', 'products', 'ctx.save_for_backward(x, weight)', 'ctx.save_for_backward(x.float(), weight)', 'test_products.py::test_activations_are_kept_in_16_bits'),
+    Mutant('weights that are multiplied unrounded', 'products', 'x, weight, bias = x.bfloat16(), weight.bfloat16(), None', 'x, weight, bias = x.bfloat16(), weight, None', 'test_products.py::test_gradients_are_those_of_torchs_products_and_not_fp32s'),
+    Mutant('activations kept in fp32', 'products', 'ctx.save_for_backward(x, weight)\n', 'ctx.save_for_backward(x.float(), weight)\n', 'test_products.py::test_activations_are_kept_in_16_bits'),
     Mutant('products in fp32 on every CPU', 'runtime', "widened=dtype == 'bf16' and not cuda and not _cpu_has_bf16()", "widened=dtype == 'bf16' and not cuda", 'test_products.py::test_a_run_uses_them_where_the_cpu_has_no_instructions'),
 ]
 
