@@ -69,7 +69,7 @@ def test_activations_are_kept_in_16_bits():
     def kept(here):
         seen = {}
         def keep(t): seen[t.data_ptr()] = t.numel() * t.element_size(); return t
-        net, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), torch.randn(512, 64)
+        net, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), torch.randn(512, 64, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), here.autocast(): net(x)
         return sum(size for at, size in seen.items() if at not in {p.data_ptr() for p in net.parameters()})
     assert kept(WIDENED) <= kept(TORCHS) < kept(FP32)
