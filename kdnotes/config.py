@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 # %% auto #0
 __all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NEED_TEACHER', 'CLASSES',
-           'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile',
+           'WIDENED', 'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile',
            'default_setting', 'RunConfig', 'make_config', 'parameters_from', 'Machine', 'resolve_precision',
            'resolve_ranks', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root',
            'runs_path', 'cache_path', 'figures_path', 'evidence_path']
@@ -253,7 +253,7 @@ def parameters_from(
         if changed and not name.startswith('_') and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name): refuse(name)
     return {name: namespace[name] for name in sorted(allowed) if name in namespace}
 
-# %% ../nbs/00_config.ipynb #e3adacd2
+# %% ../nbs/00_config.ipynb #915ed64a
 @dataclass(frozen=True)
 class Machine:
     "What resolving needs to know about the machine."
@@ -261,6 +261,8 @@ class Machine:
     cores: int           # usable CPU cores
     gpus: int = 0        # visible GPUs
     bf16: bool = True    # has the device instructions for bf16?
+
+WIDENED = 'this CPU has no instructions for bf16: products of rounded factors are computed in fp32, so mixed precision saves no time here'  # in the reason for a precision
 
 def resolve_precision(
     precision: str,  # 'fp32' | 'tf32' | 'mixed'
@@ -279,7 +281,7 @@ def resolve_precision(
     reason = 'auto on a CPU: bf16, which needs no loss scaling' if amp_dtype == 'auto' else f'asked for by amp_dtype={amp_dtype}'
     if amp_dtype == 'fp16': return 'fp16', reason
     if not bf16 and device == 'cuda': raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
-    return 'bf16', reason + '; this CPU has no instructions for bf16: products of rounded factors are computed in fp32, so mixed precision saves no time here' * (not bf16)
+    return 'bf16', reason + f'; {WIDENED}' * (not bf16)
 
 # %% ../nbs/00_config.ipynb #00ac566a
 _RANKS_A_CORE = 4  # more processes than cores are slow and use memory each; a few more are useful to try parallel code
