@@ -131,7 +131,7 @@ class Place:
         "The turn's seed, and as much of an epoch as gives the wanted number of steps."
         return with_steps(self.task, self.config, self.total, seed=turn)
 
-# %% ../nbs/48_bench.ipynb #849bb05b
+# %% ../nbs/48_bench.ipynb #ebe86d2b
 def train_kdnotes(
     place: Place,
     turn: int,            # from 0; the seed
@@ -140,7 +140,7 @@ def train_kdnotes(
     widened: bool = True, # on a CPU without instructions for bf16, multiply in fp32
 ) -> dict:                # examples_per_s, tokens_per_s, padding_share, losses [[step, loss], ...], parts {part: seconds}
     "One training with kdnotes."
-    config, runtime, task = place.turn_config(turn), replace(place.runtime, widened=place.runtime.widened and widened), place.task
+    config, runtime, task = place.turn_config(turn), place.runtime if widened else replace(place.runtime, widened=False), place.task
     model = copy.deepcopy(place.student).to(runtime.device)
     signal = None if not MODES[config.mode].kd else online_signal(task, place.teacher) if online else place.signal
     watch = Stopwatch(model, task, signal, runtime, place.warmup) if split else None
