@@ -53,7 +53,7 @@ def set_matmul_precision(dtype: str) -> str:  # what is now in effect, for the r
     torch.backends.mkldnn.matmul.fp32_precision = 'ieee'
     return f'fp32 products: cuda {torch.backends.cuda.matmul.fp32_precision}, onednn {torch.backends.mkldnn.matmul.fp32_precision}'
 
-# %% ../nbs/30_runtime.ipynb #0f6eb70f
+# %% ../nbs/30_runtime.ipynb #8fe4c416
 @dataclass(frozen=True)
 class Runtime:
     "The surroundings of one rank."
@@ -69,10 +69,10 @@ class Runtime:
     @property
     def main(self) -> bool: return self.rank == 0  # the rank that writes
 
-    def autocast(self):
+    def autocast(self, widened: bool = True):  # False: with torch's own products everywhere
         "A context in which products are computed in 16 bits, for fp16 and bf16; else one that does nothing."
         if self.dtype not in ('fp16', 'bf16'): return contextlib.nullcontext()
-        return widened_autocast() if self.widened else torch.autocast(self.device.type, dtype=torch.float16 if self.dtype == 'fp16' else torch.bfloat16)
+        return widened_autocast() if widened and self.widened else torch.autocast(self.device.type, dtype=torch.float16 if self.dtype == 'fp16' else torch.bfloat16)
 
     def scaler(self) -> torch.amp.GradScaler:
         "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
