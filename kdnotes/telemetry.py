@@ -86,13 +86,13 @@ class Telemetry:
 
     def summary(self) -> dict: return summarise(self)
 
-# %% ../nbs/31_telemetry.ipynb #7e67a4f9
+# %% ../nbs/31_telemetry.ipynb #0df378c5
 PATIENCE_S = 2.  # with a device that does not answer: a driver that hangs must not hang the run
 
 def _begin(t: Telemetry) -> None:
     "Look at the idle device, then start to sample."
     t.meter = open_meter(t.device, t.gpu_index)
-    t.identity, t.idle_w = t.meter.identity(), _idle_power(t.meter, t.idle_s)
+    t.identity, (t.idle_w, t.idle_gpu_percent) = t.meter.identity(), _idle(t.meter, t.idle_s)
     _device_peak_mib(t.device, t.gpu_index, reset=True)
     t.begin_s, t.begin_cpu_s, t.begin_machine = time.perf_counter(), _cpu_s(t.process), psutil.cpu_times()
     _sample(t)
@@ -138,7 +138,7 @@ def _sample(t: Telemetry) -> int | None:  # its place in the trace; None: there 
         t.busy_s += time.thread_time() - begin
         t._lock.release()
 
-# %% ../nbs/31_telemetry.ipynb #65687bf4
+# %% ../nbs/31_telemetry.ipynb #4fef38f7
 def _append(t: Telemetry) -> int:
     "Add what the machine shows now to the trace."
     seen = t.meter.read() | dict(joules=t.meter.joules(), elapsed_s=time.perf_counter() - t.begin_s, cpu_s=_cpu_s(t.process) - t.begin_cpu_s,
@@ -166,19 +166,19 @@ def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float 
     if reset: torch.cuda.reset_peak_memory_stats(gpu_index)
     return torch.cuda.max_memory_allocated(gpu_index) / 2**20
 
-def _idle_power(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> float | None:
-    "The lowest of ten power readings spread over some seconds, or what a counter counts meanwhile; None without either."
+def _idle(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> tuple[float | None, float | None]:  # W, %
+    "A device that this process leaves alone for some seconds: the lowest of ten readings of power and of kernels running; power is what a counter counts where there is no reading of it."
     try:
-        before, begin = meter.joules(), time.perf_counter()
-        powers = [meter.read()['power_w']]
-        if before is None and powers[0] is None: return None
+        before, begin, seen = meter.joules(), time.perf_counter(), [meter.read()]
+        if before is None and seen[0]['power_w'] is None and seen[0]['gpu_percent'] is None: return None, None
         for _ in range(9):
             time.sleep(seconds / 9)
-            powers.append(meter.read()['power_w'])
-        if None not in powers: return min(powers)
+            seen.append(meter.read())
+        watts, percent = (_known([s[key] for s in seen], min) for key in ('power_w', 'gpu_percent'))
+        if watts is not None or before is None: return watts, percent
         after, took = meter.joules(), time.perf_counter() - begin
-        return (after - before) / took if None not in (before, after) and took > .01 else None
-    except Exception: return None
+        return (after - before) / took if after is not None and took > .01 else None, percent
+    except Exception: return None, None
 
 # %% ../nbs/31_telemetry.ipynb #aec26a3f
 SAMPLE_KEYS = ('elapsed_s', 'cpu_percent', 'host_mib', *READINGS, 'load_average')
@@ -202,7 +202,7 @@ def _row(t: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS
     if means['throttle'] is not None: means['throttle'] = throttle_names(reduce(or_, map(int, t.trace['throttle'][first:end])))
     return dict(elapsed_s=t.trace['elapsed_s'][end - 1], cpu_percent=100 * cpu_s / took if took > .01 else None, **means, load_average=t.loads[-1])
 
-# %% ../nbs/31_telemetry.ipynb #cc6abf6b
+# %% ../nbs/31_telemetry.ipynb #d4910029
 BUSY_SHARE = .05  # a run on all cores loses at least this share of its time to others; seeds of one arm on a quiet machine differ by about as much
 
 def _used_s(times: Any) -> float:
@@ -214,7 +214,7 @@ def _machine(t: Telemetry) -> dict:
     used_s, steal = _used_s(t.end_machine) - _used_s(t.begin_machine), _steal_percent(t.begin_machine, t.end_machine)
     loads = dict(load_average_start=t.loads[0], load_average_mean=sum(t.loads) / len(t.loads), load_average_end=t.loads[-1])
     return dict(cores=(cores := psutil.cpu_count()), wall_s=t.wall_s, used_cpu_s=used_s, own_cpu_s=t.cpu_s, **loads, cpu_steal=steal,
-                busy_share=_others(cores, used_s, t.cpu_s, t.wall_s))
+                busy_share=_others(cores, used_s, t.cpu_s, t.wall_s), idle_gpu_percent=t.idle_gpu_percent)
 
 def _others(cores: int, used_s: float, own_s: float, wall_s: float) -> float:
     "The share of the machine that went to others; its clock moves in hundredths of a second."
@@ -225,7 +225,7 @@ def is_busy(
 ) -> bool | None:   # None: not known
     "Did others take so much of the machine that times should not be compared?"
     if machine.get('busy_share') is None: return None
-    return machine['busy_share'] + (machine.get('cpu_steal') or 0.) / 100 > BUSY_SHARE
+    return machine['busy_share'] + (machine.get('cpu_steal') or 0.) / 100 > BUSY_SHARE or (machine.get('idle_gpu_percent') or 0.) > 100 * BUSY_SHARE
 
 def _steal_percent(before: Any, after: Any) -> float | None:
     "Stolen share of the CPU time between two readings of `psutil.cpu_times`; None where the system does not count it."
@@ -310,10 +310,10 @@ def summarise(
                       overhead_share=t.busy_s / t.wall_s))
     return result | dict(reasons={name: _why(t, name) for name in _nulls(result)} | t.reasons)
 
-# %% ../nbs/31_telemetry.ipynb #0179d8fb
+# %% ../nbs/31_telemetry.ipynb #96f4a5d3
 _CAUSES = {  # the last part of a null's name -> the meter's reasons that explain it
     'peak_device_mib': ('device_mib',), 'device_j': ('power_w', 'joules'), 'mean_w': ('power_w', 'joules'), 'source': ('power_w', 'joules'),
-    'idle_w': ('power_w', 'joules'),
+    'idle_w': ('power_w', 'joules'), 'idle_gpu_percent': ('gpu_percent',),
 }
 
 def _nulls(value: Any, name: str = '') -> list[str]:
@@ -366,15 +366,14 @@ def _phases_together(summaries: Sequence[dict], owner: list) -> dict[str, dict]:
                             cpu_s=_known([r['cpu_s'] for r in ranks], sum), gpu_percent=_known([r['gpu_percent'] for r in ranks], _average))
     return result
 
-# %% ../nbs/31_telemetry.ipynb #c88ff99f
+# %% ../nbs/31_telemetry.ipynb #3449c26a
 def _machine_together(ranks: list[dict]) -> dict:
     "One machine as all ranks saw it: what none of them used went to others."
     used_s, wall_s, own_s = max(m['used_cpu_s'] for m in ranks), max(m['wall_s'] for m in ranks), sum(m['own_cpu_s'] for m in ranks)
-    steals = [m['cpu_steal'] for m in ranks]
-    steal = None if None in steals else max(steals)
+    steal, idle_gpu_percent = (_known([m[key] for m in ranks], max) for key in ('cpu_steal', 'idle_gpu_percent'))
     loads = {key: sum(m[key] for m in ranks) / len(ranks) for key in ('load_average_start', 'load_average_mean', 'load_average_end')}
     return dict(ranks[0], wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, cpu_steal=steal, **loads,
-                busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s))
+                busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s), idle_gpu_percent=idle_gpu_percent)
 
 def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]:
     "Why each null is null, and what else went wrong; a rank is named where not all say the same."

@@ -11,8 +11,8 @@ class FakeNvml:
     """GPU 2 is cut into MIG instances. A handle is the GPU's index or the instance's UUID."""
     NVMLError, NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = pynvml.NVMLError, pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 
-    def __init__(self, lacks=(), lost_after=None, counter=(), step_mj=60_000):
-        self.lacks, self.lost_after, self.counter, self.step_mj, self.asked, self.millijoules = lacks, lost_after, list(counter), step_mj, [], 5_000_000
+    def __init__(self, lacks=(), lost_after=None, counter=(), step_mj=60_000, load=()):
+        self.lacks, self.lost_after, self.counter, self.step_mj, self.asked, self.millijoules, self.load = lacks, lost_after, list(counter), step_mj, [], 5_000_000, list(load)
     def _answer(self, question, value):
         self.asked.append(question)
         if question in self.lacks: raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -32,7 +32,7 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, handle):
         if handle == 0: raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [int(handle == 2)] * 2
-    def nvmlDeviceGetUtilizationRates(self, handle): return self._answer(LOAD, SimpleNamespace(gpu=75, memory=10))
+    def nvmlDeviceGetUtilizationRates(self, handle): return self._answer(LOAD, SimpleNamespace(gpu=self.load.pop(0) if self.load else 75, memory=10))
     def nvmlDeviceGetMemoryInfo(self, handle): return self._answer(MEMORY, SimpleNamespace(used=2**30))
     def nvmlDeviceGetPowerUsage(self, handle): return self._answer(POWER, 150_000)
     def nvmlDeviceGetTemperature(self, handle, sensor): return self._answer(HEAT, {pynvml.NVML_TEMPERATURE_GPU: 61}[sensor])

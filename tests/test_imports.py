@@ -55,7 +55,7 @@ EDGES = {
     'gpu_power': {'config', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'gpu_parts'},
     'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts', 'gpu_power'},
     'figures': {'config', 'telemetry', 'records', 'stats', 'drawing', 'compare', 'report', 'fidelity'},
-    'tuning': {'config', 'corpus', 'experiment', 'plan', 'records'},
+    'tuning': {'config', 'corpus', 'experiment', 'plan', 'records', 'stats', 'compare'},
     'fidelity': {'stats', 'significance'},
     'coverage': {'stats', 'significance'},
     'thesis_values': {'config', 'telemetry', 'tuning', 'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},

@@ -330,8 +330,8 @@ def test_a_summary_goes_through_json_and_one_rank_stays_itself(gpus):
 
 # what others took
 
-def machine(own_s, used_s, wall_s=10., steal=0.):
-    return dict(cores=4, wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, load_average_start=1., load_average_mean=2., load_average_end=3., cpu_steal=steal, busy_share=T._others(4, used_s, own_s, wall_s))
+def machine(own_s, used_s, wall_s=10., steal=0., gpu=None):
+    return dict(cores=4, wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, load_average_start=1., load_average_mean=2., load_average_end=3., cpu_steal=steal, busy_share=T._others(4, used_s, own_s, wall_s), idle_gpu_percent=gpu)
 
 
 def test_sister_ranks_are_no_others():
@@ -345,6 +345,21 @@ def test_sister_ranks_are_no_others():
 def test_a_busy_machine_is_flagged(own, used, steal, busy):
     found = machine(own, used, steal=steal)
     assert is_busy(found) is busy and found['busy_share'] >= 0
+
+
+@pytest.mark.parametrize('before, percent, busy', [([40] * 10, 40, True), ([90] * 3 + [6] * 7, 6, True), ([0] * 10, 0, False), ([90] * 3 + [5] * 7, 5, False)])  # the run's own last kernels are still in the first readings
+def test_a_gpu_that_works_before_the_run_works_for_others(gpus, before, percent, busy):
+    gpus('3', load=before)
+    _, used = run()
+    assert used['machine']['idle_gpu_percent'] == percent and used['utilisation']['gpu_percent'] == 75
+    assert is_busy(used['machine'] | dict(busy_share=0., cpu_steal=0.)) is busy
+
+
+def test_the_busiest_gpu_counts_and_one_that_was_not_read_is_unknown(gpus):
+    assert T._machine_together([machine(9., 20., gpu=0.), machine(9., 20., gpu=30.)])['idle_gpu_percent'] == 30
+    assert T._machine_together([machine(9., 20., gpu=30.), machine(9., 20.)])['idle_gpu_percent'] is None
+    gpus('MIG-77')
+    assert 'shares its GPU' in run()[1]['reasons']['machine.idle_gpu_percent'] and run('cpu')[1]['reasons']['machine.idle_gpu_percent'] == 'no GPU was used'
 
 
 def test_what_was_not_recorded_is_not_idle(): assert is_busy(dict(busy_share=None, cpu_steal=None)) is None and is_busy({}) is None

@@ -1,9 +1,12 @@
 "The search as users start it; and the settings of the project are those its searches chose."
 import json
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
+from scipy.stats import ttest_rel
 from kdnotes.config import SETTINGS, ConfigError, evidence_path, factors
-from kdnotes.tuning import SPACES, TUNING_SEED, draws, judge, plan_search
+from kdnotes.tuning import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search
 from notebooks import papermill
 
 
@@ -33,6 +36,24 @@ def test_a_search_with_papermill(tmp_path):
 def test_the_test_set_chooses_nothing():
     made = [dict(run_id=f'r{i}', primary=dict(set='test', metric='map', higher_is_better=True), metrics=dict(dev=dict(map=d), test=dict(map=t))) for i, (d, t) in enumerate([(.6, .9), (.7, .1), (.5, .95)])]
     assert judge([dict(epochs=i) for i in range(3)], made).run_id.tolist() == ['r1', 'r0', 'r2']
+
+
+@pytest.mark.parametrize('higher', [True, False])
+def test_the_distance_from_the_best_is_the_paired_t_interval_of_the_questions_that_judged(higher):
+    values = np.random.default_rng(0).random((3, 30))
+    made = [dict(run_id=f'r{i}', primary=dict(set='test', metric='map', higher_is_better=higher, value=.5), metrics=dict(dev=dict(map=v.mean()), test=dict(map=.5))) for i, v in enumerate(values)]
+    units = pd.DataFrame([dict(run_id=f'r{i}', split=split, metric='map', unit=q, value=x if split == 'dev' else .5) for i, v in enumerate(values) for q, x in enumerate(v) for split in ('dev', 'test')])
+    judged = as_judged(made)
+    first, *others = (values[int(r['run_id'][1:])] for r in judged)
+    assert first.mean() == (values.mean(1).max() if higher else values.mean(1).min())
+    none, *found = from_the_best(judged, units)
+    assert none is None and len(found) == 2
+    for d, other in zip(found, others):
+        true = ttest_rel(other, first).confidence_interval(.95)
+        assert (d.estimate, d.low, d.high) == pytest.approx((other.mean() - first.mean(), true.low, true.high))
+    assert judge([{}] * 3, made, units).from_the_best.tolist() == ['', *(f'{d:+.3f}' for d in found)]
+    assert from_the_best(judged, None) == [None] * 3 and judge([{}] * 3, made).from_the_best.tolist() == [''] * 3
+    assert from_the_best(judged, units.assign(value=units['value'] + .1)) == [None] * 3  # not what the records hold
 
 
 @pytest.mark.parametrize('corpus, network', [key for key, setting in SETTINGS.items() if setting.get('tuning_id')] or [pytest.param('', '', marks=pytest.mark.skip(reason='no setting comes from a search yet'))])
