@@ -165,7 +165,7 @@ def process_command(
     torchrun = ['-m', 'torch.distributed.run', '--nnodes=1', f'--nproc-per-node={ranks}', '--rdzv-backend=c10d', '--rdzv-endpoint=localhost:0', '--local-addr=localhost', f'--max-restarts={restarts}']
     return [sys.executable, *(torchrun if ranks > 1 else []), '-m', module, *map(str, args)]
 
-# %% ../nbs/30_runtime.ipynb #ecb9d406
+# %% ../nbs/30_runtime.ipynb #23e5f0d8
 def die_with_parent() -> None:
     "Ask for SIGTERM when the parent process dies (Linux; elsewhere nothing happens)."
     if sys.platform == 'linux':
@@ -186,7 +186,9 @@ def start(
     cuda = torch.cuda.is_available()
     device = torch.device('cuda', local) if cuda else torch.device('cpu')
     if cuda: torch.cuda.set_device(device)
-    elif config.threads_per_rank: torch.set_num_threads(config.threads_per_rank)
+    else:
+        torch.set_flush_denormal(True)  # before the first product: threads take it over when they are made
+        if config.threads_per_rank: torch.set_num_threads(config.threads_per_rank)
     dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
     math = set_matmul_precision(dtype)
     backend = None if ranks == 1 else 'nccl' if cuda else 'gloo'

@@ -88,6 +88,26 @@ def train_all(names: list[str]) -> dict[str, dict]:
     stop(here)
     return notes
 
+def adamw_on_old_moments(started: bool) -> tuple[str, int]:  # sha256 of the weights, moments too small for a normal number
+    "What a rank does: half the weights had no gradient for long."
+    if started: start(tiny_config('full_student'))
+    torch.set_num_threads(2)
+    drawn = torch.Generator().manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(1 << 20, generator=drawn))
+    optimizer, (old, new) = torch.optim.AdamW([p], fused=True), p.data.tensor_split(2)
+    for step in range(4):
+        p.grad = torch.cat([torch.zeros_like(old), torch.randn(new.shape, generator=drawn)])
+        optimizer.step()
+        if not step:
+            state = optimizer.state[p]
+            state['exp_avg'][:len(old)], state['exp_avg_sq'][:len(old)] = 2e-40, 1e-10
+    moments = optimizer.state[p]['exp_avg'].numpy()
+    return hashlib.sha256(p.detach().numpy().tobytes()).hexdigest(), int(((moments != 0) & (np.abs(moments) < np.finfo(np.float32).tiny)).sum())
+
+def test_moments_below_the_smallest_normal_number_are_zero_and_the_weights_the_same():
+    (weights, small), (plain_weights, plain_small) = (launch('test_precision:adamw_on_old_moments', started)[0] for started in (True, False))
+    assert weights == plain_weights and small == 0 and plain_small == 1 << 19
+
 @functools.cache
 def trained(ranks: int, names: tuple[str, ...] = tuple(RUNS), package=None) -> list[dict[str, dict]]:
     "The notes of each rank."
