@@ -122,7 +122,7 @@ def _check_student(config: RunConfig) -> None:
         raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
     if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
 
-# %% ../nbs/39_plan.ipynb #f8480a94
+# %% ../nbs/39_plan.ipynb #e060f268
 def choose_arms(
     arms: str,  # 'procedures', 'all', or names of modes with commas
 ) -> list[str]:
@@ -142,6 +142,7 @@ def plan_study(
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
     from kdnotes.runtime import stream
     if not isinstance(seeds, int) or seeds < 1: raise ConfigError(f'seeds={seeds!r} must be a number of seeds, at least 1')
+    if given := {'mode', 'seed'} & common.keys(): raise ConfigError(f"{' and '.join(sorted(given))} cannot be given to a whole study; `arms` names its modes and `seeds` says how many seeds")
     modes, first = choose_arms(arms), make_config(**common)
     name = resolve_corpus(first.task, first.corpus)
     common |= dict(corpus=name, study=study or study_name(name))

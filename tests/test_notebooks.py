@@ -167,6 +167,29 @@ def test_a_study_and_its_second_call(first_run, home):
     assert contents(figures) | contents(home / 'thesis') == before and (home / 'runs/default/table.txt').read_text() == table
 
 
+def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):
+    "`kdnotes` in a process that does not have the tools of notebooks."
+    code = f'import sys; sys.modules.update(dict.fromkeys({without})); from kdnotes.cli import main; sys.exit(main())'
+    return subprocess.run([sys.executable, '-c', code, *map(str, arguments)], cwd=home, env=surroundings(home), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
+
+
+@slow
+def test_a_study_without_notebooks(first_run, home):
+    "Where the notebook's runs are done, the same table and nothing trained; another arm is trained without papermill."
+    asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'corpus=embedded', '-p', 'smoke=true')
+    table, before = (home / 'runs/default/table.txt').read_text(), contents(home / 'figures/default') | contents(home / 'thesis')
+    done = command(home, *asked)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(table) and ' of 3: ' not in done.stdout and (home / 'runs/default/table.txt').read_text() == table
+    assert contents(home / 'figures/default') | contents(home / 'thesis') == before
+    done = command(home, *asked, '--arms', 'baseline,mixed_baseline')
+    assert done.returncode == 0, done.stderr
+    records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
+    made = records['mixed_baseline']
+    assert f" of 2: {made['run_id']}" in done.stdout and f"map {made['primary']['value']:.3f}, trained in " in done.stdout and 'baseline -> mixed_baseline' in done.stdout
+    assert not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists() and made['factors']['precision'] == 'bf16'
+
+
 @slow
 def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(home))
