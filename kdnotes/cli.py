@@ -78,7 +78,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
     parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
 
-# %% ../nbs/60_cli.ipynb #676ae641
+# %% ../nbs/60_cli.ipynb #b0ace5c9
 def _study(args: argparse.Namespace) -> int:
     "Make the runs of a study and compare them."
     from kdnotes.config import runs_path
@@ -92,7 +92,7 @@ def _study(args: argparse.Namespace) -> int:
     result = report(study, made)
     study_figures(study, made)
     atomic_write(runs_path() / study / 'table.txt', f'{result}\n')
-    print(*(f'- {s}' for s in (*result.sentences, *(f'note: {n}' for n in result.notes))), result, sep='\n')
+    print(result)
     if failed: raise RunError(failures(failed, len(plans)))
     return 0
 

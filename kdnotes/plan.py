@@ -122,7 +122,7 @@ def _check_student(config: RunConfig) -> None:
         raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
     if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
 
-# %% ../nbs/39_plan.ipynb #e060f268
+# %% ../nbs/39_plan.ipynb #67668d88
 def choose_arms(
     arms: str,  # 'procedures', 'all', or names of modes with commas
 ) -> list[str]:
@@ -136,7 +136,7 @@ def choose_arms(
 def plan_study(
     seeds: int = 3,           # seeds 0 .. seeds - 1
     arms: str = 'procedures', # as for `choose_arms`
-    study: str = '',          # empty: the corpus' name
+    study: str = '',          # empty: the corpus' name, with -smoke for smoke runs
     **common,                 # fields of RunConfig that all arms share
 ) -> list[Plan]:
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
@@ -145,7 +145,7 @@ def plan_study(
     if given := {'mode', 'seed'} & common.keys(): raise ConfigError(f"{' and '.join(sorted(given))} cannot be given to a whole study; `arms` names its modes and `seeds` says how many seeds")
     modes, first = choose_arms(arms), make_config(**common)
     name = resolve_corpus(first.task, first.corpus)
-    common |= dict(corpus=name, study=study or study_name(name))
+    common |= dict(corpus=name, study=study or study_name(name) + '-smoke' * first.smoke)
     configs = [make_config(mode=modes[i], seed=seed, **common) for seed in range(seeds) for i in stream(seed, 'order').permutation(len(modes))]
     corpora: dict[str, Corpus] = {}
     return [plan(config, corpora=corpora) for config in configs]

@@ -80,7 +80,7 @@ def test_a_name_or_value_that_does_not_exist(home, parameters, told): refused(*t
 
 
 @pytest.mark.parametrize('parameters, told', [(dict(arms='full_kd,nonsense'), ["'nonsense'", 'procedures', 'full_kd']), (dict(arms=','), ['no mode', 'procedures']), (dict(seeds=0), ['seeds=0', 'at least 1']),
-                                              (dict(seeds='three'), ["seeds='three'", 'at least 1']), (dict(profile='nonsense'), ["'nonsense'", "'laptop'"]), (dict(study='a/b'), ['study', "'a/b'"])])
+                                              (dict(seeds='three'), ["seeds='three'", 'at least 1']), (dict(mode='full_kd'), ['mode cannot be given', 'arms']), (dict(profile='nonsense'), ["'nonsense'", "'laptop'"]), (dict(study='a/b'), ['study', "'a/b'"])])
 def test_a_study_that_cannot_be(home, parameters, told): sentence(lambda: plan_study(**dict(corpus='embedded') | parameters), *told)
 
 
