@@ -43,7 +43,7 @@ def configurations(
     if not found: raise refused[0]
     return found, [f'left out: {e}' for e in refused]
 
-# %% ../nbs/60_cli.ipynb #4feca055
+# %% ../nbs/60_cli.ipynb #10c112fe
 @dataclass(frozen=True)
 class Command:
     "A subcommand."
@@ -52,13 +52,13 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None] # adds what it takes
     run: Callable[[argparse.Namespace], int]             # gives the exit code
 
-def _fields() -> str:
-    "All parameters with their defaults."
-    return '\n'.join(f"  {name}={'none' if field.default is None else str(field.default).lower() if isinstance(field.default, bool) else field.default}" for name, field in RunConfig.model_fields.items())
+def _fields(without: Sequence[str] = ()) -> str:
+    "All parameters but some, with their defaults."
+    return '\n'.join(f"  {name}={'none' if field.default is None else str(field.default).lower() if isinstance(field.default, bool) else field.default}" for name, field in RunConfig.model_fields.items() if name not in without)
 
-def _parameters(parser: argparse.ArgumentParser) -> None:
+def _parameters(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     parser.add_argument('-p', dest='parameters', action='append', default=[], metavar='name=value', help='a parameter of the run; may be given several times')
-    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, 'parameters and their defaults:\n' + _fields()
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, 'parameters and their defaults:\n' + _fields(without)
 
 # %% ../nbs/60_cli.ipynb #22086e82
 def _doctor(args: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
     parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
 
-# %% ../nbs/60_cli.ipynb #b0ace5c9
+# %% ../nbs/60_cli.ipynb #75d104c6
 def _study(args: argparse.Namespace) -> int:
     "Make the runs of a study and compare them."
     from kdnotes.config import runs_path
@@ -97,8 +97,8 @@ def _study(args: argparse.Namespace) -> int:
     return 0
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
-    _parameters(parser)
-    parser.description = 'Makes the runs of a study that are not done, one after the other, compares them and draws their figures: `make study` without notebooks.'
+    _parameters(parser, without=('mode', 'seed', 'arm', 'study'))
+    parser.description = "Makes the runs of a study that are not done, one after the other, compares them and draws their figures: `make study` without notebooks. -p study=NAME names it; else it has the corpus' name."
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='seeds 0 to N - 1 (3)')
     parser.add_argument('--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)')
 
