@@ -3,7 +3,7 @@ import json, subprocess, sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest
-from fake_nvml import COUNTER, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
+from fake_nvml import COUNTER, INSTANT, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
 from kdnotes import meters as M, telemetry as T
 from kdnotes.meters import READINGS, GpuMeter, counted, counter_growth, integrate_power, open_meter, throttle_names, visible_gpu
 from kdnotes.schema import ROW_KEYS
@@ -64,6 +64,39 @@ def test_the_gpu_read_is_the_gpu_used(gpus, visible, index, cuda_uuid, handle):
 def test_a_gpu_that_is_not_there_is_a_reason_not_an_error(gpus, visible, index, why):
     gpus(visible)
     assert why in open_meter('cuda', index).reasons['power_w']
+
+
+@pytest.mark.parametrize('visible, cuda_uuid', [(None, 'cc333333-4'), ('3', 'cc333333-4'), ('GPU-cc333333-4', None), ('GPU-cc', None)])
+def test_a_gpu_of_others_does_not_hide_ours(gpus, visible, cuda_uuid):
+    gpus(visible, cuda_uuid, forbidden={0, 1})
+    assert open_meter('cuda').handle == 3
+
+
+def test_a_gpu_that_is_forbidden_is_a_reason(gpus):
+    gpus('GPU-aa111111-2', forbidden={1})
+    assert '0 of the 3 GPUs' in open_meter('cuda').reasons['power_w']
+
+
+def test_power_is_of_now_and_memory_without_the_drivers_where_nvml_can_tell(gpus):
+    gpus()
+    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [150., 1024.]
+    gpus(lacks={INSTANT, 'memory v2'})  # an older driver
+    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [140., 1624.]
+
+
+def test_codes_are_those_of_nvml():
+    import pynvml
+    assert M.PASSING == tuple(getattr(pynvml, f'NVML_ERROR_{name}') for name in ('TIMEOUT', 'IN_USE', 'NO_DATA', 'NOT_READY', 'UNKNOWN'))
+    assert (M._MEMORY_V2, M._POWER_INSTANT) == (pynvml.nvmlMemory_v2, pynvml.NVML_FI_DEV_POWER_INSTANT)
+
+
+def test_a_driver_without_time_is_asked_again(gpus):
+    gpus(busy={COUNTER: {2, 3}, LOAD: {2}})
+    meter = open_meter('cuda')
+    assert [meter.joules() for _ in range(5)] == [0, None, None, 180, 240] and [meter.read()['gpu_percent'] for _ in range(3)] == [75, None, 75] and not meter.reasons
+    gpus(busy={COUNTER: set(range(2, 100))})
+    meter = open_meter('cuda')
+    assert [meter.joules() for _ in range(8)] == [0] + [None] * 7 and 'Timeout' in meter.reasons['joules'] and meter.nvml.asked.count(COUNTER) == 1 + M.TRIES
 
 
 def test_a_mig_instance_does_not_report_its_neighbours(gpus):
@@ -202,6 +235,15 @@ def test_a_gpu_that_is_lost_ends_the_readings_and_not_the_run(gpus):
     assert nulls(used) <= set(used['reasons']) and used['energy']['idle_w'] == 150
 
 
+def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
+    gpus(busy={COUNTER: {6, 7}, LOAD: {14}, THROTTLE: {15, 16}})  # the first ten looks are at the idle device
+    with Telemetry('cuda', interval_s=.01, idle_s=0, row_s=0) as t: wait_for(lambda: len(t.trace['joules']) > 12)
+    used, n = t.summary(), len(t.trace['joules'])
+    assert used['energy']['source'] == 'NVML energy counter' and used['energy']['device_j'] == 60. * (n - 1) and used['utilisation']['gpu_percent'] == 75
+    assert set(used['devices'][0]['throttle'].values()) == {1.} and nulls(used) <= set(used['reasons'])
+    assert used['reasons']['bridged'] == 'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between those beside them'
+
+
 # traces of power, replayed
 
 def replay(power=(), counter_mj=(), t_s=()):
@@ -211,7 +253,7 @@ def replay(power=(), counter_mj=(), t_s=()):
         def nvmlDeviceGetPowerUsage(self, handle): return answers.power.pop(0)
         def nvmlDeviceGetTotalEnergyConsumption(self, handle): return answers.counter.pop(0) if answers.counter else self._answer(COUNTER, 0)
     t = Telemetry('cuda', idle_s=0)
-    t.meter = GpuMeter(Replay(lacks={COUNTER}), 0)
+    t.meter = GpuMeter(Replay(lacks={COUNTER, INSTANT}), 0)
     t.begin_s, t.begin_cpu_s, t.idle_w = time.perf_counter(), 0., None
     t.loads.append(1.5)
     for at in t_s:
