@@ -10,9 +10,9 @@ from scipy.special import stdtrit
 from .config import KdnotesError
 
 # %% auto #0
-__all__ = ['StatsError', 'Interval', 'mean_interval', 'mean_squares', 'Components', 'variance_components', 'crossed_moments',
-           'crossed_interval', 'paired_difference', 'ratio_interval', 'draw_counts', 'joint_bootstrap',
-           'studentised_limits', 'bootstrap_interval', 'compact_curve']
+__all__ = ['TIE', 'StatsError', 'Interval', 'mean_interval', 'mean_squares', 'Components', 'variance_components',
+           'crossed_moments', 'moments_of', 'crossed_interval', 'paired_difference', 'ratio_interval', 'draw_counts',
+           'joint_bootstrap', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
 # %% ../nbs/41_stats.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -94,19 +94,29 @@ def variance_components(
     ms = tuple(map(float, ms))
     return Components(ms, df, (max(0., (ms[0] - ms[2]) / U), max(0., (ms[1] - ms[2]) / S), ms[2]))
 
-# %% ../nbs/41_stats.ipynb #1c95a2dc
+# %% ../nbs/41_stats.ipynb #bebc69b7
+TIE = 1e-9  # mean squares that differ by less, relatively, are equal: rounding must not decide
+
 def crossed_moments(
     stack,              # (..., seeds, units), both >= 2: one matrix or many
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # mean (...), variance of the mean (...), its degrees of freedom (...)
     "Mean, variance of the mean and Satterthwaite's degrees of freedom, seeds and units both random."
     mean, ms, df = mean_squares(stack)
+    return mean, *moments_of(ms, df)
+
+def moments_of(
+    ms,                        # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
+    df: tuple[int, int, int],  # their degrees of freedom
+) -> tuple[np.ndarray, np.ndarray]:  # variance of the mean (...), its degrees of freedom (...)
+    "The rule of `crossed_moments`, for mean squares that are there already."
+    ms = np.asarray(ms, np.float64)
     # signs of the mean squares in the variance of the mean; a component at zero takes its mean square out
-    sign = (ms > ms[..., 2:]).astype(float)
+    sign = (ms >= ms[..., 2:] * (1 - TIE)).astype(float)
     sign[..., 2] = 1 - sign[..., 0] - sign[..., 1]
     terms = sign * ms
     spread, n = (terms**2 / np.array(df)).sum(-1), (df[0] + 1) * (df[1] + 1)
     with np.errstate(invalid='ignore'): its_df = np.where(spread > 0, terms.sum(-1)**2 / spread, n - 1)
-    return mean, terms.sum(-1) / n, its_df
+    return terms.sum(-1) / n, its_df
 
 def crossed_interval(
     matrix,               # (seeds, units)
@@ -167,9 +177,9 @@ def joint_bootstrap(
     seeds, units = draw_counts(shape := shapes.pop(), rng, n_draws)
     return {arm: ((seeds @ m) * units).sum(1) / (shape[0] * shape[1]) for arm, m in matrices.items()}
 
-# %% ../nbs/41_stats.ipynb #b0ddc878
+# %% ../nbs/41_stats.ipynb #e77a7d9b
 def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    "Mean and standard error of every resample of a centred matrix; the formulas of `mean_squares` with counts."
+    "Mean and standard error of every resample of a centred matrix; the formulas of `mean_squares` with counts. 0: no spread."
     S, U = y.shape
     rows, columns = units @ y.T / U, seeds @ y / S
     mean = (rows * seeds).sum(1) / S
@@ -177,7 +187,8 @@ def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.
     of_seeds, of_units = U * (squares(rows, seeds) - S * mean**2), S * (squares(columns, units) - U * mean**2)
     rest = ((units @ (y**2).T) * seeds).sum(1) - S * U * mean**2 - of_seeds - of_units
     s, u, e = (np.maximum(x, 0) / max(df, 1) for x, df in ((of_seeds, S - 1), (of_units, U - 1), (rest, (S - 1) * (U - 1))))
-    return mean, np.sqrt((np.maximum(s, e) + np.maximum(u, e) - e) / (S * U))
+    se = np.sqrt((np.maximum(s, e) + np.maximum(u, e) - e) / (S * U))
+    return mean, np.where(se < 1e-7 * np.sqrt((y**2).mean() / y.size), 0., se)  # what subtraction leaves of equal squares is no spread
 
 def studentised_limits(
     matrix: np.ndarray,    # (seeds, units)
@@ -193,7 +204,7 @@ def studentised_limits(
     low, high = np.quantile(t, [(1 - level) / 2, (1 + level) / 2], method='closest_observation')
     return (float(center), float(center)) if own == 0 else (float(center - high * own), float(center - low * own))
 
-# %% ../nbs/41_stats.ipynb #f2041e6f
+# %% ../nbs/41_stats.ipynb #afd49077
 def bootstrap_interval(
     matrix,                    # (seeds, units)
     rng: np.random.Generator,  # the draws come from here and nowhere else
@@ -204,10 +215,10 @@ def bootstrap_interval(
     y = _numbers(matrix, 2, 'matrix', level)
     S, U = y.shape
     if S == U == 1: return Interval(float(y.mean()), None, None, 1, level, 'one value', units=1, reason='one seed and one unit have no spread')
-    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)
+    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)  # infinite where a tail has no spread
     method = 'studentised bootstrap over ' + ('units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units')
     if not np.isfinite(limits).all():
-        return Interval(float(y.mean()), None, None, S, level, method, units=U, reason=f'{S} seed(s) and {U} unit(s) are too few to be drawn again')
+        return Interval(float(y.mean()), None, None, S, level, method, units=U, reason=f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values differ in too few places')
     return Interval(float(y.mean()), *limits, S, level, method, units=U)
 
 # %% ../nbs/41_stats.ipynb #ccccf0c6

@@ -132,6 +132,36 @@ def test_studentised_limits_turn_the_quantiles_over():
     assert i.high - i.estimate > 1.2 * (i.estimate - i.low) and 'studentised' in i.method
 
 
+@pytest.mark.parametrize('scale', [1., .1, .7, 1 / 3, 1e-6, 1e6])
+def test_a_resample_without_spread_has_no_standard_error(scale):
+    """Three values that are not zero among 711: many resamples hold zeros alone, and rounding must not make a huge ratio of them."""
+    y = np.zeros((3, 237))
+    y[[0, 1, 2], [5, 40, 77]] = .25, -.1, -.3
+    y = scale * y - (scale * y).mean()
+    seeds, units = draw_counts(y.shape, np.random.default_rng(0), 2000)
+    mean, se = _resampled(y, seeds, units)
+    drawn = seeds[:, [0, 1, 2]] * units[:, [5, 40, 77]]
+    assert (se[(drawn == 0).all(1)] == 0).all() and (se[(drawn > 0).any(1)] > 0).all()
+    i = bootstrap_interval(y, np.random.default_rng(0))
+    assert i.low is None and i.high is None and 'no spread to divide by' in i.reason
+    many = np.random.default_rng(1).normal(size=(3, 237)) * scale                # nothing changes where there is spread
+    mean, se = _resampled(many - many.mean(), np.ones((1, 3)), np.ones((1, 237)))
+    assert se[0] == pytest.approx(crossed_interval(many).se)
+
+
+@pytest.mark.parametrize('shape', [(3, 237), (5, 122), (2, 7)])
+def test_equal_mean_squares_are_equal_whatever_the_scale_and_the_place(shape):
+    """One value that is not zero: all three mean squares are equal, and the tie keeps both components."""
+    S, U = shape
+    careful = 1 / (1 / (S - 1) + 1 / (U - 1) + 1 / ((S - 1) * (U - 1)))
+    for scale in (1., 3., .1, .7, 1 / 3, 1e-5):
+        for s, u in ((0, 0), (S - 1, U // 2), (1, U - 1)):
+            y = np.zeros(shape)
+            y[s, u] = scale
+            i = crossed_interval(y)
+            assert i.df == pytest.approx(careful, rel=1e-6) and i.se == pytest.approx(abs(i.estimate), rel=1e-6)
+
+
 def test_many_matrices_at_once_are_many_times_one():
     stack = np.stack([crossed(3, 9, (.1, .2, .3), k) for k in range(5)])
     mean, variance, df = crossed_moments(stack)
