@@ -15,7 +15,8 @@ from torch import Tensor
 from .files import atomic_write, sha256_text
 
 # %% auto #0
-__all__ = ['Ragged', 'Batch', 'encode_pairs', 'pad_pairs', 'epoch_steps', 'micro_batches', 'SignalSpec', 'Evaluation', 'Task']
+__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'epoch_steps', 'micro_batches', 'SignalSpec',
+           'Evaluation', 'Task']
 
 # %% ../nbs/10_data.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -36,7 +37,14 @@ class Ragged:
         np.cumsum([len(r) for r in rows], out=offsets[1:])
         return cls(np.fromiter((v for r in rows for v in r), dtype=dtype, count=int(offsets[-1])), offsets)
 
-# %% ../nbs/10_data.ipynb #6e359427
+# %% ../nbs/10_data.ipynb #7592783f
+def to_device(
+    tensor: Tensor,                # on the host
+    device: torch.device | str,
+) -> Tensor:
+    "A tensor on a device, without waiting for what a GPU still computes: a copy from memory that may be moved would wait."
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == 'cuda' else tensor.to(device)
+
 @dataclass(frozen=True)
 class Batch:
     "Examples ready for a model."
@@ -48,8 +56,8 @@ class Batch:
 
     def to(self, device) -> Batch:
         "The batch on a device; the index stays on the host."
-        groups = None if self.groups is None else self.groups.to(device, non_blocking=True)
-        return replace(self, inputs={k: v.to(device, non_blocking=True) for k, v in self.inputs.items()}, labels=self.labels.to(device, non_blocking=True), groups=groups)
+        groups = None if self.groups is None else to_device(self.groups, device)
+        return replace(self, inputs={k: to_device(v, device) for k, v in self.inputs.items()}, labels=to_device(self.labels, device), groups=groups)
 
 # %% ../nbs/10_data.ipynb #a8385ff4
 def encode_pairs(

@@ -317,7 +317,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     if record['throughput']['examples_per_s'] is None: known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
     return known
 
-# %% ../nbs/45_experiment.ipynb #c1e32bfb
+# %% ../nbs/45_experiment.ipynb #5569ccb6
 def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str) -> dict:
     "The part of a record that says what was run, on what."
     from kdnotes.telemetry import environment
@@ -332,12 +332,10 @@ def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runt
     "Write model, units, predictions, and last the record."
     from kdnotes.models import count_parameters, load_tokenizer, save_model, weights_sha256
     from kdnotes.scalars import tb_record
-    from kdnotes.telemetry import together
+    from kdnotes.telemetry import together, without_sums
     from kdnotes.timeline import compact_gradients, compact_timeline
     used, rows = together(used, runtime.device.type), folder.rows()
-    if result.resumed_at:
-        used['energy'] |= dict(device_j=None, mean_w=None)
-        used['reasons'] |= dict.fromkeys(('energy.device_j', 'energy.mean_w'), f'the run went on from step {result.resumed_at[-1]}, and only its last sitting was measured')
+    if result.resumed_at: used = without_sums(used, f'the run went on from step {result.resumed_at[-1]}, and only its last sitting was measured')
     save_model(model, folder.path / 'model', load_tokenizer(config.teacher))
     folder.write_table('units', evaluation.units)
     folder.write_table('predictions', evaluation.predictions)

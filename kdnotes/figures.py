@@ -141,7 +141,7 @@ def timelines_figure(
     figure.align_ylabels(panels[:, 0])
     return figure
 
-# %% ../nbs/56_figures.ipynb #0426e481
+# %% ../nbs/56_figures.ipynb #f11c6160
 _PHASES = {  # part of a run -> colour
     'teacher signal': '#CC79A7', 'training': '#0072B2', 'waiting for other ranks': '#E69F00', 'evaluation': '#56B4E9', 'start and end': '#BBBBBB', "the teacher's own training": '#FFFFFF',
 }
@@ -162,7 +162,7 @@ def phases_figure(
 ) -> Figure:
     "What each arm's time goes into, as stacked bars."
     if not e.times.runs: raise NotDrawn(e.times.note)
-    table = pd.DataFrame({arm: pd.DataFrame([phase_seconds(r) for r in its]).mean() for arm, runs in e.arms.items() if (its := [r for r in runs if r.get('phases') and e.times.has(r, 'total_s')])})
+    table = pd.DataFrame({arm: pd.DataFrame([phase_seconds(r) for r in its]).mean() for arm, runs in e.arms.items() if (its := [r for r in runs if r.get('phases') and not r.get('resumed_at') and e.times.has(r, 'total_s')])})
     if not len(table.columns): raise NotDrawn('no record holds the phases of its run')
     figure = Figure(figsize=(WIDTH, 1.15 + .3 * len(table.columns)))
     axes, left = figure.subplots(), 0.

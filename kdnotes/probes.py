@@ -117,7 +117,7 @@ def _watch_halves(seen, device: str) -> Iterator[None]:
         return run
     with _replaced(tr, 'accumulate', watched(tr.accumulate)), _replaced(tr, '_update', watched(tr._update)): yield
 
-# %% ../nbs/36_probes.ipynb #d0539b02
+# %% ../nbs/36_probes.ipynb #70c18f69
 _SAMPLE = 4_000_000  # numbers of a gradient that are compared with another training's
 
 def _numbers(tensors: Sequence[Tensor]) -> Tensor:  # (at most about _SAMPLE,) float32 on the CPU
@@ -152,8 +152,9 @@ def watch(
         construct(wrapper, *args, **kwargs)
         _count_all_reduces(wrapper, seen)
     def step(optimizer, *_):
-        gradients = _gradients(model)
-        seen.steps.append(SimpleNamespace(**{name: getattr(seen, name) for name in counts}, numbers=_numbers(gradients), checksums=checksums(gradients)))
+        with not_counted(device):
+            gradients = _gradients(model)
+            seen.steps.append(SimpleNamespace(**{name: getattr(seen, name) for name in counts}, numbers=_numbers(gradients), checksums=checksums(gradients)))
         vars(seen).update(counts)
     hooks = [register_optimizer_step_pre_hook(step), model.register_forward_pre_hook(forward, with_kwargs=True)]
     hooks += [m.register_forward_hook(linear) for m in model.modules() if isinstance(m, nn.Linear)]

@@ -21,7 +21,7 @@ from .meters import READINGS, CpuMeter, GpuMeter, NoMeter, cpu_name, integrate_p
 
 # %% auto #0
 __all__ = ['COLUMNS', 'PATIENCE_S', 'SAMPLE_KEYS', 'BUSY_SHARE', 'HARDWARE', 'energy_of', 'Telemetry', 'is_busy', 'Timed',
-           'timed', 'summarise', 'together', 'environment', 'git_commit']
+           'timed', 'summarise', 'together', 'without_sums', 'environment', 'git_commit']
 
 # %% ../nbs/31_telemetry.ipynb #08068548
 COLUMNS = ('elapsed_s', 'cpu_s', 'host_mib', *READINGS, 'joules')  # cpu_s: of this process so far; joules: of the device's counter so far
@@ -356,7 +356,7 @@ def _until(t: Telemetry, reading: str) -> str:
     read = np.isfinite(_numbers(t.trace, reading)).nonzero()[0] if reading in t.trace else ()
     return f", after {t.trace['elapsed_s'][read[-1]]:.1f} s" if len(read) else ''
 
-# %% ../nbs/31_telemetry.ipynb #6b4cb311
+# %% ../nbs/31_telemetry.ipynb #9e6a17fe
 def together(
     summaries: Sequence[dict],  # one `Telemetry.summary()` a rank, in the order of ranks, of one machine
     device: str,                # 'cpu' or 'cuda'
@@ -373,6 +373,17 @@ def together(
         devices=[s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)],
         sampling=combine('sampling', interval_s=max, samples=sum, longest_gap_s=max, overhead_share=max))
     return result | dict(reasons=_reasons_together(result, summaries))
+
+def without_sums(
+    used: dict,  # of `together`
+    why: str,    # it is not the whole run
+) -> dict:
+    "Energy and phases are sums over a run: those of its last sitting would look like them, so they are null."
+    sums = ('device_j', 'mean_w')
+    parts = dict(energy=used['energy'] | dict.fromkeys(sums), devices=[device | dict.fromkeys(sums) for device in used['devices']],
+                 phases={name: dict.fromkeys(phase) for name, phase in used['phases'].items()})
+    nulls = (name for name in _nulls(parts) if name.startswith('phases.') or name.endswith(sums))
+    return used | parts | dict(reasons=used['reasons'] | dict.fromkeys(nulls, why))
 
 def _average(values: list[float]) -> float: return sum(values) / len(values)
 def _known(values: list, how: Callable) -> Any: return None if None in values else how(values)

@@ -291,11 +291,11 @@ class _Training:
         "Only the main rank tells."
         if self.runtime.main: self.on_row(kind, **values)
 
-# %% ../nbs/32_trainer.ipynb #b6499167
+# %% ../nbs/32_trainer.ipynb #9d5d0eba
 def _tell_gradients(t: _Training, step: Step) -> None:
     "A `gradients` row: what each layer's gradients would lose in 16 bits."
     fp16 = t.scaler.is_enabled()
-    scale = t.scaler.get_scale() if fp16 else 2. ** 16  # what fp16 begins with
+    scale = t.scale if fp16 else 2. ** 16  # what fp16 begins with
     if t.runtime.main: t.row('gradients', step=step.number + 1, scale=scale, scaled=fp16, layers=gradient_ranges(((name, p.grad) for name, p in t.model.named_parameters()), scale, fp16))
 
 LEAST_SCALE = 1e-4  # of a loss in fp16; gradients that overflow even so are no matter of range (fairseq gives up at the same)
@@ -309,21 +309,21 @@ def _step(t: _Training, step: Step) -> Tensor:  # the gradient's norm
         if not is_out_of_memory(e): raise
         parts = _share(t.task, step.index, t.config, t.runtime)
         raise out_of_memory(step.number, max(map(len, parts)), int(t.task.lengths('train')[step.index].max()), t.config.micro_batch_tokens, str(t.runtime.device)) from None
-    before = t.scaler.get_scale() if t.scaler.is_enabled() else None  # a host read a step, in fp16 only
     gradients = t.short.finish(t.learner, lambda gradient: t.runtime.sum(gradient).div_(t.runtime.ranks))
     t.waits.end()
     if t.config.gradient_stats and (step.number + 1) % t.config.gradient_stats == 0: _tell_gradients(t, step)  # now, for the table of words has its gradient
     norm = _update(t.learner, t.optimizer, t.scaler, t.config, t.bad, gradients)
     t.short.clear(norm)
     t.recent.append((step, norm))
-    if before is not None and t.scaler.get_scale() < before:
+    before, t.scale = t.scale, t.scaler.get_scale()  # a host read a step, in fp16 only
+    if t.scale < before:
         t.result.overflow_steps = (t.result.overflow_steps or 0) + 1
         t.row('overflow', step=step.number + 1, scale=before)
-        if t.scaler.get_scale() < LEAST_SCALE: _explain(t, step)
+        if t.scale < LEAST_SCALE: _explain(t, step)
     else: t.short.decayed(group['lr'], t.config.weight_decay)
     return norm
 
-# %% ../nbs/32_trainer.ipynb #40781ae5
+# %% ../nbs/32_trainer.ipynb #a01b0516
 def train(
     task: Task,                    # encoded
     model: nn.Module,              # on the runtime's device, weights in fp32; trained in place
@@ -344,6 +344,7 @@ def train(
 
 def _steps(t: _Training, done: int) -> None:
     "All steps that are not done yet, with what is due between two of them."
+    t.scale = t.scaler.get_scale()
     for step in schedule_steps(t.task, t.config, done=done)[1]:
         norm, last = _step(t, step), step.number + 1 == t.total
         log = (step.number + 1) % t.every == 0 or last
