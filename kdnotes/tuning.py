@@ -47,7 +47,7 @@ SPACES: dict[str, Space] = {
     'student': dict(learning_rate=LogUniform(4e-5, 4e-4), epochs=OneOf((2., 3., 4.))),
 }
 
-# %% ../nbs/55_tuning.ipynb #78241580
+# %% ../nbs/55_tuning.ipynb #7f1514c8
 def draws(
     space: Space,
     trials: int,   # >= 1
@@ -67,12 +67,13 @@ def tuning_id(
     space: Space,
     trials: int,
     seed: int = TUNING_SEED,
+    smoke: bool = False,
 ) -> str:          # '<study>-<arm>-<8 hex digits>'
     "The name of a search."
-    told = json.dumps([study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed])
+    told = json.dumps([study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed] + ['smoke'] * smoke)
     return f'{study}-{arm}-{hashlib.sha256(told.encode()).hexdigest()[:8]}'
 
-# %% ../nbs/55_tuning.ipynb #b0cac403
+# %% ../nbs/55_tuning.ipynb #195f8018
 @dataclass(frozen=True)
 class Search:
     "A search that has been made."
@@ -89,7 +90,7 @@ def plan_search(
     **common,                # fields of RunConfig that all trials share
 ) -> list[tuple[dict, Plan]]:  # a setting and its run, in the order of the draws
     "The trials of a search."
-    id = tuning_id(study, mode, space, trials)
+    id = tuning_id(study, mode, space, trials, smoke=make_config(mode=mode, **common).smoke)
     if overlap := sorted(space.keys() & common.keys()): raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
     corpora: dict[str, Corpus] = {}
     planned = [(setting, plan(make_config(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting), corpora=corpora)) for setting in draws(space, trials)]
@@ -134,7 +135,7 @@ def judge(
     return pd.DataFrame([{'run_id': r['run_id']} | drawn[r['run_id']] | {name: r['primary']['value'], 'from_the_best': '' if d is None else f'{d:+.3f}'}
                          for r, d in zip(judged, from_the_best(judged, units))])
 
-# %% ../nbs/55_tuning.ipynb #5b1eeded
+# %% ../nbs/55_tuning.ipynb #2fcf6fb9
 def search(
     mode: str,
     space: Space | None = None,   # None: the network's in SPACES
@@ -151,7 +152,7 @@ def search(
         for first in filter(None, (p.teacher, p.transfer)): execute(first, say=say)
     with ThreadPoolExecutor(jobs) as pool: made = list(pool.map(lambda item: execute(item[1], say=say), planned))
     table = judge([s for s, _ in planned], made, units(planned[0][1].config.study, [r['run_id'] for r in made]))
-    return Search(tuning_id(study, mode, space, trials), mode, table, {name: table[name].tolist()[0] for name in space})
+    return Search(planned[0][1].config.tuning_id, mode, table, {name: table[name].tolist()[0] for name in space})
 
 # %% ../nbs/55_tuning.ipynb #92445edb
 def tuned_plans(

@@ -32,7 +32,9 @@ def test_all_arms_and_seeds_start_from_one_run(corpus):
     starts = {(p.transfer or p.teacher.transfer).run_id for p in plans}
     assert len(starts) == 1 and all(p.teacher.transfer.run_id in starts for p in plans if p.teacher)
     first = next(p.transfer for p in plans if p.transfer)
-    assert (first.config.mode, first.config.seed, first.config.corpus, first.config.study) == ('mixed_baseline', 0, corpus, corpus.strip('/').replace('/', '-'))
+    assert (first.config.mode, first.config.seed, first.config.corpus, first.config.study) == ('mixed_baseline', 0, corpus, 'mine')
+    tried = plan(make_config(mode='full_student', corpus='embedded', transfer=corpus, student_init='transferred', smoke=True, study='embedded-smoke'), ON)
+    assert {p.config.study for p in (tried.transfer, tried.transfer.teacher, tried.transfer.teacher.transfer) if p} == {'mine-smoke'}, 'a try stays out of the evidence of the corpus learnt first'
     without = plan(make_config(mode='baseline', corpus='embedded'), ON)
     assert without.transfer is None and without.run_id not in {p.run_id for p in plans}
 

@@ -1,13 +1,13 @@
 "The search as users start it; and the settings of the project are those its searches chose."
-import json
+import json, subprocess
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 from kdnotes.config import SETTINGS, ConfigError, evidence_path, factors
-from kdnotes.tuning import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search
-from notebooks import papermill
+from kdnotes.tuning import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search, tuning_id
+from notebooks import ROOT, papermill
 
 
 def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_else(monkeypatch):
@@ -18,16 +18,27 @@ def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_els
     with pytest.raises(ConfigError, match='start teacher_pretrained; give this search another study name'): plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded')
 
 
+def test_a_try_is_no_search():
+    "A smoke search has another name and, where it is given no study, another place; what belongs to tries is not committed."
+    full, smoke = (plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained', smoke=s)[0][1] for s in ('false', 'true'))
+    assert full.config.tuning_id == tuning_id('mine', 'full_student', SPACES['student'], 2) != smoke.config.tuning_id
+    tries = [f'{kind}/embedded-smoke{more}{name}' for more in ('', '-tuning', '-sensitivity') for kind, name in (('thesis/data', '.records.jsonl'), ('figures', '/curves.svg'))]
+    ignored = subprocess.run(['git', 'check-ignore', *tries, 'thesis/data/wikiqa-tuning.records.jsonl'], cwd=ROOT, capture_output=True, text=True)
+    if ignored.returncode == 128: pytest.skip('no git here')
+    assert ignored.stdout.split() == tries
+
+
 @pytest.mark.slow
 def test_a_search_with_papermill(tmp_path):
     done = papermill(tmp_path, 'nbs/tune.ipynb', tmp_path / 'tune.ipynb', ('mode', 'full_student'), ('student_init', 'teacher_pretrained'), ('trials', 2), ('jobs', 2), ('seeds', 1), ('smoke', True))
     assert done.returncode == 0, done.stderr[-3000:]
-    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-tuning.records.jsonl').read_text().splitlines()]
+    assert {p.name.split('.')[0] for p in (tmp_path / 'thesis/data').iterdir()} == {'embedded-smoke-tuning', 'embedded-smoke-sensitivity'}
+    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
     assert {r['seed'] for r in records} == {TUNING_SEED} and len({r['tuning_id'] for r in records}) == 1 and len(records) == 2
     by_setting = {(r['settings']['learning_rate'], r['settings']['epochs']): r['metrics']['dev']['map'] for r in records}
     assert set(by_setting) == {(d['learning_rate'], d['epochs']) for d in draws(SPACES['student'], 2)}
     best = max(by_setting, key=by_setting.get)
-    tuned = json.loads((tmp_path / 'thesis/data/embedded-sensitivity.records.jsonl').read_text())
+    tuned = json.loads((tmp_path / 'thesis/data/embedded-smoke-sensitivity.records.jsonl').read_text())
     assert (tuned['seed'], tuned['tuning_id'], tuned['settings']['learning_rate'], tuned['settings']['epochs']) == (0, records[0]['tuning_id'], *best)
     last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
     assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
