@@ -168,7 +168,7 @@ def train_peer(
     return dict(examples_per_s=found['examples'] / found['seconds'], tokens_per_s=found['tokens'] / found['seconds'], padding_share=1 - found['tokens'] / found['cells'],
                 losses=[[i + 1, float(loss)] for i, loss in enumerate(training.losses)])
 
-# %% ../nbs/48_bench.ipynb #fcb9caa7
+# %% ../nbs/48_bench.ipynb #35e0c2f5
 class _Some:
     "Some of a task's training examples as a task."
     def __init__(self, task: Task, index: np.ndarray): self.task, self.index = task, index
@@ -188,7 +188,9 @@ def make_some_signal(place: Place, turn: int) -> dict:
     n = min(len(lengths), place.config.batch_size * (place.total - place.warmup))
     some = _Some(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
     with tempfile.TemporaryDirectory() as folder:
+        place.runtime.clock()  # a clock may note the energy, too: here it begins
         made = make_signal(some, 'train', place.teacher, Path(folder) / 'signal', _parts(place, place.teacher), device=place.runtime.device)
+        place.runtime.clock()
     return dict(examples_per_s=n / made.meta['teacher_s'], tokens_per_s=int(some.lengths('train').sum()) / made.meta['teacher_s'])
 
 def measure_products(place: Place, turn: int) -> dict:

@@ -11,7 +11,8 @@ from typing import Any
 
 # %% auto #0
 __all__ = ['MOST_W', 'THROTTLES', 'READINGS', 'PASSING', 'TRIES', 'integrate_power', 'counted', 'counter_growth', 'visible_gpu',
-           'gpu_handle', 'throttle_names', 'GpuMeter', 'cpu_name', 'CpuMeter', 'NoMeter', 'open_meter']
+           'gpu_handle', 'throttle_names', 'GpuMeter', 'cpu_name', 'CpuMeter', 'NoMeter', 'open_meter', 'Metered',
+           'mean_power']
 
 # %% ../nbs/28_meters.ipynb #3f603615
 def integrate_power(
@@ -220,3 +221,27 @@ def _cuda_uuid(gpu_index: int) -> str | None:
     "Torch's UUID of a GPU, if torch sees one."
     import torch
     return str(torch.cuda.get_device_properties(gpu_index).uuid) if torch.cuda.is_available() else None
+
+# %% ../nbs/28_meters.ipynb #cf8da3c5
+class Metered:
+    "A runtime whose clock notes down the energy, too."
+    def __init__(self,
+        runtime: Any,  # a `Runtime`
+        meter: GpuMeter | CpuMeter | NoMeter,
+    ): self.runtime, self.meter, self.readings = runtime, meter, []  # (seconds, joules or None)
+    def __getattr__(self, name: str): return getattr(self.runtime, name)
+    def clock(self) -> float:
+        now = self.runtime.clock()
+        if not self.readings or now - self.readings[-1][0] > .1: self.readings.append((now, self.meter.joules()))  # asking takes about a millisecond
+        return now
+
+def mean_power(
+    readings: list[tuple[float, float | None]],  # seconds, joules; in order
+    seconds: float,    # the last ones that count
+    least: float = .3, # readings that are nearer to each other say little: a counter moves in steps
+) -> float | None:     # watts; None: the meter says nothing, or too little
+    "The power over the end of a turn."
+    if not readings: return None
+    end, after = readings[-1]
+    begin, before = min(readings, key=lambda reading: abs(end - seconds - reading[0]))
+    return None if None in (before, after) or end - begin < least else (after - before) / (end - begin)

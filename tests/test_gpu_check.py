@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
-from kdnotes import gpu_check as G, gpu_parts as P, gpu_power as W, trainer
+from kdnotes import gpu_check as G, gpu_parts as P, gpu_power as W, meters as M, trainer
 
 CPU = torch.device('cpu')
 
@@ -83,12 +83,12 @@ def test_energy_is_the_counter_over_the_measured_steps():
         def __init__(self): self.joules_so_far = 0.
         def joules(self): return self.joules_so_far
     meter = Meter()
-    here = P.Metered(SimpleNamespace(clock=lambda: meter.joules_so_far / 50, dtype='bf16'), meter)  # 50 W
+    here = M.Metered(SimpleNamespace(clock=lambda: meter.joules_so_far / 50, dtype='bf16'), meter)  # 50 W
     for joules in (0., 1000., 1100., 1150.):
         meter.joules_so_far = joules
         here.clock()
-    assert P.mean_power(here.readings, 3.) == pytest.approx(50.) and here.dtype == 'bf16'
-    assert P.mean_power([(0., None), (9., None)], 9.) is None
+    assert M.mean_power(here.readings, 3.) == pytest.approx(50.) and here.dtype == 'bf16'
+    assert M.mean_power([(0., None), (9., None)], 9.) is None
 
 def test_tf32_and_fp16_take_part_on_a_gpu(monkeypatch):
     monkeypatch.setattr(P, 'machine', lambda: SimpleNamespace(bf16=True))
@@ -100,25 +100,25 @@ def test_tf32_and_fp16_take_part_on_a_gpu(monkeypatch):
     assert 'bf16' not in {dtype for _, dtype, _ in old.values()} and old['hf_default'][1] == 'fp16' and 'kdnotes_fp16' not in old
 
 
-def seen(mode='full_kd', joules=900., idle=60., overhead=.002, **reasons):
-    return dict(mode=mode, dtype='bf16', examples=3_000, seconds=2., energy=dict(idle_w=idle), phases=dict(student=dict(seconds=3., device_j=joules, gpu_percent=80.)),
-                devices=[dict(throttle=dict(sw_power_cap=.5))], sampling=dict(overhead_share=overhead), reasons=reasons)
+def seen(mode='full_kd', watts=300., idle=60., overhead=.002, **reasons):
+    return dict(mode=mode, dtype='bf16', examples=3_000, seconds=2., energy=dict(idle_w=idle), phases=dict(student=dict(gpu_percent=80.)), watts=watts,
+                devices=[dict(throttle=dict(sw_power_cap=.5, sync_boost=.004, gpu_idle=.1))], sampling=dict(overhead_share=overhead), reasons=reasons)
 
 def test_power_and_energy_of_a_mode():
     row = W.told(seen())
-    assert row == dict(mode='full_kd', format='bf16', idle_w=60., loaded_w=300., joules=300., examples_per_s=1500., gpu_percent=80., throttle='sw_power_cap', sampling_percent=.2, reason=None)
+    assert row == dict(mode='full_kd', format='bf16', idle_w=60., loaded_w=300., joules=200., examples_per_s=1500., gpu_percent=80., throttle='sw_power_cap 50%', sampling_percent=.2, reason=None)
     assert [f['ok'] for f in W.looks_right(row, True)] == [True, True] and [f['ok'] for f in W.looks_right(row, False)] == [None, None]
 
-@pytest.mark.parametrize('change, right', [(dict(joules=150.), [False, True]), (dict(overhead=.011), [True, False])])
+@pytest.mark.parametrize('change, right', [(dict(watts=50.), [False, True]), (dict(overhead=.011), [True, False])])
 def test_the_power_of_another_gpu_and_costly_looking_are_seen(change, right): assert [f['ok'] for f in W.looks_right(W.told(seen(**change)), True)] == right
 
 def test_a_gpu_without_energy_says_why():
-    row = W.told(seen(joules=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
+    row = W.told(seen(watts=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
     first, _ = W.looks_right(row, True)
     assert first['ok'] is None and 'a MIG instance' in first['found'] and row['loaded_w'] is None
     said = G.energy_text(dict(modes=[row], teacher=dict(seconds=1., device_j=None)))
     assert 'no energy: a MIG instance' in said and 'joules_per_1000_examples' not in said and 'signal took 1.0 s' in said
-    assert '300' in G.energy_text(dict(modes=[W.told(seen())], teacher=None))
+    assert '200' in G.energy_text(dict(modes=[W.told(seen())], teacher=None))
 
 
 # ---- the command ----
