@@ -9,9 +9,9 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 from kdnotes.config import CHAIN, CONTROLS, MODES
-from kdnotes.significance import (FACTORIAL, NOT_ESTIMABLE, Family, crossed_test, effect_size, equivalence, factorial, flip_p, flips, holm, interval_test, mcnemar_test, permutation_test,
+from kdnotes.significance import (FACTORIAL, NOT_ESTIMABLE, Family, _nct_cdf, crossed_test, effect_size, equivalence, factorial, flip_p, flips, holm, interval_test, mcnemar_test, permutation_test,
                                   power, power_table, seed_test, seeds_needed, smallest_p)
-from kdnotes.stats import Interval, StatsError, crossed_interval, mean_interval, ratio_interval
+from kdnotes.stats import Interval, StatsError, crossed_interval, crossed_moments, mean_interval, ratio_interval
 
 
 def differences(seeds=5, units=80, spread=(.02, .1, .1), mean=.02, seed=0):
@@ -122,9 +122,24 @@ def test_effect_size_interval_is_the_noncentral_t():
     assert scipy_stats.nct.cdf(t.statistic, 19, e.low * 20**.5) == pytest.approx(.975) and scipy_stats.nct.cdf(t.statistic, 19, e.high * 20**.5) == pytest.approx(.025)
     back = effect_size(-x)
     assert (back.estimate, back.low, back.high) == pytest.approx((-e.estimate, -e.high, -e.low), abs=1e-6)
-    assert effect_size([1., 1, 1]).low is None and effect_size([1.]).reason
-    far = effect_size(10 + .1 * np.random.default_rng(0).normal(size=237))   # so large that the noncentral t is lost in rounding
-    assert far.low < far.estimate < far.high and np.isfinite([far.low, far.high]).all()
+    x = 10 + .1 * np.random.default_rng(0).normal(size=237)                  # a noncentrality of 1,500
+    far, root = effect_size(x), 237**.5
+    assert [scipy_stats.nct.cdf(far.estimate * root, 236, limit * root) for limit in (far.low, far.high)] == pytest.approx([.975, .025], abs=1e-6)
+    few = effect_size([1., 1.1, 1.2, 1.15, 1.05])                            # 5 degrees of freedom, where a normal approximation is off by .02
+    assert few.estimate * 5**.5 > 30 and scipy_stats.nct.cdf(few.estimate * 5**.5, 4, few.low * 5**.5) == pytest.approx(.975, abs=1e-6)
+
+
+@pytest.mark.parametrize('values', [np.full(3, .1), np.full(7, -1 / 3), np.zeros(5), .7 + np.zeros(237), [.3]])
+def test_equal_differences_have_no_effect_size(values):
+    e = effect_size(values)
+    assert np.isnan(e.estimate) and e.low is None and e.high is None and 'no spread' in e.reason
+    assert effect_size(values) == e                                          # one comparison is equal to itself
+
+
+def test_the_noncentral_t_is_scipys_wherever_it_has_a_number():
+    for t, df, nc in ((29.4, 4, 31.), (40., 4, 40.), (-35., 2, -33.), (310., 236, 300.), (5., 7, 1.)):
+        assert _nct_cdf(t, df, nc) == scipy_stats.nct.cdf(t, df, nc)
+    assert np.isnan(scipy_stats.nct.cdf(-40., 2, 31.)) and _nct_cdf(-40., 2, 31.) == pytest.approx(0, abs=1e-3)
 
 
 def as_if_of_two(x): return Interval(x.mean(), None, None, 2, .95, '', se=x.std(ddof=1) / len(x)**.5, df=len(x) - 1.)
@@ -151,9 +166,12 @@ def test_equivalence_is_the_ninety_percent_interval_within_the_margin():
 
 def test_likeness_needs_seeds_a_spread_and_a_margin():
     e = equivalence(crossed_interval([[.1, .2, .1]]), .05)
-    assert e.equivalent is None and e.noninferior is None
-    none = equivalence(crossed_interval(np.zeros((3, 4))), .05)
-    assert none.equivalent and none.noninferior and not equivalence(crossed_interval(np.full((3, 4), -.1)), .05).noninferior
+    assert e.equivalent is None and e.noninferior is None and 'one seed' in e.reason
+    for same in (np.zeros((3, 4)), np.full((3, 4), .1), np.full((3, 4), -.1)):
+        none = equivalence(crossed_interval(same), .05)
+        assert (none.p_equivalent, none.p_noninferior, none.power_equivalent, none.power_noninferior) == (None,) * 4 and 'no spread' in none.reason
+        assert none.equivalent is None and none.noninferior is None
+    assert equivalence(mean_interval(np.full(3, .1)), .05).p_equivalent is None and equivalence(crossed_interval(differences()), .05).reason is None
     with pytest.raises(StatsError, match='margin=-1 must be > 0'): equivalence(crossed_interval(np.zeros((3, 4))), -1)
 
 
@@ -166,10 +184,38 @@ def test_power_of_likeness_is_what_is_seen():
     assert foretold.power_noninferior == pytest.approx(shown[0].mean(), abs=.03) and foretold.power_equivalent == pytest.approx(shown[1].mean(), abs=.03)
 
 
+@pytest.mark.parametrize('df, k', [(2., 3.), (2., 6.), (4., 3.), (4., 1.5), (1.97, 20.), (471., 3.3)])
+def test_power_of_equivalence_with_few_degrees_of_freedom(df, k):
+    """The estimate and its standard error drawn apart: the one normal, the other a root of chi-squared."""
+    rng = np.random.default_rng(0)
+    z, w = rng.normal(size=200_000), np.sqrt(rng.chisquare(df, 200_000) / df)
+    shown = abs(z) < k - scipy_stats.t.isf(.05, df) * w
+    assert equivalence(Interval(0., None, None, 3, .95, '', se=.01, df=df), .01 * k).power_equivalent == pytest.approx(shown.mean(), abs=.005)
+
+
+@pytest.mark.parametrize('difference, spread, seeds, units', [
+    (.02, (0., 0., .1422), 3, 237), (.02, (0., 0., .19), 5, 122), (.03, (1e-6, 0., .19), 3, 122), (.03, (0., 0., .19), 3, 122),   # the test does not know that a component is zero
+    (.02, (.03, 0., .1), 3, 50), (.02, (0., .16, .19), 8, 237), (.03, (.01, .16, .19), 5, 237), (.05, (.06, .16, .19), 3, 122), (0., (.03, .16, .19), 5, 122), (0., (0., 0., .19), 5, 60)])
+def test_power_is_what_is_seen(difference, spread, seeds, units):
+    rng, trials = np.random.default_rng(1), 6000
+    told = []
+    for _ in range(trials // 1000):
+        d = difference + sum(s * rng.normal(size=size) for s, size in zip(spread, ((1000, seeds, 1), (1000, 1, units), (1000, seeds, units))))
+        mean, variance, df = crossed_moments(d)
+        told.append(2 * scipy_stats.t.sf(abs(mean) / np.sqrt(variance), df) < .05)
+    assert power(difference, tuple(s**2 for s in spread), seeds, units) == pytest.approx(np.mean(told), abs=.025)
+
+
+def test_power_has_no_step_where_a_component_vanishes():
+    for none, nearly in (((0., 0., .19**2), (1e-12, 1e-12, .19**2)), ((0., .1**2, .1**2), (1e-12, .1**2, .1**2)), ((.1**2, 0., .1**2), (.1**2, 1e-12, .1**2))):
+        assert power(.03, none, 5, 100) == pytest.approx(power(.03, nearly, 5, 100), abs=1e-3)
+    with pytest.raises(StatsError, match='variance above 0'): power(.03, (0., 0., 0.), 5, 100)
+
+
 def test_power_is_statsmodels_and_grows():
     assert power(.02, (0., .16**2, 1e-15), 4, 237) == pytest.approx(TTestPower().power(.02 / .16, 237, .05), abs=1e-3)
     assert power(.02, (.03**2, 0., 1e-15), 6, 50) == pytest.approx(TTestPower().power(.02 / .03, 6, .05), abs=1e-3)
-    assert power(0., (.01**2, .1**2, .1**2), 5, 100) == pytest.approx(.05) and power(9., (.01**2, .1**2, .1**2), 5, 100) == pytest.approx(1)
+    assert power(.01, (.01**2, .1**2, .1**2), 5, 100) == power(-.01, (.01**2, .1**2, .1**2), 5, 100) and power(9., (.01**2, .1**2, .1**2), 5, 100) == pytest.approx(1)
     t = power_table(.03, (.01**2, .16**2, .19**2))
     assert (t.diff().dropna() > 0).all(axis=None) and (t.diff(axis=1).iloc[:, 1:] > 0).all(axis=None) and t.index.name == 'seeds'
     n = seeds_needed(.03, (.01**2, .16**2, .19**2), 500)
