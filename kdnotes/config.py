@@ -99,16 +99,16 @@ def default_setting(
     usual = dict(train_questions='all', document_title=False, tuning_id=None)
     return usual | next(SETTINGS[name, network] for name in (f'{transfer} -> {corpus}', corpus, '*') if (name, network) in SETTINGS)
 
-# %% ../nbs/00_config.ipynb #d80e9c41
+# %% ../nbs/00_config.ipynb #32273838
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
-    mode: Literal[tuple(MODES)] = 'mixed_kd'
-    task: Literal['answer_selection'] = 'answer_selection'
+    mode: Literal[tuple(MODES)] = 'mixed_kd'    # a point in four factors
+    task: Literal['answer_selection'] = 'answer_selection'  # what is learnt
     corpus: str = 'auto'                        # auto | embedded | wikiqa | squad1 | a folder | a hub id
     transfer: str = 'none'                      # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it starts from its pretrained weights
-    seed: int = Field(0, ge=0, lt=2**32)
-    profile: Literal[tuple(PROFILES)] = 'laptop'
+    seed: int = Field(0, ge=0, lt=2**32)        # of data order, dropout and head
+    profile: Literal[tuple(PROFILES)] = 'laptop'  # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
     study: str = Field('default', pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')  # the folder under runs/
     arm: str | None = Field(None, pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')  # name in comparisons; None: the mode
     # the models
@@ -120,10 +120,10 @@ class RunConfig(BaseModel):
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
     teacher_mode: Literal['baseline', 'mixed_baseline'] = 'baseline'  # whose model teaches a student
     # distillation
-    temperature: float = Field(2.0, gt=0, le=100)
-    alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets; the hard ones get 1 - alpha
-    signal: Literal['cached', 'online'] = 'cached'
-    signal_dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32'
+    temperature: float = Field(2.0, gt=0, le=100)  # T of the soft targets, > 0
+    alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
+    signal: Literal['cached', 'online'] = 'cached'  # the teacher's outputs: computed once and stored, or at every step
+    signal_dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32'  # in which they are stored
     # other losses than the study's: off unless asked for
     dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'  # the system whose weights alpha and 1 - alpha are meant to be
     min_probability: float | None = Field(None, gt=0, le=1)  # the teacher's classes below it are cut off
@@ -131,21 +131,21 @@ class RunConfig(BaseModel):
     ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'  # between candidates of one question, which then stay together in a step
     ranking_weight: float = Field(1., ge=0, le=1000)  # beside those of hard and soft targets; 0: a control with the same steps
     hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'   # between hidden states of student and teacher; needs signal='online'
-    hidden_weight: float = Field(1., gt=0, le=1000)
+    hidden_weight: float = Field(1., gt=0, le=1000)  # beside those of hard and soft targets
     hidden_layers: tuple[int, ...] | None = None  # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was made of
     relation_loss: Literal['none', 'values'] = 'none'        # between the last layers' value relations; needs signal='online'
-    relation_weight: float = Field(1., gt=0, le=1000)
+    relation_weight: float = Field(1., gt=0, le=1000)  # beside those of hard and soft targets
     # precision and parallelism
     precision: Literal['fp32', 'tf32', 'mixed'] | None = None  # None: the mode's
-    amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'
-    ranks: int | Literal['auto'] = Field('auto')
-    threads_per_rank: int | Literal['auto'] | None = 'auto'    # None: on a GPU
+    amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'        # of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
+    ranks: int | Literal['auto'] = Field('auto')               # training processes, 1 to 1024; 'auto': the visible GPUs, or two on a CPU
+    threads_per_rank: int | Literal['auto'] | None = 'auto'    # 'auto': the cores, shared; None: on a GPU
     # optimisation
-    epochs: float | None = Field(None, gt=0, le=1000)
-    learning_rate: float | None = Field(None, gt=0, le=1)
+    epochs: float | None = Field(None, gt=0, le=1000)          # passes over the training examples; None: the corpus' setting, here and below
+    learning_rate: float | None = Field(None, gt=0, le=1)      # peak, after warm-up
     warmup_fraction: float | None = Field(None, ge=0, lt=1)    # share of the steps with a rising learning rate
-    weight_decay: float = Field(0.01, ge=0, le=1)
-    max_grad_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.01, ge=0, le=1)              # AdamW's
+    max_grad_norm: float = Field(1.0, gt=0)                    # gradients are scaled down to it
     batch_size: int = Field(32, ge=1, le=65536)  # examples per optimizer step, over all ranks and micro-batches
     micro_batch_tokens: int = Field(8192, ge=16) # most tokens, padding included, a rank puts through at once
     max_length: int = Field(128, ge=8, le=512)   # tokens of a pair; the longer text is cut
@@ -157,12 +157,22 @@ class RunConfig(BaseModel):
     # gradients between ranks
     gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'  # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed training goes nearly where it would have gone)
     gradient_sync: Literal['delayed', 'every'] = 'delayed'  # once a step, or after every micro-batch
-    bucket_mib: float = Field(25., gt=0, le=1024)  # gradients that travel together
+    bucket_mib: float = Field(25., gt=0, le=1024)  # MiB of gradients that travel together
     # safety: changes no result
     checkpoint_minutes: float = Field(5., gt=0)  # save a training's state so often
     checkpoint_steps: int | None = Field(None, ge=1)  # and after so many steps; None: by the clock alone
     gradient_stats: int = Field(0, ge=0)             # ranges of the layers' gradients every n steps, as rows; 0: never
-    keep_checkpoints: int = Field(2, ge=1, le=100)
+    keep_checkpoints: int = Field(2, ge=1, le=100)  # the newest ones
+
+    @model_validator(mode='before')
+    @classmethod
+    def _typed(cls, values: dict) -> dict:
+        "What a text cannot say by itself, as a terminal and papermill hand it over: nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`)."
+        def read(name, value):
+            annotation = str(cls.model_fields[name].annotation) if name in cls.model_fields and isinstance(value, str) else ''
+            if 'None' in annotation and value.lower() in ('none', 'null'): return None
+            return [v.strip() for v in value.strip('[]() ').split(',') if v.strip()] if 'tuple' in annotation else value
+        return {name: read(name, value) for name, value in values.items()}
 
     @model_validator(mode='after')
     def _agree(self):
