@@ -1,7 +1,8 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
 # what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
-# INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm
+# INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
+# P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
 CORPUS  ?= embedded
 SEEDS   ?= 3
 ARMS    ?= procedures
@@ -19,7 +20,8 @@ TUNED_SEEDS ?= 0
 CONTESTANTS  ?= all
 ALTERNATIONS ?= 5
 STEPS        ?= 50
-STUDY   ?= $(notdir $(CORPUS:/=))$(SHORT:%=-smoke)
+STUDY   ?=
+P       ?=
 SHORT   := $(filter-out 0 False false,$(SMOKE))
 # processes of `make test`
 WORKERS ?= 2
@@ -34,8 +36,11 @@ export KDNOTES_DATA
 endif
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment named here
-# papermill's line for each cell, and each kernel's warning that it talks to this machine over TCP
-NOISE := '^((Executing|Ending) Cell |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
+# what a study is called, and its parameters as papermill takes them
+NAME = kdnotes name -p 'corpus=$(CORPUS)' -p 'study=$(STUDY)' $(SHORT:%=-p smoke=true) $(P:%=-p '%')
+GIVEN = -r corpus '$(CORPUS)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' $(SHORT:%=-p smoke True) $(foreach p,$(P),-r '$(subst =,' ',$(p))')
+# papermill's line for each cell, its word on parameters that are not in the notebook (which refuses those it does not know), and each kernel's warning that it talks to this machine over TCP
+NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup study tune test check fuzz bench doctor gpu-check thesis lab readme clean
@@ -53,17 +58,15 @@ $(DONE): pyproject.toml constraints.txt
 	.venv/bin/python -m pip check
 	@touch $@
 
-study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> SMOKE=1 for a try
-	@mkdir -p '$(RUNS)/$(STUDY)'
-	@echo 'study $(STUDY): everything it says is kept in $(RUNS)/$(STUDY)/study.ipynb'
-	@papermill nbs/study.ipynb '$(RUNS)/$(STUDY)/study.ipynb' --cwd . --no-progress-bar --log-output -r corpus '$(CORPUS)' -p seeds '$(SEEDS)' \
-	    -r arms '$(ARMS)' -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' -p gradient_stats '$(GRADIENT_STATS)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
-	@cat '$(RUNS)/$(STUDY)/table.txt'
+study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> P='alpha=.3 ...' SMOKE=1 for a try
+	@study=$$($(NAME)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: everything it says is kept in $$folder/study.ipynb, its table in $$folder/table.txt" && \
+	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds '$(SEEDS)' -r arms '$(ARMS)' \
+	    -p gradient_stats '$(GRADIENT_STATS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
 
-tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and CORPUS, TRANSFER, INIT, PROFILE as for study
-	@mkdir -p '$(RUNS)/$(STUDY)-tuning'
-	@papermill nbs/tune.ipynb '$(RUNS)/$(STUDY)-tuning/tune-$(MODE).ipynb' --cwd . --no-progress-bar --log-output -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' -p seeds '$(TUNED_SEEDS)' -r corpus '$(CORPUS)' \
-	    -r study '$(STUDY)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
+tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and CORPUS, TRANSFER, INIT, PROFILE, STUDY, P as for study
+	@study=$$($(NAME)) && folder='$(RUNS)'/$$study-tuning && mkdir -p "$$folder" && echo "search $$study-tuning: everything it says is kept in $$folder/tune-$(MODE).ipynb" && \
+	papermill nbs/tune.ipynb "$$folder/tune-$(MODE).ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' \
+	    -p seeds '$(TUNED_SEEDS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
 test check fuzz: export OMP_NUM_THREADS = 1
 

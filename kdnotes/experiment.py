@@ -16,7 +16,7 @@ from .records import RunFolder, export, find_record, find_run_model, lock_run, r
 from .schema import SCHEMA
 
 # %% auto #0
-__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 'progress', 'worker', 'main']
+__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 'progress', 'milestones', 'worker', 'main']
 
 # %% ../nbs/45_experiment.ipynb #99ab7111
 class RunError(KdnotesError):
@@ -49,7 +49,7 @@ def execute(plan: Plan, on_row=lambda row: None, say=lambda text: None) -> dict:
     export(plan.config.study)
     return folder.record()
 
-# %% ../nbs/45_experiment.ipynb #42c0b835
+# %% ../nbs/45_experiment.ipynb #6678250a
 def make_runs(
     plans: Sequence[Plan],           # of one study
     make: Callable[[Plan], object],  # makes one run; a `KdnotesError` is that run's failure and not the study's
@@ -60,13 +60,14 @@ def make_runs(
     for i, p in enumerate(plans):
         if p.run_id in done: continue
         say(f'{i + 1} of {len(plans)}: {p.run_id}')
-        try: make(p)
+        try:
+            make(p)
+            if not (found := find_record(p.run_id)): raise RunError('no record of this name was left, as when a corpus or a model changes meanwhile; start the study again')
         except KdnotesError as e:
             failed[p.run_id] = str(e)
             say(f'   failed: {e}')
         else:
-            record, _ = find_record(p.run_id)
-            value = record['primary']['value']
+            record, value = found[0], found[0]['primary']['value']
             say(f"   {record['primary']['metric']} {'unknown' if value is None else f'{value:.3f}'}, trained in {record['time']['train_s']:.0f} s")
     if len(failed) == len(plans): raise RunError(failures(failed, len(plans)))
     return failed
@@ -181,6 +182,21 @@ def progress() -> Callable[[dict], None]:  # give it every row
         elif row['kind'] == 'step':
             rate = f"loss {row['loss']:.3f}, {row['examples'] / row['elapsed_s']:.0f} examples/s"
             show(tqdm.format_meter(row['step'], bar['total'], row['elapsed_s'], ncols=110, unit='step', prefix=bar['title'], postfix=rate))
+    return on_row
+
+# %% ../nbs/45_experiment.ipynb #e779bb31
+def milestones(
+    say: Callable[[str], None],
+    every_s: float = 30.,  # of training, at least, between two sentences
+) -> Callable[[dict], None]:  # give it every row
+    "How far a run, and before it its teacher, has come: at most nine lines each."
+    steps, tenth, at_s = 1, 0, 0.
+    def on_row(row: dict):
+        nonlocal steps, tenth, at_s
+        if row['kind'] == 'start': steps, tenth, at_s = row['steps'], 0, 0.
+        elif row['kind'] == 'step' and tenth < (now := 10 * row['step'] // steps) < 10 and row['elapsed_s'] >= at_s + every_s:
+            tenth, at_s = now, row['elapsed_s']
+            say(f"   {100 * row['step'] // steps} %: step {row['step']} of {steps}, loss {row['loss']:.3f}, {row['examples'] / at_s:.0f} examples/s")
     return on_row
 
 # %% ../nbs/45_experiment.ipynb #3536d29d

@@ -72,6 +72,8 @@ WRONG = [
     (dict(mode='mixed_kd', amp_dtype='fp16'), ["amp_dtype='fp16'", 'CPU', "amp_dtype='bf16'"]),
     (dict(mode='full_kd', precision='tf32'), ["precision='tf32'", 'NVIDIA', "precision='fp32'"]),
     (dict(student_layers=(1, 9), student_init='teacher_pretrained'), ['student_layers=(1, 9)', '0 to 5']),
+    (dict(student_layers='1,9', student_init='teacher_pretrained'), ['student_layers=(1, 9)', '0 to 5']),
+    (dict(student_layers='[1, x]'), ['student_layers', "'x'", 'integer']),
 ]
 
 
@@ -80,7 +82,7 @@ def test_a_name_or_value_that_does_not_exist(home, parameters, told): refused(*t
 
 
 @pytest.mark.parametrize('parameters, told', [(dict(arms='full_kd,nonsense'), ["'nonsense'", 'procedures', 'full_kd']), (dict(arms=','), ['no mode', 'procedures']), (dict(seeds=0), ['seeds=0', 'at least 1']),
-                                              (dict(seeds='three'), ["seeds='three'", 'at least 1']), (dict(mode='full_kd'), ['mode cannot be given', 'arms']), (dict(profile='nonsense'), ["'nonsense'", "'laptop'"]), (dict(study='a/b'), ['study', "'a/b'"])])
+                                              (dict(seeds='three'), ["seeds='three'", 'at least 1']), (dict(mode='full_kd'), ['mode cannot be given', 'arms']), (dict(arm='mine'), ['arm cannot be given']), (dict(arms='baseline', hidden_loss='mse'), ['hidden_loss', 'no part', "arms='baseline'"]), (dict(profile='nonsense'), ["'nonsense'", "'laptop'"]), (dict(study='a/b'), ['study', "'a/b'"])])
 def test_a_study_that_cannot_be(home, parameters, told): sentence(lambda: plan_study(**dict(corpus='embedded') | parameters), *told)
 
 

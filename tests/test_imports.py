@@ -60,7 +60,7 @@ EDGES = {
     'coverage': {'stats', 'significance'},
     'thesis_values': {'config', 'telemetry', 'tuning', 'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures'},
     'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'drawing', 'significance', 'compare', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_values'},
-    'cli': {'config', 'files', 'records', 'doctor', 'experiment', 'report', 'figures', 'gpu_check'},
+    'cli': {'config', 'files', 'plan', 'records', 'doctor', 'experiment', 'report', 'figures', 'gpu_check'},
 }
 
 def imports(module: str) -> set[str]:

@@ -61,6 +61,35 @@ def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
     assert (planned.teacher is None) == (not student) and (not student or planned.teacher.run_id in told)
 
 
+@pytest.mark.parametrize('given', [dict(), dict(arms='all', temperature=4., student_layers='[1, 3]', learning_rate='2e-4', hidden_loss='mse', signal='online', ranks=1, amp_dtype='bf16', teacher_seed='none', smoke='true')],
+                         ids=['nothing', 'much'])
+def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
+    "The cells of the notebook up to the runs, with the training and papermill left out: the parameters of each run's notebook are those of the plan."
+    monkeypatch.setenv('KDNOTES_HOME', str(home))
+    monkeypatch.chdir(ROOT)
+    code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
+    runs, shell = next(i for i, source in enumerate(code) if 'make_runs(plans' in source), {}
+    exec(code[0], shell)
+    exec(code[1] + f'\nglobals().update({given!r})', shell)
+    for source in code[2:runs]: exec(source, shell)
+    made, plans = {}, shell['plans']
+    monkeypatch.setitem(shell, 'execute', lambda p, on_row, say: None)
+    monkeypatch.setitem(shell, 'make_runs', lambda plans, make, say: [make(p) for p in plans])
+    monkeypatch.setattr('papermill.execute_notebook', lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}))
+    exec(code[runs], shell)
+    assert list(made) == [p.run_id for p in plans] and len(plans) == 3 * (7 if given else 3)
+    for p in plans[:len(plans) // 3]: assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
+    if given: assert {p.config.mode: (p.config.hidden_loss, p.config.student_layers) for p in plans}['full_kd'] == ('mse', (1, 3)) and plans[0].config.study == 'embedded-smoke'
+
+
+@pytest.mark.parametrize('asked, told', [((), 'study=$(kdnotes name'), (('P=alpha=.3 student_layers=1,3', 'SMOKE=1', 'CORPUS=/a/b'), "-p 'corpus=/a/b' -p 'study=' -p smoke=true -p 'alpha=.3' -p 'student_layers=1,3'"),
+                                         (('P=alpha=.3 student_layers=1,3',), "-r 'alpha' '.3' -r 'student_layers' '1,3'"), (('P=alpha=.3', 'STUDY=mine'), "-p 'study=mine'")])
+@pytest.mark.parametrize('target', ['study', 'tune'])
+def test_make_hands_on_what_it_is_given(target, asked, told):
+    done = subprocess.run(['make', '-n', '-o', 'setup', target, *asked], cwd=ROOT, text=True, capture_output=True, env={k: v for k, v in os.environ.items() if not k.startswith('MAKE')})
+    assert done.returncode == 0 and told in done.stdout, done.stdout + done.stderr
+
+
 # ---- one run ----
 
 def test_every_experiment_notebook_is_run_here():
@@ -148,7 +177,7 @@ def test_a_study_and_its_second_call(first_run, home):
     for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'): assert text in table
     records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
     assert set(records) == {'baseline', 'full_kd', 'mixed_kd'} and records['mixed_kd'] == first_run[1]
-    assert records['full_kd']['run_id'] in said and nbformat.read(home / 'runs/default' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
+    assert records['full_kd']['run_id'] in said and 'corpus: embedded (sha256 ' in said and f"training {records['full_kd']['run_id']}" in said and nbformat.read(home / 'runs/default' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
     units = pd.read_csv(home / 'thesis/data/default.units.csv.gz')
     assert set(units['run_id']) == {r['run_id'] for r in records.values()}
     figures = home / 'figures/default'
@@ -176,11 +205,11 @@ def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbd
 @slow
 def test_a_study_without_notebooks(first_run, home):
     "Where the notebook's runs are done, the same table and nothing trained; another arm is trained without papermill."
-    asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'corpus=embedded', '-p', 'smoke=true')
+    asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
     table, before = (home / 'runs/default/table.txt').read_text(), contents(home / 'figures/default') | contents(home / 'thesis')
     done = command(home, *asked)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(table) and ' of 3: ' not in done.stdout and (home / 'runs/default/table.txt').read_text() == table
+    assert done.stdout.endswith(table) and 'corpus: embedded (sha256 ' in done.stdout and ' of 3: ' not in done.stdout and (home / 'runs/default/table.txt').read_text() == table
     assert contents(home / 'figures/default') | contents(home / 'thesis') == before
     done = command(home, *asked, '--arms', 'baseline,mixed_baseline')
     assert done.returncode == 0, done.stderr

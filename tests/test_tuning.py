@@ -22,6 +22,8 @@ def test_a_try_is_no_search():
     "A smoke search has another name and, where it is given no study, another place; what belongs to tries is not committed."
     full, smoke = (plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained', smoke=s)[0][1] for s in ('false', 'true'))
     assert full.config.tuning_id == tuning_id('mine', 'full_student', SPACES['student'], 2) != smoke.config.tuning_id
+    other = plan_search('full_kd', SPACES['student'], 2, 'mine', corpus='embedded', teacher_mode='mixed_baseline', temperature='4')[0][1]
+    assert other.config.tuning_id != tuning_id('mine', 'full_kd', SPACES['student'], 2) and other.config.temperature == 4, 'other parameters make another search'
     tries = [f'{kind}/embedded-smoke{more}{name}' for more in ('', '-tuning', '-sensitivity') for kind, name in (('thesis/data', '.records.jsonl'), ('figures', '/curves.svg'))]
     ignored = subprocess.run(['git', 'check-ignore', *tries, 'thesis/data/wikiqa-tuning.records.jsonl'], cwd=ROOT, capture_output=True, text=True)
     if ignored.returncode == 128: pytest.skip('no git here')
