@@ -78,6 +78,7 @@ check: setup  ## before a commit, with the change staged: notebooks and modules 
 	nbdev_export
 	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
 	nbdev_test --n_workers $(WORKERS)
+	@jupyter nbconvert --log-level=ERROR --clear-output --inplace $(filter-out nbs/index.ipynb,$(wildcard nbs/[a-z]*.ipynb))  # their outputs hold sentences of a corpus
 	nbdev_clean
 	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
 	pytest -m 'not slow'

@@ -92,6 +92,11 @@ def test_an_experiment_has_parameters_and_is_left_to_papermill(path):
     assert [c['cell_type'] for c in tagged] == ['code'], "exactly one cell carries papermill's tag 'parameters'"
     assert re.search(r'^(- )?skip_exec: true$', cells(path)[0]['source'], re.M), 'its front matter says `skip_exec: true`'
 
+@pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda p: p.stem)
+def test_an_experiment_holds_no_outputs(path):
+    "They would be whole sentences of a corpus, and the numbers of one machine."
+    assert [c['source'][:60] for c in cells(path) if c.get('outputs') or c.get('execution_count')] == [], 'run `make check`, which clears them'
+
 
 @pytest.mark.parametrize('path', sorted((ROOT / 'nbs').glob('*.ipynb')), ids=lambda p: p.stem)
 def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on(path):
