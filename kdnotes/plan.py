@@ -33,7 +33,7 @@ def study_name(
     name = Path(corpus).name if Path(corpus).is_absolute() else corpus
     return re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._') + '-smoke' * smoke
 
-# %% ../nbs/39_plan.ipynb #e1695d69
+# %% ../nbs/39_plan.ipynb #27c293cd
 def _lined(lines: Sequence[tuple[str, str]]) -> str: return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Plan:
                      setting=f'{c.epochs:g} epochs, learning rate {c.learning_rate:g}, {c.batch_size} examples a step' + '; a smoke run of a few steps: its numbers mean nothing' * c.smoke)
         return _lined(lines.items())
 
+# %% ../nbs/39_plan.ipynb #28e16843
 def teacher_config(
     config: RunConfig,  # resolved, of a student
 ) -> RunConfig:         # of the run that teaches it, not resolved
@@ -158,7 +159,7 @@ def _of_arm(mode: str, common: dict) -> dict:
     if MODES[mode].ranks == '1': lacks |= {'ranks'}
     return {k: v for k, v in common.items() if k not in lacks}
 
-# %% ../nbs/39_plan.ipynb #0c0f8c73
+# %% ../nbs/39_plan.ipynb #e0e660e6
 def plan_study(
     seeds: int = 3,           # seeds 0 .. seeds - 1
     arms: str = 'procedures', # as for `choose_arms`
@@ -181,6 +182,7 @@ def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
 ) -> str:
     "What a study will run, on what, in which number formats and why."
-    arms, formats = {p.config.arm for p in plans}, {resolved_dtype(p.config): p.reason for p in plans}
-    return _lined([('study', plans[0].config.study), ('runs', f"{len(plans)}: {', '.join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each"),
-                   ('corpus', plans[0].corpus), *(('precision', f'{dtype}: {why}') for dtype, why in formats.items())])
+    first, arms, formats = plans[0].config, {p.config.arm for p in plans}, {resolved_dtype(p.config): p.reason for p in plans}
+    losses = dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd)
+    return _lined([('study', first.study), ('runs', f"{len(plans)}: {', '.join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each"), ('corpus', plans[0].corpus), ('teacher', first.teacher),
+                   *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()), *(('distillation', words) for words in losses)])
