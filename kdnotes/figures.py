@@ -323,7 +323,7 @@ def _machine(e: Evidence) -> str:
     note = e.times.note
     return f'{note[0].upper()}{note[1:]}.' if note else f"All runs on {e.records[0]['environment']['device']}."
 
-# %% ../nbs/56_figures.ipynb #42bf95a8
+# %% ../nbs/56_figures.ipynb #f3e1059f
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
     return (f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
@@ -345,23 +345,23 @@ def _throughput_caption(e: Evidence) -> str:
 
 def _timelines_caption(e: Evidence) -> str:
     ranks = max(r['parallel']['ranks'] for r in e.times.runs)
-    return ('What the machine did during each run: a line is a run, a point a stretch of it (the mean of utilisation and power, the highest value of memory).'
-            + f' Where there are {ranks} processes, the first one is shown.' * (ranks > 1) + f' {_seeds(e)} {_machine(e)}')
+    return ('What the machine did during each run: a line is a run, a point a stretch of it (the mean, and of memory the highest value).'
+            + f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.' * (ranks > 1) + f' {_seeds(e)} {_machine(e)}')
 
 def _phases_caption(e: Evidence) -> str:
     again = any(r['time']['teacher_train_s'] for r in e.times.runs)
-    return ("What each arm's time goes into, in seconds of a mean run." + " The empty bars are the training of the students' teacher, which is paid once for any number of students." * again
+    return ("What each arm's time goes into, in seconds of a mean run, evaluations included." + " The empty bars are the training of the students' teacher, which is paid once for any number of students." * again
             + f' {_seeds(e)} {_machine(e)}')
 
 def _gradients_caption(e: Evidence) -> str:
     runs = [r for r in e.records if r.get('gradients')]
     steps = sorted({m['step'] for r in runs for m in r['gradients']})
     return (f"Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
-            'Each histogram has its own height. At the right: of the numbers that are not zero, the share too small for fp16, which it would turn to zero without a loss scale.')
+            'Each histogram has its own height. At the right: of the numbers that are not zero, the share below the smallest number of fp16, for which it would need a loss scale.')
 
 def _fidelity_caption(e: Evidence) -> str:
     return (f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} with 95% intervals. "
-            f'Agreement is high for a large share and tau, and for a small divergence. {_seeds(e)}')
+            f'Agreement is high for a large share and tau, and for a small divergence (Jensen and Shannon, in nats). {_seeds(e)}')
 
 def _reliability_caption(e: Evidence) -> str:
     return (f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_all_items(e)}; on the dashed line a probability is what it says. "
