@@ -1,13 +1,14 @@
 """What may be compared with what, and what a difference may be called."""
 from dataclasses import replace
 import numpy as np
+import pandas as pd
 import pytest
 from handmade import make_record, units_of
 from kdnotes.compare import (TIMES, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons, study_factorial, told,
                              unit_matrix)
 from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records import SCHEMA
-from kdnotes.significance import Family, crossed_test, holm, permutation_test
+from kdnotes.significance import INTERACTIONS, Family, crossed_test, holm, permutation_test
 from kdnotes.stats import paired_difference
 from kdnotes.telemetry import BUSY_SHARE, timed
 
@@ -296,12 +297,62 @@ def test_the_chain_and_the_controls_are_a_family_and_the_procedures_another():
 
 
 def test_a_failed_arm_does_not_make_the_others_more_significant():
-    runs = study()
+    runs = study(step=.002)
     failed = [without_value(r) if r['arm'] == 'mixed_student' else r for r in runs]
     whole, part = ({(c.a, c.b): c for _, c in study_comparisons(rs, units_of(runs))} for rs in (runs, failed))
     assert part['full_student', 'mixed_student'].p_holm is None and len(part['baseline', 'parallel_baseline'].family.members) == 7
     ranked = sorted(CHAIN + CONTROLS, key=lambda k: whole[k].p)
-    assert part[ranked[0]].p_holm == pytest.approx(7 * part[ranked[0]].p) or 'mixed_student' in ranked[0]
+    smallest = next(k for k in ranked if 'mixed_student' not in k)
+    assert part[smallest].p_holm == pytest.approx(min(1, 7 * part[smallest].p), rel=1e-9, abs=0)
+    assert 1e-4 < part[smallest].p < .1                                                         # a moderate p, where the number of members can be seen
+    absent = {(c.a, c.b): c for _, c in study_comparisons([r for r in runs if r['arm'] != 'mixed_student'], units_of(runs))}
+    assert absent[smallest].p_holm == pytest.approx(min(1, 5 * absent[smallest].p), rel=1e-9, abs=0) and "over the 5 comparisons of 'chain and controls'" in sentence(absent[smallest])  # as the notebook says
+
+
+def test_all_values_the_same_is_said_and_not_tested():
+    a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
+    units = units_of(a)
+    units = pd.concat([units, units.assign(run_id=units['run_id'].map({x['run_id']: y['run_id'] for x, y in zip(a, b)}))])
+    c = compare(a, b, units)
+    assert c.identical and c.p == 1 and c.equivalences[0].p_equivalent is None and sentence(c).endswith('; every value is the same in both.') and 'alike' not in sentence(c)
+    assert not compare(a[:1], b[:1], units).identical and not compare(a, arm('mixed_kd', range(3), value=.8)).identical
+
+
+def test_without_units_a_refused_test_keeps_its_reason():
+    a, b = ([make_record(m, s, v) for s in range(8)] for m, v in (('full_student', .7), ('full_kd', .71)))   # eight equal differences
+    c = compare(a, b)
+    assert c.p is None and 'no spread' in c.reasons['p'] and 'no test, since all values are the same' in sentence(c) and c.p_permutation == 2 / 2**8
+
+
+def test_one_teacher_for_all_seeds_is_said():
+    def warned(**more): return [w for w in compare(arm('full_student', range(3), **more), arm('full_kd', range(3), **more)).warnings if 'one teacher' in w]
+    assert warned(teacher_seed=7) == ['all seeds of full_student and full_kd have one teacher: what another teacher would change is not in the interval'] and not warned()
+    only = compare(arm('baseline', range(3)), arm('full_kd', range(3), teacher_seed=7)).warnings
+    assert any(w.startswith('all seeds of full_kd have') for w in only) and not any('one teacher' in w for w in compare(arm('baseline', (0,)), arm('full_kd', (0,), teacher_seed=7)).warnings)
+
+
+def test_interactions_pair_the_teachers_too():
+    four = ('full_student', 'full_kd', 'mixed_student', 'mixed_kd')
+    lift = {'mixed_kd': .04}
+    runs = [make_record(m, s, .7 + lift.get(m, 0) + .01 * t, teacher_seed=t) for m in four for s in (0, 1) for t in ((3, 4) if m != 'full_kd' else (4, 3))]
+    def effects(records): return {e.name: e for e in study_factorial(records, units_of(records))}
+    e = effects(runs)['precision x kd (students)']
+    assert (e.interval.n, e.interval.estimate, e.left_out) == (4, pytest.approx(.04, abs=1e-5), {})
+    matrix = sum(w * unit_matrix([next(r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) == (m, s, t)) for s in (0, 1) for t in (3, 4)], units_of(runs)).to_numpy() for m, w in e.weights.items())
+    assert e.p == pytest.approx(crossed_test(matrix).p)                                          # each run with those of its own seed and teacher
+    fewer = effects([r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) != ('full_kd', 1, 4)])['precision x kd (students)']
+    assert fewer.interval.n == 3 and fewer.left_out == {m: (1,) for m in four if m != 'full_kd'}
+    torn = effects(runs + arm('parallel_baseline', (0, 1)) + arm('baseline', (0, 1)) + arm('mixed_baseline', (0, 1)))
+    assert 'several teachers' in torn['network (fp32, no kd)'].reason and torn['precision x kd (students)'].p is not None and torn['ranks (fp32, no kd)'].p is not None
+
+
+def test_interactions_are_a_family_of_their_own():
+    runs = study(step=.003)
+    found = {e.name: e for e in study_factorial(runs, units_of(runs))}
+    assert {k for k, e in found.items() if e.p_holm is not None} == set(INTERACTIONS.members) == {k for k in found if ' x ' in k}
+    assert {k: found[k].p_holm for k in INTERACTIONS.members} == holm({k: found[k].p for k in INTERACTIONS.members}, INTERACTIONS)
+    lost = {e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))}
+    assert lost['network x precision (no kd)'].p_holm is None and lost['precision x kd (students)'].p_holm == min(1, 2 * lost['precision x kd (students)'].p)
 
 
 def corrected_pair(value, seeds=range(5), p_holm=None, **more):
@@ -318,7 +369,9 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
     assert "the only comparison of 'chain and controls'), the effect of kd." in text and text.count('.  ') == 0
     worse = sentence(corrected_pair(.65))
     assert 'was lower than' in worse and 'by 0.0500 [0.0' in worse and 'not shown either' in worse
-    assert sentence(c, 'train_s').startswith('No difference') or 'times as' in sentence(c, 'train_s')
+    slower = sentence(corrected_pair(.72, train_s=10.), 'train_s')                             # both arms take the same times: nothing can be told of 1.00
+    assert slower.startswith('No difference between full_student and full_kd in the time of training can be told: 1.00 [1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000')
+    assert '(one-sided p' in worse and ', uncorrected)' in worse
 
 
 def test_the_corrected_p_decides_the_words():
