@@ -1,9 +1,11 @@
 "Costs are the sums their formulas say, nulls stay nulls with their reason, and unlike things are never added."
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats as scipy_stats
 from kdnotes import costs as C
 from kdnotes.costs import Cost, CostError, Sizes
-from kdnotes.stats import Interval
+from kdnotes.stats import Interval, mean_interval
 from handmade import make_record
 
 SIZES = Sizes({'dev': 300, 'test': 700}, questions=50, candidates=600)
@@ -55,7 +57,7 @@ def test_a_machine_without_energy_still_has_times():
     paid = C.payback(r, t, SIZES)
     assert paid.seconds > 0 and paid.joules is None and paid.reasons['joules'] == why
     table = C.cost_table([r, t], SIZES)
-    assert table.table.loc['full_kd', 'example_joules'] is None and table.reasons['full_kd.example_joules'] == why and table.table.loc['full_kd', 'example_seconds'].estimate == 50
+    assert table.table.loc['full_kd', 'example_joules'] is None and table.reasons['full_kd.example_joules'] == why and table.table.loc['full_kd', 'example_seconds'].estimate == pytest.approx(50)
     assert C.amortised(C.training_cost(r), C.training_cost(t), C.signal_cost(r)).joules.isna().all()
 
 
@@ -120,7 +122,8 @@ def study(n=3, **more):
 def test_seeds_have_a_mean_and_an_interval():
     table = C.cost_table(study(), SIZES).table
     cell = table.loc['full_kd', 'prediction_joules']
-    assert isinstance(cell, Interval) and cell.n == 3 and cell.estimate == pytest.approx(110 / 1.3) and cell.low < cell.estimate < cell.high
+    logs = mean_interval(np.log([100 / 1.3 * f for f in (1, 1.1, 1.2)]))
+    assert isinstance(cell, Interval) and cell.n == 3 and 'geometric' in cell.method and (cell.estimate, cell.low, cell.high) == pytest.approx(tuple(np.exp([logs.estimate, logs.low, logs.high])))
     assert list(table.index) == ['baseline', 'full_kd'] and table.runs.tolist() == [3, 3]
 
 
@@ -131,6 +134,44 @@ def test_payback_over_seeds_is_between_those_of_the_seeds():
     assert min(each) < cell.estimate < max(each) and cell.low < min(each) and cell.n == 3
     one = C.payback_table(study(1), SIZES).table.loc['full_kd', 'joules']
     assert one.low is None and one.reason                            # one seed has no interval
+
+
+def test_no_cost_is_below_zero():
+    records = [record(seed=s, evaluation=(e, 100. * e)) for s, e in enumerate((.5, 8., 1.))]
+    row = C.cost_table(records, SIZES).table.loc['full_kd']
+    assert row.prediction_seconds.low > 0 and row.prediction_joules.low > 0
+    free = C.cost_table([record(evaluation=(0., 5.))], SIZES)
+    assert free.table.loc['full_kd', 'prediction_seconds'] is None and 'geometric' in free.reasons['full_kd.prediction_seconds']
+
+
+def fieller_by_search(x, y):
+    "The ratios that a t test does not tell from the truth, looked for one by one."
+    grid = np.linspace(.2, 5, 4801) * x.mean() / y.mean()
+    inside = [t for t in grid if scipy_stats.ttest_1samp(x - t * y, 0).pvalue >= .05]
+    return min(inside), max(inside)
+
+
+def test_the_interval_of_a_ratio_of_means_is_fiellers():
+    rng = np.random.default_rng(0)
+    for n in (3, 5, 9):
+        x, y = rng.normal(10, 1, n), rng.normal(4, .3, n)
+        i = C.ratio_of_means(x, y)
+        assert (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3) and i.estimate == pytest.approx(x.mean() / y.mean()) and i.low < i.estimate < i.high
+
+
+def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
+    records = study(5)
+    records[3] = records[3] | dict(phases=records[3]['phases'] | dict(evaluation=dict(seconds=2., device_j=560., cpu_s=1.)))   # its teacher spends 550 J
+    found = C.payback_table(records, SIZES)
+    row = found.table.loc['full_kd']
+    assert (row.never_joules, row.never_seconds, found.reasons) == (1, 0, {})
+    paid = [C.payback(r, t, SIZES) for t, r in zip(records[::2], records[1::2])]
+    x, y = np.array([p.extra.joules for p in paid]), np.array([p.saved.joules for p in paid])
+    assert y.min() < 0 and row.joules.estimate == pytest.approx(x.mean() / y.mean()) and row.joules.n == 5
+    assert row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * .9              # worse than the four that pay back
+    records[3] = records[3] | dict(phases=records[3]['phases'] | dict(evaluation=dict(seconds=2., device_j=9_000., cpu_s=1.)))
+    worse = C.payback_table(records, SIZES)
+    assert worse.table.loc['full_kd', 'joules'] is None and worse.reasons == {'full_kd.joules': f'{C.NEVER}, on average; it is not in 1 of 5 runs'} and worse.table.loc['full_kd', 'never_joules'] == 1
 
 
 def test_one_unknown_run_makes_the_arm_unknown():
