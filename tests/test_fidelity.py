@@ -7,6 +7,7 @@ from scipy.stats import entropy, kendalltau
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.proportion import proportion_confint
 from kdnotes.fidelity import agreement, agreement_values, aligned, bin_of, brier, calibration_error, decision_test, ece, first_is_right, reliability
 from kdnotes.stats import StatsError, mean_interval
 
@@ -81,6 +82,17 @@ def test_reliability_counts_every_candidate_once():
     t = reliability(runs, np.random.default_rng(0))
     assert t['n'].sum() == 3 * len(runs[0]) and (t['low'] <= t['right']).all() and (t['right'] <= t['high']).all()
     assert (t['right'] * t['n']).sum() == pytest.approx(3 * runs[0]['label'].sum())
+
+
+@pytest.mark.parametrize('label', [0, 1])
+def test_a_bin_whose_labels_agree_is_not_certain(label):
+    """Wilson's limits, of the candidates that are in the bin in any run, each counted once."""
+    runs = [run(s, noise=.01).assign(label=label) for s in range(3)]
+    t = reliability(runs, np.random.default_rng(0), bins=3)
+    which = [bin_of(np.concatenate([expit(r['score']) for r in runs]), 3).reshape(3, -1) == k for k in range(3)]
+    for row, inside in zip(t.itertuples(), which):
+        n = int(inside.any(0).sum())
+        assert n < row.n / 2 and (row.low, row.high) == pytest.approx(proportion_confint(n * label, n, method='wilson')) and row.low <= row.right <= row.high and row.high - row.low > .02
 
 
 def test_agreement_by_hand_and_against_scipy():
