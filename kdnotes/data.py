@@ -37,13 +37,13 @@ class Ragged:
         np.cumsum([len(r) for r in rows], out=offsets[1:])
         return cls(np.fromiter((v for r in rows for v in r), dtype=dtype, count=int(offsets[-1])), offsets)
 
-# %% ../nbs/10_data.ipynb #7592783f
+# %% ../nbs/10_data.ipynb #5e353e33
 def to_device(
-    tensor: Tensor,                # on the host
+    tensor: Tensor,
     device: torch.device | str,
 ) -> Tensor:
     "A tensor on a device, without waiting for what a GPU still computes: a copy from memory that may be moved would wait."
-    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == 'cuda' else tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if tensor.device.type == 'cpu' and torch.device(device).type == 'cuda' else tensor.to(device)
 
 @dataclass(frozen=True)
 class Batch:
