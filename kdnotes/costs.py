@@ -16,7 +16,7 @@ from .telemetry import is_busy
 # %% auto #0
 __all__ = ['UNITS', 'FREE', 'NEVER', 'CostError', 'Cost', 'total', 'training_cost', 'signal_cost', 'Sizes', 'sizes_of',
            'predictions_made', 'per_1000_examples', 'per_1000_predictions', 'per_right_answer', 'amortised', 'Payback',
-           'payback', 'Table', 'mean_cost', 'ratio_of_means', 'cost_table', 'payback_table']
+           'payback', 'mean_cost', 'ratio_of_means', 'Table', 'cost_table', 'payback_table']
 
 # %% ../nbs/54_costs.ipynb #6157f529
 class CostError(KdnotesError, ValueError):
@@ -179,13 +179,7 @@ def payback(
         found[unit] = None if unit in reasons else paid / gain
     return Payback(extra, saved, found['seconds'], found['joules'], reasons)
 
-# %% ../nbs/54_costs.ipynb #37d2bfb3
-@dataclass(frozen=True)
-class Table:
-    "Intervals by arm, and why some are missing."
-    table: pd.DataFrame        # index arm; `Interval` or None in each cell; runs, busy
-    reasons: dict[str, str]    # 'arm.column' -> why it is None
-
+# %% ../nbs/54_costs.ipynb #ecc81f2a
 def mean_cost(
     values: Sequence[float],  # > 0, one a run
     level: float = .95,       # confidence level
@@ -208,6 +202,13 @@ def ratio_of_means(
     if a <= 0: return Interval(estimate, None, None, n, level, words, reason='the mean saving of a prediction cannot be told from 0')
     half = np.sqrt(max(b * b - a * c, 0.))
     return Interval(estimate, float((b - half) / a), float((b + half) / a), n, level, words, df=float(n - 1))
+
+# %% ../nbs/54_costs.ipynb #9e0d027b
+@dataclass(frozen=True)
+class Table:
+    "Intervals by arm, and why some are missing."
+    table: pd.DataFrame        # index arm; `Interval` or None in each cell; runs, busy
+    reasons: dict[str, str]    # 'arm.column' -> why it is None
 
 def _frame(rows: dict[str, dict]) -> pd.DataFrame: return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
 

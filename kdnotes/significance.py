@@ -249,7 +249,7 @@ def power_table(
     "Power by seeds and units."
     return pd.DataFrame({u: [power(difference, variance, s, u) for s in seeds] for u in units}, index=pd.Index(seeds, name='seeds')).rename_axis(columns='units')
 
-# %% ../nbs/43_significance.ipynb #8b9d318b
+# %% ../nbs/43_significance.ipynb #1fed8e80
 _PLAIN, _KD, _MIXED, _BOTH = 'full_student', 'full_kd', 'mixed_student', 'mixed_kd'  # the students' two by two
 
 FACTORIAL = {  # effect -> weight of each arm
@@ -269,6 +269,7 @@ NOT_ESTIMABLE = {  # effect -> why
     'ranks x network': 'students are run on all ranks only',
 }
 
+# %% ../nbs/43_significance.ipynb #25ddc572
 INTERACTIONS = Family('interactions', tuple(name for name in FACTORIAL if ' x ' in name))
 
 @dataclass(frozen=True)
