@@ -18,7 +18,7 @@ from .telemetry import Telemetry
 # %% auto #0
 __all__ = ['QUIET_S', 'PAIRS', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'PARTS', 'slower', 'told', 'looks_right', 'powers']
 
-# %% ../nbs/51_gpu_power.ipynb #a90790d5
+# %% ../nbs/51_gpu_power.ipynb #d87ca31e
 QUIET_S, PAIRS = 3., 3           # before idle power is read; trainings without and with telemetry
 SECONDS, STEPS = 4., (20, 4000)  # a mode's training under telemetry, and how many steps that may be; in a rehearsal the fewest is 6
 MOST_SAMPLING = .01              # share of the time
@@ -60,6 +60,7 @@ def _watched(job: dict, mode: str) -> dict:  # the summary of its telemetry, and
         with watch.phase('evaluation'): tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
     return watch.summary() | dict(mode=mode, dtype=here.dtype, examples=result.examples, seconds=result.train_s, teacher=teacher, watts=watts)
 
+# %% ../nbs/51_gpu_power.ipynb #b49bd31c
 def slower(job: dict) -> list[float]:  # one a pair; .01 is one per cent
     "By how much a training is slower with its telemetry than without, the two taking turns."
     pair = gp.make_pair(job, 'minilm', 'mixed_student', **dict(smoke=True) if job['smoke'] else {})

@@ -94,28 +94,14 @@ def throttle_names(
     "Why a clock is lower than it could be."
     return [THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1]
 
-# %% ../nbs/28_meters.ipynb #c46cdb82
+# %% ../nbs/28_meters.ipynb #4947bcc6
 READINGS = ('gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle')
 PASSING, TRIES = (10, 19, 21, 27, 999), 5  # NVML's codes of timeout, in use, no data, not ready, unknown; failures in a row of which the last is final
 _MEMORY_V2, _POWER_INSTANT = 0x2000028, 186  # nvmlMemory_v2, NVML_FI_DEV_POWER_INSTANT: an older pynvml has no names for them
 
-class GpuMeter:
-    "One GPU or MIG instance, read through NVML."
-    source = 'NVML energy counter'
-
-    def __init__(self, nvml: Any, handle: Any):
-        self.nvml, self.handle, self.reasons, self.failures, self.millijoules, self.last = nvml, handle, {}, {}, 0, None
-        self.memory = self._newer(('nvmlDeviceGetMemoryInfo', _MEMORY_V2), ('nvmlDeviceGetMemoryInfo',))
-        self.power = self._newer(('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self._milliwatts)
-        if self._in_mig():
-            why = 'a MIG instance shares its GPU, whose readings include the work of others'
-            self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules') if self._is_instance() else ('gpu_percent', 'power_w', 'joules', 'device_mib'), why)
-
-    def _is_instance(self) -> bool: return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle))
-
-    def _in_mig(self) -> bool:
-        try: return self._is_instance() or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
-        except self.nvml.NVMLError: return False  # no MIG on this GPU
+class _Driver:
+    "A device of NVML that is asked one question after another."
+    def __init__(self, nvml: Any, handle: Any): self.nvml, self.handle, self.reasons, self.failures = nvml, handle, {}, {}
 
     def _newer(self, new: tuple, old: tuple, take: Callable = lambda answer: answer) -> tuple:
         "The newer form of a question where the driver knows it."
@@ -137,6 +123,26 @@ class GpuMeter:
             return None
         self.failures.pop(key, None)
         return answer
+
+# %% ../nbs/28_meters.ipynb #5364eb46
+class GpuMeter(_Driver):
+    "One GPU or MIG instance, read through NVML."
+    source = 'NVML energy counter'
+
+    def __init__(self, nvml: Any, handle: Any):
+        super().__init__(nvml, handle)
+        self.millijoules, self.last = 0, None
+        self.memory = self._newer(('nvmlDeviceGetMemoryInfo', _MEMORY_V2), ('nvmlDeviceGetMemoryInfo',))
+        self.power = self._newer(('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self._milliwatts)
+        if self._in_mig():
+            why = 'a MIG instance shares its GPU, whose readings include the work of others'
+            self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules') if self._is_instance() else ('gpu_percent', 'power_w', 'joules', 'device_mib'), why)
+
+    def _is_instance(self) -> bool: return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle))
+
+    def _in_mig(self) -> bool:
+        try: return self._is_instance() or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
+        except self.nvml.NVMLError: return False  # no MIG on this GPU
 
     def identity(self) -> dict: return dict(uuid=self._ask('uuid', 'nvmlDeviceGetUUID', take=_text), name=self._ask('name', 'nvmlDeviceGetName', take=_text))
 

@@ -140,7 +140,7 @@ def _sample(t: Telemetry) -> int | None:  # its place in the trace; None: there 
         t.busy_s += time.thread_time() - begin
         t._lock.release()
 
-# %% ../nbs/31_telemetry.ipynb #9d326dd4
+# %% ../nbs/31_telemetry.ipynb #b6b6d414
 def _append(t: Telemetry) -> int:
     "Add what the machine shows now to the trace."
     seen = t.meter.read() | dict(joules=t.meter.joules(), elapsed_s=time.perf_counter() - t.begin_s, cpu_s=_cpu_s(t.process) - t.begin_cpu_s,
@@ -150,6 +150,7 @@ def _append(t: Telemetry) -> int:
     for key in (*READINGS, 'joules'): _bridge(t, key)
     return len(t.trace['elapsed_s']) - 1
 
+# %% ../nbs/31_telemetry.ipynb #152a72cc
 def _bridge(t: Telemetry, key: str) -> None:
     "What the driver had no time to answer lies on the line between the readings beside it; a throttle's bits are those of before."
     column, at = t.trace[key], t.trace['elapsed_s']

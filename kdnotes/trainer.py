@@ -291,11 +291,10 @@ class _Training:
         "Only the main rank tells."
         if self.runtime.main: self.on_row(kind, **values)
 
-# %% ../nbs/32_trainer.ipynb #9d5d0eba
+# %% ../nbs/32_trainer.ipynb #8c285608
 def _tell_gradients(t: _Training, step: Step) -> None:
     "A `gradients` row: what each layer's gradients would lose in 16 bits."
-    fp16 = t.scaler.is_enabled()
-    scale = t.scale if fp16 else 2. ** 16  # what fp16 begins with
+    scale = t.scale if (fp16 := t.scaler.is_enabled()) else 2. ** 16  # what fp16 begins with
     if t.runtime.main: t.row('gradients', step=step.number + 1, scale=scale, scaled=fp16, layers=gradient_ranges(((name, p.grad) for name, p in t.model.named_parameters()), scale, fp16))
 
 LEAST_SCALE = 1e-4  # of a loss in fp16; gradients that overflow even so are no matter of range (fairseq gives up at the same)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from kdnotes import thesis as th
 from kdnotes.files import read_json, sha256_file, write_json
-from kdnotes.thesis_values import STEPS
+from kdnotes.thesis_steps import STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = sorted((ROOT / 'thesis' / 'chapters').glob('*.typ'))
