@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from kdnotes.coverage import COLUMNS, CUTS, SETTINGS, VALUES, Setting, _block, coverage_table, draw, outside, rates
 from kdnotes.significance import crossed_test, flips, permutation_test, seed_test
-from kdnotes.stats import StatsError, bootstrap_interval, crossed_interval, variance_components
+from kdnotes.stats import StatsError, bootstrap_interval, crossed_interval, draw_counts, studentised_limits, variance_components
 
 NAMED = {s.name: s for s in SETTINGS}
 
@@ -73,6 +73,16 @@ def test_five_seeds_keep_the_promise(setting, seeds):
 def test_the_bootstrap_stands_beside():
     r = rates(NAMED['AP, seeds differ a little'], 5, 122, np.random.default_rng(3), trials=600, n_draws=300)
     assert within(r['bootstrap covers'], 93, 97, 600)
+
+
+def test_limits_that_are_not_known_exclude_nothing():
+    """Where nearly all differences are 0 the bootstrap has no limits, here as in `bootstrap_interval`, and no huge ones."""
+    d = np.zeros((4, 3, 237))
+    d[:, [0, 1, 2], [5, 40, 77]] = .25, -.1, -.3
+    counts = draw_counts((3, 237), np.random.default_rng(0), 400)
+    limits = np.array([studentised_limits(y, *counts) for y in d])
+    assert np.isinf(limits).any(1).all() and (abs(limits[np.isfinite(limits)]) < 1).all()
+    assert _block(Setting('x', 0., 0., .01), d, np.random.default_rng(0), 400)['bootstrap covers'].all() and bootstrap_interval(d[0], np.random.default_rng(0), 400).low is None
 
 
 def test_what_is_not_good_is_seen():
