@@ -284,7 +284,7 @@ def _p_words(p: float | None, corrected: float | None, family: Family | None, st
     if len(family.members) == 1: return f"{start}{words(corrected)}, the only comparison of '{family.name}'"
     return f"{start}{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'"
 
-# %% ../nbs/44_compare.ipynb #1323958e
+# %% ../nbs/44_compare.ipynb #af110c7a
 def _times(i: Interval) -> str:
     "A ratio of times in words: faster, or longer."
     if i.estimate >= 1: return f'{i:.2f} times as fast'
@@ -297,7 +297,7 @@ def _result(c: Comparison) -> list[str]:
     else:
         sense = 'no change' if d.estimate == 0 else 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
         if d.low is None: sense += ', its interval is unknown'
-        elif not told(c): sense = 'no difference can be told, since ' + ('its interval holds 0' if d.low <= 0 <= d.high else 'there is no test' if c.p is None else 'its p, corrected, is not below 0.05')
+        elif not told(c): sense = 'no difference was detected, since ' + ('its interval holds 0' if d.low <= 0 <= d.high else 'there is no test' if c.p is None else 'its p, corrected, is not below 0.05')
         if c.n_seeds == 1: sense += f' in {_one_seed(c)}'
         said.append(f'{name} {d:+.4f} ({sense}{_p_words(c.p, c.p_holm, c.family, "; ")})')
     if c.speedup: said.append(' and '.join(f'{w} {_times(c.speedup[k])}' for k, w in (('train_s', 'training'), ('total_s', 'in all')) if k in c.speedup))
@@ -319,7 +319,7 @@ def _not_varied(c: Comparison) -> list[str]:
     "Factors in which the modes differ and the runs do not."
     return [f for f in ('network', 'precision', 'kd', 'ranks') if getattr(MODES[c.a], f) != getattr(MODES[c.b], f) and f not in c.attribution.factors]
 
-# %% ../nbs/44_compare.ipynb #4858e11b
+# %% ../nbs/44_compare.ipynb #3354357f
 def _one_seed(c: Comparison) -> str: return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
 
 def _direction(c: Comparison) -> str: return 'higher' if c.difference.estimate > 0 else 'lower'
@@ -350,7 +350,7 @@ def _accuracy_sentence(c: Comparison) -> str:
         return f'With {_one_seed(c)} alone, {name} of {c.b} was {size} that of {c.a}; nothing is known about other seeds'
     rests = f'{c.n_seeds} seeds{units}'
     sure = f"{d.level:.0%} interval, {rests}{_p_words(c.p, c.p_holm, c.family, '; ')}{'; no test, since ' + c.reasons['p'] if c.p is None and 'p' in c.reasons else ''}"
-    if not told(c): return f'No difference between {c.a} and {c.b} in {name} can be told: {d:+.4f} ({sure}){_alike(c)}'
+    if not told(c): return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+z.4f} ({sure}){_alike(c)}'
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
     return f"{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} ({sure}){_called(c)}{_alike(c) if (d.estimate > 0) != c.primary['higher_is_better'] else ''}"
 
@@ -362,7 +362,7 @@ def _time_sentence(c: Comparison, about: str) -> str:
     i, name = c.speedup[about], {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}[about]
     if i.n == 1: return f'With {_one_seed(c)} alone, {name} of {c.b} was {_times(i)} as that of {c.a}; nothing is known about other seeds'
     sure = f"{i.level:.0%} interval, {i.n} seeds{_p_words(c.p_times.get(about), c.p_times_holm.get(about), c.family, '; ')}"
-    if not told(c, about): return f'No difference between {c.a} and {c.b} in the time of {name} can be told: {_times(i)} ({sure})'
+    if not told(c, about): return f'No difference between {c.a} and {c.b} in the time of {name} was detected: {_times(i)} ({sure})'
     return f'{name[0].upper()}{name[1:]} of {c.b} was {_times(i)} as that of {c.a} ({sure}){_called(c)}'
 
 # %% ../nbs/44_compare.ipynb #0f5b8f74

@@ -370,14 +370,14 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
     worse = sentence(corrected_pair(.65))
     assert 'was lower than' in worse and 'by 0.0500 [0.0' in worse and 'not shown either' in worse
     slower = sentence(corrected_pair(.72, train_s=10.), 'train_s')                             # both arms take the same times: nothing can be told of 1.00
-    assert slower.startswith('No difference between full_student and full_kd in the time of training can be told: 1.00 [1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000')
+    assert slower.startswith('No difference between full_student and full_kd in the time of training was detected: 1.00 [1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000')
     assert '(one-sided p' in worse and ', uncorrected)' in worse
 
 
 def test_the_corrected_p_decides_the_words():
     c = corrected_pair(.72, p_holm=.06)
     assert c.p < .05 and not told(c) and sentence(c).startswith('No difference between full_student and full_kd') and 'p = 0.060' in sentence(c)
-    assert 'no difference can be told' in explain(c) and 'alike within 0.05' in sentence(c) and 'effect' not in sentence(c)
+    assert 'no difference was detected' in explain(c) and 'alike within 0.05' in sentence(c) and 'effect' not in sentence(c)
     assert told(corrected_pair(.72, p_holm=.04))
 
 
