@@ -150,7 +150,7 @@ def _append(t: Telemetry) -> int:
     for key in (*READINGS, 'joules'): _bridge(t, key)
     return len(t.trace['elapsed_s']) - 1
 
-# %% ../nbs/31_telemetry.ipynb #152a72cc
+# %% ../nbs/31_telemetry.ipynb #a1fd516d
 def _bridge(t: Telemetry, key: str) -> None:
     "What the driver had no time to answer lies on the line between the readings beside it; a throttle's bits are those of before."
     column, at = t.trace[key], t.trace['elapsed_s']
@@ -183,6 +183,7 @@ def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float 
         torch.cuda.reset_peak_memory_stats(gpu_index)
     return torch.cuda.max_memory_allocated(gpu_index) / 2**20
 
+# %% ../nbs/31_telemetry.ipynb #3dd355fe
 def _idle(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> tuple[float | None, float | None]:  # W, %
     "A device that this process leaves alone for some seconds: the lowest of ten readings of power and of kernels running; power is what a counter counts where there is no reading of it."
     try:
