@@ -88,7 +88,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
     parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
 
-# %% ../nbs/60_cli.ipynb #29ae70ea
+# %% ../nbs/60_cli.ipynb #6ec387bd
 def _shared(args: argparse.Namespace) -> dict[str, str]:
     "The parameters all runs of a study share."
     parameters = dict(corpus='embedded') | parse_parameters(args.parameters)
@@ -116,7 +116,7 @@ def _study(args: argparse.Namespace) -> int:
     from kdnotes.report import report
     plans, say = plan_study(args.seeds, args.arms, **_shared(args)), functools.partial(print, flush=True)
     say(explain_study(plans))
-    study, failed = plans[0].config.study, make_runs(plans, lambda p: execute(p, milestones(say), say), say)
+    study, failed = plans[0].config.study, make_runs(plans, lambda p, beside: execute(p, milestones(say) if beside == 1 else lambda row: None, say, beside), say, args.jobs)
     made = [p.run_id for p in plans if p.run_id not in failed]
     result = report(study, made)
     study_figures(study, made)
@@ -129,6 +129,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm', 'study'), corpus='embedded')
     parser.description = "Makes the runs of a study that are not done, one after the other, compares them and draws their figures: `make study` without notebooks. -p study=NAME names it; else it has the corpus' name."
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='seeds 0 to N - 1 (3)')
+    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device: sooner done, and their times, memory and energy are left out (1)')
     parser.add_argument('--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)')
 
 # %% ../nbs/60_cli.ipynb #a4178b6b

@@ -261,7 +261,7 @@ def examined(job: dict, say: Callable[[str], None]) -> dict:  # findings
         say(late[0]['found'])
     return dict(findings=[finding(f.check, f.mode, None if f.result == 'skipped' else f.result != 'fail', f.found + f' -> {f.change}' * bool(f.change)) for f in seen] + late)
 
-# %% ../nbs/51_gpu_parts.ipynb #e3fc79ec
+# %% ../nbs/51_gpu_parts.ipynb #30b24e77
 CARD, CONTEXT = 10e9, .7e9  # bytes: of the card; of CUDA's context, kernels and libraries, which no allocator counts
 
 class Longest:
@@ -276,7 +276,7 @@ class Longest:
     def batch(self, split: str, index: np.ndarray):
         place = np.arange(self.length)
         ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + place * 104729) % (self.vocabulary - 5) + 5)  # the same for an example each time
-        inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.from_numpy(place >= self.length // 2).long().expand_as(ids))
+        inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.from_numpy(place >= self.length // 2).long().repeat(len(ids), 1))
         return replace(self.task.batch(split, index), inputs=inputs, tokens=ids.numel())
 
 # %% ../nbs/51_gpu_parts.ipynb #deb7009e

@@ -294,7 +294,7 @@ def forward_flops(
     head = 2 * h * h + 2 * h * config.num_labels     # one dense layer (BERT's pooler) and the classifier, on one token
     return float((config.num_hidden_layers * layer + embed + head).sum())
 
-# %% ../nbs/20_models.ipynb #e864fe7a
+# %% ../nbs/20_models.ipynb #eaa71906
 @functools.cache
 def _forward_names(cls: type) -> frozenset[str]:
     "The named parameters of a model class' forward."
@@ -313,4 +313,8 @@ def call(
 ):                                     # the model's outputs
     "A forward with those of the inputs that the model takes."
     names = _forward_names(type(unwrap(model)))
-    return model(**{name: value for name, value in inputs.items() if name in names})
+    return model(**{name: _whole_mask(value) if name == 'attention_mask' and value.is_cuda else value for name, value in inputs.items() if name in names})
+
+def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
+    "A mask (n, length) as attention takes it. Given the short form, transformers asks the device whether anything is masked at all, and the host waits for the answer at each forward."
+    return mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)

@@ -46,11 +46,12 @@ def torch_seed(seed: int, name: str, *keys: int) -> int:  # in [0, 2**63)
     "A seed for torch's generators, from the same streams."
     return int(stream(seed, name, *keys).integers(2**63))
 
-# %% ../nbs/30_runtime.ipynb #cc019b75
+# %% ../nbs/30_runtime.ipynb #1f8ba4db
 def set_matmul_precision(dtype: str) -> str:  # what is now in effect, for the record
-    "Switch TF32 on for 'tf32' and off for everything else."
+    "Switch TF32 on for 'tf32' and off for everything else; and attention that is built for one shape off."
     torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32' if dtype == 'tf32' else 'ieee'
     torch.backends.mkldnn.matmul.fp32_precision = 'ieee'
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return f'fp32 products: cuda {torch.backends.cuda.matmul.fp32_precision}, onednn {torch.backends.mkldnn.matmul.fp32_precision}'
 
 # %% ../nbs/30_runtime.ipynb #8fe4c416

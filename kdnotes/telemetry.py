@@ -86,7 +86,7 @@ class Telemetry:
 
     def summary(self) -> dict: return summarise(self)
 
-# %% ../nbs/31_telemetry.ipynb #0df378c5
+# %% ../nbs/31_telemetry.ipynb #a69494c7
 PATIENCE_S = 2.  # with a device that does not answer: a driver that hangs must not hang the run
 
 def _begin(t: Telemetry) -> None:
@@ -95,7 +95,7 @@ def _begin(t: Telemetry) -> None:
     t.identity, (t.idle_w, t.idle_gpu_percent) = t.meter.identity(), _idle(t.meter, t.idle_s)
     _device_peak_mib(t.device, t.gpu_index, reset=True)
     t.begin_s, t.begin_cpu_s, t.begin_machine = time.perf_counter(), _cpu_s(t.process), psutil.cpu_times()
-    _sample(t)
+    _sample(t, exact=True)
     t.loads.append(os.getloadavg()[0])
     t._thread.start()
 
@@ -103,16 +103,16 @@ def _end(t: Telemetry) -> None:
     "Stop sampling, and read what is read once."
     t._stop.set()
     t._thread.join(timeout=PATIENCE_S)
-    _sample(t)
+    _sample(t, exact=True)
     t.loads.append(os.getloadavg()[0])
     t.wall_s, t.cpu_s, t.end_machine = time.perf_counter() - t.begin_s, _cpu_s(t.process) - t.begin_cpu_s, psutil.cpu_times()
     t.peak_device_mib = _device_peak_mib(t.device, t.gpu_index)
     _tell(t)
 
-# %% ../nbs/31_telemetry.ipynb #43bd5d63
+# %% ../nbs/31_telemetry.ipynb #a55544a2
 def _change(t: Telemetry, name: str | None) -> None:
     "End a phase, and begin another one or none."
-    mark = time.perf_counter(), _cpu_s(t.process), _sample(t)
+    mark = time.perf_counter(), _cpu_s(t.process), _sample(t, exact=True)
     if t._now: t.pieces.append((*t._now, mark))
     t._now = name and (name, mark)
 
@@ -128,22 +128,26 @@ def _watch(t: Telemetry) -> None:
         t.loads.append(os.getloadavg()[0])
         _tell(t)
 
-def _sample(t: Telemetry) -> int | None:  # its place in the trace; None: there is none
+def _sample(
+    t: Telemetry,
+    exact: bool = False,  # read the counter now, whatever that costs
+) -> int | None:          # its place in the trace; None: there is none
     "One sample, by the thread or at a change of phases."
     begin = time.thread_time()
     if not t._lock.acquire(timeout=PATIENCE_S):  # the thread is stuck in the driver: do not follow it there
         t.reasons.setdefault('samples', f'the device did not answer for {PATIENCE_S:g} s')
         return None
-    try: return _append(t)
+    try: return _append(t, exact)
     except Exception as e: t.reasons.setdefault('samples', f'a sample failed: {type(e).__name__}: {e}')
     finally:
         t.busy_s += time.thread_time() - begin
         t._lock.release()
 
-# %% ../nbs/31_telemetry.ipynb #b6b6d414
-def _append(t: Telemetry) -> int:
+# %% ../nbs/31_telemetry.ipynb #a178d12a
+def _append(t: Telemetry, exact: bool) -> int:
     "Add what the machine shows now to the trace."
-    seen = t.meter.read() | dict(joules=t.meter.joules(), elapsed_s=time.perf_counter() - t.begin_s, cpu_s=_cpu_s(t.process) - t.begin_cpu_s,
+    seen = t.meter.read(sparing=True)
+    seen |= dict(joules=t.meter.joules(sparing=not exact and seen['power_w'] is not None), elapsed_s=time.perf_counter() - t.begin_s, cpu_s=_cpu_s(t.process) - t.begin_cpu_s,
                                  host_mib=t.process.memory_info().rss / 2**20)
     if seen['power_w'] is None and seen['joules'] is not None: seen['power_w'] = _counted_power(t, seen)
     for key, column in t.trace.items(): column.append(float('nan') if seen[key] is None else seen[key])
@@ -250,7 +254,7 @@ def _steal_percent(before: Any, after: Any) -> float | None:
     total = sum(after) - sum(before)
     return round(100 * (after.steal - before.steal) / total, 3) if hasattr(after, 'steal') and total > 0 else None
 
-# %% ../nbs/31_telemetry.ipynb #94e1b681
+# %% ../nbs/31_telemetry.ipynb #85defbaf
 HARDWARE = ('device', 'cpu', 'torch')  # of a record's environment: where one of them differs, times cannot be compared
 
 @dataclass(frozen=True)
@@ -267,7 +271,15 @@ class Timed:
 def timed(
     records: Sequence[dict],
 ) -> Timed:  # the runs of the machine that made most of them; none, where two made equally many
-    "Choose the machine whose times are used."
+    "Choose the machine whose times are used, and of its runs those that had it for themselves."
+    crowd = frozenset(r['run_id'] for r in records if (r.get('machine') or {}).get('jobs', 1) > 1)
+    if not crowd: return _of_one_machine(records)
+    found = _of_one_machine([r for r in records if r['run_id'] not in crowd])
+    said = f"times, memory and energy of {len(crowd)} of {len(records)} runs are left out, since others of the study were made at the same time (machine.jobs in their records)"
+    return Timed(found.runs, found.left_out | crowd, '; '.join(filter(None, (said, found.note))))
+
+def _of_one_machine(records: Sequence[dict]) -> Timed:
+    "The runs of the machine that made most of them."
     made: dict[tuple, list[dict]] = {}
     for r in records: made.setdefault(tuple(str(r['environment'].get(name)) for name in HARDWARE), []).append(r)
     if len(made) < 2: return Timed(tuple(records))
@@ -310,7 +322,7 @@ def _throttled(t: Telemetry) -> dict[str, float] | None:  # name -> share of the
     samples = [throttle_names(int(bits)) for bits in t.trace['throttle']]
     return {name: sum(name in names for names in samples) / len(samples) for name in sorted({name for names in samples for name in names})}
 
-# %% ../nbs/31_telemetry.ipynb #e07d7621
+# %% ../nbs/31_telemetry.ipynb #3a2c8350
 def summarise(
     t: Telemetry,  # after its `with` block
 ) -> dict:         # memory, energy, utilisation, phases, machine, devices, sampling, reasons
@@ -326,12 +338,17 @@ def summarise(
         phases=_phases(t), machine=_machine(t), devices=[_device(t, energy, gpu_percent)],
         sampling=dict(interval_s=t.interval_s, samples=len(t.trace['elapsed_s']), longest_gap_s=float(gaps.max()) if len(gaps) else None,
                       overhead_share=t.busy_s / t.wall_s))
-    return result | dict(reasons={name: _why(t, name) for name in _nulls(result)} | t.reasons | _bridges(t))
+    return result | dict(reasons={name: _why(t, name) for name in _nulls(result)} | t.reasons | _bridges(t) | _holds(t))
 
 def _bridges(t: Telemetry) -> dict[str, str]:
     "What was read in between others only."
     told = f"{sum(t.bridged.values())} readings ({', '.join(f'{key} {n}' for key, n in t.bridged.items())})"
     return {'bridged': f'the driver had no time for {told}; they lie between those beside them'} if t.bridged else {}
+
+def _holds(t: Telemetry) -> dict[str, str]:
+    "What was read less often, since the answer is dear."
+    told = ', '.join(f'{key} {n}' for key, n in t.meter.held.items() if n)
+    return {'held': f'to spare the training, the last answer was taken once more, of {len(t.trace["elapsed_s"])} samples: {told}; energy is read anew where a phase begins and ends'} if told else {}
 
 # %% ../nbs/31_telemetry.ipynb #96f4a5d3
 _CAUSES = {  # the last part of a null's name -> the meter's reasons that explain it
@@ -400,7 +417,7 @@ def _phases_together(summaries: Sequence[dict], owner: list) -> dict[str, dict]:
                             cpu_s=_known([r['cpu_s'] for r in ranks], sum), gpu_percent=_known([r['gpu_percent'] for r in ranks], _average))
     return result
 
-# %% ../nbs/31_telemetry.ipynb #ca35c96a
+# %% ../nbs/31_telemetry.ipynb #6e975216
 def _machine_together(ranks: list[dict]) -> dict:
     "One machine as all ranks saw it: what none of them used went to others."
     used_s, wall_s, own_s = max(m['used_cpu_s'] for m in ranks), max(m['wall_s'] for m in ranks), sum(m['own_cpu_s'] for m in ranks)
@@ -414,7 +431,7 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
     def named(name, rank): return f'devices.{rank}.{name[10:]}' if name.startswith('devices.0.') else name
     local = [{named(name, rank): why for name, why in s['reasons'].items()} for rank, s in enumerate(summaries)]
     reasons = {}
-    for name in dict.fromkeys([*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged'))]):
+    for name in dict.fromkeys([*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged', 'held'))]):
         said = {rank: r[name] for rank, r in enumerate(local) if name in r}
         same = len(said) == len(summaries) and len(set(said.values())) == 1 or name.startswith('devices.')
         reasons[name] = next(iter(said.values())) if same and said else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
