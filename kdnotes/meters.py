@@ -95,12 +95,12 @@ def throttle_names(
     "Why a clock is lower than it could be."
     return [THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1]
 
-# %% ../nbs/28_meters.ipynb #3d6b77cd
+# %% ../nbs/28_meters.ipynb #ca00a1b5
 READINGS = ('gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle')
 PASSING, TRIES = (10, 19, 21, 27, 999), 5  # NVML's codes of timeout, in use, no data, not ready, unknown; failures in a row of which the last is final
 _MEMORY_V2, _POWER_INSTANT = 0x2000028, 186  # nvmlMemory_v2, NVML_FI_DEV_POWER_INSTANT: an older pynvml has no names for them
 
-SPARING = 1000.  # who looks sparingly asks a question again after so many times what its answer took: none takes more than a thousandth of the time
+SPARING = 2000.  # who looks sparingly asks a question again after so many times what its answer took: none takes more than 0.05 % of the time
 
 class _Driver:
     "A device of NVML that is asked one question after another."

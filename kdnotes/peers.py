@@ -177,7 +177,7 @@ def textbrewer(course: Course) -> Training:
                             scheduler_args=dict(num_warmup_steps=0, num_training_steps=course.steps))
     return Training(course.student, run, losses, lambda batch: distiller.train_on_batch({k: v for k, v in batch.items() if k != 'teacher_logits'}, {})[0])
 
-# %% ../nbs/47_peers.ipynb #abb63e1d
+# %% ../nbs/47_peers.ipynb #f2f92313
 class Probe:
     "Counts and times a training while a `with` block runs."
     def __init__(self,
@@ -204,7 +204,8 @@ class Probe:
     def __exit__(self, *_) -> None: self._stack.close()
 
     def _forward(self, module, args, inputs) -> None:
-        if module.training: self.masks.append((inputs or args[0])['attention_mask'])
+        mask = (inputs or args[0])['attention_mask']
+        if module.training: self.masks.append(mask[:, 0, 0] if mask.ndim == 4 else mask)  # `call` widens it on a GPU
 
     def _step(self, *_) -> None:
         self.done += 1

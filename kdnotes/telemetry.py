@@ -21,7 +21,7 @@ from .meters import READINGS, CpuMeter, GpuMeter, NoMeter, cpu_name, integrate_p
 
 # %% auto #0
 __all__ = ['COLUMNS', 'PATIENCE_S', 'SAMPLE_KEYS', 'BUSY_SHARE', 'HARDWARE', 'energy_of', 'Telemetry', 'is_busy', 'Timed',
-           'timed', 'summarise', 'together', 'without_sums', 'environment', 'git_commit']
+           'timed', 'of_one_machine', 'summarise', 'together', 'without_sums', 'environment', 'git_commit']
 
 # %% ../nbs/31_telemetry.ipynb #08068548
 COLUMNS = ('elapsed_s', 'cpu_s', 'host_mib', *READINGS, 'joules')  # cpu_s: of this process so far; joules: of the device's counter so far
@@ -254,7 +254,7 @@ def _steal_percent(before: Any, after: Any) -> float | None:
     total = sum(after) - sum(before)
     return round(100 * (after.steal - before.steal) / total, 3) if hasattr(after, 'steal') and total > 0 else None
 
-# %% ../nbs/31_telemetry.ipynb #85defbaf
+# %% ../nbs/31_telemetry.ipynb #e1aaa8b8
 HARDWARE = ('device', 'cpu', 'torch')  # of a record's environment: where one of them differs, times cannot be compared
 
 @dataclass(frozen=True)
@@ -273,12 +273,12 @@ def timed(
 ) -> Timed:  # the runs of the machine that made most of them; none, where two made equally many
     "Choose the machine whose times are used, and of its runs those that had it for themselves."
     crowd = frozenset(r['run_id'] for r in records if (r.get('machine') or {}).get('jobs', 1) > 1)
-    if not crowd: return _of_one_machine(records)
-    found = _of_one_machine([r for r in records if r['run_id'] not in crowd])
+    if not crowd: return of_one_machine(records)
+    found = of_one_machine([r for r in records if r['run_id'] not in crowd])
     said = f"times, memory and energy of {len(crowd)} of {len(records)} runs are left out, since others of the study were made at the same time (machine.jobs in their records)"
     return Timed(found.runs, found.left_out | crowd, '; '.join(filter(None, (said, found.note))))
 
-def _of_one_machine(records: Sequence[dict]) -> Timed:
+def of_one_machine(records: Sequence[dict]) -> Timed:
     "The runs of the machine that made most of them."
     made: dict[tuple, list[dict]] = {}
     for r in records: made.setdefault(tuple(str(r['environment'].get(name)) for name in HARDWARE), []).append(r)

@@ -16,7 +16,7 @@ from .telemetry import is_busy
 
 # %% auto #0
 __all__ = ['STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'times_as', 'short', 'step_values', 'p_text', 'borderline',
-           'changed_pairs', 'quiet_times', 'memory_ratio', 'memory_values']
+           'changed_pairs', 'quiet_times', 'memory_ratio', 'memory_values', 'amp_values']
 
 # %% ../nbs/57_thesis_steps.ipynb #a3e0b939
 def verdict(
@@ -42,7 +42,7 @@ def keeps(
     "Is b shown to be no worse than a by a margin? Of values that are all the same it is seen, without a test."
     return bool(comparison) and (comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences))
 
-# %% ../nbs/57_thesis_steps.ipynb #acb49f1e
+# %% ../nbs/57_thesis_steps.ipynb #b9278a72
 STEPS = {  # key -> (a, b)
     'ranks': ('baseline', 'parallel_baseline'), 'network': ('parallel_baseline', 'full_student'), 'kd': ('full_student', 'full_kd'), 'precision': ('full_kd', 'mixed_kd'),
     'teacher_precision': ('baseline', 'mixed_baseline'), 'student_precision': ('full_student', 'mixed_student'), 'kd_mixed': ('mixed_student', 'mixed_kd'),
@@ -76,10 +76,11 @@ def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
+    told_once: str | None = None,   # why a whole study has no times: not said again of each comparison
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
-    said = [sentence(c), *(sentence(c, key) for key in _own_times(c))] if c else [f'{a} and {b} are not compared, since one of them has no runs.']
+    said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if told_once is None or c.reasons.get(key) != told_once)] if c else [f'{a} and {b} are not compared, since one of them has no runs.']
     values = dict(a=a, b=b, verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'), keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]), sentence=' '.join(dict.fromkeys(said)), short=short(c), n_seeds=c.n_seeds if c else 0)
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
@@ -153,3 +154,12 @@ def memory_values(
         tested = 'no p from these seeds' if value is None else f"p {'' if value < .001 else '= '}{p_text(value)}, corrected for {len(PRECISION_STEPS)} comparisons"
         return dict(verdict=verdict, ratio=ratio, sentence=f"{'No difference detected: ' * (verdict == 'open')}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run together ({tested}; {ratio.n} seeds).")
     return {key: said(key) for key in PRECISION_STEPS}
+
+# %% ../nbs/57_thesis_steps.ipynb #9ca097cc
+def amp_values(
+    found: Sequence[dict],
+) -> dict:  # runs, steps; overflows: steps that were left out; low, high: the scale at the end; {} where no run was scaled
+    "Loss scales and steps left out, over runs."
+    scaled = [r for r in found if r['amp']['final_scale'] is not None]
+    scales = [r['amp']['final_scale'] for r in scaled]
+    return dict(runs=len(scaled), steps=sum(r['steps'] for r in scaled), overflows=sum(r['amp']['overflow_steps'] for r in scaled), low=min(scales), high=max(scales)) if scaled else {}

@@ -114,7 +114,7 @@ def test_results_of_a_gpu_check_that_are_not_whole_are_no_facts(wrong, words):
 def test_what_typst_cannot_set_is_named(copy, text, words):
     values = copy / 'thesis' / 'generated' / 'values.json'
     write_json(values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'})
-    with open(copy / 'thesis' / 'chapters' / '09_conclusion.typ', 'a') as f: f.write('\n' + text)
+    with open(copy / 'thesis' / 'chapters' / '10_conclusion.typ', 'a') as f: f.write('\n' + text)
     with pytest.raises(th.ThesisError, match=re.escape(words)) as e: th.compiled(copy)
     assert '\n' not in str(e.value)
 
