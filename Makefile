@@ -2,7 +2,7 @@
 PYTHON  ?= python3
 # what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
-# P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
+# JOBS runs at the same time on one device, whose times are then left out; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
 CORPUS  ?= embedded
 SEEDS   ?= 3
 ARMS    ?= procedures
@@ -11,10 +11,10 @@ TRANSFER ?= none
 INIT    ?= teacher_finetuned
 GRADIENT_STATS ?= 0
 SMOKE   ?=
+JOBS    ?= 1
 # what `make tune` searches
 MODE    ?= baseline
 TRIALS  ?= 6
-JOBS    ?= 1
 TUNED_SEEDS ?= 0
 # what `make bench` measures
 CONTESTANTS  ?= all
@@ -58,10 +58,10 @@ $(DONE): pyproject.toml constraints.txt
 	.venv/bin/python -m pip check
 	@touch $@
 
-study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> P='alpha=.3 ...' SMOKE=1 for a try
+study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...' SMOKE=1 for a try
 	@study=$$($(NAME)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: everything it says is kept in $$folder/study.ipynb, its table in $$folder/table.txt" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds '$(SEEDS)' -r arms '$(ARMS)' \
-	    -p gradient_stats '$(GRADIENT_STATS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
+	    -p gradient_stats '$(GRADIENT_STATS)' -p jobs '$(JOBS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
 
 tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and CORPUS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@study=$$($(NAME)) && folder='$(RUNS)'/$$study-tuning && mkdir -p "$$folder" && echo "search $$study-tuning: everything it says is kept in $$folder/tune-$(MODE).ipynb" && \

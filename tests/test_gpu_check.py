@@ -76,6 +76,7 @@ def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
     task = P.Longest(Task(), 128, 30522)
     everything = task.batch('train', np.arange(2000)).inputs['input_ids']
     assert torch.equal(task.batch('train', np.array([77, 3])).inputs['input_ids'], everything[[77, 3]])
+    assert all(x.is_contiguous() for x in task.batch('train', np.arange(3)).inputs.values()), 'memory that stands for several numbers cannot be pinned'
     assert len(everything.unique()) > .9 * 30522, 'a table of words that stays whole needs the most memory'
 
 def test_energy_is_the_counter_over_the_measured_steps():

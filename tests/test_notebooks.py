@@ -73,8 +73,8 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
     exec(code[1] + f'\nglobals().update({given!r})', shell)
     for source in code[2:runs]: exec(source, shell)
     made, plans = {}, shell['plans']
-    monkeypatch.setitem(shell, 'execute', lambda p, on_row, say: None)
-    monkeypatch.setitem(shell, 'make_runs', lambda plans, make, say: [make(p) for p in plans])
+    monkeypatch.setitem(shell, 'execute', lambda p, on_row, say, jobs: None)
+    monkeypatch.setitem(shell, 'make_runs', lambda plans, make, say, jobs: [make(p, jobs) for p in plans])
     monkeypatch.setattr('papermill.execute_notebook', lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}))
     exec(code[runs], shell)
     assert list(made) == [p.run_id for p in plans] and len(plans) == 3 * (7 if given else 3)
@@ -204,18 +204,20 @@ def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbd
 
 @slow
 def test_a_study_without_notebooks(first_run, home):
-    "Where the notebook's runs are done, the same table and nothing trained; another arm is trained without papermill."
+    "Where the notebook's runs are done, the same table and nothing trained, and evidence that was lost is written again; other arms are trained without papermill, at the same time."
     asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
     table, before = (home / 'runs/default/table.txt').read_text(), contents(home / 'figures/default') | contents(home / 'thesis')
+    for path in (home / 'thesis/data').glob('default.*'): path.unlink()  # as when a study is stopped between a run's end and its export
     done = command(home, *asked)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(table) and 'corpus: embedded (sha256 ' in done.stdout and ' of 3: ' not in done.stdout and (home / 'runs/default/table.txt').read_text() == table
     assert contents(home / 'figures/default') | contents(home / 'thesis') == before
-    done = command(home, *asked, '--arms', 'baseline,mixed_baseline')
+    done = command(home, *asked, '--arms', 'baseline,mixed_baseline,full_student', '--jobs', 2)
     assert done.returncode == 0, done.stderr
     records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
     made = records['mixed_baseline']
-    assert f" of 2: {made['run_id']}" in done.stdout and f"map {made['primary']['value']:.3f}, trained in " in done.stdout and 'baseline -> mixed_baseline' in done.stdout
+    assert f" of 3: {made['run_id']}" in done.stdout and f"map {made['primary']['value']:.3f}, trained in " in done.stdout and 'baseline -> mixed_baseline' in done.stdout
+    assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2) and 'memory and energy of 2 of 3 runs are left out' in done.stdout
     assert not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists() and made['factors']['precision'] == 'bf16'
 
 

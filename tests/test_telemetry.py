@@ -10,6 +10,10 @@ from kdnotes.schema import ROW_KEYS
 from kdnotes.telemetry import Telemetry, energy_of, environment, is_busy, together
 
 
+@pytest.fixture(autouse=True)
+def each_time(monkeypatch): monkeypatch.setattr(M, 'SPARING', 0.)  # however dear an answer is here
+
+
 @pytest.fixture
 def gpus(monkeypatch):
     def use(visible=None, cuda_uuid=None, **more):
@@ -151,6 +155,17 @@ def test_a_wrap_in_the_middle_of_a_run_loses_nothing(gpus):
     assert [meter.joules() for _ in range(6)] == [0, 90, 180, 270, 360, 450]
 
 
+def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkeypatch):
+    nvml = gpus()
+    monkeypatch.setattr(M, 'SPARING', 1e9)
+    with Telemetry('cuda', interval_s=.01, idle_s=0) as t:
+        with t.phase('student'): time.sleep(.15)
+    used = t.summary()
+    counted = nvml.step_mj / 1000 * (nvml.asked.count(COUNTER) - 1)
+    assert nvml.asked.count(COUNTER) < 8 < len(t.trace['joules']) and used['energy']['device_j'] == pytest.approx(counted - nvml.step_mj / 1000 * (t.trace['joules'][0] > 0))
+    assert 0 < used['phases']['student']['device_j'] < used['energy']['device_j'] and f"of {len(t.trace['joules'])} samples: " in used['reasons']['held'] and 'joules ' in used['reasons']['held']
+
+
 def test_a_counter_that_starts_anew_gives_way_to_power(gpus):
     gpus(counter=[500_000_000 + 60_000 * i for i in range(4)] + [10_000] * 1000)
     t, used = run()
@@ -272,8 +287,15 @@ def test_a_synthetic_power_trace_gives_its_integral():
     assert (found, how) == (25., 'counter')                         # whatever the power says
 
 
+def test_the_power_of_a_recorded_training_makes_what_its_counter_counted():
+    session = json.loads((Path(__file__).parent/'h100_session.json').read_text())
+    t_s, watts = [0., *session['elapsed_s']], [session['power_w'][0], *session['power_w']]
+    found, how = energy_of(replay([round(1e3 * w) for w in watts], t_s=t_s).trace)
+    assert how == 'power' and found == pytest.approx(session['joules'], rel=.01) and found > 1.1 * session['idle_w'] * t_s[-1]
+
+
 def test_a_session_of_nvml_is_replayed():
-    "No GPU was at hand to record one: a made-up session in the form of NVML's answers (ms, mW, mJ), with an on-off load that the power sensor sees only a part of."
+    "A made-up session in the form of NVML's answers (ms, mW, mJ), with an on-off load that the power sensor sees only a part of."
     session = json.loads((Path(__file__).parent/'nvml_session.json').read_text())
     rows = session['samples']
     t = replay([r['mw'] for r in rows], [r['mj'] for r in rows], [r['ms'] / 1e3 for r in rows])
@@ -452,7 +474,7 @@ def test_a_broken_listener_or_driver_does_not_reach_training(gpus, monkeypatch):
         raise OSError('disk full')
     with Telemetry('cuda', listen, interval_s=.01, idle_s=0, row_s=0) as t: wait_for(lambda: len(t.trace['joules']) > 5)
     assert len(calls) == 1 and 'disk full' in t.summary()['reasons']['on_sample']
-    monkeypatch.setattr(GpuMeter, 'read', lambda self: 1 / 0)
+    monkeypatch.setattr(GpuMeter, 'read', lambda self, sparing: 1 / 0)
     _, used = run()
     assert 'ZeroDivisionError' in used['reasons']['samples'] and used['memory']['peak_host_mib'] is None and 'ZeroDivisionError' in used['reasons']['memory.peak_host_mib']
 
@@ -488,7 +510,7 @@ def test_a_row_can_be_written(): assert set(T.SAMPLE_KEYS) | {'rank'} == set(ROW
 def test_a_driver_that_hangs_does_not_hang_the_run(gpus, monkeypatch):
     gpus()
     released, entered = threading.Event(), threading.Event()
-    def hang(self):
+    def hang(self, sparing=False):
         if threading.current_thread().name == 'telemetry': entered.set(), released.wait(60)
         return dict.fromkeys(READINGS)
     monkeypatch.setattr(GpuMeter, 'read', hang)
