@@ -17,7 +17,7 @@ from .records import RunFolder, export, find_record, find_run_model, lock_run, r
 from .schema import SCHEMA
 
 # %% auto #0
-__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'stages', 'failures', 'progress', 'milestones', 'worker',
+__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 'stages', 'progress', 'milestones', 'worker',
            'main']
 
 # %% ../nbs/45_experiment.ipynb #6f138b76
@@ -56,7 +56,7 @@ def execute(
     export(plan.config.study)
     return folder.record()
 
-# %% ../nbs/45_experiment.ipynb #11ffb73f
+# %% ../nbs/45_experiment.ipynb #1c927260
 def make_runs(
     plans: Sequence[Plan],                # of one study
     make: Callable[[Plan, int], object],  # makes one run beside so many others, itself counted; a `KdnotesError` is that run's failure and not the study's
@@ -83,15 +83,6 @@ def make_runs(
     if len(failed) == len(plans): raise RunError(failures(failed, len(plans)))
     return failed
 
-def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
-    "These runs and what they stand on, as far as it is not made: those of a stage stand on earlier ones alone."
-    found: dict[str, tuple[int, Plan]] = {}
-    def depth(p: Plan) -> int:  # 0: it is there
-        if p.run_id not in found: found[p.run_id] = 1 + max((depth(q) for q in (p.teacher, p.transfer) if q and find_run_model(q.run_id) is None), default=0), p
-        return found[p.run_id][0]
-    for p in plans: depth(p)
-    return [[p for d, p in found.values() if d == stage] for stage in sorted({d for d, _ in found.values()})]
-
 def _outcome(record: dict) -> str:
     "A run in a line."
     value = record['primary']['value']
@@ -103,6 +94,16 @@ def failures(
 ) -> str:
     "What failed, in a sentence."
     return f"{len(failed)} of {runs} runs failed: {'; '.join(f'{k} ({v})' for k, v in failed.items())}; put that right and start the study again"
+
+# %% ../nbs/45_experiment.ipynb #bb524459
+def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
+    "These runs and what they stand on, as far as it is not made: those of a stage stand on earlier ones alone."
+    found: dict[str, tuple[int, Plan]] = {}
+    def depth(p: Plan) -> int:  # 0: it is there
+        if p.run_id not in found: found[p.run_id] = 1 + max((depth(q) for q in (p.teacher, p.transfer) if q and find_run_model(q.run_id) is None), default=0), p
+        return found[p.run_id][0]
+    for p in plans: depth(p)
+    return [[p for d, p in found.values() if d == stage] for stage in sorted({d for d, _ in found.values()})]
 
 # %% ../nbs/45_experiment.ipynb #9dfd2e76
 def _complete(folder: RunFolder) -> bool: return folder.record() is not None and (folder.path / 'model').is_dir()

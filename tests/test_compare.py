@@ -10,7 +10,8 @@ from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records import SCHEMA
 from kdnotes.significance import INTERACTIONS, Family, crossed_test, holm, permutation_test
 from kdnotes.stats import paired_difference
-from kdnotes.telemetry import BUSY_SHARE, timed
+from kdnotes.telemetry import BUSY_SHARE
+from kdnotes.timed import timed
 
 
 def arm(mode, seeds=(0, 1, 2), value=.7, train_s=10., **parameters):
