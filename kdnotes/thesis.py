@@ -148,7 +148,7 @@ def facts_of(
     "All facts in the evidence."
     return {p.stem: read_json(p) for p in sorted((where / 'thesis' / 'data').glob('*.json'))}
 
-# %% ../nbs/59_thesis.ipynb #55f5015f
+# %% ../nbs/59_thesis.ipynb #18d2510d
 def _cells(frame: pd.DataFrame) -> dict:
     "A table of text."
     def cell(x): return '-' if x is None or x == '' or x != x else x if isinstance(x, str) else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
@@ -180,6 +180,7 @@ def gpu_facts(
     whole = {size: parts[size] for size in ('minilm', 'bert') if parts.get(size, {}).get('turns') and parts[size]['settings']['alternations']}
     return found | dict(rounds={size: part['settings']['alternations'] for size, part in whole.items()}) | {size: _cells(rates_table(part, found['device'])[list(names)].rename(columns=names)) for size, part in whole.items()}
 
+# %% ../nbs/59_thesis.ipynb #9dd43043
 def coverage_facts(
     trials: int = 4000,
 ) -> dict:  # source, trials, questions, table (text), outside (sentences)
