@@ -42,7 +42,7 @@ def keeps(
     "Is b shown to be no worse than a by a margin? Of values that are all the same it is seen, without a test."
     return bool(comparison) and (comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences))
 
-# %% ../nbs/57_thesis_steps.ipynb #b9278a72
+# %% ../nbs/57_thesis_steps.ipynb #4f7c3be0
 STEPS = {  # key -> (a, b)
     'ranks': ('baseline', 'parallel_baseline'), 'network': ('parallel_baseline', 'full_student'), 'kd': ('full_student', 'full_kd'), 'precision': ('full_kd', 'mixed_kd'),
     'teacher_precision': ('baseline', 'mixed_baseline'), 'student_precision': ('full_student', 'mixed_student'), 'kd_mixed': ('mixed_student', 'mixed_kd'),
@@ -67,7 +67,7 @@ def short(
     c = comparison
     if c is None: return 'not run'
     def p(value): return '' if value is None else ', corrected p < 0.001' if value < .001 else f', corrected p = {value:.3f}'
-    said = [f"{metric_name(c.primary['metric'])} {c.difference:+z.3f}{p(c.p_holm)}"] if c.difference else []
+    said = [f"{metric_name(c.primary['metric'])} {c.difference:+z.4f}{p(c.p_holm)}"] if c.difference else []
     said += [f"{dict(train_s='training', total_s='total')[k]} {times_as(c.speedup[k])}{p(c.p_times_holm.get(k))}" for k in _own_times(c) if k in c.speedup]
     seeds = f'{c.n_seeds} seeds' if c.n_seeds > 1 else 'one seed, so nothing about others' if c.n_seeds else 'not compared'
     return '; '.join([*said, seeds + (f', {c.n_units} {c.unit_name}' if c.n_units else '')])
