@@ -155,11 +155,12 @@ def memory_values(
         return dict(verdict=verdict, ratio=ratio, sentence=f"{'No difference detected: ' * (verdict == 'open')}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run together ({tested}; {ratio.n} seeds).")
     return {key: said(key) for key in PRECISION_STEPS}
 
-# %% ../nbs/57_thesis_steps.ipynb #9ca097cc
+# %% ../nbs/57_thesis_steps.ipynb #43326e80
 def amp_values(
     found: Sequence[dict],
-) -> dict:  # runs, steps; overflows: steps that were left out; low, high: the scale at the end; {} where no run was scaled
+) -> dict:  # runs, steps; overflows: steps that were left out, none: were there none?; low, high: the scale at the end, one: are they equal?; {} where no run was scaled
     "Loss scales and steps left out, over runs."
     scaled = [r for r in found if r['amp']['final_scale'] is not None]
     scales = [r['amp']['final_scale'] for r in scaled]
-    return dict(runs=len(scaled), steps=sum(r['steps'] for r in scaled), overflows=sum(r['amp']['overflow_steps'] for r in scaled), low=min(scales), high=max(scales)) if scaled else {}
+    overflows = sum(r['amp']['overflow_steps'] for r in scaled)
+    return dict(runs=len(scaled), steps=sum(r['steps'] for r in scaled), overflows=overflows, none=not overflows, low=min(scales), high=max(scales), one=min(scales) == max(scales)) if scaled else {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # %% auto #0
 __all__ = ['HARDWARE', 'Timed', 'timed', 'of_one_machine']
 
-# %% ../nbs/42_timed.ipynb #ab1eb4a1
+# %% ../nbs/42_timed.ipynb #2f9c6de2
 HARDWARE = ('device', 'cpu', 'torch')  # of a record's environment: where one of them differs, times cannot be compared
 
 @dataclass(frozen=True)
@@ -45,4 +45,10 @@ def of_one_machine(records: Sequence[dict]) -> Timed:
     most, second = sorted(made, key=lambda on: -len(made[on]))[:2]
     if len(made[most]) == len(made[second]): return Timed((), ids(records), f'times are left out, since as many runs were made with {words(most)} as with {words(second)}')
     others = ids(r for on, runs in made.items() if on != most for r in runs)
-    return Timed(tuple(made[most]), others, f"times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: {', '.join(sorted(others))}")
+    return Timed(tuple(made[most]), others, f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: {_named(records, others)}')
+
+def _named(records: Sequence[dict], others: frozenset[str]) -> str:
+    "These runs by name; where they are all there are of some seeds, by seed."
+    seeds = sorted({r['seed'] for r in records if r['run_id'] in others and 'seed' in r})
+    if seeds and len(others) > 1 and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records): return f"all {len(others)} runs of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return ', '.join(sorted(others))
