@@ -56,7 +56,7 @@ def execute(
     export(plan.config.study)
     return folder.record()
 
-# %% ../nbs/45_experiment.ipynb #1c927260
+# %% ../nbs/45_experiment.ipynb #970e1108
 def make_runs(
     plans: Sequence[Plan],                # of one study
     make: Callable[[Plan, int], object],  # makes one run beside so many others, itself counted; a `KdnotesError` is that run's failure and not the study's
@@ -76,7 +76,8 @@ def make_runs(
             failed[p.run_id] = str(e)
             say(f'   {p.run_id} failed: {e}')
         else: say(f'   {p.run_id}: {_outcome(found[0])}')
-    for stage in stages(left) if jobs > 1 else [[p] for p in left]:
+    for p in left if jobs == 1 else (): one(p)  # in this thread, which is the one that an interrupt reaches
+    for stage in stages(left) if jobs > 1 else ():
         with ThreadPoolExecutor(jobs) as pool: list(pool.map(lambda p, n=min(jobs, len(stage)): one(p, n), stage))
     export(plans[0].config.study)  # a run whose study was stopped just after its end is not there yet
     failed = {i: why for i, why in failed.items() if i in place}
