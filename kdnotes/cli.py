@@ -88,11 +88,11 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
     parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
 
-# %% ../nbs/60_cli.ipynb #6ec387bd
+# %% ../nbs/60_cli.ipynb #565afbed
 def _shared(args: argparse.Namespace) -> dict[str, str]:
     "The parameters all runs of a study share."
     parameters = dict(corpus='embedded') | parse_parameters(args.parameters)
-    for name in ('seeds', 'arms'):
+    for name in ('seeds', 'arms', *vars(args)):  # study's, which `name` is asked about too, and its own
         if name in parameters: raise ConfigError(f'{name} is no parameter of a run; write --{name} {parameters[name]} instead of -p {name}={parameters[name]}')
     return parameters
 
@@ -132,6 +132,27 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device: sooner done, and their times, memory and energy are left out (1)')
     parser.add_argument('--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)')
 
+# %% ../nbs/60_cli.ipynb #f7a933c1
+def _tune(args: argparse.Namespace) -> int:
+    "Search for an arm's setting, and train the arm with it."
+    from kdnotes.plan import named
+    from kdnotes.tuning import search, train_tuned
+    given, say = named(**_shared(args)), functools.partial(print, flush=True)
+    found = search(args.mode, trials=args.trials, jobs=args.jobs, say=say, **given)
+    print(found.trials.to_string(index=False))
+    made = train_tuned(found, args.seeds, jobs=args.jobs, say=say, **given)
+    if made: print(*(f"{r['run_id']}: {r['primary']['metric']} {r['primary']['value']:.3f}" for r in made), sep='\n')
+    print(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
+    return 0
+
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
+    _parameters(parser, without=('mode', 'seed', 'arm', 'study', 'tuning_id'), corpus='embedded')
+    parser.description = "Makes a fixed random search for one arm's setting, judged on the development set: `make tune` without notebooks. The trials go to the study NAME-tuning, for -p study=NAME; trials that are done are not made again."
+    parser.add_argument('--mode', default='baseline', metavar='M', help=f"the arm: one of {', '.join(MODES)} (baseline)")
+    parser.add_argument('--trials', type=int, default=6, metavar='N', help='settings that are tried (6)')
+    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device (1)')
+    parser.add_argument('--seeds', type=int, default=0, metavar='N', help='afterwards train the arm with the chosen setting on seeds 0 to N - 1, in NAME-sensitivity (0)')
+
 # %% ../nbs/60_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
@@ -147,13 +168,14 @@ def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('study')
     parser.add_argument('run_id', nargs='+')
 
-# %% ../nbs/60_cli.ipynb #388616a5
+# %% ../nbs/60_cli.ipynb #4de43fb5
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
     Command('forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'say what a study is called', _name_arguments, _name),
     Command('study', 'make the runs of a study and compare them, without notebooks', _study_arguments, _study),
+    Command('tune', "search for an arm's setting, without notebooks", _tune_arguments, _tune),
 ]
 
 def make_parser() -> argparse.ArgumentParser:

@@ -56,12 +56,13 @@ def execute(
     export(plan.config.study)
     return folder.record()
 
-# %% ../nbs/45_experiment.ipynb #970e1108
+# %% ../nbs/45_experiment.ipynb #8077707a
 def make_runs(
     plans: Sequence[Plan],                # of one study
     make: Callable[[Plan, int], object],  # makes one run beside so many others, itself counted; a `KdnotesError` is that run's failure and not the study's
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,                        # runs at the same time, on the same device: sooner done, and their times are left out
+    told: Callable[[dict], dict] = lambda record: record,  # what of a record `say` may show: a search keeps its test set to itself
 ) -> dict[str, str]:                      # run_id -> why it failed
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1: raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
@@ -75,7 +76,7 @@ def make_runs(
         except KdnotesError as e:
             failed[p.run_id] = str(e)
             say(f'   {p.run_id} failed: {e}')
-        else: say(f'   {p.run_id}: {_outcome(found[0])}')
+        else: say(f'   {p.run_id}: {_outcome(told(found[0]))}')
     for p in left if jobs == 1 else (): one(p)  # in this thread, which is the one that an interrupt reaches
     for stage in stages(left) if jobs > 1 else ():
         with ThreadPoolExecutor(jobs) as pool: list(pool.map(lambda p, n=min(jobs, len(stage)): one(p, n), stage))
@@ -86,8 +87,8 @@ def make_runs(
 
 def _outcome(record: dict) -> str:
     "A run in a line."
-    value = record['primary']['value']
-    return f"{record['primary']['metric']} {'unknown' if value is None else f'{value:.3f}'}, trained in {record['time']['train_s']:.0f} s"
+    p, value = record['primary'], record['primary']['value']
+    return f"{p['set']} {p['metric']} {'unknown' if value is None else f'{value:.3f}'}, trained in {record['time']['train_s']:.0f} s"
 
 def failures(
     failed: dict[str, str],  # of `make_runs`

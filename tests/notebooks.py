@@ -22,6 +22,12 @@ def python(home, code, **more):
     return subprocess.Popen([sys.executable, '-c', code], cwd=home, env=surroundings(home, **more), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):
+    "`kdnotes` in a process that does not have the tools of notebooks."
+    code = f'import sys; sys.modules.update(dict.fromkeys({without})); from kdnotes.cli import main; sys.exit(main())'
+    return subprocess.run([sys.executable, '-c', code, *map(str, arguments)], cwd=home, env=surroundings(home), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
+
+
 def last_line(text): return [line for line in text.splitlines() if line.strip()][-1]
 
 

@@ -14,7 +14,7 @@ from kdnotes.experiment import execute, plan
 from kdnotes.models import weights_sha256
 from kdnotes.records import read_csv, read_rows, without_repeats
 from kdnotes.schema import RECORD_KEYS
-from notebooks import ROOT, contents, last_line, papermill, python, surroundings
+from notebooks import ROOT, command, contents, last_line, papermill, python, surroundings
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
@@ -196,12 +196,6 @@ def test_a_study_and_its_second_call(first_run, home):
     assert contents(figures) | contents(home / 'thesis') == before and (home / 'runs/default/table.txt').read_text() == table
 
 
-def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):
-    "`kdnotes` in a process that does not have the tools of notebooks."
-    code = f'import sys; sys.modules.update(dict.fromkeys({without})); from kdnotes.cli import main; sys.exit(main())'
-    return subprocess.run([sys.executable, '-c', code, *map(str, arguments)], cwd=home, env=surroundings(home), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
-
-
 @slow
 def test_a_study_without_notebooks(first_run, home):
     "Where the notebook's runs are done, the same table and nothing trained, and evidence that was lost is written again; other arms are trained without papermill, at the same time."
@@ -216,7 +210,7 @@ def test_a_study_without_notebooks(first_run, home):
     assert done.returncode == 0, done.stderr
     records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
     made = records['mixed_baseline']
-    assert f" of 3: {made['run_id']}" in done.stdout and f"map {made['primary']['value']:.3f}, trained in " in done.stdout and 'baseline -> mixed_baseline' in done.stdout
+    assert f" of 3: {made['run_id']}" in done.stdout and f"test map {made['primary']['value']:.3f}, trained in " in done.stdout and 'baseline -> mixed_baseline' in done.stdout
     assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2) and 'memory and energy of 2 of 3 runs are left out' in done.stdout
     assert not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists() and made['factors']['precision'] == 'bf16'
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import ttest_rel
 from kdnotes.config import SETTINGS, ConfigError, evidence_path, factors
 from kdnotes.tuning import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search, tuning_id
-from notebooks import ROOT, papermill
+from notebooks import ROOT, command, papermill
 
 
 def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_else(monkeypatch):
@@ -44,6 +44,15 @@ def test_a_search_with_papermill(tmp_path):
     assert (tuned['seed'], tuned['tuning_id'], tuned['settings']['learning_rate'], tuned['settings']['epochs']) == (0, records[0]['tuning_id'], *best)
     last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
     assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
+    asked = ('tune', '--mode', 'full_student', '--jobs', 2, '--seeds', 1, '-p', 'student_init=teacher_pretrained', '-p', 'smoke=true')
+    again = command(tmp_path, *asked, '--trials', 2)
+    assert again.returncode == 0 and again.stdout.endswith(last) and 'training' not in again.stdout, 'without a notebook: the same search, found done\n' + again.stderr
+    wider, before = command(tmp_path, *asked, '--trials', 4), {r['run_id'] for r in records}
+    assert wider.returncode == 0, wider.stderr
+    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
+    made = [r for r in records if r['run_id'] not in before]
+    assert len(made) == 2 and {(r['machine']['jobs'], r['settings']['ranks'], r['settings']['threads_per_rank']) for r in made} == {(2, 1, 1)}
+    for r in made: assert f"{r['run_id']}: dev map {r['metrics']['dev']['map']:.3f}, trained in " in wider.stdout, 'a search is not shown its test set'
 
 
 def test_the_test_set_chooses_nothing():
