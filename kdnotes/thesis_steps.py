@@ -42,7 +42,7 @@ def keeps(
     "Is b shown to be no worse than a by a margin? Of values that are all the same it is seen, without a test."
     return bool(comparison) and (comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences))
 
-# %% ../nbs/57_thesis_steps.ipynb #4f7c3be0
+# %% ../nbs/57_thesis_steps.ipynb #d609a9ac
 STEPS = {  # key -> (a, b)
     'ranks': ('baseline', 'parallel_baseline'), 'network': ('parallel_baseline', 'full_student'), 'kd': ('full_student', 'full_kd'), 'precision': ('full_kd', 'mixed_kd'),
     'teacher_precision': ('baseline', 'mixed_baseline'), 'student_precision': ('full_student', 'mixed_student'), 'kd_mixed': ('mixed_student', 'mixed_kd'),
@@ -81,7 +81,7 @@ def step_values(
     "What chapters say about b against a."
     c = comparison
     said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if told_once is None or c.reasons.get(key) != told_once)] if c else [f'{a} and {b} are not compared, since one of them has no runs.']
-    values = dict(a=a, b=b, verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'), keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]), sentence=' '.join(dict.fromkeys(said)), short=short(c), n_seeds=c.n_seeds if c else 0)
+    values = dict(a=a, b=b, verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'), keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]), sentence=' '.join(dict.fromkeys(said)), short=short(c), n_seeds=c.n_seeds if c else 0, compared=c is not None)
     if c is None or c.difference is None: return values
     return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
 

@@ -24,10 +24,10 @@ from .timed import of_one_machine, timed
 from .tuning import SPACES, as_judged, from_the_best
 
 # %% auto #0
-__all__ = ['CORPUS_NAMES', 'POWER_STEPS', 'FIRST_SCALE', 'flat', 'plain', 'about_values', 'settings_table', 'machine_table',
-           'effects_table', 'runs_table', 'models_table', 'costs_table', 'shared_table', 'cost_values', 'fidelity_row',
-           'fidelity_values', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds', 'gradient_values',
-           'notes_on', 'part_values', 'trial_values', 'transfer_values', 'aim_values']
+__all__ = ['CORPUS_NAMES', 'POWER_STEPS', 'FIRST_SCALE', 'flat', 'plain', 'about_values', 'settings_table', 'tuned_table',
+           'machine_table', 'effects_table', 'runs_table', 'models_table', 'costs_table', 'shared_table', 'cost_values',
+           'fidelity_row', 'fidelity_values', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds',
+           'gradient_values', 'notes_on', 'part_values', 'trial_values', 'transfer_values', 'aim_values']
 
 # %% ../nbs/57_thesis_values.ipynb #fa93a0bd
 def flat(
@@ -91,6 +91,14 @@ def settings_table(
         return '-' if not seen else seen.pop() if len(seen) == 1 else 'by arm: ' + ', '.join(sorted(seen))
     names = sorted({k for r in found for k in r['settings']} - {'task', 'smoke', 'network', 'teacher_seed', 'kd'})
     return pd.DataFrame([dict(setting=k, teacher=recorded('teacher', k), student=recorded('student', k)) for k in names]).rename(columns={'teacher': "teacher's network", 'student': "student's network"})
+
+# %% ../nbs/57_thesis_values.ipynb #6cf766d5
+def tuned_table(
+    found: Sequence[dict],
+) -> pd.DataFrame:  # arm, search, what searches of its network draw; text; one row where all runs of an arm have one setting
+    "The setting that was chosen for each arm, and by which search."
+    rows = [{'arm': arm, 'search': r.get('tuning_id') or '-'} | {k: str(r['settings'].get(k)) for k in sorted(SPACES[MODES[r['mode']].network])} for arm, runs in arms_of(found).items() for r in runs]
+    return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
 
 # %% ../nbs/57_thesis_values.ipynb #175babb8
 def machine_table(
@@ -283,7 +291,7 @@ def notes_on(
     warned = dict.fromkeys(w for _, c in comparisons for w in c.warnings if w not in whole and not w.startswith(('a single seed', 'the runs stem', 'others used')))  # told above, once for all
     return said + [f'{w[0].upper()}{w[1:]}.' for w in warned]
 
-# %% ../nbs/57_thesis_values.ipynb #b45d158d
+# %% ../nbs/57_thesis_values.ipynb #427040d0
 def part_values(
     evidence: Evidence,  # of one study
     aims: dict,          # of the plan
@@ -297,7 +305,7 @@ def part_values(
         steps=steps, aims=aim_values(e.values, arms, aims), variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'], notes=notes_on(e.records, e.units, e.comparisons),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)), amp=amp_values(e.records), front=pareto_front(e.values, 'train_s', e.records[0]['primary']['higher_is_better']), transfer_s=transfer_seconds(e.times.runs), gradients=gradient_values(arms), answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in PRECISION_STEPS)),
         costs=cost_values(e), fidelity=fidelity_values(e), one_start=not starts_made_again(e.records), borderline=borderline([c for _, c in e.comparisons]),
-        tables=dict(arms=arms_table(e.records, e.values).reset_index(), metrics=metrics_table(e.records).reset_index(), comparisons=effects_table(e.comparisons), settings=settings_table(e.records),
+        tables=dict(arms=arms_table(e.records, e.values).reset_index(), metrics=metrics_table(e.records).reset_index(), comparisons=effects_table(e.comparisons), settings=settings_table(e.records), tuned=tuned_table(e.records),
                     runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records), beside=beside_table(e.comparisons), factorial=factorial_table(e.records, e.units)),
         power=power_values(arms, e.units))
 
