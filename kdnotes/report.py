@@ -276,16 +276,17 @@ def _about(study: str, found: Sequence[dict], level: float) -> str:
     return (f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on {r['environment']['device']}, torch {r['environment']['torch']}; "
             f"mean ± half of the {level:.0%} interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for the rest")
 
-# %% ../nbs/50_report.ipynb #5143312d
+# %% ../nbs/50_report.ipynb #7f09a06d
 def starts_made_again(
     records: Sequence[dict],
-) -> list[str]:  # clauses
+    of: str = 'seed',  # what runs are told apart by: seed | arm
+) -> list[str]:        # clauses
     "Starts meant to be shared that were not: a run whose weights were lost was made again, and came out otherwise."
-    made: dict[tuple, dict[str, set[int]]] = {}  # (run, layers taken from it) -> hash of the first weights -> seeds
+    made: dict[tuple, dict[str, set]] = {}  # (run, layers taken from it) -> hash of the first weights -> seeds, or arms
     for r in records:
         i, sha = r['initial'].get('transfer_run_id'), r['initial'].get('start_sha256')
-        if i and sha: made.setdefault((i, tuple(r['initial'].get('layers', ()))), {}).setdefault(sha, set()).add(r['seed'])
-    def named(seeds): return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
+        if i and sha: made.setdefault((i, tuple(r['initial'].get('layers', ()))), {}).setdefault(sha, set()).add(r[of])
+    def named(found): return f"{of}{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
     return [f"{i} was made {len(by)} times, and runs start from other weights of it: {'; '.join(map(named, by.values()))}" for (i, _), by in made.items() if len(by) > 1]
 
 def _notes(found: Sequence[dict]) -> tuple[str, ...]:

@@ -309,11 +309,11 @@ def part_values(
                     runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records), beside=beside_table(e.comparisons), factorial=factorial_table(e.records, e.units)),
         power=power_values(arms, e.units))
 
-# %% ../nbs/57_thesis_values.ipynb #a89e2c65
+# %% ../nbs/57_thesis_values.ipynb #8d7eb6c8
 def trial_values(
     found: Sequence[dict],  # of the searches of one study
     units: pd.DataFrame | None = None,
-) -> dict:                  # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them that the questions do not tell from it; None without units
+) -> dict:                  # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them that the questions do not tell from it; None without units; starts: searches that began elsewhere
     "The trials of random searches, best first."
     searches: dict[str, dict[tuple, dict]] = {}  # search -> setting -> run
     def drawn(r): return SPACES[MODES[r['mode']].network]
@@ -325,7 +325,7 @@ def trial_values(
         others += filter(None, apart)
         rows += [{'search': name} | {k: str(r['settings'][k]) for k in drawn(r)} | {f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}", 'from the best': _interval(d, '+z.3f')} for r, d in zip(judged, apart)]
     return dict(study=found[0]['study'], trials=min(map(len, searches.values())), seeds=_among(sorted({r['seed'] for r in found})), where=p['set'],
-                others=len(others) or None, open=sum(d.low <= 0 <= d.high for d in others) if others else None, tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)))
+                others=len(others) or None, open=sum(d.low <= 0 <= d.high for d in others) if others else None, starts=starts_made_again(found, 'arm'), tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)))
 
 # %% ../nbs/57_thesis_values.ipynb #3d566b18
 def transfer_values(
