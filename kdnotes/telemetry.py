@@ -399,7 +399,7 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
         reasons[name] = next(iter(said.values())) if same and said else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
     return reasons
 
-# %% ../nbs/31_telemetry.ipynb #5d2940db
+# %% ../nbs/31_telemetry.ipynb #e6e073b9
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()
 
 def environment(
@@ -419,11 +419,11 @@ def _version(package: str) -> str | None:
 
 def git_commit(
     folder: Path | None = None,  # None: that of this module, if its repository has the module
-) -> str | None:                 # '<sha>', '<sha>-dirty' when a tracked file differs, None outside git
+) -> str | None:                 # '<sha>', '<sha>-dirty' when a tracked file differs that is no evidence and no figure (runs write those themselves), None outside git
     "The commit the code stands at."
     here = folder or (Path(__file__).parent if '__file__' in globals() else root())
     def git(*args): return subprocess.run(['git', '-C', str(here), *args], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     try:
         if not folder and '__file__' in globals(): git('ls-files', '--error-unmatch', Path(__file__).name)  # an installed copy may lie in a repository of something else
-        return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--untracked-files=no') else '')
+        return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--untracked-files=no', '--', ':/', ':(top,exclude)thesis/data', ':(top,exclude)figures') else '')
     except (OSError, subprocess.SubprocessError): return None

@@ -558,11 +558,16 @@ def test_the_commit_says_when_the_tree_differs(tmp_path):
     git('init')
     assert T.git_commit(tmp_path) is None  # no commit yet
     (tmp_path/'a').write_text('1')
-    git('add', 'a'), git('commit', '-m', 'one')
+    evidence = tmp_path/'thesis/data/study.records.jsonl'
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text('a run')
+    git('add', 'a', 'thesis'), git('commit', '-m', 'one')
     clean = T.git_commit(tmp_path)
     assert len(clean) == 40
     (tmp_path/'new').write_text('')
     assert T.git_commit(tmp_path) == clean  # an untracked file is no change of the code
+    evidence.write_text('another run')
+    assert T.git_commit(tmp_path) == clean == T.git_commit(evidence.parent)  # what runs export is none either
     (tmp_path/'a').write_text('2')
     assert T.git_commit(tmp_path) == clean + '-dirty'
 
