@@ -224,7 +224,7 @@ def figure_values(
     "A study's figures, drawn, as chapters ask for them."
     return {f.name: dict(path=f'/figures/{evidence.study}/{f.path.name}', caption=f.caption) if f.path else dict(reason=f.reason) for f in draw_evidence(evidence, where / 'figures' / evidence.study)}
 
-# %% ../nbs/59_thesis.ipynb #b946c016
+# %% ../nbs/59_thesis.ipynb #a5e90e58
 def corpus_table(
     facts: dict,  # of `facts_of`
 ) -> pd.DataFrame:  # a row a split, text
@@ -250,11 +250,12 @@ def build(
     values: dict[str, Any] = dict(aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]), alpha=.05, enough_seeds=ENOUGH_SEEDS, facts=facts, pairs={name: p.default for name, p in inspect.signature(answer_sentences).parameters.items() if name in ('per_paragraph', 'held_out')}, tables=dict(corpus=corpus_table(facts)))
     rests_on: dict[str, dict] = {}
     with evidence_alone(where):
-        for part, found in {part: part_records(plan, part) for part in plan['parts']}.items():  # of all parts, before anything is made
+        runs = {part: part_records(plan, part) for part in plan['parts']}  # of all parts, before anything is made
+        for part, found in runs.items():
             rests_on |= {r['run_id']: r for r in found if part != 'main'}
             _check_starts(plan, found)
             if part in LISTED:
-                values[part] = trial_values(found, units(found[0]['study'], [r['run_id'] for r in found])) if part == 'tuning' else transfer_values(found)
+                values[part] = trial_values(found, units(found[0]['study'], [r['run_id'] for r in found]), runs['main']) if part == 'tuning' else transfer_values(found)
                 continue
             e = evidence(found[0]['study'], [r['run_id'] for r in found])
             values[part] = part_values(e, plan['aims']) | dict(figures=figure_values(e, where))

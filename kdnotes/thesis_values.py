@@ -27,7 +27,8 @@ from .tuning import SPACES, as_judged, from_the_best
 __all__ = ['CORPUS_NAMES', 'POWER_STEPS', 'FIRST_SCALE', 'flat', 'plain', 'about_values', 'settings_table', 'tuned_table',
            'machine_table', 'effects_table', 'runs_table', 'models_table', 'costs_table', 'shared_table', 'cost_values',
            'fidelity_row', 'fidelity_values', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds',
-           'gradient_values', 'notes_on', 'part_values', 'trial_values', 'transfer_values', 'aim_values']
+           'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values', 'transfer_values',
+           'aim_values']
 
 # %% ../nbs/57_thesis_values.ipynb #fa93a0bd
 def flat(
@@ -309,23 +310,36 @@ def part_values(
                     runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records), beside=beside_table(e.comparisons), factorial=factorial_table(e.records, e.units)),
         power=power_values(arms, e.units))
 
-# %% ../nbs/57_thesis_values.ipynb #8d7eb6c8
+# %% ../nbs/57_thesis_values.ipynb #3904da57
+def own_searches(
+    trials: Sequence[dict],
+    runs: Sequence[dict],  # of the study
+) -> dict[str, str]:       # student arm -> 'same': its own search chose what its runs have | 'other' | 'none': it was not searched for; and by each of these words the arms of it, as text, where there are any
+    "Whether each student arm, tuned by itself, would have had another setting."
+    def verdict(arm, settings):
+        own = [r for r in trials if r['arm'] == arm]
+        best = as_judged(own)[0]['settings'] if own else None
+        return 'none' if best is None else 'same' if all(best[k] == settings[k] for k in SPACES['student']) else 'other'
+    found = {arm: verdict(arm, of[0]['settings']) for arm, of in arms_of(runs).items() if MODES[of[0]['mode']].network == 'student'}
+    return found | {word: _among(arms) for word in ('same', 'other', 'none') if (arms := [arm for arm, w in found.items() if w == word])}
+
 def trial_values(
     found: Sequence[dict],  # of the searches of one study
     units: pd.DataFrame | None = None,
-) -> dict:                  # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them that the questions do not tell from it; None without units; starts: searches that began elsewhere
+    runs: Sequence[dict] = (),  # of the study they were made for
+) -> dict:                  # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them that the questions do not tell from it; None without units; starts: searches that began elsewhere; own: of `own_searches`
     "The trials of random searches, best first."
     searches: dict[str, dict[tuple, dict]] = {}  # search -> setting -> run
     def drawn(r): return SPACES[MODES[r['mode']].network]
     for r in sorted(found, key=lambda r: r['run_id']): searches.setdefault(r['tuning_id'] or r['arm'], {}).setdefault(tuple(r['settings'][k] for k in drawn(r)), r)
     rows, others = [], []
-    for name, runs in sorted(searches.items()):
-        judged = as_judged(list(runs.values()))
+    for name, tried in sorted(searches.items()):
+        judged = as_judged(list(tried.values()))
         apart, p = from_the_best(judged, units), judged[0]['primary']
         others += filter(None, apart)
         rows += [{'search': name} | {k: str(r['settings'][k]) for k in drawn(r)} | {f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}", 'from the best': _interval(d, '+z.3f')} for r, d in zip(judged, apart)]
     return dict(study=found[0]['study'], trials=min(map(len, searches.values())), seeds=_among(sorted({r['seed'] for r in found})), where=p['set'],
-                others=len(others) or None, open=sum(d.low <= 0 <= d.high for d in others) if others else None, starts=starts_made_again(found, 'arm'), tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)))
+                others=len(others) or None, open=sum(d.low <= 0 <= d.high for d in others) if others else None, starts=starts_made_again(found, 'arm'), own=own_searches(found, runs), tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)))
 
 # %% ../nbs/57_thesis_values.ipynb #3d566b18
 def transfer_values(
