@@ -49,10 +49,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, (float, np.floating)): return float(f'{value:.8g}') if np.isfinite(value) else None
     return value
 
-# %% ../nbs/57_thesis_values.ipynb #f8d72d21
-def _among(values: Sequence[Any]) -> str:
+# %% ../nbs/57_thesis_values.ipynb #fbc88f56
+def _among(values: Sequence[Any], between: str = ', ') -> str:
     "Different values as text: 'a', or 'a, b'."
-    return ', '.join(dict.fromkeys(str(v) for v in values))
+    return between.join(dict.fromkeys(str(v) for v in values))
 
 CORPUS_NAMES = {'wikiqa': 'WikiQA', 'embedded': "the project's embedded corpus"}
 
@@ -78,7 +78,7 @@ def about_values(
         tuned=_among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None, profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
         transferred=any((r['factors']['transfer'] or 'none') != 'none' for r in found), tuned_student=next((i.rsplit('-', 2)[1] for r in found if r['factors']['network'] == 'student' and (i := r.get('tuning_id'))), None),
         counts={f'{split}_{kind}': n for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()},
-        machine=dict(cpu=' and '.join(dict.fromkeys(e['cpu'] for e in env)), device=' and '.join(dict.fromkeys(e['device'] for e in env)), torch=_among([e['torch'] for e in env]), transformers=_among([e['transformers'] for e in env]),
+        machine=dict(cpu=_among([e['cpu'] for e in env], ' and '), device=_among([e['device'] for e in env], ' and '), torch=_among([e['torch'] for e in env]), transformers=_among([e['transformers'] for e in env]),
                      python=_among([e['python'] for e in env]), load_low=min(loads, default=None), load_high=max(loads, default=None)),
         energy=any(r['energy']['device_j'] is not None for r in times.runs), energy_reason=times.note if not times.runs else _among([r['reasons'].get('energy.device_j', 'it was read') for r in times.runs]))
 

@@ -73,7 +73,7 @@ def tuning_id(
     told = json.dumps([study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed] + [more] * bool(more), sort_keys=True)
     return f'{study}-{arm}-{hashlib.sha256(told.encode()).hexdigest()[:8]}'
 
-# %% ../nbs/55_tuning.ipynb #958a46df
+# %% ../nbs/55_tuning.ipynb #6729f339
 @dataclass(frozen=True)
 class Search:
     "A search that has been made."
@@ -93,6 +93,7 @@ def plan_search(
 ) -> list[tuple[dict, Plan]]:  # a setting and its run, in the order of the draws
     "The trials of a search."
     if overlap := sorted(space.keys() & common.keys()): raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
+    if own := sorted({'seed', 'tuning_id'} & common.keys()): raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
     id = tuning_id(study, mode, space, trials, more=make_config(mode=mode, **common).model_dump(mode='json', exclude_defaults=True, exclude=_USUAL))
     corpora: dict[str, Corpus] = {}
     planned = [(setting, plan(make_config(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting), corpora=corpora)) for setting in draws(space, trials)]
