@@ -1,7 +1,10 @@
-"Modules import left to right only, each alone in a fresh interpreter, and without what a bare GPU box lacks."
-import ast, os, subprocess, sys
+"Modules import left to right only, each alone in an interpreter that has seen no other, and without what a bare GPU box lacks."
+import ast
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(p.stem for p in (ROOT / 'kdnotes').glob('*.py') if p.stem not in ('__init__', '_modidx'))
@@ -65,6 +68,7 @@ EDGES = {
     'cli': {'config', 'files', 'plan', 'records', 'doctor', 'experiment', 'report', 'figures', 'gpu_check', 'tuning'},
 }
 
+
 def imports(module: str) -> set[str]:
     "The kdnotes modules a module imports anywhere, functions included."
     found = set()
@@ -78,22 +82,65 @@ def imports(module: str) -> set[str]:
         found |= {p[1] for p in parts if p[0] == 'kdnotes' and p[1:2] and not p[1].startswith('__')}
     return found
 
-def python(code: str, **env: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, '-W', 'error::SyntaxWarning', '-c', code], cwd=ROOT, capture_output=True, text=True, env=os.environ | env, stdin=subprocess.DEVNULL)
 
-@pytest.mark.parametrize('module', MODULES)
-def test_imports_are_in_the_table(module):
-    assert imports(module) == EDGES.get(module), f'{module} imports {sorted(imports(module))}'
+def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
+    "Some lines in a fresh interpreter."
+    command = [sys.executable, '-W', 'error::SyntaxWarning', '-c', code, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | env, stdin=subprocess.DEVNULL)
+
+
+def test_imports_are_in_the_table():
+    found = {module: imports(module) for module in MODULES}
+    assert found == EDGES
+
 
 def test_the_table_runs_left_to_right():
-    assert sorted(EDGES) == MODULES
     wrong = [(m, other) for m in EDGES for other in EDGES[m] if NUMBERED.index(other) >= NUMBERED.index(m)]
     assert wrong == []
 
-@pytest.mark.parametrize('module', MODULES)
-def test_a_module_imports_alone(module):
-    done = python(f'import kdnotes.{module} as m; missing = [n for n in m.__all__ if not hasattr(m, n)]; assert not missing, missing')
+
+# Other people's packages are imported once, by a process that knows nothing of kdnotes; a fork of it imports one module.
+ALONE = """
+import json, os, sys, traceback
+import matplotlib.pyplot, pandas, pydantic, scipy.stats, torch, transformers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+def alone(module):
+    "What is wrong with a module that is imported by a process of its own; nothing when it is sound."
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        with open(reader) as file: said = file.read()
+        _, status = os.waitpid(child, 0)
+        return said or (f'its process ended with {status}' if status else '')
+    try:
+        assert not [name for name in sys.modules if name.partition('.')[0] == 'kdnotes'], 'something else of kdnotes was imported before'
+        __import__(module)
+        missing = [name for name in sys.modules[module].__all__ if not hasattr(sys.modules[module], name)]
+        assert not missing, f'{missing} of __all__ are not there'
+    except BaseException: os.write(writer, traceback.format_exc()[-4000:].encode())
+    finally: os._exit(0)
+
+print(json.dumps({module: said for module in sys.argv[1:] if (said := alone(module))}))
+"""
+
+
+def imported_alone(*modules: str) -> dict[str, str]:
+    "Modules that do not import in a process that has imported no other, and why."
+    done = python(ALONE, *modules)
     assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_module_imports_alone():
+    "And one that does not is named, with the reason."
+    done = python(ALONE, *(f'kdnotes.{module}' for module in MODULES), 'kdnotes.no_such_module')
+    assert done.returncode == 0, done.stderr
+    wrong = json.loads(done.stdout.splitlines()[-1])
+    assert "No module named 'kdnotes.no_such_module'" in wrong.pop('kdnotes.no_such_module')
+    assert wrong == {}
+
 
 def test_the_library_imports_on_a_bare_box():
     # a module that is None in sys.modules is one that is not installed, for `import` and for `find_spec`
