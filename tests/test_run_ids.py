@@ -1,0 +1,151 @@
+"""The names of all committed runs, computed again: from the record alone, from its configuration, and from a plan.
+
+A run that changes its name is trained again, and its evidence is lost; so a new setting is left out of
+`settings` where it has its default. The 13 runs of `wikiqa-without-transfer` were named under schema 1,
+before there was `document_title` or `teacher_questions`: their configuration still gives every setting that
+they have, and their name is that of schema 1.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kdnotes.config import Machine, RunConfig, make_config, resolve, run_id, settings
+from kdnotes.corpus import CorpusError
+from kdnotes.models import MINILM, ModelError, find_model
+from kdnotes.plan import plan
+from kdnotes.schema import SCHEMA
+
+DATA = Path(__file__).parent.parent / 'thesis/data'
+STUDIES = sorted(path.name.removesuffix('.records.jsonl') for path in DATA.glob('*.records.jsonl'))
+SINCE_SCHEMA_2 = {'document_title', 'teacher_questions'}
+BY_MEASUREMENT = {'start_sha256'}  # in a record's `initial`: measured when the run began, no part of its name
+
+
+def records_of(study):
+    lines = (DATA / f'{study}.records.jsonl').read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def named_under(record):
+    "The schema under which a run got its name; its record may have been migrated since."
+    return SCHEMA if SINCE_SCHEMA_2 <= record['settings'].keys() else 1
+
+
+def initial_of(record):
+    "What the weights start from and whose model teaches, as `kdnotes.plan.plan` gives it to `run_id`."
+    start = {k: v for k, v in record['initial'].items() if k not in BY_MEASUREMENT}
+    return start | {'teacher': record['teacher_run_id']}
+
+
+def machine_of(record):
+    "A machine on which a run with this parallelism is possible."
+    ranks, threads = record['settings']['ranks'], record['settings']['threads_per_rank']
+    return Machine('cuda', cores=16, gpus=ranks) if threads is None else Machine('cpu', cores=ranks * threads)
+
+
+def given(record):
+    "What a user would have to give to get a run's configuration, whatever the defaults are today."
+    found = record['settings']
+    fields = RunConfig.model_fields.keys() - {'precision', 'transfer'}  # a record has their outcome
+    parameters = {k: v for k, v in found.items() if k in fields and v is not None}
+    for name in ('mode', 'arm', 'seed', 'study', 'corpus', 'tuning_id'):
+        parameters[name] = record[name]
+    parameters['transfer'] = found['transfer'] or 'none'
+    if found['precision'] == 'fp32':
+        parameters['precision'] = 'fp32'
+    else:
+        parameters |= dict(precision='mixed', amp_dtype=found['precision'])
+    return parameters | record['models']
+
+
+def configuration_of(record, **changed):
+    config = make_config(**given(record) | changed)
+    return resolve(config, machine_of(record), record['corpus'], record['settings']['transfer'] or 'none')
+
+
+def test_there_is_evidence():
+    assert sum(len(records_of(study)) for study in STUDIES) >= 139
+
+
+@pytest.mark.parametrize('study', STUDIES)
+def test_from_the_record_alone(study):
+    for record in records_of(study):
+        science = record['settings'] | dict(
+            seed=record['seed'],
+            corpus_sha256=record['corpus_sha256'],
+            initial=initial_of(record),
+            schema=named_under(record),
+        )
+        digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()
+        assert record['run_id'] == f'{record["mode"]}-s{record["seed"]}-{digest[:12]}'
+
+
+@pytest.mark.parametrize('study', STUDIES)
+def test_from_the_configuration(study):
+    for record in records_of(study):
+        config, schema = configuration_of(record), named_under(record)
+        found = settings(config)
+        if schema == 1:
+            found = {k: v for k, v in found.items() if k not in SINCE_SCHEMA_2}
+        assert found == record['settings'], record['run_id']
+        if schema == SCHEMA:
+            assert run_id(config, record['corpus_sha256'], initial_of(record), SCHEMA) == record['run_id']
+
+
+OTHER = dict(  # for each setting a value that no committed run of these modes has
+    head_bias='zero', temperature=3.0, alpha=0.25, signal_dtype='bf16', min_probability=0.2, top_k=1,
+    ranking_loss='ranknet', gradient_dtype='bf16', gradient_sync='every', bucket_mib=5.0, epochs=9.0,
+    learning_rate=3e-3, warmup_fraction=0.3, weight_decay=0.2, max_grad_norm=2.0, batch_size=8,
+    micro_batch_tokens=512, max_length=64, train_questions='all', teacher_questions='all', teacher_seed=77,
+    document_title=True, student_layers=(0, 5), smoke=True, threads_per_rank=2, student_init='teacher_pretrained',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('name', OTHER)
+def test_another_setting_is_another_run(name):
+    [record] = [r for r in records_of('wikiqa') if r['arm'] == 'mixed_kd' and r['seed'] == 0]
+    config = configuration_of(record, **{name: OTHER[name]})
+    assert run_id(config, record['corpus_sha256'], initial_of(record), SCHEMA) != record['run_id']
+
+
+TWO_CORES = Machine('cpu', cores=2)
+TRANSFER = dict(corpus='wikiqa', transfer='squad1', student_init='transferred')
+PLANNED = {  # study -> what was asked for, and the machine
+    'embedded-without-bf16': (dict(corpus='embedded'), Machine('cpu', cores=2, bf16=False)),
+    'squad1': (dict(corpus='squad1'), TWO_CORES),
+    'wikiqa': (TRANSFER, TWO_CORES),
+    'wikiqa-tuning': (TRANSFER, TWO_CORES),
+}  # not wikiqa-without-transfer, named under schema 1, nor the H100's: the same weights, saved as another file
+
+
+@pytest.fixture(scope='module')
+def loaded():
+    "Corpora that are loaded once."
+    return {}
+
+
+def asked(study, record):
+    "The parameters that were given to a run of a study."
+    parameters = PLANNED[study][0] | dict(mode=record['mode'], seed=record['seed'])
+    if study == 'wikiqa-tuning':
+        drawn = ('learning_rate', 'epochs', 'ranks', 'threads_per_rank')
+        parameters |= {name: record['settings'][name] for name in drawn}
+    if study == 'squad1' and record['mode'] == 'mixed_kd':
+        parameters['teacher_mode'] = 'mixed_baseline'
+    return parameters
+
+
+@pytest.mark.parametrize('study', PLANNED)
+def test_from_a_plan(study, loaded):
+    "What was asked for then gives the same run now: corpus, weights, teacher and defaults included."
+    try:
+        find_model(MINILM)
+        for record in records_of(study):
+            planned = plan(make_config(**asked(study, record)), PLANNED[study][1], loaded)
+            assert planned.run_id == record['run_id']
+            assert (planned.teacher and planned.teacher.run_id) == record['teacher_run_id']
+    except (CorpusError, ModelError) as e:
+        pytest.skip(f'not at hand: {e}')
