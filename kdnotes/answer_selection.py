@@ -12,13 +12,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 from .corpus import Corpus, SPLITS
-from .data import Batch, Evaluation, SignalSpec, encode_pairs, pad_pairs
-from .losses import hard_target_ce, margin_mse, pair_counts, ranknet, soft_target_kl
+from .data import Batch, encode_pairs, pad_pairs
+from .losses import hard_target_ce, margin_mse, pair_counts, ranknet
+from .task import Evaluation, Forward, Primary, SignalSpec, SoftTargets
 
 # %% auto #0
 __all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'ranking_metrics', 'best_threshold',
-           'precision_recall_f1', 'choose_thresholds', 'threshold_metrics', 'evaluate_split', 'AnswerSelection',
-           'worst']
+           'precision_recall_f1', 'choose_thresholds', 'threshold_metrics', 'evaluate_split', 'two_logits',
+           'AnswerSelection', 'worst']
 
 # %% ../nbs/12_answer_selection.ipynb #42fe9f38
 @dataclass(frozen=True)
@@ -174,76 +175,136 @@ def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: boo
     if not smoke: return splits | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'}
 
+# %% ../nbs/12_answer_selection.ipynb #a48ff2b3
+def two_logits(
+    logits: Tensor,  # (n, 2), or (n, 1) of a model with one output, as cross-encoders have
+) -> Tensor:         # (n, 2)
+    "The logits of wrong and right; of one output z they are 0 and z, whose softmax is its sigmoid."
+    return torch.cat([torch.zeros_like(logits), logits], dim=1) if logits.shape[1] == 1 else logits
+
 # %% ../nbs/12_answer_selection.ipynb #8efb052c
 class AnswerSelection:
     "Answer selection as a `Task`."
-    name, auto_class, model_kwargs = 'answer_selection', 'AutoModelForSequenceClassification', {'num_labels': 2}
-    primary, evaluation_sets = ('test', 'map', True), ('dev', 'test')
+    name = 'answer_selection'
+    auto_class = 'AutoModelForSequenceClassification'
+    model_kwargs = {'num_labels': 2}
+    primary = Primary('test', 'map', higher_is_better=True)
+    evaluation_sets = ('dev', 'test')
     signal_spec = {'logits': SignalSpec(shape=(2,))}
+    evaluates_itself = False
 
     def __init__(self,
         corpus: Corpus,
         max_length: int = 128,        # tokens of a pair; the longer text is cut
-        temperature: float = 2.0,     # of the soft targets, > 0
+        soft: SoftTargets = SoftTargets(),
         train_questions: str = 'all', # 'all' | 'answered'
-        smoke: bool = False,          # a few questions of each split
-        min_probability: float | None = None,  # of the teacher's classes, in (0, 1]: smaller ones are cut off
-        top_k: int | None = None,     # of the teacher's classes: the others are cut off
-        ranking_loss: str = 'none',   # 'none' | 'ranknet' | 'margin_mse'
         document_title: bool = False, # the document's title before each sentence: many sentences say only 'it' or 'he'
+        ranking_loss: str = 'none',   # 'none' | 'ranknet' | 'margin_mse'
+        ranking_weight: float = 1.,   # beside those of hard and soft targets
+        smoke: bool = False,          # a few questions of each split
     ):
-        if ranking_loss not in ('none', 'ranknet', 'margin_mse'): raise ValueError(f"ranking_loss must be 'none', 'ranknet' or 'margin_mse', got {ranking_loss!r}")
-        self.max_length, self.temperature, self.rows = max_length, temperature, _choose_rows(corpus.splits, train_questions, smoke)
-        self.cut, self.ranking_loss, self.document_title = dict(min_probability=min_probability, top_k=top_k), ranking_loss, document_title
-        self.questions = {s: as_questions(r) for s, r in self.rows.items()}
+        if ranking_loss not in ('none', 'ranknet', 'margin_mse'):
+            raise ValueError(f"ranking_loss must be 'none', 'ranknet' or 'margin_mse', got {ranking_loss!r}")
+        self.max_length = max_length
+        self.soft = soft
+        self.train_questions = train_questions
+        self.document_title = document_title
+        self.ranking_loss = ranking_loss
+        self.ranking_weight = ranking_weight
+        self.smoke = smoke
+        self.rows = _choose_rows(corpus.splits, train_questions, smoke)
+        self.questions = {split: as_questions(rows) for split, rows in self.rows.items()}
         self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])  # (2,)
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
-        def candidate(r): return f"{r['document_title']} : {r['sentence']}" if self.document_title else r['sentence']
-        texts = {s: ([r['question'] for r in rows], [candidate(r) for r in rows]) for s, rows in self.rows.items()}
-        self._encoded = {s: encode_pairs(tokenizer, *pair, self.max_length, cache_dir) for s, pair in texts.items()}
+        self._encoded = {}
+        for split, rows in self.rows.items():
+            questions = [r['question'] for r in rows]
+            candidates = [self._candidate(r) for r in rows]
+            self._encoded[split] = encode_pairs(tokenizer, questions, candidates, self.max_length, cache_dir)
         self._pad_id = tokenizer.pad_token_id or 0
 
-    def lengths(self, split: str) -> np.ndarray: return self._encoded[split][0].lengths
+    def _candidate(self, row: dict) -> str:
+        return f"{row['document_title']} : {row['sentence']}" if self.document_title else row['sentence']
+
+    def lengths(self, split: str) -> np.ndarray:
+        "Tokens of each pair."
+        return self._encoded[split][0].lengths
+
     def groups(self, split: str) -> np.ndarray:
-        "A pointwise loss needs no neighbours."
+        "The candidates of a question, where a loss compares them; a pointwise loss needs no neighbours."
         return np.arange(len(self.rows[split])) if self.ranking_loss == 'none' else self.questions[split].of
 
-    def batch(self, split: str, index: np.ndarray) -> Batch:
-        "Pairs of a split, padded to the longest."
+    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
+        "Pairs of a split, padded to the longest; the same in every epoch."
         index = np.asarray(index, dtype=np.int64)
         inputs, tokens = pad_pairs(*self._encoded[split], index, self._pad_id)
         groups = None if self.ranking_loss == 'none' else torch.from_numpy(self.questions[split].of[index])
         return Batch(index, inputs, torch.from_numpy(self.questions[split].labels[index]), tokens, groups)
 
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: return {'logits': outputs.logits.detach().float()}  # (n, 2)
+    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
+        "The teacher's two logits, (n, 2) float32."
+        return {'logits': two_logits(outputs.logits.detach().float())}
+
+    def signal_key(self) -> str:
+        "Which training pairs there are, and what is in them."
+        return f"{self.train_questions}{'-titles' * self.document_title}{'-smoke' * self.smoke}"
 
     def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]:
         "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits, and `ranking` between candidates where it is asked for."
-        terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), len(batch.labels))}
-        if signal: terms['soft'] = (soft_target_kl(outputs.logits, signal['logits'], self.temperature, 'sum', **self.cut), len(batch.labels))
-        return terms if self.ranking_loss == 'none' else terms | {'ranking': self._ranking(outputs, batch, signal)}
+        n = len(batch.labels)
+        terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
+        if signal:
+            terms['soft'] = (self.soft.loss(outputs.logits, signal['logits']), n)
+        if self.ranking_loss != 'none':
+            terms['ranking'] = self._ranking(outputs, batch, signal)
+        return terms
 
     def _ranking(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> tuple[Tensor, int]:
-        "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are (told by the host: no waiting for a GPU)."
-        scores, pairs = self.scores(outputs, batch)[:, 0], self.loss_counts('train', batch.index)['ranking']
-        if self.ranking_loss == 'ranknet': return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
-        if not signal: raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
+        "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are (known to the host: no waiting for a GPU)."
+        scores = self.scores(outputs, batch)[:, 0]
+        pairs = self.loss_counts('train', batch.index)['ranking']
+        if self.ranking_loss == 'ranknet':
+            return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
+        if not signal:
+            raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
         return margin_mse(scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, batch.labels, 'sum'), pairs
 
-    def loss_counts(self, split: str, index: np.ndarray) -> dict[str, int]:
-        counts, questions = dict.fromkeys(('hard', 'soft'), len(index)), self.questions[split]
-        return counts if self.ranking_loss == 'none' else counts | {'ranking': pair_counts(questions.of[index], questions.labels[index])['labelled']}
+    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+        "Examples of the pointwise terms, pairs of the ranking one."
+        counts = {'hard': len(index), 'soft': len(index)}
+        if self.ranking_loss != 'none':
+            questions = self.questions[split]
+            counts['ranking'] = pair_counts(questions.of[index], questions.labels[index])['labelled']
+        return counts
 
-    def scores(self, outputs, batch: Batch) -> Tensor: return outputs.logits.float().diff(dim=1)  # (n, 1): logit(1) - logit(0)
+    def loss_weights(self, kd: bool) -> dict[str, float]:
+        "Weights of `hard` and `soft`, and of `ranking` where it is asked for."
+        weights = self.soft.weights(kd, classes=2)
+        return weights if self.ranking_loss == 'none' else weights | {'ranking': self.ranking_weight}
+
+    def scores(self, outputs, batch: Batch) -> Tensor:
+        "The log-odds of being right, (n, 1): logit(1) - logit(0)."
+        return two_logits(outputs.logits.float()).diff(dim=1)
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
         thresholds = choose_thresholds(self.questions['dev'], scores['dev']) if 'dev' in scores else None
-        done = {split: evaluate_split(split, self.questions[split], s, thresholds) for split, s in scores.items()}
-        metrics, units, predictions = ({s: parts[i] for s, parts in done.items()} for i in range(3))
-        return Evaluation(metrics, pd.concat(units.values(), ignore_index=True), pd.concat(predictions.values(), ignore_index=True))
+        metrics, units, predictions = {}, [], []
+        for split, its_scores in scores.items():
+            metrics[split], its_units, its_predictions = evaluate_split(split, self.questions[split], its_scores, thresholds)
+            units.append(its_units)
+            predictions.append(its_predictions)
+        return Evaluation(metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True))
+
+    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
+        raise NotImplementedError('one forward of each pair is enough: scores and evaluate')
+
+    def head_flops(self, config, lengths: np.ndarray) -> float:
+        "One dense layer (BERT's pooler) and the classifier, on the first token of each pair."
+        h = config.hidden_size
+        return float(len(lengths) * (2 * h * h + 2 * h * config.num_labels))
 
 # %% ../nbs/12_answer_selection.ipynb #9b859567
 def worst(

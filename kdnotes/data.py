@@ -7,16 +7,13 @@ from __future__ import annotations
 import io, json, zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from .files import atomic_write, sha256_text
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'epoch_steps', 'micro_batches', 'SignalSpec',
-           'Evaluation', 'Task']
+__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'epoch_steps', 'micro_batches']
 
 # %% ../nbs/10_data.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -171,38 +168,3 @@ def _whole_groups(index: np.ndarray, lengths: np.ndarray, tokens: int, rank: int
         if batches and most * (len(batches[-1]) + len(members[g])) <= tokens: batches[-1] = np.concatenate([batches[-1], members[g]])
         else: batches, most = [*batches, members[g]], longest[g]
     return batches
-
-# %% ../nbs/10_data.ipynb #cd2a49c9
-@dataclass(frozen=True)
-class SignalSpec:
-    "The shape of one teacher output that is kept for distillation."
-    shape: tuple[int, ...]  # of one example; for a ragged signal, of one token
-    ragged: bool = False    # one row a token instead of one an example
-
-@dataclass(frozen=True)
-class Evaluation:
-    "What evaluating a model gives."
-    metrics: dict[str, dict[str, float | None]]  # by evaluation set, then by name
-    units: pd.DataFrame        # split, set, unit, cluster, metric, value: one row for each thing a metric averages over
-    predictions: pd.DataFrame  # split, unit, item, label, score
-
-# %% ../nbs/10_data.ipynb #a023a51d
-class Task(Protocol):
-    "What the trainer, the teacher's signal and the statistics need of a task."
-    name: str
-    auto_class: str                       # the transformers head, say 'AutoModelForSequenceClassification'
-    model_kwargs: dict[str, Any]          # for its `from_pretrained`, say {'num_labels': 2}
-    primary: tuple[str, str, bool]        # evaluation set, metric, is higher better?
-    evaluation_sets: tuple[str, ...]      # in the order they are evaluated; curves show the first
-    signal_spec: dict[str, SignalSpec]    # teacher outputs that distillation uses
-    label_prior: np.ndarray | None        # (classes,) share of each training label, where a new head's bias may start; None: the head is no classifier
-
-    def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...
-    def lengths(self, split: str) -> np.ndarray: ...     # (n,) tokens of each example
-    def groups(self, split: str) -> np.ndarray: ...      # (n,) what neither a sampler nor a micro-batch may split
-    def batch(self, split: str, index: np.ndarray) -> Batch: ...
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: ...  # the teacher's part that is kept, (n, *shape)
-    def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]: ...  # name -> (sum, count)
-    def loss_counts(self, split: str, index: np.ndarray) -> dict[str, int]: ...  # the counts, without a forward
-    def scores(self, outputs, batch: Batch) -> Tensor: ...             # (n, k) float32: what `evaluate` needs of each example
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation: ...  # (n, k) by evaluation set, rows in the split's order
