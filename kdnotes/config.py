@@ -4,20 +4,21 @@
 
 # %% ../nbs/00_config.ipynb #6f7c8547
 from __future__ import annotations
-import hashlib, json, os, re
+import hashlib, importlib, json, os, re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NEED_TEACHER', 'CLASSES',
-           'WIDENED', 'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile',
-           'default_setting', 'RunConfig', 'make_config', 'parameters_from', 'Machine', 'resolve_precision',
-           'resolve_ranks', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root',
-           'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['TASKS', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'NEED_TEACHER', 'WIDENED',
+           'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'task_info', 'Mode',
+           'factor_settings', 'Profile', 'default_setting', 'read_texts', 'TaskSettings', 'RunConfig', 'parameters',
+           'make_config', 'with_values', 'flat', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks',
+           'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path',
+           'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -26,6 +27,19 @@ class KdnotesError(Exception):
 
 class ConfigError(KdnotesError, ValueError):
     "A parameter that does not exist, or a value it cannot have."
+
+# %% ../nbs/00_config.ipynb #94d7e0e2
+TASKS = {
+    'answer_selection': 'kdnotes.answer_selection',
+}
+
+def task_info(
+    task: str,  # of TASKS
+):              # a `task.TaskInfo`
+    "What is known of a task; its module is imported when it is first asked for."
+    if task not in TASKS:
+        raise ConfigError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
+    return importlib.import_module(TASKS[task]).TASK
 
 # %% ../nbs/00_config.ipynb #9761e791
 @dataclass(frozen=True)
@@ -52,16 +66,23 @@ CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), (
 
 # %% ../nbs/00_config.ipynb #7fa6717e
 FACTOR_SETTINGS = {
-    'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay', 'train_questions', 'teacher_questions',
+    'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
                      'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
     'precision':    {'precision', 'amp_dtype'},
     'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss',
-                     'relation_weight', 'teacher_run_id', 'teacher_seed', 'teacher_mode', 'teacher_questions'},
+                     'relation_weight', 'teacher_run_id', 'teacher_seed', 'teacher_mode'},
     'ranks':        {'ranks', 'threads_per_rank', 'backend'},
-    'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed', 'teacher_questions'},
+    'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
     'signal_dtype': {'signal_dtype'},
     'transfer':     {'transfer', 'initial'},
 }
+
+def factor_settings(
+    task: str,  # of TASKS
+) -> dict[str, set[str]]:  # factor -> the recorded settings that are part of it, the task's own ones among them
+    "What changes along with a factor."
+    own = task_info(task).factor_settings
+    return {factor: names | own.get(factor, set()) for factor, names in FACTOR_SETTINGS.items()}
 
 # %% ../nbs/00_config.ipynb #40fcee56
 @dataclass(frozen=True)
@@ -77,35 +98,47 @@ PROFILES = {
 }
 
 # %% ../nbs/00_config.ipynb #04a0d484
-SETTINGS = {  # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
-    ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
-    ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
-    ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
-    ('wikiqa', 'student'):   dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
-    ('squad1 -> wikiqa', 'teacher'): dict(epochs=2, learning_rate=1.1e-4, warmup_fraction=0.1, train_questions='answered', tuning_id='wikiqa-baseline-54e86cca'),
-    ('squad1 -> wikiqa', 'student'): dict(epochs=4, learning_rate=5.6e-5, warmup_fraction=0.1, train_questions='answered', tuning_id='wikiqa-full_kd-4b4353ba'),
-    ('squad1', 'teacher'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
-    ('squad1', 'student'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
-    ('embedded', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
-    ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
-}
-
 def default_setting(
+    task: str,     # of TASKS
     corpus: str,   # the corpus' resolved name
     network: str,  # 'teacher' or 'student'
     transfer: str = 'none',  # the resolved name of the corpus learnt first
-) -> dict:         # epochs, learning_rate, warmup_fraction, train_questions, document_title, tuning_id
+) -> dict:         # epochs, learning_rate, warmup_fraction, tuning_id, and what the task adds
     "The setting used for a network on a corpus when a run gives none."
-    usual = dict(train_questions='all', document_title=False, tuning_id=None)
-    return usual | next(SETTINGS[name, network] for name in (f'{transfer} -> {corpus}', corpus, '*') if (name, network) in SETTINGS)
+    return task_info(task).default_setting(corpus, network, transfer)
+
+# %% ../nbs/00_config.ipynb #7fc703c3
+def read_texts(
+    values: dict[str, Any],  # by name
+    fields: dict,            # a model's `model_fields`
+) -> dict[str, Any]:
+    "What a text cannot say by itself, as a terminal and papermill hand it over: nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`)."
+    def read(name, value):
+        annotation = str(fields[name].annotation) if name in fields and isinstance(value, str) else ''
+        if 'None' in annotation and value.lower() in ('none', 'null'):
+            return None
+        if 'tuple' in annotation:
+            return [v.strip() for v in value.strip('[]() ').split(',') if v.strip()]
+        return value
+    return {name: read(name, value) for name, value in values.items()}
+
+class TaskSettings(BaseModel):
+    "What only one task reads; a task's own settings are a subclass."
+    model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
+
+    @model_validator(mode='before')
+    @classmethod
+    def _typed(cls, values: Any) -> Any:
+        return read_texts(values, cls.model_fields) if isinstance(values, dict) else values
 
 # %% ../nbs/00_config.ipynb #32273838
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
     mode: Literal[tuple(MODES)] = 'mixed_kd'    # a point in four factors
-    task: Literal['answer_selection'] = 'answer_selection'  # what is learnt
-    corpus: str = 'auto'                        # auto | embedded | wikiqa | squad1 | a folder | a hub id
+    task: Literal[tuple(TASKS)] = 'answer_selection'  # what is learnt
+    corpus: str = 'auto'                        # auto | embedded | a published corpus' name | a folder | a hub id
+    columns: str | None = None                  # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names
     transfer: str = 'none'                      # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it starts from its pretrained weights
     seed: int = Field(0, ge=0, lt=2**32)        # of data order, dropout and head
     profile: Literal[tuple(PROFILES)] = 'laptop'  # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
@@ -128,8 +161,6 @@ class RunConfig(BaseModel):
     dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'  # the system whose weights alpha and 1 - alpha are meant to be
     min_probability: float | None = Field(None, gt=0, le=1)  # the teacher's classes below it are cut off
     top_k: int | None = Field(None, ge=1)                    # all but the teacher's k largest classes are cut off
-    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'  # between candidates of one question, which then stay together in a step
-    ranking_weight: float = Field(1., ge=0, le=1000)  # beside those of hard and soft targets; 0: a control with the same steps
     hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'   # between hidden states of student and teacher; needs signal='online'
     hidden_weight: float = Field(1., gt=0, le=1000)  # beside those of hard and soft targets
     hidden_layers: tuple[int, ...] | None = None  # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was made of
@@ -149,9 +180,6 @@ class RunConfig(BaseModel):
     batch_size: int = Field(32, ge=1, le=65536)  # examples per optimizer step, over all ranks and micro-batches
     micro_batch_tokens: int = Field(8192, ge=16) # most tokens, padding included, a rank puts through at once
     max_length: int = Field(128, ge=8, le=512)   # tokens of a pair; the longer text is cut
-    train_questions: Literal['auto', 'all', 'answered'] = 'auto'  # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
-    teacher_questions: Literal['auto', 'all', 'answered'] | None = 'auto'  # those a student's teacher was trained on; 'auto': `train_questions` where that is given, else the corpus' setting
-    document_title: bool | None = None           # the document's title before each sentence; None: the corpus' setting
     tuning_id: str | None = None                 # the search that chose the setting; None: the setting's own
     smoke: bool = False                          # a few steps on a few examples of the same corpus
     # gradients between ranks
@@ -164,15 +192,12 @@ class RunConfig(BaseModel):
     gradient_stats: int = Field(0, ge=0)             # ranges of the layers' gradients every n steps, as rows; 0: never
     keep_checkpoints: int = Field(2, ge=1, le=100)  # the newest ones
 
+    task_settings: SerializeAsAny[BaseModel]    # a TaskSettings: what only the task reads; `make_config` takes its fields by their own names
+
     @model_validator(mode='before')
     @classmethod
     def _typed(cls, values: dict) -> dict:
-        "What a text cannot say by itself, as a terminal and papermill hand it over: nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`)."
-        def read(name, value):
-            annotation = str(cls.model_fields[name].annotation) if name in cls.model_fields and isinstance(value, str) else ''
-            if 'None' in annotation and value.lower() in ('none', 'null'): return None
-            return [v.strip() for v in value.strip('[]() ').split(',') if v.strip()] if 'tuple' in annotation else value
-        return {name: read(name, value) for name, value in values.items()}
+        return read_texts(values, cls.model_fields)
 
     @model_validator(mode='after')
     def _agree(self):
@@ -190,21 +215,19 @@ class RunConfig(BaseModel):
             raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
         _check_losses(self)
         _check_inside(self)
+        task_info(self.task).check(self)
         return self
 
 # %% ../nbs/00_config.ipynb #268028b7
 NEED_TEACHER = ('dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')  # settings that play no part without KD
-CLASSES = {'answer_selection': 2}  # of each task
 
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that cannot be meant."
     if not MODES[config.mode].kd:
         for name in NEED_TEACHER:
             if (value := getattr(config, name)) != RunConfig.model_fields[name].default: raise ValueError(f'{name}={value!r} needs a teacher, and mode={config.mode!r} learns from none; use a KD mode')
-        if config.ranking_loss == 'margin_mse': raise ValueError(f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'")
-    for name in ('ranking', 'hidden', 'relation'):
+    for name in ('hidden', 'relation'):
         if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1: raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
-    if config.top_k and config.top_k > CLASSES[config.task]: raise ValueError(f'top_k={config.top_k} is more than the {CLASSES[config.task]} classes of task={config.task!r}')
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
 
@@ -222,39 +245,83 @@ def _check_inside(config: RunConfig) -> None:
     if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../nbs/00_config.ipynb #3f2a5a2a
+def parameters(
+    task: str | None = None,  # of TASKS; None: those of all tasks
+) -> dict[str, Any]:          # name -> pydantic's field, in the order they are declared
+    "The parameters of a run, the task's own ones among them."
+    own = {name: field for t in ([task] if task else TASKS) for name, field in task_info(t).settings.model_fields.items()}
+    return {name: field for name, field in RunConfig.model_fields.items() if name != 'task_settings'} | own
+
 def _no_parameter(name: str, allowed: Iterable[str]) -> str:
     "What to say of a name that is none: the nearest ones, else all if they are few."
     allowed = sorted(allowed)
     near = ' or '.join(map(repr, get_close_matches(name, allowed, 3, .5)))
-    return f'there is no parameter {name!r}; ' + (f'is it {near}?' if near else f"the parameters are {', '.join(allowed)}" if len(allowed) <= 20 else '`kdnotes doctor --help` lists them all')
+    if near:
+        return f'there is no parameter {name!r}; is it {near}?'
+    return f'there is no parameter {name!r}; ' + (f"the parameters are {', '.join(allowed)}" if len(allowed) <= 20 else '`kdnotes doctor --help` lists them all')
 
-def _sentence(errors: list[dict]) -> str:
+def _refuse_name(name: str, task: str) -> None:
+    "Say that a task does not read a parameter, or that there is none of this name."
+    readers = [t for t in TASKS if name in task_info(t).settings.model_fields]
+    if readers:
+        raise ConfigError(f"{name} is a setting of task={' and '.join(map(repr, readers))}, and task={task!r} does not read it; leave it out")
+    raise ConfigError(_no_parameter(name, parameters(task)))
+
+def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
     "The first problem of a pydantic report as a sentence."
     error = errors[0]
-    where, value = '.'.join(str(p) for p in error['loc'] if str(p) in RunConfig.model_fields or not error['loc'][0] in RunConfig.model_fields), error.get('input')
-    if error['type'] == 'extra_forbidden': return _no_parameter(where, RunConfig.model_fields)
-    if error['type'] == 'value_error': return str(error['ctx']['error'])
+    if error['type'] == 'value_error':
+        return str(error['ctx']['error'])
+    where = '.'.join(str(part) for part in error['loc'] if str(part) in fields)
     rules = dict.fromkeys(e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0])  # one for each type the field may have
-    return f'{where}={value!r} is refused: {", or ".join(rules)}'
+    return f"{where}={error.get('input')!r} is refused: {', or '.join(rules)}"
 
 def make_config(
-    **parameters: Any,  # fields of `RunConfig`
+    **parameters: Any,  # fields of `RunConfig`, and the task's own by their names
 ) -> RunConfig:         # validated
     "A configuration, or a `ConfigError` of one sentence."
-    try: return RunConfig(**parameters)
+    task = parameters.get('task', RunConfig.model_fields['task'].default)
+    if task not in TASKS:
+        raise ConfigError(f"task={task!r} is refused: the tasks are {', '.join(TASKS)}")
+    kind = task_info(task).settings
+    nested = parameters.get('task_settings') or {}
+    own = dict(nested) | {name: value for name, value in parameters.items() if name in kind.model_fields}
+    common = {name: value for name, value in parameters.items() if name not in kind.model_fields and name != 'task_settings'}
+    for name in common:
+        if name not in RunConfig.model_fields:
+            _refuse_name(name, task)
+    try:
+        return RunConfig(**common, task_settings=kind(**own))
     except ValidationError as e:
-        # an unknown name explains more than what it broke
-        errors = sorted(e.errors(), key=lambda x: x['type'] != 'extra_forbidden')
-        raise ConfigError(_sentence(errors)) from None
+        raise ConfigError(_sentence(e.errors(), {*RunConfig.model_fields, *kind.model_fields})) from None
+
+def with_values(
+    config: RunConfig,
+    **values: Any,   # by their flat names; they are not validated
+) -> RunConfig:
+    "A configuration with other values, the task's own ones among them."
+    own = {name: value for name, value in values.items() if name in type(config.task_settings).model_fields}
+    common = {name: value for name, value in values.items() if name not in own}
+    if own:
+        common['task_settings'] = config.task_settings.model_copy(update=own)
+    return config.model_copy(update=common)
+
+def flat(
+    config: RunConfig,
+    changed: bool = False,  # only those that differ from their defaults
+) -> dict[str, Any]:        # JSON-able
+    "All values of a configuration by their flat names."
+    values = config.model_dump(mode='json', exclude={'task_settings'}, exclude_defaults=changed)
+    return values | config.task_settings.model_dump(mode='json', exclude_defaults=changed)
 
 # %% ../nbs/00_config.ipynb #bee860c8
 def parameters_from(
     before: dict,      # what existed before the parameters cell: `dict(globals())`
     namespace: dict,   # the notebook's `globals()` now
-    allowed: set[str] | None = None,  # parameter names; None: the fields of `RunConfig`
+    allowed: set[str] | None = None,  # parameter names; None: those of `parameters`
 ) -> dict:             # name -> value
     "The parameters a notebook was given; unknown names are refused."
-    allowed = set(RunConfig.model_fields) if allowed is None else allowed
+    allowed = set(parameters()) if allowed is None else allowed
     def refuse(name): raise ConfigError(_no_parameter(name, allowed))
     if not isinstance(before, dict): refuse('before')
     first = before.setdefault('', set(namespace))  # names at the first call: when a cell is run again, what later cells made is no parameter
@@ -328,22 +395,26 @@ def resolve(
         raise ConfigError("gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'")
     student = mode.network == 'student'
     layers = (config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None
-    setting = default_setting(corpus, mode.network, transfer)
-    if any(getattr(config, k) not in (None, 'auto', setting[k]) for k in setting): setting['tuning_id'] = None  # another setting than the one that was searched for
-    return config.model_copy(update=dict(
+    setting = default_setting(config.task, corpus, mode.network, transfer)
+    given = flat(config)
+    if any(given[k] not in (None, 'auto', setting[k]) for k in setting): setting['tuning_id'] = None  # another setting than the one that was searched for
+    return with_values(config,
         corpus=corpus, transfer=transfer, arm=config.arm or config.mode, precision=precision,
         amp_dtype=dtype if precision == 'mixed' else 'auto', ranks=ranks, threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
         student_layers=layers, hidden_layers=None if config.hidden_loss == 'none' else config.hidden_layers or layers,
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed) if student else None,
-        teacher_questions=_teacher_questions(config, corpus, transfer) if student else None,
-        **{k: setting[k] if getattr(config, k) in (None, 'auto') else getattr(config, k) for k in setting}))
+        **_teachers_own(config, corpus, transfer),
+        **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting})
 
-def _teacher_questions(config: RunConfig, corpus: str, transfer: str) -> str:
-    "The questions a student's teacher was trained on."
-    given = [q for q in (config.teacher_questions, config.train_questions) if q not in (None, 'auto')]
-    return given[0] if given else default_setting(corpus, 'teacher', transfer)['train_questions']
+def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
+    "For each setting of the task that a student's teacher may have another value of: what the teacher had; None without a teacher."
+    own = task_info(config.task).teacher_settings
+    if MODES[config.mode].network == 'teacher':
+        return dict.fromkeys(own)
+    given, usual = flat(config), default_setting(config.task, corpus, 'teacher', transfer)
+    return {name: next((given[k] for k in (name, same) if given[k] not in (None, 'auto')), usual[same]) for name, same in own.items()}
 
 # %% ../nbs/00_config.ipynb #e4905c97
 def factors(
@@ -361,7 +432,9 @@ def losses_in_words(
     "What a run minimises."
     first = f'T={config.temperature:g}, alpha={config.alpha:g}' if MODES[config.mode].kd else 'none: hard targets alone'
     own = [f'in the words of {config.dialect}'] * (config.dialect != 'canonical') + [f'{k}={value:g}' for k in ('min_probability', 'top_k') if (value := getattr(config, k))]
-    named = {f'{name} {loss}': getattr(config, f'{name}_weight') for name in ('ranking', 'hidden', 'relation') if (loss := getattr(config, f'{name}_loss')) != 'none'}
+    values = flat(config)
+    losses = [name.removesuffix('_loss') for name in values if name.endswith('_loss') and values[name] != 'none']
+    named = {f"{name} {values[f'{name}_loss']}": values[f'{name}_weight'] for name in sorted(losses, key=('ranking', 'hidden', 'relation').index)}
     return ', '.join([first, *own, *(f'{weight:g} * {name}' for name, weight in named.items())])
 
 def resolved_dtype(
@@ -372,21 +445,25 @@ def resolved_dtype(
 
 # %% ../nbs/00_config.ipynb #ed7ac391
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
-NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
+NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id', 'columns'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
-LATER = {'teacher_mode', 'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',
+LATER = {'teacher_mode', 'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k',
          'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
 
 def settings(
     config: RunConfig,  # resolved
 ) -> dict:              # flat, JSON-able, without the seed
     "Every resolved setting that can change a run's result, without its seed."
-    mode = MODES[config.mode]
-    usual = {k: RunConfig.model_fields[k].default for k in LATER}
-    values = {k: v for k, v in config.model_dump(mode='json').items() if k not in NOT_SCIENCE and not (k in LATER and v == usual[k])} | factors(config)
-    if not mode.kd: values |= dict.fromkeys(KD_SETTINGS)
-    if mode.network == 'teacher': values |= dict(student_init=None)
-    if not (mode.kd or config.student_init == 'teacher_finetuned'): values |= dict(teacher_seed=None, teacher_questions=None)
+    mode, task, values = MODES[config.mode], task_info(config.task), flat(config)
+    fields = parameters(config.task)
+    unused = {name for name in LATER | task.later if values[name] == fields[name].default}
+    values = {name: value for name, value in values.items() if name not in NOT_SCIENCE | unused} | factors(config)
+    if not mode.kd:
+        values |= dict.fromkeys(KD_SETTINGS)
+    if mode.network == 'teacher':
+        values |= dict(student_init=None)
+    if not (mode.kd or config.student_init == 'teacher_finetuned'):
+        values |= dict.fromkeys(('teacher_seed', *task.teacher_settings))
     return values
 
 def run_id(

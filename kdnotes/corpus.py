@@ -4,118 +4,198 @@
 
 # %% ../nbs/11_corpus.ipynb #1d57537e
 from __future__ import annotations
-import importlib.util, os, re, threading
-from collections.abc import Callable
+import importlib.util
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from .config import KdnotesError, root
-from .embedded import embedded_answer_selection
-from .files import sha256_text
-from .squad import SquadError, answer_sentences, from_hub, read_squad
+import pandas as pd
+from .config import ConfigError, KdnotesError, root, task_info
 
 # %% auto #0
-__all__ = ['SPLITS', 'REAL', 'DERIVED', 'TSV_COLUMNS', 'HUB_COLUMNS', 'FILE_NAMES', 'ANSWER_S', 'FETCH_S', 'WIKIQA_SHA256',
-           'SQUAD_FILES', 'CorpusError', 'Corpus', 'check_rows', 'check_split', 'read_tsv', 'find_folder',
-           'read_folder', 'fingerprint', 'ask_hub', 'hub_rows', 'fetch_hub', 'read_hub', 'local_copy', 'resolve_corpus',
-           'load_corpus']
+__all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
+           'CorpusRules', 'column_names', 'Table', 'read_rows', 'find_folder', 'split_files', 'read_folder', 'ask_hub',
+           'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'load_by_rules']
 
-# %% ../nbs/11_corpus.ipynb #822fe638
+# %% ../nbs/11_corpus.ipynb #e4549e5e
 class CorpusError(KdnotesError):
     "A corpus that is missing, malformed, or does not come."
+
+Rows = list[dict[str, Any]]  # of one split, in the source's order
+SPLITS = ('train', 'dev', 'test')
 
 @dataclass(frozen=True)
 class Corpus:
     "Texts and labels, checked."
-    name: str                      # 'embedded', 'wikiqa', an absolute folder or a hub id; what records call it
-    kind: str                      # 'embedded' | 'folder' | 'hub'
-    where: str                     # for people: the folder, the hub's address, or the embedded table
-    splits: dict[str, list[dict]]  # 'train', 'dev', 'test' -> rows in the source's order
-    sha256: str                    # of the content; equal content gives an equal hash wherever it came from
+    name: str                 # 'embedded', a published corpus' name, an absolute folder or a hub id; what records call it
+    kind: str                 # 'embedded' | 'folder' | 'hub'
+    where: str                # for people: the folder, the hub's address, or the embedded table
+    splits: dict[str, Rows]   # 'train', 'dev', 'test'
+    sha256: str               # of the content; equal content gives an equal hash wherever it came from
 
-SPLITS = ('train', 'dev', 'test')
-REAL = {'answer_selection': ('wikiqa', 'microsoft/wiki_qa')}  # a task's real corpus: its name, its hub id
-DERIVED = {'squad1': 'rajpurkar/squad'}  # corpora made of another task's: the name, the hub id of what they are made of
+@dataclass(frozen=True)
+class MadeCorpus:
+    "A published corpus that does not come as three tables of the task's shape."
+    hub_id: str
+    files: tuple[str, ...]                            # a local copy holds at least one of them
+    from_folder: Callable[[Path], dict[str, Rows]]    # splits of a local copy
+    from_hub: Callable[[Any], dict[str, Rows]]        # splits of a `datasets.DatasetDict`
 
-# %% ../nbs/11_corpus.ipynb #577f3585
-TSV_COLUMNS = dict(question_id='QuestionID', question='Question', document_id='DocumentID', document_title='DocumentTitle',
-                   sentence_id='SentenceID', sentence='Sentence', label='Label')
-HUB_COLUMNS = dict(question_id='question_id', question='question', document_title='document_title', sentence='answer', label='label')
+@dataclass(frozen=True)
+class CorpusRules:
+    "Where a task's texts come from, what a row holds, and what is refused."
+    columns: dict[str, str]      # key of a row -> what a folder's files call the column
+    hub_columns: dict[str, str]  # the same for the hub; keys that are not here are made up
+    optional: frozenset[str]     # keys that `complete` makes up where there is no such column
+    complete: Callable[[Rows, set[str]], None]                 # (rows, keys without a column): fills them in, in place
+    check_rows: Callable[[Rows, Callable[[int], str], dict[str, str]], None]  # (rows, where row i is, names of the columns): refuses the first wrong one
+    check_split: Callable[[str, Rows, str], None]              # (split, checked rows, where): refuses a split that cannot be trained or scored on
+    fingerprint: Callable[[dict[str, Rows]], str]              # sha256 of all that can change a number
+    embedded: Callable[[], dict[str, Rows]]                    # the project's own corpus
+    published: str               # name of the task's published corpus
+    hub_id: str                  # and where the hub has it
+    published_files: tuple[str, ...] = ()                      # what its files are called, by split; () : `train.tsv` and so on
+    made: dict[str, MadeCorpus] = field(default_factory=dict)  # other published corpora, by name
+    known: dict[str, str] = field(default_factory=dict)        # sha256 -> name: a corpus with this content is called so wherever it was found
 
-def check_rows(
-    rows: list[dict],            # keys of `TSV_COLUMNS`; all texts, label a text or an int
-    place: Callable[[int], str], # says where row i is
-    names: dict[str, str] = TSV_COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    texts, seen = {}, set()
-    for i, row in enumerate(rows):
-        question, sentence = row['question_id'], row['sentence_id']
-        for key in ('question_id', 'question', 'document_id', 'sentence_id'):
-            if not row[key].strip(): raise CorpusError(f'{place(i)}: {names.get(key, key)} is empty; fill it in or remove the row')
-        if not row['sentence'].strip():
-            raise CorpusError(f"{place(i)}: question {question!r} stands there without a candidate ({names['sentence']} is empty); fill it in or remove the row")
-        if row['label'] not in ('0', '1', 0, 1):
-            raise CorpusError(f"{place(i)}: {names['label']} is {row['label']!r} and must be 0 or 1; correct it (a tab inside a text shifts the columns)")
-        if (question, sentence) in seen:
-            raise CorpusError(f'{place(i)}: sentence {sentence!r} occurs twice in question {question!r}; give each candidate of a question its own id')
-        if texts.setdefault(question, row['question']) != row['question']:
-            raise CorpusError(f'{place(i)}: question {question!r} has another text than in its first row; give each question its own id')
-        seen.add((question, sentence))
+    @property
+    def names(self) -> list[str]:
+        "The corpora that have a name."
+        return list(dict.fromkeys([self.published, *self.made]))
 
-# %% ../nbs/11_corpus.ipynb #517c2ae8
-def check_split(
-    split: str,        # 'train' | 'dev' | 'test'
-    rows: list[dict],  # checked by `check_rows`
-    where: str,        # the file or the hub's split
-) -> None:
-    "Refuse a split that cannot be trained or scored on."
-    if not rows: raise CorpusError(f'{where}: there is no row below the header; a split needs at least one question with candidates')
-    labels = {}
-    for row in rows: labels.setdefault(row['question_id'], set()).add(int(row['label']))
-    if not any(1 in found for found in labels.values()):
-        raise CorpusError(f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column')
-    if split != 'train' and not any(len(found) == 2 for found in labels.values()):
-        raise CorpusError(f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add candidates')
+# %% ../nbs/11_corpus.ipynb #a4dd3549
+def column_names(
+    columns: str | None,     # 'key=column,key=column'; None: the usual names
+    usual: dict[str, str],   # key -> the usual name
+) -> dict[str, str]:         # key -> the name in this source
+    "What a source calls the columns."
+    names = dict(usual)
+    for part in filter(None, (columns or '').split(',')):
+        key, equals, name = (p.strip() for p in part.partition('='))
+        if not (equals and key and name):
+            raise ConfigError(f"columns={columns!r} must be pairs key=column with commas between them, as in {next(iter(usual))}=my_column")
+        if key not in usual:
+            near = get_close_matches(key, usual, 1)
+            raise ConfigError(f"columns={columns!r} names the key {key!r}, which a row does not have; {f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}")
+        names[key] = name
+    return names
 
-# %% ../nbs/11_corpus.ipynb #bb29dedf
-def _read_lines(path: Path) -> list[str]:
-    "A file's lines, without their ends."
-    try: data = path.read_bytes()
-    except OSError as e: raise CorpusError(f'{path} cannot be read ({e.strerror}); check that it is a file and its permissions') from None
-    try: text = data.decode('utf-8')
+# %% ../nbs/11_corpus.ipynb #60eeca39
+@dataclass(frozen=True)
+class Table:
+    "A file's cells as texts."
+    where: str                # the file, for messages
+    names: list[str]          # of its columns
+    cells: dict[str, list]    # name -> its cells, '' for a missing one
+    place: Callable[[int], str]  # says where row i is
+
+def _text(path: Path) -> str:
+    "A file's content, decoded strictly."
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise CorpusError(f'{path} cannot be read ({e.strerror}); check that it is a file and its permissions') from None
+    try:
+        return data.decode('utf-8').removeprefix('\ufeff')
     except UnicodeDecodeError as e:
         line = data.count(b'\n', 0, e.start) + 1
         raise CorpusError(f'{path}, line {line}: byte 0x{data[e.start]:02x} is not UTF-8; save the file as UTF-8') from None
-    if not text.strip(): raise CorpusError(f"{path} is empty; it must begin with the header {' '.join(TSV_COLUMNS.values())}, separated by tabs")
-    return [line.removesuffix('\r') for line in text.removeprefix('\ufeff').split('\n')]  # not splitlines, which also splits at U+2028 and the like
 
-def read_tsv(
-    path: Path,           # a file with WikiQA's columns, in any order; more columns are left out
-    split: str,           # 'train' | 'dev' | 'test': what it is used for
-) -> list[dict]:          # rows in the file's order, label an int
-    "A checked split from a tab-separated file."
-    lines = _read_lines(path)
+def _read_tsv(path: Path, usual: Iterable[str]) -> Table:
+    "A tab-separated file."
+    text = _text(path)
+    if not text.strip():
+        raise CorpusError(f"{path} is empty; it must begin with the header {' '.join(usual)}, separated by tabs")
+    lines = [line.removesuffix('\r') for line in text.split('\n')]  # not splitlines, which also splits at U+2028 and the like
     header = lines[0].split('\t')
-    if missing := [c for c in TSV_COLUMNS.values() if c not in header]:
-        raise CorpusError(f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(TSV_COLUMNS.values())}, separated by tabs")
-    columns = [(key, header.index(name)) for key, name in TSV_COLUMNS.items()]
     rows, numbers = [], []
     for number, line in enumerate(lines[1:], 2):
-        if not line: continue
+        if not line:
+            continue
         fields = line.split('\t')
         if len(fields) != len(header):
             raise CorpusError(f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; '
                               'complete the row or remove it (fields are separated by one tab)')
-        rows.append({key: fields[i] for key, i in columns})
+        rows.append(fields)
         numbers.append(number)
-    check_rows(rows, lambda i: f'{path}, line {numbers[i]}')
-    check_split(split, rows, str(path))
-    return [row | dict(label=int(row['label'])) for row in rows]
+    cells = {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    return Table(str(path), header, cells, lambda i: f'{path}, line {numbers[i]}')
 
-# %% ../nbs/11_corpus.ipynb #ccc9de50
-FILE_NAMES = (tuple(f'WikiQA-{s}.tsv' for s in SPLITS), tuple(f'{s}.tsv' for s in SPLITS))
+# %% ../nbs/11_corpus.ipynb #aed14ebc
+def _reason(error: BaseException) -> str:
+    "An error of others in a few words."
+    lines = str(error).strip().splitlines()
+    return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
+
+def _as_text(cell: Any) -> str:
+    "A cell as it would stand in a text file: whole numbers and truth values as integers."
+    if cell is None or cell != cell:  # NaN
+        return ''
+    if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer()):
+        return str(int(cell))
+    return str(cell)
+
+def _csv(path: str, **options):
+    "A CSV file with every cell a text: neither `NA` nor `007` is anything else."
+    import datasets
+    texts = datasets.Features(dict.fromkeys(pd.read_csv(path, nrows=0).columns, datasets.Value('string')))
+    return datasets.Dataset.from_csv(path, features=texts, keep_default_na=False, **options)
+
+def _read_with_datasets(path: Path) -> Table:
+    "A CSV, JSON lines or Parquet file."
+    if importlib.util.find_spec('datasets') is None:
+        raise CorpusError(f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or save the table as {path.stem}.tsv")
+    if path.suffix != '.parquet' and not _text(path).strip():
+        raise CorpusError(f'{path} is empty; it needs a row at least')
+    import datasets
+    read = {'.csv': _csv, '.jsonl': datasets.Dataset.from_json, '.parquet': datasets.Dataset.from_parquet}[path.suffix]
+    shown = datasets.utils.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        with tempfile.TemporaryDirectory() as cache:  # no second copy of a user's texts stays behind
+            table = read(str(path), cache_dir=cache, keep_in_memory=True)
+    except Exception as e:
+        raise CorpusError(f'{path} cannot be read as {path.suffix[1:]} ({_reason(e.__cause__ or e)}); correct the file') from None
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+    cells = {name: [_as_text(cell) for cell in table[name]] for name in table.column_names}
+    line = 'line' if path.suffix == '.jsonl' else 'row'
+    return Table(str(path), table.column_names, cells, lambda i: f'{path}, {line} {i + 1}')
+
+FORMATS = ('tsv', 'csv', 'jsonl', 'parquet')
+
+def read_rows(
+    path: Path,                   # ends in one of FORMATS
+    split: str,                   # 'train' | 'dev' | 'test': what it is used for
+    rules: CorpusRules,
+    columns: str | None = None,   # of `column_names`
+) -> Rows:                        # checked, in the file's order
+    "A split from a file."
+    names = column_names(columns, rules.columns)
+    table = _read_tsv(path, names.values()) if path.suffix == '.tsv' else _read_with_datasets(path)
+    return _rows_of(table, split, rules, names)
+
+def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]) -> Rows:
+    "The rows of a table with these columns, checked."
+    missing = {key for key, name in names.items() if name not in table.names}
+    if lost := [names[key] for key in names if key in missing - rules.optional]:
+        raise CorpusError(f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'")
+    kept = [key for key in names if key not in missing]
+    rows = [dict(zip(kept, cells, strict=True)) for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)]
+    rules.complete(rows, missing)
+    rules.check_rows(rows, table.place, names)
+    rules.check_split(split, rows, table.where)
+    return rows
+
+# %% ../nbs/11_corpus.ipynb #98cb0f20
+PLAIN_NAMES = dict(train=('train',), dev=('dev', 'validation', 'valid'), test=('test',))  # of a split's file, without its ending
 
 def find_folder(
     path: str | Path,  # absolute, or relative to the current folder or the project's root; `~` is understood
@@ -125,48 +205,50 @@ def find_folder(
     found = [base / path for base in (Path.cwd(), root()) if os.path.isdir(base / path)]  # unlike Path.is_dir: False for what no path can be
     return found[0].resolve() if found else None
 
+def split_files(
+    folder: Path,
+    rules: CorpusRules,
+) -> dict[str, Path] | None:  # by split; None: no file of a corpus is there
+    "The file of each split."
+    if any((folder / name).exists() for name in rules.published_files):
+        if missing := [name for name in rules.published_files if not (folder / name).exists()]:
+            raise CorpusError(f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {', '.join(rules.published_files)}")
+        return {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
+    found = {split: [folder / f'{stem}.{end}' for stem in stems for end in FORMATS if (folder / f'{stem}.{end}').exists()] for split, stems in PLAIN_NAMES.items()}
+    if not any(found.values()):
+        return None
+    for split, files in found.items():
+        if len(files) > 1:
+            raise CorpusError(f"{folder} holds {' and '.join(f.name for f in files)}, and only one of them can be {split}; move the others away")
+    if missing := [f"{split}.{next(f for files in found.values() for f in files).suffix[1:]}" for split, files in found.items() if not files]:
+        raise CorpusError(f"{folder} has no {' and no '.join(missing)}; a corpus folder holds train, dev and test, each as one of {', '.join(FORMATS)}")
+    return {split: files[0] for split, files in found.items()}
+
 def read_folder(
-    folder: Path,             # holds one file for each split
-) -> dict[str, list[dict]]:   # checked rows by split
+    folder: Path,                # holds one file for each split
+    rules: CorpusRules,
+    columns: str | None = None,  # of `column_names`
+) -> dict[str, Rows]:            # checked rows by split
     "The splits in a folder."
-    for names in FILE_NAMES:
-        if not any((folder / name).exists() for name in names): continue
-        if missing := [name for name in names if not (folder / name).exists()]:
-            raise CorpusError(f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {', '.join(names)}")
-        return {split: read_tsv(folder / name, split) for split, name in zip(SPLITS, names)}
-    raise CorpusError(f"{folder} holds no corpus: looked for {' or '.join(', '.join(names) for names in FILE_NAMES)}; put these files there or name another folder")
+    if files := split_files(folder, rules):
+        return {split: read_rows(path, split, rules, columns) for split, path in files.items()}
+    looked = [', '.join(rules.published_files)] * bool(rules.published_files) + ['train, dev and test as ' + ', '.join(FORMATS)]
+    raise CorpusError(f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another folder")
 
-# %% ../nbs/11_corpus.ipynb #fc5095a9
-def fingerprint(
-    splits: dict[str, list[dict]],  # checked rows
-) -> str:                           # 64 hex digits
-    "The sha256 of all that can change a number."
-    parts = []
-    for split in SPLITS:
-        documents, place = {}, {}
-        for question, sentence in sorted((r['question_id'], r['sentence_id']) for r in splits[split]): place[question, sentence] = len(place)
-        for r in splits[split]:
-            document = documents.setdefault(r['document_id'], len(documents))
-            parts += [split, r['question_id'], r['question'], r['document_title'], r['sentence'], str(r['label']),
-                      str(document), str(place[r['question_id'], r['sentence_id']])]
-    return sha256_text(*parts)
-
-# %% ../nbs/11_corpus.ipynb #d052c0ea
+# %% ../nbs/11_corpus.ipynb #5313a4e2
 ANSWER_S, FETCH_S = 5, 300  # seconds the hub has to answer, and to deliver
+_HELP = 'check the network and the name, or use a folder or corpus=embedded'
 
 def _within(seconds: float, function: Callable[[], Any]) -> Any:
     "What a function returns, or a time-out; the thread that hangs is left behind."
     future = Future()
     def work():
-        try: future.set_result(function())
-        except BaseException as e: future.set_exception(e)
+        try:
+            future.set_result(function())
+        except BaseException as e:
+            future.set_exception(e)
     threading.Thread(target=work, daemon=True).start()
     return future.result(seconds)
-
-def _reason(error: BaseException) -> str:
-    "An error of others in a few words."
-    lines = str(error).strip().splitlines()
-    return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
 def ask_hub(
     hub_id: str,               # 'owner/name' of a dataset
@@ -177,126 +259,150 @@ def ask_hub(
     from huggingface_hub.errors import RepositoryNotFoundError
     if importlib.util.find_spec('datasets') is None:
         raise CorpusError(f"the hub's dataset {hub_id!r} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or use a folder")
-    if constants.HF_HUB_OFFLINE: raise CorpusError(f'HF_HUB_OFFLINE is set, so the hub is not asked for {hub_id!r}; unset it, or use a folder or corpus=embedded')
-    try: _within(seconds, lambda: HfApi().dataset_info(hub_id, timeout=2 * seconds))
+    if constants.HF_HUB_OFFLINE:
+        raise CorpusError(f'HF_HUB_OFFLINE is set, so the hub is not asked for {hub_id!r}; unset it, or use a folder or corpus=embedded')
+    try:
+        _within(seconds, lambda: HfApi().dataset_info(hub_id, timeout=2 * seconds))
     except RepositoryNotFoundError:
         raise CorpusError(f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); correct the name') from None
-    except FutureTimeout: raise CorpusError(f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; {_HELP}') from None
-    except Exception as e: raise CorpusError(f'the hub ({constants.ENDPOINT}) could not be asked for {hub_id!r} ({_reason(e)}); {_HELP}') from None
-
-_HELP = 'check the network and the name, or use a folder or corpus=embedded'
-
-# %% ../nbs/11_corpus.ipynb #5b498f1a
-def hub_rows(
-    table,         # a `datasets.Dataset` with the columns of `HUB_COLUMNS`, or a mapping of such columns
-    split: str,    # 'train' | 'dev' | 'test': what it is used for
-    where: str,    # for messages, say "microsoft/wiki_qa, split 'train'"
-) -> list[dict]:   # rows in the hub's order, label an int
-    "A checked split from a table of the hub."
-    names = getattr(table, 'column_names', None) or list(table)
-    if missing := [c for c in HUB_COLUMNS.values() if c not in names]:
-        raise CorpusError(f"{where}: there is no column {missing[0]!r} among {', '.join(names)}; it needs {', '.join(HUB_COLUMNS.values())}")
-    documents, sizes, rows = {}, {}, []
-    for values in zip(*(list(table[c]) for c in HUB_COLUMNS.values())):
-        row = {key: '' if v is None else str(v) for key, v in zip(HUB_COLUMNS, values)}
-        row['document_id'] = f"D{documents.setdefault(row['document_title'], len(documents))}"
-        n = sizes[row['question_id']] = sizes.get(row['question_id'], -1) + 1
-        rows.append(row | dict(sentence_id=f"{row['document_id']}-{n}"))
-    check_rows(rows, lambda i: f'{where}, row {i}', HUB_COLUMNS)
-    check_split(split, rows, where)
-    return [row | dict(label=int(row['label'])) for row in rows]
+    except FutureTimeout:
+        raise CorpusError(f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; {_HELP}') from None
+    except Exception as e:
+        raise CorpusError(f'the hub ({constants.ENDPOINT}) could not be asked for {hub_id!r} ({_reason(e)}); {_HELP}') from None
 
 def fetch_hub(
     hub_id: str,  # 'owner/name' of a dataset
 ):                # a `datasets.DatasetDict`: a table for each split
     "A dataset from the hub, or from its cache where the hub is not to be asked."
     from huggingface_hub import constants
-    if not constants.HF_HUB_OFFLINE: ask_hub(hub_id)
+    if not constants.HF_HUB_OFFLINE:
+        ask_hub(hub_id)
     import datasets
-    try: return _within(FETCH_S, lambda: datasets.load_dataset(hub_id))
-    except FutureTimeout: raise CorpusError(f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or corpus=embedded') from None
-    except Exception as e: raise CorpusError(f"the hub's dataset {hub_id!r} could not be loaded ({_reason(e)}); {_HELP}") from None
+    try:
+        return _within(FETCH_S, lambda: datasets.load_dataset(hub_id))
+    except FutureTimeout:
+        raise CorpusError(f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or corpus=embedded') from None
+    except Exception as e:
+        raise CorpusError(f"the hub's dataset {hub_id!r} could not be loaded ({_reason(e)}); {_HELP}") from None
+
+# %% ../nbs/11_corpus.ipynb #551eddc2
+def hub_rows(
+    table,                       # a `datasets.Dataset`, or a mapping of columns
+    split: str,                  # 'train' | 'dev' | 'test': what it is used for
+    where: str,                  # for messages, say "microsoft/wiki_qa, split 'train'"
+    rules: CorpusRules,
+    columns: str | None = None,  # of `column_names`
+) -> Rows:                       # checked, in the hub's order
+    "A split from a table of the hub."
+    names = column_names(columns, rules.columns | rules.hub_columns if columns else rules.hub_columns)
+    cells = {name: [_as_text(cell) for cell in table[name]] for name in (getattr(table, 'column_names', None) or list(table)) if name in names.values()}
+    listed = Table(where, getattr(table, 'column_names', None) or list(table), cells, lambda i: f'{where}, row {i}')
+    rows_names = {key: name for key, name in (rules.columns | names).items() if key in names or key in rules.optional}
+    return _rows_of(listed, split, rules, {key: names.get(key, '') for key in rows_names})
 
 def read_hub(
-    hub_id: str,              # 'owner/name' of a dataset with the splits train, validation and test
-) -> dict[str, list[dict]]:   # checked rows by split
+    hub_id: str,                 # 'owner/name' of a dataset with the splits train, validation and test
+    rules: CorpusRules,
+    columns: str | None = None,  # of `column_names`
+) -> dict[str, Rows]:            # checked rows by split
     "The splits of a dataset on the hub."
     data = fetch_hub(hub_id)
     splits = dict(train='train', dev='validation', test='test')
     if missing := [s for s in splits.values() if s not in data]:
         raise CorpusError(f"the hub's dataset {hub_id!r} has no split {missing[0]!r}; it has {', '.join(data)} and needs {', '.join(splits.values())}")
-    return {split: hub_rows(data[name], split, f'{hub_id}, split {name!r}') for split, name in splits.items()}
+    return {split: hub_rows(data[name], split, f'{hub_id}, split {name!r}', rules, columns) for split, name in splits.items()}
 
-# %% ../nbs/11_corpus.ipynb #cdea55b2
-def _real(task: str) -> tuple[str, str]:
-    if task not in REAL: raise CorpusError(f"there is no corpus for task={task!r}; the tasks are {', '.join(REAL)}")
-    return REAL[task]
-
+# %% ../nbs/11_corpus.ipynb #23679749
 def _places(name: str) -> list[Path]:
-    "Where a copy of a real corpus may lie."
+    "Where a copy of a published corpus may lie."
     data = os.environ.get('KDNOTES_DATA')
-    return ([(find_folder(data) or Path(data).absolute()) / name] if data else []) + [root() / 'data' / name]
+    named = [(find_folder(data) or Path(data).absolute()) / name] if data else []
+    return [*named, root() / 'data' / name]
 
 def local_copy(
-    name: str,       # 'wikiqa' | 'squad1'
-) -> Path | None:    # the first place that holds one of its files
-    "A copy of a real corpus on this machine."
-    files = SQUAD_FILES if name in DERIVED else [f for names in FILE_NAMES for f in names]
-    return next((p for p in _places(name) if any((p / f).exists() for f in files)), None)
+    name: str,           # of a published corpus
+    rules: CorpusRules,  # of a task that knows it
+) -> Path | None:        # the first place that holds one of its files
+    "A copy of a published corpus on this machine."
+    if name in rules.made:
+        files = rules.made[name].files
+    else:
+        files = (*rules.published_files, *(f'{stem}.{end}' for stems in PLAIN_NAMES.values() for stem in stems for end in FORMATS))
+    return next((place for place in _places(name) if any((place / f).exists() for f in files)), None)
 
 def resolve_corpus(
-    task: str,    # 'answer_selection'
-    corpus: str,  # auto | embedded | wikiqa | squad1 | a folder | a hub id
-) -> str:         # 'embedded', 'wikiqa', 'squad1', an absolute folder or a hub id; never 'auto'
+    task: str,    # of `config.TASKS`
+    corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
+) -> str:         # never 'auto'; a folder is absolute
     "The corpus a name means on this machine."
-    name, hub_id = _real(task)
-    if corpus in ('embedded', name, *DERIVED): return corpus
+    rules = task_info(task).corpora
+    if corpus in ('embedded', *rules.names):
+        return corpus
     if corpus == 'auto':
-        if local_copy(name): return name
-        try: ask_hub(hub_id)
-        except CorpusError: return 'embedded'
-        return name
-    if folder := find_folder(corpus): return str(folder)
-    if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus): return corpus
-    raise CorpusError(f'there is no corpus {corpus!r} and no such folder; use auto, embedded, {", ".join([name, *DERIVED])}, '
-                      f"a folder with {', '.join(FILE_NAMES[0])}, or a hub id like {hub_id}")
+        if local_copy(rules.published, rules):
+            return rules.published
+        try:
+            ask_hub(rules.hub_id)
+        except CorpusError:
+            return 'embedded'
+        return rules.published
+    if folder := find_folder(corpus):
+        return str(folder)
+    if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus):
+        return corpus
+    files = ', '.join(rules.published_files) or 'train, dev and test as ' + ', '.join(FORMATS)
+    raise CorpusError(f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, "
+                      f'a folder with {files}, or a hub id like {rules.hub_id}')
 
-# %% ../nbs/11_corpus.ipynb #7461e8a1
-WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
-
+# %% ../nbs/11_corpus.ipynb #abc527e1
 def load_corpus(
-    task: str,    # 'answer_selection'
-    corpus: str,  # auto | embedded | wikiqa | squad1 | a folder | a hub id
+    task: str,                   # of `config.TASKS`
+    corpus: str,                 # auto | embedded | a published corpus' name | a folder | a hub id
+    columns: str | None = None,  # which column holds what, of `column_names`; for folders and the hub
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
-    corpus, (name, hub_id) = resolve_corpus(task, corpus), _real(task)
-    if corpus in DERIVED: return _derived(corpus)
-    folder = local_copy(name) if corpus == name else Path(corpus) if Path(corpus).is_absolute() else None
-    if corpus == 'embedded': kind, where, splits = 'embedded', 'the facts packaged with kdnotes', _checked('embedded', embedded_answer_selection())
-    elif folder: kind, where, splits = 'folder', str(folder), read_folder(folder)
+    return load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
+
+def load_by_rules(
+    rules: CorpusRules,
+    name: str,                   # of `resolve_corpus`
+    columns: str | None = None,
+) -> Corpus:
+    "What `load_corpus` does once the name is resolved."
+    folder = local_copy(name, rules) if name in rules.names else Path(name) if Path(name).is_absolute() else None
+    if columns and name in ('embedded', *rules.names):
+        raise ConfigError(f'columns={columns!r} is for files of your own, and the columns of corpus={name!r} are known; leave it out')
+    if name == 'embedded':
+        kind, where, splits = 'embedded', 'the facts packaged with kdnotes', _checked(rules, name, rules.embedded())
+    elif name in rules.made:
+        kind, where, splits = _read_made(rules, name, folder)
+    elif folder:
+        kind, where, splits = 'folder', str(folder), read_folder(folder, rules, columns)
     else:
-        try: kind, where, splits = 'hub', f"huggingface.co/datasets/{hub_id if corpus == name else corpus}", read_hub(hub_id if corpus == name else corpus)
-        except CorpusError as e:
-            if corpus != name: raise
-            raise CorpusError(f"no copy of {name} in {' or '.join(map(str, _places(name)))}, and {e}") from None
-    sha256 = fingerprint(splits)
-    return Corpus(name if corpus == hub_id or sha256 == WIKIQA_SHA256 else corpus, kind, where, splits, sha256)
+        hub_id = rules.hub_id if name == rules.published else name
+        kind, where, splits = 'hub', f'huggingface.co/datasets/{hub_id}', _from_hub(rules, name, lambda: read_hub(hub_id, rules, columns))
+    sha256 = rules.fingerprint(splits)
+    return Corpus(rules.known.get(sha256, rules.published if name == rules.hub_id else name), kind, where, splits, sha256)
 
-SQUAD_FILES = ('train-v1.1.json', 'train-v1.1.json.gz')
-
-def _derived(name: str) -> Corpus:
-    "Pairs made of another task's corpus."
-    folder, hub_id = local_copy(name), DERIVED[name]
+def _from_hub(rules: CorpusRules, name: str, read: Callable[[], Any]) -> Any:
+    "What comes from the hub; where a published corpus does not, the error says where a copy was looked for."
     try:
-        if folder: kind, where, paragraphs = 'folder', str(folder), read_squad(next(folder / f for f in SQUAD_FILES if (folder / f).exists()))
-        else: kind, where, paragraphs = 'hub', f'huggingface.co/datasets/{hub_id}', from_hub(fetch_hub(hub_id)['train'])
-        splits = answer_sentences(paragraphs)
-    except SquadError as e: raise CorpusError(str(e)) from None
-    except CorpusError as e: raise CorpusError(f"no copy of {name} in {' or '.join(map(str, _places(name)))}, and {e}") from None
-    return Corpus(name, kind, where, _checked(name, splits), fingerprint(splits))
+        return read()
+    except CorpusError as e:
+        if name not in rules.names:
+            raise
+        raise CorpusError(f"no copy of {name} in {' or '.join(map(str, _places(name)))}, and {e}") from None
 
-def _checked(name: str, splits: dict[str, list[dict]]) -> dict[str, list[dict]]:
+def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str, str, dict[str, Rows]]:
+    "Kind, place and splits of a corpus that has to be put into the task's shape."
+    made = rules.made[name]
+    if folder:
+        return 'folder', str(folder), _checked(rules, name, made.from_folder(folder))
+    data = _from_hub(rules, name, lambda: fetch_hub(made.hub_id))
+    return 'hub', f'huggingface.co/datasets/{made.hub_id}', _checked(rules, name, made.from_hub(data))
+
+def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str, Rows]:
     for split, rows in splits.items():
-        check_rows(rows, lambda i: f'{name} {split}, row {i}')
-        check_split(split, rows, f'{name} {split}')
+        rules.check_rows(rows, lambda i: f'{name} {split}, row {i}', rules.columns)
+        rules.check_split(split, rows, f'{name} {split}')
     return splits

@@ -112,7 +112,6 @@ class TaskInfo:
     margins: dict[str, tuple[float, float]]  # of each metric that can be primary: a difference that does not matter, and a stricter one
     examples: Callable[..., pd.DataFrame]    # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
     check: Callable[[Any], None] = lambda config: None             # refuses a configuration this task cannot mean, by a ValueError
-    resolve: Callable[..., dict] = lambda config, setting: {}      # (config, setting of its network) -> task settings that are still 'auto' or None
     teacher_settings: dict[str, str] = field(default_factory=dict) # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
     factor_settings: dict[str, set[str]] = field(default_factory=dict)  # settings that belong to a factor of `config.FACTOR_SETTINGS`
     later: frozenset[str] = frozenset()  # settings younger than this task's first evidence: left out of a run_id at their defaults

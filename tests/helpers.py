@@ -4,8 +4,9 @@ import pandas as pd
 import torch
 from transformers import BertConfig, BertForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
 from kdnotes.config import Machine, RunConfig, make_config, resolve
-from kdnotes.data import Batch, Evaluation, Ragged, SignalSpec, pad_pairs
+from kdnotes.data import Batch, Ragged, pad_pairs
 from kdnotes.losses import hard_target_ce, soft_target_kl
+from kdnotes.task import Evaluation, Primary, SignalSpec, SoftTargets
 
 VOCABULARY, HALF = 80, 30  # word w of the first half is word w + HALF of the second
 
@@ -13,7 +14,8 @@ VOCABULARY, HALF = 80, 30  # word w of the first half is word w + HALF of the se
 class SameWord:
     "Do both halves of a pair hold the same word? A quarter of the training examples has no label (-1), so that a term's count is not the number of examples."
     name, auto_class, model_kwargs = 'same_word', 'AutoModelForSequenceClassification', {'num_labels': 2}
-    primary, evaluation_sets, signal_spec = ('dev', 'accuracy', True), ('dev', 'test'), {'logits': SignalSpec((2,))}
+    evaluates_itself, soft = False, SoftTargets()
+    primary, evaluation_sets, signal_spec = Primary('dev', 'accuracy', True), ('dev', 'test'), {'logits': SignalSpec((2,))}
 
     def __init__(self,
         n: int = 25,         # training examples
@@ -40,7 +42,7 @@ class SameWord:
     def lengths(self, split): return self.splits[split][0].lengths
     def groups(self, split): return np.arange(len(self.splits[split][0]))
 
-    def batch(self, split, index):
+    def batch(self, split, index, epoch=0):
         ids, second, labels = self.splits[split]
         inputs, tokens = pad_pairs(ids, second, index)
         return Batch(np.asarray(index), inputs, torch.from_numpy(labels[index]), tokens)
@@ -52,7 +54,8 @@ class SameWord:
         terms = {'hard': (hard_target_ce(outputs.logits[known], batch.labels[known], 'sum'), int(known.sum()))}
         return terms | ({'soft': (soft_target_kl(outputs.logits, signal['logits'], 2., 'sum'), len(known))} if signal else {})
 
-    def loss_counts(self, split, index): return {'hard': int((self.splits[split][2][index] >= 0).sum()), 'soft': len(index)}
+    def loss_weights(self, kd): return self.soft.weights(kd, classes=2)
+    def loss_counts(self, split, index, epoch=0): return {'hard': int((self.splits[split][2][index] >= 0).sum()), 'soft': len(index)}
     def scores(self, outputs, batch): return outputs.logits.float().diff(dim=1)
 
     def evaluate(self, scores):
@@ -85,6 +88,13 @@ def tiny_config(mode: str, ranks: int = 1, **parameters) -> RunConfig:
     "Resolved, for a CPU."
     defaults = dict(threads_per_rank=1, epochs=2, learning_rate=3e-3, batch_size=8)
     return resolve(make_config(mode=mode, ranks=ranks, **defaults | parameters), Machine('cpu', cores=2), 'embedded')
+
+
+def as_configured(task, config: RunConfig):
+    "A task with the weights and the temperature of a configuration."
+    task.soft = SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
+    task.ranking_weight = config.task_settings.ranking_weight
+    return task
 
 
 def flat(tensors) -> np.ndarray:

@@ -70,7 +70,8 @@ def ranked_task(ranking: str = 'none', **more):
     "The real task, with a word's number as its token."
     from kdnotes.answer_selection import AnswerSelection
     from kdnotes.data import Ragged
-    task = AnswerSelection(ranked_corpus(), ranking_loss=ranking, **more)
+    from kdnotes.task import SoftTargets
+    task = AnswerSelection(ranked_corpus(), soft=SoftTargets(**more), ranking_loss=ranking)
     def ids(text, after): return [*(10 + int(w[1:]) for w in text.split()), after]
     task._encoded, task._pad_id = {}, 0
     for split, rows in task.rows.items():

@@ -69,9 +69,9 @@ def training_of(name, tiny, config, steps, folder, runtime=CPU):
 @pytest.mark.parametrize('name', PEERS)
 def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     config, task, index = tiny_config('full_kd', alpha=.3, temperature=3.), tiny['task'], np.arange(3, 11)
-    task.temperature = config.temperature
+    as_configured(task, config)
     ours = copy.deepcopy(tiny['student']).train()
-    losses, *_ = accumulate(ours, task, index, config, CPU, CPU.scaler(), loss_weights(config), online_signal(task, tiny['teacher']))
+    losses, *_ = accumulate(ours, task, index, config, CPU, CPU.scaler(), loss_weights(task, config), online_signal(task, tiny['teacher']))
     training = training_of(name, tiny, config, 5, tmp_path)
     known = online_signal(task, tiny['teacher'])(task.batch('train', index))['logits']
     rows = [peers.examples(task)[i] for i in index]
@@ -93,7 +93,7 @@ def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny
     # with every example in each step the order is no matter: what is left are optimizer, decay, schedule, clipping and loss
     task, n = tiny['task'], len(tiny['task'].lengths('train'))
     config = tiny_config('full_kd', batch_size=n, epochs=3, learning_rate=1e-2, weight_decay=.1, warmup_fraction=0., max_grad_norm=.5, micro_batch_tokens=10**6)
-    task.temperature = config.temperature
+    as_configured(task, config)
     ours = copy.deepcopy(tiny['student'])
     result = train(task, ours, config, CPU, lambda kind, **values: None, online_signal(task, tiny['teacher']))
     training = training_of(name, tiny, config, 3, tmp_path)
@@ -134,7 +134,7 @@ def test_long_steps_have_the_mean_length(tiny):
         def groups(self, split): return np.arange(4096)
         def lengths(self, split): return np.random.default_rng(0).gamma(4, 10, 4096).astype(int)
     config, means = tiny_config('full_kd', batch_size=256, epochs=1), {}
-    for blocks, task in {False: Long(), True: bench._Blocks(Long())}.items():
+    for blocks, task in {False: Long(), True: bench.in_blocks(Long())}.items():
         steps = [s.index for s in schedule_steps(task, config)[1]]
         assert sorted(np.concatenate(steps)) == list(range(4096))
         means[blocks] = np.std([task.lengths('train')[i].mean() for i in steps])

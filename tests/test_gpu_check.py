@@ -35,9 +35,9 @@ def test_a_device_that_computes_something_else_is_seen(pair, monkeypatch):
     monkeypatch.setattr(P, 'FAR', dict(fp32=3e-4, bf16=3e-4))
     assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:3] == [True, True, False], 'bf16 is not fp32'
     calls = []
-    def once_wrong(config):  # the third and fourth time: on the device
+    def once_wrong(task, config):  # the third and fourth time: on the device
         calls.append(1)
-        return sound(config) if len(calls) <= 2 else {'hard': 1., 'soft': 0.}
+        return sound(task, config) if len(calls) <= 2 else {'hard': 1., 'soft': 0.}
     monkeypatch.setattr(trainer, 'loss_weights', once_wrong)
     assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:2] == [False, False]
 
@@ -72,8 +72,8 @@ def test_a_forgotten_moment_is_seen(pair, tmp_path, monkeypatch):
 def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
     class Task:
         def lengths(self, split): return np.full(2000, 7)
-        def batch(self, split, index): return P.race.Batch(index, {}, torch.zeros(len(index)), 7)
-    task = P.Longest(Task(), 128, 30522)
+        def batch(self, split, index, epoch=0): return P.race.Batch(index, {}, torch.zeros(len(index)), 7)
+    task = P.longest(Task(), 128, 30522)
     everything = task.batch('train', np.arange(2000)).inputs['input_ids']
     assert torch.equal(task.batch('train', np.array([77, 3])).inputs['input_ids'], everything[[77, 3]])
     assert all(x.is_contiguous() for x in task.batch('train', np.arange(3)).inputs.values()), 'memory that stands for several numbers cannot be pinned'

@@ -50,7 +50,7 @@ def test_loss_of_a_step_in_plain_torch():
     "Divisions that agree could all be wrong."
     config, task, student, teacher = tiny_config('full_kd', alpha=.3, micro_batch_tokens=64), SameWord(), tiny_bert(), tiny_teacher()
     here, index = Runtime(torch.device('cpu'), 'fp32'), np.arange(25)
-    losses, *_ = accumulate(student, task, index, config, here, here.scaler(), loss_weights(config), online_signal(task, teacher))
+    losses, *_ = accumulate(student, task, index, config, here, here.scaler(), loss_weights(as_configured(task, config), config), online_signal(task, teacher))
     batch, plain = task.batch('train', index), tiny_bert()
     logits, soft = plain(**batch.inputs).logits, teacher.eval()(**batch.inputs).logits.detach()
     hard = F.cross_entropy(logits, batch.labels, ignore_index=-1)

@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 import torch
-from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
-from kdnotes.config import MODES, ConfigError, Machine, make_config, resolve, run_id, settings
+from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
+from kdnotes.config import MODES, ConfigError, Machine, flat as flat_values, make_config, resolve, run_id, settings
 from kdnotes.dialects import DIALECTS, dialect_loss
 from kdnotes.experiment import make_task, plan
 from kdnotes.hidden_losses import captured, relation_kl, value_projections
@@ -23,7 +23,7 @@ def gradient(task, config, signal=None, index=None):
     "Losses and gradients of one step of a tiny student."
     student = tiny_bert()
     index = np.arange(len(task.lengths('train'))) if index is None else index
-    losses, *_ = accumulate(student, task, index, config, CPU, CPU.scaler(), loss_weights(config), signal)
+    losses, *_ = accumulate(student, task, index, config, CPU, CPU.scaler(), loss_weights(as_configured(task, config), config), signal)
     return {k: v.item() for k, v in losses.items()}, flat(p.grad for p in student.parameters())
 
 
@@ -40,7 +40,7 @@ def test_what_is_off_has_no_name(mode):
     "The run_ids of runs made before these settings existed."
     config = resolve(make_config(mode=mode), Machine('cpu', 2), 'embedded')
     assert not OFF.keys() & settings(config).keys()
-    assert {k: getattr(config, k) for k in OFF} == OFF
+    assert {k: flat_values(config)[k] for k in OFF} == OFF
 
 
 @pytest.mark.parametrize('asked', [dict(dialect='textbrewer'), dict(min_probability=.1), dict(top_k=1), dict(ranking_loss='ranknet'), dict(ranking_loss='ranknet', ranking_weight=2.),
@@ -70,7 +70,7 @@ def test_bad_combinations_are_refused(asked, sentence):
 
 def test_ranknet_needs_no_teacher():
     config = tiny_config('full_student', ranking_loss='ranknet')
-    assert loss_weights(config) == {'hard': 1., 'ranking': 1.}
+    assert loss_weights(ranked_task('ranknet'), config) == {'hard': 1., 'ranking': 1.}
     losses, _ = gradient(ranked_task('ranknet'), config)
     assert losses.keys() == {'hard', 'ranking', 'total'} and losses['total'] == pytest.approx(losses['hard'] + losses['ranking'])
 
@@ -164,7 +164,7 @@ def test_the_inside_is_what_plain_torch_computes(hidden, student, heads, layers)
     plain = student()
     theirs = in_plain_torch_inside(plain, tiny_teacher(), config, ours.projections, heads)
     theirs.backward()
-    losses, *_ = accumulate(ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(config), signal)
+    losses, *_ = accumulate(ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(task, config), signal)
     assert losses['total'].item() == pytest.approx(theirs.item(), rel=1e-5) and losses['hidden'] > 1e-2 and losses['relation'] > 1e-4
     np.testing.assert_allclose(flat(p.grad for p in ours.model.parameters()), flat(p.grad for p in plain.parameters()), rtol=0, atol=1e-6)
     if ours.projections: assert min(p.grad.abs().max() for p in ours.projections.parameters()) > 1e-3
