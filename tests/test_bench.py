@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, models as words, pre_tokenizers, processors
 from torch.nn.utils import parameters_to_vector
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-from helpers import flat, tiny_config
+from helpers import as_configured, flat, tiny_config
 from notebooks import last_line, papermill
 from kdnotes import bench, peers
 from kdnotes.answer_selection import AnswerSelection

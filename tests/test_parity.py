@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
+from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.runtime import Runtime
 from kdnotes.teacher import online_signal
 from kdnotes.trainer import accumulate, loss_weights, train
