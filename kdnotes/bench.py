@@ -15,7 +15,7 @@ from torch import nn
 from . import peers
 from .config import MODES, KdnotesError, RunConfig, cache_path, make_config, resolve, root, runs_path
 from .corpus import load_corpus, resolve_corpus
-from .data import Batch, Task
+from .data import Batch
 from .experiment import make_task, plan
 from .files import read_json, write_json
 from .models import choose_layers, count_parameters, forward_flops, load_model, load_tokenizer, save_model, tokenizer_sha256, weights_sha256
@@ -25,10 +25,12 @@ from .speed import Stopwatch, layer_shapes, peaks, product_rate, reset_peaks
 from .teacher import make_signal, online_signal, open_signal, signal_key
 from .telemetry import environment
 from .trainer import train, with_steps
+from .task import Task, TaskView
 
 # %% auto #0
-__all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'OTHERS', 'TURNS', 'BenchError', 'Contestant', 'choose', 'Place', 'train_kdnotes',
-           'train_peer', 'make_some_signal', 'measure_products', 'prepare', 'work', 'Crew', 'together', 'heat', 'bench']
+__all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'OTHERS', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks', 'Place',
+           'train_kdnotes', 'train_peer', 'some_examples', 'make_some_signal', 'measure_products', 'prepare', 'work',
+           'Crew', 'together', 'heat', 'bench']
 
 # %% ../nbs/48_bench.ipynb #f24a8aa5
 class BenchError(KdnotesError):
@@ -87,13 +89,15 @@ def choose(
     return {name: c for name, c in known.items() if name in names and not (gpu and name in SCALING | ACCUMULATED)}
 
 # %% ../nbs/48_bench.ipynb #eff582bc
-class _Blocks:
+def in_blocks(
+    task: Task,
+    size: int = 64,  # examples of a block
+) -> TaskView:
     "A task whose steps are made of random blocks of examples."
-    def __init__(self, task: Task, size: int = 64): self.task, self.size = task, size
-    def __getattr__(self, name: str): return getattr(self.task, name)
-    def groups(self, split: str) -> np.ndarray:
-        n = len(self.task.groups(split))
-        return stream(0, 'data').permutation(n) // self.size
+    def groups(split: str) -> np.ndarray:
+        n = len(task.groups(split))
+        return stream(0, 'data').permutation(n) // size
+    return TaskView(task, groups=groups)
 
 # %% ../nbs/48_bench.ipynb #cdf1060d
 class Place:
@@ -117,7 +121,7 @@ class Place:
     def task(self) -> Task:
         task = make_task(self.config, self.corpus)
         task.encode(self.tokenizer, cache_path() / 'tokens')
-        return _Blocks(task) if self.job['blocks'] else task
+        return in_blocks(task) if self.job['blocks'] else task
     @functools.cached_property
     def signal(self): return open_signal(self.facts['signal'])
     @functools.cached_property
@@ -169,12 +173,14 @@ def train_peer(
                 losses=[[i + 1, float(loss)] for i, loss in enumerate(training.losses)])
 
 # %% ../nbs/48_bench.ipynb #35e0c2f5
-class _Some:
+def some_examples(
+    task: Task,
+    index: np.ndarray,  # (n,) of its training examples
+) -> TaskView:
     "Some of a task's training examples as a task."
-    def __init__(self, task: Task, index: np.ndarray): self.task, self.index = task, index
-    def __getattr__(self, name: str): return getattr(self.task, name)
-    def lengths(self, split: str) -> np.ndarray: return self.task.lengths(split)[self.index]
-    def batch(self, split: str, index: np.ndarray) -> Batch: return self.task.batch(split, self.index[index])
+    def batch(split: str, own: np.ndarray, epoch: int = 0) -> Batch:
+        return task.batch(split, index[own], epoch)
+    return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
 
 def _parts(place: Place, teacher: nn.Module) -> dict:
     "What names a signal: as a run names its own."
@@ -186,7 +192,7 @@ def make_some_signal(place: Place, turn: int) -> dict:
     "The teacher's signal for some examples, into a folder that is thrown away."
     lengths = place.task.lengths('train')
     n = min(len(lengths), place.config.batch_size * (place.total - place.warmup))
-    some = _Some(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
+    some = some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
     with tempfile.TemporaryDirectory() as folder:
         place.runtime.clock()  # a clock may note the energy, too: here it begins
         made = make_signal(some, 'train', place.teacher, Path(folder) / 'signal', _parts(place, place.teacher), device=place.runtime.device)

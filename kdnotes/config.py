@@ -31,6 +31,7 @@ class ConfigError(KdnotesError, ValueError):
 # %% ../nbs/00_config.ipynb #94d7e0e2
 TASKS = {
     'answer_selection': 'kdnotes.answer_selection',
+    'text_classification': 'kdnotes.text_classification',
 }
 
 def task_info(

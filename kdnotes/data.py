@@ -60,13 +60,13 @@ class Batch:
 def encode_pairs(
     tokenizer,                       # a fast Hugging Face tokenizer
     first: list[str],                # (n) first texts, say questions
-    second: list[str],               # (n) second texts, say sentences
+    second: list[str] | None,        # (n) second texts, say sentences; None: there is one text an example
     max_length: int,                 # most tokens of a pair, special ones included; the longer text is cut
     cache_dir: Path | None = None,   # a folder, or no cache
 ) -> tuple[Ragged, np.ndarray]:      # token ids (int32), and where the second segment starts in each row (n,) int32
-    "Tokenise pairs, or read them from the cache."
+    "Tokenise pairs (or single texts), or read them from the cache."
     if cache_dir is None: return _encode_pairs(tokenizer, first, second, max_length)
-    key = sha256_text('pairs-1', _rules(tokenizer), str(max_length), *first, *second)
+    key = sha256_text('pairs-1' if second else 'texts-1', _rules(tokenizer), str(max_length), *first, *(second or ()))
     path = Path(cache_dir) / f'{key[:32]}.npz'
     if path.exists():
         try:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from random import Random
 
 # %% auto #0
-__all__ = ['embedded_answer_selection']
+__all__ = ['embedded_answer_selection', 'embedded_text_classification']
 
 # %% ../nbs/06_embedded.ipynb #326f88ed
 @dataclass(frozen=True)
@@ -166,3 +166,18 @@ def embedded_answer_selection() -> dict[str, list[dict]]:  # split ('train', 'de
         out[split] = _rows(split, first)
         first += _ARTICLES[split]
     return out
+
+# %% ../nbs/06_embedded.ipynb #417607d7
+def embedded_text_classification() -> dict[str, list[dict]]:  # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
+    "The embedded facts as single sentences with their subject's kind; the same rows at every call, in every process."
+    return {split: _sentences(split) for split in _SHARES}
+
+def _sentences(split: str) -> list[dict]:
+    "Each fact of a split's entities as a sentence, kinds mixed."
+    facts = [fact for entities in _split(split).values() for own in entities.values() for fact in own]
+    rows = []
+    for i, fact in enumerate(Random(f'sentences {split}').sample(facts, len(facts))):
+        rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
+        subject = fact.entity if rng.random() < _NAMED else 'it'
+        rows.append(dict(id=f'{split}-{i}', text=_state(fact, None, subject, split, rng), second='', label=fact.kind, cluster=fact.entity))
+    return rows

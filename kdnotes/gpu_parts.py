@@ -4,7 +4,7 @@
 
 # %% ../nbs/51_gpu_parts.ipynb #cb0ef0f0
 from __future__ import annotations
-import copy, gc, shutil, time
+import copy, gc, itertools, shutil, time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,13 +24,14 @@ from .models import choose_layers, find_model, load_model, load_tokenizer, save_
 from .probes import NO_LIMIT, checksums, distance, still
 from .runtime import Runtime, machine, set_matmul_precision, start
 from .speed import layer_shapes, peaks, product_rate, reset_peaks
+from .task import TaskView
 from .teacher import online_signal, teacher_signal
 from .telemetry import environment
 
 # %% auto #0
 __all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'finding', 'formats', 'settings', 'Size', 'random_teacher',
-           'find_teacher', 'look_around', 'make_pair', 'same_numbers', 'overflow', 'resume', 'numbers', 'sentence',
-           'examined', 'Longest', 'fits', 'contestants', 'Race', 'take_turn', 'compete']
+           'find_teacher', 'look_around', 'make_pair', 'same_numbers', 'with_a_spike', 'overflow', 'resume', 'numbers',
+           'sentence', 'examined', 'longest', 'fits', 'repeated', 'contestants', 'Race', 'take_turn', 'compete']
 
 # %% ../nbs/51_gpu_parts.ipynb #56f062ad
 ENDING = 25.  # seconds that a part keeps for its beginning and its end
@@ -164,7 +165,7 @@ def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torc
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
     student, teacher = still(pair.student).to(device).train(), copy.deepcopy(pair.teacher).to(device)
     scaler = here.scaler()
-    tr.accumulate(student, pair.task, index, pair.config, here, scaler, tr.loss_weights(pair.config), online_signal(pair.task, teacher))
+    tr.accumulate(student, pair.task, index, pair.config, here, scaler, tr.loss_weights(pair.task, pair.config), online_signal(pair.task, teacher))
     return torch.cat([p.grad.flatten().float().cpu() for p in student.parameters() if p.grad is not None]) / scaler.get_scale()
 
 def _losses(pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
@@ -188,13 +189,16 @@ def same_numbers(job: dict, pair) -> Iterator[dict]:
         yield finding('losses', dtype, far <= FAR[dtype], f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
 
 # %% ../nbs/51_gpu_parts.ipynb #146ff3da
-class _Spike:
+def with_a_spike(
+    task,
+    at: int,  # the call, from 1
+) -> TaskView:
     "A task whose loss is far too large once."
-    def __init__(self, task, at: int): self.task, self.at, self.calls = task, at, 0
-    def __getattr__(self, name: str): return getattr(self.task, name)
-    def loss_terms(self, outputs, batch, signal) -> dict:
-        self.calls += 1
-        return {name: (value * (1e9 if self.calls == self.at else 1.), n) for name, (value, n) in self.task.loss_terms(outputs, batch, signal).items()}
+    calls = itertools.count(1)
+    def loss_terms(outputs, batch, signal) -> dict:
+        factor = 1e9 if next(calls) == at else 1.
+        return {name: (value * factor, n) for name, (value, n) in task.loss_terms(outputs, batch, signal).items()}
+    return TaskView(task, loss_terms=loss_terms)
 
 def overflow(
     pair,
@@ -205,7 +209,7 @@ def overflow(
     here, skipped, weights = Runtime(device, 'fp16', math=set_matmul_precision('fp16')), [], []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: weights.append(checksums(p for group in optimizer.param_groups for p in group['params'])))
     model = copy.deepcopy(pair.student).to(device)
-    try: result = tr.train(_Spike(pair.task, 4), model, config, here, lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None)
+    try: result = tr.train(with_a_spike(pair.task, 4), model, config, here, lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None)
     finally: hook.remove()
     good = 4 in skipped and len(skipped) == result.overflow_steps < 6 and weights[3] == weights[2] and weights[5] != weights[3] and all(p.isfinite().all() for p in model.parameters())
     return finding('overflow', 'fp16', good, f"steps left out: {skipped}, the fourth overflows; the scale ends at {result.final_scale:g}")
@@ -264,27 +268,26 @@ def examined(job: dict, say: Callable[[str], None]) -> dict:  # findings
 # %% ../nbs/51_gpu_parts.ipynb #30b24e77
 CARD, CONTEXT = 10e9, .7e9  # bytes: of the card; of CUDA's context, kernels and libraries, which no allocator counts
 
-class Longest:
+def longest(
+    task,
+    length: int,      # tokens of each example
+    vocabulary: int,
+) -> TaskView:
     "A task whose examples are all as long as they may be, of all words there are."
-    def __init__(self,
-        task,
-        length: int,      # tokens of each example
-        vocabulary: int,
-    ): self.task, self.length, self.vocabulary = task, length, vocabulary
-    def __getattr__(self, name: str): return getattr(self.task, name)
-    def lengths(self, split: str) -> np.ndarray: return np.full(len(self.task.lengths(split)), self.length)
-    def batch(self, split: str, index: np.ndarray):
-        place = np.arange(self.length)
-        ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + place * 104729) % (self.vocabulary - 5) + 5)  # the same for an example each time
-        inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.from_numpy(place >= self.length // 2).long().repeat(len(ids), 1))
-        return replace(self.task.batch(split, index), inputs=inputs, tokens=ids.numel())
+    place = np.arange(length)
+    def batch(split: str, index: np.ndarray, epoch: int = 0):
+        ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + place * 104729) % (vocabulary - 5) + 5)  # the same for an example each time
+        second = torch.from_numpy(place >= length // 2).long().repeat(len(ids), 1)
+        inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=second)
+        return replace(task.batch(split, index, epoch), inputs=inputs, tokens=ids.numel())
+    return TaskView(task, lengths=lambda split: np.full(len(task.lengths(split)), length), batch=batch)
 
 # %% ../nbs/51_gpu_parts.ipynb #deb7009e
 def _needed(job: dict, mode: str) -> dict:  # peaks in MiB, the format, the work
     "The memory of a short training of the profile at its largest."
     pair = make_pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
     config, here = tr.with_steps(pair.task, pair.config, 3), start(pair.config)
-    task = Longest(pair.task, config.max_length, pair.teacher.config.vocab_size)
+    task = longest(pair.task, config.max_length, pair.teacher.config.vocab_size)
     if here.device.type == 'cuda': torch.cuda.empty_cache()
     reset_peaks(here)
     signal, model = None, pair.student.to(here.device)
@@ -313,16 +316,18 @@ def fits(job: dict, say: Callable[[str], None]) -> dict:  # findings, modes, all
     return dict(findings=findings, modes=modes, allowed_mib=allowed / 2**20)
 
 # %% ../nbs/51_gpu_parts.ipynb #978aec2f
-class _Again:
+def repeated(
+    task,
+    times: int,
+) -> TaskView:
     "A task whose training examples come several times in an epoch, so that a turn is a part of one."
-    def __init__(self, task, times: int):
-        self.task, self.n = task, len(task.lengths('train'))
-        self._lengths = np.tile(task.lengths('train'), times)
-    def __getattr__(self, name: str): return getattr(self.task, name)
-    def lengths(self, split: str) -> np.ndarray: return self._lengths if split == 'train' else self.task.lengths(split)
-    def groups(self, split: str) -> np.ndarray: return np.arange(len(self.lengths(split)))
-    def batch(self, split: str, index: np.ndarray): return self.task.batch(split, np.asarray(index) % self.n if split == 'train' else index)
-    def loss_counts(self, split: str, index: np.ndarray) -> dict: return self.task.loss_counts(split, np.asarray(index) % self.n)
+    own = len(task.lengths('train'))
+    lengths = np.tile(task.lengths('train'), times)
+    def its_lengths(split: str) -> np.ndarray: return lengths if split == 'train' else task.lengths(split)
+    def groups(split: str) -> np.ndarray: return np.arange(len(its_lengths(split)))
+    def batch(split: str, index: np.ndarray, epoch: int = 0): return task.batch(split, np.asarray(index) % own if split == 'train' else index, epoch)
+    def loss_counts(split: str, index: np.ndarray, epoch: int = 0) -> dict: return task.loss_counts(split, np.asarray(index) % own, epoch)
+    return TaskView(task, lengths=its_lengths, groups=groups, batch=batch, loss_counts=loss_counts)
 
 # %% ../nbs/51_gpu_parts.ipynb #cca810c2
 def contestants(
@@ -355,7 +360,7 @@ class Race:
         layers, (_, best, _) = self._job('kdnotes')['config']['student_layers'], self.chosen['kdnotes']
         made = race.Place(self._job((race.Contestant('prepare', '', 'mixed_baseline'), best, {})) | dict(steps=6 if job['smoke'] else 20, teacher_run='', layers=layers))
         self.facts = race.prepare(made, 0)
-        again = _Again(made.task, max(1, -(-256 * self.total // len(made.task.lengths('train')))) if not job['smoke'] else 1)
+        again = repeated(made.task, max(1, -(-256 * self.total // len(made.task.lengths('train')))) if not job['smoke'] else 1)
         shared = dict(corpus=made.corpus, tokenizer=made.tokenizer, bare=made.bare, stored=made.stored, signal=made.signal, student=made.student, teacher=made.teacher.cpu(), facts=self.facts)
         self.places = {}
         for name in self.chosen:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from .config import RunConfig
-from .data import Task
+from .task import Task
 from .models import call
 from .runtime import Runtime
 from .trainer import make_optimizer

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from .data import Task
+from .task import Task
 
 # %% auto #0
 __all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'drop', 'Shortcuts', 'shortcuts']

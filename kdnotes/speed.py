@@ -6,11 +6,12 @@
 from __future__ import annotations
 import contextlib, resource, threading, time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from .data import Task
+from .task import Task, TaskView
 from .products import WidenedProducts
 from .runtime import Runtime
 
@@ -64,13 +65,6 @@ def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU
     return dict(host_mib=host, device_mib=torch.cuda.max_memory_allocated(runtime.device) / 2**20 if runtime.device.type == 'cuda' else None)
 
 # %% ../nbs/34_speed.ipynb #a2f99f01
-class _Watched:
-    "A task that tells a stopwatch what it does."
-    def __init__(self, task: Task, watch: Stopwatch): self.task, self.watch = task, watch
-    def __getattr__(self, name: str): return getattr(self.task, name)
-    def batch(self, split, index): return self.watch.timed('data', self.task.batch, split, index)
-    def loss_terms(self, outputs, batch, signal): return self.watch.timed('losses', self.task.loss_terms, outputs, batch, signal)
-
 class Stopwatch:
     "Shares the time of a training out over its parts while a `with` block runs; train with its `task` and `signal`."
     def __init__(self,
@@ -81,7 +75,8 @@ class Stopwatch:
         warmup: int = 0,            # first optimizer steps to leave out
     ):
         self.model, self.runtime, self.warmup = model, runtime, warmup
-        self.task, self.signal = _Watched(task, self), signal and (lambda batch: self.timed('teacher', signal, batch))
+        self.task = TaskView(task, batch=partial(self.timed, 'data', task.batch), loss_terms=partial(self.timed, 'losses', task.loss_terms))
+        self.signal = signal and (lambda batch: self.timed('teacher', signal, batch))
         self.parts: dict[str, float] = {}  # seconds of each part, up to the last optimizer step
         self.steps, self._parts, self._last, self._backward = 0, {}, runtime.clock(), False
         self._thread, self._lock, self._stack = threading.get_ident(), threading.Lock(), contextlib.ExitStack()

@@ -112,6 +112,7 @@ class TaskInfo:
     margins: dict[str, tuple[float, float]]  # of each metric that can be primary: a difference that does not matter, and a stricter one
     examples: Callable[..., pd.DataFrame]    # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
     check: Callable[[Any], None] = lambda config: None             # refuses a configuration this task cannot mean, by a ValueError
+    check_corpus: Callable[..., None] = lambda corpus, config: None  # refuses a corpus that these settings cannot mean, in seconds
     teacher_settings: dict[str, str] = field(default_factory=dict) # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
     factor_settings: dict[str, set[str]] = field(default_factory=dict)  # settings that belong to a factor of `config.FACTOR_SETTINGS`
     later: frozenset[str] = frozenset()  # settings younger than this task's first evidence: left out of a run_id at their defaults

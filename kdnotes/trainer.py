@@ -8,6 +8,7 @@ import contextlib, time, warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -15,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from .checkpoint import newest_checkpoint, random_states, read_checkpoint, restore_training, save_checkpoint, training_tensors
-from .config import CLASSES, MODES, RunConfig
-from .data import Batch, Evaluation, Task, epoch_steps, micro_batches
-from .dialects import dialect_weights
+from .config import MODES, RunConfig
+from .data import Batch, epoch_steps, micro_batches
 from .gradients import gradient_ranges
 from .faults import STOP, Stopped, TrainingError, first_non_finite, is_out_of_memory, out_of_memory
 from .inside import open_student
@@ -25,10 +25,11 @@ from .losses import weighted_sum
 from .models import call
 from .runtime import Agreement, Runtime, Waits, stream, torch_seed
 from .shortcuts import Shortcuts, shortcuts
+from .task import Evaluation, Task
 
 # %% auto #0
 __all__ = ['LEAST_SCALE', 'Step', 'schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'accumulate', 'predict',
-           'evaluate', 'TrainResult', 'loss_weights', 'train']
+           'ModelForward', 'evaluate', 'TrainResult', 'loss_weights', 'train']
 
 # %% ../nbs/32_trainer.ipynb #a1e044b0
 @dataclass(frozen=True)
@@ -90,8 +91,7 @@ def rate_factor(
 # %% ../nbs/32_trainer.ipynb #ddb99845
 def _share(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, rank: int | None = None) -> list[np.ndarray]:
     "A rank's micro-batches of a step; None: this one's."
-    together = task.groups('train') if config.ranking_loss != 'none' else None  # where a loss compares the candidates of a question
-    return micro_batches(index, task.lengths('train'), config.micro_batch_tokens, runtime.rank if rank is None else rank, runtime.ranks, together)
+    return micro_batches(index, task.lengths('train'), config.micro_batch_tokens, runtime.rank if rank is None else rank, runtime.ranks, task.groups('train'))
 
 def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, own: int) -> int:
     "How often a rank with so many micro-batches of its own goes forward and backward in a step: at least once; where each backward is synchronised, as often as the busiest rank."
@@ -107,9 +107,10 @@ def accumulate(
     scaler: torch.amp.GradScaler,
     weights: dict[str, float],     # of the loss terms
     signal: Callable[[Batch], dict[str, Tensor]] | None = None,  # the teacher's signal for a batch
+    epoch: int = 0,                # from 0; a task's masks may change with it
 ) -> tuple[dict[str, Tensor], int, int]:  # this rank's share of each loss term; its tokens; those with padding
     "Forward and backward of one step: gradients of the mean over the whole step, on every rank."
-    counts = task.loss_counts('train', index)
+    counts = task.loss_counts('train', index, epoch)
     parts = _share(task, index, config, runtime)
     own = len(parts)
     passes = _passes(task, index, config, runtime, own)
@@ -118,7 +119,7 @@ def accumulate(
     for i, part in enumerate(parts):
         more = runtime.ranks > 1 and i < passes - 1 and config.gradient_sync == 'delayed'
         with model.no_sync() if more else contextlib.nullcontext():
-            batch = task.batch('train', part).to(runtime.device)
+            batch = task.batch('train', part, epoch).to(runtime.device)
             with runtime.autocast(): outputs = call(model, batch.inputs)
             terms = task.loss_terms(outputs, batch, signal(batch) if signal else None)
             shares = {name: float(i < own) * value / max(1, counts[name]) for name, (value, _) in terms.items()}
@@ -151,6 +152,27 @@ def predict(
     elif len(lengths) < runtime.ranks: runtime.gather(scores.shape[1])
     return runtime.sum(scores.to(runtime.device)).cpu().numpy()
 
+# %% ../nbs/32_trainer.ipynb #6503ef1e
+class ModelForward:
+    "A `task.Forward`: what a task that evaluates a model itself may do with it."
+    def __init__(self,
+        model: nn.Module,  # in eval mode, not wrapped
+        runtime: Runtime,
+    ):
+        self.model = model
+        self.runtime = runtime
+        self.rank = runtime.rank
+        self.ranks = runtime.ranks
+
+    def __call__(self, batch: Batch) -> Any:
+        "The model's outputs, without gradients."
+        with torch.inference_mode():
+            return call(self.model, batch.to(self.runtime.device).inputs)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        "Over all ranks, on each of them."
+        return self.runtime.sum(torch.from_numpy(values).to(self.runtime.device)).cpu().numpy()
+
 # %% ../nbs/32_trainer.ipynb #3f327ba0
 def evaluate(
     model: nn.Module,        # not wrapped
@@ -159,7 +181,14 @@ def evaluate(
     runtime: Runtime,
 ) -> Evaluation:
     "Metrics, units and predictions of a model."
-    return task.evaluate({split: predict(model, task, split, runtime) for split in sets})
+    if not task.evaluates_itself:
+        return task.evaluate({split: predict(model, task, split, runtime) for split in sets})
+    training = model.training
+    model.eval()
+    try:
+        return task.evaluate_model(ModelForward(model, runtime), sets)
+    finally:
+        model.train(training)
 
 # %% ../nbs/32_trainer.ipynb #168c6f88
 @dataclass
@@ -180,10 +209,16 @@ class TrainResult:
     resumed_at: list[int] = field(default_factory=list)  # steps a checkpoint was taken up at; empty: trained in one sitting
     waited_s: float | None = None     # this rank for the others' gradients, in the last sitting; None: alone, or on a GPU
 
-def loss_weights(config: RunConfig) -> dict[str, float]:
-    "`alpha` on the soft targets and the rest on the hard ones, as the dialect means them; without KD, hard targets alone. Other losses come on top."
-    weights = dialect_weights(config.dialect, config.alpha, config.temperature, CLASSES[config.task]) if MODES[config.mode].kd else {'hard': 1.}
-    return weights | {name: getattr(config, f'{name}_weight') for name in ('ranking', 'hidden', 'relation') if getattr(config, f'{name}_loss') != 'none'}
+def loss_weights(
+    task: Task,
+    config: RunConfig,  # resolved
+) -> dict[str, float]:  # loss term -> its weight
+    "The task's own weights, and those of the losses on intermediate layers, which no task knows."
+    weights = task.loss_weights(MODES[config.mode].kd)
+    for name in ('hidden', 'relation'):
+        if getattr(config, f'{name}_loss') != 'none':
+            weights[name] = getattr(config, f'{name}_weight')
+    return weights
 
 # %% ../nbs/32_trainer.ipynb #965b6f3c
 class _Meter:
@@ -278,7 +313,7 @@ class _Training:
 
     def __post_init__(self):
         self.total, _ = schedule_steps(self.task, self.config)
-        self.every, self.result, self.weights = max(1, self.total // 100), TrainResult(steps=self.total), loss_weights(self.config)
+        self.every, self.result, self.weights = max(1, self.total // 100), TrainResult(steps=self.total), loss_weights(self.task, self.config)
         self.task, self.learner = open_student(self.task, self.model, self.config, self.signal, torch_seed(self.config.seed, 'init', 1))  # the model, and projections where there are some
         self.wrapped, self.optimizer, self.scaler = _wrap(self.learner, self.config, self.runtime, self.short.apart(self.learner)), make_optimizer(self.learner, self.config), self.runtime.scaler()
         self.bad, self.recent, self.agree = torch.zeros((), dtype=torch.bool, device=self.runtime.device), [], Agreement(self.runtime)
@@ -302,8 +337,8 @@ LEAST_SCALE = 1e-4  # of a loss in fp16; gradients that overflow even so are no 
 def _step(t: _Training, step: Step) -> Tensor:  # the gradient's norm
     "One optimizer step."
     for group in t.optimizer.param_groups: group['lr'] = t.config.learning_rate * rate_factor(step.number, t.total, t.config.warmup_fraction)
-    t.short.start(step.number, lambda: t.task.batch('train', step.index).inputs['input_ids'])
-    try: t.meter.add(step, *accumulate(t.wrapped, t.task, step.index, t.config, t.runtime, t.scaler, t.weights, t.signal))
+    t.short.start(step.number, lambda: t.task.batch('train', step.index, step.epoch).inputs['input_ids'])
+    try: t.meter.add(step, *accumulate(t.wrapped, t.task, step.index, t.config, t.runtime, t.scaler, t.weights, t.signal, step.epoch))
     except (MemoryError, RuntimeError) as e:
         if not is_out_of_memory(e): raise
         parts = _share(t.task, step.index, t.config, t.runtime)
@@ -368,7 +403,7 @@ def _evaluate_on_the_way(t: _Training, step: Step) -> None:
     "A look at the first evaluation set; nothing is chosen by it."
     name, elapsed = t.task.evaluation_sets[0], t.meter.elapsed()
     metrics = evaluate(t.model, t.task, (name,), t.runtime).metrics[name]
-    t.result.curve.append(dict(step=step.number + 1, elapsed_s=round(elapsed, 3), set=name, metric=t.task.primary[1], value=metrics.get(t.task.primary[1])))
+    t.result.curve.append(dict(step=step.number + 1, elapsed_s=round(elapsed, 3), set=name, metric=t.task.primary.metric, value=metrics.get(t.task.primary.metric)))
     t.row('eval', step=step.number + 1, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=elapsed)
 
 def _finish(t: _Training) -> TrainResult:
@@ -438,7 +473,7 @@ def _explain(t: _Training, step: Step) -> None:
     "Raise the error that names the step, the layer and the examples."
     found = []
     for part in _share(t.task, step.index, t.config, t.runtime):
-        batch = t.task.batch('train', part).to(t.runtime.device)
+        batch = t.task.batch('train', part, step.epoch).to(t.runtime.device)
         def loss(model):
             with t.runtime.autocast(): outputs = call(model, batch.inputs)
             return weighted_sum({k: v for k, (v, _) in t.task.loss_terms(outputs, batch, t.signal(batch) if t.signal else None).items()}, t.weights)[0]
