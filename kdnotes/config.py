@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 # %% auto #0
 __all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NEED_TEACHER', 'CLASSES',
-           'WIDENED', 'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'Mode', 'Profile',
-           'default_setting', 'RunConfig', 'make_config', 'parameters_from', 'Machine', 'resolve_precision',
-           'resolve_ranks', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root',
-           'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+           'TEACHER_CHANGES', 'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER',
+           'KdnotesError', 'ConfigError', 'Mode', 'Profile', 'default_setting', 'RunConfig', 'needs_teacher',
+           'make_config', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors',
+           'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path',
+           'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -119,6 +120,13 @@ class RunConfig(BaseModel):
     head_bias: Literal['prior', 'zero'] = 'prior'  # where a new head's bias starts: at the log share of each training label, or at 0
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
     teacher_mode: Literal['baseline', 'mixed_baseline'] = 'baseline'  # whose model teaches a student
+    teacher_setting: Literal['own', 'shared'] = 'own'  # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as in a study, where the study's baseline teaches
+    teacher_epochs: float | None = Field(None, gt=0, le=1000)  # of the teacher's training; None: as teacher_setting says, here and below
+    teacher_learning_rate: float | None = Field(None, gt=0, le=1)  # its peak
+    teacher_warmup_fraction: float | None = Field(None, ge=0, lt=1)  # share of its steps with a rising learning rate
+    teacher_weight_decay: float | None = Field(None, ge=0, le=1)  # AdamW's
+    teacher_batch_size: int | None = Field(None, ge=1, le=65536)  # examples per optimizer step
+    teacher_micro_batch_tokens: int | None = Field(None, ge=16)  # most tokens, padding included, it puts through at once
     # distillation
     temperature: float = Field(2.0, gt=0, le=100)  # T of the soft targets, > 0
     alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
@@ -186,10 +194,12 @@ class RunConfig(BaseModel):
             raise ValueError(f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; use a parallel mode')
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
             raise ValueError(f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}')
-        if self.amp_dtype != 'auto' and MODES[self.mode].precision != 'mixed':
+        mixed = {MODES[self.mode].precision, MODES[self.teacher_mode].precision if needs_teacher(self) else ''}
+        if self.amp_dtype != 'auto' and 'mixed' not in mixed:
             raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
         _check_losses(self)
         _check_inside(self)
+        _check_teacher(self)
         return self
 
 # %% ../nbs/00_config.ipynb #268028b7
@@ -207,6 +217,30 @@ def _check_losses(config: RunConfig) -> None:
     if config.top_k and config.top_k > CLASSES[config.task]: raise ValueError(f'top_k={config.top_k} is more than the {CLASSES[config.task]} classes of task={config.task!r}')
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
+
+TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
+    'teacher_epochs': 'epochs',
+    'teacher_learning_rate': 'learning_rate',
+    'teacher_warmup_fraction': 'warmup_fraction',
+    'teacher_weight_decay': 'weight_decay',
+    'teacher_batch_size': 'batch_size',
+    'teacher_micro_batch_tokens': 'micro_batch_tokens',
+}
+
+def needs_teacher(config: RunConfig) -> bool:
+    "Does this run learn from a fine-tuned teacher, or start from one?"
+    mode = MODES[config.mode]
+    return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
+
+def _check_teacher(config: RunConfig) -> None:
+    "Refuse to change a teacher that there is not."
+    if needs_teacher(config):
+        return
+    for name in ('teacher_setting', *TEACHER_CHANGES):
+        value = getattr(config, name)
+        if value != RunConfig.model_fields[name].default:
+            start = f' with student_init={config.student_init!r}' if MODES[config.mode].network == 'student' else ''
+            raise ValueError(f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out')
 
 def _check_inside(config: RunConfig) -> None:
     "Refuse losses on the teacher's inside that cannot be meant."
@@ -372,7 +406,8 @@ def resolved_dtype(
 
 # %% ../nbs/00_config.ipynb #ed7ac391
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
-NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
+OF_THE_TEACHER = {'teacher_setting', *TEACHER_CHANGES}
+NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id'} | SAFETY | OF_THE_TEACHER  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256, by the teacher's run_id
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
 LATER = {'teacher_mode', 'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k', 'ranking_loss', 'ranking_weight',
          'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
@@ -386,7 +421,9 @@ def settings(
     values = {k: v for k, v in config.model_dump(mode='json').items() if k not in NOT_SCIENCE and not (k in LATER and v == usual[k])} | factors(config)
     if not mode.kd: values |= dict.fromkeys(KD_SETTINGS)
     if mode.network == 'teacher': values |= dict(student_init=None)
-    if not (mode.kd or config.student_init == 'teacher_finetuned'): values |= dict(teacher_seed=None, teacher_questions=None)
+    if not needs_teacher(config):
+        values |= dict(teacher_seed=None, teacher_questions=None)
+        values.pop('teacher_mode', None)
     return values
 
 def run_id(
