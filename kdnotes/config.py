@@ -13,12 +13,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 # %% auto #0
-__all__ = ['TASKS', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'NEED_TEACHER', 'WIDENED',
-           'SAFETY', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError', 'task_info', 'Mode',
-           'factor_settings', 'Profile', 'default_setting', 'read_texts', 'TaskSettings', 'RunConfig', 'parameters',
-           'make_config', 'with_values', 'flat', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks',
-           'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path',
-           'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['TASKS', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'NEED_TEACHER', 'TEACHER_CHANGES',
+           'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError',
+           'task_info', 'Mode', 'factor_settings', 'Profile', 'default_setting', 'read_texts', 'TaskSettings',
+           'RunConfig', 'needs_teacher', 'parameters', 'make_config', 'with_values', 'flat', 'parameters_from',
+           'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype',
+           'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -153,6 +153,13 @@ class RunConfig(BaseModel):
     head_bias: Literal['prior', 'zero'] = 'prior'  # where a new head's bias starts: at the log share of each training label, or at 0
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
     teacher_mode: Literal['baseline', 'mixed_baseline'] = 'baseline'  # whose model teaches a student
+    teacher_setting: Literal['own', 'shared'] = 'own'  # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as in a study, where the study's baseline teaches
+    teacher_epochs: float | None = Field(None, gt=0, le=1000)  # of the teacher's training; None: as teacher_setting says, here and below
+    teacher_learning_rate: float | None = Field(None, gt=0, le=1)  # its peak
+    teacher_warmup_fraction: float | None = Field(None, ge=0, lt=1)  # share of its steps with a rising learning rate
+    teacher_weight_decay: float | None = Field(None, ge=0, le=1)  # AdamW's
+    teacher_batch_size: int | None = Field(None, ge=1, le=65536)  # examples per optimizer step
+    teacher_micro_batch_tokens: int | None = Field(None, ge=16)  # most tokens, padding included, it puts through at once
     # distillation
     temperature: float = Field(2.0, gt=0, le=100)  # T of the soft targets, > 0
     alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
@@ -212,11 +219,13 @@ class RunConfig(BaseModel):
             raise ValueError(f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; use a parallel mode')
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
             raise ValueError(f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}')
-        if self.amp_dtype != 'auto' and MODES[self.mode].precision != 'mixed':
+        mixed = {MODES[self.mode].precision, MODES[self.teacher_mode].precision if needs_teacher(self) else ''}
+        if self.amp_dtype != 'auto' and 'mixed' not in mixed:
             raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
         _check_losses(self)
         _check_inside(self)
         task_info(self.task).check(self)
+        _check_teacher(self)
         return self
 
 # %% ../nbs/00_config.ipynb #268028b7
@@ -231,6 +240,30 @@ def _check_losses(config: RunConfig) -> None:
         if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1: raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
+
+TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
+    'teacher_epochs': 'epochs',
+    'teacher_learning_rate': 'learning_rate',
+    'teacher_warmup_fraction': 'warmup_fraction',
+    'teacher_weight_decay': 'weight_decay',
+    'teacher_batch_size': 'batch_size',
+    'teacher_micro_batch_tokens': 'micro_batch_tokens',
+}
+
+def needs_teacher(config: RunConfig) -> bool:
+    "Does this run learn from a fine-tuned teacher, or start from one?"
+    mode = MODES[config.mode]
+    return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
+
+def _check_teacher(config: RunConfig) -> None:
+    "Refuse to change a teacher that there is not."
+    if needs_teacher(config):
+        return
+    for name in ('teacher_setting', *TEACHER_CHANGES):
+        value = getattr(config, name)
+        if value != RunConfig.model_fields[name].default:
+            start = f' with student_init={config.student_init!r}' if MODES[config.mode].network == 'student' else ''
+            raise ValueError(f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out')
 
 def _check_inside(config: RunConfig) -> None:
     "Refuse losses on the teacher's inside that cannot be meant."
@@ -446,7 +479,8 @@ def resolved_dtype(
 
 # %% ../nbs/00_config.ipynb #ed7ac391
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
-NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id', 'columns'} | SAFETY  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256
+OF_THE_TEACHER = {'teacher_setting', *TEACHER_CHANGES}
+NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id', 'columns'} | SAFETY | OF_THE_TEACHER  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256, by the teacher's run_id
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
 LATER = {'teacher_mode', 'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k',
          'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
@@ -463,8 +497,9 @@ def settings(
         values |= dict.fromkeys(KD_SETTINGS)
     if mode.network == 'teacher':
         values |= dict(student_init=None)
-    if not (mode.kd or config.student_init == 'teacher_finetuned'):
+    if not needs_teacher(config):
         values |= dict.fromkeys(('teacher_seed', *task.teacher_settings))
+        values.pop('teacher_mode', None)
     return values
 
 def run_id(

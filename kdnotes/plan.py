@@ -8,13 +8,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from .config import FACTOR_SETTINGS, MODES, PROCEDURES, ConfigError, Machine, RunConfig, losses_in_words, make_config, resolve, resolve_precision, resolved_dtype, run_id
+from kdnotes.config import (
+    FACTOR_SETTINGS,
+    MODES,
+    PROCEDURES,
+    TEACHER_CHANGES,
+    ConfigError,
+    Machine,
+    RunConfig,
+    losses_in_words,
+    make_config,
+    needs_teacher,
+    resolve,
+    resolve_precision,
+    resolved_dtype,
+    run_id,
+)
 from .corpus import Corpus, load_corpus, resolve_corpus
 from .schema import SCHEMA
 
 # %% auto #0
-__all__ = ['make_task', 'study_name', 'Plan', 'teacher_config', 'transfer_config', 'needs_teacher', 'plan', 'choose_arms',
-           'named', 'plan_study', 'explain_study']
+__all__ = ['make_task', 'study_name', 'Plan', 'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study',
+           'explain_study']
 
 # %% ../nbs/39_plan.ipynb #fd07477b
 def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encoded
@@ -39,6 +54,7 @@ def _lined(lines: Sequence[tuple[str, str]]) -> str: return '\n'.join(f'{k:>13}:
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
+    asked: RunConfig        # as it was given
     config: RunConfig       # resolved
     run_id: str
     corpus_sha256: str
@@ -50,24 +66,75 @@ class Plan:
     @property
     def corpus(self) -> str: return f'{self.config.corpus} (sha256 {self.corpus_sha256[:12]})'
 
+    @property
+    def start(self) -> str:
+        "What the network starts from."
+        if 'teacher_run_id' in self.initial:
+            source = f'the fine-tuned teacher {self.teacher.run_id}'
+        elif 'transfer_run_id' in self.initial:
+            source = f'{self.transfer.run_id}, trained on {self.config.transfer}'
+        else:
+            source = self.config.student or self.config.teacher
+        return f'layers {self.initial["layers"]} of {source}' if 'layers' in self.initial else source
+
+    @property
+    def teacher_origin(self) -> str:
+        "Where the setting of the teacher comes from."
+        shared = self.asked.teacher_setting == 'shared'
+        origin = f"the study's {self.teacher.config.mode}" if shared else "its corpus' setting"
+        names = [name for name in RunConfig.model_fields if name in ('teacher_seed', 'teacher_questions', *TEACHER_CHANGES)]
+        given = self.asked.model_dump(mode='json', include=set(names), exclude_defaults=True)
+        changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
+        return origin + (f', but {", ".join(changes)} as given' if changes else '')
+
     def explain(self) -> str:
         "What will run, and why so."
         c, mode = self.config, MODES[self.config.mode]
         threads = f', {c.threads_per_rank} thread(s) each' if c.threads_per_rank else ', a GPU each'
-        source = f'the fine-tuned teacher {self.teacher.run_id}' if 'teacher_run_id' in self.initial else f'{self.transfer.run_id}, trained on {c.transfer}' if 'transfer_run_id' in self.initial else c.student or c.teacher
-        start = f"layers {self.initial['layers']} of {source}" if 'layers' in self.initial else source
-        lines = dict(run_id=self.run_id, corpus=self.corpus, network=f'{mode.network}, starting from {start}', precision=f'{resolved_dtype(c)}: {self.reason}',
-                     ranks=f'{c.ranks} process(es){threads}', distillation=losses_in_words(c) + (f', teacher {self.teacher.run_id}' if mode.kd else ''),
-                     setting=f'{c.epochs:g} epochs, learning rate {c.learning_rate:g}, {c.batch_size} examples a step' + '; a smoke run of a few steps: its numbers mean nothing' * c.smoke)
+        lines = {
+            'run_id': self.run_id,
+            'corpus': self.corpus,
+            'network': f'{mode.network}, starting from {self.start}',
+            'precision': f'{resolved_dtype(c)}: {self.reason}',
+            'ranks': f'{c.ranks} process(es){threads}',
+            'distillation': losses_in_words(c),
+            'setting': _setting(c),
+        }
+        if self.teacher:
+            lines['teacher'] = f'{self.teacher.run_id}, {_setting(self.teacher.config)}: {self.teacher_origin}'
+        if c.smoke:
+            lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined(lines.items())
+
+def _setting(config: RunConfig) -> str:
+    return f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, {config.batch_size} examples a step'
 
 # %% ../nbs/39_plan.ipynb #28e16843
 def teacher_config(
-    config: RunConfig,  # resolved, of a student
+    asked: RunConfig,   # of a student, as given
+    config: RunConfig,  # the same, resolved
 ) -> RunConfig:         # of the run that teaches it, not resolved
-    "The baseline on the same corpus (in fp32 unless the configuration says otherwise); its own setting, not the student's."
-    same = ('task', 'corpus', 'transfer', 'profile', 'study', 'teacher', 'head_bias', 'max_length', 'document_title', 'smoke')
-    return make_config(mode=config.teacher_mode, seed=config.teacher_seed, train_questions=config.teacher_questions, **{k: getattr(config, k) for k in same})
+    "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
+    where = ('task', 'corpus', 'transfer', 'profile', 'study', 'teacher')
+    if asked.teacher_setting == 'shared':
+        setting = _reaches_teacher(asked)
+    else:
+        setting = {name: getattr(config, name) for name in ('head_bias', 'max_length', 'document_title', 'smoke')}
+        if MODES[config.teacher_mode].precision == 'mixed':
+            setting['amp_dtype'] = asked.amp_dtype
+    changes = {to: getattr(asked, name) for name, to in TEACHER_CHANGES.items() if getattr(asked, name) is not None}
+    setting |= {name: getattr(config, name) for name in where} | changes
+    setting['train_questions'] = config.teacher_questions
+    return make_config(mode=config.teacher_mode, seed=config.teacher_seed, **setting)
+
+def _reaches_teacher(asked: RunConfig) -> dict:
+    "What a student's run is given, as far as the arm that teaches it would take it."
+    given = asked.model_dump(exclude_defaults=True, exclude={'mode', 'seed', 'arm'})
+    if asked.ranking_loss == 'margin_mse':  # it learns from a teacher's scores
+        given = {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
+    if (asked.precision == 'mixed') != (MODES[asked.teacher_mode].precision == 'mixed'):
+        given.pop('precision', None)
+    return _of_arm(asked.teacher_mode, given)
 
 def transfer_config(
     config: RunConfig,  # resolved, with a transfer
@@ -76,11 +143,6 @@ def transfer_config(
     same = ('task', 'profile', 'teacher', 'head_bias', 'max_length', 'document_title', 'smoke')
     own = dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers) if config.student_init == 'transferred' and MODES[config.mode].network == 'student' else dict(mode='mixed_baseline')
     return make_config(corpus=config.transfer, study=study_name(config.transfer, config.smoke), seed=0, **own, **{k: getattr(config, k) for k in same})
-
-def needs_teacher(config: RunConfig) -> bool:
-    "Does this run learn from a fine-tuned teacher, or start from one?"
-    mode = MODES[config.mode]
-    return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
 # %% ../nbs/39_plan.ipynb #556fc464
 def plan(
@@ -100,10 +162,10 @@ def plan(
     if name not in corpora: corpora[name] = load_corpus(config.task, name)
     corpus = corpora[name]
     if corpus.name != name: config = resolve(asked, on, corpus.name, transfer).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
-    teacher = plan(teacher_config(config), on, corpora) if needs_teacher(config) else None
+    teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
     first = plan(transfer_config(config), on, corpora) if config.transfer != 'none' and _starts_pretrained(config) else None
     initial = _initial(config, teacher, first)
-    return Plan(config, run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA), corpus.sha256, initial, reason, teacher, first)
+    return Plan(asked, config, run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA), corpus.sha256, initial, reason, teacher, first)
 
 def _starts_pretrained(config: RunConfig) -> bool: return MODES[config.mode].network == 'teacher' or config.student_init in ('teacher_pretrained', 'transferred')
 
@@ -154,9 +216,20 @@ def named(
 
 def _of_arm(mode: str, common: dict) -> dict:
     "What an arm takes of a study's parameters."
-    lacks = set() if MODES[mode].kd else FACTOR_SETTINGS['kd'] - FACTOR_SETTINGS['init'] - {'teacher_mode'}  # a student without KD may start from a teacher
-    if MODES[mode].precision == 'fp32': lacks |= {'amp_dtype'}
-    if MODES[mode].ranks == '1': lacks |= {'ranks'}
+    own = MODES[mode]
+    of_teacher = {name for name in RunConfig.model_fields if name.startswith('teacher_')}
+    start = common.get('student_init', RunConfig.model_fields['student_init'].default)
+    taught = own.kd or own.network == 'student' and start == 'teacher_finetuned'
+    mixed_teacher = taught and common.get('teacher_mode') == 'mixed_baseline'
+    lacks = set()
+    if not own.kd:
+        lacks |= FACTOR_SETTINGS['kd'] - of_teacher
+    if not taught:
+        lacks |= of_teacher
+    if own.precision == 'fp32' and not mixed_teacher:
+        lacks |= {'amp_dtype'}
+    if own.ranks == '1':
+        lacks |= {'ranks'}
     return {k: v for k, v in common.items() if k not in lacks}
 
 # %% ../nbs/39_plan.ipynb #e0e660e6
@@ -172,7 +245,7 @@ def plan_study(
     if given := {'mode', 'seed', 'arm'} & common.keys(): raise ConfigError(f"{' and '.join(sorted(given))} cannot be given to a whole study; `arms` names its modes and `seeds` says how many seeds")
     modes = choose_arms(arms)
     common = named(study=study, **common)
-    own: dict[str, dict] = {mode: _of_arm(mode, common) for mode in modes}
+    own: dict[str, dict] = {mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes}
     if idle := sorted(common.keys() - set().union(*own.values())): raise ConfigError(f"{' and '.join(idle)} would play no part in arms={arms!r}; leave it out, or add arms that have this factor")
     configs = [make_config(mode=modes[i], seed=seed, **own[modes[i]]) for seed in range(seeds) for i in stream(seed, 'order').permutation(len(modes))]
     corpora: dict[str, Corpus] = {}
@@ -182,7 +255,20 @@ def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
 ) -> str:
     "What a study will run, on what, in which number formats and why."
-    first, arms, formats = plans[0].config, {p.config.arm for p in plans}, {resolved_dtype(p.config): p.reason for p in plans}
+    first = plans[0].config
+    arms = {p.config.arm for p in plans}
+    formats = {resolved_dtype(p.config): p.reason for p in plans}
     losses = dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd)
-    return _lined([('study', first.study), ('runs', f"{len(plans)}: {', '.join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each"), ('corpus', plans[0].corpus), ('teacher', first.teacher),
-                   *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()), *(('distillation', words) for words in losses)])
+    teachers: dict[str, list[str]] = {}  # by where their setting comes from
+    for p in plans:
+        if p.teacher and p.teacher.run_id not in teachers.setdefault(p.teacher_origin, []):
+            teachers[p.teacher_origin].append(p.teacher.run_id)
+    return _lined([
+        ('study', first.study),
+        ('runs', f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each'),
+        ('corpus', plans[0].corpus),
+        ('teacher', first.teacher),
+        *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
+        *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
+        *(('distillation', words) for words in losses),
+    ])
