@@ -359,9 +359,15 @@ def make(
     soft = SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
     return AnswerSelection(corpus, config.max_length, soft, s.train_questions, bool(s.document_title), s.ranking_loss, s.ranking_weight, config.smoke)
 
+def _without_kd(given: dict) -> dict:
+    "MarginMSE learns from a teacher's scores; RankNet does not."
+    if given.get('ranking_loss') != 'margin_mse':
+        return given
+    return {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
+
 TASK = TaskInfo(
     name='answer_selection', settings=AnswerSelectionSettings, make=make, corpora=CORPORA, default_setting=default_setting,
     unit_name='questions', metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'}, margins={'map': (0.05, 0.02)}, examples=worst, check=_check,
-    teacher_settings={'teacher_questions': 'train_questions'},
+    teacher_settings={'teacher_questions': 'train_questions'}, input_settings=('document_title',), without_kd=_without_kd,
     factor_settings={'network': {'train_questions', 'teacher_questions'}, 'kd': {'teacher_questions'}, 'init': {'teacher_questions'}},
     later=frozenset({'ranking_loss', 'ranking_weight'}))

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from kdnotes.config import (
-    FACTOR_SETTINGS,
     MODES,
     PROCEDURES,
+    PROFILES,
     TEACHER_CHANGES,
     ConfigError,
     Machine,
     RunConfig,
+    factor_settings,
+    flat,
     losses_in_words,
     make_config,
     needs_teacher,
@@ -23,30 +25,38 @@ from kdnotes.config import (
     resolve_precision,
     resolved_dtype,
     run_id,
+    task_info,
 )
+from .config import parameters as run_parameters
 from .corpus import Corpus, load_corpus, resolve_corpus
 from .schema import SCHEMA
 
 # %% auto #0
-__all__ = ['make_task', 'study_name', 'Plan', 'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study',
-           'explain_study']
+__all__ = ['FIRST_TASK', 'make_task', 'study_name', 'Plan', 'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named',
+           'plan_study', 'explain_study']
 
 # %% ../nbs/39_plan.ipynb #fd07477b
-def make_task(config: RunConfig, corpus: Corpus):  # a data.Task, not yet encoded
+def make_task(
+    config: RunConfig,  # resolved
+    corpus: Corpus,
+):                      # a `task.Task`, not yet encoded
     "The task a configuration names."
-    from kdnotes.answer_selection import AnswerSelection
-    return {'answer_selection': AnswerSelection}[config.task](
-        corpus, max_length=config.max_length, temperature=config.temperature, train_questions=config.train_questions, smoke=config.smoke,
-        min_probability=config.min_probability, top_k=config.top_k, ranking_loss=config.ranking_loss, document_title=bool(config.document_title))
+    return task_info(config.task).make(corpus, config)
 
 # %% ../nbs/39_plan.ipynb #9fd6d549
+FIRST_TASK = 'answer_selection'  # whose studies are called by their corpus alone
+
 def study_name(
     corpus: str,          # its resolved name
     smoke: bool = False,  # smoke runs go to a study of their own
+    task: str = FIRST_TASK,
 ) -> str:                 # fit for a folder
-    "What a study is called that is given no name: a folder's last part, `microsoft-wiki_qa` for a hub id."
+    "What a study is called that is given no name: a folder's last part, `microsoft-wiki_qa` for a hub id; behind another task's name."
     name = Path(corpus).name if Path(corpus).is_absolute() else corpus
-    return re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._') + '-smoke' * smoke
+    name = re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._')
+    if task != FIRST_TASK:
+        name = f'{task}-{name}'
+    return f'{name}-smoke' if smoke else name
 
 # %% ../nbs/39_plan.ipynb #27c293cd
 def _lined(lines: Sequence[tuple[str, str]]) -> str: return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
@@ -82,8 +92,8 @@ class Plan:
         "Where the setting of the teacher comes from."
         shared = self.asked.teacher_setting == 'shared'
         origin = f"the study's {self.teacher.config.mode}" if shared else "its corpus' setting"
-        names = [name for name in RunConfig.model_fields if name in ('teacher_seed', 'teacher_questions', *TEACHER_CHANGES)]
-        given = self.asked.model_dump(mode='json', include=set(names), exclude_defaults=True)
+        names = [name for name in run_parameters(self.asked.task) if name in ('teacher_seed', *task_info(self.asked.task).teacher_settings, *TEACHER_CHANGES)]
+        given = flat(self.asked, changed=True)
         changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
         return origin + (f', but {", ".join(changes)} as given' if changes else '')
 
@@ -115,34 +125,37 @@ def teacher_config(
     config: RunConfig,  # the same, resolved
 ) -> RunConfig:         # of the run that teaches it, not resolved
     "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
-    where = ('task', 'corpus', 'transfer', 'profile', 'study', 'teacher')
+    where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher')
     if asked.teacher_setting == 'shared':
         setting = _reaches_teacher(asked)
     else:
-        setting = {name: getattr(config, name) for name in ('head_bias', 'max_length', 'document_title', 'smoke')}
+        setting = {name: flat(config)[name] for name in _same_inputs(config)}
         if MODES[config.teacher_mode].precision == 'mixed':
             setting['amp_dtype'] = asked.amp_dtype
     changes = {to: getattr(asked, name) for name, to in TEACHER_CHANGES.items() if getattr(asked, name) is not None}
     setting |= {name: getattr(config, name) for name in where} | changes
-    setting['train_questions'] = config.teacher_questions
+    setting |= {to: flat(config)[name] for name, to in task_info(config.task).teacher_settings.items()}
     return make_config(mode=config.teacher_mode, seed=config.teacher_seed, **setting)
 
 def _reaches_teacher(asked: RunConfig) -> dict:
     "What a student's run is given, as far as the arm that teaches it would take it."
-    given = asked.model_dump(exclude_defaults=True, exclude={'mode', 'seed', 'arm'})
-    if asked.ranking_loss == 'margin_mse':  # it learns from a teacher's scores
-        given = {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
+    given = {name: value for name, value in flat(asked, changed=True).items() if name not in ('mode', 'seed', 'arm')}
+    given = task_info(asked.task).without_kd(given)
     if (asked.precision == 'mixed') != (MODES[asked.teacher_mode].precision == 'mixed'):
         given.pop('precision', None)
     return _of_arm(asked.teacher_mode, given)
+
+def _same_inputs(config: RunConfig) -> tuple[str, ...]:
+    "Settings that a model and the one it learns from have in common: both read the same examples."
+    return ('head_bias', 'max_length', 'smoke', *task_info(config.task).input_settings)
 
 def transfer_config(
     config: RunConfig,  # resolved, with a transfer
 ) -> RunConfig:         # of the run that all arms and seeds start from, not resolved
     "The same network on the corpus that is learnt first: once, in the faster precision, in a study of its own."
-    same = ('task', 'profile', 'teacher', 'head_bias', 'max_length', 'document_title', 'smoke')
+    same = ('task', 'profile', 'teacher', *_same_inputs(config))
     own = dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers) if config.student_init == 'transferred' and MODES[config.mode].network == 'student' else dict(mode='mixed_baseline')
-    return make_config(corpus=config.transfer, study=study_name(config.transfer, config.smoke), seed=0, **own, **{k: getattr(config, k) for k in same})
+    return make_config(corpus=config.transfer, study=study_name(config.transfer, config.smoke, config.task), seed=0, **own, **{k: flat(config)[k] for k in same})
 
 # %% ../nbs/39_plan.ipynb #556fc464
 def plan(
@@ -157,11 +170,13 @@ def plan(
     _, reason = resolve_precision(config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16)
     transfer = 'none' if config.transfer == 'none' else resolve_corpus(config.task, config.transfer)
     asked, name, corpora = config, resolve_corpus(config.task, config.corpus), {} if corpora is None else corpora
-    config = resolve(asked, on, name, transfer)
+    depth = _teacher_depth(asked)
+    config = resolve(asked, on, name, transfer, depth)
     if config.transfer == config.corpus: raise ConfigError(f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none')
-    if name not in corpora: corpora[name] = load_corpus(config.task, name)
+    if name not in corpora: corpora[name] = load_corpus(config.task, name, config.columns)
     corpus = corpora[name]
-    if corpus.name != name: config = resolve(asked, on, corpus.name, transfer).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
+    if corpus.name != name: config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
+    task_info(config.task).check_corpus(corpus, config)
     teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
     first = plan(transfer_config(config), on, corpora) if config.transfer != 'none' and _starts_pretrained(config) else None
     initial = _initial(config, teacher, first)
@@ -181,18 +196,37 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     return (dict(transfer_run_id=transfer.run_id) if transfer else dict(weights_sha256=source_sha256(config.teacher))) | layers
 
 # %% ../nbs/39_plan.ipynb #958c600b
+def _teacher_depth(config: RunConfig) -> int | None:
+    "The layers of a teacher that is not the profile's, where a student's own are to be chosen among them."
+    if MODES[config.mode].network == 'teacher' or config.student_layers or config.student_init == 'hub': return None
+    if config.teacher in (None, PROFILES[config.profile].teacher): return None
+    from kdnotes.models import depth, load_config
+    return depth(load_config(config.teacher))
+
 def _check_student(config: RunConfig) -> None:
-    "Refuse a student that does not fit its teacher, before a teacher is trained for it."
-    from transformers import AutoConfig
-    from kdnotes.models import find_model, load_tokenizer
+    "Refuse a student that does not fit its teacher or could not be saved, before a teacher is trained for it."
+    from kdnotes.models import check_student, load_config, load_tokenizer
+    teacher = load_config(config.teacher)
     if config.student_init == 'hub':
         if load_tokenizer(config.student).get_vocab() != load_tokenizer(config.teacher).get_vocab():
             raise ConfigError(f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, and both read the same token ids; choose two with one vocabulary')
-        return
-    n, layers = AutoConfig.from_pretrained(find_model(config.teacher), local_files_only=True).num_hidden_layers, config.student_layers
-    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n:
-        raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
-    if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
+        student = load_config(config.student)
+    else:
+        student = check_student(config.teacher, config.student_layers).config
+    _check_intermediate(config, student, teacher)
+
+def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
+    "Refuse losses on intermediate layers that these architectures cannot have."
+    from kdnotes.hidden_losses import value_projections
+    from kdnotes.models import build_model, check_hidden_states, depth
+    n_layers, layers = depth(teacher), config.hidden_layers
+    if layers and max(layers) >= n_layers:
+        raise ConfigError(f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, since the teacher {config.teacher!r} has {n_layers} layers')
+    if layers and len(layers) != depth(student):
+        raise ConfigError(f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} layers of the student')
+    for model in (student, teacher):
+        if config.hidden_loss != 'none': check_hidden_states(model)
+        if config.relation_loss != 'none': value_projections(build_model(model, 'AutoModelForSequenceClassification'))
 
 # %% ../nbs/39_plan.ipynb #69eacccd
 def choose_arms(
@@ -212,18 +246,19 @@ def named(
     "The parameters of a study, once its corpus is found."
     config = make_config(**{k: v for k, v in parameters.items() if k in ('task', 'corpus', 'smoke') or k == 'study' and v})
     corpus = resolve_corpus(config.task, config.corpus)
-    return parameters | dict(corpus=corpus, study=parameters.get('study') or study_name(corpus, config.smoke))
+    return parameters | dict(corpus=corpus, study=parameters.get('study') or study_name(corpus, config.smoke, config.task))
 
 def _of_arm(mode: str, common: dict) -> dict:
     "What an arm takes of a study's parameters."
     own = MODES[mode]
-    of_teacher = {name for name in RunConfig.model_fields if name.startswith('teacher_')}
+    task = common.get('task', FIRST_TASK)
+    of_teacher = {name for name in run_parameters(task) if name.startswith('teacher_')}
     start = common.get('student_init', RunConfig.model_fields['student_init'].default)
     taught = own.kd or own.network == 'student' and start == 'teacher_finetuned'
     mixed_teacher = taught and common.get('teacher_mode') == 'mixed_baseline'
     lacks = set()
     if not own.kd:
-        lacks |= FACTOR_SETTINGS['kd'] - of_teacher
+        lacks |= factor_settings(task)['kd'] - of_teacher
     if not taught:
         lacks |= of_teacher
     if own.precision == 'fp32' and not mixed_teacher:

@@ -114,6 +114,8 @@ class TaskInfo:
     check: Callable[[Any], None] = lambda config: None             # refuses a configuration this task cannot mean, by a ValueError
     check_corpus: Callable[..., None] = lambda corpus, config: None  # refuses a corpus that these settings cannot mean, in seconds
     teacher_settings: dict[str, str] = field(default_factory=dict) # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
+    input_settings: tuple[str, ...] = ()  # settings that say what an example is: a student's teacher and a transfer have them too
+    without_kd: Callable[[dict], dict] = lambda given: given  # of flat settings that a student was given: those that a run without a teacher can have
     factor_settings: dict[str, set[str]] = field(default_factory=dict)  # settings that belong to a factor of `config.FACTOR_SETTINGS`
     later: frozenset[str] = frozenset()  # settings younger than this task's first evidence: left out of a run_id at their defaults
 

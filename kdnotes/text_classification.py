@@ -380,4 +380,5 @@ def make(
 TASK = TaskInfo(
     name='text_classification', settings=TextClassificationSettings, make=make, corpora=CORPORA, default_setting=default_setting,
     unit_name='examples', metric_names={'macro_f1': 'macro F1', 'matthews': "Matthews' correlation", 'mse': 'squared error', 'mae': 'absolute error'},
-    margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)}, examples=worst, check=_check, check_corpus=check_labels)
+    margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)}, examples=worst, check=_check, check_corpus=check_labels,
+    input_settings=('target',))
