@@ -218,6 +218,20 @@ def _check_losses(config: RunConfig) -> None:
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
 
+def _check_inside(config: RunConfig) -> None:
+    "Refuse losses on the teacher's inside that cannot be meant."
+    for name in ('hidden_loss', 'relation_loss'):
+        if getattr(config, name) != 'none' and config.signal != 'online':
+            raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
+    layers, own = config.hidden_layers, config.student_layers or PROFILES[config.profile].student_layers
+    if config.hidden_loss == 'none':
+        if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
+    elif config.student_init == 'hub':
+        if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
+    elif layers is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
+    if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
+
+# %% ../nbs/00_config.ipynb #5e0b8a41
 TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
     'teacher_epochs': 'epochs',
     'teacher_learning_rate': 'learning_rate',
@@ -241,19 +255,6 @@ def _check_teacher(config: RunConfig) -> None:
         if value != RunConfig.model_fields[name].default:
             start = f' with student_init={config.student_init!r}' if MODES[config.mode].network == 'student' else ''
             raise ValueError(f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out')
-
-def _check_inside(config: RunConfig) -> None:
-    "Refuse losses on the teacher's inside that cannot be meant."
-    for name in ('hidden_loss', 'relation_loss'):
-        if getattr(config, name) != 'none' and config.signal != 'online':
-            raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
-    layers, own = config.hidden_layers, config.student_layers or PROFILES[config.profile].student_layers
-    if config.hidden_loss == 'none':
-        if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
-    elif config.student_init == 'hub':
-        if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
-    elif layers is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
-    if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../nbs/00_config.ipynb #3f2a5a2a
 def _no_parameter(name: str, allowed: Iterable[str]) -> str:
