@@ -184,7 +184,7 @@ def some_examples(
 
 def _parts(place: Place, teacher: nn.Module) -> dict:
     "What names a signal: as a run names its own."
-    return key_parts(place.config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32')
+    return key_parts(place.task, place.config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32')
 
 def make_some_signal(place: Place, turn: int) -> dict:
     "The teacher's signal for some examples, into a folder that is thrown away."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 from . import gpu_check
-from .config import MODES, ConfigError, KdnotesError, RunConfig, make_config
+from .config import MODES, TASKS, ConfigError, KdnotesError, RunConfig, make_config, task_info
 
 # %% auto #0
 __all__ = ['COMMANDS', 'parse_parameters', 'configurations', 'Command', 'make_parser', 'main']
@@ -56,15 +56,29 @@ def _choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal: return list(map(str, get_args(annotation)))
     return [choice for part in get_args(annotation) for choice in _choices(part)]
 
+def _comments(of: type) -> dict[str, str]:
+    "The comment at each field of a model's source."
+    return dict(re.findall(r'^    (\w+): .*? # (.*)$', inspect.getsource(of), re.M))
+
 def _fields(without: Sequence[str], **defaults: str) -> str:
-    "All parameters but some: default, choices, and the comment at their line in `config`."
-    comments, lines = dict(re.findall(r'^    (\w+): .* # (.*)$', inspect.getsource(RunConfig), re.M)), []
-    for name, field in RunConfig.model_fields.items():
+    "All parameters but some: default, choices, and the comment at their line."
+    lines = _field_lines(RunConfig, without, defaults)
+    for task in TASKS:
+        lines += [f'parameters of task={task}:', *_field_lines(task_info(task).settings, without, defaults)]
+    return '\n'.join(lines)
+
+def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> list[str]:
+    "The parameters that one model declares."
+    comments, lines = _comments(of), []
+    for name, field in of.model_fields.items():
+        if name in (*without, 'task_settings'):
+            continue
         default = defaults.get(name, field.default)
         given = 'none' if default is None else str(default).lower() if isinstance(default, bool) else default
-        told = [' | '.join(choices) if len(choices := _choices(field.annotation)) > 1 else '', comments.get(name, '')]
-        if name not in without: lines.append(f'  {name}={given}'.ljust(36) + '; '.join(filter(None, told)))
-    return '\n'.join(lines)
+        choices = _choices(field.annotation)
+        words = [' | '.join(choices) if len(choices) > 1 else '', comments.get(name, '')]
+        lines.append(f'  {name}={given}'.ljust(36) + '; '.join(filter(None, words)))
+    return lines
 
 def _parameters(parser: argparse.ArgumentParser, without: Sequence[str] = (), **defaults: str) -> None:
     parser.add_argument('-p', dest='parameters', action='append', default=[], metavar='name=value', help='a parameter of the run; may be given several times')

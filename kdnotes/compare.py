@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 import numpy as np
 import pandas as pd
-from .config import CHAIN, CONTROLS, FACTOR_SETTINGS, MODES, PROCEDURES
+from .config import CHAIN, CONTROLS, MODES, PROCEDURES, factor_settings, task_info
 from .drawing import metric_name
 from kdnotes.significance import (
     ALPHA,
@@ -35,10 +35,10 @@ from .telemetry import BUSY_SHARE, is_busy
 from .timed import HARDWARE, Timed, timed
 
 # %% auto #0
-__all__ = ['TIMES', 'SEED', 'UNIT_NAMES', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution',
-           'attribute', 'label', 'check_arm', 'commits', 'uncommitted', 'unit_matrix', 'Remark', 'Comparison',
-           'compare', 'Verdict', 'verdict_on', 'times_as', 'explain', 'sentence', 'difference_table',
-           'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
+__all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
+           'check_arm', 'commits', 'uncommitted', 'unit_matrix', 'Remark', 'Comparison', 'compare', 'Verdict',
+           'verdict_on', 'times_as', 'explain', 'sentence', 'difference_table', 'study_comparisons', 'corrected',
+           'chain_table', 'study_factorial']
 
 # %% ../nbs/44_compare.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -67,22 +67,26 @@ class Attribution:
     factors: dict[str, tuple] # name -> (a, b): the factors that differ; those that are part of another are not repeated
     belongs: dict[str, tuple] # name -> (a, b): settings that differ as part of these factors
     others: dict[str, tuple]  # name -> (a, b): what differs besides
+    part_of: dict[str, tuple[str, ...]]  # of each setting in `belongs`: its factors
 
-def _attribute(differ: dict[str, tuple]) -> Attribution:
+def _attribute(differ: dict[str, tuple], task: str) -> Attribution:
     "Sort differences into factors, their settings, and the rest."
-    changed = [f for f in FACTOR_SETTINGS if f in differ]
-    names = [f for f in changed if not any(f in FACTOR_SETTINGS[g] for g in changed if g != f)]
-    explained = set().union(*(FACTOR_SETTINGS[f] for f in names))
+    settings = factor_settings(task)
+    changed = [factor for factor in settings if factor in differ]
+    names = [factor for factor in changed if not any(factor in settings[other] for other in changed if other != factor)]
+    explained = set().union(*(settings[factor] for factor in names))
     others = {k: v for k, v in differ.items() if k not in explained}
     belongs = {k: v for k, v in differ.items() if k in explained and k not in names}
-    return Attribution(names[0] if len(names) == 1 and not others else None, {f: differ[f] for f in names}, belongs, others)
+    part_of = {k: tuple(factor for factor in names if k in settings[factor]) for k in belongs}
+    only = names[0] if len(names) == 1 and not others else None
+    return Attribution(only, {factor: differ[factor] for factor in names}, belongs, others, part_of)
 
 def attribute(
     record_a: dict,
     record_b: dict,
 ) -> Attribution:
     "Which factor, if any, a difference between two runs is the effect of."
-    return _attribute(differences(record_a, record_b))
+    return _attribute(differences(record_a, record_b), record_a['task'])
 
 def label(
     attribution: Attribution,
@@ -233,16 +237,16 @@ def _speedups(
     return found, remarks, reasons
 
 # %% ../nbs/44_compare.ipynb #c78016b2
-def _evidence(d: np.ndarray, higher: bool, level: float, rng: np.random.Generator) -> dict[str, Any]:
+def _evidence(d: np.ndarray, higher: bool, level: float, rng: np.random.Generator, margins: Sequence[float]) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
     if d.ndim == 1:
         i, flipped = mean_interval(d, level), seed_test(d, rng)
         test = flipped if flipped.p is None else interval_test(i)
         return dict(difference=replace(i, method=f'{i.method}, paired by seed; no units'), p=test.p, p_permutation=flipped.p, p_reason=test.reason,
-                    effect_size_seeds=effect_size(d, level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in MARGINS))
+                    effect_size_seeds=effect_size(d, level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in margins))
     i, test = crossed_interval(d, level), crossed_test(d)
     return dict(difference=i, bootstrap=bootstrap_interval(d, rng, level=level), p=test.p, p_reason=test.reason, p_permutation=permutation_test(d, rng).p, effect_size=effect_size(d.mean(0), level),
-                effect_size_seeds=effect_size(d.mean(1), level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in MARGINS))
+                effect_size_seeds=effect_size(d.mean(1), level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in margins))
 
 # %% ../nbs/44_compare.ipynb #39e93227
 @dataclass(frozen=True)
@@ -314,7 +318,7 @@ def _one_teacher(runs: Sequence[dict]) -> bool:
     seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
     return len(seeds) > 1 == len(teachers) and runs[0]['teacher_seed'] is not None
 
-SEED, UNIT_NAMES = 0, {'answer_selection': 'questions'}
+SEED = 0  # of resamples and permutations
 
 def compare(
     records_a: Sequence[dict],          # the runs of one arm
@@ -331,12 +335,13 @@ def compare(
     if none: return Comparison(*names, None, None, None, {}, (), left_out, {'comparison': none}, ())
     speedup, slow, reasons = _speedups(pairs, level, times or timed([r for pair in pairs for r in pair]))
     primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
+    task = task_info(pairs[0][0]['task'])
     d, warnings, why = _differences(pairs, units)
-    found = {} if d is None else _evidence(d, primary['higher_is_better'], level, rng or np.random.default_rng(SEED))
+    found = {} if d is None else _evidence(d, primary['higher_is_better'], level, rng or np.random.default_rng(SEED), task.margins.get(primary['metric'], MARGINS))
     reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}
-    return Comparison(*names, _attribute(_between(pairs)), primary, found.pop('difference', None), speedup, tuple(a['seed'] for a, _ in pairs), left_out, reasons,
+    return Comparison(*names, _attribute(_between(pairs), pairs[0][0]['task']), primary, found.pop('difference', None), speedup, tuple(a['seed'] for a, _ in pairs), left_out, reasons,
                       (*_warnings(pairs, left_out), *warnings, *slow), **found, p_times={k: interval_test(i, 1., log=True).p for k, i in speedup.items()},
-                      unit_name=UNIT_NAMES.get(pairs[0][0]['task'], 'units'))
+                      unit_name=task.unit_name)
 
 # %% ../nbs/44_compare.ipynb #cd2bcccd
 VERDICTS = {  # code -> words
@@ -530,7 +535,7 @@ def difference_table(
     "Every recorded setting in which two arms differ."
     c, x = comparison, comparison.attribution
     if x is None: return pd.DataFrame(columns=['setting', c.a, c.b, 'part of'])
-    def part(name): return 'a factor' if name in x.factors else ', '.join(f for f in x.factors if name in FACTOR_SETTINGS[f])
+    def part(name): return 'a factor' if name in x.factors else ', '.join(x.part_of.get(name, ()))
     return pd.DataFrame([{'setting': k, c.a: a, c.b: b, 'part of': part(k)} for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()])
 
 # %% ../nbs/44_compare.ipynb #2d685b32

@@ -13,12 +13,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 # %% auto #0
-__all__ = ['TASKS', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'NEED_TEACHER', 'TEACHER_CHANGES',
-           'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'KdnotesError', 'ConfigError',
-           'task_info', 'Mode', 'factor_settings', 'Profile', 'spread_layers', 'default_setting', 'read_texts',
-           'TaskSettings', 'RunConfig', 'needs_teacher', 'parameters', 'make_config', 'with_values', 'flat',
-           'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors', 'losses_in_words',
-           'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['TASKS', 'FIRST_TASK', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'NEED_TEACHER',
+           'TEACHER_CHANGES', 'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER',
+           'KdnotesError', 'ConfigError', 'task_info', 'Mode', 'factor_settings', 'Profile', 'spread_layers',
+           'default_setting', 'read_texts', 'TaskSettings', 'RunConfig', 'needs_teacher', 'parameters', 'make_config',
+           'with_values', 'flat', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve',
+           'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path',
+           'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -33,6 +34,8 @@ TASKS = {
     'answer_selection': 'kdnotes.answer_selection',
     'text_classification': 'kdnotes.text_classification',
 }
+
+FIRST_TASK = 'answer_selection'  # older than the others: its studies and stored signals keep the names they had
 
 def task_info(
     task: str,  # of TASKS
@@ -248,6 +251,22 @@ def _check_losses(config: RunConfig) -> None:
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
 
+def _check_inside(config: RunConfig) -> None:
+    "Refuse losses on the teacher's inside that cannot be meant."
+    for name in ('hidden_loss', 'relation_loss'):
+        if getattr(config, name) != 'none' and config.signal != 'online':
+            raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
+    layers = config.hidden_layers
+    profile = PROFILES[config.profile]
+    own = config.student_layers or (profile.student_layers if config.teacher in (None, profile.teacher) else None)  # None: the plan knows, which has seen the teacher
+    if config.hidden_loss == 'none':
+        if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
+    elif config.student_init == 'hub':
+        if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
+    elif layers is not None and own is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
+    if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
+
+# %% ../nbs/00_config.ipynb #5e0b8a41
 TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
     'teacher_epochs': 'epochs',
     'teacher_learning_rate': 'learning_rate',
@@ -271,21 +290,6 @@ def _check_teacher(config: RunConfig) -> None:
         if value != RunConfig.model_fields[name].default:
             start = f' with student_init={config.student_init!r}' if MODES[config.mode].network == 'student' else ''
             raise ValueError(f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out')
-
-def _check_inside(config: RunConfig) -> None:
-    "Refuse losses on the teacher's inside that cannot be meant."
-    for name in ('hidden_loss', 'relation_loss'):
-        if getattr(config, name) != 'none' and config.signal != 'online':
-            raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
-    layers = config.hidden_layers
-    profile = PROFILES[config.profile]
-    own = config.student_layers or (profile.student_layers if config.teacher in (None, profile.teacher) else None)  # None: the plan knows, which has seen the teacher
-    if config.hidden_loss == 'none':
-        if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
-    elif config.student_init == 'hub':
-        if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
-    elif layers is not None and own is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
-    if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../nbs/00_config.ipynb #3f2a5a2a
 def parameters(

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import torch
 from . import diagnosis as dg, probes, runtime as rt, teacher as te, trainer as tr
-from .config import MODES, ConfigError, KdnotesError, RunConfig, make_config, resolved_dtype, root
+from .config import MODES, ConfigError, KdnotesError, RunConfig, flat, make_config, resolved_dtype, root, task_info
 from .corpus import load_corpus
 from .diagnosis import CHECKS, Diagnosis, Finding
 from .experiment import _encoded_task, _model, _why, plan
@@ -78,7 +78,7 @@ def _check_cache(bench) -> list[Finding]:
     if not bench.teacher or config.signal == 'online':
         return [Finding('cache', 'skipped', 'the teacher runs beside the student' if bench.teacher else 'no distillation in this mode')] if here.main else []
     index = next(tr.schedule_steps(bench.task, bench.config)[1]).index[:64]
-    key = te.key_parts(config, bench.teacher, bench.tokenizer, bench.corpus_sha256)
+    key = te.key_parts(bench.task, config, bench.teacher, bench.tokenizer, bench.corpus_sha256)
     signal, bench.signal, bench.signal_s = probes.few_signal(bench.task, bench.teacher, index, bench.folder / f'signal-{config.seed}-{config.batch_size}-{config.signal_dtype}', key, here)
     if not here.main: return []
     batch = bench.task.batch('train', index[:8]).to(here.device)
@@ -162,7 +162,7 @@ _NOT_MODEL = (*(set(_NOT_TASK) - {'seed', 'student', 'student_layers', 'student_
 
 def _once(shared: dict, kind: str, config: RunConfig, other: Sequence[str], make: Callable):
     "What `make` gives, made once for all configurations that agree in every setting but `other`."
-    key = (kind, json.dumps({k: v for k, v in config.model_dump(mode='json').items() if k not in other}, sort_keys=True))
+    key = (kind, json.dumps({k: v for k, v in flat(config).items() if k not in other}, sort_keys=True))
     if key not in shared: shared[key] = make()
     return shared[key]
 
@@ -180,7 +180,7 @@ def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
     here = replace(runtime, dtype=dtype, math=rt.set_matmul_precision(dtype))
     alone = replace(here, rank=0, ranks=1, backend=None)
     if runtime.device.type == 'cpu': torch.set_num_threads(config.threads_per_rank)
-    corpus = _once(shared, 'corpus', config, (*_NOT_TASK, 'max_length', 'temperature', 'train_questions', 'document_title', 'smoke'), lambda: load_corpus(config.task, config.corpus))
+    corpus = _once(shared, 'corpus', config, (*_NOT_TASK, 'max_length', 'temperature', *task_info(config.task).settings.model_fields, 'smoke'), lambda: load_corpus(config.task, config.corpus, config.columns))
     task = _once(shared, 'task', config, _NOT_TASK, lambda: _encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(case['teacher_run_id']) if case['teacher_run_id'] else None

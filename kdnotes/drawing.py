@@ -11,7 +11,7 @@ from functools import wraps
 from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
-from .config import MODES, KdnotesError, runs_path
+from .config import TASKS, MODES, KdnotesError, runs_path, task_info
 from .files import atomic_write, lock, read_json, sha256_file, write_json
 from .stats import Interval
 
@@ -56,7 +56,10 @@ def metric_name(
     metric: str,
 ) -> str:
     "A metric as texts and figures call it."
-    return {'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'}.get(metric, metric)
+    names = {}
+    for task in reversed(TASKS):
+        names |= task_info(task).metric_names
+    return names.get(metric, metric)
 
 def span(
     interval: Interval,

@@ -244,7 +244,7 @@ def worker(
     job = folder.config()
     config = make_config(**job['config'])
     runtime = rt.start(config)
-    corpus = load_corpus(config.task, config.corpus)
+    corpus = load_corpus(config.task, config.corpus, config.columns)
     if corpus.sha256 != job['corpus_sha256']: raise RunError(f'corpus {corpus.name} at {corpus.where} changed since the run was planned; start the run again')
     task = _encoded_task(config, corpus, runtime)
     model, start = _model(config, task, job)
@@ -298,7 +298,7 @@ def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a 
     from kdnotes.models import load_tokenizer
     model = _made(task, job['teacher_run_id']).to(runtime.device)
     if config.signal == 'online': return online_teacher(task, model, config), None
-    parts = te.key_parts(config, model, load_tokenizer(config.teacher), corpus.sha256)
+    parts = te.key_parts(task, config, model, load_tokenizer(config.teacher), corpus.sha256)
     folder = cache_path() / 'signals' / te.signal_key(**parts)
     made = te.open_signal(folder) if runtime.main else None
     if not runtime.gather(made is not None)[0]:
@@ -332,7 +332,7 @@ def _train(task, model, config: RunConfig, runtime, on_row, signal, folder: RunF
     if runtime.main:
         last = task.evaluation_sets[0]
         for name in task.evaluation_sets: on_row('eval', step=result.steps, epoch=result.epoch, set=name, metrics=evaluation.metrics[name], elapsed_s=result.train_s)
-        result.curve.append(dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=last, metric=task.primary[1], value=evaluation.metrics[last].get(task.primary[1])))
+        result.curve.append(dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=last, metric=task.primary.metric, value=evaluation.metrics[last].get(task.primary.metric)))
     return result, evaluation
 
 # %% ../nbs/45_experiment.ipynb #3399f17c
@@ -348,7 +348,7 @@ def _throughput(task, model, result) -> dict:
     "Rates; useful FLOPs are the forward's and twice that for the backward (Kaplan et al. 2020, arXiv 2001.08361, table 1), padding not counted."
     from kdnotes.models import forward_flops
     lengths = task.lengths('train')
-    rate = 3 * forward_flops(model.config, lengths, task.auto_class) / len(lengths) * result.examples_per_s if result.examples_per_s else None
+    rate = 3 * (forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)) / len(lengths) * result.examples_per_s if result.examples_per_s else None
     if rate is not None and math.isnan(rate): rate = None
     return dict(examples_per_s=result.examples_per_s, tokens_per_s=result.tokens_per_s, useful_flops_per_s=rate)
 
@@ -369,7 +369,7 @@ def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str,
     return dict(run_id=job['run_id'], study=config.study, task=config.task, mode=config.mode, arm=config.arm, factors=factors(config), settings=settings(config),
         parallel=dict(ranks=runtime.ranks, threads_per_rank=runtime.threads, backend=runtime.backend, streams=None, graphs=None,
                       reason='the mode has one rank' if MODES[config.mode].ranks == '1' else f'{runtime.ranks} rank(s) on {runtime.device.type}'),
-        seed=config.seed, teacher_seed=settings(config)['teacher_seed'], teacher_run_id=job['teacher_run_id'], corpus=corpus.name, corpus_sha256=corpus.sha256,
+        seed=config.seed, teacher_seed=settings(config)['teacher_seed'], teacher_run_id=job['teacher_run_id'], corpus=corpus.name, corpus_sha256=corpus.sha256, **(dict(columns=config.columns) if config.columns else {}),
         precision=runtime.dtype, precision_reason=f"{job['precision_reason']}; {runtime.math}", environment=environment(), smoke=config.smoke, tuning_id=config.tuning_id,
         initial=job['initial'] | dict(start_sha256=start), models=dict(profile=config.profile, teacher=config.teacher, student=config.student, attention=attention))
 

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from .compare import Comparison, study_comparisons
-from .config import figures_path
+from .config import figures_path, task_info
 from .drawing import SMALLEST, WIDTH, FigureFile, NotDrawn, arms_of, drawing, look, make_figure, metric_name, span
 from .fidelity import agreement, reliability
 from .records import RecordError, predictions, records, units
@@ -307,13 +307,13 @@ def _seeds(e: Evidence) -> str:
 def _items(e: Evidence) -> str:
     "What the primary metric is averaged over, or ''."
     n = sorted({i.units for v in e.values.values() if (i := v.get('primary')) and i.units})
-    name = 'questions' if e.records[0]['task'] == 'answer_selection' else 'units'
+    name = task_info(e.records[0]['task']).unit_name
     return f" and {n[0] if len(n) == 1 else f'{n[0]} to {n[-1]}'} {name}" if n else ''
 
 def _all_items(e: Evidence) -> str:
     "All units of the primary set, those too that the primary metric leaves out, or ''."
     n = e.units[e.units['split'] == e.records[0]['primary']['set']]['unit'].nunique()
-    return f" and all {n} {'questions' if e.records[0]['task'] == 'answer_selection' else 'units'}" if n else ''
+    return f" and all {n} {task_info(e.records[0]['task']).unit_name}" if n else ''
 
 def _metric(e: Evidence) -> str:
     p = e.records[0]['primary']

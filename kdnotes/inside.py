@@ -6,16 +6,18 @@
 from __future__ import annotations
 import math
 from collections.abc import Callable
+import numpy as np
 import torch
 from torch import Tensor, nn
 from .config import ConfigError, RunConfig
-from .data import Batch, Task
+from .data import Batch
 from .hidden_losses import HiddenProjections, captured, hidden_cosine, hidden_mse, relation_kl, value_projections
 from .models import model_inputs
 from .teacher import online_signal, teacher_signal
+from .task import Task, TaskView
 
 # %% auto #0
-__all__ = ['looks_inside', 'WithInside', 'InsideTask', 'InsideSignal', 'online_teacher', 'open_student']
+__all__ = ['looks_inside', 'WithInside', 'with_intermediate', 'InsideSignal', 'online_teacher', 'open_student']
 
 # %% ../nbs/24_inside.ipynb #42397872
 def looks_inside(config: RunConfig) -> bool:
@@ -45,33 +47,31 @@ class WithInside(nn.Module):
         return outputs
 
 # %% ../nbs/24_inside.ipynb #cbe35a33
-class InsideTask:
-    "A task with its own loss terms, and `hidden` and `relation`."
-    def __init__(self,
-        task: Task,
-        config: RunConfig,  # resolved: hidden_loss, hidden_layers, relation_loss
-        heads: int = 1,     # relation heads
-    ):
-        self.task, self.config, self.heads = task, config, heads
+def with_intermediate(
+    task: Task,
+    config: RunConfig,  # resolved: hidden_loss, hidden_layers, relation_loss
+    heads: int = 1,     # relation heads
+) -> TaskView:
+    "A task with the loss terms of intermediate layers beside its own; counts are real tokens."
+    def signal(outputs, batch: Batch) -> dict[str, Tensor]:
+        return task.signal(outputs, batch) | outputs.inside
 
-    def __getattr__(self, name: str):
-        if name == 'task': raise AttributeError(name)  # a copy that is not filled in yet
-        return getattr(self.task, name)
-
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: return self.task.signal(outputs, batch) | outputs.inside
-
-    def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
-        "The task's terms, and sums over real tokens."
-        config, mask, terms = self.config, batch.inputs['attention_mask'], self.task.loss_terms(outputs, batch, signal)
+    def loss_terms(outputs, batch: Batch, signal: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+        mask = batch.inputs['attention_mask']
+        terms = task.loss_terms(outputs, batch, signal)
         if config.hidden_loss != 'none':
-            distance, names = {'mse': hidden_mse, 'cosine': hidden_cosine}[config.hidden_loss], [n for n in outputs.inside if n != 'values']
+            distance = {'mse': hidden_mse, 'cosine': hidden_cosine}[config.hidden_loss]
+            names = [n for n in outputs.inside if n != 'values']
             terms['hidden'] = sum(distance(outputs.inside[n], signal[n], mask, 'sum') for n in names) / len(names), batch.tokens
         if config.relation_loss != 'none':
-            terms['relation'] = relation_kl(outputs.inside['values'], signal['values'], mask, self.heads, 'sum'), batch.tokens
+            terms['relation'] = relation_kl(outputs.inside['values'], signal['values'], mask, heads, 'sum'), batch.tokens
         return terms
 
-    def loss_counts(self, split: str, index) -> dict[str, int]:
-        return self.task.loss_counts(split, index) | dict.fromkeys(('hidden', 'relation'), int(self.task.lengths(split)[index].sum()))
+    def loss_counts(split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+        tokens = int(task.lengths(split)[index].sum())
+        return task.loss_counts(split, index, epoch) | {'hidden': tokens, 'relation': tokens}
+
+    return TaskView(task, signal=signal, loss_terms=loss_terms, loss_counts=loss_counts)
 
 # %% ../nbs/24_inside.ipynb #926af584
 class InsideSignal:
@@ -79,7 +79,7 @@ class InsideSignal:
     def __init__(self, task: Task, teacher: nn.Module, config: RunConfig):
         layers, n = tuple(config.hidden_layers or ()), teacher.config.num_hidden_layers
         if layers and max(layers) >= n: raise ConfigError(f'hidden_layers={layers} must be numbers from 0 to {n - 1}, since the teacher has {n} layers')
-        self.shape, self._task = teacher.config, InsideTask(task, config)
+        self.shape, self._task = teacher.config, with_intermediate(task, config)
         self._teacher = WithInside(teacher, tuple(layer + 1 for layer in layers), config.relation_loss != 'none')
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]: return teacher_signal(self._task, self._teacher, batch)
@@ -110,4 +110,4 @@ def open_student(
     if taught and shape.hidden_size != teacher.hidden_size:
         projections = HiddenProjections(dict(zip(layers, taught)), shape.hidden_size, teacher.hidden_size, seed).to(next(student.parameters()).device)
     heads = math.gcd(shape.num_attention_heads, teacher.num_attention_heads)
-    return InsideTask(task, config, heads), WithInside(student, layers, config.relation_loss != 'none', projections)
+    return with_intermediate(task, config, heads), WithInside(student, layers, config.relation_loss != 'none', projections)

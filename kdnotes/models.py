@@ -512,15 +512,18 @@ def _forward_names(cls: type) -> frozenset[str]:
 def model_inputs(
     model: nn.Module,  # maybe wrapped
 ) -> set[str]:         # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
-    "The names a model's forward takes."
-    return set(_forward_names(type(unwrap(model))))
+    "The names a model's forward takes, without token types where the model has fewer than two."
+    model = unwrap(model)
+    names = set(_forward_names(type(model)))
+    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2: names.discard('token_type_ids')
+    return names
 
 def call(
     model: nn.Module,                  # maybe wrapped; the wrapper is what is called
     inputs: dict[str, torch.Tensor],   # of a batch
 ):                                     # the model's outputs
     "A forward with those of the inputs that the model takes."
-    names = _forward_names(type(unwrap(model)))
+    names = model_inputs(model)
     given = {name: value for name, value in inputs.items() if name in names}
     mask = given.get('attention_mask')
     if mask is not None and mask.is_cuda and _takes_whole_mask(model): given['attention_mask'] = _whole_mask(mask)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from kdnotes.config import (
+    FIRST_TASK,
     MODES,
     PROCEDURES,
     PROFILES,
@@ -32,8 +33,8 @@ from .corpus import Corpus, load_corpus, resolve_corpus
 from .schema import SCHEMA
 
 # %% auto #0
-__all__ = ['FIRST_TASK', 'make_task', 'study_name', 'Plan', 'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named',
-           'plan_study', 'explain_study']
+__all__ = ['make_task', 'study_name', 'Plan', 'teacher_origin', 'teacher_config', 'transfer_config', 'plan', 'choose_arms',
+           'named', 'plan_study', 'explain_study']
 
 # %% ../nbs/39_plan.ipynb #fd07477b
 def make_task(
@@ -44,8 +45,6 @@ def make_task(
     return task_info(config.task).make(corpus, config)
 
 # %% ../nbs/39_plan.ipynb #9fd6d549
-FIRST_TASK = 'answer_selection'  # whose studies are called by their corpus alone
-
 def study_name(
     corpus: str,          # its resolved name
     smoke: bool = False,  # smoke runs go to a study of their own
@@ -87,16 +86,6 @@ class Plan:
             source = self.config.student or self.config.teacher
         return f'layers {self.initial["layers"]} of {source}' if 'layers' in self.initial else source
 
-    @property
-    def teacher_origin(self) -> str:
-        "Where the setting of the teacher comes from."
-        shared = self.asked.teacher_setting == 'shared'
-        origin = f"the study's {self.teacher.config.mode}" if shared else "its corpus' setting"
-        names = [name for name in run_parameters(self.asked.task) if name in ('teacher_seed', *task_info(self.asked.task).teacher_settings, *TEACHER_CHANGES)]
-        given = flat(self.asked, changed=True)
-        changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
-        return origin + (f', but {", ".join(changes)} as given' if changes else '')
-
     def explain(self) -> str:
         "What will run, and why so."
         c, mode = self.config, MODES[self.config.mode]
@@ -111,10 +100,23 @@ class Plan:
             'setting': _setting(c),
         }
         if self.teacher:
-            lines['teacher'] = f'{self.teacher.run_id}, {_setting(self.teacher.config)}: {self.teacher_origin}'
+            lines['teacher'] = f'{self.teacher.run_id}, {_setting(self.teacher.config)}: {teacher_origin(self)}'
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined(lines.items())
+
+# %% ../nbs/39_plan.ipynb #a84e17c3
+def teacher_origin(
+    plan: Plan,  # of a run that has a teacher
+) -> str:
+    "Where the setting of the teacher comes from."
+    shared = plan.asked.teacher_setting == 'shared'
+    origin = f"the study's {plan.teacher.config.mode}" if shared else "its corpus' setting"
+    own = task_info(plan.asked.task).teacher_settings
+    names = [name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own, *TEACHER_CHANGES)]
+    given = flat(plan.asked, changed=True)
+    changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
+    return origin + (f', but {", ".join(changes)} as given' if changes else '')
 
 def _setting(config: RunConfig) -> str:
     return f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, {config.batch_size} examples a step'
@@ -296,8 +298,8 @@ def explain_study(
     losses = dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd)
     teachers: dict[str, list[str]] = {}  # by where their setting comes from
     for p in plans:
-        if p.teacher and p.teacher.run_id not in teachers.setdefault(p.teacher_origin, []):
-            teachers[p.teacher_origin].append(p.teacher.run_id)
+        if p.teacher and p.teacher.run_id not in teachers.setdefault(teacher_origin(p), []):
+            teachers[teacher_origin(p)].append(p.teacher.run_id)
     return _lined([
         ('study', first.study),
         ('runs', f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each'),

@@ -26,11 +26,12 @@ from .files import sha256_text
 from .models import call, count_parameters, model_inputs, quiet_loading, save_model
 from .runtime import Runtime
 from .speed import product_rate
+from .task import TaskView
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'not_counted', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance',
-           'still', 'alike', 'accumulation', 'look_ahead', 'activation_bytes', 'free_bytes', 'forecast_memory', 'Few',
-           'few_signal', 'compare_signals', 'saved_and_loaded']
+           'still', 'alike', 'accumulation', 'look_ahead', 'activation_bytes', 'free_bytes', 'forecast_memory',
+           'few_examples', 'few_signal', 'compare_signals', 'saved_and_loaded']
 
 # %% ../nbs/36_probes.ipynb #621fbe45
 _WAITS = ('aten::_local_scalar_dense', 'aten::nonzero', 'aten::masked_select', 'aten::equal', 'aten::is_nonzero')  # the host reads a number or a shape
@@ -253,7 +254,7 @@ def accumulation(
     for k in (len(index), len(index), len(index) // 2, len(index) // 4):
         budget = config.model_copy(update=dict(micro_batch_tokens=max(1, k) * int(lengths[index].max())))
         model.zero_grad(set_to_none=True)
-        tr.accumulate(model, task, index, budget, here, scaler, tr.loss_weights(config), signal)
+        tr.accumulate(model, task, index, budget, here, scaler, tr.loss_weights(task, config), signal)
         numbers = _numbers(_gradients(model))
         if full is None: full = numbers
         else: parts[len(tr._share(task, index, budget, here))] = distance(numbers, full)
@@ -272,7 +273,7 @@ def look_ahead(
         if seen == most: break
         seen, examples, tokens = seen + 1, examples + len(step.index), tokens + int(lengths[step.index].sum())
         for rank in range(config.ranks):
-            for part in micro_batches(step.index, lengths, config.micro_batch_tokens, rank, config.ranks, task.groups('train') if config.ranking_loss != 'none' else None):
+            for part in micro_batches(step.index, lengths, config.micro_batch_tokens, rank, config.ranks, task.groups('train')):
                 own = len(part) * int(lengths[part].max())
                 cells += own
                 if own > size: largest, size = part, own
@@ -291,7 +292,7 @@ def activation_bytes(
         return tensor
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tr.accumulate(model, task, index, config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT)), here, torch.amp.GradScaler(here.device.type, enabled=False), tr.loss_weights(config), signal)
+        tr.accumulate(model, task, index, config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT)), here, torch.amp.GradScaler(here.device.type, enabled=False), tr.loss_weights(task, config), signal)
     model.zero_grad(set_to_none=True)
     return sum(kept.values())
 
@@ -323,24 +324,27 @@ def forecast_memory(
     return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / int(task.lengths('train')[largest[0]])
 
 # %% ../nbs/36_probes.ipynb #fed2d7be
-class Few:
+def few_examples(
+    task,
+    index: np.ndarray,  # (n,) of its training examples, each once
+) -> TaskView:
     "Some training examples of a task, numbered from 0; for a signal that is quickly made."
-    def __init__(self, task, index: np.ndarray): self.task, self.index = task, np.unique(index)
-    def __getattr__(self, name): return getattr(self.task, name)
-    def lengths(self, split): return self.task.lengths(split)[self.index]
-    def batch(self, split, index): return replace(self.task.batch(split, self.index[index]), index=np.asarray(index))
+    def batch(split: str, own: np.ndarray, epoch: int = 0):
+        return replace(task.batch(split, index[own], epoch), index=np.asarray(own))
+    return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
 
 def few_signal(
     task, teacher: nn.Module, index: np.ndarray,  # the examples
     folder: Path, key: dict, here: Runtime,       # where to keep it, the same for all ranks; of `kdnotes.teacher.key_parts`; of this rank
 ) -> tuple[Callable, Callable, float]:            # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an example took
     "The stored signal of some examples, made by all ranks as a run makes it."
-    few = Few(task, index)
-    key = key | dict(subset=f"{key['subset']}-{sha256_text(str(few.index.tolist()))[:12]}")
+    chosen = np.unique(index)
+    few = few_examples(task, chosen)
+    key = key | dict(subset=f"{key['subset']}-{sha256_text(str(chosen.tolist()))[:12]}")
     signal = te.make_signal(few, 'train', teacher, folder, key, device=here.device, storage_dtype=key['storage_dtype'], rank=here.rank, ranks=here.ranks, barrier=here.barrier)
-    def right(batch): return signal(replace(batch, index=np.searchsorted(few.index, batch.index)))
-    def any_rows(batch): return signal(replace(batch, index=batch.index % len(few.index)))
-    return right, any_rows, signal.meta['teacher_s'] * here.ranks / len(few.index)
+    def right(batch): return signal(replace(batch, index=np.searchsorted(chosen, batch.index)))
+    def any_rows(batch): return signal(replace(batch, index=batch.index % len(chosen)))
+    return right, any_rows, signal.meta['teacher_s'] * here.ranks / len(chosen)
 
 def compare_signals(
     cached: dict[str, Tensor],  # name -> (n, ...)

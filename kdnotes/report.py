@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from .compare import Comparison, check_arm, commits, difference_table, explain, label, study_comparisons, unit_matrix, verdict_on
-from .config import MODES, KdnotesError, evidence_path, figures_path, runs_path
+from .config import MODES, KdnotesError, evidence_path, figures_path, runs_path, task_info
 from .drawing import WIDTH, NotDrawn, arms_of, drawing, look, make_figure, metric_name, span
 from .records import RunFolder, read_csv, records, units, without_repeats
 from .stats import Interval, compact_curve, crossed_interval, mean_interval, number_texts
@@ -23,7 +23,7 @@ from .timed import timed
 __all__ = ['QUANTITIES', 'COSTS', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'arms_table', 'metrics_table',
            'comparison_table', 'why_none', 'confidence', 'pareto_front', 'accuracy_figure', 'throughput_figure',
            'curve_of', 'curve_set', 'curves_figure', 'Report', 'starts_made_again', 'report', 'run_table', 'run_curves',
-           'run_worst']
+           'corpus_of', 'run_worst']
 
 # %% ../nbs/50_report.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -352,28 +352,21 @@ def run_curves(
     return curves_figure([record])
 
 # %% ../nbs/50_report.ipynb #cf7e1ffa
-def _texts(record: dict) -> dict[tuple[str, str], tuple[str, str]]:
-    "(unit, item) -> texts of the primary set; empty when the corpus is not at hand or is another one."
+def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is another one by now
+    "The corpus a run was made with."
     from kdnotes.corpus import load_corpus
-    try: corpus = load_corpus(record['task'], record['corpus'])
-    except KdnotesError: return {}
-    if corpus.sha256 != record['corpus_sha256']: return {}
-    return {(r['question_id'], r['sentence_id']): (r['question'], r['sentence']) for r in corpus.splits[record['primary']['set']]}
+    try:
+        corpus = load_corpus(record['task'], record['corpus'], record.get('columns'))
+    except KdnotesError:
+        return None
+    return corpus if corpus.sha256 == record['corpus_sha256'] else None
 
 def run_worst(
     record: dict,
     n: int = 5,             # units
     folder: Path | None = None,  # the run's folder; None: where the record says
-) -> pd.DataFrame:          # value, question, put first, correct
+) -> pd.DataFrame:          # as the task shows them
     "The units a run got most wrong."
-    where, metric = record['primary']['set'], record['primary']['metric']
-    folder, texts = folder or RunFolder(record['study'], record['run_id']).path, _texts(record)
+    folder = folder or RunFolder(record['study'], record['run_id']).path
     found, scored = (read_csv(folder / f'{name}.csv.gz') for name in ('units', 'predictions'))
-    worst = found[(found['split'] == where) & (found['metric'] == metric)].sort_values(['value', 'unit'], ascending=[record['primary']['higher_is_better'], True]).head(n)
-    scored = scored[(scored['split'] == where) & scored['unit'].isin(worst['unit'])].sort_values(['score', 'item'], ascending=False)
-    def text(unit, item, which): return texts.get((unit, item), (unit, item))[which]
-    def row(unit, value, items):
-        right = items[items['label'].astype(float) > 0]['item']
-        return {metric: round(value, 3), 'question': text(unit, items['item'].iloc[0], 0), 'put first': text(unit, items['item'].iloc[0], 1), 'correct': text(unit, right.iloc[0], 1) if len(right) else '-'}
-    groups = dict(list(scored.groupby('unit')))
-    return pd.DataFrame([row(u, v, groups[u]) for u, v in zip(worst['unit'], worst['value']) if u in groups], columns=[metric, 'question', 'put first', 'correct'])
+    return task_info(record['task']).examples(record, found, scored, corpus_of(record), n)

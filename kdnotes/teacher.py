@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from .config import KdnotesError, RunConfig
-from .data import Batch, Task, micro_batches, to_device
+from .config import FIRST_TASK, KdnotesError, RunConfig
+from .data import Batch, micro_batches, to_device
 from .files import FileError, lock, read_json, sha256_text, write_json
 from .models import call, tokenizer_sha256, weights_sha256
+from .task import Task
 
 # %% auto #0
 __all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
@@ -66,6 +67,7 @@ def signal_key(
 
 # %% ../nbs/22_teacher.ipynb #7442bdaf
 def key_parts(
+    task: Task,
     config: RunConfig,      # resolved, of a run that wants the signal
     teacher: nn.Module,     # with the weights that answer
     tokenizer,              # the teacher's
@@ -74,10 +76,9 @@ def key_parts(
     storage_dtype: str | None = None,  # None: the configuration's
 ) -> dict:                  # the arguments of `signal_key`
     "What names the signal of a configuration."
-    subset = config.train_questions
-    if config.document_title: subset += '-titles'
-    if config.smoke: subset += '-smoke'
-    if config.task != 'answer_selection': subset += f'-{config.task}'  # the first task's signals keep the names they have
+    subset = task.signal_key()
+    if config.task != FIRST_TASK:  # the first task's signals keep the names they have
+        subset += f'-{config.task}'
     return dict(
         weights_sha256=weights_sha256(teacher),
         corpus_sha256=corpus_sha256,

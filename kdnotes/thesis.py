@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 import numpy as np
 import pandas as pd
-from .answer_selection import counts
+from .answer_selection import CORPORA
+from .ranking_metrics import counts
 from .compare import commits, uncommitted
 from .config import WIDENED, KdnotesError, root
 from .corpus import Corpus, load_corpus, local_copy
@@ -123,7 +124,7 @@ def overlap(
 def corpus_facts() -> dict:  # source, sha256, splits -> pairs, positives, questions, answered, clean; overlap with SQuAD, where that is
     "Counts of WikiQA, from the copies at hand."
     corpus = load_corpus('answer_selection', 'wikiqa')
-    seen = dict(overlap=overlap(corpus, load_corpus('answer_selection', 'squad1'))) if local_copy('squad1') else {}
+    seen = dict(overlap=overlap(corpus, load_corpus('answer_selection', 'squad1'))) if local_copy('squad1', CORPORA) else {}
     return seen | dict(source='kdnotes.answer_selection.counts of the published files', sha256=corpus.sha256[:12], splits={split: {k: int(n) for k, n in row.items()} for split, row in counts(corpus).T.to_dict().items()})
 
 # %% ../nbs/59_thesis.ipynb #c7cb2d04

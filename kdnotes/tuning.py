@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats.qmc import Sobol
 from .compare import unit_matrix
-from .config import MODES, SAFETY, ConfigError, factors, make_config
+from .config import MODES, SAFETY, ConfigError, factors, flat, make_config
 from .corpus import Corpus
 from .experiment import RunError, execute, failures, make_runs, milestones
 from .plan import Plan, plan
@@ -94,7 +94,7 @@ def plan_search(
     "The trials of a search."
     if overlap := sorted(space.keys() & common.keys()): raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
     if own := sorted({'seed', 'tuning_id'} & common.keys()): raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
-    id = tuning_id(study, mode, space, trials, more=make_config(mode=mode, **common).model_dump(mode='json', exclude_defaults=True, exclude=_USUAL))
+    id = tuning_id(study, mode, space, trials, more={k: v for k, v in flat(make_config(mode=mode, **common), changed=True).items() if k not in _USUAL})
     corpora: dict[str, Corpus] = {}
     planned = [(setting, plan(make_config(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting), corpora=corpora)) for setting in draws(space, trials)]
     _check_name(id, planned[0][1])

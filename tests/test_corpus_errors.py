@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kdnotes.answer_selection import CORPORA
 from kdnotes.config import KdnotesError
-from kdnotes.corpus import HUB_COLUMNS, SPLITS, TSV_COLUMNS, CorpusError, load_corpus, local_copy, read_tsv, resolve_corpus
+from kdnotes.answer_selection import HUB_COLUMNS, TSV_COLUMNS
+from kdnotes.corpus import SPLITS, CorpusError, load_corpus, local_copy, read_rows, resolve_corpus
 
 HEADER = '\t'.join(TSV_COLUMNS.values())
 TASK = 'answer_selection'
@@ -119,14 +121,14 @@ def offline(monkeypatch, tmp_path):
 def test_auto_takes_a_copy_before_the_embedded_corpus(offline, monkeypatch):
     assert resolve_corpus(TASK, 'auto') == 'embedded'
     mine = write(offline / 'home' / 'data' / 'wikiqa')
-    assert resolve_corpus(TASK, 'auto') == 'wikiqa' and local_copy('wikiqa') == mine
+    assert resolve_corpus(TASK, 'auto') == 'wikiqa' and local_copy('wikiqa', CORPORA) == mine
     other = write(offline / 'elsewhere' / 'wikiqa')
     for relative in ('elsewhere', str(offline / 'elsewhere')):
         monkeypatch.setenv('KDNOTES_DATA', relative)
-        assert local_copy('wikiqa').resolve() == other
+        assert local_copy('wikiqa', CORPORA).resolve() == other
     below_the_root = write(offline / 'home' / 'shelf' / 'wikiqa')
     monkeypatch.setenv('KDNOTES_DATA', 'shelf')
-    assert local_copy('wikiqa').resolve() == below_the_root
+    assert local_copy('wikiqa', CORPORA).resolve() == below_the_root
     corpus = load_corpus(TASK, 'auto')
     assert (corpus.name, corpus.kind, Path(corpus.where)) == ('wikiqa', 'folder', below_the_root)
 
@@ -171,7 +173,7 @@ def test_the_hub_and_a_folder_with_the_same_content_have_one_hash(hub, tmp_path)
 
 
 def test_what_the_hub_delivers_is_checked(hub, tmp_path):
-    rows = read_tsv(write(tmp_path / 'folder') / 'WikiQA-train.tsv', 'train')
+    rows = read_rows(write(tmp_path / 'folder') / 'WikiQA-train.tsv', 'train', CORPORA)
     hub.update({s: columns(rows) for s in ('train', 'validation', 'test')})
     hub['test']['label'][3] = -1
     assert "someone/salt, split 'test', row 3: label is '-1'" in refused(lambda: load_corpus(TASK, 'someone/salt'))

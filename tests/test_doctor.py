@@ -7,7 +7,7 @@ import torch
 import transformers
 from kdnotes import doctor as D
 from kdnotes.config import Machine, make_config
-from kdnotes.corpus import TSV_COLUMNS
+from kdnotes.answer_selection import TSV_COLUMNS
 from kdnotes.diagnosis import CHECKS, RESULTS, Finding
 from notebooks import last_line, surroundings
 from ranks import launch

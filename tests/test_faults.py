@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from faults import EVERY
 from ranks import HERE, RankError, launch
+from kdnotes.answer_selection import CORPORA
 from kdnotes.checkpoint import checkpoints
 from kdnotes.config import make_config
 from kdnotes.experiment import execute, plan

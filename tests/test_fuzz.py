@@ -9,12 +9,15 @@ import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 from kdnotes import report
+from kdnotes.answer_selection import CORPORA
 from kdnotes.answer_selection import AnswerSelection
 from kdnotes.checkpoint import Checkpoint, CheckpointError, newest_checkpoint, read_checkpoint, save_checkpoint
 from kdnotes.cli import configurations, parse_parameters
 from kdnotes.config import ConfigError, KdnotesError, Machine, MODES, RunConfig, make_config, resolve, run_id
-from kdnotes.corpus import SPLITS, TSV_COLUMNS, Corpus, CorpusError, load_corpus, read_tsv, resolve_corpus
-from kdnotes.data import Batch, Ragged, SignalSpec, encode_pairs, pad_pairs
+from kdnotes.answer_selection import TSV_COLUMNS
+from kdnotes.corpus import SPLITS, Corpus, CorpusError, load_corpus, read_rows, resolve_corpus
+from kdnotes.data import Batch, Ragged, encode_pairs, pad_pairs
+from kdnotes.task import SignalSpec
 from kdnotes.drawing import bind_figures
 from kdnotes.experiment import choose_arms
 from kdnotes.files import read_json
@@ -145,7 +148,7 @@ def parsed(data: bytes) -> list[tuple[str, ...]]:
 def test_a_corpus_file(home, data, split):
     path = home / 'corpus.tsv'
     path.write_bytes(data)
-    rows = ours(lambda: read_tsv(path, split), CorpusError)
+    rows = ours(lambda: read_rows(path, split, CORPORA), CorpusError)
     if rows is REFUSED: return
     assert [(*(r[k] for k in list(TSV_COLUMNS)[:-1]), str(r['label'])) for r in rows] == parsed(data)
     assert {r['label'] for r in rows} <= {0, 1} and any(r['label'] for r in rows) and all(r[k].strip() for r in rows for k in ('question_id', 'question', 'document_id', 'sentence_id', 'sentence'))

@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from kdnotes.answer_selection import CORPORA
 from kdnotes.answer_selection import AnswerSelection
 from kdnotes.config import MODES, Machine, make_config
 from kdnotes.corpus import load_corpus

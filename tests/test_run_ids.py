@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdnotes.config import Machine, RunConfig, make_config, resolve, run_id, settings
+from kdnotes.config import Machine, make_config, parameters as run_parameters, resolve, run_id, settings
 from kdnotes.corpus import CorpusError
 from kdnotes.models import MINILM, ModelError, find_model
 from kdnotes.plan import plan
@@ -49,7 +49,7 @@ def machine_of(record):
 def given(record):
     "What a user would have to give to get a run's configuration, whatever the defaults are today."
     found = record['settings']
-    fields = RunConfig.model_fields.keys() - {'precision', 'transfer'}  # a record has their outcome
+    fields = run_parameters(record['task']).keys() - {'precision', 'transfer'}  # a record has their outcome
     parameters = {k: v for k, v in found.items() if k in fields and v is not None}
     for name in ('mode', 'arm', 'seed', 'study', 'corpus', 'tuning_id'):
         parameters[name] = record[name]

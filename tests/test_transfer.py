@@ -1,10 +1,13 @@
 "A corpus learnt first: one start for all arms and seeds, found by its run; and the pairs made of the real SQuAD, where there is a copy."
 import numpy as np
 import pytest
-from kdnotes.answer_selection import AnswerSelection, counts
+from kdnotes.answer_selection import CORPORA
+from kdnotes.answer_selection import AnswerSelection
+from kdnotes.ranking_metrics import counts
 from kdnotes.compare import attribute, label
 from kdnotes.config import MODES, ConfigError, Machine, make_config
-from kdnotes.corpus import SPLITS, SQUAD_FILES, TSV_COLUMNS, load_corpus, local_copy
+from kdnotes.answer_selection import SQUAD_FILES, TSV_COLUMNS
+from kdnotes.corpus import SPLITS, load_corpus, local_copy
 from kdnotes.experiment import execute
 from kdnotes.models import load_tokenizer
 from kdnotes.plan import plan, plan_study
@@ -106,7 +109,7 @@ def test_a_title_stands_before_each_sentence():
 
 
 def test_pairs_of_the_real_squad(corpora):
-    if not local_copy('squad1'): pytest.skip('no copy of SQuAD 1.1 in $KDNOTES_DATA/squad1')
+    if not local_copy('squad1', CORPORA): pytest.skip('no copy of SQuAD 1.1 in $KDNOTES_DATA/squad1')
     squad = load_corpus('answer_selection', 'squad1')
     n = counts(squad)
     assert (n.clean == n.questions).all() and n.questions['train'] > 30_000 and squad.name == 'squad1'

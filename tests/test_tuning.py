@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
-from kdnotes.config import SETTINGS, ConfigError, evidence_path, factors
+from kdnotes.answer_selection import DEFAULTS
+from kdnotes.config import ConfigError, evidence_path, factors
 from kdnotes.tuning import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search, tuning_id
 from notebooks import ROOT, command, papermill
 
@@ -78,9 +79,9 @@ def test_the_distance_from_the_best_is_the_paired_t_interval_of_the_questions_th
     assert from_the_best(judged, units.assign(value=units['value'] + .1)) == [None] * 3  # not what the records hold
 
 
-@pytest.mark.parametrize('corpus, network', [key for key, setting in SETTINGS.items() if setting.get('tuning_id')] or [pytest.param('', '', marks=pytest.mark.skip(reason='no setting comes from a search yet'))])
+@pytest.mark.parametrize('corpus, network', [key for key, setting in DEFAULTS.items() if setting.get('tuning_id')] or [pytest.param('', '', marks=pytest.mark.skip(reason='no setting comes from a search yet'))])
 def test_settings_are_those_the_search_chose(corpus, network):
-    setting = SETTINGS[corpus, network]
+    setting = DEFAULTS[corpus, network]
     lines = [line for path in evidence_path().glob('*-tuning.records.jsonl') for line in path.read_text().splitlines()]
     trials = [r for r in map(json.loads, lines) if r['tuning_id'] == setting['tuning_id']]
     assert len(trials) >= 6, f"the trials of {setting['tuning_id']} are not among the evidence"

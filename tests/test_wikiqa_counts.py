@@ -2,9 +2,12 @@
 import numpy as np
 import pytest
 
-from kdnotes.answer_selection import AnswerSelection, counts
+from kdnotes.answer_selection import CORPORA
+from kdnotes.answer_selection import AnswerSelection
+from kdnotes.ranking_metrics import counts
 from kdnotes.config import root
-from kdnotes.corpus import WIKIQA_SHA256, load_corpus, local_copy
+from kdnotes.answer_selection import WIKIQA_SHA256
+from kdnotes.corpus import load_corpus, local_copy
 
 PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
     'train': dict(pairs=20360, positives=1040, questions=2118, answered=873, clean=857),
@@ -17,8 +20,8 @@ PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
 def corpus():
     beside = root().parent / 'shared' / 'data'
     with pytest.MonkeyPatch.context() as patch:
-        if not local_copy('wikiqa') and (beside / 'wikiqa').is_dir(): patch.setenv('KDNOTES_DATA', str(beside))
-        if not local_copy('wikiqa'): pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa, data/wikiqa or ../shared/data/wikiqa')
+        if not local_copy('wikiqa', CORPORA) and (beside / 'wikiqa').is_dir(): patch.setenv('KDNOTES_DATA', str(beside))
+        if not local_copy('wikiqa', CORPORA): pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa, data/wikiqa or ../shared/data/wikiqa')
         yield load_corpus('answer_selection', 'wikiqa')
 
 
