@@ -13,7 +13,7 @@ from kdnotes.answer_selection import CORPORA
 from kdnotes.answer_selection import AnswerSelection
 from kdnotes.checkpoint import Checkpoint, CheckpointError, newest_checkpoint, read_checkpoint, save_checkpoint
 from kdnotes.cli import configurations, parse_parameters
-from kdnotes.config import ConfigError, KdnotesError, Machine, MODES, RunConfig, make_config, resolve, run_id
+from kdnotes.config import ConfigError, KdnotesError, Machine, MODES, make_config, parameters, resolve, run_id
 from kdnotes.answer_selection import TSV_COLUMNS
 from kdnotes.corpus import SPLITS, Corpus, CorpusError, load_corpus, read_rows, resolve_corpus
 from kdnotes.data import Batch, Ragged, encode_pairs, pad_pairs
@@ -171,7 +171,7 @@ def test_a_corpus_folder(data, split, content, name):
 
 # ---- parameters ----
 
-fields = st.dictionaries(st.one_of(st.sampled_from(list(RunConfig.model_fields)), st.text(max_size=10)), values, max_size=4)
+fields = st.dictionaries(st.one_of(st.sampled_from(list(parameters())), st.text(max_size=10)), values, max_size=4)
 usual = st.fixed_dictionaries({}, optional=dict(
     mode=st.sampled_from(list(MODES)), seed=st.integers(0, 2**32), ranks=st.sampled_from(['auto', 1, 2, 8, '2', True, 2.0]), threads_per_rank=st.sampled_from(['auto', None, 1, '1']), epochs=numbers, learning_rate=numbers,
     precision=st.sampled_from(['fp32', 'tf32', 'mixed', None]), amp_dtype=st.sampled_from(['auto', 'fp16', 'bf16']), student_layers=st.lists(st.integers(-1, 7), max_size=4), student_init=st.sampled_from(['hub', 'teacher_pretrained']),
@@ -200,7 +200,7 @@ def test_a_configuration(parameters, machine, corpus):
 @example([], [], 'x' * 5000)
 @example(['study=a\nb'], [], '~0')
 @example([], ['a\nb'], '\0')
-@given(st.lists(st.one_of(st.text(max_size=20), st.builds('{}={}'.format, st.sampled_from(list(RunConfig.model_fields)), texts)), max_size=4), st.lists(st.one_of(st.sampled_from(list(MODES)), texts), max_size=2), texts)
+@given(st.lists(st.one_of(st.text(max_size=20), st.builds('{}={}'.format, st.sampled_from(list(parameters())), texts)), max_size=4), st.lists(st.one_of(st.sampled_from(list(MODES)), texts), max_size=2), texts)
 def test_a_command_line(pairs, modes, name):
     configs = ours(lambda: configurations(modes, parse_parameters(pairs)), ConfigError)
     if configs is not REFUSED: assert configs[0] and {c.mode for c in configs[0]} <= set(MODES)

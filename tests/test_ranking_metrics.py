@@ -3,8 +3,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kdnotes.answer_selection import (UNIT_METRICS, AnswerSelection, as_questions, best_threshold, choose_thresholds, evaluate_split, precision_recall_f1,
-                                      ranking_metrics, rank_candidates, threshold_metrics, worst)
+from kdnotes.answer_selection import AnswerSelection, worst
+from kdnotes.ranking_metrics import (UNIT_METRICS, as_questions, best_threshold, choose_thresholds, evaluate_split, precision_recall_f1, ranking_metrics, rank_candidates, threshold_metrics)
 from kdnotes.corpus import Corpus, load_corpus
 
 pytrec_eval = pytest.importorskip('pytrec_eval', reason='trec_eval comes as the package pytrec-eval-terrier')
@@ -183,16 +183,18 @@ def test_worst_agrees_with_the_metric_and_survives_a_file(corpus, tmp_path):
     task = AnswerSelection(corpus)
     rng = np.random.default_rng(5)
     evaluation = task.evaluate({s: tied_scores(rng, len(task.rows[s]), 5) for s in ('dev', 'test')})
-    table = worst(evaluation.predictions, corpus, n=1000)
-    mrr = pd.Series(ranking_metrics(task.questions['test'], evaluation.predictions.query("split == 'test'").score)['mrr'], task.questions['test'].ids)
-    assert len(table) == task.questions['test'].answered.sum()
-    np.testing.assert_allclose(1 / table['rank'], mrr[table.index])
-    assert (np.diff(table['rank']) <= 0).all() and (table.score >= table.right_score).all()
+    record = dict(primary=dict(set='test', metric='map', higher_is_better=True))
+    table = worst(record, evaluation.units, evaluation.predictions, corpus, n=1000)
+    values = evaluation.units.query("split == 'test' and metric == 'map'").value
+    assert list(table['map']) == sorted(values.round(3))
     sentence = {r['sentence']: r for r in corpus.splits['test']}
-    for unit, row in table.iterrows():
-        assert sentence[row.right]['label'] == 1 and sentence[row.right]['question_id'] == sentence[row.put_first]['question_id'] == unit
-    evaluation.predictions.to_csv(tmp_path / 'predictions.csv.gz', index=False)
-    pd.testing.assert_frame_equal(worst(pd.read_csv(tmp_path / 'predictions.csv.gz'), corpus, n=7), table.head(7))
+    for row in table.to_dict('records'):
+        assert sentence[row['correct']]['label'] == 1
+        assert sentence[row['correct']]['question_id'] == sentence[row['put first']]['question_id']
+    for name in ('units', 'predictions'):
+        getattr(evaluation, name).to_csv(tmp_path / f'{name}.csv.gz', index=False)
+    read = (pd.read_csv(tmp_path / f'{name}.csv.gz') for name in ('units', 'predictions'))
+    pd.testing.assert_frame_equal(worst(record, *read, corpus, n=7), table.head(7))
 
 
 def test_a_word_counting_scorer_on_the_embedded_corpus():

@@ -125,7 +125,7 @@ def test_a_step_without_a_pair_has_no_ranking_loss():
 
 def test_weight_0_is_the_control_with_the_same_steps():
     control, asked, usual = (tiny_config('full_student', **more) for more in (dict(ranking_loss='ranknet', ranking_weight=0.), dict(ranking_loss='ranknet'), {}))
-    steps = [[s.index.tolist() for s in schedule_steps(ranked_task(c.ranking_loss), c)[1]] for c in (control, asked, usual)]
+    steps = [[s.index.tolist() for s in schedule_steps(ranked_task(c.task_settings.ranking_loss), c)[1]] for c in (control, asked, usual)]
     assert steps[0] == steps[1] != steps[2]
     index, task = np.array(steps[0][0]), ranked_task('ranknet')
     np.testing.assert_allclose(gradient(task, control, index=index)[1], gradient(ranked_task('none'), usual, index=index)[1], rtol=0, atol=1e-7)
@@ -134,7 +134,7 @@ def test_weight_0_is_the_control_with_the_same_steps():
 
 def test_the_configuration_reaches_the_task():
     task = make_task(tiny_config('full_kd', min_probability=.2, top_k=1, ranking_loss='margin_mse'), ranked_corpus())
-    assert task.cut == dict(min_probability=.2, top_k=1) and task.ranking_loss == 'margin_mse'
+    assert (task.soft.min_probability, task.soft.top_k) == (.2, 1) and task.ranking_loss == 'margin_mse'
     assert (task.groups('train') == task.questions['train'].of).all()
 
 
