@@ -194,21 +194,24 @@ COMMANDS = [
 
 def make_parser() -> argparse.ArgumentParser:
     "The parser of all commands."
-    parser = argparse.ArgumentParser('kdnotes', description='Distillation, mixed precision and parallel training of BERT-like models, as experiments.',
+    parser = argparse.ArgumentParser('kdnotes', allow_abbrev=False, description='Distillation, mixed precision and parallel training of BERT-like models, as experiments.',
                                      epilog='`kdnotes COMMAND --help` tells what a command takes. Runs, and studies as notebooks: nbs/run.ipynb and `make study`.')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for command in COMMANDS:
-        own = commands.add_parser(command.name, help=command.about)
+        own = commands.add_parser(command.name, help=command.about, allow_abbrev=False)
         command.arguments(own)
-        own.set_defaults(run=command.run)
+        own.set_defaults(run=command.run, parser=own)
     return parser
 
 def main(
     argv: Sequence[str] | None = None,  # None: the process'
 ) -> int:                               # exit code
     "Entry of `kdnotes`."
-    args = make_parser().parse_args(argv)
-    try: return args.run(args)
+    args, unknown = make_parser().parse_known_args(argv)
+    try:
+        if why := gpu_check.refusal(args.parser, unknown):
+            raise ConfigError(why)
+        return args.run(args)
     except KdnotesError as e:
         print(f'kdnotes: {e}', file=sys.stderr)
         return 2

@@ -6,12 +6,14 @@
 from __future__ import annotations
 import argparse, contextlib, datetime, importlib.metadata, importlib.util, json, os, re, shutil, subprocess, sys, threading, time
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 
 # %% auto #0
 __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'PATIENCE', 'version_at_least', 'missing', 'no_gpu', 'work',
-           'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'add_arguments', 'run', 'main']
+           'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'add_arguments', 'refusal',
+           'run', 'main']
 
 # %% ../nbs/52_gpu_check.ipynb #bca30a35
 NEEDED = {'torch': '2.10', 'transformers': '5', 'pydantic': '2', 'tokenizers': '', 'safetensors': '', 'huggingface_hub': '', 'numpy': '', 'pandas': '', 'psutil': '', 'matplotlib': ''}  # module -> lowest version
@@ -237,6 +239,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--alternations', type=int, default=3, help='rounds (3)')
     parser.add_argument('--minutes', type=float, default=9.5, help='for everything (9.5)')
 
+def refusal(
+    parser: argparse.ArgumentParser,  # of a command
+    unknown: Sequence[str],           # what it could not make use of
+) -> str:                             # a sentence; '': nothing is wrong
+    "Why a command is not carried out that was given more than it takes, and what may have been meant."
+    if not unknown:
+        return ''
+    name = unknown[0].partition('=')[0]
+    if not name.startswith('-'):
+        return f'`{parser.prog}` does not take {name!r}; `{parser.prog} --help` says what it takes'
+    options = sorted(set(re.findall(r'(?<![\w-])--?[a-z][\w-]*', parser.format_usage())))
+    near = ''.join(get_close_matches(name, options, 1, 0.5))
+    advice = f'is it {near}?' if near else f'its options are {", ".join(options)}'
+    return f'`{parser.prog}` has no option {name}; {advice}'
+
 def run(
     args: argparse.Namespace,
 ) -> int:  # exit code
@@ -260,9 +277,13 @@ def main(
     "Entry of `python -m kdnotes.gpu_check`."
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ['--job']: return work(argv[1]) or 0
-    parser = argparse.ArgumentParser('python -m kdnotes.gpu_check')
+    parser = argparse.ArgumentParser('python -m kdnotes.gpu_check', allow_abbrev=False)
     add_arguments(parser)
-    try: return run(parser.parse_args(argv))
+    args, unknown = parser.parse_known_args(argv)
+    if why := refusal(parser, unknown):
+        print(f'kdnotes: {why}', file=sys.stderr)
+        return 2
+    try: return run(args)
     except KeyboardInterrupt: return 130
 
 if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
