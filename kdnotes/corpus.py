@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -107,13 +107,15 @@ def _text(path: Path) -> str:
         line = data.count(b'\n', 0, e.start) + 1
         raise CorpusError(f'{path}, line {line}: byte 0x{data[e.start]:02x} is not UTF-8; save the file as UTF-8') from None
 
-def _read_tsv(path: Path, usual: Iterable[str]) -> Table:
+def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of columns that must be there
     "A tab-separated file."
     text = _text(path)
     if not text.strip():
-        raise CorpusError(f"{path} is empty; it must begin with the header {' '.join(usual)}, separated by tabs")
+        raise CorpusError(f"{path} is empty; it must begin with the header {' '.join(needed)}, separated by tabs")
     lines = [line.removesuffix('\r') for line in text.split('\n')]  # not splitlines, which also splits at U+2028 and the like
     header = lines[0].split('\t')
+    if missing := [name for name in needed if name not in header]:
+        raise CorpusError(f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, separated by tabs; where a column has another name, say so with columns=")
     rows, numbers = [], []
     for number, line in enumerate(lines[1:], 2):
         if not line:
@@ -179,7 +181,8 @@ def read_rows(
 ) -> Rows:                        # checked, in the file's order
     "A split from a file."
     names = column_names(columns, rules.columns)
-    table = _read_tsv(path, names.values()) if path.suffix == '.tsv' else _read_with_datasets(path)
+    needed = [name for key, name in names.items() if key not in rules.optional]
+    table = _read_tsv(path, needed) if path.suffix == '.tsv' else _read_with_datasets(path)
     return _rows_of(table, split, rules, names)
 
 def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]) -> Rows:
