@@ -18,11 +18,11 @@ from .corpus import load_corpus, resolve_corpus
 from .data import Batch, Task
 from .experiment import make_task, plan
 from .files import read_json, write_json
-from .models import choose_layers, count_parameters, forward_flops, load_model, load_tokenizer, save_model, tokenizer_sha256, weights_sha256
+from .models import choose_layers, count_parameters, forward_flops, load_model, load_tokenizer, save_model
 from .records import find_run_model
 from .runtime import die_with_parent, machine, process_environment, start, stop, stream, torch_seed
 from .speed import Stopwatch, layer_shapes, peaks, product_rate, reset_peaks
-from .teacher import make_signal, online_signal, open_signal, signal_key
+from .teacher import key_parts, make_signal, online_signal, open_signal, signal_key
 from .telemetry import environment
 from .trainer import train, with_steps
 
@@ -178,9 +178,7 @@ class _Some:
 
 def _parts(place: Place, teacher: nn.Module) -> dict:
     "What names a signal: as a run names its own."
-    c = place.config
-    return dict(weights_sha256=weights_sha256(teacher), corpus_sha256=place.corpus.sha256, tokenizer_sha256=tokenizer_sha256(place.tokenizer), split='train', max_length=c.max_length,
-                forward_dtype='fp32', storage_dtype='fp32', subset=f'{c.train_questions}{"-smoke" * c.smoke}')
+    return key_parts(place.config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32')
 
 def make_some_signal(place: Place, turn: int) -> dict:
     "The teacher's signal for some examples, into a folder that is thrown away."

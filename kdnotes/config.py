@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 # %% auto #0
 __all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'SETTINGS', 'NEED_TEACHER', 'CLASSES',
            'TEACHER_CHANGES', 'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER',
-           'KdnotesError', 'ConfigError', 'Mode', 'Profile', 'default_setting', 'RunConfig', 'needs_teacher',
-           'make_config', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve', 'factors',
-           'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path', 'figures_path',
-           'evidence_path']
+           'KdnotesError', 'ConfigError', 'Mode', 'Profile', 'spread_layers', 'default_setting', 'RunConfig',
+           'needs_teacher', 'make_config', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks',
+           'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path',
+           'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../nbs/00_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -77,6 +77,13 @@ PROFILES = {
     'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
+# %% ../nbs/00_config.ipynb #e64d2481
+def spread_layers(
+    n_layers: int,        # of the teacher, >= 1
+) -> tuple[int, ...]:     # half of them, counted from 0
+    "The layers of a teacher that its student keeps when nobody says which: every second one, from the second on."
+    return tuple(range(1, n_layers, 2)) or (0,)
+
 # %% ../nbs/00_config.ipynb #04a0d484
 SETTINGS = {  # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
     ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
@@ -115,7 +122,7 @@ class RunConfig(BaseModel):
     # the models
     teacher: str | None = None                  # hub id or folder; None: the profile's
     student: str | None = None                  # hub id or folder, for student_init='hub'; None: the profile's
-    student_layers: tuple[int, ...] | None = None  # layers of the teacher kept in the student; None: the profile's
+    student_layers: tuple[int, ...] | None = None  # layers of the teacher kept in the student; None: every second one
     student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = 'teacher_finetuned'  # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
     head_bias: Literal['prior', 'zero'] = 'prior'  # where a new head's bias starts: at the log share of each training label, or at 0
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
@@ -223,12 +230,14 @@ def _check_inside(config: RunConfig) -> None:
     for name in ('hidden_loss', 'relation_loss'):
         if getattr(config, name) != 'none' and config.signal != 'online':
             raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
-    layers, own = config.hidden_layers, config.student_layers or PROFILES[config.profile].student_layers
+    layers = config.hidden_layers
+    profile = PROFILES[config.profile]
+    own = config.student_layers or (profile.student_layers if config.teacher in (None, profile.teacher) else None)  # None: the plan knows, which has seen the teacher
     if config.hidden_loss == 'none':
         if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
     elif config.student_init == 'hub':
         if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
-    elif layers is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
+    elif layers is not None and own is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
     if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../nbs/00_config.ipynb #5e0b8a41
@@ -353,6 +362,7 @@ def resolve(
     machine: Machine,
     corpus: str,      # the corpus' resolved name: 'embedded', 'wikiqa', a folder or a hub id
     transfer: str = 'none',  # that of the corpus learnt first
+    teacher_depth: int | None = None,  # layers of the teacher; None: the profile's teacher, or nobody asks
 ) -> RunConfig:       # nothing says auto
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
     mode, profile = MODES[config.mode], PROFILES[config.profile]
@@ -362,7 +372,8 @@ def resolve(
     if dtype == 'fp16' and config.gradient_dtype == 'powersgd' and ranks > 1:
         raise ConfigError("gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'")
     student = mode.network == 'student'
-    layers = (config.student_layers or profile.student_layers) if student and config.student_init != 'hub' else None
+    usual_layers = profile.student_layers if teacher_depth is None else spread_layers(teacher_depth)
+    layers = (config.student_layers or usual_layers) if student and config.student_init != 'hub' else None
     setting = default_setting(corpus, mode.network, transfer)
     if any(getattr(config, k) not in (None, 'auto', setting[k]) for k in setting): setting['tuning_id'] = None  # another setting than the one that was searched for
     return config.model_copy(update=dict(

@@ -13,7 +13,7 @@ import pandas as pd
 # %% auto #0
 __all__ = ['CHECKS', 'RESULTS', 'TOLERANCE', 'Finding', 'Diagnosis', 'tolerance', 'judge_accumulation', 'judge_ranks',
            'judge_one_rank', 'judge_counts', 'judge_syncs', 'judge_precision', 'judge_inputs', 'judge_teacher',
-           'judge_cache', 'judge_padding', 'judge_memory', 'duration', 'judge_time']
+           'judge_cache', 'judge_saving', 'judge_padding', 'judge_memory', 'duration', 'judge_time']
 
 # %% ../nbs/35_diagnosis.ipynb #55ae6014
 CHECKS = {
@@ -25,6 +25,7 @@ CHECKS = {
     'inputs':       'does each model get all the inputs it takes?',
     'teacher':      'does the teacher say in the trainer what it says alone?',
     'cache':        'is the stored signal the one computed beside the student?',
+    'saving':       'is the model the same after saving and loading?',
     'precision':    'in which number format are products computed, and why?',
     'host syncs':   'how often does the host wait for the device inside a step?',
     'padding':      'how much of the work is padding?',
@@ -230,6 +231,17 @@ def judge_cache(
     "The stored signal against the computed one."
     found = f'at most {far:.1e} from the one computed beside the student; promised are {promise}'
     return Finding('cache', 'ok' if within else 'fail', found, '' if within else "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index", f'{far:.0e}')
+
+def judge_saving(
+    changed: Sequence[str],  # names of weights that are lost, new or different after loading
+    apart: float,            # largest difference of a logit between the two models
+    attention: str,          # 'sdpa' | 'eager'
+) -> Finding:
+    "The model before it was saved against the one that was loaded."
+    how = 'SDPA' if attention == 'sdpa' else f'{attention}, since this architecture has no SDPA in transformers'
+    if not changed and apart <= 1e-5: return Finding('saving', 'ok', f'loaded again, it has the same weights and answers; its attention is {how}', figure='same')
+    found = f'{len(changed)} weights differ after loading ({changed[0]}, ...)' if changed else f'the same weights, but logits that differ by up to {apart:.1e}'
+    return Finding('saving', 'fail', found, 'a run would save another model than it trained: choose another teacher, or other student_layers')
 
 # %% ../nbs/35_diagnosis.ipynb #e43671ad
 def judge_padding(

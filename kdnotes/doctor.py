@@ -78,7 +78,8 @@ def _check_cache(bench) -> list[Finding]:
     if not bench.teacher or config.signal == 'online':
         return [Finding('cache', 'skipped', 'the teacher runs beside the student' if bench.teacher else 'no distillation in this mode')] if here.main else []
     index = next(tr.schedule_steps(bench.task, bench.config)[1]).index[:64]
-    signal, bench.signal, bench.signal_s = probes.few_signal(bench.task, bench.teacher, index, bench.folder / f'signal-{config.seed}-{config.batch_size}-{config.signal_dtype}', config, here)
+    key = te.key_parts(config, bench.teacher, bench.tokenizer, bench.corpus_sha256)
+    signal, bench.signal, bench.signal_s = probes.few_signal(bench.task, bench.teacher, index, bench.folder / f'signal-{config.seed}-{config.batch_size}-{config.signal_dtype}', key, here)
     if not here.main: return []
     batch = bench.task.batch('train', index[:8]).to(here.device)
     return [dg.judge_cache(*probes.compare_signals(signal(batch), te.teacher_signal(bench.task, bench.teacher, batch), config.signal_dtype))]
@@ -118,6 +119,8 @@ def _alone(bench) -> Iterator[tuple[int, str, Callable[[], list[Finding]]]]:  # 
     signal = te.online_signal(task, bench.teacher) if bench.teacher else None
     def summing():
         return [dg.judge_accumulation(probes.accumulation(task, probes.still(bench.model), config, alone, signal), dg.tolerance(here.dtype))]
+    def saving():
+        return [dg.judge_saving(*probes.saved_and_loaded(task, bench.model, bench.folder / f'saved-{os.getpid()}'), bench.model.config._attn_implementation)]
     def memory():
         online = count_parameters(bench.teacher) if bench.teacher and config.signal == 'online' else 0
         needs, token = probes.forecast_memory(task, bench.model, largest, config, alone, signal, bench.process, online)
@@ -127,6 +130,7 @@ def _alone(bench) -> Iterator[tuple[int, str, Callable[[], list[Finding]]]]:  # 
         bench.one = _trained(bench, _two_steps(bench)[0], alone) if here.ranks > 1 else None
         return []
     yield here.ranks - 1, 'accumulation', summing
+    yield here.ranks - 1, 'saving', saving
     yield 0, 'padding', lambda: [dg.judge_padding(bench.ahead.padding, f'batch_size={config.batch_size} and micro_batch_tokens={config.micro_batch_tokens}')]
     yield 0, 'memory', memory
     yield 0, '', reference
@@ -183,7 +187,7 @@ def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
     model = _once(shared, f'model {mode.network}', config, _NOT_MODEL, lambda: _model(config, task, case | dict(initial=_stand_in(config, case['initial'])))[0].to(runtime.device))
     def load(): return load_model(trained or config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs).to(runtime.device)
     teacher = _once(shared, 'teacher', config, (*_NOT_MODEL, 'student', 'student_layers', 'student_init', 'seed'), load) if mode.kd else None
-    return SimpleNamespace(config=config, label=case['label'], reason=case['reason'], here=here if config.ranks > 1 else alone, alone=alone, task=task, model=model, teacher=teacher, process=process, folder=Path(case['folder']),
+    return SimpleNamespace(config=config, label=case['label'], reason=case['reason'], tokenizer=load_tokenizer(config.teacher), corpus_sha256=corpus.sha256, here=here if config.ranks > 1 else alone, alone=alone, task=task, model=model, teacher=teacher, process=process, folder=Path(case['folder']),
                            ahead=probes.look_ahead(task, config), one=None, signal=None, signal_s=0., example_s=0., teacher_epochs=0. if trained else case['teacher_epochs'])
 
 def examine(

@@ -4,7 +4,7 @@
 
 # %% ../nbs/45_experiment.ipynb #0f8778b6
 from __future__ import annotations
-import contextlib, errno, os, re, shutil, signal, subprocess, sys, time
+import contextlib, errno, math, os, re, shutil, signal, subprocess, sys, time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -295,11 +295,10 @@ def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a 
     if not MODES[config.mode].kd: return None, None
     from kdnotes import teacher as te
     from kdnotes.inside import online_teacher
-    from kdnotes.models import load_tokenizer, tokenizer_sha256, weights_sha256
+    from kdnotes.models import load_tokenizer
     model = _made(task, job['teacher_run_id']).to(runtime.device)
     if config.signal == 'online': return online_teacher(task, model, config), None
-    parts = dict(weights_sha256=weights_sha256(model), corpus_sha256=corpus.sha256, tokenizer_sha256=tokenizer_sha256(load_tokenizer(config.teacher)), split='train',
-                 max_length=config.max_length, forward_dtype='fp32', storage_dtype=config.signal_dtype, subset=f'{config.train_questions}{"-titles" * bool(config.document_title)}{"-smoke" * config.smoke}')
+    parts = te.key_parts(config, model, load_tokenizer(config.teacher), corpus.sha256)
     folder = cache_path() / 'signals' / te.signal_key(**parts)
     made = te.open_signal(folder) if runtime.main else None
     if not runtime.gather(made is not None)[0]:
@@ -349,7 +348,8 @@ def _throughput(task, model, result) -> dict:
     "Rates; useful FLOPs are the forward's and twice that for the backward (Kaplan et al. 2020, arXiv 2001.08361, table 1), padding not counted."
     from kdnotes.models import forward_flops
     lengths = task.lengths('train')
-    rate = 3 * forward_flops(model.config, lengths) / len(lengths) * result.examples_per_s if result.examples_per_s else None
+    rate = 3 * forward_flops(model.config, lengths, task.auto_class) / len(lengths) * result.examples_per_s if result.examples_per_s else None
+    if rate is not None and math.isnan(rate): rate = None
     return dict(examples_per_s=result.examples_per_s, tokens_per_s=result.tokens_per_s, useful_flops_per_s=rate)
 
 def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
@@ -359,10 +359,11 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     if record['time']['teacher_train_s'] is None: known['time.teacher_train_s'] = 'no fine-tuned teacher in this run'
     if record['amp']['final_scale'] is None: known |= {f'amp.{k}': f'no loss scaling in {record["precision"]}' for k in ('overflow_steps', 'final_scale')}
     if record['throughput']['examples_per_s'] is None: known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
+    elif record['throughput']['useful_flops_per_s'] is None: known['throughput.useful_flops_per_s'] = 'the operations of this architecture cannot be counted'
     return known
 
 # %% ../nbs/45_experiment.ipynb #eda0e051
-def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str) -> dict:
+def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str, attention: str) -> dict:
     "The part of a record that says what was run, on what."
     from kdnotes.telemetry import environment
     return dict(run_id=job['run_id'], study=config.study, task=config.task, mode=config.mode, arm=config.arm, factors=factors(config), settings=settings(config),
@@ -370,7 +371,7 @@ def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str)
                       reason='the mode has one rank' if MODES[config.mode].ranks == '1' else f'{runtime.ranks} rank(s) on {runtime.device.type}'),
         seed=config.seed, teacher_seed=settings(config)['teacher_seed'], teacher_run_id=job['teacher_run_id'], corpus=corpus.name, corpus_sha256=corpus.sha256,
         precision=runtime.dtype, precision_reason=f"{job['precision_reason']}; {runtime.math}", environment=environment(), smoke=config.smoke, tuning_id=config.tuning_id,
-        initial=job['initial'] | dict(start_sha256=start), models=dict(profile=config.profile, teacher=config.teacher, student=config.student))
+        initial=job['initial'] | dict(start_sha256=start), models=dict(profile=config.profile, teacher=config.teacher, student=config.student, attention=attention))
 
 def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runtime, task, model, start: str, teacher_s, result, evaluation, used: list[dict], begin: float) -> None:
     "Write model, units, predictions, and last the record."
@@ -384,7 +385,7 @@ def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runt
     folder.write_table('units', evaluation.units)
     folder.write_table('predictions', evaluation.predictions)
     where, metric, higher = task.primary
-    record = _identity(config, job, corpus, runtime, start) | dict(schema=SCHEMA, params_total=count_parameters(model), model_sha256=weights_sha256(model),
+    record = _identity(config, job, corpus, runtime, start, model.config._attn_implementation) | dict(schema=SCHEMA, params_total=count_parameters(model), model_sha256=weights_sha256(model),
         primary=dict(set=where, metric=metric, higher_is_better=higher, value=evaluation.metrics[where][metric]), metrics=evaluation.metrics,
         time=_time(config, job, result.train_s, teacher_s, time.perf_counter() - begin), throughput=_throughput(task, model, result), **{part: used[part] for part in ('memory', 'energy', 'utilisation', 'phases', 'devices', 'sampling')}, machine=used['machine'] | dict(jobs=job.get('jobs', 1)),
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']), gradients=compact_gradients(rows), amp=dict(overflow_steps=result.overflow_steps, final_scale=result.final_scale), losses=result.losses,

@@ -172,8 +172,8 @@ def value_projections(
     model: nn.Module,  # a BERT-like transformers model, maybe wrapped
 ) -> list[nn.Module]:  # the value projection of each layer, first to last
     "The modules that compute the attention's values."
-    found = [m for name, m in unwrap(model).named_modules() if re.search(r'(^|\.)layers?\.\d+\.attention\.(self\.value|v_lin)$', name)]
-    if not found: raise ModelError(f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, RoBERTa, ELECTRA and DistilBERT have); train without value relations')
+    found = [m for name, m in unwrap(model).named_modules() if re.search(r'(^|\.)layers?\.\d+\.attention\.(self\.value(_proj)?|v_lin|attn\.v)$', name)]
+    if not found: raise ModelError(f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, RoBERTa, ELECTRA, DistilBERT, MPNet and DeBERTa-v2 have); train without relation_loss')
     return found
 
 @contextmanager

@@ -4,8 +4,8 @@
 
 # %% ../nbs/20_models.ipynb #d0e1af8e
 from __future__ import annotations
-import copy, functools, hashlib, inspect, json, logging, os, re, threading, urllib.error, urllib.request, warnings
-from collections.abc import Iterator
+import copy, functools, hashlib, inspect, json, logging, os, re, tempfile, threading, urllib.error, urllib.request, warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -14,13 +14,15 @@ import torch
 import transformers
 from huggingface_hub import constants as hub_constants
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from .config import KdnotesError, cache_path
 from .files import FileError, read_json, sha256_file, sha256_text, write_json
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'load_tokenizer', 'tokenizer_sha256', 'load_model', 'unwrap', 'weights_sha256', 'save_model',
-           'choose_layers', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
+           'load_tokenizer', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of', 'load_model', 'unwrap',
+           'weights_sha256', 'save_model', 'depth', 'student_config', 'choose_layers', 'build_model',
+           'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
 
 # %% ../nbs/20_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -99,7 +101,7 @@ def _find_hub(
     if not hub_answers():
         raise ModelError(f'{source!r} is neither a folder nor in the local cache, and the hub {hub_constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set); {advice}')
     try:
-        with _quiet(): return _check_folder(Path(fetch()), source)
+        with quiet_loading(): return _check_folder(Path(fetch()), source)
     except huggingface_hub.errors.RepositoryNotFoundError:
         raise ModelError(f'{source!r} is neither a folder nor a model of the hub {hub_constants.ENDPOINT}; check the name, or {advice}') from None
     except (OSError, ValueError) as e:
@@ -154,7 +156,7 @@ def tokenizer_sha256(
 
 # %% ../nbs/20_models.ipynb #a9a03b74
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     "No progress bars and no load report inside; everything else is still said."
     class NoReport(logging.Filter):
         def filter(self, record): return 'LOAD REPORT' not in record.getMessage()
@@ -193,6 +195,39 @@ def _start_at_prior(
     heads = [p for name, p in model.named_parameters() if name in new and name.endswith('bias') and p.shape == values.shape]
     for bias in heads[-1:]: bias.data.copy_(values - values.mean())
 
+# %% ../nbs/20_models.ipynb #6cbbc74d
+def load_config(
+    source: str | Path,  # as for `find_model`
+):                       # a transformers config
+    "The config of a model, without its weights."
+    folder = find_model(source)
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as e:  # torn files, a config of an unknown kind
+        raise _not_loaded(folder, 'a model', e) from e
+
+def _not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
+    "An error of transformers as one sentence."
+    reason = str(error).strip().split('\n')[0][:200] or type(error).__name__
+    return ModelError(f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; give a folder that save_pretrained has written')
+
+def _model_class(
+    config,           # a transformers config
+    auto_class: str,  # the transformers head
+) -> type:            # of the model
+    "The class that a head has for an architecture."
+    found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
+    if found is None:
+        raise ModelError(f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT')
+    return found
+
+def attention_of(
+    config,           # a transformers config
+    auto_class: str,  # the transformers head
+) -> str:             # 'sdpa' | 'eager'
+    "How a model computes its attention: eager where transformers has no SDPA for it."
+    return 'sdpa' if _model_class(config, auto_class)._supports_sdpa else 'eager'
+
 # %% ../nbs/20_models.ipynb #4e3c92f9
 def load_model(
     source: str | Path,   # as for `find_model`
@@ -203,15 +238,16 @@ def load_model(
 ) -> nn.Module:           # float32, on the CPU, in eval mode
     "A pretrained model with its head, new or from the file."
     folder = find_model(source)
-    with torch.random.fork_rng(devices=[]), _quiet():
+    config = load_config(source)
+    attention = attention_of(config, auto_class)
+    with torch.random.fork_rng(devices=[]), quiet_loading():
         torch.default_generator.manual_seed(seed)
         try:
             model, info = getattr(transformers, auto_class).from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, attn_implementation='sdpa',
+                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, attn_implementation=attention,
                 output_loading_info=True, ignore_mismatched_sizes=True, **model_kwargs)
         except Exception as e:  # torn files, a config of an unknown kind, a head the architecture does not have
-            reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
-            raise ModelError(f'{folder} could not be loaded as {auto_class}: {reason.rstrip(".")}; give a folder that save_pretrained has written') from e
+            raise _not_loaded(folder, auto_class, e) from e
     _check_loaded(model, info, folder)
     if label_prior is not None: _start_at_prior(model, info['missing_keys'], label_prior)
     return model
@@ -243,36 +279,180 @@ def save_model(
     tokenizer=None,       # saved beside the model when given
 ) -> Path:                # the folder
     "Write config.json and model.safetensors."
-    with _quiet():
+    with quiet_loading():
         unwrap(model).save_pretrained(folder)
         if tokenizer is not None: tokenizer.save_pretrained(folder)
     return Path(folder)
 
 # %% ../nbs/20_models.ipynb #4d9c122c
-def _encoder_layers(
+def depth(
+    config,  # a transformers config
+) -> int:    # layers of its encoder
+    "How many layers a model has."
+    n_layers = getattr(config, 'num_hidden_layers', None)
+    if not isinstance(n_layers, int):
+        raise ModelError(f'the config of the architecture {config.model_type!r} does not say how many layers it has; use an encoder such as BERT, or student_init=hub')
+    return n_layers
+
+def _layer_stack(
     model: nn.Module,
-) -> tuple[nn.Module, str]:  # (the module that holds the list of layers, the list's name in it)
-    "Where a BERT-like model keeps its layers."
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and re.search(r'(^|\.)layers?$', path) and len(module) == model.config.num_hidden_layers:
-            parent, _, name = path.rpartition('.')
-            return model.get_submodule(parent), name
-    raise ModelError(f'{type(model).__name__} has no list of {model.config.num_hidden_layers} encoder layers to choose from; use a BERT-like model, or student_init=hub')
+) -> str:  # the path of the list of layers in it
+    "Where a model keeps its layers: the one list that is as long as the model is deep."
+    name, n_layers = type(model).__name__, depth(model.config)
+    if getattr(model.config, 'is_encoder_decoder', False):
+        raise ModelError(f'{name} has an encoder and a decoder, and a student is made of the layers of one encoder; use an encoder such as BERT, or student_init=hub')
+    lists = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
+    outermost = [path for path in lists if not any(path.startswith(f'{other}.') for other in lists)]
+    if not outermost:
+        raise ModelError(f'{name} has no list of {n_layers} layers to choose from (ALBERT shares one among all, Funnel has several); use an encoder such as BERT, or student_init=hub')
+    if len(outermost) > 1:
+        raise ModelError(f"{name} keeps its layers in {len(outermost)} lists ({', '.join(outermost)}), of which a student cannot be made; use an encoder such as BERT, or student_init=hub")
+    return outermost[0]
+
+def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
+    "Refuse layers that are not there, or not in order."
+    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
+        raise ModelError(f'student_layers={tuple(layers)} must be rising numbers from 0 to {n_layers - 1}, each once, since {whose} has {n_layers} layers')
+
+# %% ../nbs/20_models.ipynb #9367b538
+_BY_LAYER = {'layer_types', 'attention_window'}  # lists with an entry a layer, also where the config's defaults do not have them
+
+def _lists_by_layer(
+    config,  # a transformers config
+) -> set[str]:  # names of its fields
+    "Which lists of a config have an entry for each layer."
+    n_layers = depth(config)
+    lists = {name for name, value in config.to_dict().items() if isinstance(value, (list, tuple)) and len(value) == n_layers}
+    name_of_depth = config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')
+    try:
+        deeper = type(config)(**{name_of_depth: n_layers + 1}).to_dict()
+    except Exception:  # a config that cannot be made of its depth alone: the known names have to do
+        deeper = {}
+    return {name for name in lists if name in _BY_LAYER or isinstance(deeper.get(name), (list, tuple)) and len(deeper[name]) == n_layers + 1}
+
+def student_config(
+    config,                   # the teacher's transformers config
+    layers: tuple[int, ...],  # which of its layers stay
+):                            # a new config
+    "A config with fewer layers, and of each list by layer the entries of those that stay."
+    smaller = copy.deepcopy(config)
+    for name in _lists_by_layer(config):
+        setattr(smaller, name, [getattr(config, name)[layer] for layer in layers])
+    smaller.num_hidden_layers = len(layers)
+    return smaller
+
+# %% ../nbs/20_models.ipynb #f850dac5
+def _student_weights(
+    teacher: nn.Module,
+    student: nn.Module,       # of `student_config`
+    layers: tuple[int, ...],
+) -> dict[str, torch.Tensor]:  # the student's state
+    "The teacher's weights under the student's names."
+    stack = _layer_stack(teacher)
+    place = {str(layer): i for i, layer in enumerate(layers)}
+    found = {}
+    for name, value in teacher.state_dict().items():
+        if not name.startswith(f'{stack}.'):
+            found[name] = value
+            continue
+        layer, _, rest = name.removeprefix(f'{stack}.').partition('.')
+        if layer in place: found[f'{stack}.{place[layer]}.{rest}'] = value
+    wanted = {name: value.shape for name, value in student.state_dict().items()}
+    wrong = sorted(name for name, shape in wanted.items() if name not in found or found[name].shape != shape)
+    left_out = sorted(found.keys() - wanted.keys())
+    foreign = [name for name in left_out if layers[0] == 0 or not name.startswith(f'{stack}.0.')]
+    if wrong or foreign:
+        raise ModelError(f'layers {list(layers)} of {type(teacher).__name__} cannot stand at places {list(range(len(layers)))}, since {(wrong + foreign)[0]} would be of another kind; choose other student_layers')
+    if left_out:
+        warnings.warn(f"the student's first layer, the teacher's layer {layers[0]}, goes without {', '.join(left_out)}: a first layer of {type(teacher).__name__} has none", stacklevel=3)
+    return {name: found[name] for name in wanted}
 
 def choose_layers(
-    model: nn.Module,          # a BERT-like transformers model
-    layers: tuple[int, ...],   # which encoder layers to keep, from 0, rising
+    model: nn.Module,          # an encoder of transformers
+    layers: tuple[int, ...],   # which of its layers to keep, from 0, rising
 ) -> nn.Module:                # a new, trainable model in the same mode
-    "A copy of a model with some of its encoder layers."
-    n = model.config.num_hidden_layers
-    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n:
-        raise ModelError(f'student_layers={tuple(layers)} must be rising numbers from 0 to {n - 1}, each once, since the model has {n} layers')
-    _encoder_layers(model)
-    student = copy.deepcopy(model)
-    parent, name = _encoder_layers(student)
-    setattr(parent, name, nn.ModuleList(getattr(parent, name)[i] for i in layers))
-    student.config.num_hidden_layers = len(layers)
-    return student.requires_grad_(True)
+    "A copy of a model with some of its layers."
+    _check_layers(layers, depth(model.config), 'the model')
+    _layer_stack(model)
+    first = next(model.parameters())
+    no_weights = any(p.is_meta for p in model.parameters())
+    with torch.random.fork_rng(devices=[]), torch.device('meta' if no_weights else 'cpu'):
+        try:
+            student = type(model)(student_config(model.config, layers))
+        except Exception as e:  # an architecture whose config cannot have these layers
+            reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+            raise ModelError(f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; choose other student_layers') from e
+    weights = _student_weights(model, student, layers)
+    if not no_weights:
+        student.load_state_dict(weights)
+        student.to(device=first.device, dtype=first.dtype)
+    return student.train(model.training).requires_grad_(True)
+
+# %% ../nbs/20_models.ipynb #fd83bd8c
+_AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}  # what saving writes into a config
+
+def build_model(
+    config,                # a transformers config
+    auto_class: str,       # the transformers head
+    device: str = 'meta',  # where nothing but shapes is kept, or 'cpu'
+    attention: str = '',   # '': the architecture's
+) -> nn.Module:
+    "A model from its config alone: on the meta device without weights, else with random ones."
+    with torch.random.fork_rng(devices=[]), torch.device(device), quiet_loading():
+        return getattr(transformers, auto_class).from_config(config, attn_implementation=attention or attention_of(config, auto_class))
+
+def _check_reload(student: nn.Module, auto_class: str) -> None:
+    "Refuse a student whose saved config builds another model."
+    name = type(student).__name__
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            student.config.save_pretrained(folder)
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        again = build_model(config, auto_class)
+    except Exception as e:
+        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+        raise ModelError(f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; choose another teacher') from e
+    before, after = ({k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (student, again)]
+    if changed or shapes[0] != shapes[1]:
+        raise ModelError(f"a student of {name} is another one after saving and loading ({', '.join(changed) or 'its weights'}); choose another teacher")
+
+def _forward_anywhere(config, auto_class: str, look: Callable, attention: str = ''):
+    "What `look(model, device)` gives without weights; where a forward reads numbers from the device, as DeBERTa's does, with random ones."
+    def on(device): return look(build_model(config, auto_class, device, attention).eval().requires_grad_(False), device)
+    try:
+        with torch.no_grad(): return on('meta')
+    except Exception:  # an error of any kind comes again on the CPU, unless it was meta's
+        with torch.no_grad(): return on('cpu')
+
+def check_hidden_states(
+    config,           # a transformers config
+    auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
+) -> None:
+    "Refuse an architecture whose hidden states are not the embeddings' and one for each layer."
+    def look(model, device): return [tuple(state.shape) for state in model(input_ids=torch.full((1, 8), 3, device=device), output_hidden_states=True).hidden_states]
+    try:
+        shapes = _forward_anywhere(config, auto_class, look)
+    except Exception:  # no hidden states at all
+        shapes = []
+    if shapes != [(1, 8, config.hidden_size)] * (depth(config) + 1):
+        raise ModelError(f'the architecture {config.model_type!r} does not give the hidden states of its {depth(config)} layers; train without hidden_loss')
+
+def check_student(
+    source: str | Path,        # the teacher, as for `find_model`
+    layers: tuple[int, ...],   # which of its layers to keep, from 0, rising
+    auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
+) -> nn.Module:                # the student on the meta device
+    "Copy, save and load a student without its weights; refuses what would fail after the training."
+    config = load_config(source)
+    _check_layers(layers, depth(config), f'the teacher {str(source)!r}')
+    teacher = build_model(config, auto_class)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # what is left out is told when the student is made
+        student = choose_layers(teacher, layers)
+    _check_reload(student, auto_class)
+    return student
 
 # %% ../nbs/20_models.ipynb #1934459d
 def count_parameters(
@@ -281,18 +461,46 @@ def count_parameters(
     "How many numbers a model learns."
     return sum(p.numel() for p in model.parameters())
 
-def forward_flops(
-    config,            # a transformers config of a BERT-like classifier
-    lengths,           # (n,) real tokens of each example
-) -> float:            # operations of one forward over all of them, 2 for each multiply-add
-    "Operations of the matrix products in a forward; a training step takes about three times as many."
-    L = torch.as_tensor(lengths, dtype=torch.float64)
+_LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}  # architectures with the products below, and no others
+
+def _flops_like_bert(config, lengths: torch.Tensor) -> float:
+    "The sum of the table's terms."
     h, f = config.hidden_size, getattr(config, 'intermediate_size', None) or config.hidden_dim  # hidden_dim: DistilBERT's word
-    layer = (8 * h * h + 4 * h * f) * L + 4 * h * L * L
+    layer = (8 * h * h + 4 * h * f) * lengths + 4 * h * lengths * lengths
     factored = getattr(config, 'embedding_size', h)  # ELECTRA: narrow embeddings, projected up
-    embed = 2 * factored * h * L if factored != h else 0 * L
+    embed = 2 * factored * h * lengths if factored != h else 0 * lengths
     head = 2 * h * h + 2 * h * config.num_labels     # one dense layer (BERT's pooler) and the classifier, on one token
     return float((config.num_hidden_layers * layer + embed + head).sum())
+
+def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
+    "The operations of a forward over one text of L tokens as `a + b L + c L^2`, counted by PyTorch at three lengths."
+    lengths, counted = (8, 16, 32), []
+    for length in lengths:
+        ids = torch.full((1, length), 3, device=device)  # no padding in any architecture
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=ids)
+        counted.append(counter.get_total_flops())
+    powers = torch.tensor([[1., length, length ** 2] for length in lengths], dtype=torch.float64)
+    return tuple(torch.linalg.solve(powers, torch.tensor(counted, dtype=torch.float64)).tolist())
+
+@functools.lru_cache(maxsize=16)
+def _counted_flops(config_class: type, config_json: str, auto_class: str) -> tuple[float, float, float]:  # nan: cannot be counted
+    "As `_count`, of a config."
+    try:
+        return _forward_anywhere(config_class.from_dict(json.loads(config_json)), auto_class, _count, 'eager')
+    except Exception:  # of any kind: an unknown architecture
+        return (float('nan'),) * 3
+
+def forward_flops(
+    config,            # a transformers config of a classifier
+    lengths,           # (n,) real tokens of each example
+    auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
+) -> float:            # operations of one forward over all of them, 2 for each multiply-add; nan: the architecture cannot be counted
+    "Operations of the matrix products in a forward; a training step takes about three times as many."
+    L = torch.as_tensor(lengths, dtype=torch.float64)
+    if config.model_type in _LIKE_BERT: return _flops_like_bert(config, L)
+    a, b, c = _counted_flops(type(config), config.to_json_string(use_diff=False), auto_class)
+    return float((a + b * L + c * L * L).sum())
 
 # %% ../nbs/20_models.ipynb #eaa71906
 @functools.cache
@@ -304,16 +512,29 @@ def _forward_names(cls: type) -> frozenset[str]:
 def model_inputs(
     model: nn.Module,  # maybe wrapped
 ) -> set[str]:         # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
-    "The names a model's forward takes."
-    return set(_forward_names(type(unwrap(model))))
+    "The names a model's forward takes, without token types where the model has fewer than two."
+    model = unwrap(model)
+    names = set(_forward_names(type(model)))
+    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2: names.discard('token_type_ids')
+    return names
 
 def call(
     model: nn.Module,                  # maybe wrapped; the wrapper is what is called
     inputs: dict[str, torch.Tensor],   # of a batch
 ):                                     # the model's outputs
     "A forward with those of the inputs that the model takes."
-    names = _forward_names(type(unwrap(model)))
-    return model(**{name: _whole_mask(value) if name == 'attention_mask' and value.is_cuda else value for name, value in inputs.items() if name in names})
+    names = model_inputs(model)
+    given = {name: value for name, value in inputs.items() if name in names}
+    mask = given.get('attention_mask')
+    if mask is not None and mask.is_cuda and _takes_whole_mask(model): given['attention_mask'] = _whole_mask(mask)
+    return model(**given)
+
+_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}  # seen to give the same with it; ModernBERT would lose its windows, DeBERTa fails
+
+def _takes_whole_mask(model: nn.Module) -> bool:
+    "May a model be given its mask in the long form?"
+    config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
+    return config.model_type in _WHOLE_MASK and config._attn_implementation == 'sdpa'
 
 def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
     "A mask (n, length) as attention takes it. Given the short form, transformers asks the device whether anything is masked at all, and the host waits for the answer at each forward."

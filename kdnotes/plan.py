@@ -12,6 +12,7 @@ from kdnotes.config import (
     FACTOR_SETTINGS,
     MODES,
     PROCEDURES,
+    PROFILES,
     TEACHER_CHANGES,
     ConfigError,
     Machine,
@@ -159,11 +160,12 @@ def plan(
     _, reason = resolve_precision(config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16)
     transfer = 'none' if config.transfer == 'none' else resolve_corpus(config.task, config.transfer)
     asked, name, corpora = config, resolve_corpus(config.task, config.corpus), {} if corpora is None else corpora
-    config = resolve(asked, on, name, transfer)
+    depth = _teacher_depth(asked)
+    config = resolve(asked, on, name, transfer, depth)
     if config.transfer == config.corpus: raise ConfigError(f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none')
     if name not in corpora: corpora[name] = load_corpus(config.task, name)
     corpus = corpora[name]
-    if corpus.name != name: config = resolve(asked, on, corpus.name, transfer).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
+    if corpus.name != name: config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
     teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
     first = plan(transfer_config(config), on, corpora) if config.transfer != 'none' and _starts_pretrained(config) else None
     initial = _initial(config, teacher, first)
@@ -183,18 +185,37 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     return (dict(transfer_run_id=transfer.run_id) if transfer else dict(weights_sha256=source_sha256(config.teacher))) | layers
 
 # %% ../nbs/39_plan.ipynb #958c600b
+def _teacher_depth(config: RunConfig) -> int | None:
+    "The layers of a teacher that is not the profile's, where a student's own are to be chosen among them."
+    if MODES[config.mode].network == 'teacher' or config.student_layers or config.student_init == 'hub': return None
+    if config.teacher in (None, PROFILES[config.profile].teacher): return None
+    from kdnotes.models import depth, load_config
+    return depth(load_config(config.teacher))
+
 def _check_student(config: RunConfig) -> None:
-    "Refuse a student that does not fit its teacher, before a teacher is trained for it."
-    from transformers import AutoConfig
-    from kdnotes.models import find_model, load_tokenizer
+    "Refuse a student that does not fit its teacher or could not be saved, before a teacher is trained for it."
+    from kdnotes.models import check_student, load_config, load_tokenizer
+    teacher = load_config(config.teacher)
     if config.student_init == 'hub':
         if load_tokenizer(config.student).get_vocab() != load_tokenizer(config.teacher).get_vocab():
             raise ConfigError(f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, and both read the same token ids; choose two with one vocabulary')
-        return
-    n, layers = AutoConfig.from_pretrained(find_model(config.teacher), local_files_only=True).num_hidden_layers, config.student_layers
-    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n:
-        raise ConfigError(f'student_layers={layers} must be rising numbers from 0 to {n - 1}, each once, since the teacher {config.teacher!r} has {n} layers')
-    if config.hidden_layers and max(config.hidden_layers) >= n: raise ConfigError(f'hidden_layers={config.hidden_layers} must be numbers from 0 to {n - 1}, since the teacher {config.teacher!r} has {n} layers')
+        student = load_config(config.student)
+    else:
+        student = check_student(config.teacher, config.student_layers).config
+    _check_intermediate(config, student, teacher)
+
+def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
+    "Refuse losses on intermediate layers that these architectures cannot have."
+    from kdnotes.hidden_losses import value_projections
+    from kdnotes.models import build_model, check_hidden_states, depth
+    n_layers, layers = depth(teacher), config.hidden_layers
+    if layers and max(layers) >= n_layers:
+        raise ConfigError(f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, since the teacher {config.teacher!r} has {n_layers} layers')
+    if layers and len(layers) != depth(student):
+        raise ConfigError(f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} layers of the student')
+    for model in (student, teacher):
+        if config.hidden_loss != 'none': check_hidden_states(model)
+        if config.relation_loss != 'none': value_projections(build_model(model, 'AutoModelForSequenceClassification'))
 
 # %% ../nbs/39_plan.ipynb #69eacccd
 def choose_arms(

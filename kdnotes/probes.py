@@ -4,7 +4,7 @@
 
 # %% ../nbs/36_probes.ipynb #c9155163
 from __future__ import annotations
-import contextlib, copy, functools, sys, warnings
+import contextlib, copy, functools, shutil, sys, warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -21,14 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import products, teacher as te, trainer as tr
 from .config import RunConfig
 from .data import micro_batches
-from .models import count_parameters, model_inputs
+from .files import sha256_text
+from .models import call, count_parameters, model_inputs, quiet_loading, save_model
 from .runtime import Runtime
 from .speed import product_rate
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'not_counted', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance',
            'still', 'alike', 'accumulation', 'look_ahead', 'activation_bytes', 'free_bytes', 'forecast_memory', 'Few',
-           'few_signal', 'compare_signals']
+           'few_signal', 'compare_signals', 'saved_and_loaded']
 
 # %% ../nbs/36_probes.ipynb #621fbe45
 _WAITS = ('aten::_local_scalar_dense', 'aten::nonzero', 'aten::masked_select', 'aten::equal', 'aten::is_nonzero')  # the host reads a number or a shape
@@ -330,11 +332,12 @@ class Few:
 
 def few_signal(
     task, teacher: nn.Module, index: np.ndarray,  # the examples
-    folder: Path, config: RunConfig, here: Runtime,  # where to keep it, the same for all ranks; resolved; of this rank
+    folder: Path, key: dict, here: Runtime,       # where to keep it, the same for all ranks; of `kdnotes.teacher.key_parts`; of this rank
 ) -> tuple[Callable, Callable, float]:            # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an example took
     "The stored signal of some examples, made by all ranks as a run makes it."
-    few, key = Few(task, index), dict.fromkeys(('weights_sha256', 'corpus_sha256', 'tokenizer_sha256', 'subset'), 'doctor') | dict(split='train', max_length=config.max_length, forward_dtype='fp32', storage_dtype=config.signal_dtype)
-    signal = te.make_signal(few, 'train', teacher, folder, key, device=here.device, storage_dtype=config.signal_dtype, rank=here.rank, ranks=here.ranks, barrier=here.barrier)
+    few = Few(task, index)
+    key = key | dict(subset=f"{key['subset']}-{sha256_text(str(few.index.tolist()))[:12]}")
+    signal = te.make_signal(few, 'train', teacher, folder, key, device=here.device, storage_dtype=key['storage_dtype'], rank=here.rank, ranks=here.ranks, barrier=here.barrier)
     def right(batch): return signal(replace(batch, index=np.searchsorted(few.index, batch.index)))
     def any_rows(batch): return signal(replace(batch, index=batch.index % len(few.index)))
     return right, any_rows, signal.meta['teacher_s'] * here.ranks / len(few.index)
@@ -348,3 +351,26 @@ def compare_signals(
     bound, far = te.precision(storage_dtype), max((cached[k] - online[k]).abs().max().item() for k in online)
     within = all(bool(((cached[k] - v).abs() <= 2 * bound['absolute'] + bound['relative'] * v.abs()).all()) for k, v in online.items())
     return far, within, f"a relative {bound['relative']:.0e} and {bound['absolute']:.0e}, in {storage_dtype}"
+
+# %% ../nbs/36_probes.ipynb #c72a9e2f
+def saved_and_loaded(
+    task,
+    model: nn.Module,  # of transformers, on its device
+    folder: Path,      # made, and removed again
+) -> tuple[list[str], float]:  # names of weights that are lost, new or different; largest difference of a logit
+    "A model against the one that plain `from_pretrained` makes of its files."
+    device = next(model.parameters()).device
+    try:
+        with quiet_loading():
+            save_model(model, folder)
+            again = getattr(transformers, task.auto_class).from_pretrained(folder, attn_implementation=model.config._attn_implementation).to(device)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    before, after = model.state_dict(), again.state_dict()
+    changed = sorted(name for name in before.keys() | after.keys() if name not in before or name not in after or not torch.equal(before[name], after[name]))
+    inputs = task.batch('train', np.arange(min(4, len(task.lengths('train'))))).to(device).inputs
+    training = model.training
+    with torch.no_grad():
+        apart = (call(model.eval(), inputs).logits - call(again.eval(), inputs).logits).abs().max().item()
+    model.train(training)
+    return changed, apart

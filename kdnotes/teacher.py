@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from .config import KdnotesError
+from .config import KdnotesError, RunConfig
 from .data import Batch, Task, micro_batches, to_device
 from .files import FileError, lock, read_json, sha256_text, write_json
-from .models import call
+from .models import call, tokenizer_sha256, weights_sha256
 
 # %% auto #0
-__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'online_signal', 'signal_key', 'precision',
-           'Signal', 'open_signal', 'make_signal']
+__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
+           'precision', 'Signal', 'open_signal', 'make_signal']
 
 # %% ../nbs/22_teacher.ipynb #afbdae12
 class SignalError(KdnotesError):
@@ -63,6 +63,31 @@ def signal_key(
 ) -> str:                   # 32 hex digits
     "The name of a signal's content."
     return sha256_text(json.dumps([SIGNAL_SCHEMA, weights_sha256, corpus_sha256, tokenizer_sha256, split, int(max_length), forward_dtype, storage_dtype, subset]))[:32]
+
+# %% ../nbs/22_teacher.ipynb #7442bdaf
+def key_parts(
+    config: RunConfig,      # resolved, of a run that wants the signal
+    teacher: nn.Module,     # with the weights that answer
+    tokenizer,              # the teacher's
+    corpus_sha256: str,     # of the corpus' content
+    split: str = 'train',
+    storage_dtype: str | None = None,  # None: the configuration's
+) -> dict:                  # the arguments of `signal_key`
+    "What names the signal of a configuration."
+    subset = config.train_questions
+    if config.document_title: subset += '-titles'
+    if config.smoke: subset += '-smoke'
+    if config.task != 'answer_selection': subset += f'-{config.task}'  # the first task's signals keep the names they have
+    return dict(
+        weights_sha256=weights_sha256(teacher),
+        corpus_sha256=corpus_sha256,
+        tokenizer_sha256=tokenizer_sha256(tokenizer),
+        split=split,
+        max_length=config.max_length,
+        forward_dtype='fp32',  # `teacher_signal` computes in nothing else
+        storage_dtype=storage_dtype or config.signal_dtype,
+        subset=subset,
+    )
 
 # %% ../nbs/22_teacher.ipynb #4d60a5ef
 _STORAGE = {'fp32': (torch.float32, np.float32, 0.), 'fp16': (torch.float16, np.float16, 2**-11), 'bf16': (torch.bfloat16, np.uint16, 2**-8)}  # torch's, numpy's, error of rounding

@@ -292,7 +292,7 @@ def test_layers_that_cannot_be(layers):
 
 def test_a_model_without_a_list_of_layers():
     albert = hf.AlbertForSequenceClassification(hf.AlbertConfig(**TINY, embedding_size=16))
-    with pytest.raises(ModelError, match='has no list of 4 encoder layers'): choose_layers(albert, (0, 1))
+    with pytest.raises(ModelError, match='has no list of 4 layers'): choose_layers(albert, (0, 1))
 
 
 @pytest.mark.parametrize('kind', CONFIGS)

@@ -1,17 +1,19 @@
 "The teacher in training = the teacher alone; cached = online to the stated precision; a cache is whole or not there. On a tiny random BERT."
-import json, multiprocessing, os, threading
+import copy, inspect, json, multiprocessing, os, threading
 from datetime import timedelta
 from pathlib import Path
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import BertConfig, BertForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, DistilBertConfig, DistilBertForSequenceClassification
 from kdnotes import teacher as T
+from kdnotes.answer_selection import AnswerSelection
+from kdnotes.config import Machine, make_config, resolve
 from kdnotes.data import Batch, Ragged, SignalSpec, pad_pairs
 from kdnotes.losses import soft_target_kl
-from kdnotes.models import call, weights_sha256
-from kdnotes.teacher import SignalError, make_signal, online_signal, open_signal, signal_key
+from kdnotes.models import call, tokenizer_sha256, weights_sha256
+from kdnotes.teacher import SignalError, key_parts, make_signal, online_signal, open_signal, signal_key
 
 KEY = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=24, forward_dtype='fp32', storage_dtype='fp32', subset='all')
 
@@ -114,6 +116,58 @@ def test_the_key_has_everything_in_it():
     key = signal_key(**KEY)
     assert {signal_key(**KEY | {k: 99 if k == 'max_length' else 'other'}) for k in KEY}.isdisjoint({key})
     assert len({signal_key(**KEY | {k: 99 if k == 'max_length' else 'other'}) for k in KEY}) == len(KEY)
+
+
+# ---- one function names the signal of every user ----
+
+NOT_INPUTS = {'corpus', 'temperature', 'min_probability', 'top_k', 'ranking_loss'}  # the corpus by its sha256; the others are applied to stored logits
+OTHER = dict(max_length=64, train_questions='answered', smoke=True, document_title=True)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+    from architectures import WORDS
+    folder = tmp_path_factory.mktemp('tokenizer')
+    (folder / 'vocab.txt').write_text('\n'.join(WORDS))
+    return BertTokenizerFast.from_pretrained(folder)
+
+
+def named(teacher, tokenizer, corpus_sha256='c', **parameters) -> str:
+    config = resolve(make_config(mode='full_kd', **parameters), Machine('cpu', 2), 'embedded')
+    return signal_key(**key_parts(config, teacher, tokenizer, corpus_sha256))
+
+
+def test_what_a_task_reads_is_in_the_key_or_changes_no_input():
+    assert set(inspect.signature(AnswerSelection.__init__).parameters) - {'self'} - NOT_INPUTS == set(OTHER)
+
+
+def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
+    key, others = named(teacher, tokenizer), [named(teacher, tokenizer, **{k: v}) for k, v in OTHER.items()]
+    others += [named(teacher, tokenizer, signal_dtype='fp16'), named(teacher, tokenizer, corpus_sha256='d')]
+    more = copy.deepcopy(tokenizer)
+    more.add_tokens(['zzyzx'])
+    others.append(named(teacher, more))
+    with torch.no_grad(): next(teacher.parameters())[0, 0] += 1
+    others.append(named(teacher, tokenizer))
+    assert len({key, *others}) == 1 + len(others)
+    assert named(teacher, tokenizer, temperature=4., alpha=.3, seed=5) == others[-1], 'the same teacher says the same'
+
+
+def test_signals_that_were_stored_before_are_found(teacher, tokenizer):
+    "The key as it was built when the first signals were stored."
+    def before(**own):
+        parts = dict(weights_sha256=weights_sha256(teacher), corpus_sha256='c', tokenizer_sha256=tokenizer_sha256(tokenizer), split='train', max_length=128, forward_dtype='fp32', storage_dtype='fp32', subset='all')
+        return signal_key(**parts | own)
+    assert named(teacher, tokenizer) == before()
+    assert named(teacher, tokenizer, train_questions='answered', document_title=True, smoke=True, signal_dtype='bf16') == before(subset='answered-titles-smoke', storage_dtype='bf16')
+
+
+def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
+    from types import SimpleNamespace
+    from kdnotes.bench import _parts
+    config = resolve(make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded')
+    place = SimpleNamespace(config=config, tokenizer=tokenizer, corpus=SimpleNamespace(sha256='c'))
+    assert signal_key(**_parts(place, teacher)) == named(teacher, tokenizer, document_title=True, max_length=64)
 
 
 def test_a_name_that_does_not_say_what_is_stored(task, teacher, tmp_path):
