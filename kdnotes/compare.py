@@ -6,20 +6,38 @@
 from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 import numpy as np
 import pandas as pd
 from .config import CHAIN, CONTROLS, FACTOR_SETTINGS, MODES, PROCEDURES
 from .drawing import metric_name
-from .significance import FACTORIAL, INTERACTIONS, MARGINS, Effect, Equivalence, Family, PValue, crossed_test, effect_size, equivalence, factorial, holm, interval_test, permutation_test, seed_test
-from .stats import Interval, bootstrap_interval, crossed_interval, mean_interval, ratio_interval
+from kdnotes.significance import (
+    ALPHA,
+    FACTORIAL,
+    INTERACTIONS,
+    MARGINS,
+    Effect,
+    Equivalence,
+    Family,
+    PValue,
+    crossed_test,
+    effect_size,
+    equivalence,
+    factorial,
+    holm,
+    interval_test,
+    p_words,
+    permutation_test,
+    seed_test,
+)
+from .stats import Interval, bootstrap_interval, crossed_interval, mean_interval, number_texts, ratio_interval
 from .telemetry import BUSY_SHARE, is_busy
 from .timed import HARDWARE, Timed, timed
 
 # %% auto #0
-__all__ = ['TIMES', 'SEED', 'UNIT_NAMES', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label', 'check_arm',
-           'commits', 'unit_matrix', 'Comparison', 'compare', 'told', 'explain', 'sentence', 'difference_table',
+__all__ = ['TIMES', 'SEED', 'UNIT_NAMES', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution',
+           'attribute', 'label', 'check_arm', 'commits', 'uncommitted', 'unit_matrix', 'Remark', 'Comparison',
+           'compare', 'Verdict', 'verdict_on', 'times_as', 'explain', 'sentence', 'difference_table',
            'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
 # %% ../nbs/44_compare.ipynb #7534fbad
@@ -99,6 +117,12 @@ def commits(
     def short(git): return f"{git.partition('-')[0][:10]}{'-dirty' * git.endswith('-dirty')}" if git else 'unknown'
     return sorted({short(r['environment'].get('git')) for r in records})
 
+def uncommitted(
+    record: dict,
+) -> bool:
+    "Was the run made with changes that were not committed?"
+    return (record['environment'].get('git') or '').endswith('-dirty')
+
 def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
     "Why two arms cannot be compared at all."
     both = [*a, *b]
@@ -141,41 +165,72 @@ def unit_matrix(
     recorded_means = np.array([r['primary']['value'] for r in records])
     return matrix if np.allclose(matrix.mean(axis=1), recorded_means, rtol=1e-4, atol=1e-5) else None
 
-# %% ../nbs/44_compare.ipynb #0079f6ba
-def _named(runs: Iterable[dict]) -> str: return ', '.join(r['run_id'] for r in runs)
+# %% ../nbs/44_compare.ipynb #279ce639
+@dataclass(frozen=True)
+class Remark:
+    "What a reader should know, and its code."
+    code: str  # left_out | one_seed | one_teacher | commits | no_value | own_values | times_left_out | no_time | busy
+    text: str  # a clause
 
-def _differences(pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None) -> tuple[np.ndarray | None, list[str], str | None]:
-    "b - a of the primary metric, (seeds, units) or (seeds,); warnings; why there is none."
+# %% ../nbs/44_compare.ipynb #0079f6ba
+def _named(runs: Iterable[dict]) -> str:
+    return ', '.join(r['run_id'] for r in runs)
+
+def _own_values(pairs: Sequence[tuple[dict, dict]]) -> np.ndarray:
+    "b - a of the values that the records state, (seeds,)."
+    return np.array([b['primary']['value'] - a['primary']['value'] for a, b in pairs])
+
+def _differences(
+    pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None
+) -> tuple[np.ndarray | None, list[Remark], str | None]:
+    "b - a of the primary metric, (seeds, units) or (seeds,); remarks; why there is none."
     null = [r for pair in pairs for r in pair if r['primary']['value'] is None]
-    why = [f"the accuracy of {r['run_id']} is null: {r['reasons'].get('primary.value', 'no reason recorded')}" for r in null]
+    why = [
+        f"the accuracy of {r['run_id']} is null: {r['reasons'].get('primary.value', 'no reason recorded')}"
+        for r in null
+    ]
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
-    if not pairs: return None, [], why[0]
-    warnings = [f'{w}; its pair is left out' for w in why]
+    if not pairs:
+        return None, [], why[0]
+    remarks = [Remark('no_value', f'{w}; its pair is left out') for w in why]
     a, b = [p[0] for p in pairs], [p[1] for p in pairs]
     x, y = unit_matrix(a, units), unit_matrix(b, units)
     if x is None or y is None:
-        if units is not None and len(units): warnings.append('not every run has units whose mean is the metric, so the runs\' own values are compared')
-        return np.array([r['primary']['value'] - q['primary']['value'] for q, r in pairs]), warnings, None
+        if units is not None and len(units):
+            text = "not every run has units whose mean is the metric, so the runs' own values are compared"
+            remarks.append(Remark('own_values', text))
+        return _own_values(pairs), remarks, None
     if set(x.columns) != set(y.columns) or x.isna().any(axis=None) or y.isna().any(axis=None):
-        return None, warnings, f'the runs were not scored on the same units ({x.shape[1]} and {y.shape[1]})'
-    return y[x.columns].to_numpy() - x.to_numpy(), warnings, None
+        why_not = f'the runs were not scored on the same units ({x.shape[1]} and {y.shape[1]})'
+        return None, remarks, why_not
+    return y[x.columns].to_numpy() - x.to_numpy(), remarks, None
 
 # %% ../nbs/44_compare.ipynb #b6d2bccc
 TIMES = ('train_s', 'total_s')  # training alone; with the teacher's training and its signal
 
-def _speedups(pairs: Sequence[tuple[dict, dict]], level: float, times: Timed) -> tuple[dict[str, Interval], list[str], dict[str, str]]:
-    "How many times as fast b is, by time key; warnings; and why not."
-    if not times.runs: return {}, [], dict.fromkeys(TIMES, times.note)
-    runs, found, reasons = [r for pair in pairs for r in pair if times.has(r, 'train_s')], {}, {}
-    warnings = [times.note] if len(runs) < 2 * len(pairs) else []
+def _speedups(
+    pairs: Sequence[tuple[dict, dict]], level: float, times: Timed
+) -> tuple[dict[str, Interval], list[Remark], dict[str, str]]:
+    "How many times as fast b is, by time key; remarks; and why not."
+    if not times.runs:
+        return {}, [], dict.fromkeys(TIMES, times.note)
+    runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
+    found, reasons = {}, {}
+    remarks = [Remark('times_left_out', times.note)] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
         here = [p for p in pairs if all(times.has(r, key) for r in p)]
-        missing, both = [r for p in here for r in p if not r['time'].get(key)], [p for p in here if all(r['time'].get(key) for r in p)]
-        if both: found[key] = ratio_interval([p[0]['time'][key] for p in both], [p[1]['time'][key] for p in both], level)
-        else: reasons[key] = f'{key} is null in {_named(missing)}' if missing else times.note
-        if both and missing: warnings.append(f'{key} is null in {_named(missing)}; the pair is left out')
-    if busy := [r for r in runs if is_busy(r.get('machine') or {})]: warnings.append(f'others used more than {BUSY_SHARE:.0%} of the machine during {_named(busy)}: times are unreliable')
-    return found, warnings, reasons
+        missing = [r for p in here for r in p if not r['time'].get(key)]
+        both = [p for p in here if all(r['time'].get(key) for r in p)]
+        if both:
+            found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)), level)
+        else:
+            reasons[key] = f'{key} is null in {_named(missing)}' if missing else times.note
+        if both and missing:
+            remarks.append(Remark('no_time', f'{key} is null in {_named(missing)}; the pair is left out'))
+    if busy := [r for r in runs if is_busy(r.get('machine') or {})]:
+        share = f'others used more than {BUSY_SHARE:.0%} of the machine'
+        remarks.append(Remark('busy', f'{share} during {_named(busy)}: times are unreliable'))
+    return found, remarks, reasons
 
 # %% ../nbs/44_compare.ipynb #c78016b2
 def _evidence(d: np.ndarray, higher: bool, level: float, rng: np.random.Generator) -> dict[str, Any]:
@@ -202,7 +257,7 @@ class Comparison:
     seeds: tuple[int, ...]            # of the pairs
     left_out: dict[str, tuple]        # arm -> seeds without a partner
     reasons: dict[str, str]           # 'comparison', 'difference', 'p' or a time key -> why there is none
-    warnings: tuple[str, ...]         # what a reader should know
+    warnings: tuple[Remark, ...]      # what a reader should know
     p: float | None = None                     # of no difference, seeds and units random: the primary one
     p_permutation: float | None = None         # over units, these seeds only; without units: over seeds
     p_holm: float | None = None                # p, corrected over the family
@@ -216,11 +271,18 @@ class Comparison:
     unit_name: str = 'units'                   # what the metric averages over
 
     @property
-    def n_seeds(self) -> int: return self.difference.n if self.difference else len(self.seeds)
+    def n_seeds(self) -> int:
+        return self.difference.n if self.difference else len(self.seeds)
+
     @property
-    def n_units(self) -> int | None: return self.difference.units if self.difference else None
+    def n_units(self) -> int | None:
+        return self.difference.units if self.difference else None
+
     @property
-    def identical(self) -> bool: return bool(self.difference) and self.difference.n > 1 and self.difference.estimate == 0 == self.difference.se  # all values, which is seen and not tested
+    def identical(self) -> bool:
+        "Are all values the same? That is seen and not tested."
+        d = self.difference
+        return d is not None and d.n > 1 and d.estimate == 0 == d.se
 
 # %% ../nbs/44_compare.ipynb #06859a27
 def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
@@ -230,14 +292,27 @@ def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
         for name, values in differences(a, b).items(): merged.setdefault(name, []).append(values)
     return {k: v[0] if all(x == v[0] for x in v) else ('by seed', 'by seed') for k, v in sorted(merged.items())}
 
-def _warnings(pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]) -> tuple[str, ...]:
+def _warnings(
+    pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]
+) -> tuple[Remark, ...]:
     "What a reader of the comparison should know."
-    found = [f"left out, since only {arm} has them: seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" for arm, seeds in left_out.items()]
-    if len(pairs) == 1: found.append('a single seed: nothing is known about the spread between seeds')
-    shared = [runs[0]['arm'] for runs in zip(*pairs) if len({r['seed'] for r in runs}) > 1 == len({r['teacher_seed'] for r in runs}) and runs[0]['teacher_seed'] is not None]
-    if shared: found.append(f"all seeds of {' and '.join(shared)} have one teacher: what another teacher would change is not in the interval")
-    if len(c := commits(r for pair in pairs for r in pair)) > 1: found.append(f"the runs stem from more than one git commit: {', '.join(c)}")
+    found = []
+    for arm, seeds in left_out.items():
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        found.append(Remark('left_out', f'left out, since only {arm} has them: {named}'))
+    if len(pairs) == 1:
+        found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
+    if shared := [runs[0]['arm'] for runs in zip(*pairs) if _one_teacher(runs)]:
+        text = f"all seeds of {' and '.join(shared)} have one teacher: what another teacher would change is not in the interval"
+        found.append(Remark('one_teacher', text))
+    if len(c := commits(r for pair in pairs for r in pair)) > 1:
+        found.append(Remark('commits', f"the runs stem from more than one git commit: {', '.join(c)}"))
     return tuple(found)
+
+def _one_teacher(runs: Sequence[dict]) -> bool:
+    "Do several seeds of an arm share one teacher?"
+    seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
+    return len(seeds) > 1 == len(teachers) and runs[0]['teacher_seed'] is not None
 
 SEED, UNIT_NAMES = 0, {'answer_selection': 'questions'}
 
@@ -264,44 +339,96 @@ def compare(
                       unit_name=UNIT_NAMES.get(pairs[0][0]['task'], 'units'))
 
 # %% ../nbs/44_compare.ipynb #cd2bcccd
-def told(
+VERDICTS = {  # code -> words
+    'significant': 'significant',
+    'not_significant': 'not significant',
+    'not_tested': 'not tested',
+}
+ONE_SEED = 'one seed tells nothing about other seeds'
+
+@dataclass(frozen=True)
+class Verdict:
+    "What a test says of a difference."
+    code: str                  # of VERDICTS
+    reason: str | None = None  # why there is no test
+
+    @property
+    def words(self) -> str:
+        return VERDICTS[self.code]
+
+def verdict_on(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
-) -> bool:                   # by the corrected p, where there is one, else by p; of a single seed by the interval, which is about that seed
-    "Can a difference be told?"
-    c, null = comparison, 0. if about == 'primary' else 1.
-    i = c.difference if about == 'primary' else c.speedup.get(about)
-    if i is None or i.low is None: return False
-    p, corrected = (c.p, c.p_holm) if about == 'primary' else (c.p_times.get(about), c.p_times_holm.get(about))
-    p = p if corrected is None else corrected
-    if p is None: return i.n == 1 and not i.low <= null <= i.high
-    return p < .05
+) -> Verdict:                # by the corrected p, where there is one, else by p
+    "Is a difference significant, not significant, or not tested?"
+    c = comparison
+    if about == 'primary':
+        interval, p, corrected = c.difference, c.p, c.p_holm
+    else:
+        interval, p, corrected = c.speedup.get(about), c.p_times.get(about), c.p_times_holm.get(about)
+    if interval is None or p is None:
+        return Verdict('not_tested', _why_untested(c, about, interval))
+    return Verdict('significant' if (p if corrected is None else corrected) < ALPHA else 'not_significant')
 
-def _p_words(p: float | None, corrected: float | None, family: Family | None, start: str = '') -> str:
-    "A p value and its correction, or nothing."
-    def words(x): return 'p < 0.001' if x < .001 else f'p = {x:.3f}'
-    if p is None: return ''
-    if corrected is None: return start + words(p) + ', uncorrected' * bool(start)
-    if len(family.members) == 1: return f"{start}{words(corrected)}, the only comparison of '{family.name}'"
-    return f"{start}{words(corrected)} after Holm's correction over the {len(family.members)} comparisons of '{family.name}'"
+def _why_untested(c: Comparison, about: str, interval: Interval | None) -> str:
+    "Why a difference has no p."
+    unknown = 'no p was computed'
+    if interval is None:
+        key = 'difference' if about == 'primary' else about
+        return c.reasons.get('comparison') or c.reasons.get(key, unknown)
+    if interval.n == 1:
+        return ONE_SEED
+    if about == 'primary':
+        return c.reasons.get('p', unknown)
+    return interval_test(interval, 1.0, log=True).reason or unknown
+
+def _p_clause(p: float | None, corrected: float | None, family: Family | None) -> str:
+    "A p value and its correction, after a semicolon; nothing where there is no p."
+    if p is None:
+        return ''
+    if corrected is None:
+        return f'; {p_words(p)}, uncorrected'
+    n = len(family.members)
+    if n == 1:
+        return f"; {p_words(corrected)}, the only comparison of '{family.name}'"
+    return f"; {p_words(corrected)} after Holm's correction over the {n} comparisons of '{family.name}'"
 
 # %% ../nbs/44_compare.ipynb #af110c7a
-def _times(i: Interval) -> str:
-    "A ratio of times in words: faster, or longer."
-    if i.estimate >= 1: return f'{i:.2f} times as fast'
-    return f'{replace(i, estimate=1 / i.estimate, low=i.low and 1 / i.high, high=i.high and 1 / i.low):.2f} times as long'
+def times_as(
+    ratio: Interval,  # of a's time over b's
+) -> str:
+    "What b's time is of a's, as one says it: times as fast, or times as long."
+    if ratio.estimate >= 1:
+        return f'{ratio:.2f} times as fast'
+    def turned(x):
+        return None if x is None else 1 / x  # where the interval is unknown
+    longer = replace(ratio, estimate=1 / ratio.estimate, low=turned(ratio.high), high=turned(ratio.low))
+    return f'{longer:.2f} times as long'
+
+def _sense(c: Comparison) -> str:
+    "What a difference of the primary metric means."
+    d, found = c.difference, verdict_on(c)
+    direction = 'no change'
+    if d.estimate != 0:
+        direction = 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
+    if found.code == 'significant':
+        return f'{direction}, {found.words}'
+    if found.code == 'not_significant':
+        why = 'its interval holds 0' if d.low <= 0 <= d.high else 'its p, corrected, is not below 0.05'
+        return f'{found.words}, since {why}'
+    where = f'{direction} in {_one_seed(c)}, ' if c.n_seeds == 1 else ''
+    return f'{where}{found.words}, since {found.reason}'
 
 def _result(c: Comparison) -> list[str]:
     "The clauses on accuracy and time."
     name, said = f"{c.primary['set']} {c.primary['metric']}", []
-    if (d := c.difference) is None: said.append(f"{name} is not compared, since {c.reasons['difference']}")
+    if c.difference is None:
+        said.append(f"{name} is not compared, since {c.reasons['difference']}")
     else:
-        sense = 'no change' if d.estimate == 0 else 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
-        if d.low is None: sense += ', its interval is unknown'
-        elif not told(c): sense = 'no difference was detected, since ' + ('its interval holds 0' if d.low <= 0 <= d.high else 'there is no test' if c.p is None else 'its p, corrected, is not below 0.05')
-        if c.n_seeds == 1: sense += f' in {_one_seed(c)}'
-        said.append(f'{name} {d:+.4f} ({sense}{_p_words(c.p, c.p_holm, c.family, "; ")})')
-    if c.speedup: said.append(' and '.join(f'{w} {_times(c.speedup[k])}' for k, w in (('train_s', 'training'), ('total_s', 'in all')) if k in c.speedup))
+        said.append(f'{name} {c.difference:+.4f} ({_sense(c)}{_p_clause(c.p, c.p_holm, c.family)})')
+    if c.speedup:
+        names = {'train_s': 'training', 'total_s': 'in all'}
+        said.append(' and '.join(f'{w} {times_as(c.speedup[k])}' for k, w in names.items() if k in c.speedup))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
 
 def explain(
@@ -309,30 +436,44 @@ def explain(
 ) -> str:  # a paragraph
     "A comparison in sentences."
     c = comparison
-    if 'comparison' in c.reasons: return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
+    if 'comparison' in c.reasons:
+        return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
     x, n = c.attribution, len(c.seeds)
-    text = f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. This is {'the ' if x.factor and n > 1 else ''}{label(x, n == 1)}"
-    if x.belongs: text += f" (part of it: {', '.join(x.belongs) if len(x.belongs) <= 4 else f'{len(x.belongs)} settings, in the table of differences'})"
-    if x.factor is None and c.a in MODES and c.b in MODES and (missing := _not_varied(c)): text += f"; {', '.join(missing)} was not varied on this machine"
-    return '. '.join([text, *(w[0].upper() + w[1:] for w in c.warnings)]) + '.'
+    the = 'the ' if x.factor and n > 1 else ''
+    text = f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. This is {the}{label(x, n == 1)}"
+    if x.belongs:
+        few = len(x.belongs) <= 4
+        part = ', '.join(x.belongs) if few else f'{len(x.belongs)} settings, in the table of differences'
+        text += f' (part of it: {part})'
+    if x.factor is None and c.a in MODES and c.b in MODES and (missing := _not_varied(c)):
+        text += f"; {', '.join(missing)} was not varied on this machine"
+    return '. '.join([text, *(w.text[0].upper() + w.text[1:] for w in c.warnings)]) + '.'
 
 def _not_varied(c: Comparison) -> list[str]:
     "Factors in which the modes differ and the runs do not."
-    return [f for f in ('network', 'precision', 'kd', 'ranks') if getattr(MODES[c.a], f) != getattr(MODES[c.b], f) and f not in c.attribution.factors]
+    a, b = MODES[c.a], MODES[c.b]
+    names = ('network', 'precision', 'kd', 'ranks')
+    return [f for f in names if getattr(a, f) != getattr(b, f) and f not in c.attribution.factors]
 
 # %% ../nbs/44_compare.ipynb #3354357f
-def _one_seed(c: Comparison) -> str: return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
+def _one_seed(c: Comparison) -> str:
+    return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
 
-def _direction(c: Comparison) -> str: return 'higher' if c.difference.estimate > 0 else 'lower'
+def _direction(c: Comparison) -> str:
+    return 'higher' if c.difference.estimate > 0 else 'lower'
 
 def _alike(c: Comparison) -> str:
     "What the margin allows to say."
-    if c.identical: return '; every value is the same in both'
-    if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None: return ''
-    def one_sided(p): return f'{_p_words(p, None, None)}, uncorrected'
-    if e.equivalent: return f'; the two are alike within {e.margin:g} (TOST, {one_sided(e.p_equivalent)})'
-    if e.noninferior: return f'; {c.b} is not worse by {e.margin:g} or more (one-sided {one_sided(e.p_noninferior)})'
-    return f'; that {c.b} is not worse by {e.margin:g} or more is not shown either (one-sided {one_sided(e.p_noninferior)})'
+    if c.identical:
+        return '; every value is the same in both'
+    if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None:
+        return ''
+    if e.equivalent:
+        return f'; the two are alike within {e.margin:g} (TOST, {p_words(e.p_equivalent)}, uncorrected)'
+    one_sided = f'(one-sided {p_words(e.p_noninferior)}, uncorrected)'
+    if e.noninferior:
+        return f'; {c.b} is not worse by {e.margin:g} or more {one_sided}'
+    return f'; that {c.b} is not worse by {e.margin:g} or more is not shown either {one_sided}'
 
 def sentence(
     comparison: Comparison,
@@ -340,31 +481,47 @@ def sentence(
 ) -> str:                    # one sentence with a full stop
     "What a text may claim."
     c = comparison
-    if why := c.reasons.get('comparison') or c.reasons.get('difference' if about == 'primary' else about): return f'{c.a} and {c.b} are not compared, since {why}.'
-    return (_accuracy_sentence if about == 'primary' else partial(_time_sentence, about=about))(c) + '.'
+    why = c.reasons.get('comparison') or c.reasons.get('difference' if about == 'primary' else about)
+    if why:
+        return f'{c.a} and {c.b} are not compared, since {why}.'
+    return (_accuracy_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'
 
 def _accuracy_sentence(c: Comparison) -> str:
-    d, name = c.difference, f"{metric_name(c.primary['metric'])} on the {c.primary['set']} set"
-    units = f' and {d.units} {c.unit_name}' if d.units else ''
+    d, name, found = c.difference, f"{metric_name(c.primary['metric'])} on the {c.primary['set']} set", verdict_on(c)
     if c.n_seeds == 1:
-        size = f'{_direction(c)} by {abs(d.estimate):.4f} than' if d.estimate else 'the same as'
-        return f'With {_one_seed(c)} alone, {name} of {c.b} was {size} that of {c.a}; nothing is known about other seeds'
-    rests = f'{c.n_seeds} seeds{units}'
-    sure = f"{d.level:.0%} interval, {rests}{_p_words(c.p, c.p_holm, c.family, '; ')}{'; no test, since ' + c.reasons['p'] if c.p is None and 'p' in c.reasons else ''}"
-    if not told(c): return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+z.4f} ({sure}){_alike(c)}'
+        size = number_texts([abs(d.estimate)], '.4f')[0]
+        compared = f'{_direction(c)} by {size} than' if d.estimate else 'the same as'
+        return f'With {_one_seed(c)} alone, {name} of {c.b} was {compared} that of {c.a}; nothing is known about other seeds'
+    units = f' and {d.units} {c.unit_name}' if d.units else ''
+    rests = f'{d.level:.0%} interval, {c.n_seeds} seeds{units}{_p_clause(c.p, c.p_holm, c.family)}'
+    if found.code == 'not_tested':
+        return (f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); '
+                f'it was {found.words}, since {found.reason}{_alike(c)}')
+    if found.code == 'not_significant':
+        return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+.4f} ({rests}){_alike(c)}'
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
-    return f"{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} ({sure}){_called(c)}{_alike(c) if (d.estimate > 0) != c.primary['higher_is_better'] else ''}"
+    worse = (d.estimate > 0) != c.primary['higher_is_better']
+    return (f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} ({rests}){_called(c)}'
+            f"{_alike(c) if worse else ''}")
 
 def _called(c: Comparison) -> str:
     "Whose effect it is."
     return f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({label(c.attribution)})'
 
+_WORK = {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}
+
 def _time_sentence(c: Comparison, about: str) -> str:
-    i, name = c.speedup[about], {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}[about]
-    if i.n == 1: return f'With {_one_seed(c)} alone, {name} of {c.b} was {_times(i)} as that of {c.a}; nothing is known about other seeds'
-    sure = f"{i.level:.0%} interval, {i.n} seeds{_p_words(c.p_times.get(about), c.p_times_holm.get(about), c.family, '; ')}"
-    if not told(c, about): return f'No difference between {c.a} and {c.b} in the time of {name} was detected: {_times(i)} ({sure})'
-    return f'{name[0].upper()}{name[1:]} of {c.b} was {_times(i)} as that of {c.a} ({sure}){_called(c)}'
+    i, name, found = c.speedup[about], _WORK[about], verdict_on(c, about)
+    if i.n == 1:
+        return f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}; nothing is known about other seeds'
+    p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
+    rests = f'{i.level:.0%} interval, {i.n} seeds{p}'
+    if found.code == 'not_significant':
+        return f'No difference between {c.a} and {c.b} in the time of {name} was detected: {times_as(i)} ({rests})'
+    said = f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a} ({rests})'
+    if found.code == 'not_tested':
+        return f'{said}; the difference was {found.words}, since {found.reason}'
+    return f'{said}{_called(c)}'
 
 # %% ../nbs/44_compare.ipynb #0f5b8f74
 def difference_table(
@@ -411,16 +568,17 @@ def corrected(
 # %% ../nbs/44_compare.ipynb #92b3747e
 def chain_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `study_comparisons`
-) -> pd.DataFrame:  # kind, a, b, factor, label, pairs, units, difference, p, ..., effect_size, train_s, total_s (with _low and _high), note
+) -> pd.DataFrame:  # kind, a, b, factor, label, pairs, units, difference, p, ..., verdict, verdict_train_s, verdict_total_s (codes of VERDICTS), effect_size, train_s, total_s (with _low and _high), note
     "Comparisons as numbers, one row each."
     def cells(name, i): return dict(zip((name, f'{name}_low', f'{name}_high'), (i.estimate, i.low, i.high) if i else (None,) * 3))
     def alike(c): return {f'p_{kind}_{e.margin:g}': getattr(e, f'p_{kind}') for e in c.equivalences for kind in ('noninferior', 'equivalent')}
+    def verdicts(c): return {'verdict': verdict_on(c).code} | {f'verdict_{key}': verdict_on(c, key).code for key in TIMES}
     return pd.DataFrame([dict(
         kind=kind, a=c.a, b=c.b, factor=c.attribution and c.attribution.factor, label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared', pairs=len(c.seeds),
-        units=c.n_units, **cells('difference', c.difference), p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, family=c.family and c.family.name, **cells('bootstrap', c.bootstrap),
+        units=c.n_units, **cells('difference', c.difference), p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, family=c.family and c.family.name, **cells('bootstrap', c.bootstrap), **verdicts(c),
         **cells('effect_size', c.effect_size), **cells('effect_size_seeds', c.effect_size_seeds), **alike(c), **cells('train_s', c.speedup.get('train_s')), **cells('total_s', c.speedup.get('total_s')),
         **{f'p_{key}': c.p_times.get(key) for key in TIMES}, **{f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES},
-        note='; '.join(dict.fromkeys([*c.reasons.values(), *c.warnings]))) for kind, c in comparisons])
+        note='; '.join(dict.fromkeys([*c.reasons.values(), *(w.text for w in c.warnings)]))) for kind, c in comparisons])
 
 # %% ../nbs/44_compare.ipynb #aebb472c
 def study_factorial(

@@ -186,6 +186,7 @@ def mean_cost(
 ) -> Interval:                # of the geometric mean
     "Geometric mean of costs, Student's t on the log scale."
     i = ratio_interval(values, np.ones(len(values)), level)
+    i = replace(i, null=0.)  # a cost, no ratio
     return i if i.low is None else replace(i, method='geometric mean, Student t over runs on the log scale')
 
 def ratio_of_means(

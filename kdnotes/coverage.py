@@ -27,6 +27,7 @@ class Setting:
     rest: float                # of a seed with a question
     ease: float | None = None  # of the ease that both arms share; None: normal data, without a metric
     shift: float = 0.          # of arm b: the difference itself; latent where there is an ease
+    edge: bool = False         # a rare case, told apart from the others
 
     def truth(self) -> float:
         "The mean difference over all seeds and questions there could be."
@@ -94,8 +95,8 @@ SETTINGS = (
     Setting('AP, seeds differ', .15, .35, .4, ease=.9),
     Setting('AP, b is better', .05, .35, .4, ease=.9, shift=.3),
     Setting('questions alike', .03, 0., .19),
-    Setting('edge: luck alone', 0., 0., .19),
-    Setting('edge: AP, arms hardly differ', 0., 0., .01, ease=.9),
+    Setting('edge: luck alone', 0., 0., .19, edge=True),
+    Setting('edge: AP, arms hardly differ', 0., 0., .01, ease=.9, edge=True),
 )
 
 def coverage_table(

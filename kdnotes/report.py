@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from .compare import Comparison, chain_table, check_arm, commits, difference_table, explain, study_comparisons, unit_matrix
-from .config import KdnotesError, evidence_path, figures_path, runs_path
+from .compare import Comparison, check_arm, commits, difference_table, explain, label, study_comparisons, unit_matrix, verdict_on
+from .config import MODES, KdnotesError, evidence_path, figures_path, runs_path
 from .drawing import WIDTH, NotDrawn, arms_of, drawing, look, make_figure, metric_name, span
 from .records import RunFolder, read_csv, records, units, without_repeats
-from .stats import Interval, compact_curve, crossed_interval, mean_interval
+from .stats import Interval, compact_curve, crossed_interval, mean_interval, number_texts
 from .timed import timed
 
 # %% auto #0
@@ -85,8 +85,11 @@ def arm_values(
 # %% ../nbs/50_report.ipynb #f6b22454
 def _cell(interval: Interval | None, spec: str) -> str:
     "Mean and half width; the mean alone where the interval is unknown."
-    if interval is None: return '-'
-    return format(interval.estimate, spec) + ('' if interval.low is None else f' ± {(interval.high - interval.low) / 2:{spec}}')
+    if interval is None:
+        return '-'
+    half = None if interval.low is None else (interval.high - interval.low) / 2
+    mean, half = number_texts([interval.estimate, half], spec)
+    return mean if half is None else f'{mean} ± {half}'
 
 def arms_table(
     records: Sequence[dict],                  # of one study
@@ -113,12 +116,21 @@ def metrics_table(
 def comparison_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `compare.study_comparisons`
 ) -> pd.DataFrame:                                  # one row a comparison, cells are text
-    "The comparisons of a study: what changed, and by how much."
-    def cell(row, key, spec): return '-' if pd.isna(row[key]) else f'{row[key]:{spec}}' + ('' if pd.isna(row[f'{key}_low']) else f" [{row[f'{key}_low']:{spec}}, {row[f'{key}_high']:{spec}}]")
-    comparisons = list(comparisons)
-    metric = next((f"{c.primary['set']} {c.primary['metric']}" for _, c in comparisons if c.primary), 'primary metric')
-    return pd.DataFrame([{'comparison': f"{r['a']} -> {r['b']}", 'pairs': r['pairs'], f'change of {metric}': cell(r, 'difference', '+.3f'), 'training, times as fast': cell(r, 'train_s', '.2f'),
-                          'in all, times as fast': cell(r, 'total_s', '.2f'), 'what it is': r['label']} for r in chain_table(comparisons).to_dict('records')])
+    "The comparisons of a study: what changed, by how much, and what a test says of the change."
+    found = [c for _, c in comparisons]
+    primary = next((c.primary for c in found if c.primary), None)
+    metric = f"{primary['set']} {primary['metric']}" if primary else 'primary metric'
+    def cell(interval, spec):
+        return '-' if interval is None else f'{interval:{spec}}'
+    def row(c):
+        return {
+            'comparison': f'{c.a} -> {c.b}', 'pairs': len(c.seeds),
+            f'change of {metric}': cell(c.difference, '+.3f'), 'verdict': verdict_on(c).words,
+            'training, times as fast': cell(c.speedup.get('train_s'), '.2f'),
+            'in all, times as fast': cell(c.speedup.get('total_s'), '.2f'),
+            'what it is': label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
+        }
+    return pd.DataFrame([row(c) for c in found])
 
 # %% ../nbs/50_report.ipynb #e4954b7d
 def why_none(
@@ -239,7 +251,7 @@ def curves_figure(
         for key, axes in panels.items():
             band = points.dropna(subset=[key]).groupby('step')[key].agg(['mean', 'min', 'max'])
             if not len(band): continue
-            dashes = '--' if 'mixed' in runs[0]['mode'] else '-'  # equal curves of two precisions stay visible
+            dashes = '--' if MODES[runs[0]['mode']].precision == 'mixed' else '-'  # equal curves of two precisions stay visible
             axes.plot(band.index, band['mean'], color=colour, linestyle=dashes, marker=marker, markevery=1 if key == 'value' else max(1, len(band) // 5), markersize=4, label=arm if key == 'loss' else None)
             axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=.18, linewidth=0)
     panels['loss'].set_ylabel("training loss (each arm's own)")

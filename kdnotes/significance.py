@@ -14,13 +14,13 @@ from scipy.optimize import brentq
 from scipy.special import chdtr, chdtri, ndtr, stdtrit
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
-from .stats import Interval, StatsError, _numbers, crossed_interval, mean_interval, moments_of, variance_components
+from .stats import Interval, StatsError, _numbers, crossed_interval, mean_interval, moments_of, number_texts, variance_components
 
 # %% auto #0
-__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue', 'interval_test',
-           'crossed_test', 'flips', 'flip_p', 'permutation_test', 'smallest_p', 'seed_test', 'mcnemar_test', 'Family',
-           'holm', 'effect_size', 'Equivalence', 'equivalence', 'power', 'seeds_needed', 'power_table', 'Effect',
-           'factorial']
+__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue',
+           'interval_test', 'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'smallest_p',
+           'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'equivalence', 'power',
+           'seeds_needed', 'power_table', 'Effect', 'factorial']
 
 # %% ../nbs/43_significance.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class PValue:
     units: int | None = None   # units per run
     reason: str | None = None  # why p is None
 
+ALPHA = 0.05  # a difference whose p, corrected where there is a family, lies below is significant
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
 def interval_test(
@@ -56,6 +57,23 @@ def crossed_test(
     i = crossed_interval(matrix)
     if i.n == 1: return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
     return interval_test(i, null)
+
+# %% ../nbs/43_significance.ipynb #42440da6
+def p_text(
+    p: float | None,  # None: there is no test
+) -> str:
+    "A p-value as tables print it."
+    if p is None:
+        return '-'
+    if p < 0.001:
+        return '< 0.001'
+    return number_texts([p], '.3f', ALPHA)[0]
+
+def p_words(
+    p: float,
+) -> str:
+    "A p-value as sentences print it: `p = 0.034`."
+    return f'p {p_text(p)}' if p < 0.001 else f'p = {p_text(p)}'
 
 # %% ../nbs/43_significance.ipynb #c3bca187
 EXACT = 16  # so many values or fewer: all 2**n flips are counted
@@ -182,9 +200,9 @@ class Equivalence:
     reason: str | None = None    # why there is no test
 
     @property
-    def noninferior(self) -> bool | None: return None if self.p_noninferior is None else self.p_noninferior < .05
+    def noninferior(self) -> bool | None: return None if self.p_noninferior is None else self.p_noninferior < ALPHA
     @property
-    def equivalent(self) -> bool | None: return None if self.p_equivalent is None else self.p_equivalent < .05
+    def equivalent(self) -> bool | None: return None if self.p_equivalent is None else self.p_equivalent < ALPHA
 
 def equivalence(
     interval: Interval,             # of b - a

@@ -104,12 +104,18 @@ AIMS = (  # contestant, against, at least
 
 def aims(
     results: dict,
-) -> pd.DataFrame:  # aim, wanted, measured, lowest, highest, met
+) -> pd.DataFrame:  # key, aim, wanted, measured, lowest, highest, met
     "What is wanted and what was measured; aims whose contestants did not take part are left out."
-    rows = [dict(aim=f'{a} / {b}', wanted=wanted) | dict(zip(('measured', 'lowest', 'highest'), found)) for a, b, wanted in AIMS if (found := ratio(results, a, b))]
+    rows = []
+    for a, b, wanted in AIMS:
+        if found := ratio(results, a, b):
+            measured, lowest, highest = found
+            rows.append(dict(key=f'{a}_{b}', aim=f'{a} / {b}', wanted=wanted, measured=measured, lowest=lowest, highest=highest))
     shares = rounds(results, 'kdnotes').map(lambda rate: _share(results, 'kdnotes', rate, 'large')).dropna() / 100
-    if len(shares): rows.append(dict(aim='useful operations / large products', wanted=.4, measured=shares.median(), lowest=shares.min(), highest=shares.max()))
-    frame = pd.DataFrame(rows, columns=['aim', 'wanted', 'measured', 'lowest', 'highest'])
+    if len(shares):
+        name = dict(key='useful_operations_large_products', aim='useful operations / large products')
+        rows.append(name | dict(wanted=.4, measured=shares.median(), lowest=shares.min(), highest=shares.max()))
+    frame = pd.DataFrame(rows, columns=['key', 'aim', 'wanted', 'measured', 'lowest', 'highest'])
     return frame.assign(met=frame.measured >= frame.wanted)
 
 # %% ../nbs/49_standings.ipynb #5782f54c
@@ -121,7 +127,7 @@ def text(
     shown = shown.drop(columns=[c for c in shown if shown[c].isna().all()])
     notes = [f'{name} is left out: {why}' for name, why in results['missing'].items()]
     smoke = ['a smoke run: its numbers mean nothing'] if results['settings']['smoke'] else []
-    parts = [shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''), time_split(results).round(1).to_string(), aims(results).round(2).to_string(index=False)]
+    parts = [shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''), time_split(results).round(1).to_string(), aims(results).drop(columns='key').round(2).to_string(index=False)]
     return '\n\n'.join([*parts, '\n'.join([*notes, *smoke, ratios(results)])])
 
 def draw(

@@ -4,20 +4,51 @@
 
 # %% ../nbs/41_stats.ipynb #9894ff33
 from __future__ import annotations
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import stdtrit
 from .config import KdnotesError
 
 # %% auto #0
-__all__ = ['TIE', 'StatsError', 'Interval', 'mean_interval', 'mean_squares', 'Components', 'variance_components',
-           'crossed_moments', 'moments_of', 'crossed_interval', 'paired_difference', 'ratio_interval', 'draw_counts',
-           'joint_bootstrap', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
+__all__ = ['NOISE', 'MOST_DIGITS', 'TIE', 'StatsError', 'number_texts', 'Interval', 'mean_interval', 'mean_squares', 'Components',
+           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'paired_difference',
+           'ratio_interval', 'draw_counts', 'joint_bootstrap', 'studentised_limits', 'bootstrap_interval',
+           'compact_curve']
 
 # %% ../nbs/41_stats.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
     "Numbers a statistic cannot be computed from."
 
+# %% ../nbs/41_stats.ipynb #a2b267f4
+NOISE = 1e-12  # numbers this close to the null, relative to the largest printed beside them, differ from it by rounding only
+MOST_DIGITS = 17  # of a float64
+
+def _side(value: float, null: float) -> int:
+    "-1 below the null, 1 above, 0 on it."
+    return int(value > null) - int(value < null)
+
+def number_texts(
+    values: Sequence[float | None],  # an estimate and its bounds; None stays None
+    spec: str = '.3f',               # a format of floats: sign, comma, precision (the least) and f or g
+    null: float = 0.0,               # 0 for differences, 1 for ratios, the level for a p-value
+) -> list[str | None]:
+    "Numbers rounded to the same precision, each still on its side of the null; 0 has no sign."
+    found = re.fullmatch(r'([+]?)z?(,?)[.](\d+)([fg])', spec)
+    if not found:
+        raise StatsError(f'{spec!r} is no format of numbers with a precision; use one like .3f, +.4f or .3g')
+    plus, comma, least, kind = found.groups()
+    noise = NOISE * max([1.0, abs(null), *(abs(v) for v in values if v is not None and np.isfinite(v))])
+    exact = [v if v is None or abs(v - null) > noise or not np.isfinite(v) else null for v in values]
+    for digits in range(int(least), MOST_DIGITS + 1):
+        texts = [None if v is None else format(v, f'{plus if v else ""}z{comma}.{digits}{kind}') for v in exact]
+        printed = [None if t is None else float(t.replace(',', '')) for t in texts]
+        if all(v is None or _side(p, null) == _side(v, null) for p, v in zip(printed, exact)):
+            break
+    return texts
+
+# %% ../nbs/41_stats.ipynb #dae2806e
 @dataclass(frozen=True)
 class Interval:
     "An estimate and how sure we are of it; `f'{interval:.3f}'` reads `0.778 [0.741, 0.815]`."
@@ -31,10 +62,11 @@ class Interval:
     df: float | None = None    # degrees of freedom of the t distribution
     reason: str | None = None  # why low and high are None
     se: float | None = None    # standard error of the estimate; of a ratio: of its logarithm
+    null: float = field(default=0.0, repr=False)  # what no difference would be; 1 for a ratio. Printing keeps each number on its side
 
     def __format__(self, spec: str) -> str:
-        spec = spec or '.4g'
-        return format(self.estimate, spec) + ('' if self.low is None else f' [{self.low:{spec}}, {self.high:{spec}}]')
+        estimate, low, high = number_texts([self.estimate, self.low, self.high], spec or '.4g', self.null)
+        return estimate if low is None else f'{estimate} [{low}, {high}]'
 
 # %% ../nbs/41_stats.ipynb #2bf6ca9f
 def _numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
@@ -155,7 +187,7 @@ def ratio_interval(
     if min(a.min(), b.min()) <= 0: raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
     logs = mean_interval(np.log(a / b), level)
     low, high = (None, None) if logs.low is None else (float(np.exp(logs.low)), float(np.exp(logs.high)))
-    return Interval(float(np.exp(logs.estimate)), low, high, len(a), level, logs.method if low is None else 'Student t over pairs, log scale', df=logs.df, reason=logs.reason, se=logs.se)
+    return Interval(float(np.exp(logs.estimate)), low, high, len(a), level, logs.method if low is None else 'Student t over pairs, log scale', df=logs.df, reason=logs.reason, se=logs.se, null=1.)
 
 # %% ../nbs/41_stats.ipynb #e33d0969
 def draw_counts(

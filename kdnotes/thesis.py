@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from .answer_selection import counts
-from .compare import commits
+from .compare import commits, uncommitted
 from .config import WIDENED, KdnotesError, root
 from .corpus import Corpus, load_corpus, local_copy
 from .drawing import arms_of
@@ -129,7 +129,7 @@ def corpus_facts() -> dict:  # source, sha256, splits -> pairs, positives, quest
 # %% ../nbs/59_thesis.ipynb #c7cb2d04
 def bench_facts(
     results: dict,  # of `make bench`: runs/bench/<time>/bench.json
-) -> dict:          # source, table (text), ratio -> value (median), lowest, highest, wanted, reached
+) -> dict:          # source, table (text), uncommitted: were there changes that were not committed?; ratio -> value (median), lowest, highest, wanted, reached
     "A benchmark in few numbers. Contestants whose names begin with a digit are its part about scaling, and have a table of their own where they ran alone."
     own = {t['contestant'] for t in results['turns']} - {'machine'}
     names = [c for c in results['about'] if c in own and (not c[0].isdigit() or 'kdnotes' not in own)]
@@ -137,9 +137,9 @@ def bench_facts(
         rate, tokens, memory = (rounds(results, name, key) for key in ('examples_per_s', 'tokens_per_s', 'host_mib'))
         return {'contestant': name, 'what it is': results['about'][name], 'examples/s': f'{rate.median():.0f} ({rate.min():.0f} to {rate.max():.0f})', 'tokens/s': f'{tokens.median():,.0f}', 'MiB': f'{memory.median():,.0f}'}
     kept = bench_aims(results | dict(turns=[t for t in results['turns'] if t['contestant'] in (*names, 'machine')]))
-    told = {re.sub(r'\W+', '_', r['aim']): dict(value=r['measured'], lowest=r['lowest'], highest=r['highest'], wanted=r['wanted'], reached=r['met']) for r in kept.to_dict('records')}
+    told = {r['key']: dict(value=r['measured'], lowest=r['lowest'], highest=r['highest'], wanted=r['wanted'], reached=r['met']) for r in kept.to_dict('records')}
     env, setting = results['environment'], results['settings']
-    return dict(source=f"make bench, begun {results['began']}, commit {commits([results])[0]}", device=env['device'], torch=env['torch'], rounds=setting['alternations'], steps=setting['steps'],
+    return dict(source=f"make bench, begun {results['began']}, commit {commits([results])[0]}", uncommitted=uncommitted(results), device=env['device'], torch=env['torch'], rounds=setting['alternations'], steps=setting['steps'],
                 dtype=setting['dtype'], minutes=results['minutes'], table=plain(pd.DataFrame([row(n) for n in names if len(rounds(results, n))])), ratios=flat(told))
 
 def facts_of(
@@ -185,11 +185,12 @@ def coverage_facts(
     trials: int = 4000,
 ) -> dict:  # source, trials, questions, table (text), outside (sentences)
     "Coverage and false positives, of the seed the notebook uses."
-    from kdnotes.coverage import coverage_table, outside
+    from kdnotes.coverage import SETTINGS, coverage_table, outside
     made = coverage_table(np.random.default_rng(2026), trials=trials)
     said = [f"{r['setting']}, {r['seeds']} seeds: {r['column']} in {r['percent']:.1f} %, wanted {r['aim']} %" for r in outside(made, trials).to_dict('records')]
     name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
-    inner, few = made[~name.str.startswith('edge') & (seeds >= 5)], made[~name.str.startswith('edge') & (seeds == 3)]
+    usual = ~name.isin([s.name for s in SETTINGS if s.edge])
+    inner, few = made[usual & (seeds >= 5)], made[usual & (seeds == 3)]
     ends = {f'{where}_{short}_{end}': getattr(part[column], end)() for where, part in (('five', inner), ('three', few)) for short, column in (('covers', 'crossed covers'), ('rejects', 'crossed rejects')) for end in ('min', 'max')}
     return dict(source='nbs/58_coverage.ipynb', trials=trials, questions=122, table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()), outside=said) | {k: plain(x) for k, x in ends.items()}
 
@@ -260,7 +261,7 @@ def build(
             e = evidence(found[0]['study'], [r['run_id'] for r in found])
             values[part] = part_values(e, plan['aims']) | dict(figures=figure_values(e, where))
             if part == 'main': values[part]['without_overlap'] = _without(e, facts['corpus'].get('overlap', {}).get('ids', ()))
-    values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(commits([r])[0].endswith('-dirty') for r in rests_on.values()))
+    values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
     write_json(thesis / 'generated' / 'values.json', flat(values))
     pdf.write_bytes(compiled(where))
     return pdf

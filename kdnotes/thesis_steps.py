@@ -5,42 +5,55 @@
 # %% ../nbs/57_thesis_steps.ipynb #e3a3aa2e
 from __future__ import annotations
 from collections.abc import Sequence
-from dataclasses import replace
 import numpy as np
 import pandas as pd
-from .compare import TIMES, Comparison, sentence, told, unit_matrix
+from .compare import ONE_SEED, TIMES, VERDICTS, Comparison, Verdict, sentence, times_as, unit_matrix, verdict_on
 from .drawing import metric_name
-from .significance import MARGINS, Family, holm, interval_test
+from .significance import ALPHA, MARGINS, Family, PValue, holm, interval_test, p_text, p_words
 from .stats import Interval, ratio_interval
 from .telemetry import is_busy
 
 # %% auto #0
-__all__ = ['STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'times_as', 'short', 'step_values', 'p_text', 'borderline',
+__all__ = ['NOT_RUN', 'STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short', 'step_values', 'borderline',
            'changed_pairs', 'quiet_times', 'memory_ratio', 'memory_values', 'amp_values']
 
 # %% ../nbs/57_thesis_steps.ipynb #a3e0b939
+NOT_RUN = 'one of them has no runs'
+
+def _verdict_on(comparison: Comparison | None, about: str) -> Verdict:
+    "The verdict of a comparison that may not be there."
+    return Verdict('not_tested', NOT_RUN) if comparison is None else verdict_on(comparison, about)
+
+def _step_verdict(found: Verdict, up: bool, words: tuple[str, str]) -> str:
+    "A verdict as chapters choose by it: the word for up or down, 'open' or 'not_tested'."
+    names = {'significant': words[0] if up else words[1], 'not_significant': 'open', 'not_tested': 'not_tested'}
+    return names[found.code]
+
 def verdict(
     comparison: Comparison | None,  # None: an arm has no runs
-) -> str:  # 'gains' | 'loses' | 'open'
-    "What the primary metric does from a to b, as far as it can be told."
-    c = comparison
-    if c is None or c.n_seeds < 2 or not told(c): return 'open'
-    return 'gains' if (c.difference.estimate > 0) == c.primary['higher_is_better'] else 'loses'
+) -> str:  # 'gains' | 'loses' | 'open' | 'not_tested'
+    "What the primary metric does from a to b, as far as a test tells."
+    c, found = comparison, _verdict_on(comparison, 'primary')
+    up = found.code == 'significant' and (c.difference.estimate > 0) == c.primary['higher_is_better']
+    return _step_verdict(found, up, ('gains', 'loses'))
 
 def pace(
     comparison: Comparison | None,
     key: str = 'train_s',  # or 'total_s'
-) -> str:  # 'faster' | 'slower' | 'open'
-    "What time does from a to b, as far as it can be told."
-    if comparison is None or not told(comparison, key): return 'open'
-    return 'faster' if comparison.speedup[key].estimate > 1 else 'slower'
+) -> str:  # 'faster' | 'slower' | 'open' | 'not_tested'
+    "What time does from a to b, as far as a test tells."
+    found = _verdict_on(comparison, key)
+    up = found.code == 'significant' and comparison.speedup[key].estimate > 1
+    return _step_verdict(found, up, ('faster', 'slower'))
 
 def keeps(
     comparison: Comparison | None,
     margin: float,  # one of significance.MARGINS
 ) -> bool:
     "Is b shown to be no worse than a by a margin? Of values that are all the same it is seen, without a test."
-    return bool(comparison) and (comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences))
+    if comparison is None:
+        return False
+    return comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences)
 
 # %% ../nbs/57_thesis_steps.ipynb #d609a9ac
 STEPS = {  # key -> (a, b)
@@ -54,50 +67,68 @@ def _own_times(c: Comparison) -> list[str]:
     again = c.speedup and c.speedup.get('total_s') == c.speedup.get('train_s')
     return [k for k in TIMES if (k in c.speedup or k in c.reasons) and not (again and k == 'total_s')]
 
-def times_as(ratio: Interval) -> str:
-    "A ratio of times, of a over b, as one says it."
-    if ratio.estimate >= 1: return f'{ratio:.2f} times as fast'
-    def turned(x): return None if x is None else 1 / x  # where the interval is unknown
-    return f'{replace(ratio, estimate=1 / ratio.estimate, low=turned(ratio.high), high=turned(ratio.low)):.2f} times as long'
-
 def short(
     comparison: Comparison | None,
 ) -> str:  # without a full stop
     "A comparison in numbers."
     c = comparison
-    if c is None: return 'not run'
-    def p(value): return '' if value is None else ', corrected p < 0.001' if value < .001 else f', corrected p = {value:.3f}'
-    said = [f"{metric_name(c.primary['metric'])} {c.difference:+z.4f}{p(c.p_holm)}"] if c.difference else []
-    said += [f"{dict(train_s='training', total_s='total')[k]} {times_as(c.speedup[k])}{p(c.p_times_holm.get(k))}" for k in _own_times(c) if k in c.speedup]
+    if c is None:
+        return 'not run'
+    def corrected(p):
+        return '' if p is None else f', corrected {p_words(p)}'
+    said = []
+    if c.difference:
+        said.append(f"{metric_name(c.primary['metric'])} {c.difference:+.4f}{corrected(c.p_holm)}")
+    for key in _own_times(c):
+        if key in c.speedup:
+            name = {'train_s': 'training', 'total_s': 'total'}[key]
+            said.append(f'{name} {times_as(c.speedup[key])}{corrected(c.p_times_holm.get(key))}')
     seeds = f'{c.n_seeds} seeds' if c.n_seeds > 1 else 'one seed, so nothing about others' if c.n_seeds else 'not compared'
-    return '; '.join([*said, seeds + (f', {c.n_units} {c.unit_name}' if c.n_units else '')])
+    units = f', {c.n_units} {c.unit_name}' if c.n_units else ''
+    return '; '.join([*said, seeds + units])
+
+def _verdicts(c: Comparison | None) -> dict[str, str]:
+    "Verdicts on accuracy and times, and the reason of each that was not tested."
+    found = dict(verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'))
+    about = dict(verdict='primary', train='train_s', total='total_s')
+    reasons = {f'{k}_reason': _verdict_on(c, about[k]).reason for k, code in found.items() if code == 'not_tested'}
+    return found | reasons
 
 def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
-    told_once: str | None = None,   # why a whole study has no times: not said again of each comparison
+    times_told: bool = False,       # the whole study has no times, which is said once and not of each comparison
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
-    said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if told_once is None or c.reasons.get(key) != told_once)] if c else [f'{a} and {b} are not compared, since one of them has no runs.']
-    values = dict(a=a, b=b, verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'), keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]), sentence=' '.join(dict.fromkeys(said)), short=short(c), n_seeds=c.n_seeds if c else 0, compared=c is not None)
-    if c is None or c.difference is None: return values
-    return values | dict(difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap, train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'))
+    if c is None:
+        said = [f'{a} and {b} are not compared, since {NOT_RUN}.']
+    else:
+        said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if not times_told)]
+    values = dict(
+        a=a, b=b, **_verdicts(c),
+        keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]),
+        sentence=' '.join(dict.fromkeys(said)), short=short(c),
+        n_seeds=c.n_seeds if c else 0, compared=c is not None,
+    )
+    if c is None or c.difference is None:
+        return values
+    return values | dict(
+        difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap,
+        train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'),
+    )
 
 # %% ../nbs/57_thesis_steps.ipynb #56b9e240
-def p_text(
-    p: float | None,
-) -> str:
-    "A p-value as tables print it."
-    return '-' if p is None else '< 0.001' if p < .001 else f'{p:.3f}'
-
 def borderline(
     comparisons: Sequence[Comparison],
     least: float = .01,
 ) -> str:  # 'a -> b (accuracy, training time); ...' or 'none'
     "Which differences have a corrected p below 0.05 that is not below `least`."
-    def found(c): return [what for what, p in (('accuracy', c.p_holm), ('training time', c.p_times_holm.get('train_s')), ('total time', c.p_times_holm.get('total_s'))) if p is not None and least <= p < .05]
+    def found(c):
+        times = c.p_times_holm
+        corrected = {'accuracy': c.p_holm, 'training time': times.get('train_s'), 'total time': times.get('total_s')}
+        return [what for what, p in corrected.items() if p is not None and least <= p < ALPHA]
     return '; '.join(f"{c.a} -> {c.b} ({', '.join(found(c))})" for c in comparisons if found(c)) or 'none'
 
 # %% ../nbs/57_thesis_steps.ipynb #a635b6f4
@@ -124,8 +155,10 @@ def quiet_times(
     if not busy: return {}
     kept = [s for s in seeds if s not in busy]
     if len(kept) < 2: return dict(busy=len(busy))
-    p = interval_test(ratio := ratio_interval(*([runs[s]['time']['train_s'] for s in kept] for runs in by_seed)), 1., log=True).p
-    return dict(busy=len(busy), quiet=f"{times_as(ratio)} (95% interval, {len(kept)} seeds; p {'' if p is not None and p < .001 else '= '}{p_text(p)}, uncorrected)")
+    ratio = ratio_interval(*([runs[s]['time']['train_s'] for s in kept] for runs in by_seed))
+    test = interval_test(ratio, 1., log=True)
+    p = f'{p_words(test.p)}, uncorrected' if test.p is not None else f"{VERDICTS['not_tested']}, since {test.reason}"
+    return dict(busy=len(busy), quiet=f'{times_as(ratio)} (95% interval, {len(kept)} seeds; {p})')
 
 # %% ../nbs/57_thesis_steps.ipynb #74ecc7a2
 def memory_ratio(
@@ -143,17 +176,32 @@ PRECISION_STEPS = ('precision', 'student_precision', 'teacher_precision')
 
 def memory_values(
     arms: dict[str, list[dict]],  # arm -> its runs, of one machine
-) -> dict:                        # step -> verdict: 'more' | 'less' | 'open'; ratio and a sentence, where seeds can be paired
+) -> dict:                        # step -> verdict: 'more' | 'less' | 'open' | 'not_tested', the latter with its reason; ratio and a sentence, where seeds can be paired
     "What mixed precision does to memory: t tests on logarithms, corrected within these steps."
     found = {key: memory_ratio(*(arms.get(arm, ()) for arm in STEPS[key])) for key in PRECISION_STEPS}
-    p = holm({key: f and interval_test(f[0], 1., log=True).p for key, f in found.items()}, Family('memory', PRECISION_STEPS))
-    def said(key):
-        if found[key] is None: return dict(verdict='open')
-        (ratio, kind), (a, b), value = found[key], STEPS[key], p[key]
-        verdict = 'open' if value is None or value >= .05 else 'more' if ratio.estimate > 1 else 'less'
-        tested = 'no p from these seeds' if value is None else f"p {'' if value < .001 else '= '}{p_text(value)}, corrected for {len(PRECISION_STEPS)} comparisons"
-        return dict(verdict=verdict, ratio=ratio, sentence=f"{'No difference detected: ' * (verdict == 'open')}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run together ({tested}; {ratio.n} seeds).")
-    return {key: said(key) for key in PRECISION_STEPS}
+    tests = {key: interval_test(of[0], 1., log=True) for key, of in found.items() if of}
+    family = Family('memory', PRECISION_STEPS)
+    p = holm({key: tests[key].p if key in tests else None for key in PRECISION_STEPS}, family)
+    return {key: _memory_step(key, found[key], tests.get(key), p[key]) for key in PRECISION_STEPS}
+
+def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | None, p: float | None) -> dict:
+    "The values of one step of precision."
+    if found is None:
+        return dict(verdict='not_tested', verdict_reason='no seed has the memory of both')
+    (ratio, kind), (a, b) = found, STEPS[key]
+    if p is None:
+        result = Verdict('not_tested', ONE_SEED if ratio.n == 1 else test.reason)
+        rests = f'{result.words}, since {result.reason}'
+    else:
+        result = Verdict('significant' if p < ALPHA else 'not_significant')
+        rests = f'{p_words(p)}, corrected for {len(PRECISION_STEPS)} comparisons'
+    begin = 'No difference detected: ' if result.code == 'not_significant' else ''
+    seeds = 'one seed' if ratio.n == 1 else f'{ratio.n} seeds'
+    values = dict(
+        verdict=_step_verdict(result, ratio.estimate > 1, ('more', 'less')), ratio=ratio,
+        sentence=f'{begin}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run together ({rests}; {seeds}).',
+    )
+    return values | (dict(verdict_reason=result.reason) if result.reason else {})
 
 # %% ../nbs/57_thesis_steps.ipynb #43326e80
 def amp_values(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 import numpy as np
 import pandas as pd
-from .compare import Comparison, _differences, _pairs, commits, sentence, study_factorial, unit_matrix
+from .compare import Comparison, _differences, _pairs, commits, sentence, study_factorial, uncommitted, unit_matrix
 from .config import MODES
 from .costs import Table, amortised, cost_table, mean_cost, payback_table, signal_cost, sizes_of, training_cost
 from .drawing import arms_of
@@ -16,19 +16,19 @@ from .fidelity import agreement, aligned, calibration_error, decision_test
 from .figures import Evidence, pooled_gradients
 from .records import RecordError, predictions
 from .report import arms_table, metrics_table, pareto_front, starts_made_again
-from .significance import MARGINS, power, power_table
+from .significance import MARGINS, p_text, power, power_table
 from .stats import Interval, ratio_interval, variance_components
 from .telemetry import BUSY_SHARE, is_busy
-from .thesis_steps import PRECISION_STEPS, STEPS, amp_values, borderline, changed_pairs, memory_values, p_text, quiet_times, step_values
+from .thesis_steps import PRECISION_STEPS, STEPS, amp_values, borderline, changed_pairs, memory_values, quiet_times, step_values
 from .timed import of_one_machine, timed
 from .tuning import SPACES, as_judged, from_the_best
 
 # %% auto #0
-__all__ = ['CORPUS_NAMES', 'POWER_STEPS', 'FIRST_SCALE', 'flat', 'plain', 'about_values', 'settings_table', 'tuned_table',
-           'machine_table', 'effects_table', 'runs_table', 'models_table', 'costs_table', 'shared_table', 'cost_values',
-           'fidelity_row', 'fidelity_values', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds',
-           'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values', 'transfer_values',
-           'aim_values']
+__all__ = ['CORPUS_NAMES', 'POWER_STEPS', 'FIRST_SCALE', 'TOLD_ONCE', 'flat', 'plain', 'about_values', 'settings_table',
+           'tuned_table', 'machine_table', 'effects_table', 'runs_table', 'models_table', 'costs_table', 'shared_table',
+           'cost_values', 'fidelity_row', 'fidelity_values', 'beside_table', 'factorial_table', 'power_values',
+           'transfer_seconds', 'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values',
+           'transfer_values', 'aim_values']
 
 # %% ../nbs/57_thesis_values.ipynb #fa93a0bd
 def flat(
@@ -73,7 +73,7 @@ def about_values(
     return dict(
         study=first['study'], task=first['task'], corpus=first['corpus'], corpus_sha256=first['corpus_sha256'][:12], n_runs=len(found), n_arms=len(arms), metric=first['primary']['metric'], set=first['primary']['set'],
         corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=(formats := _among([r['precision'] for r in found])), formats_in_words=' and '.join(formats.rsplit(', ', 1)), params_ratio=_ratio_of_sizes(found), student_layers=next((len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None),
-        seeds=_among(sorted({r['seed'] for r in found})), n_seeds=len({r['seed'] for r in found}), fewest_seeds=min(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
+        seeds=_among(sorted({r['seed'] for r in found})), n_seeds=len({r['seed'] for r in found}), fewest_seeds=min(seeds.values()), most_seeds=max(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
         init=_among([r['factors']['init'] for r in found if r['factors']['network'] == 'student']),
         tuned=_among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None, profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
         transferred=any((r['factors']['transfer'] or 'none') != 'none' for r in found), tuned_student=next((i.rsplit('-', 2)[1] for r in found if r['factors']['network'] == 'student' and (i := r.get('tuning_id'))), None),
@@ -118,14 +118,14 @@ def effects_table(
 ) -> pd.DataFrame:  # a row a comparison, text
     "Every comparison in numbers, with its p and the corrected p."
     def ratio(c, key): return f'{c.speedup[key]:.2f}' if key in c.speedup else '-'
-    return pd.DataFrame([{'a': c.a, 'b': c.b, 'factor': (c.attribution and c.attribution.factor) or 'several', 'seeds': c.n_seeds, 'difference': f'{c.difference:+z.3f}' if c.difference else '-', 'p': p_text(c.p), 'p (Holm)': p_text(c.p_holm),
+    return pd.DataFrame([{'a': c.a, 'b': c.b, 'factor': (c.attribution and c.attribution.factor) or 'several', 'seeds': c.n_seeds, 'difference': f'{c.difference:+.3f}' if c.difference else '-', 'p': p_text(c.p), 'p (Holm)': p_text(c.p_holm),
                           'training': ratio(c, 'train_s'), 'total': ratio(c, 'total_s')} for _, c in comparisons])
 
 def runs_table(
     found: Sequence[dict],
 ) -> pd.DataFrame:  # a row a run, text
     "Every run the thesis rests on; an asterisk after the commit stands for changes that were not committed."
-    def commit(r): return commits([r])[0][:7] + '*' * commits([r])[0].endswith('-dirty')
+    def commit(r): return commits([r])[0][:7] + '*' * uncommitted(r)
     def others(r): return '-' if (share := (r.get('machine') or {}).get('busy_share')) is None else f'{100 * share:.0f}'
     def value(r): return '-' if r['primary']['value'] is None else f"{r['primary']['value']:.4f}"
     return pd.DataFrame([{'run': r['run_id'], 'seed': r['seed'], f"{r['primary']['set']} {r['primary']['metric']}": value(r), 'train s': f"{r['time']['train_s']:.0f}", 'examples/s': f"{r['throughput']['examples_per_s'] or 0:.0f}",
@@ -227,7 +227,7 @@ def beside_table(
     "Other intervals and tests of each difference; p of being worse by a margin is one-sided."
     def row(c):
         worse = {e.margin: e.p_noninferior for e in c.equivalences}
-        return {'a': c.a, 'b': c.b, 'bootstrap': _interval(c.bootstrap, '+z.3f'), 'permutation p': p_text(c.p_permutation), 'd (questions)': _interval(c.effect_size, '+.2f'),
+        return {'a': c.a, 'b': c.b, 'bootstrap': _interval(c.bootstrap, '+.3f'), 'permutation p': p_text(c.p_permutation), 'd (questions)': _interval(c.effect_size, '+.2f'),
                 'd (seeds)': _interval(c.effect_size_seeds, '+.2f')} | {f'worse by {m:g}: p': p_text(worse.get(m)) for m in MARGINS}
     return pd.DataFrame([row(c) for _, c in comparisons])
 
@@ -237,7 +237,7 @@ def factorial_table(
 ) -> pd.DataFrame:  # a row an effect, text
     "Effects and interactions of the factors, as contrasts of arms; the interactions' p is corrected too, as a family of their own."
     def remark(e): return '; '.join(filter(None, (e.reason, *(f"left out of {arm}: seed{'s' * (len(seeds) > 1)} {_among(seeds)}" for arm, seeds in e.left_out.items()))))
-    return pd.DataFrame([{'effect': e.name, 'seeds': e.interval.n if e.interval else '-', 'difference': _interval(e.interval, '+z.3f'), 'p': p_text(e.p), 'p (Holm)': p_text(e.p_holm), 'remark': remark(e)} for e in study_factorial(found, its_units)])
+    return pd.DataFrame([{'effect': e.name, 'seeds': e.interval.n if e.interval else '-', 'difference': _interval(e.interval, '+.3f'), 'p': p_text(e.p), 'p (Holm)': p_text(e.p_holm), 'remark': remark(e)} for e in study_factorial(found, its_units)])
 
 POWER_STEPS = (('full_student', 'full_kd'), ('baseline', 'full_kd'))  # the first one that has runs and spread
 
@@ -276,23 +276,45 @@ def gradient_values(
                 lost_scaled=worst(lambda e: e + FIRST_SCALE < -24), over_scaled=worst(lambda e: e + FIRST_SCALE >= 16), lost_bf16=worst(lambda e: e < -126), first_scale=FIRST_SCALE)
 
 # %% ../nbs/57_thesis_values.ipynb #d22545c8
+TOLD_ONCE = ('one_seed', 'commits', 'busy', 'times_left_out')  # codes of remarks that are said of the study and not again of each comparison
+
+def _study_notes(found: Sequence[dict]) -> list[str]:
+    "What concerns the runs of a study as a whole, as clauses."
+    said = []
+    if len(c := commits(found)) > 1:
+        said.append(f"the runs stem from more than one commit: {', '.join(c)}")
+    if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]:
+        said.append(f"a single seed, which tells nothing about other seeds, was run of: {', '.join(alone)}")
+    times = timed(found)
+    said += [why for why in (times.note, *starts_made_again(found)) if why]
+    kept = [r for r in found if r['run_id'] not in times.left_out]
+    if busy := [r['run_id'] for r in kept if is_busy(r.get('machine') or {})]:
+        share = f'others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs'
+        said.append(f"{share}, whose times are unreliable: {', '.join(busy)}")
+    return said
+
 def notes_on(
     found: Sequence[dict],
     its_units: pd.DataFrame,
     comparisons: Sequence[tuple[str, Comparison]] = (),  # of `compare.study_comparisons`
 ) -> list[str]:  # sentences
     "What a reader must know about the evidence."
-    said = [f"The units of run {r['run_id']} do not have the mean its record states; intervals of its arm rest on records alone." for r in found
-            if r['primary']['value'] is not None and unit_matrix([r], its_units) is None]
-    if len(c := commits(found)) > 1: said.append(f"The runs stem from more than one commit: {', '.join(c)}.")
-    if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]: said.append(f"A single seed, which tells nothing about other seeds, was run of: {', '.join(alone)}.")
-    whole = [why for why in (timed(found).note, *starts_made_again(found)) if why]
-    said += [f'{why[0].upper()}{why[1:]}.' for why in whole]
-    if busy := [r['run_id'] for r in found if is_busy(r.get('machine') or {}) and r['run_id'] not in timed(found).left_out]: said.append(f"Others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs, whose times are unreliable: {', '.join(busy)}.")
-    warned = dict.fromkeys(w for _, c in comparisons for w in c.warnings if w not in whole and not w.startswith(('a single seed', 'the runs stem', 'others used')))  # told above, once for all
-    return said + [f'{w[0].upper()}{w[1:]}.' for w in warned]
+    unlike = [r['run_id'] for r in found if r['primary']['value'] is not None and unit_matrix([r], its_units) is None]
+    said = [
+        f'the units of run {i} do not have the mean its record states; intervals of its arm rest on records alone'
+        for i in unlike
+    ]
+    said += _study_notes(found)
+    said += dict.fromkeys(w.text for _, c in comparisons for w in c.warnings if w.code not in TOLD_ONCE)
+    return [f'{clause[0].upper()}{clause[1:]}.' for clause in said]
 
 # %% ../nbs/57_thesis_values.ipynb #427040d0
+def _front(e: Evidence) -> dict:  # front: arms, the cheapest first; student_on_front
+    "The arms that no other beats in both training time and the primary metric."
+    front = pareto_front(e.values, 'train_s', e.records[0]['primary']['higher_is_better'])
+    students = [arm for arm in front if MODES[e.arms[arm][0]['mode']].network == 'student']
+    return dict(front=front, student_on_front=bool(students))
+
 def part_values(
     evidence: Evidence,  # of one study
     aims: dict,          # of the plan
@@ -300,11 +322,11 @@ def part_values(
     "All values of one study."
     e, arms, measured = evidence, arms_of(evidence.records), arms_of(evidence.times.runs)
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
-    steps = {key: step_values(a, b, pairs.get((a, b)), None if e.times.runs else e.times.note) | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units) | quiet_times(measured.get(a, ()), measured.get(b, ())) for key, (a, b) in STEPS.items()}
+    steps = {key: step_values(a, b, pairs.get((a, b)), times_told=not e.times.runs) | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units) | quiet_times(measured.get(a, ()), measured.get(b, ())) for key, (a, b) in STEPS.items()}
     return about_values(e.records, e.units) | dict(
         arms={arm: e.values[arm] | dict(n=len(runs), steps=runs[0].get('steps'), params=runs[0]['params_total'] / 1e6, pairs=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1)) for arm, runs in arms.items()},
         steps=steps, aims=aim_values(e.values, arms, aims), variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'], notes=notes_on(e.records, e.units, e.comparisons),
-        memory=memory_values(arms_of(of_one_machine(e.records).runs)), amp=amp_values(e.records), front=pareto_front(e.values, 'train_s', e.records[0]['primary']['higher_is_better']), transfer_s=transfer_seconds(e.times.runs), gradients=gradient_values(arms), answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in PRECISION_STEPS)),
+        memory=memory_values(arms_of(of_one_machine(e.records).runs)), amp=amp_values(e.records), **_front(e), transfer_s=transfer_seconds(e.times.runs), gradients=gradient_values(arms), answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in PRECISION_STEPS)),
         costs=cost_values(e), fidelity=fidelity_values(e), one_start=not starts_made_again(e.records), borderline=borderline([c for _, c in e.comparisons]),
         tables=dict(arms=arms_table(e.records, e.values).reset_index(), metrics=metrics_table(e.records).reset_index(), comparisons=effects_table(e.comparisons), settings=settings_table(e.records), tuned=tuned_table(e.records),
                     runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records), beside=beside_table(e.comparisons), factorial=factorial_table(e.records, e.units)),
@@ -337,7 +359,7 @@ def trial_values(
         judged = as_judged(list(tried.values()))
         apart, p = from_the_best(judged, units), judged[0]['primary']
         others += filter(None, apart)
-        rows += [{'search': name} | {k: str(r['settings'][k]) for k in drawn(r)} | {f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}", 'from the best': _interval(d, '+z.3f')} for r, d in zip(judged, apart)]
+        rows += [{'search': name} | {k: str(r['settings'][k]) for k in drawn(r)} | {f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}", 'from the best': _interval(d, '+.3f')} for r, d in zip(judged, apart)]
     return dict(study=found[0]['study'], trials=min(map(len, searches.values())), seeds=_among(sorted({r['seed'] for r in found})), where=p['set'],
                 others=len(others) or None, open=sum(d.low <= 0 <= d.high for d in others) if others else None, starts=starts_made_again(found, 'arm'), own=own_searches(found, runs), tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)))
 

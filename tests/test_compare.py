@@ -4,14 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record, units_of
-from kdnotes.compare import (TIMES, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons, study_factorial, told,
-                             unit_matrix)
+from kdnotes.compare import (ONE_SEED, TIMES, VERDICTS, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons,
+                             study_factorial, unit_matrix, verdict_on)
 from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records import SCHEMA
 from kdnotes.significance import INTERACTIONS, Family, crossed_test, holm, permutation_test
 from kdnotes.stats import paired_difference
 from kdnotes.telemetry import BUSY_SHARE
 from kdnotes.timed import timed
+
+
+def said(comparison): return [w.text for w in comparison.warnings]
 
 
 def arm(mode, seeds=(0, 1, 2), value=.7, train_s=10., **parameters):
@@ -48,7 +51,7 @@ def test_times_are_of_the_machine_that_made_most_pairs(change):
     there = dict(a=arm('full_student', (3, 4), train_s=20., **change), b=arm('full_kd', (3, 4), train_s=40., **change))
     c = compare(here['a'] + there['a'], here['b'] + there['b'])
     assert c.speedup == compare(here['a'], here['b']).speedup and c.speedup['train_s'].n == 3  # nothing of the two that were slower
-    assert c.difference.n == 5 and c.attribution.factor == 'kd' and any('are of the 6 runs made with' in w and w.endswith('left out: all 4 runs of seeds 3, 4') for w in c.warnings)
+    assert c.difference.n == 5 and c.attribution.factor == 'kd' and any('are of the 6 runs made with' in w and w.endswith('left out: all 4 runs of seeds 3, 4') for w in said(c))
     torn = compare(arm('full_student', range(3)), here['b'][:2] + arm('full_kd', (2,), **change))  # a pair from two machines has no ratio
     assert torn.speedup['train_s'].n == 2 and torn.difference.n == 3
     even = compare(here['a'][:2] + there['a'], here['b'][:2] + there['b'])
@@ -61,7 +64,7 @@ def test_the_machine_is_chosen_once_for_a_study():
     for mode, slow in (('full_kd', 30.), ('mixed_kd', 10.)): runs += arm(mode, (0,), train_s=slow) + arm(mode, (1, 2), train_s=40. - slow, torch='2.14.0')
     last = next(c for _, c in study_comparisons(runs) if (c.a, c.b) == ('full_kd', 'mixed_kd'))
     assert last.speedup['train_s'].estimate == pytest.approx(3, rel=.2) and last.speedup['train_s'].n == 1 and last.difference.n == 3
-    assert [w for w in last.warnings if 'are of the 11 runs made with torch 2.13.0; left out: ' in w] == [timed(runs).note]
+    assert [w for w in said(last) if 'are of the 11 runs made with torch 2.13.0; left out: ' in w] == [timed(runs).note]
 
 
 def test_a_family_of_one_needs_no_correction_and_says_so():
@@ -169,7 +172,7 @@ def test_speedup_above_one_means_b_is_faster():
 def test_better_and_worse_follow_the_metrics_direction():
     def moved(runs): return [r | dict(primary=r['primary'] | dict(value=r['primary']['value'] + .001 * r['seed'])) for r in runs]
     def told_of(**more): return explain(compare(arm('full_student', range(8), value=.7, **more), moved(arm('full_kd', range(8), value=.8, **more))))
-    assert '(better; p ' in told_of() and '(worse; p ' in told_of(higher=False, metric='loss')
+    assert '(better, significant; p ' in told_of() and '(worse, significant; p ' in told_of(higher=False, metric='loss')
 
 
 def test_a_single_seed_and_two_commits_are_said():
@@ -238,7 +241,7 @@ def test_a_run_that_failed_takes_its_pair_out_by_name():
     c = compare(a, failed, units)
     whole = compare([a[0], a[2]], [b[0], b[2]], units)
     assert c.difference == whole.difference and c.n_seeds == 2 and c.seeds == (0, 1, 2)  # its time still counts
-    assert any(b[1]['run_id'] in w and 'the evaluation failed' in w for w in c.warnings) and c.speedup['train_s'].n == 3
+    assert any(b[1]['run_id'] in w and 'the evaluation failed' in w for w in said(c)) and c.speedup['train_s'].n == 3
     two = compare(a[:2], failed[:2], units)  # one value is left of two pairs
     assert two.n_seeds == 1 and two.seeds == (0, 1) and sentence(two).startswith('With one seed alone') and 'nothing is known about other seeds' in sentence(two)
     absent = compare(a, [b[0], b[2]], units)                                              # no record at all
@@ -249,14 +252,14 @@ def test_a_null_time_takes_its_pair_out_by_name():
     a, b = arm('full_student'), arm('full_kd')
     b[1] = b[1] | dict(time=b[1]['time'] | {'train_s': None})
     c = compare(a, b)
-    assert c.speedup['train_s'].n == 2 and c.speedup['total_s'].n == 3 and any('train_s is null' in w and b[1]['run_id'] in w for w in c.warnings)
+    assert c.speedup['train_s'].n == 2 and c.speedup['total_s'].n == 3 and any('train_s is null' in w and b[1]['run_id'] in w for w in said(c))
 
 
 def test_times_of_a_busy_machine_are_named():
     a, b = arm('full_student'), arm('full_kd')
     b[2] = b[2] | dict(machine=dict(busy_share=BUSY_SHARE + .3, load_average_mean=5., cpu_steal=0.))
     c = compare(a, b)
-    assert any('times are unreliable' in w and b[2]['run_id'] in w for w in c.warnings) and c.speedup and 'unreliable' in explain(c)
+    assert any('times are unreliable' in w and b[2]['run_id'] in w for w in said(c)) and [w.code for w in c.warnings] == ['busy'] and c.speedup and 'unreliable' in explain(c)
     for quiet in (dict(busy_share=BUSY_SHARE / 2, cpu_steal=0.), dict(busy_share=None, cpu_steal=None), None):
         assert not compare(a, [r | dict(machine=quiet) for r in arm('full_kd')]).warnings
 
@@ -265,12 +268,12 @@ def test_units_missing_for_one_run_are_said():
     a, b = arm('full_student'), arm('full_kd')
     units = units_of(a + b)
     c = compare(a, b, units[units['run_id'] != a[0]['run_id']])
-    assert any('own values are compared' in w for w in c.warnings) and c.n_units is None
+    assert any('own values are compared' in w for w in said(c)) and c.n_units is None
 
 
 def test_without_units_there_is_no_p_below_eight_seeds():
     few, many = (compare(arm('full_student', range(n)), [make_record('full_kd', s, .8 + .004 * s) for s in range(n)]) for n in (7, 8))
-    assert few.p is None and few.p_permutation is None and '2/2^7' in few.reasons['p'] and 'no test, since 7 seed(s)' in sentence(few)
+    assert few.p is None and few.p_permutation is None and '2/2^7' in few.reasons['p'] and 'it was not tested, since 7 seed(s)' in sentence(few)
     assert many.p is not None and many.p_permutation == 2 / 2**8
 
 
@@ -322,14 +325,14 @@ def test_all_values_the_same_is_said_and_not_tested():
 def test_without_units_a_refused_test_keeps_its_reason():
     a, b = ([make_record(m, s, v) for s in range(8)] for m, v in (('full_student', .7), ('full_kd', .71)))   # eight equal differences
     c = compare(a, b)
-    assert c.p is None and 'no spread' in c.reasons['p'] and 'no test, since all values are the same' in sentence(c) and c.p_permutation == 2 / 2**8
+    assert c.p is None and 'no spread' in c.reasons['p'] and 'it was not tested, since all values are the same' in sentence(c) and c.p_permutation == 2 / 2**8
 
 
 def test_one_teacher_for_all_seeds_is_said():
-    def warned(**more): return [w for w in compare(arm('full_student', range(3), **more), arm('full_kd', range(3), **more)).warnings if 'one teacher' in w]
+    def warned(**more): return [w for w in said(compare(arm('full_student', range(3), **more), arm('full_kd', range(3), **more))) if 'one teacher' in w]
     assert warned(teacher_seed=7) == ['all seeds of full_student and full_kd have one teacher: what another teacher would change is not in the interval'] and not warned()
-    only = compare(arm('baseline', range(3)), arm('full_kd', range(3), teacher_seed=7)).warnings
-    assert any(w.startswith('all seeds of full_kd have') for w in only) and not any('one teacher' in w for w in compare(arm('baseline', (0,)), arm('full_kd', (0,), teacher_seed=7)).warnings)
+    only = said(compare(arm('baseline', range(3)), arm('full_kd', range(3), teacher_seed=7)))
+    assert any(w.startswith('all seeds of full_kd have') for w in only) and not any('one teacher' in w for w in said(compare(arm('baseline', (0,)), arm('full_kd', (0,), teacher_seed=7))))
 
 
 def test_interactions_pair_the_teachers_too():
@@ -377,15 +380,16 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
 
 def test_the_corrected_p_decides_the_words():
     c = corrected_pair(.72, p_holm=.06)
-    assert c.p < .05 and not told(c) and sentence(c).startswith('No difference between full_student and full_kd') and 'p = 0.060' in sentence(c)
-    assert 'no difference was detected' in explain(c) and 'alike within 0.05' in sentence(c) and 'effect' not in sentence(c)
-    assert told(corrected_pair(.72, p_holm=.04))
+    assert c.p < .05 and verdict_on(c).code == 'not_significant' and sentence(c).startswith('No difference between full_student and full_kd') and 'p = 0.060' in sentence(c)
+    assert '(not significant, since its p, corrected, is not below 0.05; p = 0.060' in explain(c) and 'alike within 0.05' in sentence(c) and 'effect' not in sentence(c)
+    found = corrected_pair(.72, p_holm=.0496)
+    assert verdict_on(found).code == 'significant' and '(better, significant; p = 0.0496' in explain(found)   # 0.050 would not be below 0.05
 
 
 def test_one_seed_is_never_an_effect():
     c = corrected_pair(.72, seeds=(3,))
     assert c.p is None and 'one seed' in c.reasons['p'] and c.p_holm is None and c.equivalences[0].p_noninferior is None
-    assert 'in seed 3' in explain(c)
+    assert f'better in seed 3, not tested, since {ONE_SEED}' in explain(c) and verdict_on(c).reason == verdict_on(c, 'train_s').reason == ONE_SEED
     for text in (*(sentence(c, about) for about in ('primary', *TIMES)), explain(c), label(c.attribution, single=True), chain_table([('chain', c)])['label'][0]):
         assert 'effect' not in text
     assert sentence(c).startswith('With seed 3 alone, MAP on the test set of full_kd was higher by 0.0200 than') and 'nothing is known about other seeds' in sentence(c)
@@ -425,5 +429,31 @@ def test_without_a_test_there_is_no_claim():
     "Five seeds without units: an interval excludes zero, but no test says so."
     a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.8)
     c = compare(a, b)
-    assert c.p is None and c.difference.low > 0 and not told(c)
-    assert sentence(c).startswith('No difference') and 'no test, since' in sentence(c) and 'there is no test' in explain(c)
+    assert c.p is None and c.difference.low > 0 and (verdict_on(c).code, verdict_on(c).words) == ('not_tested', 'not tested')
+    for text in (sentence(c), explain(c)):
+        assert f'not tested, since {c.reasons["p"]}' in text and 'No difference' not in text and 'detected' not in text
+    assert sentence(c).startswith(f'The difference between full_student and full_kd in MAP on the test set is {c.difference:+.4f} (95% interval, 5 seeds); it was not tested')
+
+
+def test_a_time_without_spread_is_not_tested():
+    a, b = ([make_record(m, s, .7, t) for s in range(3)] for m, t in (('full_student', 20.), ('full_kd', 10.)))   # every ratio is 2
+    c = compare(a, b)
+    assert verdict_on(c, 'train_s').code == 'not_tested' and c.speedup['train_s'].low > 1
+    assert sentence(c, 'train_s').endswith('; the difference was not tested, since all values are the same: there is no spread to judge by.')
+    assert 'No difference' not in sentence(c, 'train_s')
+
+
+def test_verdicts_are_codes_in_the_table_and_words_elsewhere():
+    table = chain_table(study_comparisons(study(step=.03), units_of(study(step=.03))))
+    assert set(table[['verdict', 'verdict_train_s', 'verdict_total_s']].to_numpy().ravel()) <= set(VERDICTS)
+    refused = compare([], arm('full_kd'))
+    assert verdict_on(refused).code == verdict_on(refused, 'train_s').code == 'not_tested' and 'no runs' in verdict_on(refused).reason
+
+
+@pytest.mark.parametrize('moved', [-.0003, .0003, -.00004, .00004])
+def test_a_small_difference_keeps_its_side_in_every_text(moved):
+    a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.7 + moved)
+    c = compare(a, b, units_of(a + b))
+    sign = '+' if c.difference.estimate > 0 else '-'
+    assert f'test map {sign}' in explain(c) and all(float(x) != 0 for x in f'{c.difference:+.3f}'.replace('[', '').replace(']', '').replace(',', '').split())
+

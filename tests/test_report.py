@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record, units_of, write_run
+from kdnotes.compare import VERDICTS
 from kdnotes import report as rp
 from kdnotes.config import MODES, PROCEDURES, figures_path, runs_path
 from kdnotes.drawing import ORDER, arms_of, look, save_figure
@@ -136,7 +137,7 @@ def test_tables_hold_what_was_asked():
     found = rp.report('made')
     assert list(found.arms.index) == [m for m in ORDER] and {'test map', 'train s', 'total s', 'examples/s', 'host MiB'} <= set(found.arms.columns)
     assert (found.arms['seeds'] == 3).all() and 'GPU MiB' not in found.arms.columns
-    assert list(found.metrics.index) == ['map', 'mrr'] and len(found.comparisons) == 9 and len(found.sentences) == 9
+    assert list(found.metrics.index) == ['map', 'mrr'] and len(found.comparisons) == 9 and len(found.sentences) == 9 and set(found.comparisons['verdict']) <= set(VERDICTS.values())
     assert '\x1b' not in str(found) and 'effect of kd' in str(found) and len(found.differences) == 9
     i = found.values['baseline']['primary']
     assert found.arms.loc['baseline', 'test map'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}' and (i.n, i.units) == (3, 40)
@@ -147,7 +148,7 @@ def test_the_primary_metric_is_the_records():
     for r in study(metric='perplexity', higher=False): write_run(r)
     found = rp.report('made')
     assert 'test perplexity' in found.arms.columns and 'change of test perplexity' in found.comparisons.columns and 'over seeds' in str(found)
-    assert any('(worse)' in s or 'no difference' in s for s in found.sentences)
+    assert any('(worse, significant' in s or 'not significant' in s for s in found.sentences)
 
 
 def test_arms_keep_their_look_whatever_else_is_there():

@@ -1,9 +1,10 @@
 """Intervals: against scipy and statsmodels, against values worked by hand, and at their edges."""
 import numpy as np
 import pytest
+from hypothesis import example, given, strategies as st
 from scipy import stats as scipy_stats
 from kdnotes.stats import (Interval, StatsError, _resampled, bootstrap_interval, compact_curve, crossed_interval, crossed_moments, draw_counts, joint_bootstrap,
-                           mean_interval, paired_difference, ratio_interval, variance_components)
+                           mean_interval, number_texts, paired_difference, ratio_interval, variance_components)
 
 
 def crossed(seeds, units, spread, seed=0, mean=0.):
@@ -204,3 +205,28 @@ def test_curve_keeps_ends_means_and_evaluations():
     assert len(losses) == 40 and losses[-1]['step'] == 1000 and np.mean([p['loss'] for p in losses]) == pytest.approx(500.5)
     assert [(p['step'], p['value']) for p in curve if p['loss'] is None] == [(500, .5), (1000, None)]
     assert compact_curve([(7, 1.)], []) == [dict(step=7, loss=1., value=None)]
+
+
+def side(x, null): return (x > null) - (x < null)
+
+
+NEAR = st.one_of(st.just(0.), st.floats(1e-11, 2.), st.floats(-2., -1e-11))  # away from the null
+
+
+@given(st.lists(NEAR, min_size=1, max_size=3), st.sampled_from([0., 1., .05]), st.sampled_from(['.2f', '.3f', '+.4f', '+z.3f', ',.0f', '.3g']))
+@example([-.0003, -.0151, .0145], 0., '+.3f')
+@example([.0005, -.0004, .0015], 0., '+.3f')
+@example([-.0004], .05, '.3f')
+def test_a_printed_number_is_on_its_own_side(away, null, spec):
+    numbers = [null + x for x in away]
+    texts = number_texts(numbers, spec, null)
+    assert [side(float(t), null) for t in texts] == [side(x, null) if abs(x - null) > 1e-12 * 4 else 0 for x in numbers]
+    assert not any(float(t) == 0 and t[0] in '+-' for t in texts), '0 has no sign'
+    if spec.endswith('f'): assert len({len(t.partition('.')[2]) for t in texts}) == 1, 'as many digits for all'
+
+
+def test_digits_are_added_only_where_they_are_needed():
+    assert f'{Interval(.0123, -.0301, .0546, 3, .95, "t"):+.3f}' == '+0.012 [-0.030, +0.055]'
+    assert f'{Interval(1.0003, .98, 1.02, 3, .95, "t", null=1.):.2f}' == '1.0003 [0.9800, 1.0200]' and f'{Interval(1.0003, .98, 1.02, 3, .95, "t"):.2f}' == '1.00 [0.98, 1.02]'
+    assert f'{ratio_interval([1.0003, 1.0003], [1., 1.]):.2f}' == '1.0003 [1.0003, 1.0003]'
+    assert number_texts([0., float('nan'), float('inf'), None], '+.2f') == ['0.00', '+nan', '+inf', None]

@@ -3,6 +3,7 @@ import csv, gzip, json, os, re, shutil, subprocess
 from pathlib import Path
 import numpy as np
 import pytest
+from kdnotes.compare import ONE_SEED
 from kdnotes import thesis as th
 from kdnotes.files import read_json, sha256_file, write_json
 from kdnotes.thesis_steps import STEPS
@@ -129,7 +130,7 @@ NAMES = re.compile(r'\b(?:fp|bf|TF|tf)\d+\b|P\\@1|\bF1\b|P@1|SHA-?256|sha256|\b9
 def prose(path: Path) -> str:
     "A chapter without code, equations, strings, labels, lengths and arguments."
     text = path.read_text(encoding='utf-8')
-    for pattern in (r'//.*', r'\$[^$]*\$', r'"(?:[^"\\]|\\.)*"', r'`[^`]*`', r'@[\w-]+', r'<[\w-]+>', r'#(?:set|show|let)\b.*', r'\b(?:d|size|columns|width|below|above|left|right|inset|x|y|depth|level|scale): *\(?[\d.]+(?:mm|em|pt|%)?',
+    for pattern in (r'//.*', r'\$[^$]*\$', r'"(?:[^"\\]|\\.)*"', r'`[^`]*`', r'@[\w-]+', r'<[\w-]+>', r'#(?:set|show|let)\b.*', r'\b(?:d|size|columns|width|below|above|left|right|inset|x|y|depth|level|scale|null): *\(?[\d.]+(?:mm|em|pt|%)?',
                     r'#v-space\([^)]*\)', r'[\d.]+(?:mm|em|pt|fr)\b', r'rgb\([^)]*\)', r'\b(?:x|level|columns)\s*[<=]+\s*\d', r'len\(\) *[=<>]+ *\d|< \d', r'width: \d+%'): text = re.sub(pattern, ' ', text)
     return NAMES.sub(' ', text)
 
@@ -187,8 +188,26 @@ def test_every_claim_says_what_it_rests_on():
     for key, said in claims.items():
         step = key.removesuffix('.sentence')
         if values[f'{step}.n_seeds'] > 1 and f'{step}.p_holm' in values and values[f'{step}.p_holm'] is not None: assert re.search(r'\d [^.]*\[.*interval, \d+ seeds and \d+ questions; p.*(Holm|the only comparison of)', said), said
-        elif values[f'{step}.n_seeds'] == 1: assert 'nothing is known about other seeds' in said and values[f'{step}.verdict'] == 'open'
-        else: assert ('not compared' in said or 'no test, since' in said) and values[f'{step}.verdict'] == 'open'
+        elif values[f'{step}.n_seeds'] == 1: assert 'nothing is known about other seeds' in said and values[f'{step}.verdict'] == 'not_tested' and values[f'{step}.verdict_reason'] == ONE_SEED
+        else: assert ('not compared' in said or 'not tested, since' in said) and values[f'{step}.verdict'] == 'not_tested' and values[f'{step}.verdict_reason']
+
+def side(x, null): return (x > null) - (x < null)
+
+def printed(text): return [float(x.replace('\N{MINUS SIGN}', '-')) for x in re.findall(r'[\N{MINUS SIGN}-]?\d+\.\d+', text)]
+
+@pytest.mark.parametrize('null', [0, 1])
+def test_typst_prints_no_number_on_another_side_of_the_null(tmp_path, null):
+    rng = np.random.default_rng(null)
+    numbers = null + rng.choice([-1, 1], (300, 3)) * 10 ** rng.uniform(-9, -.5, (300, 3))
+    numbers[:20, 1] = null   # a bound on the null itself
+    (tmp_path / 'generated').mkdir()
+    shutil.copy(ROOT / 'thesis' / 'lib.typ', tmp_path)
+    write_json(tmp_path / 'generated' / 'values.json', {f'i{k}.{name}': float(x) for k, row in enumerate(numbers) for name, x in zip(('estimate', 'low', 'high'), row)})
+    (tmp_path / 'x.typ').write_text('#import "lib.typ": *\n' + '\n'.join(f'#est("i{k}", null: {null})' for k in range(len(numbers))))
+    found = json.loads(typst.query(str(tmp_path / 'x.typ'), '<shown>', field='value', root=str(tmp_path)))
+    for row, text in zip(numbers, (f['text'] for f in found), strict=True):
+        assert [side(x, null) for x in printed(text)] == [side(x, null) for x in row], text
+        assert len({len(x.partition('.')[2]) for x in re.findall(r'\d+\.\d+', text)}) == 1 and len(re.findall(r'\.(\d+)', text)[0]) >= 3
 
 def test_the_document_names_every_run_it_rests_on():
     tables = {key: text for key, text in shown(ROOT) if key.endswith('.tables.runs')}
