@@ -207,7 +207,7 @@ def test_curve_keeps_ends_means_and_evaluations():
     assert compact_curve([(7, 1.)], []) == [dict(step=7, loss=1., value=None)]
 
 
-def side(x, null): return (x > null) - (x < null)
+def side(x, null): return int(x > null) - int(x < null)
 
 
 NEAR = st.one_of(st.just(0.), st.floats(1e-11, 2.), st.floats(-2., -1e-11))  # away from the null

@@ -191,7 +191,7 @@ def test_every_claim_says_what_it_rests_on():
         elif values[f'{step}.n_seeds'] == 1: assert 'nothing is known about other seeds' in said and values[f'{step}.verdict'] == 'not_tested' and values[f'{step}.verdict_reason'] == ONE_SEED
         else: assert ('not compared' in said or 'not tested, since' in said) and values[f'{step}.verdict'] == 'not_tested' and values[f'{step}.verdict_reason']
 
-def side(x, null): return (x > null) - (x < null)
+def side(x, null): return int(x > null) - int(x < null)
 
 def printed(text): return [float(x.replace('\N{MINUS SIGN}', '-')) for x in re.findall(r'[\N{MINUS SIGN}-]?\d+\.\d+', text)]
 
