@@ -475,6 +475,7 @@ def _alike(c: Comparison) -> str:
         return f'; {c.b} is not worse by {e.margin:g} or more {one_sided}'
     return f'; that {c.b} is not worse by {e.margin:g} or more is not shown either {one_sided}'
 
+# %% ../nbs/44_compare.ipynb #f3671921
 def sentence(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
