@@ -431,6 +431,7 @@ def _result(c: Comparison) -> list[str]:
         said.append(' and '.join(f'{w} {times_as(c.speedup[k])}' for k, w in names.items() if k in c.speedup))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
 
+# %% ../nbs/44_compare.ipynb #b5d856f5
 def explain(
     comparison: Comparison,
 ) -> str:  # a paragraph
