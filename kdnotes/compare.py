@@ -12,23 +12,8 @@ import pandas as pd
 from .config import CHAIN, CONTROLS, FACTOR_SETTINGS, MODES, PROCEDURES
 from .drawing import metric_name
 from kdnotes.significance import (
-    ALPHA,
-    FACTORIAL,
-    INTERACTIONS,
-    MARGINS,
-    Effect,
-    Equivalence,
-    Family,
-    PValue,
-    crossed_test,
-    effect_size,
-    equivalence,
-    factorial,
-    holm,
-    interval_test,
-    p_words,
-    permutation_test,
-    seed_test,
+    ALPHA, FACTORIAL, INTERACTIONS, MARGINS, Effect, Equivalence, Family, PValue, crossed_test,
+    effect_size, equivalence, factorial, holm, interval_test, p_words, permutation_test, seed_test,
 )
 from .stats import Interval, bootstrap_interval, crossed_interval, mean_interval, number_texts, ratio_interval
 from .telemetry import BUSY_SHARE, is_busy
