@@ -12,23 +12,8 @@ import pandas as pd
 from .config import CHAIN, CONTROLS, MODES, PROCEDURES, factor_settings, task_info
 from .drawing import metric_name
 from kdnotes.significance import (
-    ALPHA,
-    FACTORIAL,
-    INTERACTIONS,
-    MARGINS,
-    Effect,
-    Equivalence,
-    Family,
-    PValue,
-    crossed_test,
-    effect_size,
-    equivalence,
-    factorial,
-    holm,
-    interval_test,
-    p_words,
-    permutation_test,
-    seed_test,
+    ALPHA, FACTORIAL, INTERACTIONS, MARGINS, Effect, Equivalence, Family, PValue, crossed_test,
+    effect_size, equivalence, factorial, holm, interval_test, p_words, permutation_test, seed_test,
 )
 from .stats import Interval, bootstrap_interval, crossed_interval, mean_interval, number_texts, ratio_interval
 from .telemetry import BUSY_SHARE, is_busy
@@ -436,6 +421,7 @@ def _result(c: Comparison) -> list[str]:
         said.append(' and '.join(f'{w} {times_as(c.speedup[k])}' for k, w in names.items() if k in c.speedup))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
 
+# %% ../nbs/44_compare.ipynb #b5d856f5
 def explain(
     comparison: Comparison,
 ) -> str:  # a paragraph
@@ -480,6 +466,7 @@ def _alike(c: Comparison) -> str:
         return f'; {c.b} is not worse by {e.margin:g} or more {one_sided}'
     return f'; that {c.b} is not worse by {e.margin:g} or more is not shown either {one_sided}'
 
+# %% ../nbs/44_compare.ipynb #f3671921
 def sentence(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES

@@ -130,7 +130,7 @@ def _alone(bench) -> Iterator[tuple[int, str, Callable[[], list[Finding]]]]:  # 
         bench.one = _trained(bench, _two_steps(bench)[0], alone) if here.ranks > 1 else None
         return []
     yield here.ranks - 1, 'accumulation', summing
-    yield here.ranks - 1, 'saving', saving
+    yield 0, 'saving', saving  # the rank that saves in a run, too
     yield 0, 'padding', lambda: [dg.judge_padding(bench.ahead.padding, f'batch_size={config.batch_size} and micro_batch_tokens={config.micro_batch_tokens}')]
     yield 0, 'memory', memory
     yield 0, '', reference

@@ -389,8 +389,6 @@ def choose_layers(
     return student.train(model.training).requires_grad_(True)
 
 # %% ../nbs/20_models.ipynb #fd83bd8c
-_AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}  # what saving writes into a config
-
 def build_model(
     config,                # a transformers config
     auto_class: str,       # the transformers head
@@ -400,23 +398,6 @@ def build_model(
     "A model from its config alone: on the meta device without weights, else with random ones."
     with torch.random.fork_rng(devices=[]), torch.device(device), quiet_loading():
         return getattr(transformers, auto_class).from_config(config, attn_implementation=attention or attention_of(config, auto_class))
-
-def _check_reload(student: nn.Module, auto_class: str) -> None:
-    "Refuse a student whose saved config builds another model."
-    name = type(student).__name__
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            student.config.save_pretrained(folder)
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        again = build_model(config, auto_class)
-    except Exception as e:
-        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
-        raise ModelError(f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; choose another teacher') from e
-    before, after = ({k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-    shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (student, again)]
-    if changed or shapes[0] != shapes[1]:
-        raise ModelError(f"a student of {name} is another one after saving and loading ({', '.join(changed) or 'its weights'}); choose another teacher")
 
 def _forward_anywhere(config, auto_class: str, look: Callable, attention: str = ''):
     "What `look(model, device)` gives without weights; where a forward reads numbers from the device, as DeBERTa's does, with random ones."
@@ -438,6 +419,26 @@ def check_hidden_states(
         shapes = []
     if shapes != [(1, 8, config.hidden_size)] * (depth(config) + 1):
         raise ModelError(f'the architecture {config.model_type!r} does not give the hidden states of its {depth(config)} layers; train without hidden_loss')
+
+# %% ../nbs/20_models.ipynb #01919c42
+_AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}  # what saving writes into a config
+
+def _check_reload(student: nn.Module, auto_class: str) -> None:
+    "Refuse a student whose saved config builds another model."
+    name = type(student).__name__
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            student.config.save_pretrained(folder)
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        again = build_model(config, auto_class)
+    except Exception as e:
+        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+        raise ModelError(f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; choose another teacher') from e
+    before, after = ({k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (student, again)]
+    if changed or shapes[0] != shapes[1]:
+        raise ModelError(f"a student of {name} is another one after saving and loading ({', '.join(changed) or 'its weights'}); choose another teacher")
 
 def check_student(
     source: str | Path,        # the teacher, as for `find_model`

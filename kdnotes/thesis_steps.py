@@ -87,6 +87,7 @@ def short(
     units = f', {c.n_units} {c.unit_name}' if c.n_units else ''
     return '; '.join([*said, seeds + units])
 
+# %% ../nbs/57_thesis_steps.ipynb #409a47c9
 def _verdicts(c: Comparison | None) -> dict[str, str]:
     "Verdicts on accuracy and times, and the reason of each that was not tested."
     found = dict(verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'))
