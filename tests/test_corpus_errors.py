@@ -41,14 +41,14 @@ def replaced(i, old, new): return [HEADER, *GOOD[:i], GOOD[i].replace(old, new),
 
 
 FAULTS = {
-    'missing column': (dict(lines=[HEADER.replace('\tSentenceID', ''), *GOOD]), ['line 1', "'SentenceID'"]),
-    'no header': (dict(lines=GOOD), ['line 1', "'QuestionID'"]),
+    'missing column': (dict(lines=['\t'.join(line.split('\t')[:5] + line.split('\t')[6:]) for line in [HEADER, *GOOD]]), ['line 1', "'Sentence'"]),
+    'no header': (dict(lines=GOOD), ['line 1', "'Question'"]),
     'label not 0/1': (dict(lines=replaced(1, '\t0', '\t2')), ['line 3', "'2'", '0 or 1']),
     'label empty': (dict(lines=replaced(1, '\t0', '\t')), ['line 3', "''", '0 or 1']),
     'label a word': (dict(lines=replaced(4, '\t0', '\tno')), ['line 6', "'no'"]),
     'broken encoding': (dict(encoding='cp1252'), ['line 3', '0x96', 'UTF-8']),
     'utf-16': (dict(encoding='utf-16'), ['line 1', 'UTF-8']),
-    'empty file': (dict(lines=[]), ['is empty', 'QuestionID']),
+    'empty file': (dict(lines=[]), ['is empty', 'Question', 'Sentence', 'Label']),
     'header alone': (dict(lines=[HEADER]), ['no row']),
     'short row': (dict(lines=[HEADER, *GOOD[:3], 'Q3\tWhat is a sea?\tD2', *GOOD[4:]]), ['line 5', '3 fields', '7']),
     'long row': (dict(lines=replaced(2, 'salt?', 'sa\tlt?')), ['line 4', '8 fields', '7']),

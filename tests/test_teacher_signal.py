@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, DistilBertConfig, DistilBertForSequenceClassification
 from kdnotes import teacher as T
+from kdnotes.corpus import load_corpus
+from kdnotes.plan import make_task
 from kdnotes.answer_selection import AnswerSelection
 from kdnotes.config import Machine, make_config, resolve
 from kdnotes.data import Batch, Ragged, pad_pairs
@@ -121,7 +123,7 @@ def test_the_key_has_everything_in_it():
 
 # ---- one function names the signal of every user ----
 
-NOT_INPUTS = {'corpus', 'temperature', 'min_probability', 'top_k', 'ranking_loss'}  # the corpus by its sha256; the others are applied to stored logits
+NOT_INPUTS = {'corpus', 'soft', 'ranking_loss', 'ranking_weight'}  # the corpus by its sha256; the others are applied to stored logits
 OTHER = dict(max_length=64, train_questions='answered', smoke=True, document_title=True)
 
 
@@ -135,7 +137,8 @@ def tokenizer(tmp_path_factory):
 
 def named(teacher, tokenizer, corpus_sha256='c', **parameters) -> str:
     config = resolve(make_config(mode='full_kd', **parameters), Machine('cpu', 2), 'embedded')
-    return signal_key(**key_parts(config, teacher, tokenizer, corpus_sha256))
+    task = make_task(config, load_corpus('answer_selection', 'embedded'))
+    return signal_key(**key_parts(task, config, teacher, tokenizer, corpus_sha256))
 
 
 def test_what_a_task_reads_is_in_the_key_or_changes_no_input():
@@ -167,7 +170,8 @@ def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
     from kdnotes.bench import _parts
     config = resolve(make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded')
-    place = SimpleNamespace(config=config, tokenizer=tokenizer, corpus=SimpleNamespace(sha256='c'))
+    task = make_task(config, load_corpus('answer_selection', 'embedded'))
+    place = SimpleNamespace(task=task, config=config, tokenizer=tokenizer, corpus=SimpleNamespace(sha256='c'))
     assert signal_key(**_parts(place, teacher)) == named(teacher, tokenizer, document_title=True, max_length=64)
 
 

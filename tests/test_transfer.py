@@ -65,7 +65,7 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
 
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
     asked = []
-    monkeypatch.setattr('kdnotes.plan.load_corpus', lambda task, name: asked.append(name) or load_corpus(task, name))
+    monkeypatch.setattr('kdnotes.plan.load_corpus', lambda task, name, columns=None: asked.append(name) or load_corpus(task, name, columns))
     plan_study(2, 'all', corpus='embedded', transfer=corpus, student_init='transferred')
     assert sorted(asked) == sorted(['embedded', corpus])
 
