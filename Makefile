@@ -23,8 +23,9 @@ STEPS        ?= 50
 STUDY   ?=
 P       ?=
 SHORT   := $(filter-out 0 False false,$(SMOKE))
-# processes of `make test`
+# processes of the tests, and which share of the rest `make test-rest` takes
 WORKERS ?= 2
+SHARE   ?=
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -43,7 +44,7 @@ GIVEN = -r corpus '$(CORPUS)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' 
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study tune test check fuzz bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup study tune test test-all test-rest check fuzz bench doctor gpu-check thesis lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -68,20 +69,29 @@ tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 J
 	papermill nbs/tune.ipynb "$$folder/tune-$(MODE).ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' \
 	    -p seeds '$(TUNED_SEEDS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
-test check fuzz: export OMP_NUM_THREADS = 1
+test test-all test-rest check fuzz: export OMP_NUM_THREADS = 1
+# a file's tests stay together, in the order of tests/conftest.py: what they share is made once
+PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: setup   ## every test: the notebooks, then pytest with papermill runs of the experiments
+test: setup   ## eight minutes: every notebook, and one test of each kind
 	nbdev_test --n_workers $(WORKERS)
-	pytest
+	$(PYTEST) -m 'not exhaustive'
 
-check: setup  ## before a commit, with the change staged: notebooks and modules agree, all is clean, the fast tests pass
+test-all: setup  ## half an hour more: all kills, mutants and rehearsals, and 10,000 malformed inputs
+	nbdev_test --n_workers $(WORKERS)
+	KDNOTES_FUZZ=10000 $(PYTEST)
+
+test-rest: setup  ## what `make test` leaves out, or a share of it: SHARE=2/5
+	$(PYTEST) -m exhaustive $(SHARE:%=--share %)
+
+check: setup  ## before a commit, with the change staged: notebooks and modules agree, all is clean, the tests that train nothing pass
 	nbdev_export
 	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
 	nbdev_test --n_workers $(WORKERS)
 	@jupyter nbconvert --log-level=ERROR --clear-output --inplace $(filter-out nbs/index.ipynb,$(wildcard nbs/[a-z]*.ipynb))  # their outputs hold sentences of a corpus
 	nbdev_clean
 	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
-	pytest -m 'not slow'
+	$(PYTEST) -m 'not slow and not exhaustive'
 
 fuzz: setup   ## 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
 	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py

@@ -176,6 +176,7 @@ def effect_size(
     t = x.mean() / sd * np.sqrt(n)
     return Interval(float(x.mean() / sd), *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + level) / 2, (1 - level) / 2)), n, level, words, df=float(n - 1))
 
+@lru_cache(maxsize=4096)  # a tenth of a second each, and the report, the figures and the thesis ask for the same ones
 def _noncentrality(t: float, df: float, q: float) -> float:
     "The noncentrality under which the chance of at most t is q."
     reach = 10 + 2 * abs(t)

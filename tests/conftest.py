@@ -1,5 +1,7 @@
-"What every test needs: the environment's own commands, and the real corpora where there are any."
-import os, sys
+"What every test needs: the environment's own commands, the real corpora where there are any, and a share of the tests on request."
+import hashlib
+import os
+import sys
 from pathlib import Path
 import pytest
 
@@ -8,17 +10,55 @@ os.environ.pop('VIRTUAL_ENV', None)  # IPython would mix in the packages of an e
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get('PATH', '')])
 # absolute, for tests change the folder they run in
-if data := os.environ.get('KDNOTES_DATA'): os.environ['KDNOTES_DATA'] = str(Path(data).resolve())
-elif (ROOT.parent / 'shared' / 'data').is_dir(): os.environ['KDNOTES_DATA'] = str(ROOT.parent / 'shared' / 'data')
+if data := os.environ.get('KDNOTES_DATA'):
+    os.environ['KDNOTES_DATA'] = str(Path(data).resolve())
+elif (ROOT.parent / 'shared' / 'data').is_dir():
+    os.environ['KDNOTES_DATA'] = str(ROOT.parent / 'shared' / 'data')
+
+# Files that take longest begin first, so that no worker is left alone with one at the end; the others follow by name.
+LONGEST = ('test_notebooks.py', 'test_thesis.py', 'test_doctor.py', 'test_gpu_check.py', 'test_mutants.py', 'test_faults.py')
+
 
 @pytest.fixture(scope='session')
 def project() -> Path:
     "The checkout."
     return ROOT
 
+
 @pytest.fixture(scope='session')
 def corpora() -> Path:
     "The folder of the real corpora."
     folder = os.environ.get('KDNOTES_DATA')
-    if not folder or not Path(folder).is_dir(): pytest.skip('no real corpora here: KDNOTES_DATA names no folder')
+    if not folder or not Path(folder).is_dir():
+        pytest.skip('no real corpora here: KDNOTES_DATA names no folder')
     return Path(folder)
+
+
+def pytest_addoption(parser):
+    parser.addoption('--share', metavar='K/N', help='only the K-th of N shares of the chosen tests, K from 0; a test belongs to a share by its name')
+
+
+def share_of(
+    name: str,  # a test's node id
+    n: int,     # shares
+) -> int:       # in [0, n), the same on every machine
+    "The share a test belongs to."
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % n
+
+
+def read_share(text: str) -> tuple[int, int]:
+    "K and N."
+    k, slash, n = text.partition('/')
+    if not (slash and k.isdigit() and n.isdigit() and int(k) < int(n)):
+        raise pytest.UsageError(f'--share {text}: it must be K/N with 0 <= K < N, as 2/5')
+    return int(k), int(n)
+
+
+def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    if not (text := config.getoption('--share')):
+        return
+    k, n = read_share(text)
+    others = [item for item in items if share_of(item.nodeid, n) != k]
+    items[:] = [item for item in items if share_of(item.nodeid, n) == k]
+    config.hook.pytest_deselected(items=others)

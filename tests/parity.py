@@ -95,16 +95,16 @@ def _train(run: Run, here, folder: Path) -> dict:
     config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens, ranking_loss=run.ranking,
                          **({} if run.hidden == 'none' else inside(run.hidden)))
     task, student = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking), STUDENTS[run.student]()
-    teacher, rows, start = _Teacher(run, config, task, here, folder) if run.kd else None, [], _weights(student)
+    teacher, rows, start = _Teacher(run, config, task, here, folder) if run.kd else None, [], trained_weights(student)
     with _watch(student) as notes:
         result = trainer.train(task, student, config, here, lambda kind, **values: rows.append(dict(kind=kind, **values)), teacher)
     scores = {split: trainer.predict(student, task, split, here) for split in task.evaluation_sets}
-    return notes | dict(update=_weights(student) - start, losses=np.array([[r['loss'], *r['losses'].values()] for r in rows if r['kind'] == 'step']),
+    return notes | dict(update=trained_weights(student) - start, losses=np.array([[r['loss'], *r['losses'].values()] for r in rows if r['kind'] == 'step']),
                         examples=np.diff([0, *(r['examples'] for r in rows if r['kind'] == 'step')]), totals=(result.steps, result.examples, result.tokens),
                         scores=scores, teacher=teacher.notes() if teacher else None)
 
 
-def _weights(student) -> np.ndarray:
+def trained_weights(student) -> np.ndarray:
     "All weights but the keys' biases: softmax cancels them, so their gradient is rounding error, which Adam divides by its own size."
     return flat(p for name, p in student.named_parameters() if not name.endswith(('key.bias', 'k_lin.bias')))
 

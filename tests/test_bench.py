@@ -153,6 +153,7 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_small_race(home, tiny):
     told = []
     results = bench.bench('embedded', alternations=2, contestants='machine,teacher,kdnotes,student_alone,hf_best', smoke=True, say=told.append, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
@@ -175,6 +176,7 @@ def test_a_small_race(home, tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
     bench._prepared(home, common, 'embedded', True, lambda line: None)
@@ -187,6 +189,7 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_ranks_and_two_apart(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
     bench._prepared(home, common, 'embedded', True, lambda line: None)

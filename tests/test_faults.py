@@ -3,6 +3,7 @@ import os, pickle, random, shutil, subprocess, sys
 from pathlib import Path
 import pytest
 from faults import EVERY
+from kinds import one_of_each
 from ranks import HERE, RankError, launch
 from kdnotes.answer_selection import CORPORA
 from kdnotes.checkpoint import checkpoints
@@ -34,7 +35,7 @@ def same(notes: dict, undisturbed: dict):
 
 # 20 steps in all parts of the training, the same ones each time
 @pytest.mark.slow
-@pytest.mark.parametrize('at', sorted(random.Random(0).sample(range(1, STEPS + 1), 20)))
+@pytest.mark.parametrize('at', one_of_each(random.Random(0).sample(range(1, STEPS + 1), 20)))
 def test_killed_and_resumed_is_never_killed(undisturbed, tmp_path, at):
     killed(tmp_path, at)
     [notes] = launch('faults:train_in', tmp_path)
@@ -56,6 +57,7 @@ def test_two_ranks_killed_twice(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('at', [5, 17, 31])
 def test_torchrun_starts_all_ranks_again_when_one_dies(undisturbed, tmp_path, at):
     done = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nnodes=1', '--nproc-per-node=2', '--max-restarts=2', '--rdzv-backend=c10d', '--rdzv-endpoint=localhost:0',
@@ -93,7 +95,7 @@ def stopped_at_20(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', SPOIL)
+@pytest.mark.parametrize('how', one_of_each(SPOIL))
 def test_a_spoilt_checkpoint_is_named_and_the_one_before_it_used(undisturbed, stopped_at_20, tmp_path, how):
     folder = shutil.copytree(stopped_at_20, tmp_path / 'run')
     newest = checkpoints(folder / 'checkpoints')[0]
@@ -104,6 +106,7 @@ def test_a_spoilt_checkpoint_is_named_and_the_one_before_it_used(undisturbed, st
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_checkpoints_spoilt_is_a_new_beginning(undisturbed, stopped_at_20, tmp_path):
     folder = shutil.copytree(stopped_at_20, tmp_path / 'run')
     for path in checkpoints(folder / 'checkpoints'): flip(path / 'model.safetensors', 9_999)

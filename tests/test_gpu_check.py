@@ -166,6 +166,7 @@ def test_what_was_found_before_an_interruption_stays_and_models_do_not(tmp_path,
     assert [p.name for p in folder.iterdir()] == ['gpu_check.json']
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rehearsal_of_everything(tmp_path):
     done = gpu_check(tmp_path, '--device', 'cpu', '--smoke', '--corpus', 'embedded')
     assert done.returncode == 0, done.stdout + done.stderr

@@ -155,6 +155,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
 
 
 @slow
+@pytest.mark.exhaustive
 def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_run, home):
     _, record, folder = first_run
     before, source = contents(folder), (ROOT / 'nbs/run.ipynb').read_bytes()
@@ -168,12 +169,19 @@ def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_ru
 
 # ---- the study ----
 
-@slow
-def test_a_study_and_its_second_call(first_run, home):
-    "The procedures of one seed; two of the three runs are there from the tests above."
-    def study(): return papermill(home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *SMOKE)
-    done = study()
+def papermill_study(home):
+    return papermill(home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *SMOKE)
+
+
+@pytest.fixture(scope='module')
+def made_study(first_run, home):
+    "The procedures of one seed; two of the three runs are there from the run above."
+    done = papermill_study(home)
     assert done.returncode == 0, done.stderr
+
+
+@slow
+def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
     table, said = (home / 'runs/default/table.txt').read_text(), outputs(nbformat.read(home / 'study.ipynb', 4))
     for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'): assert text in table
     records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
@@ -190,15 +198,23 @@ def test_a_study_and_its_second_call(first_run, home):
         assert (figures / name).read_text().startswith('<?xml') and set(entry['run_ids']) == {r['run_id'] for r in records.values()}
         assert entry['sha256'] == contents(figures)[name] and entry['producer']
 
+
+@slow
+@pytest.mark.exhaustive
+def test_a_studys_second_call_changes_nothing(made_study, home):
+    figures = home / 'figures/default'
+    table = (home / 'runs/default/table.txt').read_text()
     times = {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')}
     before = contents(figures) | contents(home / 'thesis')
-    assert (done := study()).returncode == 0, done.stderr
+    done = papermill_study(home)
+    assert done.returncode == 0, done.stderr
     assert {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')} == times, 'nothing is trained twice'
     assert contents(figures) | contents(home / 'thesis') == before and (home / 'runs/default/table.txt').read_text() == table
 
 
 @slow
-def test_a_study_without_notebooks(first_run, home):
+@pytest.mark.exhaustive
+def test_a_study_without_notebooks(made_study, home):
     "Where the notebook's runs are done, the same table and nothing trained, and evidence that was lost is written again; other arms are trained without papermill, at the same time."
     asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
     table, before = (home / 'runs/default/table.txt').read_text(), contents(home / 'figures/default') | contents(home / 'thesis')
@@ -269,6 +285,7 @@ def state(folder): return json.loads((folder / 'state.json').read_text())
 
 
 @slow
+@pytest.mark.exhaustive
 def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started_again(tmp_path):
     launcher = python(tmp_path, LAUNCH)
     folder = wait_for(lambda: training(tmp_path), 'training to begin')

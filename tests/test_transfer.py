@@ -88,6 +88,7 @@ def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_weights_and_head_are_handed_on(corpus):
     p = plan(make_config(mode='mixed_student', corpus='embedded', transfer=corpus, student_init='transferred', smoke=True, ranks=1, threads_per_rank=1), ON)
     record = execute(p)

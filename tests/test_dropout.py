@@ -1,0 +1,103 @@
+"Ranks with dropout on: each draws its own, the same again with the same seed, and together they train as two replicas would that add their gradients by hand."
+import hashlib
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import SameWord, tiny_bert, tiny_config
+from parity import trained_weights
+from ranks import launch
+
+RANKS = 2
+DROPOUT = .2
+
+
+def dropout_config(ranks: int = RANKS):
+    "Several micro-batches a rank."
+    return tiny_config('full_student', ranks=ranks, micro_batch_tokens=32)
+
+
+def trained_rank() -> dict:
+    "What a rank does: train a student with dropout, and note each mask of the first step."
+    from kdnotes import runtime
+    from kdnotes import shortcuts
+    from kdnotes import trainer
+    here = runtime.start(dropout_config())
+    student = tiny_bert(dropout=DROPOUT)
+    start, losses, masks, take = trained_weights(student), [], [], shortcuts.Bits.take
+
+    def noted(bits, n):
+        numbers = take(bits, n)
+        masks.append(hashlib.sha256(numbers.numpy().tobytes()).hexdigest())
+        return numbers
+
+    def on_row(kind, **values):
+        if kind == 'step':
+            losses.append(values['loss'])
+    shortcuts.Bits.take = noted
+    trainer.train(SameWord(), student, dropout_config(), here, on_row)
+    runtime.stop(here)
+    return dict(start=start, weights=trained_weights(student), losses=losses, masks=masks)
+
+
+@pytest.fixture(scope='module')
+def ranks() -> list[dict]:
+    return launch('test_dropout:trained_rank', ranks=RANKS)
+
+
+def trained_by_hand() -> tuple[np.ndarray, list[float]]:
+    "The weights and losses of replicas in one process: each sees its shard with its own dropout, their gradients are added, and a plain AdamW steps."
+    from kdnotes.data import micro_batches
+    from kdnotes.runtime import torch_seed
+    from kdnotes.shortcuts import Bits
+    from kdnotes.shortcuts import Shortcuts
+    from kdnotes.trainer import make_optimizer
+    from kdnotes.trainer import rate_factor
+    from kdnotes.trainer import schedule_steps
+    config, task = dropout_config(), SameWord()
+    replicas = [tiny_bert(dropout=DROPOUT).train() for _ in range(RANKS)]
+    own_dropout = [Shortcuts(replica, None, Bits(torch_seed(config.seed, 'dropout', rank))) for rank, replica in enumerate(replicas)]
+    optimizers = [make_optimizer(replica, config) for replica in replicas]
+    total, steps = schedule_steps(task, config)
+    losses = []
+    for step in steps:
+        labelled = task.loss_counts('train', step.index)['hard']
+        loss_sum = 0.
+        for rank, replica in enumerate(replicas):
+            own_dropout[rank]._bits.start(step.number)
+            for part in micro_batches(step.index, task.lengths('train'), config.micro_batch_tokens, rank, RANKS):
+                batch = task.batch('train', part)
+                loss = F.cross_entropy(replica(**batch.inputs).logits, batch.labels, ignore_index=-1, reduction='sum') / labelled
+                loss.backward()
+                loss_sum += loss.item()
+        losses.append(loss_sum)
+        for parameters in zip(*(replica.parameters() for replica in replicas)):
+            added = sum(p.grad for p in parameters if p.grad is not None)
+            for p in parameters:
+                p.grad = added.clone()
+        for replica, optimizer in zip(replicas, optimizers):
+            torch.nn.utils.clip_grad_norm_(replica.parameters(), config.max_grad_norm)
+            for group in optimizer.param_groups:
+                group['lr'] = config.learning_rate * rate_factor(step.number, total, config.warmup_fraction)
+            optimizer.step()
+            optimizer.zero_grad()
+    return trained_weights(replicas[0]), losses
+
+
+def test_each_rank_draws_dropout_of_its_own_and_all_have_the_same_weights(ranks):
+    first, second = (rank['masks'] for rank in ranks)
+    assert first and second and not set(first) & set(second), 'no mask of one rank is one of the other'
+    assert (ranks[0]['weights'] == ranks[1]['weights']).all()
+
+
+def test_the_same_ranks_train_the_same_again(ranks):
+    again = launch('test_dropout:trained_rank', ranks=RANKS)
+    for before, now in zip(ranks, again):
+        assert (now['weights'] == before['weights']).all() and now['masks'] == before['masks'] and now['losses'] == before['losses']
+
+
+def test_they_are_two_replicas_that_add_their_gradients(ranks):
+    weights, losses = trained_by_hand()
+    way = np.linalg.norm(weights - ranks[0]['start'])
+    np.testing.assert_allclose(ranks[0]['losses'], losses, rtol=0, atol=2e-6)
+    assert np.linalg.norm(weights - ranks[0]['weights']) <= 1e-4 * way
