@@ -106,7 +106,7 @@ doctor: setup ## check all modes on this machine, a minute; one's own: kdnotes d
 	kdnotes doctor
 
 gpu-check:  ## a GPU machine in ten minutes: correctness, memory, speed, energy; with its own PYTHON, no setup; ARGS='--device cpu --smoke' for a rehearsal
-	@$(PYTHON) -m kdnotes.gpu_check $(ARGS)
+	@$(PYTHON) -m kdnotes.checks.gpu_check $(ARGS)
 
 thesis: setup ## generated values, figures and thesis/thesis.pdf again, from the committed evidence alone: offline, in a minute, the same bytes
 	python -m kdnotes.thesis

@@ -15,9 +15,9 @@ def train_in(
     "What a rank does: train from the newest checkpoint to the end."
     import torch
     from helpers import SameWord, flat, tiny_bert, tiny_config
-    from kdnotes import runtime, trainer
-    from kdnotes.records import append_row
-    from kdnotes.schema import make_row
+    from kdnotes.train import distributed as runtime, loop as trainer
+    from kdnotes.records.store import append_row
+    from kdnotes.records.schema import make_row
 
     class Task(SameWord):
         "One forward is one step here."

@@ -2,10 +2,10 @@
 import hashlib
 import numpy as np
 import pandas as pd
-from kdnotes.config import MODES, Machine, factors, make_config, resolve, run_id, settings
-from kdnotes.records import RunFolder
-from kdnotes.schema import SCHEMA, of_this_schema
-from kdnotes.stats import compact_curve
+from kdnotes.core.config import MODES, Machine, factors, make_config, resolve, run_id, settings
+from kdnotes.records.store import RunFolder
+from kdnotes.records.schema import SCHEMA, of_this_schema
+from kdnotes.analysis.intervals import compact_curve
 
 
 def make_units(value, seed, n=40):
@@ -40,7 +40,7 @@ def make_record(mode='full_kd', seed=0, value=.7, train_s=10., *, study='made', 
 
 
 def units_of(records):
-    "The frame `kdnotes.records.units` gives."
+    "The frame `kdnotes.records.store.units` gives."
     return pd.concat([make_units(r['primary']['value'], r['seed']).assign(run_id=r['run_id'], arm=r['arm'], seed=r['seed']) for r in records], ignore_index=True)
 
 

@@ -3,10 +3,10 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import BertConfig, BertForSequenceClassification, DistilBertConfig, DistilBertForSequenceClassification
-from kdnotes.config import Machine, RunConfig, make_config, resolve
-from kdnotes.data import Batch, Ragged, pad_pairs
-from kdnotes.losses import hard_target_ce, soft_target_kl
-from kdnotes.task import Evaluation, Primary, SignalSpec, SoftTargets
+from kdnotes.core.config import Machine, RunConfig, make_config, resolve
+from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
+from kdnotes.losses.targets import hard_target_ce, soft_target_kl
+from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, SoftTargets
 
 VOCABULARY, HALF = 80, 30  # word w of the first half is word w + HALF of the second
 

@@ -54,9 +54,9 @@ def inside(hidden: str, **more) -> dict:
 
 def ranked_corpus(
     sizes=(3, 1, 5, 2, 8, 4, 2),  # candidates of each training question
-):  # a kdnotes.corpus.Corpus of made-up words
+):  # a kdnotes.tasks.sources.Corpus of made-up words
     "Questions of very different size; some have no right candidate, one has two and one has nothing else."
-    from kdnotes.corpus import Corpus
+    from kdnotes.tasks.sources import Corpus
     rng, rows = np.random.default_rng(3), []
     for q, size in enumerate(sizes):
         right = {0: {1}, 2: {0, 3}, 3: {0, 1}, 4: {7}, 6: {0}}.get(q, set())
@@ -68,9 +68,9 @@ def ranked_corpus(
 
 def ranked_task(ranking: str = 'none', **more):
     "The real task, with a word's number as its token."
-    from kdnotes.answer_selection import AnswerSelection
-    from kdnotes.data import Ragged
-    from kdnotes.task import SoftTargets
+    from kdnotes.tasks.answer_selection import AnswerSelection
+    from kdnotes.tasks.batching import Ragged
+    from kdnotes.tasks.base import SoftTargets
     task = AnswerSelection(ranked_corpus(), soft=SoftTargets(**more), ranking_loss=ranking)
     def ids(text, after): return [*(10 + int(w[1:]) for w in text.split()), after]
     task._encoded, task._pad_id = {}, 0
@@ -82,7 +82,7 @@ def ranked_task(ranking: str = 'none', **more):
 
 def train_all(runs: list[Run], folder: Path) -> list[dict]:
     "What a rank does."
-    from kdnotes import runtime
+    from kdnotes.train import distributed as runtime
     here = runtime.start(tiny_config('full_student', ranks=runs[0].ranks))
     notes = [_train(run, replace(here, dtype=run.dtype), folder) for run in runs]
     runtime.stop(here)
@@ -91,7 +91,7 @@ def train_all(runs: list[Run], folder: Path) -> list[dict]:
 
 def _train(run: Run, here, folder: Path) -> dict:
     "Train a tiny student, and note what can be compared."
-    from kdnotes import trainer
+    from kdnotes.train import loop as trainer
     config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens, ranking_loss=run.ranking,
                          **({} if run.hidden == 'none' else inside(run.hidden)))
     task, student = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking), STUDENTS[run.student]()
@@ -146,7 +146,7 @@ def _watch(student):
 class _Teacher:
     "The trainer's `signal`; beside it, the teacher alone on every batch the trainer asks about."
     def __init__(self, run: Run, config, task: SameWord, here, folder: Path):
-        from kdnotes import inside, teacher
+        from kdnotes.distill import intermediate as inside, teacher_cache as teacher
         self.network, self.calls, self.signals, self.alone, self.batch = tiny_teacher(), set(), [], [], None
         self.copy, self.start = copy.deepcopy(self.network).eval(), flat(self.network.parameters())
         self.network.register_forward_pre_hook(lambda network, args: self.calls.add((network.training, torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'))))

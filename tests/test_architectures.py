@@ -8,19 +8,19 @@ import torch
 import transformers as hf
 from architectures import ARCHITECTURES, REFUSED, configs, random_model, write_teacher
 from helpers import SameWord, flat, tiny_config
-from kdnotes import models
-from kdnotes.config import KdnotesError, Machine, make_config, spread_layers
-from kdnotes.corpus import load_corpus
-from kdnotes.experiment import run
-from kdnotes.faults import STOP, Stopped
-from kdnotes.hidden_losses import value_projections
-from kdnotes.inside import WithInside
-from kdnotes.models import ModelError, call, check_student, choose_layers, forward_flops, load_model, load_tokenizer, save_model, weights_sha256
-from kdnotes.plan import make_task, plan
-from kdnotes.records import RunFolder, find_run_model
-from kdnotes.runtime import Runtime
-from kdnotes.shortcuts import shortcuts
-from kdnotes.trainer import train
+from kdnotes.distill import models
+from kdnotes.core.config import KdnotesError, Machine, make_config, spread_layers
+from kdnotes.tasks.sources import load_corpus
+from kdnotes.experiment.launch import run
+from kdnotes.train.failures import STOP, Stopped
+from kdnotes.distill.intermediate_losses import value_projections
+from kdnotes.distill.intermediate import WithInside
+from kdnotes.distill.models import ModelError, call, check_student, choose_layers, forward_flops, load_model, load_tokenizer, save_model, weights_sha256
+from kdnotes.experiment.plan import make_task, plan
+from kdnotes.records.store import RunFolder, find_run_model
+from kdnotes.train.distributed import Runtime
+from kdnotes.train.cpu_fast_path import shortcuts
+from kdnotes.train.loop import train
 from torch.utils.flop_counter import FlopCounterMode
 
 HEAD = 'AutoModelForSequenceClassification'

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
 import pytest
-from kdnotes.config import KdnotesError, Machine, make_config
-from kdnotes.experiment import execute, plan, plan_study
-from kdnotes.models import MINILM, MINILM_WHEEL, find_model, load_tokenizer
+from kdnotes.core.config import KdnotesError, Machine, make_config
+from kdnotes.experiment.launch import execute, plan, plan_study
+from kdnotes.distill.models import MINILM, MINILM_WHEEL, find_model, load_tokenizer
 from handmade import make_record, write_run
 from notebooks import ROOT, contents, last_line, papermill
 from test_corpus_errors import FAULTS, write

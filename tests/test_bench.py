@@ -8,15 +8,15 @@ from torch.nn.utils import parameters_to_vector
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 from helpers import as_configured, flat, tiny_config
 from notebooks import last_line, papermill
-from kdnotes import bench, peers
-from kdnotes.answer_selection import AnswerSelection
-from kdnotes.config import ConfigError, Machine
-from kdnotes.corpus import load_corpus
-from kdnotes.models import choose_layers, save_model
-from kdnotes.runtime import Runtime
-from kdnotes.standings import ratios, rounds, table, text, time_split
-from kdnotes.teacher import online_signal
-from kdnotes.trainer import accumulate, loss_weights, schedule_steps, train
+from kdnotes.checks import bench, baselines as peers
+from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.core.config import ConfigError, Machine
+from kdnotes.tasks.sources import load_corpus
+from kdnotes.distill.models import choose_layers, save_model
+from kdnotes.train.distributed import Runtime
+from kdnotes.checks.bench_results import ratios, rounds, table, text, time_split
+from kdnotes.distill.teacher_cache import online_signal
+from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)

@@ -48,7 +48,8 @@ def first_gradients(model):
 
 def train_one(here, even: bool, parameters: dict) -> dict:
     "One training from the same start as every other, and what it left behind."
-    from kdnotes import probes, trainer
+    from kdnotes.checks import probes
+    from kdnotes.train import loop as trainer
     model, rows = tiny_bert(), []
     begin, config = weights(model), tiny_config('full_student', ranks=here.ranks, **parameters)
     with first_gradients(model) as got, probes.watch(model, syncs=False) as seen:
@@ -58,7 +59,7 @@ def train_one(here, even: bool, parameters: dict) -> dict:
 
 def train_all(names: list[str]) -> dict[str, dict]:
     "What a rank does."
-    from kdnotes import runtime
+    from kdnotes.train import distributed as runtime
     here = runtime.start(tiny_config('full_student', ranks=int(os.environ['WORLD_SIZE'])))
     notes = {name: train_one(here, 'uneven' not in name and name != 'powersgd', (RUNS | OTHERS)[name]) for name in names}
     runtime.stop(here)

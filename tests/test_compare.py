@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record, units_of
-from kdnotes.compare import (ONE_SEED, TIMES, VERDICTS, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons,
+from kdnotes.analysis.compare import (ONE_SEED, TIMES, VERDICTS, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons,
                              study_factorial, unit_matrix, verdict_on)
-from kdnotes.config import CHAIN, CONTROLS, MODES, PROCEDURES
-from kdnotes.records import SCHEMA
-from kdnotes.significance import INTERACTIONS, Family, crossed_test, holm, permutation_test
-from kdnotes.stats import paired_difference
-from kdnotes.telemetry import BUSY_SHARE
-from kdnotes.timed import timed
+from kdnotes.core.config import CHAIN, CONTROLS, MODES, PROCEDURES
+from kdnotes.records.store import SCHEMA
+from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
+from kdnotes.analysis.intervals import paired_difference
+from kdnotes.telemetry.sampler import BUSY_SHARE
+from kdnotes.analysis.comparable import timed
 
 
 def said(comparison): return [w.text for w in comparison.warnings]

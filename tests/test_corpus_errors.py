@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kdnotes.answer_selection import CORPORA
-from kdnotes.config import KdnotesError
-from kdnotes.answer_selection import HUB_COLUMNS, TSV_COLUMNS
-from kdnotes.corpus import SPLITS, CorpusError, load_corpus, local_copy, read_rows, resolve_corpus
+from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.core.config import KdnotesError
+from kdnotes.tasks.answer_selection import HUB_COLUMNS, TSV_COLUMNS
+from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, local_copy, read_rows, resolve_corpus
 
 HEADER = '\t'.join(TSV_COLUMNS.values())
 TASK = 'answer_selection'
@@ -203,7 +203,7 @@ def test_a_hub_that_never_answers(tmp_path):
     "A server that takes the connection and is silent: a sentence, and the process ends although a thread still waits."
     pytest.importorskip('datasets', reason='the hub is read with the package datasets')
     with socket.create_server(('127.0.0.1', 0)) as server:
-        code = ('from kdnotes.corpus import ask_hub, load_corpus, resolve_corpus; ask_hub.__defaults__ = (0.5,)\n'
+        code = ('from kdnotes.tasks.sources import ask_hub, load_corpus, resolve_corpus; ask_hub.__defaults__ = (0.5,)\n'
                 'print(resolve_corpus("answer_selection", "auto")); load_corpus("answer_selection", "someone/salt")')
         env = {k: v for k, v in os.environ.items() if k not in ('HF_HUB_OFFLINE', 'KDNOTES_DATA')} | dict(
             HF_ENDPOINT=f'http://127.0.0.1:{server.getsockname()[1]}', KDNOTES_HOME=str(tmp_path), NO_PROXY='127.0.0.1')

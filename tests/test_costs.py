@@ -3,9 +3,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
-from kdnotes import costs as C
-from kdnotes.costs import Cost, CostError, Sizes
-from kdnotes.stats import Interval, mean_interval
+from kdnotes.analysis import costs as C
+from kdnotes.analysis.costs import Cost, CostError, Sizes
+from kdnotes.analysis.intervals import Interval, mean_interval
 from handmade import make_record
 
 SIZES = Sizes({'dev': 300, 'test': 700}, questions=50, candidates=600)

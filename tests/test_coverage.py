@@ -2,9 +2,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from kdnotes.coverage import COLUMNS, CUTS, SETTINGS, VALUES, Setting, _block, coverage_table, draw, outside, rates
-from kdnotes.significance import crossed_test, flips, permutation_test, seed_test
-from kdnotes.stats import StatsError, bootstrap_interval, crossed_interval, draw_counts, studentised_limits, variance_components
+from kdnotes.analysis.coverage import COLUMNS, CUTS, SETTINGS, VALUES, Setting, _block, coverage_table, draw, outside, rates
+from kdnotes.analysis.tests import crossed_test, flips, permutation_test, seed_test
+from kdnotes.analysis.intervals import StatsError, bootstrap_interval, crossed_interval, draw_counts, studentised_limits, variance_components
 
 NAMED = {s.name: s for s in SETTINGS}
 

@@ -3,7 +3,7 @@ import itertools, math
 import numpy as np
 import pytest
 import torch
-from kdnotes.dialects import DIALECTS, dialect_loss, translate
+from kdnotes.losses.conventions import DIALECTS, dialect_loss, translate
 
 # T = 4; row one: p = (3/4, 1/4), q = (1/2, 1/2); row two: both (3/4, 1/4); labels 0 and 1
 T, LOG3 = 4., math.log(3)

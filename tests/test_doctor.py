@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from kdnotes import doctor as D
-from kdnotes.config import Machine, make_config
-from kdnotes.answer_selection import TSV_COLUMNS
-from kdnotes.diagnosis import CHECKS, RESULTS, Finding
+from kdnotes.checks import doctor as D
+from kdnotes.core.config import Machine, make_config
+from kdnotes.tasks.answer_selection import TSV_COLUMNS
+from kdnotes.checks.verdicts import CHECKS, RESULTS, Finding
 from notebooks import last_line, surroundings
 from ranks import launch
 from test_mutants import MUTANTS, Mutant, copy_package
@@ -55,7 +55,7 @@ def patient(tmp_path_factory) -> dict:
 def examined(job: dict, home: str) -> list[Finding]:
     "What a rank does."
     os.environ['KDNOTES_HOME'] = home
-    from kdnotes.doctor import examine
+    from kdnotes.checks.doctor import examine
     found = []
     examine(job, found.append)
     return [vars(f) for f in found]
@@ -97,7 +97,7 @@ def test_a_sound_trainer(patient, tmp_path, mode, parameters):
 
 KNOWN = {m.name: m for m in MUTANTS}
 BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail, words of the first of them
-    (Mutant('forward past DDP', 'trainer', 'with runtime.autocast(): outputs = call(model, ', "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ", ''), 'full_kd', ['wrapper', 'all-reduce', 'ranks', 'one rank'], ["0 of the student's", 'model.module']),
+    (Mutant('forward past DDP', 'train.loop', 'with runtime.autocast(): outputs = call(model, ', "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ", ''), 'full_kd', ['wrapper', 'all-reduce', 'ranks', 'one rank'], ["0 of the student's", 'model.module']),
     (KNOWN['forward past DDP in call'], 'full_student', ['wrapper', 'all-reduce', 'ranks', 'one rank'], ["0 of the student's", 'model.module']),
     (KNOWN['divided by the local count, ranks'], 'full_kd', ['accumulation', 'one rank'], ['2.00 times as large with 2 micro-batches', '4.00 times as large with 4', 'local count', 'loss_counts']),
     (KNOWN['divided by the local count, ranks'], 'baseline', ['accumulation'], ['local count']),
@@ -108,7 +108,7 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
     (KNOWN['teacher left in training mode'], 'full_kd', ['teacher', 'cache', 'one rank'], ['the teacher runs in training mode', 'teacher.eval()']),
     (KNOWN['teacher with a graph'], 'full_kd', ['teacher'], ['the teacher runs with a gradient', 'no_grad']),
     (KNOWN["a cache's rows by place in the batch"], 'full_kd', ['cache'], ["rows are not looked up by the batch's index"]),
-    (Mutant('autocast left out', 'trainer', 'with runtime.autocast(): outputs', 'with contextlib.nullcontext(): outputs', ''), 'mixed_kd', ['precision'], ['bf16: ', 'linear layers give float32']),
+    (Mutant('autocast left out', 'train.loop', 'with runtime.autocast(): outputs', 'with contextlib.nullcontext(): outputs', ''), 'mixed_kd', ['precision'], ['bf16: ', 'linear layers give float32']),
 ]
 
 
@@ -120,22 +120,22 @@ def test_a_broken_trainer_is_named(patient, tmp_path, mutant, mode, checks, word
 
 
 def test_a_host_sync_is_named_with_its_line(patient, tmp_path):
-    mutant = Mutant('a number read in the hot loop', 'trainer', 'total, shares = weighted_sum(shares, weights)', 'total, shares = weighted_sum(shares, weights); total.item()', '')
+    mutant = Mutant('a number read in the hot loop', 'train.loop', 'total, shares = weighted_sum(shares, weights)', 'total, shares = weighted_sum(shares, weights); total.item()', '')
     package = copy_package(tmp_path / 'package', mutant)
-    line = next(i for i, text in enumerate((package / 'kdnotes/trainer.py').read_text().split('\n'), 1) if 'total.item()' in text)
+    line = next(i for i, text in enumerate((package / 'kdnotes/train/loop.py').read_text().split('\n'), 1) if 'total.item()' in text)
     found = examine(patient, tmp_path, package)
-    assert found['host syncs'].result == 'warn' and f'kdnotes/trainer.py:{line} (1)' in found['host syncs'].found and '.item()' in found['host syncs'].change
+    assert found['host syncs'].result == 'warn' and f'train/loop.py:{line} (1)' in found['host syncs'].found and '.item()' in found['host syncs'].change
     assert set(wrong(found)) == {'host syncs'}
 
 
 def test_memory_that_is_not_there(patient, tmp_path):
-    mutant = Mutant('a small machine', 'probes', 'return free + psutil.Process().memory_info().rss', 'return 2 ** 20', '')
+    mutant = Mutant('a small machine', 'checks.probes', 'return free + psutil.Process().memory_info().rss', 'return 2 ** 20', '')
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), 'baseline')
     assert set(wrong(found)) == {'memory'} and 'smaller model' in found['memory'].change
 
 
 def test_a_model_that_cannot_be_trained_is_a_finding(patient, tmp_path):
-    mutant = Mutant('an error in the loss', 'trainer', 'counts = task.loss_counts(', "raise RuntimeError('no loss today')\n    counts = task.loss_counts(", '')
+    mutant = Mutant('an error in the loss', 'train.loop', 'counts = task.loss_counts(', "raise RuntimeError('no loss today')\n    counts = task.loss_counts(", '')
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), 'baseline')
     assert found['accumulation'].result == 'fail' and 'no loss today' in found['accumulation'].found
     assert found['padding'].result == 'ok' and found['one rank'].result == 'skipped'
@@ -169,7 +169,7 @@ def test_the_command_on_a_broken_trainer(patient, tmp_path):
 
 
 def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(patient, tmp_path):
-    mutant = Mutant('one rank fails', 'trainer', 'counts = task.loss_counts(', "if runtime.rank: raise RuntimeError('rank one is ill')\n    counts = task.loss_counts(", '')
+    mutant = Mutant('one rank fails', 'train.loop', 'counts = task.loss_counts(', "if runtime.rank: raise RuntimeError('rank one is ill')\n    counts = task.loss_counts(", '')
     done = kdnotes(patient['home'], 'doctor', '--mode', 'full_kd', *given(patient), package=copy_package(tmp_path / 'package', mutant))
     assert done.returncode == 1, done.stderr
     assert re.search(r'^ranks +FAIL +it ended with RuntimeError: rank one is ill', done.stdout, re.M) and re.search(r'^time +skipped', done.stdout, re.M)

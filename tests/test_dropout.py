@@ -19,9 +19,9 @@ def dropout_config(ranks: int = RANKS):
 
 def trained_rank() -> dict:
     "What a rank does: train a student with dropout, and note each mask of the first step."
-    from kdnotes import runtime
-    from kdnotes import shortcuts
-    from kdnotes import trainer
+    from kdnotes.train import distributed as runtime
+    from kdnotes.train import cpu_fast_path as shortcuts
+    from kdnotes.train import loop as trainer
     here = runtime.start(dropout_config())
     student = tiny_bert(dropout=DROPOUT)
     start, losses, masks, take = trained_weights(student), [], [], shortcuts.Bits.take
@@ -47,13 +47,13 @@ def ranks() -> list[dict]:
 
 def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     "The weights and losses of replicas in one process: each sees its shard with its own dropout, their gradients are added, and a plain AdamW steps."
-    from kdnotes.data import micro_batches
-    from kdnotes.runtime import torch_seed
-    from kdnotes.shortcuts import Bits
-    from kdnotes.shortcuts import Shortcuts
-    from kdnotes.trainer import make_optimizer
-    from kdnotes.trainer import rate_factor
-    from kdnotes.trainer import schedule_steps
+    from kdnotes.tasks.batching import micro_batches
+    from kdnotes.train.distributed import torch_seed
+    from kdnotes.train.cpu_fast_path import Bits
+    from kdnotes.train.cpu_fast_path import Shortcuts
+    from kdnotes.train.loop import make_optimizer
+    from kdnotes.train.loop import rate_factor
+    from kdnotes.train.loop import schedule_steps
     config, task = dropout_config(), SameWord()
     replicas = [tiny_bert(dropout=DROPOUT).train() for _ in range(RANKS)]
     own_dropout = [Shortcuts(replica, None, Bits(torch_seed(config.seed, 'dropout', rank))) for rank, replica in enumerate(replicas)]

@@ -5,12 +5,12 @@ import pytest
 from faults import EVERY
 from kinds import one_of_each
 from ranks import HERE, RankError, launch
-from kdnotes.answer_selection import CORPORA
-from kdnotes.checkpoint import checkpoints
-from kdnotes.config import make_config
-from kdnotes.experiment import execute, plan
-from kdnotes.files import BusyError
-from kdnotes.records import RunFolder, lock_run, read_rows, without_repeats
+from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.train.checkpoint import checkpoints
+from kdnotes.core.config import make_config
+from kdnotes.experiment.launch import execute, plan
+from kdnotes.core.files import BusyError
+from kdnotes.records.store import RunFolder, lock_run, read_rows, without_repeats
 
 STEPS = 32
 

@@ -8,8 +8,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
-from kdnotes.fidelity import agreement, agreement_values, aligned, bin_of, brier, calibration_error, decision_test, ece, first_is_right, reliability
-from kdnotes.stats import StatsError, mean_interval
+from kdnotes.analysis.calibration import agreement, agreement_values, aligned, bin_of, brier, calibration_error, decision_test, ece, first_is_right, reliability
+from kdnotes.analysis.intervals import StatsError, mean_interval
 
 
 def run(seed=0, questions=60, candidates=6, noise=.3, sharp=1.):

@@ -7,14 +7,14 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
-from kdnotes import figures as fg
-from kdnotes.config import MODES, evidence_path, figures_path
-from kdnotes.drawing import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
-from kdnotes.files import read_json, sha256_file
-from kdnotes.records import RecordError, write_csv
-from kdnotes.report import ReportError, pareto_front
-from kdnotes.schema import of_this_schema
-from kdnotes.stats import mean_interval
+from kdnotes.analysis import figures as fg
+from kdnotes.core.config import MODES, evidence_path, figures_path
+from kdnotes.analysis.plotting import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
+from kdnotes.core.files import read_json, sha256_file
+from kdnotes.records.store import RecordError, write_csv
+from kdnotes.analysis.report import ReportError, pareto_front
+from kdnotes.records.schema import of_this_schema
+from kdnotes.analysis.intervals import mean_interval
 
 OKABE_ITO = {'#000000', '#E69F00', '#56B4E9', '#009E73', '#F0E442', '#0072B2', '#D55E00', '#CC79A7'}
 
@@ -61,7 +61,7 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(home):
         random.Random(seed).shuffle(found)
         commit(found)
         code = ("import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
-                "from kdnotes.figures import study_figures; study_figures('made')")
+                "from kdnotes.analysis.figures import study_figures; study_figures('made')")
         for old in figures_path('made').iterdir(): old.unlink()
         subprocess.run([sys.executable, '-c', code], check=True, env={**os.environ, 'PYTHONHASHSEED': seed, 'TZ': 'Asia/Tokyo'})
         assert {n: (figures_path('made') / f'{n}.svg').read_bytes() for n in first} == first

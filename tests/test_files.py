@@ -1,13 +1,13 @@
 """Files are whole or not there, and a lock dies with its owner: seen from other processes."""
 import os, signal, subprocess, sys
 import pytest
-from kdnotes.files import BusyError, FileError, atomic_write, lock, read_json, sha256_text, write_json
+from kdnotes.core.files import BusyError, FileError, atomic_write, lock, read_json, sha256_text, write_json
 
 
 def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path):
     path = tmp_path/'a.json'
     write_json(path, {'n': 1})
-    code = ("import os, signal; from kdnotes import files\n"
+    code = ("import os, signal; from kdnotes.core import files\n"
             "files.os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"  # dies after writing, before the rename
             f"files.write_json({str(path)!r}, {{'n': 2}})")
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
@@ -53,7 +53,7 @@ def test_borders_between_texts_count():
 
 
 def test_a_killed_owner_frees_the_lock(tmp_path):
-    code = f"import sys, time; from kdnotes.files import lock\nwith lock({str(tmp_path/'l')!r}): print('held', flush=True); time.sleep(60)"
+    code = f"import sys, time; from kdnotes.core.files import lock\nwith lock({str(tmp_path/'l')!r}): print('held', flush=True); time.sleep(60)"
     owner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout.readline() == 'held\n'

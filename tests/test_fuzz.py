@@ -8,23 +8,23 @@ import pytest
 import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
 from transformers import BertConfig, BertForSequenceClassification
-from kdnotes import report
-from kdnotes.answer_selection import CORPORA
-from kdnotes.answer_selection import AnswerSelection
-from kdnotes.checkpoint import Checkpoint, CheckpointError, newest_checkpoint, read_checkpoint, save_checkpoint
+from kdnotes.analysis import report
+from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.train.checkpoint import Checkpoint, CheckpointError, newest_checkpoint, read_checkpoint, save_checkpoint
 from kdnotes.cli import configurations, parse_parameters
-from kdnotes.config import ConfigError, KdnotesError, Machine, MODES, make_config, parameters, resolve, run_id
-from kdnotes.answer_selection import TSV_COLUMNS
-from kdnotes.corpus import SPLITS, Corpus, CorpusError, load_corpus, read_rows, resolve_corpus
-from kdnotes.data import Batch, Ragged, encode_pairs, pad_pairs
-from kdnotes.task import SignalSpec
-from kdnotes.drawing import bind_figures
-from kdnotes.experiment import choose_arms
-from kdnotes.files import read_json
-from kdnotes.models import ModelError, find_model
-from kdnotes.records import TABLES, append_row, export, find_record, read_rows, records, tidy, units, without_repeats
-from kdnotes.schema import SCHEMA, RecordError, make_row
-from kdnotes.teacher import make_signal, open_signal
+from kdnotes.core.config import ConfigError, KdnotesError, Machine, MODES, make_config, parameters, resolve, run_id
+from kdnotes.tasks.answer_selection import TSV_COLUMNS
+from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_rows, resolve_corpus
+from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs
+from kdnotes.tasks.base import SignalSpec
+from kdnotes.analysis.plotting import bind_figures
+from kdnotes.experiment.launch import choose_arms
+from kdnotes.core.files import read_json
+from kdnotes.distill.models import ModelError, find_model
+from kdnotes.records.store import TABLES, append_row, export, find_record, read_rows, records, tidy, units, without_repeats
+from kdnotes.records.schema import SCHEMA, RecordError, make_row
+from kdnotes.distill.teacher_cache import make_signal, open_signal
 from handmade import make_record, make_units, write_run
 
 INPUTS = int(os.environ.get('KDNOTES_FUZZ', 500))

@@ -6,14 +6,16 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
-from kdnotes import gpu_check as G, gpu_parts as P, gpu_power as W, meters as M, trainer
+from kdnotes.checks import gpu_check as G, gpu_numbers as P, gpu_energy as W
+from kdnotes.telemetry import meters as M
+from kdnotes.train import loop as trainer
 
 CPU = torch.device('cpu')
 
 
 def gpu_check(home, *arguments, **more):
     "The command, as `make gpu-check` starts it."
-    return subprocess.run([sys.executable, '-m', 'kdnotes.gpu_check', *arguments], cwd=ROOT, env=surroundings(home, OMP_NUM_THREADS='1', **more), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
+    return subprocess.run([sys.executable, '-m', 'kdnotes.checks.gpu_check', *arguments], cwd=ROOT, env=surroundings(home, OMP_NUM_THREADS='1', **more), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
 
 def results_of(home) -> dict:
     saved, = (home / 'runs' / 'gpu-check').glob('*/gpu_check.json')
@@ -130,7 +132,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(tmp_path):
     assert not (tmp_path / 'runs').exists()
 
 def test_missing_packages_are_named_before_anything_is_imported():
-    hide = "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from kdnotes.gpu_check import main; sys.exit(main([]))"
+    hide = "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from kdnotes.checks.gpu_check import main; sys.exit(main([]))"
     done = subprocess.run([sys.executable, '-c', hide], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'torch>=2.10, pydantic>=2' in done.stderr, done.stderr
 

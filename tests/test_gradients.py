@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_distilbert
-from kdnotes import trainer
-from kdnotes.gradients import BORDERS, draw_ranges, fitting_scale, gradient_ranges, layer_of
-from kdnotes.probes import host_syncs
-from kdnotes.runtime import Runtime
+from kdnotes.train import loop as trainer
+from kdnotes.train.gradient_stats import BORDERS, draw_ranges, fitting_scale, gradient_ranges, layer_of
+from kdnotes.checks.probes import host_syncs
+from kdnotes.train.distributed import Runtime
 
 INFINITE = float('inf')
 
@@ -49,7 +49,7 @@ def test_gradients_that_are_scaled_already():
 
 
 def test_layers_are_counted_together_and_gradients_left_alone(monkeypatch):
-    from kdnotes import gradients
+    from kdnotes.train import gradient_stats as gradients
     numbers = spread()
     names = [f'encoder.layer.{i}.weight' for i in (0, 1, 0, 10)]
     parts = [*zip(names, numbers.split(5000))]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 from helpers import tiny_bert, tiny_distilbert
-from kdnotes.hidden_losses import (HiddenProjections, captured, first_token, hidden_cosine, hidden_mse, hidden_state_loss, last_layer_map, relation_kl, skip_layer_map,
+from kdnotes.distill.intermediate_losses import (HiddenProjections, captured, first_token, hidden_cosine, hidden_mse, hidden_state_loss, last_layer_map, relation_kl, skip_layer_map,
                                    uniform_layer_map, value_projections)
-from kdnotes.models import ModelError
+from kdnotes.distill.models import ModelError
 
 NAN = float('nan')
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])  # 7 real tokens

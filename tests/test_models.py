@@ -7,8 +7,8 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
-from kdnotes import models
-from kdnotes.models import (MINILM, MINILM_SHA256, MINILM_WHEEL, ModelError, call, choose_layers, count_parameters, find_model, forward_flops, load_model, load_tokenizer,
+from kdnotes.distill import models
+from kdnotes.distill.models import (MINILM, MINILM_SHA256, MINILM_WHEEL, ModelError, call, choose_layers, count_parameters, find_model, forward_flops, load_model, load_tokenizer,
                             model_inputs, save_model, source_sha256, tokenizer_sha256, weights_sha256)
 
 HEAD = 'AutoModelForSequenceClassification'

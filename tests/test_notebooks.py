@@ -7,14 +7,14 @@ import psutil
 import pytest
 import torch
 import transformers
-from kdnotes.answer_selection import CORPORA
-from kdnotes.answer_selection import AnswerSelection
-from kdnotes.config import MODES, Machine, make_config
-from kdnotes.corpus import load_corpus
-from kdnotes.experiment import execute, plan
-from kdnotes.models import weights_sha256
-from kdnotes.records import read_csv, read_rows, without_repeats
-from kdnotes.schema import RECORD_KEYS
+from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.core.config import MODES, Machine, make_config
+from kdnotes.tasks.sources import load_corpus
+from kdnotes.experiment.launch import execute, plan
+from kdnotes.distill.models import weights_sha256
+from kdnotes.records.store import read_csv, read_rows, without_repeats
+from kdnotes.records.schema import RECORD_KEYS
 from notebooks import ROOT, command, contents, last_line, papermill, python, surroundings
 
 slow = pytest.mark.slow
@@ -249,8 +249,8 @@ def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
 # ---- stopped runs ----
 
 LAUNCH = """
-from kdnotes.config import make_config
-from kdnotes.experiment import run
+from kdnotes.core.config import make_config
+from kdnotes.experiment.launch import run
 record = run(make_config(mode='full_student', student_init='teacher_pretrained', corpus='embedded', smoke=True), say=lambda text: print(text, flush=True))
 print(record['primary']['value'])
 """
@@ -320,7 +320,7 @@ def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
     own = tmp_path / 'runs/default' / record['teacher_run_id']
     own.mkdir(parents=True)
     (own / 'config.json').write_bytes((folder.parent / own.name / 'config.json').read_bytes())
-    trainer = subprocess.Popen([sys.executable, '-m', 'kdnotes.experiment', str(own / 'config.json')], env=surroundings(tmp_path), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen([sys.executable, '-m', 'kdnotes.experiment.launch', str(own / 'config.json')], env=surroundings(tmp_path), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: training(tmp_path), 'training to begin')
     trainer.send_signal(signal.SIGTERM)
     trainer.communicate(timeout=300)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kdnotes import cli, gpu_check
+from kdnotes import cli
+from kdnotes.checks import gpu_check
 
 WRONG = [
     ('study --seed 3', '`kdnotes study` has no option --seed; is it --seeds?'),
@@ -28,7 +29,7 @@ def test_the_check_of_a_gpu_machine_shortens_none_either(capsys):
     assert gpu_check.main(['--smok', '--device', 'cpu']) == 2
     assert (
         capsys.readouterr().err
-        == 'kdnotes: `python -m kdnotes.gpu_check` has no option --smok; is it --smoke?\n'
+        == 'kdnotes: `python -m kdnotes.checks.gpu_check` has no option --smok; is it --smoke?\n'
     )
 
 

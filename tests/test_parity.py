@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_teacher
-from kdnotes.runtime import Runtime
-from kdnotes.teacher import online_signal
-from kdnotes.trainer import accumulate, loss_weights, train
+from kdnotes.train.distributed import Runtime
+from kdnotes.distill.teacher_cache import online_signal
+from kdnotes.train.loop import accumulate, loss_weights, train
 from parity import Run, World
 
 # How far apart two divisions of one training may end: losses and scores absolutely, weights as a share of the way the training went.

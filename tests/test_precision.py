@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from helpers import SameWord, flat, tiny_bert, tiny_config
-from kdnotes.faults import STOP, Stopped, TrainingError
-from kdnotes.runtime import Runtime, start, stop
+from kdnotes.train.failures import STOP, Stopped, TrainingError
+from kdnotes.train.distributed import Runtime, start, stop
 from ranks import launch
 
 STEPS, FIRST = 8, 1       # of a training; the number of the first step in an `overflow` row
@@ -66,7 +66,7 @@ def watched(model):
 
 def train_one(here: Runtime, task=SameWord, folder=None, on_step=lambda step: None, **parameters) -> dict:
     "One training from the same start as every other, and what it left behind."
-    from kdnotes import trainer
+    from kdnotes.train import loop as trainer
     model, rows = tiny_bert(), []
     begin, config = weights(model), tiny_config('mixed_student', ranks=here.ranks, **parameters)
     def on_row(kind, **values):

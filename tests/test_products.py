@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import SameWord, tiny_bert, tiny_config
-from kdnotes import trainer
-from kdnotes.config import Machine, make_config, resolve
-from kdnotes.products import WidenedProducts
-from kdnotes.runtime import Runtime, start
-from kdnotes.speed import product_rate
+from kdnotes.train import loop as trainer
+from kdnotes.core.config import Machine, make_config, resolve
+from kdnotes.train.emulated_bf16 import WidenedProducts
+from kdnotes.train.distributed import Runtime, start
+from kdnotes.checks.profiling import product_rate
 
 CPU = torch.device('cpu')
 TORCHS, WIDENED, FP32 = Runtime(CPU, 'bf16'), Runtime(CPU, 'bf16', widened=True), Runtime(CPU, 'fp32')
@@ -101,6 +101,6 @@ def test_rates_are_those_of_the_products_a_run_uses(monkeypatch):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             used.append(function)
             return super().__torch_function__(function, types, args, kwargs)
-    monkeypatch.setattr('kdnotes.speed.WidenedProducts', Watched)
+    monkeypatch.setattr('kdnotes.checks.profiling.WidenedProducts', Watched)
     assert product_rate([(1, 8, 8, 8)], 'bf16', TORCHS, .001) > 0 and not used
     assert product_rate([(1, 8, 8, 8)], 'bf16', WIDENED, .001) > 0 and set(used) == {torch.Tensor.matmul}

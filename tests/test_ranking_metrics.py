@@ -3,9 +3,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kdnotes.answer_selection import AnswerSelection, worst
-from kdnotes.ranking_metrics import (UNIT_METRICS, as_questions, best_threshold, choose_thresholds, evaluate_split, precision_recall_f1, ranking_metrics, rank_candidates, threshold_metrics)
-from kdnotes.corpus import Corpus, load_corpus
+from kdnotes.tasks.answer_selection import AnswerSelection, worst
+from kdnotes.tasks.ranking_metrics import (UNIT_METRICS, as_questions, best_threshold, choose_thresholds, evaluate_split, precision_recall_f1, ranking_metrics, rank_candidates, threshold_metrics)
+from kdnotes.tasks.sources import Corpus, load_corpus
 
 pytrec_eval = pytest.importorskip('pytrec_eval', reason='trec_eval comes as the package pytrec-eval-terrier')
 

@@ -3,11 +3,11 @@ import gzip, json, os, select, signal, subprocess, sys
 import numpy as np
 import pandas as pd
 import pytest
-from kdnotes import records as R
-from kdnotes.files import BusyError
-from kdnotes import schema as S
-from kdnotes.records import RunFolder
-from kdnotes.schema import RECORD_KEYS, ROW_KEYS, SCHEMA, RecordError
+from kdnotes.records import store as R
+from kdnotes.core.files import BusyError
+from kdnotes.records import schema as S
+from kdnotes.records.store import RunFolder
+from kdnotes.records.schema import RECORD_KEYS, ROW_KEYS, SCHEMA, RecordError
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_the_primary_value_is_the_metric():
 
 def test_two_processes_cannot_train_one_run():
     run = RunFolder('s', 'r').create()
-    code = "import time; from kdnotes.records import RunFolder, lock_run\nwith lock_run(RunFolder('s', 'r')): print('held', flush=True); time.sleep(60)"
+    code = "import time; from kdnotes.records.store import RunFolder, lock_run\nwith lock_run(RunFolder('s', 'r')): print('held', flush=True); time.sleep(60)"
     other = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == 'held\n'
@@ -156,7 +156,7 @@ def test_the_schema_before_is_read_through_its_migration(monkeypatch):
 
 def test_rows_of_a_killed_process_are_whole():
     run = RunFolder('s', 'r').create()
-    code = ("import os, signal; from kdnotes.records import RunFolder; run = RunFolder('s', 'r')\n"
+    code = ("import os, signal; from kdnotes.records.store import RunFolder; run = RunFolder('s', 'r')\n"
             "for i in range(5): run.append('checkpoint', step=i, path='c')\n"
             "os.kill(os.getpid(), signal.SIGKILL)")
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
@@ -205,7 +205,7 @@ def test_a_full_disk_is_told(monkeypatch):
 
 def test_two_writers_do_not_mix_their_lines():
     run = RunFolder('s', 'r').create()
-    code = "import sys; from kdnotes.records import RunFolder\nfor i in range(300): RunFolder('s', 'r').append('checkpoint', step=i, path=sys.argv[1] * 200)"
+    code = "import sys; from kdnotes.records.store import RunFolder\nfor i in range(300): RunFolder('s', 'r').append('checkpoint', step=i, path=sys.argv[1] * 200)"
     writers = [subprocess.Popen([sys.executable, '-c', code, name]) for name in 'ab']
     assert [w.wait() for w in writers] == [0, 0]
     rows = run.rows('checkpoint')
@@ -359,7 +359,7 @@ def test_a_killed_export_leaves_the_old_evidence(home):
     R.export('s')
     before = evidence(home)
     finish('r-b', seed=1)
-    code = ("import os, signal; from kdnotes import files, records\n"
+    code = ("import os, signal; from kdnotes.core import files; from kdnotes.records import store as records\n"
             "files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\nrecords.export('s')")
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
     assert {k: v for k, v in evidence(home).items() if not k.startswith('.')} == before
@@ -369,7 +369,7 @@ def test_a_killed_export_leaves_the_old_evidence(home):
 
 def test_two_studies_export_at_once(home):
     for i in range(6): finish(f'r-{i}', seed=i)
-    procs = [subprocess.Popen([sys.executable, '-c', "from kdnotes.records import export\nfor _ in range(3): export('s')"]) for _ in range(2)]
+    procs = [subprocess.Popen([sys.executable, '-c', "from kdnotes.records.store import export\nfor _ in range(3): export('s')"]) for _ in range(2)]
     assert [p.wait() for p in procs] == [0, 0]
     assert len(R.records('s')) == 6 and len(R.units('s')) == 18
 
@@ -377,13 +377,13 @@ def test_two_studies_export_at_once(home):
 def test_export_waits_for_another_one(home):
     """Whoever exports holds the lock from reading the old evidence to writing the new: otherwise a run between the two is lost."""
     finish('r-a')
-    code = ("import sys; from kdnotes import records as R\nfound = R._found\n"
+    code = ("import sys; from kdnotes.records import store as R\nfound = R._found\n"
             "def slow(*args):\n    result = found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\n"
             "R._found = slow\nR.export('s')")
     first = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert first.stdout.readline() == 'read\n'
     finish('r-b', seed=1)
-    second = subprocess.Popen([sys.executable, '-c', "from kdnotes.records import export; print('go', flush=True); export('s'); print('out', flush=True)"], stdout=subprocess.PIPE, text=True)
+    second = subprocess.Popen([sys.executable, '-c', "from kdnotes.records.store import export; print('go', flush=True); export('s'); print('out', flush=True)"], stdout=subprocess.PIPE, text=True)
     assert second.stdout.readline() == 'go\n'
     select.select([second.stdout], [], [], 1)  # time in which a second export that does not wait would be through
     first.communicate('\n' * 9)

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record, units_of, write_run
-from kdnotes.compare import VERDICTS
-from kdnotes import report as rp
-from kdnotes.config import MODES, PROCEDURES, figures_path, runs_path
-from kdnotes.drawing import ORDER, arms_of, look, save_figure
-from kdnotes.files import read_json, sha256_file
-from kdnotes.records import RecordError, export
+from kdnotes.analysis.compare import VERDICTS
+from kdnotes.analysis import report as rp
+from kdnotes.core.config import MODES, PROCEDURES, figures_path, runs_path
+from kdnotes.analysis.plotting import ORDER, arms_of, look, save_figure
+from kdnotes.core.files import read_json, sha256_file
+from kdnotes.records.store import RecordError, export
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_another_process_with_another_hash_seed_and_style_makes_the_same_bytes(h
     for r in study(): write_run(r)
     first = svgs(rp.report('made'))
     code = ("import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
-            "from kdnotes.report import report; report('made')")
+            "from kdnotes.analysis.report import report; report('made')")
     subprocess.run([sys.executable, '-c', code], check=True, env={**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'})
     assert {n: (figures_path('made') / f'{n}.svg').read_bytes() for n in first} == first
 
@@ -78,7 +78,7 @@ def test_the_manifest_binds_files_to_runs_and_keeps_others():
     manifest = read_json(figures_path('made') / 'MANIFEST.json')
     assert set(manifest) == {'accuracy_time.svg', 'curves.svg', 'throughput.svg', 'mine.svg'} and manifest['mine.svg']['run_ids'] == ['a', 'x']
     for name, entry in manifest.items(): assert entry['sha256'] == sha256_file(figures_path('made') / name)
-    assert manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study()) and manifest['curves.svg']['producer'] == 'kdnotes.report.curves_figure'
+    assert manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study()) and manifest['curves.svg']['producer'] == 'kdnotes.analysis.report.curves_figure'
     assert all(p.parent == figures_path('made') for p in found.figures.values())
 
 
@@ -195,7 +195,7 @@ def test_worst_follows_the_metrics_direction(monkeypatch):
 
 
 def test_texts_come_from_the_runs_own_corpus_only():
-    from kdnotes.corpus import load_corpus
+    from kdnotes.tasks.sources import load_corpus
     corpus = load_corpus('answer_selection', 'embedded')
     row = corpus.splits['test'][0]
     assert rp._texts(make_record() | dict(corpus_sha256=corpus.sha256))[row['question_id'], row['sentence_id']] == (row['question'], row['sentence'])

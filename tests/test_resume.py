@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
-from kdnotes.checkpoint import checkpoints, read_checkpoint
-from kdnotes.faults import STOP, Stopped, TrainingError
-from kdnotes.inside import online_teacher
-from kdnotes.models import save_model
-from kdnotes.runtime import Runtime
-from kdnotes.trainer import train
+from kdnotes.train.checkpoint import checkpoints, read_checkpoint
+from kdnotes.train.failures import STOP, Stopped, TrainingError
+from kdnotes.distill.intermediate import online_teacher
+from kdnotes.distill.models import save_model
+from kdnotes.train.distributed import Runtime
+from kdnotes.train.loop import train
 from parity import inside, tiny_narrow
 
 CPU, STEPS = Runtime(torch.device('cpu'), 'fp32'), 8

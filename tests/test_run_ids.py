@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from kdnotes.config import Machine, make_config, parameters as run_parameters, resolve, run_id, settings
-from kdnotes.corpus import CorpusError
-from kdnotes.models import MINILM, ModelError, find_model
-from kdnotes.plan import plan
-from kdnotes.schema import SCHEMA
+from kdnotes.core.config import Machine, make_config, parameters as run_parameters, resolve, run_id, settings
+from kdnotes.tasks.sources import CorpusError
+from kdnotes.distill.models import MINILM, ModelError, find_model
+from kdnotes.experiment.plan import plan
+from kdnotes.records.schema import SCHEMA
 
 DATA = Path(__file__).parent.parent / 'thesis/data'
 STUDIES = sorted(path.name.removesuffix('.records.jsonl') for path in DATA.glob('*.records.jsonl'))
@@ -35,7 +35,7 @@ def named_under(record):
 
 
 def initial_of(record):
-    "What the weights start from and whose model teaches, as `kdnotes.plan.plan` gives it to `run_id`."
+    "What the weights start from and whose model teaches, as `kdnotes.experiment.plan.plan` gives it to `run_id`."
     start = {k: v for k, v in record['initial'].items() if k not in BY_MEASUREMENT}
     return start | {'teacher': record['teacher_run_id']}
 

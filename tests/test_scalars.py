@@ -1,9 +1,9 @@
 "Every number of rows and records is a curve, nulls are none, and a resumed run's curves do not go back."
 import sys
 import pytest
-from kdnotes import schema as S
-from kdnotes.gradients import gradient_ranges
-from kdnotes.scalars import scalars_of, scalars_of_record, tb_record, tb_writer
+from kdnotes.records import schema as S
+from kdnotes.train.gradient_stats import gradient_ranges
+from kdnotes.records.tensorboard import scalars_of, scalars_of_record, tb_record, tb_writer
 
 
 def step(n, loss=.5): return S.make_row('step', step=n, epoch=0, loss=loss, losses={'hard': .5, 'soft': None}, learning_rate=1e-4, grad_norm=float('nan'), examples=n, tokens=n, elapsed_s=1.)

@@ -8,10 +8,10 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
-from kdnotes.config import CHAIN, CONTROLS, MODES
-from kdnotes.significance import (FACTORIAL, NOT_ESTIMABLE, Family, _nct_cdf, crossed_test, effect_size, equivalence, factorial, flip_p, flips, holm, interval_test, mcnemar_test, permutation_test,
+from kdnotes.core.config import CHAIN, CONTROLS, MODES
+from kdnotes.analysis.tests import (FACTORIAL, NOT_ESTIMABLE, Family, _nct_cdf, crossed_test, effect_size, equivalence, factorial, flip_p, flips, holm, interval_test, mcnemar_test, permutation_test,
                                   power, power_table, seed_test, seeds_needed, smallest_p)
-from kdnotes.stats import Interval, StatsError, crossed_interval, crossed_moments, mean_interval, ratio_interval
+from kdnotes.analysis.intervals import Interval, StatsError, crossed_interval, crossed_moments, mean_interval, ratio_interval
 
 
 def differences(seeds=5, units=80, spread=(.02, .1, .1), mean=.02, seed=0):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 from scipy import stats as scipy_stats
-from kdnotes.stats import (Interval, StatsError, _resampled, bootstrap_interval, compact_curve, crossed_interval, crossed_moments, draw_counts, joint_bootstrap,
+from kdnotes.analysis.intervals import (Interval, StatsError, _resampled, bootstrap_interval, compact_curve, crossed_interval, crossed_moments, draw_counts, joint_bootstrap,
                            mean_interval, number_texts, paired_difference, ratio_interval, variance_components)
 
 

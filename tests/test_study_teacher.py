@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from kdnotes.config import MODES, ConfigError, Machine, make_config
-from kdnotes.plan import explain_study, plan, plan_study
-from kdnotes.tuning import SPACES, plan_search, tuned_plans
+from kdnotes.core.config import MODES, ConfigError, Machine, make_config
+from kdnotes.experiment.plan import explain_study, plan, plan_study
+from kdnotes.search.random import SPACES, plan_search, tuned_plans
 
 CPU, GPU = Machine('cpu', cores=2), Machine('cuda', cores=16, gpus=1)
 PRETRAINED = {'student_init': 'teacher_pretrained'}
@@ -112,7 +112,7 @@ def test_a_teacher_takes_what_it_can():
 
 
 def test_both_kd_arms_have_one_mixed_teacher_on_a_gpu(monkeypatch):
-    monkeypatch.setattr('kdnotes.runtime.machine', lambda: GPU)
+    monkeypatch.setattr('kdnotes.train.distributed.machine', lambda: GPU)
     found = by_mode(study(amp_dtype='bf16', **MIXED_TEACHER))
     assert found['mixed_baseline'].config.amp_dtype == 'bf16'
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['mixed_baseline'].run_id}

@@ -4,24 +4,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = sorted((ROOT / 'nbs').glob('*.ipynb'))
+NOTEBOOKS = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY and p.stem != 'index']
 EXPORTED_LINES, MODULE_LINES, CELLS = 60, 600, 120  # room for one statement a line
 LONGER = {  # exported cells that may be longer, and why
-    ('00_config', 'RunConfig'): 'one field a line; a configuration in two classes would be harder to read',
-    ('12_answer_selection', 'AnswerSelection'): 'the methods of the Task protocol, a few lines each; together they are the contract',
+    ('core/01_config', 'RunConfig'): 'one field a line; a configuration in two classes would be harder to read',
+    ('tasks/07_answer_selection', 'AnswerSelection'): 'the methods of the Task protocol, a few lines each; together they are the contract',
 }
 
 def cells(path: Path) -> list[dict]:
     "The cells, their source as one string."
     return [c | {'source': ''.join(c['source'])} for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
 
+def title(path: Path) -> str:
+    return path.relative_to(ROOT / 'nbs').with_suffix('').as_posix()
+
+def module_of(path: Path) -> Path:
+    "The file a library notebook exports."
+    return ROOT.joinpath('kdnotes', *re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(path)), re.M)[1].split('.')).with_suffix('.py')
+
 def exported(path: Path) -> list[str]:
     return [c['source'] for c in cells(path) if c['cell_type'] == 'code' and re.search(r'^#\| *export\b', c['source'], re.M)]
 
 def bytes_of(folder: Path, pattern: str) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.glob(pattern))}
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob(pattern)) if '.ipynb_checkpoints' not in p.parts}
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
@@ -42,9 +49,12 @@ def test_modules_are_what_the_notebooks_export(copy):
     assert changed(bytes_of(ROOT / 'kdnotes', '*.py'), bytes_of(copy / 'kdnotes', '*.py')) == [], 'run nbdev_export'
 
 def test_every_module_has_its_notebook():
-    names = {re.search(r'^#\| *default_exp +(\w+)', '\n'.join(c['source'] for c in cells(p)), re.M)[1] for p in LIBRARY}
-    assert names == {p.stem for p in (ROOT / 'kdnotes').glob('*.py')} - {'__init__', '_modidx'}
-    assert names == {p.stem[3:] for p in LIBRARY}
+    names = {p: re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(p)), re.M)[1] for p in LIBRARY}
+    modules = [p for p in (ROOT / 'kdnotes').rglob('*.py') if p.stem not in ('__init__', '_modidx')]  # a package's __init__ holds its docstring alone
+    assert sorted(names.values()) == sorted('.'.join(p.relative_to(ROOT / 'kdnotes').with_suffix('').parts) for p in modules)
+    for path, name in names.items():
+        *package, module = name.split('.')
+        assert (path.parent, path.stem[3:]) == (ROOT.joinpath('nbs', *package), module.strip('_')), f'{path} exports {name}'
 
 def test_notebooks_are_clean(copy):
     nbdev('nbdev_clean', copy)
@@ -66,16 +76,16 @@ def test_files_the_readme_links_to_exist():
     targets = re.findall(r'\]\((?![a-z]+:|#)([^)\s]+)\)', (ROOT / 'README.md').read_text(encoding='utf-8'))
     assert targets and [t for t in targets if not (ROOT / t).exists()] == []
 
-@pytest.mark.parametrize('path', LIBRARY, ids=lambda p: p.stem)
+@pytest.mark.parametrize('path', LIBRARY, ids=title)
 def test_a_library_notebook_is_small_enough_to_explain(path):
     def names(source): return {n.name for n in ast.parse(source).body if hasattr(n, 'name')}
     sources = [re.sub(r'^#\|.*\n', '', s, flags=re.M) for s in exported(path)]
-    long = [s for s in sources if len(s.splitlines()) > EXPORTED_LINES and not any((path.stem, n) in LONGER for n in names(s))]
+    long = [s for s in sources if len(s.splitlines()) > EXPORTED_LINES and not any((title(path), n) in LONGER for n in names(s))]
     assert not long, f'an exported cell has two ideas when it passes {EXPORTED_LINES} lines:\n' + '\n'.join(s.splitlines()[0] for s in long)
     assert len(cells(path)) <= CELLS
-    assert len((ROOT / 'kdnotes' / f'{path.stem[3:]}.py').read_text(encoding='utf-8').splitlines()) <= MODULE_LINES
+    assert len(module_of(path).read_text(encoding='utf-8').splitlines()) <= MODULE_LINES
 
-@pytest.mark.parametrize('path', LIBRARY, ids=lambda p: p.stem)
+@pytest.mark.parametrize('path', LIBRARY, ids=title)
 def test_a_library_notebook_has_the_house_form(path):
     first, *rest = cells(path)
     assert re.fullmatch(f'# {path.stem[3:]}'.replace('_', '[_ ]') + r'\s+> .+', first['source'], re.S), 'it begins with its name and one promise'
@@ -98,7 +108,7 @@ def test_an_experiment_holds_no_outputs(path):
     assert [c['source'][:60] for c in cells(path) if c.get('outputs') or c.get('execution_count')] == [], 'run `make check`, which clears them'
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'nbs').glob('*.ipynb')), ids=lambda p: p.stem)
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=title)
 def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on(path):
     outputs = [json.dumps(o) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] for o in c.get('outputs', [])]
     for told in (str(ROOT), str(Path.home()) + '/', 'site-packages'): assert not [o[:200] for o in outputs if told in o], told

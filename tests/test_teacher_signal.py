@@ -7,16 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, DistilBertConfig, DistilBertForSequenceClassification
-from kdnotes import teacher as T
-from kdnotes.corpus import load_corpus
-from kdnotes.plan import make_task
-from kdnotes.answer_selection import AnswerSelection
-from kdnotes.config import Machine, make_config, resolve
-from kdnotes.data import Batch, Ragged, pad_pairs
-from kdnotes.task import SignalSpec
-from kdnotes.losses import soft_target_kl
-from kdnotes.models import call, tokenizer_sha256, weights_sha256
-from kdnotes.teacher import SignalError, key_parts, make_signal, online_signal, open_signal, signal_key
+from kdnotes.distill import teacher_cache as T
+from kdnotes.tasks.sources import load_corpus
+from kdnotes.experiment.plan import make_task
+from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.core.config import Machine, make_config, resolve
+from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
+from kdnotes.tasks.base import SignalSpec
+from kdnotes.losses.targets import soft_target_kl
+from kdnotes.distill.models import call, tokenizer_sha256, weights_sha256
+from kdnotes.distill.teacher_cache import SignalError, key_parts, make_signal, online_signal, open_signal, signal_key
 
 KEY = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=24, forward_dtype='fp32', storage_dtype='fp32', subset='all')
 
@@ -168,7 +168,7 @@ def test_signals_that_were_stored_before_are_found(teacher, tokenizer):
 
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
-    from kdnotes.bench import _parts
+    from kdnotes.checks.bench import _parts
     config = resolve(make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded')
     task = make_task(config, load_corpus('answer_selection', 'embedded'))
     place = SimpleNamespace(task=task, config=config, tokenizer=tokenizer, corpus=SimpleNamespace(sha256='c'))

@@ -4,10 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 import pytest
 from fake_nvml import COUNTER, INSTANT, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
-from kdnotes import meters as M, telemetry as T
-from kdnotes.meters import READINGS, GpuMeter, counted, counter_growth, integrate_power, open_meter, throttle_names, visible_gpu
-from kdnotes.schema import ROW_KEYS
-from kdnotes.telemetry import Telemetry, energy_of, environment, is_busy, together
+from kdnotes.telemetry import meters as M, sampler as T
+from kdnotes.telemetry.meters import READINGS, GpuMeter, counted, counter_growth, integrate_power, open_meter, throttle_names, visible_gpu
+from kdnotes.records.schema import ROW_KEYS
+from kdnotes.telemetry.sampler import Telemetry, energy_of, environment, is_busy, together
 
 
 @pytest.fixture(autouse=True)

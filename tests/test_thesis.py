@@ -3,10 +3,10 @@ import csv, gzip, json, os, re, shutil, subprocess
 from pathlib import Path
 import numpy as np
 import pytest
-from kdnotes.compare import ONE_SEED
-from kdnotes import thesis as th
-from kdnotes.files import read_json, sha256_file, write_json
-from kdnotes.thesis_steps import STEPS
+from kdnotes.analysis.compare import ONE_SEED
+from kdnotes.thesis import build as th
+from kdnotes.core.files import read_json, sha256_file, write_json
+from kdnotes.thesis.steps import STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = sorted((ROOT / 'thesis' / 'chapters').glob('*.typ'))

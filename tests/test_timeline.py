@@ -1,7 +1,7 @@
 "What a record keeps of a run's samples and gradients."
 import json, random
 import pytest
-from kdnotes.timeline import TRACE, compact_gradients, compact_timeline
+from kdnotes.telemetry.timeline import TRACE, compact_gradients, compact_timeline
 
 
 def samples(n, step=.5, **values): return [dict(elapsed_s=step * i, rank=0) | dict.fromkeys(TRACE) | {k: v(i) for k, v in values.items()} for i in range(n)]

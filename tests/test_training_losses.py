@@ -3,15 +3,15 @@ import numpy as np
 import pytest
 import torch
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
-from kdnotes.config import MODES, ConfigError, Machine, flat as flat_values, make_config, resolve, run_id, settings
-from kdnotes.dialects import DIALECTS, dialect_loss
-from kdnotes.experiment import make_task, plan
-from kdnotes.hidden_losses import captured, relation_kl, value_projections
-from kdnotes.inside import online_teacher, open_student
-from kdnotes.losses import margin_mse, ranknet, soft_target_kl
-from kdnotes.runtime import Runtime
-from kdnotes.teacher import online_signal
-from kdnotes.trainer import accumulate, loss_weights, schedule_steps, train
+from kdnotes.core.config import MODES, ConfigError, Machine, flat as flat_values, make_config, resolve, run_id, settings
+from kdnotes.losses.conventions import DIALECTS, dialect_loss
+from kdnotes.experiment.launch import make_task, plan
+from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
+from kdnotes.distill.intermediate import online_teacher, open_student
+from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
+from kdnotes.train.distributed import Runtime
+from kdnotes.distill.teacher_cache import online_signal
+from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
 from parity import inside, ranked_corpus, ranked_task, tiny_narrow
 
 CPU, QUIET = Runtime(torch.device('cpu'), 'fp32'), lambda *a, **k: None
@@ -180,7 +180,7 @@ def test_a_training_comes_nearer_to_the_inside():
 
 def test_a_signal_without_the_inside_is_refused():
     config = tiny_config('full_kd', **inside('mse'))
-    with pytest.raises(ConfigError, match='make it with kdnotes.inside.online_teacher'): train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
+    with pytest.raises(ConfigError, match='make it with kdnotes.distill.intermediate.online_teacher'): train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
 
 
 def test_layers_the_teacher_has_not_are_refused_before_it_is_trained():

@@ -1,18 +1,18 @@
 "A corpus learnt first: one start for all arms and seeds, found by its run; and the pairs made of the real SQuAD, where there is a copy."
 import numpy as np
 import pytest
-from kdnotes.answer_selection import CORPORA
-from kdnotes.answer_selection import AnswerSelection
-from kdnotes.ranking_metrics import counts
-from kdnotes.compare import attribute, label
-from kdnotes.config import MODES, ConfigError, Machine, make_config
-from kdnotes.answer_selection import SQUAD_FILES, TSV_COLUMNS
-from kdnotes.corpus import SPLITS, load_corpus, local_copy
-from kdnotes.experiment import execute
-from kdnotes.models import load_tokenizer
-from kdnotes.plan import plan, plan_study
-from kdnotes.records import RunFolder
-from kdnotes.squad import from_hub, read_squad
+from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.tasks.ranking_metrics import counts
+from kdnotes.analysis.compare import attribute, label
+from kdnotes.core.config import MODES, ConfigError, Machine, make_config
+from kdnotes.tasks.answer_selection import SQUAD_FILES, TSV_COLUMNS
+from kdnotes.tasks.sources import SPLITS, load_corpus, local_copy
+from kdnotes.experiment.launch import execute
+from kdnotes.distill.models import load_tokenizer
+from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.records.store import RunFolder
+from kdnotes.tasks.squad import from_hub, read_squad
 from handmade import make_record
 
 ON = Machine('cpu', 2)
@@ -65,7 +65,7 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
 
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
     asked = []
-    monkeypatch.setattr('kdnotes.plan.load_corpus', lambda task, name, columns=None: asked.append(name) or load_corpus(task, name, columns))
+    monkeypatch.setattr('kdnotes.experiment.plan.load_corpus', lambda task, name, columns=None: asked.append(name) or load_corpus(task, name, columns))
     plan_study(2, 'all', corpus='embedded', transfer=corpus, student_init='transferred')
     assert sorted(asked) == sorted(['embedded', corpus])
 

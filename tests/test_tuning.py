@@ -5,16 +5,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
-from kdnotes.answer_selection import DEFAULTS
-from kdnotes.config import ConfigError, evidence_path, factors
-from kdnotes.tuning import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search, tuning_id
+from kdnotes.tasks.answer_selection import DEFAULTS
+from kdnotes.core.config import ConfigError, evidence_path, factors
+from kdnotes.search.random import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search, tuning_id
 from notebooks import ROOT, command, papermill
 
 
 def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_else(monkeypatch):
     first = [p for _, p in plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained')]
     made = dict(corpus_sha256=first[0].corpus_sha256, factors=factors(first[0].config), tuning_id=first[0].config.tuning_id, arm='full_student')
-    monkeypatch.setattr('kdnotes.tuning.records', lambda study: [made] if study == 'mine-tuning' else [])
+    monkeypatch.setattr('kdnotes.search.random.records', lambda study: [made] if study == 'mine-tuning' else [])
     assert [p.run_id for _, p in plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained')] == [p.run_id for p in first]
     with pytest.raises(ConfigError, match='start teacher_pretrained; give this search another study name'): plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded')
 

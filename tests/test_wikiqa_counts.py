@@ -2,12 +2,12 @@
 import numpy as np
 import pytest
 
-from kdnotes.answer_selection import CORPORA
-from kdnotes.answer_selection import AnswerSelection
-from kdnotes.ranking_metrics import counts
-from kdnotes.config import root
-from kdnotes.answer_selection import WIKIQA_SHA256
-from kdnotes.corpus import load_corpus, local_copy
+from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.tasks.ranking_metrics import counts
+from kdnotes.core.config import root
+from kdnotes.tasks.answer_selection import WIKIQA_SHA256
+from kdnotes.tasks.sources import load_corpus, local_copy
 
 PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
     'train': dict(pairs=20360, positives=1040, questions=2118, answered=873, clean=857),

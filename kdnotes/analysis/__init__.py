@@ -1,0 +1,1 @@
+"From records to intervals, tests, comparisons, tables and figures. Knows no training."

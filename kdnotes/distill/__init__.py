@@ -1,0 +1,1 @@
+"Models and their students, intermediate layers, the teacher cache. Knows no training."

@@ -1,0 +1,1 @@
+"Search for settings: handed a callable, it does not know what a trial trains."

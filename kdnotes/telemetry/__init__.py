@@ -1,0 +1,1 @@
+"Meters, the sampler of a training, and its summary. Knows no records."

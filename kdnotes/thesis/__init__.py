@@ -1,0 +1,1 @@
+"The written report from committed evidence. Runs nothing."
