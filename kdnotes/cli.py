@@ -4,7 +4,11 @@
 
 # %% ../nbs/90_cli.ipynb #7e3bc121
 from __future__ import annotations
-import argparse, functools, inspect, re, sys
+import argparse
+import functools
+import inspect
+import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -17,48 +21,60 @@ __all__ = ['COMMANDS', 'parse_parameters', 'configurations', 'Command', 'make_pa
 # %% ../nbs/90_cli.ipynb #8f2b95fa
 def parse_parameters(
     pairs: Sequence[str],  # 'name=value'
-) -> dict[str, str]:       # name -> text; the last of equal names counts
+) -> dict[str, str]:  # name -> text; the last of equal names counts
     "Parameters as they are typed."
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition('=')
-        if not (name and equals): raise ConfigError(f'-p {pair!r} is no parameter; write -p name=value, say -p learning_rate=1e-4')
+        if not (name and equals):
+            raise ConfigError(f'-p {pair!r} is no parameter; write -p name=value, say -p learning_rate=1e-4')
         found[name] = value
     return found
 
 # %% ../nbs/90_cli.ipynb #d93ecfdf
 def configurations(
     modes: Sequence[str],  # empty: all that accept the parameters
-    parameters: dict,      # of `parse_parameters`
+    parameters: dict,  # of `parse_parameters`
 ) -> tuple[list[RunConfig], list[str]]:  # the configurations; why modes were left out
     "A configuration for each mode."
     parameters = dict(parameters)
-    if 'mode' in parameters: modes = [*modes, parameters.pop('mode')]
-    if modes: return [make_config(mode=mode, **parameters) for mode in dict.fromkeys(modes)], []
-    found, refused = [], []
+    if 'mode' in parameters:
+        modes = [*modes, parameters.pop('mode')]
+    if modes:
+        return [make_config(mode=mode, **parameters) for mode in dict.fromkeys(modes)], []
+    found = []
+    refused = []
     for mode in MODES:
-        try: found.append(make_config(mode=mode, **parameters))
-        except ConfigError as e: refused.append(e)
-    if not found: raise refused[0]
+        try:
+            found.append(make_config(mode=mode, **parameters))
+        except ConfigError as e:
+            refused.append(e)
+    if not found:
+        raise refused[0]
     return found, [f'left out: {e}' for e in refused]
 
 # %% ../nbs/90_cli.ipynb #0404e56e
 @dataclass(frozen=True)
 class Command:
     "A subcommand."
+
     name: str
-    about: str                                           # one line
-    arguments: Callable[[argparse.ArgumentParser], None] # adds what it takes
-    run: Callable[[argparse.Namespace], int]             # gives the exit code
+    about: str  # one line
+    arguments: Callable[[argparse.ArgumentParser], None]  # adds what it takes
+    run: Callable[[argparse.Namespace], int]  # gives the exit code
+
 
 def _choices(annotation: Any) -> list[str]:
     "The values a field names."
-    if get_origin(annotation) is Literal: return list(map(str, get_args(annotation)))
+    if get_origin(annotation) is Literal:
+        return list(map(str, get_args(annotation)))
     return [choice for part in get_args(annotation) for choice in _choices(part)]
+
 
 def _comments(of: type) -> dict[str, str]:
     "The comment at each field of a model's source."
     return dict(re.findall(r'^    (\w+): .*? # (.*)$', inspect.getsource(of), re.M))
+
 
 def _fields(without: Sequence[str], **defaults: str) -> str:
     "All parameters but some: default, choices, and the comment at their line."
@@ -67,9 +83,11 @@ def _fields(without: Sequence[str], **defaults: str) -> str:
         lines += [f'parameters of task={task}:', *_field_lines(task_info(task).settings, without, defaults)]
     return '\n'.join(lines)
 
+
 def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> list[str]:
     "The parameters that one model declares."
-    comments, lines = _comments(of), []
+    comments = _comments(of)
+    lines = []
     for name, field in of.model_fields.items():
         if name in (*without, 'task_settings'):
             continue
@@ -80,45 +98,77 @@ def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> 
         lines.append(f'  {name}={given}'.ljust(36) + '; '.join(filter(None, words)))
     return lines
 
+
 def _parameters(parser: argparse.ArgumentParser, without: Sequence[str] = (), **defaults: str) -> None:
-    parser.add_argument('-p', dest='parameters', action='append', default=[], metavar='name=value', help='a parameter of the run; may be given several times')
-    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, 'parameters and their defaults:\n' + _fields(without, **defaults)
+    parser.add_argument(
+        '-p',
+        dest='parameters',
+        action='append',
+        default=[],
+        metavar='name=value',
+        help='a parameter of the run; may be given several times',
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = 'parameters and their defaults:\n' + _fields(without, **defaults)
 
 # %% ../nbs/90_cli.ipynb #22086e82
 def _doctor(args: argparse.Namespace) -> int:
     "Check configurations before they are run."
     configs, left_out = configurations(args.mode, parse_parameters(args.parameters))
     from kdnotes.checks.doctor import doctor
+
     shows = sys.stderr.isatty()
-    def on_finding(finding): print(f'\r{finding.mode} {finding.check}'.ljust(40), end='', file=sys.stderr, flush=True) if shows else None
+
+    def on_finding(finding):
+        print(
+            f'\r{finding.mode} {finding.check}'.ljust(40), end='', file=sys.stderr, flush=True
+        ) if shows else None
+
     diagnosis = doctor(configs, on_finding, args.timeout)
-    if shows: print('\r'.ljust(41) + '\r', end='', file=sys.stderr)
+    if shows:
+        print('\r'.ljust(41) + '\r', end='', file=sys.stderr)
     print(diagnosis, *left_out, sep='\n')
     return 0 if diagnosis.ok else 1
 
+
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--mode', action='append', default=[], metavar='M', help=f"one of {', '.join(MODES)}; may be given several times")
+    parser.add_argument(
+        '--mode',
+        action='append',
+        default=[],
+        metavar='M',
+        help=f"one of {', '.join(MODES)}; may be given several times",
+    )
     _parameters(parser)
     parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
-    parser.add_argument('--timeout', type=float, default=600., metavar='S', help='seconds all checks may take together (600)')
+    parser.add_argument(
+        '--timeout', type=float, default=600.0, metavar='S', help='seconds all checks may take together (600)'
+    )
 
 # %% ../nbs/90_cli.ipynb #565afbed
 def _shared(args: argparse.Namespace) -> dict[str, str]:
     "The parameters all runs of a study share."
     parameters = dict(corpus='embedded') | parse_parameters(args.parameters)
     for name in ('seeds', 'arms', *vars(args)):  # study's, which `name` is asked about too, and its own
-        if name in parameters: raise ConfigError(f'{name} is no parameter of a run; write --{name} {parameters[name]} instead of -p {name}={parameters[name]}')
+        if name in parameters:
+            raise ConfigError(
+                f'{name} is no parameter of a run; write --{name} {parameters[name]} instead of -p {name}={parameters[name]}'
+            )
     return parameters
+
 
 def _name(args: argparse.Namespace) -> int:
     "Say what a study is called."
     from kdnotes.experiment.plan import named
+
     print(named(**_shared(args))['study'])
     return 0
+
 
 def _name_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm'), corpus='embedded')
     parser.description = "Says what a study with these parameters is called: -p study=NAME, or the corpus' name. Its runs are in runs/NAME/."
+
 
 def _study(args: argparse.Namespace) -> int:
     "Make the runs of a study and compare them."
@@ -128,54 +178,98 @@ def _study(args: argparse.Namespace) -> int:
     from kdnotes.core.files import atomic_write
     from kdnotes.experiment.plan import explain_study, plan_study
     from kdnotes.analysis.report import report
-    plans, say = plan_study(args.seeds, args.arms, **_shared(args)), functools.partial(print, flush=True)
+
+    plans = plan_study(args.seeds, args.arms, **_shared(args))
+    say = functools.partial(print, flush=True)
     say(explain_study(plans))
-    study, failed = plans[0].config.study, make_runs(plans, lambda p, beside: execute(p, milestones(say) if beside == 1 else lambda row: None, say, beside), say, args.jobs)
+    study = plans[0].config.study
+    failed = make_runs(
+        plans,
+        lambda p, beside: execute(p, milestones(say) if beside == 1 else lambda row: None, say, beside),
+        say,
+        args.jobs,
+    )
     made = [p.run_id for p in plans if p.run_id not in failed]
     result = report(study, made)
     study_figures(study, made)
     atomic_write(runs_path() / study / 'table.txt', f'{result}\n')
     print(result)
-    if failed: raise RunError(failures(failed, len(plans)))
+    if failed:
+        raise RunError(failures(failed, len(plans)))
     return 0
+
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm', 'study'), corpus='embedded')
     parser.description = "Makes the runs of a study that are not done, one after the other, compares them and draws their figures: `make study` without notebooks. -p study=NAME names it; else it has the corpus' name."
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='seeds 0 to N - 1 (3)')
-    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device: sooner done, and their times, memory and energy are left out (1)')
-    parser.add_argument('--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)')
+    parser.add_argument(
+        '--jobs',
+        type=int,
+        default=1,
+        metavar='N',
+        help='runs at the same time on the same device: sooner done, and their times, memory and energy are left out (1)',
+    )
+    parser.add_argument(
+        '--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)'
+    )
 
 # %% ../nbs/90_cli.ipynb #f7a933c1
 def _tune(args: argparse.Namespace) -> int:
     "Search for an arm's setting, and train the arm with it."
     from kdnotes.experiment.plan import named
     from kdnotes.search.random import search, train_tuned
-    given, say = named(**_shared(args)), functools.partial(print, flush=True)
+
+    given = named(**_shared(args))
+    say = functools.partial(print, flush=True)
     found = search(args.mode, trials=args.trials, jobs=args.jobs, say=say, **given)
     print(found.trials.to_string(index=False))
     made = train_tuned(found, args.seeds, jobs=args.jobs, say=say, **given)
-    if made: print(*(f"{r['run_id']}: {r['primary']['metric']} {r['primary']['value']:.3f}" for r in made), sep='\n')
+    if made:
+        print(
+            *(f"{r['run_id']}: {r['primary']['metric']} {r['primary']['value']:.3f}" for r in made), sep='\n'
+        )
     print(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
     return 0
+
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm', 'study', 'tuning_id'), corpus='embedded')
     parser.description = "Makes a fixed random search for one arm's setting, judged on the development set: `make tune` without notebooks. The trials go to the study NAME-tuning, for -p study=NAME; trials that are done are not made again."
-    parser.add_argument('--mode', default='baseline', metavar='M', help=f"the arm: one of {', '.join(MODES)} (baseline)")
+    parser.add_argument(
+        '--mode', default='baseline', metavar='M', help=f"the arm: one of {', '.join(MODES)} (baseline)"
+    )
     parser.add_argument('--trials', type=int, default=6, metavar='N', help='settings that are tried (6)')
-    parser.add_argument('--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device (1)')
-    parser.add_argument('--seeds', type=int, default=0, metavar='N', help='afterwards train the arm with the chosen setting on seeds 0 to N - 1, in NAME-sensitivity (0)')
+    parser.add_argument(
+        '--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device (1)'
+    )
+    parser.add_argument(
+        '--seeds',
+        type=int,
+        default=0,
+        metavar='N',
+        help='afterwards train the arm with the chosen setting on seeds 0 to N - 1, in NAME-sensitivity (0)',
+    )
 
 # %% ../nbs/90_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
     from kdnotes.records.store import forget
+
     elsewhere, stand = forget(args.study, args.run_id)
-    print(f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them again, and what they stand on where its weights are gone")
-    if elsewhere: print(f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: forget them there as well")
-    if stand: print(f"{', '.join(stand)} learnt or started from them, and will not fit those that are made again: forget them, too")
+    print(
+        f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them again, and what they stand on where its weights are gone"
+    )
+    if elsewhere:
+        print(
+            f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: forget them there as well"
+        )
+    if stand:
+        print(
+            f"{', '.join(stand)} learnt or started from them, and will not fit those that are made again: forget them, too"
+        )
     return 0
+
 
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Takes finished runs out of a study: out of thesis/data/<study>.*, and their folders aside, to runs/.forgotten/.'
@@ -185,17 +279,26 @@ def _forget_arguments(parser: argparse.ArgumentParser) -> None:
 # %% ../nbs/90_cli.ipynb #4de43fb5
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
-    Command('forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget),
+    Command(
+        'forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget
+    ),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'say what a study is called', _name_arguments, _name),
-    Command('study', 'make the runs of a study and compare them, without notebooks', _study_arguments, _study),
+    Command(
+        'study', 'make the runs of a study and compare them, without notebooks', _study_arguments, _study
+    ),
     Command('tune', "search for an arm's setting, without notebooks", _tune_arguments, _tune),
 ]
 
+
 def make_parser() -> argparse.ArgumentParser:
     "The parser of all commands."
-    parser = argparse.ArgumentParser('kdnotes', allow_abbrev=False, description='Distillation, mixed precision and parallel training of BERT-like models, as experiments.',
-                                     epilog='`kdnotes COMMAND --help` tells what a command takes. Runs, and studies as notebooks: nbs/run.ipynb and `make study`.')
+    parser = argparse.ArgumentParser(
+        'kdnotes',
+        allow_abbrev=False,
+        description='Distillation, mixed precision and parallel training of BERT-like models, as experiments.',
+        epilog='`kdnotes COMMAND --help` tells what a command takes. Runs, and studies as notebooks: nbs/run.ipynb and `make study`.',
+    )
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for command in COMMANDS:
         own = commands.add_parser(command.name, help=command.about, allow_abbrev=False)
@@ -203,9 +306,10 @@ def make_parser() -> argparse.ArgumentParser:
         own.set_defaults(run=command.run, parser=own)
     return parser
 
+
 def main(
     argv: Sequence[str] | None = None,  # None: the process'
-) -> int:                               # exit code
+) -> int:  # exit code
     "Entry of `kdnotes`."
     args, unknown = make_parser().parse_known_args(argv)
     try:
@@ -215,6 +319,9 @@ def main(
     except KdnotesError as e:
         print(f'kdnotes: {e}', file=sys.stderr)
         return 2
-    except KeyboardInterrupt: return 130
+    except KeyboardInterrupt:
+        return 130
 
-if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
+
+if __name__ == '__main__' and '__file__' in globals():
+    sys.exit(main())

@@ -5,8 +5,17 @@ from pathlib import Path
 import torch
 import transformers as hf
 
-WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(mark + c for mark in ('', '##') for c in string.ascii_lowercase + string.digits)]
-SIZE = dict(vocab_size=len(WORDS), hidden_size=32, num_attention_heads=2, intermediate_size=48, initializer_range=0.2)
+WORDS = [
+    '[PAD]',
+    '[UNK]',
+    '[CLS]',
+    '[SEP]',
+    '[MASK]',
+    *(mark + c for mark in ('', '##') for c in string.ascii_lowercase + string.digits),
+]
+SIZE = dict(
+    vocab_size=len(WORDS), hidden_size=32, num_attention_heads=2, intermediate_size=48, initializer_range=0.2
+)
 TOKENS = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
 POSITIONS = dict(relative_attention=True, pos_att_type=['c2p', 'p2c'], pooler_hidden_size=32, **TOKENS)
 
@@ -15,26 +24,65 @@ def configs(n_layers: int = 4, dropout: float = 0.1) -> dict:
     "A config of each architecture."
     size = SIZE | dict(num_hidden_layers=n_layers, max_position_embeddings=160)
     drop = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    distil = dict(vocab_size=len(WORDS), dim=32, n_layers=n_layers, n_heads=2, hidden_dim=48, max_position_embeddings=160, initializer_range=0.2)
-    modern = dict(local_attention=8, cls_token_id=2, sep_token_id=3, embedding_dropout=dropout, mlp_dropout=dropout, attention_dropout=dropout)
+    distil = dict(
+        vocab_size=len(WORDS),
+        dim=32,
+        n_layers=n_layers,
+        n_heads=2,
+        hidden_dim=48,
+        max_position_embeddings=160,
+        initializer_range=0.2,
+    )
+    modern = dict(
+        local_attention=8,
+        cls_token_id=2,
+        sep_token_id=3,
+        embedding_dropout=dropout,
+        mlp_dropout=dropout,
+        attention_dropout=dropout,
+    )
     return {
         'bert': hf.BertConfig(**size, **drop),
         'roberta': hf.RobertaConfig(**size, **drop, **TOKENS, type_vocab_size=1),
         'electra': hf.ElectraConfig(**size, **drop, embedding_size=16),
-        'distilbert': hf.DistilBertConfig(**distil, dropout=dropout, attention_dropout=dropout, seq_classif_dropout=dropout, **TOKENS),
+        'distilbert': hf.DistilBertConfig(
+            **distil, dropout=dropout, attention_dropout=dropout, seq_classif_dropout=dropout, **TOKENS
+        ),
         'mpnet': hf.MPNetConfig(**size, **drop, **TOKENS),
         'deberta': hf.DebertaConfig(**size, **drop, **POSITIONS, type_vocab_size=2),
-        'deberta_v2': hf.DebertaV2Config(**size, **drop, **POSITIONS, type_vocab_size=0, position_buckets=8, share_att_key=True, norm_rel_ebd='layer_norm'),
+        'deberta_v2': hf.DebertaV2Config(
+            **size,
+            **drop,
+            **POSITIONS,
+            type_vocab_size=0,
+            position_buckets=8,
+            share_att_key=True,
+            norm_rel_ebd='layer_norm',
+        ),
         'modernbert': hf.ModernBertConfig(**size, **modern, **TOKENS),
     }
 
 
 ARCHITECTURES = tuple(configs())
 REFUSED = {  # architecture -> a config, words of the refusal
-    'albert': (hf.AlbertConfig(**SIZE, num_hidden_layers=4, embedding_size=16), 'has no list of 4 layers to choose from'),
-    't5': (hf.T5Config(vocab_size=len(WORDS), d_model=32, d_kv=16, num_layers=4, num_heads=2, d_ff=48), 'has an encoder and a decoder'),
-    'funnel': (hf.FunnelConfig(vocab_size=len(WORDS), d_model=32, block_sizes=[2, 2], n_head=2, d_head=16, d_inner=48), 'has no list of 4 layers'),
-    'xlm': (hf.XLMConfig(vocab_size=len(WORDS), emb_dim=32, n_layers=4, n_heads=2), 'keeps its layers in 4 lists'),
+    'albert': (
+        hf.AlbertConfig(**SIZE, num_hidden_layers=4, embedding_size=16),
+        'has no list of 4 layers to choose from',
+    ),
+    't5': (
+        hf.T5Config(vocab_size=len(WORDS), d_model=32, d_kv=16, num_layers=4, num_heads=2, d_ff=48),
+        'has an encoder and a decoder',
+    ),
+    'funnel': (
+        hf.FunnelConfig(
+            vocab_size=len(WORDS), d_model=32, block_sizes=[2, 2], n_head=2, d_head=16, d_inner=48
+        ),
+        'has no list of 4 layers',
+    ),
+    'xlm': (
+        hf.XLMConfig(vocab_size=len(WORDS), emb_dim=32, n_layers=4, n_heads=2),
+        'keeps its layers in 4 lists',
+    ),
 }
 
 

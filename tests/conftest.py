@@ -1,4 +1,5 @@
 "What every test needs: the environment's own commands, the real corpora where there are any, and a share of the tests on request."
+
 import hashlib
 import os
 import sys
@@ -15,8 +16,16 @@ if data := os.environ.get('KDNOTES_DATA'):
 elif (ROOT.parent / 'shared' / 'data').is_dir():
     os.environ['KDNOTES_DATA'] = str(ROOT.parent / 'shared' / 'data')
 
-# Files that take longest begin first, so that no worker is left alone with one at the end; the others follow by name.
-LONGEST = ('test_notebooks.py', 'test_thesis.py', 'test_doctor.py', 'test_gpu_check.py', 'test_mutants.py', 'test_faults.py')
+# Files that take longest begin first, so that no worker is left alone with one at the end; the others follow
+# by name.
+LONGEST = (
+    'test_notebooks.py',
+    'test_thesis.py',
+    'test_doctor.py',
+    'test_gpu_check.py',
+    'test_mutants.py',
+    'test_faults.py',
+)
 
 
 @pytest.fixture(scope='session')
@@ -35,13 +44,17 @@ def corpora() -> Path:
 
 
 def pytest_addoption(parser):
-    parser.addoption('--share', metavar='K/N', help='only the K-th of N shares of the chosen tests, K from 0; a test belongs to a share by its name')
+    parser.addoption(
+        '--share',
+        metavar='K/N',
+        help='only the K-th of N shares of the chosen tests, K from 0; a test belongs to a share by its name',
+    )
 
 
 def share_of(
     name: str,  # a test's node id
-    n: int,     # shares
-) -> int:       # in [0, n), the same on every machine
+    n: int,  # shares
+) -> int:  # in [0, n), the same on every machine
     "The share a test belongs to."
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % n
 

@@ -1,17 +1,20 @@
 "A tiny training that can be killed anywhere, in a process or under torchrun: `python tests/faults.py <folder> <kill at>`."
-import os, resource, sys
+
+import os
+import resource
+import sys
 from pathlib import Path
 
 EVERY = 3  # steps between checkpoints
 
 
 def train_in(
-    folder: Path,               # the run folder; a checkpoint in it is taken up
-    kill_at: int | None = None, # the last rank gets SIGKILL inside this step, counted from 1; None: never
+    folder: Path,  # the run folder; a checkpoint in it is taken up
+    kill_at: int | None = None,  # the last rank gets SIGKILL inside this step, counted from 1; None: never
     ranks: int = 1,
     most_bytes: int | None = None,  # of a file, as on a disk that is full
     poison: int | None = None,  # an example whose loss is infinite
-) -> dict:                      # what can be compared
+) -> dict:  # what can be compared
     "What a rank does: train from the newest checkpoint to the end."
     import torch
     from helpers import SameWord, flat, tiny_bert, tiny_config
@@ -21,24 +24,45 @@ def train_in(
 
     class Task(SameWord):
         "One forward is one step here."
+
         def loss_terms(self, outputs, batch, signal):
             self.step = getattr(self, 'step', resumed()) + 1
-            if self.step == kill_at and here.rank == ranks - 1: os.kill(os.getpid(), 9)
+            if self.step == kill_at and here.rank == ranks - 1:
+                os.kill(os.getpid(), 9)
             terms = super().loss_terms(outputs, batch, signal)
-            return {k: (v * float('inf') if poison is not None and poison in batch.index else v, n) for k, (v, n) in terms.items()}
+            return {
+                k: (v * float('inf') if poison is not None and poison in batch.index else v, n)
+                for k, (v, n) in terms.items()
+            }
 
-    def resumed(): return max((int(p.name[5:]) for p in (folder / 'checkpoints').glob('step-*')), default=0)
+    def resumed():
+        return max((int(p.name[5:]) for p in (folder / 'checkpoints').glob('step-*')), default=0)
 
     torch.set_num_threads(1)
-    config = tiny_config('full_student', ranks=ranks, epochs=8., checkpoint_steps=EVERY, keep_checkpoints=3)
-    here, model, task = runtime.start(config), tiny_bert(dropout=.1), Task()
-    if most_bytes: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-    on_row = lambda kind, **values: append_row(folder / 'rows.jsonl', make_row(kind, **values))
-    try: result = trainer.train(task, model, config, here, on_row, checkpoints=folder / 'checkpoints', key='tiny')
-    except Exception as e: return dict(error=f'{type(e).__name__}: {e}', finite=all(p.isfinite().all() for p in model.parameters()))
+    config = tiny_config('full_student', ranks=ranks, epochs=8.0, checkpoint_steps=EVERY, keep_checkpoints=3)
+    here, model, task = runtime.start(config), tiny_bert(dropout=0.1), Task()
+    if most_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+    def on_row(kind, **values):
+        return append_row(folder / 'rows.jsonl', make_row(kind, **values))
+
+    try:
+        result = trainer.train(
+            task, model, config, here, on_row, checkpoints=folder / 'checkpoints', key='tiny'
+        )
+    except Exception as e:
+        return dict(
+            error=f'{type(e).__name__}: {e}', finite=all(p.isfinite().all() for p in model.parameters())
+        )
     runtime.stop(here)
     curve = [{k: v for k, v in point.items() if k != 'elapsed_s'} for point in result.curve]
-    return dict(weights=flat(model.parameters()).tobytes(), resumed_at=result.resumed_at, curve=curve, totals=(result.steps, result.examples, result.tokens, result.padding_share))
+    return dict(
+        weights=flat(model.parameters()).tobytes(),
+        resumed_at=result.resumed_at,
+        curve=curve,
+        totals=(result.steps, result.examples, result.tokens, result.padding_share),
+    )
 
 
 if __name__ == '__main__':
@@ -46,4 +70,5 @@ if __name__ == '__main__':
     folder, again, rank = Path(sys.argv[1]), int(os.environ['TORCHELASTIC_RESTART_COUNT']), os.environ['RANK']
     notes = train_in(folder, kill_at=None if again else int(sys.argv[2]), ranks=int(os.environ['WORLD_SIZE']))
     import pickle
+
     (folder / f'{rank}.pkl').write_bytes(pickle.dumps(notes))

@@ -1,4 +1,5 @@
 """Records as runs would leave them, with made-up numbers."""
+
 import hashlib
 import numpy as np
 import pandas as pd
@@ -10,47 +11,159 @@ from kdnotes.analysis.intervals import compact_curve
 
 def make_units(value, seed, n=40):
     "Values of `n` units with mean `value`: hard units are hard for every seed."
-    hard = np.random.default_rng(0).normal(0, .05, n)
-    noise = np.random.default_rng([seed, int(1e6 * value)]).normal(0, .02, n)
+    hard = np.random.default_rng(0).normal(0, 0.05, n)
+    noise = np.random.default_rng([seed, int(1e6 * value)]).normal(0, 0.02, n)
     x = hard + noise
-    return pd.DataFrame(dict(split='test', set='clean', unit=[f'Q{i}' for i in range(n)], cluster=[f'D{i % 7}' for i in range(n)], metric='map',
-                             value=np.round(x - x.mean() + value, 6)))
+    return pd.DataFrame(
+        dict(
+            split='test',
+            set='clean',
+            unit=[f'Q{i}' for i in range(n)],
+            cluster=[f'D{i % 7}' for i in range(n)],
+            metric='map',
+            value=np.round(x - x.mean() + value, 6),
+        )
+    )
 
 
-def make_record(mode='full_kd', seed=0, value=.7, train_s=10., *, study='made', corpus='embedded', git='c0', torch='2.13.0', device='cpu', cpu='a cpu', metric='map',
-                higher=True, curve=True, **parameters):
+def make_record(
+    mode='full_kd',
+    seed=0,
+    value=0.7,
+    train_s=10.0,
+    *,
+    study='made',
+    corpus='embedded',
+    git='c0',
+    torch='2.13.0',
+    device='cpu',
+    cpu='a cpu',
+    metric='map',
+    higher=True,
+    curve=True,
+    **parameters,
+):
     "A whole record; `parameters` go to the configuration."
     c = resolve(make_config(mode=mode, seed=seed, study=study, **parameters), Machine('cpu', cores=2), corpus)
-    student, kd = MODES[mode].network == 'student', MODES[mode].kd
+    student = MODES[mode].network == 'student'
+    kd = MODES[mode].kd
     sha = hashlib.sha256(corpus.encode()).hexdigest()
     initial = {'teacher_run_id': f'baseline-s{c.teacher_seed}'} if student else {'weights': 'w0'}
-    points = compact_curve([(s, 1 / s + .1 * i) for i, s in enumerate(range(1, 60))], [(30, value - .05), (60, value)])
+    points = compact_curve(
+        [(s, 1 / s + 0.1 * i) for i, s in enumerate(range(1, 60))], [(30, value - 0.05), (60, value)]
+    )
     value = None if value is None else round(value, 6)
-    return of_this_schema(dict(  # what schema 2 brought is null, with a reason
-        schema=1, run_id=run_id(c, sha, initial, SCHEMA), study=study, task=c.task, mode=mode, arm=c.arm, factors=factors(c), settings=settings(c), initial=initial,
-        parallel=dict(ranks=c.ranks, threads_per_rank=c.threads_per_rank, backend='gloo' if c.ranks > 1 else None, streams=None, graphs=None, reason='made up'),
-        seed=seed, teacher_seed=c.teacher_seed, teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None, corpus=corpus, corpus_sha256=sha, precision=factors(c)['precision'],
-        precision_reason='made up', environment=dict(torch=torch, transformers='5', python='3.11', device=device, cpu=cpu, git=git, load_average=0., cpu_steal=0.),
-        params_total=10, model_sha256='m', primary=dict(set='test', metric=metric, higher_is_better=higher, value=value), metrics={'test': {metric: value, 'mrr': .5}, 'dev': {metric: .6}},
-        time=dict(train_s=train_s, teacher_s=2. * kd, teacher_train_s=None, total_s=train_s + 2 * kd, wall_s=train_s + 1),
-        throughput=dict(examples_per_s=1000 / train_s, tokens_per_s=30000 / train_s, useful_flops_per_s=1e9), memory=dict(peak_device_mib=None, peak_host_mib=900.),
-        energy=dict(device_j=None, mean_w=None, idle_w=None, source=None), amp=dict(overflow_steps=None, final_scale=None), losses={'hard': .3},
-        reasons={k: 'made up' for k in ('primary.value', 'memory.peak_device_mib', 'energy.device_j', 'energy.mean_w', 'energy.idle_w', 'energy.source', 'amp.overflow_steps', 'amp.final_scale')},
-        **(dict(curve=points) if curve else {})), 'made')
+    return of_this_schema(
+        dict(  # what schema 2 brought is null, with a reason
+            schema=1,
+            run_id=run_id(c, sha, initial, SCHEMA),
+            study=study,
+            task=c.task,
+            mode=mode,
+            arm=c.arm,
+            factors=factors(c),
+            settings=settings(c),
+            initial=initial,
+            parallel=dict(
+                ranks=c.ranks,
+                threads_per_rank=c.threads_per_rank,
+                backend='gloo' if c.ranks > 1 else None,
+                streams=None,
+                graphs=None,
+                reason='made up',
+            ),
+            seed=seed,
+            teacher_seed=c.teacher_seed,
+            teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None,
+            corpus=corpus,
+            corpus_sha256=sha,
+            precision=factors(c)['precision'],
+            precision_reason='made up',
+            environment=dict(
+                torch=torch,
+                transformers='5',
+                python='3.11',
+                device=device,
+                cpu=cpu,
+                git=git,
+                load_average=0.0,
+                cpu_steal=0.0,
+            ),
+            params_total=10,
+            model_sha256='m',
+            primary=dict(set='test', metric=metric, higher_is_better=higher, value=value),
+            metrics={'test': {metric: value, 'mrr': 0.5}, 'dev': {metric: 0.6}},
+            time=dict(
+                train_s=train_s,
+                teacher_s=2.0 * kd,
+                teacher_train_s=None,
+                total_s=train_s + 2 * kd,
+                wall_s=train_s + 1,
+            ),
+            throughput=dict(
+                examples_per_s=1000 / train_s, tokens_per_s=30000 / train_s, useful_flops_per_s=1e9
+            ),
+            memory=dict(peak_device_mib=None, peak_host_mib=900.0),
+            energy=dict(device_j=None, mean_w=None, idle_w=None, source=None),
+            amp=dict(overflow_steps=None, final_scale=None),
+            losses={'hard': 0.3},
+            reasons={
+                k: 'made up'
+                for k in (
+                    'primary.value',
+                    'memory.peak_device_mib',
+                    'energy.device_j',
+                    'energy.mean_w',
+                    'energy.idle_w',
+                    'energy.source',
+                    'amp.overflow_steps',
+                    'amp.final_scale',
+                )
+            },
+            **(dict(curve=points) if curve else {}),
+        ),
+        'made',
+    )
 
 
 def units_of(records):
     "The frame `kdnotes.records.store.units` gives."
-    return pd.concat([make_units(r['primary']['value'], r['seed']).assign(run_id=r['run_id'], arm=r['arm'], seed=r['seed']) for r in records], ignore_index=True)
+    return pd.concat(
+        [
+            make_units(r['primary']['value'], r['seed']).assign(
+                run_id=r['run_id'], arm=r['arm'], seed=r['seed']
+            )
+            for r in records
+        ],
+        ignore_index=True,
+    )
 
 
 def write_run(record):
     "A finished run's folder, under $KDNOTES_HOME."
     folder = RunFolder(record['study'], record['run_id']).create()
-    folder.write_table('units', make_units(record['primary']['value'], record['seed']) if record['primary']['value'] is not None else make_units(.5, 0)[:0])
+    folder.write_table(
+        'units',
+        make_units(record['primary']['value'], record['seed'])
+        if record['primary']['value'] is not None
+        else make_units(0.5, 0)[:0],
+    )
     folder.write_table('predictions', pd.DataFrame(columns=['split', 'unit', 'item', 'label', 'score']))
     for step in range(1, 61):
-        folder.append('step', step=step, epoch=0, loss=1 / step, losses={'hard': 1 / step}, learning_rate=1e-4, grad_norm=1., examples=32, tokens=900, elapsed_s=step / 10)
-    folder.append('eval', step=60, epoch=1, set='dev', metrics={record['primary']['metric']: .6}, elapsed_s=6.)
+        folder.append(
+            'step',
+            step=step,
+            epoch=0,
+            loss=1 / step,
+            losses={'hard': 1 / step},
+            learning_rate=1e-4,
+            grad_norm=1.0,
+            examples=32,
+            tokens=900,
+            elapsed_s=step / 10,
+        )
+    folder.append(
+        'eval', step=60, epoch=1, set='dev', metrics={record['primary']['metric']: 0.6}, elapsed_s=6.0
+    )
     folder.write_record(record)
     return folder

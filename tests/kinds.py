@@ -1,7 +1,8 @@
 """Many cases of a kind: `make test` shows one of each, `make test-all` the others too.
 
-    @pytest.mark.parametrize('at', one_of_each(range(1, 33)))                           # the first alone
-    @pytest.mark.parametrize('run', one_of_each(RUNS, kind=lambda run: run.precision))  # the first of each precision"""
+@pytest.mark.parametrize('at', one_of_each(range(1, 33)))                           # the first alone
+@pytest.mark.parametrize('run', one_of_each(RUNS, kind=lambda run: run.precision))  # the first of each precision"""
+
 from collections.abc import Callable, Iterable
 import pytest
 
@@ -11,7 +12,8 @@ def one_of_each(
     kind: Callable = lambda case: None,  # what a case is a case of; None: all are of one kind
 ) -> list:
     "The same cases; all but the first of each kind are marked as exhaustive."
-    marked, seen = [], set()
+    marked = []
+    seen = set()
     for case in cases:
         of = kind(case)
         values = case if isinstance(case, tuple) else (case,)

@@ -1,5 +1,9 @@
 "The doors a user comes in by: papermill and the interpreter, as processes of their own, with a home where nothing is yet."
-import hashlib, os, subprocess, sys
+
+import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -13,24 +17,53 @@ def surroundings(home, **more):
 def papermill(home, *arguments, cwd=ROOT, output=None, **more):
     "papermill with these arguments, `-p name value` for each pair in the tuples among them; standard input closed."
     flat = [str(x) for a in arguments for x in (('-p', *a) if isinstance(a, tuple) else (a,))]
-    return subprocess.run([Path(sys.executable).parent / 'papermill', *flat], cwd=cwd, env=surroundings(home, **more), text=True, stdin=subprocess.DEVNULL,
-                          stdout=output or subprocess.PIPE, stderr=subprocess.PIPE, timeout=600)
+    return subprocess.run(
+        [Path(sys.executable).parent / 'papermill', *flat],
+        cwd=cwd,
+        env=surroundings(home, **more),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=output or subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        timeout=600,
+    )
 
 
 def python(home, code, **more):
     "A started interpreter that runs some lines."
-    return subprocess.Popen([sys.executable, '-c', code], cwd=home, env=surroundings(home, **more), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, '-c', code],
+        cwd=home,
+        env=surroundings(home, **more),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):
     "`kdnotes` in a process that does not have the tools of notebooks."
     code = f'import sys; sys.modules.update(dict.fromkeys({without})); from kdnotes.cli import main; sys.exit(main())'
-    return subprocess.run([sys.executable, '-c', code, *map(str, arguments)], cwd=home, env=surroundings(home), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
+    return subprocess.run(
+        [sys.executable, '-c', code, *map(str, arguments)],
+        cwd=home,
+        env=surroundings(home),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=600,
+    )
 
 
-def last_line(text): return [line for line in text.splitlines() if line.strip()][-1]
+def last_line(text):
+    return [line for line in text.splitlines() if line.strip()][-1]
 
 
 def contents(folder):
     "Every file of a folder and what is in it."
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(Path(folder).rglob('*')) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(Path(folder).rglob('*'))
+        if p.is_file()
+    }

@@ -1,5 +1,9 @@
 "Tiny trainings in real ranks, and what each rank notes down about them."
-import contextlib, copy, hashlib, warnings
+
+import contextlib
+import copy
+import hashlib
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 import numpy as np
@@ -15,29 +19,47 @@ from ranks import launch
 def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
     "Half as wide as its teacher, with half as many attention heads."
     torch.manual_seed(seed)
-    return BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=1, intermediate_size=32, max_position_embeddings=32,
-                                                    initializer_range=.1, hidden_dropout_prob=0., attention_probs_dropout_prob=0.))
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=1,
+            intermediate_size=32,
+            max_position_embeddings=32,
+            initializer_range=0.1,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+
 
 STUDENTS = dict(bert=tiny_bert, distilbert=tiny_distilbert, narrow=tiny_narrow)
+
 
 @dataclass(frozen=True)
 class Run:
     "One training, from the same start and with the same steps as every other with this student."
+
     ranks: int = 1
     kd: bool = True
     dtype: str = 'fp32'
-    tokens: int = 8192      # of a micro-batch
-    even: bool = False      # examples of 16 tokens each, so that a budget of k * 16 is k examples
+    tokens: int = 8192  # of a micro-batch
+    even: bool = False  # examples of 16 tokens each, so that a budget of k * 16 is k examples
     signal: str = 'online'  # or the storage format of a cache
     student: str = 'bert'
-    ranking: str = 'none'   # or a loss between the candidates of a question
-    hidden: str = 'none'    # or a loss between hidden states, and value relations with it
+    ranking: str = 'none'  # or a loss between the candidates of a question
+    hidden: str = 'none'  # or a loss between hidden states, and value relations with it
 
 
 class World:
     "The notes of runs, a list by rank. A run is made when it is first asked for, and with it the planned ones that have as many ranks."
+
     def __init__(self, folder: Path, plan: tuple[Run, ...] = (), package: Path | None = None):
-        self.folder, self.plan, self.package, self.notes = folder, plan, package, {}
+        self.folder = folder
+        self.plan = plan
+        self.package = package
+        self.notes = {}
 
     def __getitem__(self, run: Run) -> list[dict]:
         if run not in self.notes:
@@ -49,7 +71,16 @@ class World:
 
 def inside(hidden: str, **more) -> dict:
     "Parameters of a training that looks inside its teacher."
-    return dict(signal='online', student_layers=(0, 1), hidden_loss=hidden, relation_loss='values', relation_weight=3.) | more
+    return (
+        dict(
+            signal='online',
+            student_layers=(0, 1),
+            hidden_loss=hidden,
+            relation_loss='values',
+            relation_weight=3.0,
+        )
+        | more
+    )
 
 
 def ranked_corpus(
@@ -57,12 +88,26 @@ def ranked_corpus(
 ):  # a kdnotes.tasks.sources.Corpus of made-up words
     "Questions of very different size; some have no right candidate, one has two and one has nothing else."
     from kdnotes.tasks.sources import Corpus
-    rng, rows = np.random.default_rng(3), []
+
+    rng = np.random.default_rng(3)
+    rows = []
     for q, size in enumerate(sizes):
         right = {0: {1}, 2: {0, 3}, 3: {0, 1}, 4: {7}, 6: {0}}.get(q, set())
         for i in range(size):
-            words = [' '.join(f'w{w}' for w in rng.integers(0, 60, rng.integers(1, most))) for most in (7, 14)]
-            rows.append(dict(question_id=f'Q{q}', question=words[0], document_id=f'D{q % 3}', document_title='', sentence_id=f'D{q % 3}-{i}', sentence=words[1], label=int(i in right)))
+            words = [
+                ' '.join(f'w{w}' for w in rng.integers(0, 60, rng.integers(1, most))) for most in (7, 14)
+            ]
+            rows.append(
+                dict(
+                    question_id=f'Q{q}',
+                    question=words[0],
+                    document_id=f'D{q % 3}',
+                    document_title='',
+                    sentence_id=f'D{q % 3}-{i}',
+                    sentence=words[1],
+                    label=int(i in right),
+                )
+            )
     return Corpus('made up', 'made up', '', dict(train=rows, dev=rows[:9], test=rows[:4]), 'x')
 
 
@@ -71,18 +116,27 @@ def ranked_task(ranking: str = 'none', **more):
     from kdnotes.tasks.answer_selection import AnswerSelection
     from kdnotes.tasks.batching import Ragged
     from kdnotes.tasks.base import SoftTargets
+
     task = AnswerSelection(ranked_corpus(), soft=SoftTargets(**more), ranking_loss=ranking)
-    def ids(text, after): return [*(10 + int(w[1:]) for w in text.split()), after]
-    task._encoded, task._pad_id = {}, 0
+
+    def ids(text, after):
+        return [*(10 + int(w[1:]) for w in text.split()), after]
+
+    task._encoded = {}
+    task._pad_id = 0
     for split, rows in task.rows.items():
         pairs = [([1, *ids(r['question'], 2)], ids(r['sentence'], 2)) for r in rows]
-        task._encoded[split] = Ragged.from_rows([a + b for a, b in pairs]), np.array([len(a) for a, _ in pairs])
+        task._encoded[split] = (
+            Ragged.from_rows([a + b for a, b in pairs]),
+            np.array([len(a) for a, _ in pairs]),
+        )
     return task
 
 
 def train_all(runs: list[Run], folder: Path) -> list[dict]:
     "What a rank does."
     from kdnotes.train import distributed as runtime
+
     here = runtime.start(tiny_config('full_student', ranks=runs[0].ranks))
     notes = [_train(run, replace(here, dtype=run.dtype), folder) for run in runs]
     runtime.stop(here)
@@ -92,16 +146,39 @@ def train_all(runs: list[Run], folder: Path) -> list[dict]:
 def _train(run: Run, here, folder: Path) -> dict:
     "Train a tiny student, and note what can be compared."
     from kdnotes.train import loop as trainer
-    config = tiny_config(f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}", ranks=run.ranks, micro_batch_tokens=run.tokens, ranking_loss=run.ranking,
-                         **({} if run.hidden == 'none' else inside(run.hidden)))
-    task, student = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking), STUDENTS[run.student]()
-    teacher, rows, start = _Teacher(run, config, task, here, folder) if run.kd else None, [], trained_weights(student)
+
+    config = tiny_config(
+        f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}",
+        ranks=run.ranks,
+        micro_batch_tokens=run.tokens,
+        ranking_loss=run.ranking,
+        **({} if run.hidden == 'none' else inside(run.hidden)),
+    )
+    task = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking)
+    student = STUDENTS[run.student]()
+    teacher, rows, start = (
+        _Teacher(run, config, task, here, folder) if run.kd else None,
+        [],
+        trained_weights(student),
+    )
     with _watch(student) as notes:
-        result = trainer.train(task, student, config, here, lambda kind, **values: rows.append(dict(kind=kind, **values)), teacher)
+        result = trainer.train(
+            task,
+            student,
+            config,
+            here,
+            lambda kind, **values: rows.append(dict(kind=kind, **values)),
+            teacher,
+        )
     scores = {split: trainer.predict(student, task, split, here) for split in task.evaluation_sets}
-    return notes | dict(update=trained_weights(student) - start, losses=np.array([[r['loss'], *r['losses'].values()] for r in rows if r['kind'] == 'step']),
-                        examples=np.diff([0, *(r['examples'] for r in rows if r['kind'] == 'step')]), totals=(result.steps, result.examples, result.tokens),
-                        scores=scores, teacher=teacher.notes() if teacher else None)
+    return notes | dict(
+        update=trained_weights(student) - start,
+        losses=np.array([[r['loss'], *r['losses'].values()] for r in rows if r['kind'] == 'step']),
+        examples=np.diff([0, *(r['examples'] for r in rows if r['kind'] == 'step')]),
+        totals=(result.steps, result.examples, result.tokens),
+        scores=scores,
+        teacher=teacher.notes() if teacher else None,
+    )
 
 
 def trained_weights(student) -> np.ndarray:
@@ -112,9 +189,14 @@ def trained_weights(student) -> np.ndarray:
 @contextlib.contextmanager
 def _watch(student):
     "At each step: a hash of the gradients, forwards and all-reduces since the step before; the last step's gradients; warnings."
-    notes, since, construct = dict(gradients=[], forwards=[], all_reduces=[]), dict(forwards=0, all_reduces=0), DistributedDataParallel.__init__
+    notes, since, construct = (
+        dict(gradients=[], forwards=[], all_reduces=[]),
+        dict(forwards=0, all_reduces=0),
+        DistributedDataParallel.__init__,
+    )
 
-    def forward(model, args): since['forwards'] += model.training
+    def forward(model, args):
+        since['forwards'] += model.training
 
     def all_reduce(group, bucket):
         since['all_reduces'] += 1
@@ -129,8 +211,10 @@ def _watch(student):
         trained = [p.grad for group in optimizer.param_groups for p in group['params']]  # of projections too
         notes['gradients'].append(hashlib.sha256(flat(trained).tobytes()).hexdigest())
         notes['trained'] = sum(g.numel() for g in trained)
-        for name in since: notes[name].append(since[name])
+        for name in since:
+            notes[name].append(since[name])
         since.update(forwards=0, all_reduces=0)
+
     hooks = [register_optimizer_step_pre_hook(step), student.register_forward_pre_hook(forward)]
     DistributedDataParallel.__init__ = constructed
     try:
@@ -140,26 +224,59 @@ def _watch(student):
         notes['warnings'] = sorted({f'{w.category.__name__}: {w.message}' for w in heard})
     finally:
         DistributedDataParallel.__init__ = construct
-        for hook in hooks: hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 class _Teacher:
     "The trainer's `signal`; beside it, the teacher alone on every batch the trainer asks about."
+
     def __init__(self, run: Run, config, task: SameWord, here, folder: Path):
         from kdnotes.distill import intermediate as inside, teacher_cache as teacher
-        self.network, self.calls, self.signals, self.alone, self.batch = tiny_teacher(), set(), [], [], None
-        self.copy, self.start = copy.deepcopy(self.network).eval(), flat(self.network.parameters())
-        self.network.register_forward_pre_hook(lambda network, args: self.calls.add((network.training, torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'))))
-        if run.signal == 'online': self.signal = inside.online_teacher(task, self.network, config)
+
+        self.network = tiny_teacher()
+        self.calls = set()
+        self.signals = []
+        self.alone = []
+        self.batch = None
+        self.copy = copy.deepcopy(self.network).eval()
+        self.start = flat(self.network.parameters())
+        self.network.register_forward_pre_hook(
+            lambda network, args: self.calls.add(
+                (network.training, torch.is_grad_enabled(), torch.is_autocast_enabled('cpu'))
+            )
+        )
+        if run.signal == 'online':
+            self.signal = inside.online_teacher(task, self.network, config)
         else:
-            key = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=32, forward_dtype='fp32', storage_dtype=run.signal, subset='all')
-            self.signal = teacher.make_signal(task, 'train', self.network, folder / f'{run.signal}-{run.ranks}', key, storage_dtype=run.signal, tokens=64,
-                                              rank=here.rank, ranks=here.ranks, barrier=here.barrier)
+            key = dict(
+                weights_sha256='w',
+                corpus_sha256='c',
+                tokenizer_sha256='t',
+                split='train',
+                max_length=32,
+                forward_dtype='fp32',
+                storage_dtype=run.signal,
+                subset='all',
+            )
+            self.signal = teacher.make_signal(
+                task,
+                'train',
+                self.network,
+                folder / f'{run.signal}-{run.ranks}',
+                key,
+                storage_dtype=run.signal,
+                tokens=64,
+                rank=here.rank,
+                ranks=here.ranks,
+                barrier=here.barrier,
+            )
 
         self.shape = getattr(self.signal, 'shape', None)
 
     @torch.no_grad()
-    def answer(self, inputs: dict) -> torch.Tensor: return self.copy(**inputs).logits
+    def answer(self, inputs: dict) -> torch.Tensor:
+        return self.copy(**inputs).logits
 
     def __call__(self, batch) -> dict[str, torch.Tensor]:
         self.batch, signal = batch, self.signal(batch)
@@ -168,7 +285,15 @@ class _Teacher:
         return signal
 
     def notes(self) -> dict:
-        one_segment = self.answer(self.batch.inputs | dict(token_type_ids=torch.zeros_like(self.batch.inputs['token_type_ids'])))
-        return dict(signal=torch.cat(self.signals).detach().numpy(), alone=torch.cat(self.alone).numpy(), segments=(one_segment - self.alone[-1]).abs().mean().item(), calls=self.calls,
-                    gradients=any(s.requires_grad for s in self.signals) or any(p.grad is not None for p in self.network.parameters()),
-                    moved=bool((flat(self.network.parameters()) != self.start).any()))
+        one_segment = self.answer(
+            self.batch.inputs | dict(token_type_ids=torch.zeros_like(self.batch.inputs['token_type_ids']))
+        )
+        return dict(
+            signal=torch.cat(self.signals).detach().numpy(),
+            alone=torch.cat(self.alone).numpy(),
+            segments=(one_segment - self.alone[-1]).abs().mean().item(),
+            calls=self.calls,
+            gradients=any(s.requires_grad for s in self.signals)
+            or any(p.grad is not None for p in self.network.parameters()),
+            moved=bool((flat(self.network.parameters()) != self.start).any()),
+        )

@@ -15,7 +15,17 @@ from kdnotes.experiment.launch import run
 from kdnotes.train.failures import STOP, Stopped
 from kdnotes.distill.intermediate_losses import value_projections
 from kdnotes.distill.intermediate import WithInside
-from kdnotes.distill.models import ModelError, call, check_student, choose_layers, forward_flops, load_model, load_tokenizer, save_model, weights_sha256
+from kdnotes.distill.models import (
+    ModelError,
+    call,
+    check_student,
+    choose_layers,
+    forward_flops,
+    load_model,
+    load_tokenizer,
+    save_model,
+    weights_sha256,
+)
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.records.store import RunFolder, find_run_model
 from kdnotes.train.distributed import Runtime
@@ -64,16 +74,24 @@ def student_of(model, layers=(1, 3)):
 def test_a_student_is_the_same_after_saving(kind, teacher_folder, tmp_path):
     check_student(teacher_folder, (1, 3))
     teacher = load_model(teacher_folder, HEAD, 0)
-    before, random_state = weights_sha256(teacher), torch.random.get_rng_state()
+    before = weights_sha256(teacher)
+    random_state = torch.random.get_rng_state()
     student = student_of(teacher)
     assert torch.equal(torch.random.get_rng_state(), random_state)
-    again = hf.AutoModelForSequenceClassification.from_pretrained(save_model(student, tmp_path / 'student')).eval()
+    again = hf.AutoModelForSequenceClassification.from_pretrained(
+        save_model(student, tmp_path / 'student')
+    ).eval()
     assert weights_sha256(again) == weights_sha256(student) and again.config.num_hidden_layers == 2
     with torch.no_grad():
         assert torch.equal(call(again, batch()).logits, call(student, batch()).logits)
-        assert torch.equal(call(student_of(teacher, (0, 1, 2, 3)), batch()).logits, call(teacher, batch()).logits)
-        assert not torch.allclose(call(student, batch()).logits, call(student_of(teacher, (0, 2)), batch()).logits)
-        for p in student.parameters(): p.add_(1)
+        assert torch.equal(
+            call(student_of(teacher, (0, 1, 2, 3)), batch()).logits, call(teacher, batch()).logits
+        )
+        assert not torch.allclose(
+            call(student, batch()).logits, call(student_of(teacher, (0, 2)), batch()).logits
+        )
+        for p in student.parameters():
+            p.add_(1)
     assert weights_sha256(teacher) == before, 'a copy, not a view'
 
 
@@ -100,35 +118,55 @@ def test_an_architecture_without_layers_to_choose_is_refused_in_the_plan(kind, t
     with pytest.raises(KdnotesError, match=why) as refusal:
         plan(make_config(mode='full_kd', **given), Machine('cpu', 2))
     assert '\n' not in str(refusal.value)
-    assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.teacher == str(folder), 'it may be trained all the same'
+    assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.teacher == str(folder), (
+        'it may be trained all the same'
+    )
 
 
 def test_layers_of_another_kind_are_refused():
     "A layer whose weights differ from those its new place has."
     teacher = random_model(configs()['bert'])
     teacher.bert.encoder.layer[3].output.dense = torch.nn.Linear(40, 32)
-    with pytest.raises(ModelError, match=r'layers \[1, 3\] of BertForSequenceClassification cannot stand at places \[0, 1\], since bert.encoder.layer.1.output.dense.weight'):
+    with pytest.raises(
+        ModelError,
+        match=r'layers \[1, 3\] of BertForSequenceClassification cannot stand at places \[0, 1\], since bert.encoder.layer.1.output.dense.weight',
+    ):
         choose_layers(teacher, (1, 3))
 
 
 # ---- the layers nobody named ----
 
 
-@pytest.mark.parametrize('n_layers, expected', [(1, (0,)), (2, (1,)), (3, (1,)), (4, (1, 3)), (5, (1, 3)), (6, (1, 3, 5)), (12, (1, 3, 5, 7, 9, 11))])
+@pytest.mark.parametrize(
+    'n_layers, expected',
+    [(1, (0,)), (2, (1,)), (3, (1,)), (4, (1, 3)), (5, (1, 3)), (6, (1, 3, 5)), (12, (1, 3, 5, 7, 9, 11))],
+)
 def test_a_student_is_spread_over_its_teachers_depth(n_layers, expected, tmp_path):
     assert spread_layers(n_layers) == expected
     folder = write_teacher(tmp_path / 'teacher', configs(n_layers)['distilbert'])
-    planned = plan(make_config(mode='full_kd', corpus='embedded', teacher=str(folder), hidden_loss='mse', signal='online'), Machine('cpu', 2))
+    planned = plan(
+        make_config(
+            mode='full_kd', corpus='embedded', teacher=str(folder), hidden_loss='mse', signal='online'
+        ),
+        Machine('cpu', 2),
+    )
     assert planned.config.student_layers == expected == planned.config.hidden_layers
 
 
 def test_layers_that_are_given_are_taken(tmp_path):
     folder = write_teacher(tmp_path / 'teacher', configs(5)['bert'])
-    def planned(**given): return plan(make_config(mode='full_kd', corpus='embedded', teacher=str(folder), **given), Machine('cpu', 2)).config
+
+    def planned(**given):
+        return plan(
+            make_config(mode='full_kd', corpus='embedded', teacher=str(folder), **given), Machine('cpu', 2)
+        ).config
+
     assert planned(student_layers=(0, 4)).student_layers == (0, 4)
     assert planned(hidden_loss='mse', signal='online', hidden_layers=(2, 4)).hidden_layers == (2, 4)
-    with pytest.raises(KdnotesError, match='for each of the 2 layers of the student'): planned(hidden_loss='mse', signal='online', hidden_layers=(1, 2, 4))
-    with pytest.raises(KdnotesError, match='must be rising numbers from 0 to 4'): planned(student_layers=(1, 5))
+    with pytest.raises(KdnotesError, match='for each of the 2 layers of the student'):
+        planned(hidden_loss='mse', signal='online', hidden_layers=(1, 2, 4))
+    with pytest.raises(KdnotesError, match='must be rising numbers from 0 to 4'):
+        planned(student_layers=(1, 5))
 
 
 # ---- training ----
@@ -137,9 +175,14 @@ def test_layers_that_are_given_are_taken(tmp_path):
 def trained(kind, folder=None, stop_after=None):
     "The weights after two epochs, and the steps it was taken up at; None when it was stopped."
     model = student_of(random_model(configs()[kind]))
-    def on_row(name, **values): STOP.requested = name == 'step' and values['step'] == stop_after
+
+    def on_row(name, **values):
+        STOP.requested = name == 'step' and values['step'] == stop_after
+
     try:
-        result = train(SameWord(), model, tiny_config('full_student'), CPU, on_row, None, checkpoints=folder, key='run')
+        result = train(
+            SameWord(), model, tiny_config('full_student'), CPU, on_row, None, checkpoints=folder, key='run'
+        )
     except Stopped:
         return None, []
     finally:
@@ -175,26 +218,43 @@ def test_the_fast_path_of_a_cpu_computes_the_same(kind):
         call(model, first.inputs).logits.square().sum().backward()
         short.finish(model, lambda gradient: gradient)
         fast = {name: p.grad for name, p in model.named_parameters()}
-        fast[table] = torch.zeros_like(plain[table]).index_copy(0, short._rows._used, fast[table]) if short._rows else fast[table]
+        fast[table] = (
+            torch.zeros_like(plain[table]).index_copy(0, short._rows._used, fast[table])
+            if short._rows
+            else fast[table]
+        )
         fast = {name: g.clone() for name, g in fast.items() if g is not None}
     assert model.config._attn_implementation == attention
     for name, gradient in plain.items():
-        if gradient is not None: torch.testing.assert_close(fast[name], gradient, atol=1e-5, rtol=1e-4)
+        if gradient is not None:
+            torch.testing.assert_close(fast[name], gradient, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize('kind', ARCHITECTURES)
 def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teacher_folder):
-    def planned(**given): return plan(make_config(mode='full_kd', corpus='embedded', teacher=str(teacher_folder), signal='online', **given), Machine('cpu', 2))
+    def planned(**given):
+        return plan(
+            make_config(
+                mode='full_kd', corpus='embedded', teacher=str(teacher_folder), signal='online', **given
+            ),
+            Machine('cpu', 2),
+        )
+
     assert planned(hidden_loss='mse').config.hidden_layers == (1, 3)
     if kind in WITHOUT_VALUES:
-        with pytest.raises(KdnotesError, match='has no value projections that are known here'): planned(relation_loss='values')
+        with pytest.raises(KdnotesError, match='has no value projections that are known here'):
+            planned(relation_loss='values')
         return
     planned(relation_loss='values')
     model = load_model(teacher_folder, HEAD, 0)
     assert len(value_projections(model)) == 4
     looked_at = call(WithInside(model, (2, 4), values=True), batch())
-    plain = model(**{name: value for name, value in batch().items() if name in models.model_inputs(model)}, output_hidden_states=True)
-    for name, layer in (('hidden_0', 2), ('hidden_1', 4)): assert torch.equal(looked_at.inside[name], plain.hidden_states[layer])
+    plain = model(
+        **{name: value for name, value in batch().items() if name in models.model_inputs(model)},
+        output_hidden_states=True,
+    )
+    for name, layer in (('hidden_0', 2), ('hidden_1', 4)):
+        assert torch.equal(looked_at.inside[name], plain.hidden_states[layer])
     assert looked_at.inside['values'].shape == (3, 21, 32)
 
 
@@ -202,38 +262,57 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
 def test_operations_are_those_pytorch_counts(kind):
     model = random_model(configs()[kind]).eval().requires_grad_(False)
     model.set_attn_implementation('eager')
-    with FlopCounterMode(display=False) as counter: model(input_ids=torch.full((3, 11), 7))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.full((3, 11), 7))
     assert forward_flops(model.config, [11] * 3) == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
 @pytest.mark.parametrize('kind', ARCHITECTURES)
 def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     "On a GPU it saves a wait; given to every architecture it would change ModernBERT's answers and stop DeBERTa's."
-    model, short = random_model(configs()[kind]).eval(), batch()
+    model = random_model(configs()[kind]).eval()
+    short = batch()
     if not models._takes_whole_mask(model):
         assert kind in WITHOUT_SDPA | {'modernbert'}
         return
     long = short | dict(attention_mask=models._whole_mask(short['attention_mask']))
-    with torch.no_grad(): torch.testing.assert_close(call(model, long).logits, call(model, short).logits, atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(call(model, long).logits, call(model, short).logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['modernbert', 'deberta_v2', 'electra', 'distilbert', 'roberta'])
 def test_the_whole_road(kind, teacher_folder):
     "Plan, teacher, student, save, plain `from_pretrained`: the predictions that were recorded."
-    config = make_config(mode='full_kd', corpus='embedded', smoke=True, teacher=str(teacher_folder), study='road', ranks=1, threads_per_rank=1, max_length=64)
+    config = make_config(
+        mode='full_kd',
+        corpus='embedded',
+        smoke=True,
+        teacher=str(teacher_folder),
+        study='road',
+        ranks=1,
+        threads_per_rank=1,
+        max_length=64,
+    )
     record = run(config)
     planned = plan(config)
-    assert planned.config.student_layers == (1, 3) and record['run_id'] == planned.run_id and record['teacher_run_id'] == planned.teacher.run_id
+    assert (
+        planned.config.student_layers == (1, 3)
+        and record['run_id'] == planned.run_id
+        and record['teacher_run_id'] == planned.teacher.run_id
+    )
     assert record['models']['attention'] == ('eager' if kind in WITHOUT_SDPA else 'sdpa')
     folder = find_run_model(record['run_id'])
     assert json.loads((folder / 'config.json').read_text())['model_type'] == configs()[kind].model_type
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    assert weights_sha256(model) == record['model_sha256'] and record['throughput'].keys() >= {'useful_flops_per_s'}
+    assert weights_sha256(model) == record['model_sha256'] and record['throughput'].keys() >= {
+        'useful_flops_per_s'
+    }
     task = make_task(planned.config, load_corpus('answer_selection', 'embedded'))
     task.encode(load_tokenizer(folder))
     test = task.batch('test', np.arange(len(task.lengths('test'))))
-    with torch.no_grad(): scores = task.scores(call(model, test.inputs), test)[:, 0].numpy()
+    with torch.no_grad():
+        scores = task.scores(call(model, test.inputs), test)[:, 0].numpy()
     recorded = RunFolder('road', record['run_id']).table('predictions')
     recorded = recorded[recorded['split'] == 'test']['score'].to_numpy()
     np.testing.assert_allclose(scores, recorded, atol=1e-4)

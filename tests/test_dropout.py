@@ -1,4 +1,5 @@
 "Ranks with dropout on: each draws its own, the same again with the same seed, and together they train as two replicas would that add their gradients by hand."
+
 import hashlib
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from parity import trained_weights
 from ranks import launch
 
 RANKS = 2
-DROPOUT = .2
+DROPOUT = 0.2
 
 
 def dropout_config(ranks: int = RANKS):
@@ -22,9 +23,13 @@ def trained_rank() -> dict:
     from kdnotes.train import distributed as runtime
     from kdnotes.train import cpu_fast_path as shortcuts
     from kdnotes.train import loop as trainer
+
     here = runtime.start(dropout_config())
     student = tiny_bert(dropout=DROPOUT)
-    start, losses, masks, take = trained_weights(student), [], [], shortcuts.Bits.take
+    start = trained_weights(student)
+    losses = []
+    masks = []
+    take = shortcuts.Bits.take
 
     def noted(bits, n):
         numbers = take(bits, n)
@@ -34,6 +39,7 @@ def trained_rank() -> dict:
     def on_row(kind, **values):
         if kind == 'step':
             losses.append(values['loss'])
+
     shortcuts.Bits.take = noted
     trainer.train(SameWord(), student, dropout_config(), here, on_row)
     runtime.stop(here)
@@ -54,20 +60,32 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     from kdnotes.train.loop import make_optimizer
     from kdnotes.train.loop import rate_factor
     from kdnotes.train.loop import schedule_steps
-    config, task = dropout_config(), SameWord()
+
+    config = dropout_config()
+    task = SameWord()
     replicas = [tiny_bert(dropout=DROPOUT).train() for _ in range(RANKS)]
-    own_dropout = [Shortcuts(replica, None, Bits(torch_seed(config.seed, 'dropout', rank))) for rank, replica in enumerate(replicas)]
+    own_dropout = [
+        Shortcuts(replica, None, Bits(torch_seed(config.seed, 'dropout', rank)))
+        for rank, replica in enumerate(replicas)
+    ]
     optimizers = [make_optimizer(replica, config) for replica in replicas]
     total, steps = schedule_steps(task, config)
     losses = []
     for step in steps:
         labelled = task.loss_counts('train', step.index)['hard']
-        loss_sum = 0.
+        loss_sum = 0.0
         for rank, replica in enumerate(replicas):
             own_dropout[rank]._bits.start(step.number)
-            for part in micro_batches(step.index, task.lengths('train'), config.micro_batch_tokens, rank, RANKS):
+            for part in micro_batches(
+                step.index, task.lengths('train'), config.micro_batch_tokens, rank, RANKS
+            ):
                 batch = task.batch('train', part)
-                loss = F.cross_entropy(replica(**batch.inputs).logits, batch.labels, ignore_index=-1, reduction='sum') / labelled
+                loss = (
+                    F.cross_entropy(
+                        replica(**batch.inputs).logits, batch.labels, ignore_index=-1, reduction='sum'
+                    )
+                    / labelled
+                )
                 loss.backward()
                 loss_sum += loss.item()
         losses.append(loss_sum)
@@ -93,7 +111,11 @@ def test_each_rank_draws_dropout_of_its_own_and_all_have_the_same_weights(ranks)
 def test_the_same_ranks_train_the_same_again(ranks):
     again = launch('test_dropout:trained_rank', ranks=RANKS)
     for before, now in zip(ranks, again):
-        assert (now['weights'] == before['weights']).all() and now['masks'] == before['masks'] and now['losses'] == before['losses']
+        assert (
+            (now['weights'] == before['weights']).all()
+            and now['masks'] == before['masks']
+            and now['losses'] == before['losses']
+        )
 
 
 def test_they_are_two_replicas_that_add_their_gradients(ranks):

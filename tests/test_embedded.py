@@ -1,4 +1,5 @@
 "The embedded corpus: the same rows in every process, and the guarantees a study rests on."
+
 import hashlib
 import json
 import os
@@ -21,20 +22,35 @@ def corpus():
 
 def by(rows, key):
     groups = defaultdict(list)
-    for row in rows: groups[row[key]].append(row)
+    for row in rows:
+        groups[row[key]].append(row)
     return groups
 
 
 @pytest.mark.parametrize('hash_seed', ['0', '4711'])
 def test_a_fresh_interpreter_makes_the_same_rows(corpus, hash_seed):
-    made = subprocess.run([sys.executable, '-c', PROGRAM], env={**os.environ, 'PYTHONHASHSEED': hash_seed}, capture_output=True, text=True, check=True)
-    sha256 = lambda text: hashlib.sha256(text.encode()).hexdigest()
+    made = subprocess.run(
+        [sys.executable, '-c', PROGRAM],
+        env={**os.environ, 'PYTHONHASHSEED': hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    def sha256(text):
+        return hashlib.sha256(text.encode()).hexdigest()
+
     assert sha256(made.stdout) == sha256(json.dumps(corpus))
 
 
 def test_nothing_heavy_is_imported():
     program = 'import sys, kdnotes.tasks.embedded; print([m for m in ("torch", "transformers", "numpy", "pandas") if m in sys.modules])'
-    assert subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True).stdout.strip() == '[]'
+    assert (
+        subprocess.run(
+            [sys.executable, '-c', program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == '[]'
+    )
 
 
 def test_rows_have_the_keys_and_types_of_the_contract(corpus):
@@ -48,12 +64,15 @@ def test_rows_have_the_keys_and_types_of_the_contract(corpus):
 
 
 def test_sizes(corpus):
-    answered = {split: sum(any(r['label'] for r in q) for q in by(rows, 'question_id').values()) for split, rows in corpus.items()}
+    answered = {
+        split: sum(any(r['label'] for r in q) for q in by(rows, 'question_id').values())
+        for split, rows in corpus.items()
+    }
     assert 2300 <= len(corpus['train']) <= 2700 and 2500 <= len(corpus['test']) <= 2900
     assert answered['test'] >= 150 and answered['dev'] >= 60
     for split, rows in corpus.items():
-        assert 0.04 <= sum(r['label'] for r in rows)/len(rows) <= 0.065
-        assert 0.60 <= 1 - answered[split]/len(by(rows, 'question_id')) <= 0.72
+        assert 0.04 <= sum(r['label'] for r in rows) / len(rows) <= 0.065
+        assert 0.60 <= 1 - answered[split] / len(by(rows, 'question_id')) <= 0.72
 
 
 def test_no_entity_is_shared_between_splits(corpus):
@@ -68,32 +87,52 @@ def test_documents_and_questions_are_consistent(corpus):
     for rows in corpus.values():
         for question in by(rows, 'question_id').values():
             assert len({(r['question'], r['document_id'], r['document_title']) for r in question}) == 1
-            assert len({r['sentence_id'] for r in question}) == len({r['sentence'] for r in question}) == len(question)  # no sentence twice
+            # no sentence twice
+            assert (
+                len({r['sentence_id'] for r in question})
+                == len({r['sentence'] for r in question})
+                == len(question)
+            )
             assert sum(r['label'] for r in question) < len(question)
         for document in by(rows, 'document_id').values():
             assert len({r['document_title'] for r in document}) == 1
             assert len({r['question'] for r in document}) == len({r['question_id'] for r in document})
-            assert all(len({r['sentence'] for r in same}) == 1 for same in by(document, 'sentence_id').values())
+            assert all(
+                len({r['sentence'] for r in same}) == 1 for same in by(document, 'sentence_id').values()
+            )
 
 
 def test_positive_sentences_state_a_fact_of_the_table_and_negatives_never_the_asked_one(corpus):
     from importlib.resources import files
+
     table = json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
     entities = {e['name'].removeprefix('the ').lower(): e for e in table['entities']}
-    holds = lambda value, sentence: re.search(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
+
+    def holds(value, sentence):
+        return re.search(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
+
     for rows in corpus.values():
         for question in by(rows, 'question_id').values():
             entity = entities[question[0]['document_title'].lower()]
             keys = table['kinds'][entity['kind']]['facts']
-            asked = {a for a in entity['facts'] if question[0]['question'] in {q.format(s=entity['name']) for q in table['phrasings'][keys[a]]['ask']}}
+            asked = {
+                a
+                for a in entity['facts']
+                if question[0]['question']
+                in {q.format(s=entity['name']) for q in table['phrasings'][keys[a]]['ask']}
+            }
             assert len(asked) == 1, question[0]['question']  # a question asks for one attribute
             attribute = asked.pop()
-            told = [say.format(s=s, v=entity['facts'][attribute]).lower() for say in table['phrasings'][keys[attribute]]['say']
-                    for s in (entity['name'], f"this {table['kinds'][entity['kind']]['noun']}")]
+            told = [
+                say.format(s=s, v=entity['facts'][attribute]).lower()
+                for say in table['phrasings'][keys[attribute]]['say']
+                for s in (entity['name'], f"this {table['kinds'][entity['kind']]['noun']}")
+            ]
             for row in question:
                 states = any(row['sentence'].lower().endswith(t) for t in told)
                 assert states == bool(row['label']), (row['question'], row['sentence'])
-                if row['label']: assert holds(entity['facts'][attribute], row['sentence'])
+                if row['label']:
+                    assert holds(entity['facts'][attribute], row['sentence'])
 
 
 def test_sentences_are_whole(corpus):
@@ -101,5 +140,8 @@ def test_sentences_are_whole(corpus):
         for row in rows:
             assert row['question'].endswith('?') and row['sentence'].endswith('.')
             assert row['question'][0].isupper() and row['sentence'][0] == row['sentence'][0].upper()
-            assert not re.search(r'[{}]|  |\b[Aa] [aeioAEIO]|\b[Aa]n [^aeiouAEIOUhX]|\bthe the\b', row['question'] + ' ' + row['sentence']), row
+            assert not re.search(
+                r'[{}]|  |\b[Aa] [aeioAEIO]|\b[Aa]n [^aeiouAEIOUhX]|\bthe the\b',
+                row['question'] + ' ' + row['sentence'],
+            ), row
             assert len((row['question'] + ' ' + row['sentence']).split()) <= 36

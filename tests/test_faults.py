@@ -1,5 +1,11 @@
 "What long runs meet, each fault injected: SIGKILL anywhere, spoilt checkpoints, numbers that are none, a full disk, a second process."
-import os, pickle, random, shutil, subprocess, sys
+
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 import pytest
 from faults import EVERY
@@ -21,16 +27,24 @@ def folder_in(tmp_path: Path, name: str) -> Path:
 
 
 def killed(folder: Path, at: int, ranks: int = 1):
-    with pytest.raises(RankError, match='ended with -9'): launch('faults:train_in', folder, at, ranks, ranks=ranks)
+    with pytest.raises(RankError, match='ended with -9'):
+        launch('faults:train_in', folder, at, ranks, ranks=ranks)
 
 
 @pytest.fixture(scope='module')
-def undisturbed(tmp_path_factory): return {n: launch('faults:train_in', tmp_path_factory.mktemp(f'{n}'), None, n, ranks=n)[0] for n in (1, 2)}
+def undisturbed(tmp_path_factory):
+    return {
+        n: launch('faults:train_in', tmp_path_factory.mktemp(f'{n}'), None, n, ranks=n)[0] for n in (1, 2)
+    }
 
 
 def same(notes: dict, undisturbed: dict):
     assert notes['weights'] == undisturbed['weights'], 'every weight, to the last bit'
-    assert notes['curve'] == undisturbed['curve'] and notes['totals'] == undisturbed['totals'] and undisturbed['totals'][0] == STEPS
+    assert (
+        notes['curve'] == undisturbed['curve']
+        and notes['totals'] == undisturbed['totals']
+        and undisturbed['totals'][0] == STEPS
+    )
 
 
 # 20 steps in all parts of the training, the same ones each time
@@ -44,24 +58,52 @@ def test_killed_and_resumed_is_never_killed(undisturbed, tmp_path, at):
     same(notes, undisturbed[1])
     rows = read_rows(tmp_path / 'rows.jsonl')
     assert [r['step'] for r in rows if r['kind'] == 'resume'] == notes['resumed_at']
-    steps = [r['step'] for r in (without_repeats(rows) if expected else rows[[i for i, r in enumerate(rows) if r['kind'] == 'start'][-1]:]) if r['kind'] == 'step']
+    steps = [
+        r['step']
+        for r in (
+            without_repeats(rows)
+            if expected
+            else rows[[i for i, r in enumerate(rows) if r['kind'] == 'start'][-1] :]
+        )
+        if r['kind'] == 'step'
+    ]
     assert steps == list(range(1, STEPS + 1))
 
 
 @pytest.mark.slow
 def test_two_ranks_killed_twice(undisturbed, tmp_path):
-    for at in (8, 20): killed(tmp_path, at, ranks=2)
+    for at in (8, 20):
+        killed(tmp_path, at, ranks=2)
     notes = launch('faults:train_in', tmp_path, None, 2, ranks=2)
     assert notes[0]['resumed_at'] == [6, 18]
-    for rank in notes: same(rank, undisturbed[2])
+    for rank in notes:
+        same(rank, undisturbed[2])
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('at', [5, 17, 31])
 def test_torchrun_starts_all_ranks_again_when_one_dies(undisturbed, tmp_path, at):
-    done = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nnodes=1', '--nproc-per-node=2', '--max-restarts=2', '--rdzv-backend=c10d', '--rdzv-endpoint=localhost:0',
-                           '--local-addr=localhost', str(HERE / 'faults.py'), str(tmp_path), str(at)], capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS='1'))
+    done = subprocess.run(
+        [
+            sys.executable,
+            '-m',
+            'torch.distributed.run',
+            '--nnodes=1',
+            '--nproc-per-node=2',
+            '--max-restarts=2',
+            '--rdzv-backend=c10d',
+            '--rdzv-endpoint=localhost:0',
+            '--local-addr=localhost',
+            str(HERE / 'faults.py'),
+            str(tmp_path),
+            str(at),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=dict(os.environ, OMP_NUM_THREADS='1'),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):
         notes = pickle.loads((tmp_path / f'{rank}.pkl').read_bytes())
@@ -74,8 +116,11 @@ def flip(path: Path, at: int):
     data[at % len(data)] ^= 1
     path.write_bytes(data)
 
+
 SPOIL = {
-    'torn tensors': lambda p: (p / 'model.safetensors').write_bytes((p / 'model.safetensors').read_bytes()[:1000]),
+    'torn tensors': lambda p: (p / 'model.safetensors').write_bytes(
+        (p / 'model.safetensors').read_bytes()[:1000]
+    ),
     'an empty file': lambda p: (p / 'optimizer.safetensors').write_bytes(b''),
     'a flipped bit in the weights': lambda p: flip(p / 'model.safetensors', 50_000),
     'a flipped bit in the random states': lambda p: flip(p / 'random.safetensors', 3_000),
@@ -90,7 +135,11 @@ SPOIL = {
 def stopped_at_20(tmp_path_factory):
     folder = tmp_path_factory.mktemp('stopped')
     killed(folder, 20)
-    assert [p.name for p in checkpoints(folder / 'checkpoints')] == ['step-00000018', 'step-00000015', 'step-00000012'], 'the last three are kept'
+    assert [p.name for p in checkpoints(folder / 'checkpoints')] == [
+        'step-00000018',
+        'step-00000015',
+        'step-00000012',
+    ], 'the last three are kept'
     return folder
 
 
@@ -109,7 +158,8 @@ def test_a_spoilt_checkpoint_is_named_and_the_one_before_it_used(undisturbed, st
 @pytest.mark.exhaustive
 def test_all_checkpoints_spoilt_is_a_new_beginning(undisturbed, stopped_at_20, tmp_path):
     folder = shutil.copytree(stopped_at_20, tmp_path / 'run')
-    for path in checkpoints(folder / 'checkpoints'): flip(path / 'model.safetensors', 9_999)
+    for path in checkpoints(folder / 'checkpoints'):
+        flip(path / 'model.safetensors', 9_999)
     [notes] = launch('faults:train_in', folder)
     assert notes['resumed_at'] == []
     same(notes, undisturbed[1])
@@ -119,16 +169,28 @@ def test_all_checkpoints_spoilt_is_a_new_beginning(undisturbed, stopped_at_20, t
 def test_a_number_that_is_none_is_named_and_the_step_not_taken(tmp_path, ranks):
     for notes in launch('faults:train_in', tmp_path, None, ranks, None, 13, ranks=ranks):
         assert notes['finite'], 'the weights are those before the step'
-        assert notes['error'].startswith('TrainingError: loss or gradients are not finite at step ') and 'the loss itself' in notes['error']
-        assert '13' in notes['error'].partition('training examples')[2].partition(';')[0] and 'learning_rate=0.003' in notes['error']
+        assert (
+            notes['error'].startswith('TrainingError: loss or gradients are not finite at step ')
+            and 'the loss itself' in notes['error']
+        )
+        assert (
+            '13' in notes['error'].partition('training examples')[2].partition(';')[0]
+            and 'learning_rate=0.003' in notes['error']
+        )
 
 
 def test_a_full_disk_is_told_and_costs_nothing_that_was_written(undisturbed, tmp_path):
     killed(tmp_path, 8)
     before = {p: p.read_bytes() for p in (tmp_path / 'checkpoints').rglob('*') if p.is_file()}
     [notes] = launch('faults:train_in', tmp_path, None, 1, 60_000)
-    assert notes['error'].startswith('CheckpointError: ') and 'could not be written (' in notes['error'] and 'free some room' in notes['error'], notes
-    assert {p: p.read_bytes() for p in (tmp_path / 'checkpoints').rglob('*') if p.is_file()} == before, 'nothing lost, nothing half written'
+    assert (
+        notes['error'].startswith('CheckpointError: ')
+        and 'could not be written (' in notes['error']
+        and 'free some room' in notes['error']
+    ), notes
+    assert {p: p.read_bytes() for p in (tmp_path / 'checkpoints').rglob('*') if p.is_file()} == before, (
+        'nothing lost, nothing half written'
+    )
     [notes] = launch('faults:train_in', tmp_path)
     assert notes['resumed_at'] == [6]
     same(notes, undisturbed[1])
@@ -139,5 +201,6 @@ def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
     planned = plan(make_config(mode='baseline', corpus='embedded', smoke=True))
     folder = RunFolder(planned.config.study, planned.run_id)
     folder.create()
-    with lock_run(folder), pytest.raises(BusyError, match='held by another process'): execute(planned)
+    with lock_run(folder), pytest.raises(BusyError, match='held by another process'):
+        execute(planned)
     assert not (folder.path / 'config.json').exists() and folder.state() is None

@@ -1,4 +1,5 @@
 "Calibration and fidelity: by hand, against scikit-learn, scipy and statsmodels, and at their edges."
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,154 +9,243 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
-from kdnotes.analysis.calibration import agreement, agreement_values, aligned, bin_of, brier, calibration_error, decision_test, ece, first_is_right, reliability
+from kdnotes.analysis.calibration import (
+    agreement,
+    agreement_values,
+    aligned,
+    bin_of,
+    brier,
+    calibration_error,
+    decision_test,
+    ece,
+    first_is_right,
+    reliability,
+)
 from kdnotes.analysis.intervals import StatsError, mean_interval
 
 
-def run(seed=0, questions=60, candidates=6, noise=.3, sharp=1.):
-    base, rng = np.random.default_rng(0), np.random.default_rng(seed + 100)
+def run(seed=0, questions=60, candidates=6, noise=0.3, sharp=1.0):
+    base = np.random.default_rng(0)
+    rng = np.random.default_rng(seed + 100)
     z = base.normal(-1, 1.5, questions * candidates)
     label = (base.random(z.size) < expit(z)).astype(int)
-    return pd.DataFrame(dict(split='test', unit=np.repeat([f'Q{i}' for i in range(questions)], candidates), item=[f'S{i:03d}' for i in range(z.size)], label=label,
-                             score=sharp * (z + noise * rng.normal(size=z.size))))
+    return pd.DataFrame(
+        dict(
+            split='test',
+            unit=np.repeat([f'Q{i}' for i in range(questions)], candidates),
+            item=[f'S{i:03d}' for i in range(z.size)],
+            label=label,
+            score=sharp * (z + noise * rng.normal(size=z.size)),
+        )
+    )
 
 
 def one(scores, labels=None, unit='Q'):
-    return pd.DataFrame(dict(split='test', unit=unit, item=[f'{unit}{i}' for i in range(len(scores))], label=labels or [1] + [0] * (len(scores) - 1), score=scores))
+    return pd.DataFrame(
+        dict(
+            split='test',
+            unit=unit,
+            item=[f'{unit}{i}' for i in range(len(scores))],
+            label=labels or [1] + [0] * (len(scores) - 1),
+            score=scores,
+        )
+    )
 
 
 def test_ece_by_hand():
-    p, y = np.array([.1, .1, .3, .9, .7, .7]), np.array([0, 0, 1, 1, 1, 0])
-    assert ece(p, y, 2, 'width') == pytest.approx(.8 / 6)             # |.5 - 1| and |2.3 - 2|, over 6
+    p = np.array([0.1, 0.1, 0.3, 0.9, 0.7, 0.7])
+    y = np.array([0, 0, 1, 1, 1, 0])
+    assert ece(p, y, 2, 'width') == pytest.approx(0.8 / 6)  # |.5 - 1| and |2.3 - 2|, over 6
     assert ece(p, y, 1) == pytest.approx(abs(p.mean() - y.mean()))
     assert ece(y, y) == 0 and ece(1 - y, y) == 1
 
 
 @pytest.mark.parametrize('by, strategy', [('width', 'uniform'), ('mass', 'quantile')])
 def test_ece_and_bins_are_scikit_learns(by, strategy):
-    r = run(questions=100, candidates=10)                            # 1,000 different probabilities: ten of equal mass hold 100 each
+    r = run(questions=100, candidates=10)  # 1,000 different probabilities: ten of equal mass hold 100 each
     p = expit(r['score'].to_numpy())
     right, said = calibration_curve(r['label'], p, n_bins=10, strategy=strategy)
     bins = bin_of(p, 10, by)
     n = np.bincount(bins, minlength=10)
     assert [p[bins == k].mean() for k in np.unique(bins)] == pytest.approx(said, abs=2e-3)
-    assert ece(p, r['label'], 10, by) == pytest.approx((abs(right - said) * n[n > 0]).sum() / len(p), abs=2e-3)
+    assert ece(p, r['label'], 10, by) == pytest.approx(
+        (abs(right - said) * n[n > 0]).sum() / len(p), abs=2e-3
+    )
 
 
 def test_equal_probabilities_share_a_bin():
-    assert len(set(bin_of(np.array([.2] * 9 + [.9]), 5))) == 2 and bin_of(np.array([1., 0.]), 10, 'width').tolist() == [9, 0]
+    assert len(set(bin_of(np.array([0.2] * 9 + [0.9]), 5))) == 2 and bin_of(
+        np.array([1.0, 0.0]), 10, 'width'
+    ).tolist() == [9, 0]
 
 
 def test_brier_is_scikit_learns_and_its_interval_a_t_over_questions():
     runs = [run(s) for s in range(3)]
     i = brier(runs)
-    assert i.estimate == pytest.approx(np.mean([brier_score_loss(r['label'], expit(r['score'])) for r in runs])) and (i.n, i.units) == (3, 60)
-    single = brier(runs[:1])                                          # equally many candidates: the mean over questions
-    by_question = ((expit(runs[0]['score']) - runs[0]['label'])**2).groupby(runs[0]['unit']).mean()
-    assert (single.low, single.high) == pytest.approx((mean_interval(by_question).low, mean_interval(by_question).high)) and 'one seed' in single.method
-    uneven = pd.concat([one([1.] * 9, unit='A'), one([-2., 0.], unit='B'), one([.5], unit='C')])
-    assert brier([uneven]).estimate == pytest.approx(brier_score_loss(uneven['label'], expit(uneven['score'])))  # candidates weigh equally
+    assert i.estimate == pytest.approx(
+        np.mean([brier_score_loss(r['label'], expit(r['score'])) for r in runs])
+    ) and (i.n, i.units) == (3, 60)
+    single = brier(runs[:1])  # equally many candidates: the mean over questions
+    by_question = ((expit(runs[0]['score']) - runs[0]['label']) ** 2).groupby(runs[0]['unit']).mean()
+    assert (single.low, single.high) == pytest.approx(
+        (mean_interval(by_question).low, mean_interval(by_question).high)
+    ) and 'one seed' in single.method
+    uneven = pd.concat([one([1.0] * 9, unit='A'), one([-2.0, 0.0], unit='B'), one([0.5], unit='C')])
+    # candidates weigh equally
+    assert brier([uneven]).estimate == pytest.approx(
+        brier_score_loss(uneven['label'], expit(uneven['score']))
+    )
 
 
 def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_questions():
-    runs = [run(s, sharp=3.) for s in range(3)]
+    runs = [run(s, sharp=3.0) for s in range(3)]
     i = calibration_error(runs, np.random.default_rng(0))
-    assert i.estimate == pytest.approx(np.mean([ece(expit(r['score']), r['label']) for r in runs])) and i.low <= i.estimate <= i.high
-    assert i == calibration_error(runs, np.random.default_rng(0)) and i != calibration_error(runs, np.random.default_rng(1))
-    few = calibration_error([r[r['unit'].isin([f'Q{k}' for k in range(15)])] for r in runs], np.random.default_rng(0))
-    assert few.se > 1.4 * i.se                                        # a quarter of the questions: about twice
+    assert (
+        i.estimate == pytest.approx(np.mean([ece(expit(r['score']), r['label']) for r in runs]))
+        and i.low <= i.estimate <= i.high
+    )
+    assert i == calibration_error(runs, np.random.default_rng(0)) and i != calibration_error(
+        runs, np.random.default_rng(1)
+    )
+    few = calibration_error(
+        [r[r['unit'].isin([f'Q{k}' for k in range(15)])] for r in runs], np.random.default_rng(0)
+    )
+    assert few.se > 1.4 * i.se  # a quarter of the questions: about twice
     assert 'equal width' in calibration_error(runs, np.random.default_rng(0), by='width').method
 
 
 def test_questions_are_drawn_whole():
     """A hundred copies of each candidate are no new information."""
-    r = run(noise=0.)
+    r = run(noise=0.0)
     copies = pd.concat([r.assign(item=r['item'] + f'-{k}') for k in range(20)])
     a, b = (calibration_error([x], np.random.default_rng(0), bins=5) for x in (r, copies))
-    assert b.estimate == pytest.approx(a.estimate, abs=5e-3) and b.se == pytest.approx(a.se, rel=.05)
+    assert b.estimate == pytest.approx(a.estimate, abs=5e-3) and b.se == pytest.approx(a.se, rel=0.05)
     ra, rb = (reliability([x], np.random.default_rng(0), bins=4) for x in (r, copies))
-    assert (rb['high'] - rb['low']).to_numpy() == pytest.approx((ra['high'] - ra['low']).to_numpy(), rel=.1)
+    assert (rb['high'] - rb['low']).to_numpy() == pytest.approx((ra['high'] - ra['low']).to_numpy(), rel=0.1)
 
 
 def test_reliability_counts_every_candidate_once():
     runs = [run(s) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0))
-    assert t['n'].sum() == 3 * len(runs[0]) and (t['low'] <= t['right']).all() and (t['right'] <= t['high']).all()
+    assert (
+        t['n'].sum() == 3 * len(runs[0])
+        and (t['low'] <= t['right']).all()
+        and (t['right'] <= t['high']).all()
+    )
     assert (t['right'] * t['n']).sum() == pytest.approx(3 * runs[0]['label'].sum())
 
 
 @pytest.mark.parametrize('label', [0, 1])
 def test_a_bin_whose_labels_agree_is_not_certain(label):
     """Wilson's limits, of the candidates that are in the bin in any run, each counted once."""
-    runs = [run(s, noise=.01).assign(label=label) for s in range(3)]
+    runs = [run(s, noise=0.01).assign(label=label) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0), bins=3)
-    which = [bin_of(np.concatenate([expit(r['score']) for r in runs]), 3).reshape(3, -1) == k for k in range(3)]
+    which = [
+        bin_of(np.concatenate([expit(r['score']) for r in runs]), 3).reshape(3, -1) == k for k in range(3)
+    ]
     for row, inside in zip(t.itertuples(), which):
         n = int(inside.any(0).sum())
-        assert n < row.n / 2 and (row.low, row.high) == pytest.approx(proportion_confint(n * label, n, method='wilson')) and row.low <= row.right <= row.high and row.high - row.low > .02
+        assert (
+            n < row.n / 2
+            and (row.low, row.high) == pytest.approx(proportion_confint(n * label, n, method='wilson'))
+            and row.low <= row.right <= row.high
+            and row.high - row.low > 0.02
+        )
 
 
 def test_agreement_by_hand_and_against_scipy():
-    student, teacher = run(1, noise=1.), run(0)
-    v = agreement_values(student, teacher, threshold=-.5)
+    student = run(1, noise=1.0)
+    teacher = run(0)
+    v = agreement_values(student, teacher, threshold=-0.5)
     for q in ('Q3', 'Q17'):
         s, t = (x[x['unit'] == q]['score'].to_numpy() for x in (student, teacher))
-        p, r = expit(s), expit(t)
+        p = expit(s)
+        r = expit(t)
         m = (p + r) / 2
-        assert v.loc[q, 'tau'] == pytest.approx(kendalltau(s, t).statistic) and v.loc[q, 'top_1'] == (s.argmax() == t.argmax())
-        assert v.loc[q, 'kl'] == pytest.approx(np.mean([entropy([a, 1 - a], [b, 1 - b]) for a, b in zip(r, p)]))
-        assert v.loc[q, 'js'] == pytest.approx(np.mean([(entropy([a, 1 - a], [c, 1 - c]) + entropy([b, 1 - b], [c, 1 - c])) / 2 for a, b, c in zip(r, p, m)]))
-        assert v.loc[q, 'decisions'] == np.mean((s > -.5) == (t > -.5))
-    i = agreement([student], [teacher], threshold=-.5)
+        assert v.loc[q, 'tau'] == pytest.approx(kendalltau(s, t).statistic) and v.loc[q, 'top_1'] == (
+            s.argmax() == t.argmax()
+        )
+        assert v.loc[q, 'kl'] == pytest.approx(
+            np.mean([entropy([a, 1 - a], [b, 1 - b]) for a, b in zip(r, p)])
+        )
+        assert v.loc[q, 'js'] == pytest.approx(
+            np.mean(
+                [
+                    (entropy([a, 1 - a], [c, 1 - c]) + entropy([b, 1 - b], [c, 1 - c])) / 2
+                    for a, b, c in zip(r, p, m)
+                ]
+            )
+        )
+        assert v.loc[q, 'decisions'] == np.mean((s > -0.5) == (t > -0.5))
+    i = agreement([student], [teacher], threshold=-0.5)
     assert {k: x.estimate for k, x in i.items()} == pytest.approx(v.mean().to_dict()) and i['kl'].units == 60
 
 
 def test_the_sides_of_the_divergence():
     """KL(teacher || student) punishes a student that is sure where its teacher is not."""
-    sure, unsure = one([8., -8.]), one([1., -1.])
+    sure = one([8.0, -8.0])
+    unsure = one([1.0, -1.0])
     assert agreement_values(sure, unsure)['kl'].item() > 3 * agreement_values(unsure, sure)['kl'].item()
-    assert agreement_values(sure, unsure)['js'].item() == pytest.approx(agreement_values(unsure, sure)['js'].item())
+    assert agreement_values(sure, unsure)['js'].item() == pytest.approx(
+        agreement_values(unsure, sure)['js'].item()
+    )
 
 
 def test_a_question_without_an_order_has_no_rank_correlation():
-    both = pd.concat([one([1.], unit='A'), one([2., 1.], unit='B'), one([1., 1.], unit='C')])
+    both = pd.concat([one([1.0], unit='A'), one([2.0, 1.0], unit='B'), one([1.0, 1.0], unit='C')])
     assert agreement_values(both, both)['tau'].isna().tolist() == [True, False, True]
     i = agreement([both], [both])
-    assert i['tau'].units == 1 and i['top_1'].units == 3 and 'tau' not in agreement([one([1.])], [one([1.])])
+    assert (
+        i['tau'].units == 1 and i['top_1'].units == 3 and 'tau' not in agreement([one([1.0])], [one([1.0])])
+    )
 
 
 def test_rows_find_each_other_whatever_their_order():
-    student, teacher = run(1), run(0)
+    student = run(1)
+    teacher = run(0)
     shuffled = student.sample(frac=1, random_state=0)
     assert agreement([shuffled], [teacher]) == agreement([student], [teacher])
-    other = pd.concat([student, student.assign(split='dev', score=0.)])
+    other = pd.concat([student, student.assign(split='dev', score=0.0)])
     assert agreement([other], [teacher]) == agreement([student], [teacher])
 
 
 def test_decisions_are_statsmodels_mcnemar():
-    student, teacher = run(1, questions=150, noise=2.), run(0, questions=150)
-    a, b = first_is_right(teacher), first_is_right(student)
+    student = run(1, questions=150, noise=2.0)
+    teacher = run(0, questions=150)
+    a = first_is_right(teacher)
+    b = first_is_right(student)
     t = decision_test(student, teacher)
-    assert t.p == pytest.approx(mcnemar(pd.crosstab(a, b), exact=True).pvalue) and t.statistic == int(b.sum()) - int(a.sum()) and t.units == len(a)
+    assert (
+        t.p == pytest.approx(mcnemar(pd.crosstab(a, b), exact=True).pvalue)
+        and t.statistic == int(b.sum()) - int(a.sum())
+        and t.units == len(a)
+    )
     mixed = teacher.groupby('unit')['label'].nunique() == 2
     assert len(a) == mixed.sum() < 150 or mixed.all()
 
 
-@pytest.mark.parametrize('change, words', [
-    (lambda r: r.drop(columns='label'), 'no column label'),
-    (lambda r: r.assign(split='dev'), "nothing of split 'test'"),
-    (lambda r: r.assign(score=np.nan), 'not finite'),
-    (lambda r: r.assign(label=2), 'labels other than 0 and 1'),
-    (lambda r: r.iloc[1:], 'other candidates'),
-    (lambda r: r.assign(label=1 - r['label']), 'other candidates or labels'),
-    (lambda r: pd.concat([r, r.iloc[:1]]), 'other candidates'),
-])
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (lambda r: r.drop(columns='label'), 'no column label'),
+        (lambda r: r.assign(split='dev'), "nothing of split 'test'"),
+        (lambda r: r.assign(score=np.nan), 'not finite'),
+        (lambda r: r.assign(label=2), 'labels other than 0 and 1'),
+        (lambda r: r.iloc[1:], 'other candidates'),
+        (lambda r: r.assign(label=1 - r['label']), 'other candidates or labels'),
+        (lambda r: pd.concat([r, r.iloc[:1]]), 'other candidates'),
+    ],
+)
 def test_predictions_that_do_not_fit_are_refused_in_one_sentence(change, words):
-    with pytest.raises(StatsError, match=words) as e: aligned([run(), change(run(1))], 'test')
+    with pytest.raises(StatsError, match=words) as e:
+        aligned([run(), change(run(1))], 'test')
     assert '\n' not in str(e.value) and 'run 1' in str(e.value)
 
 
 def test_students_need_their_teachers():
-    with pytest.raises(StatsError, match='cannot be paired'): agreement([run()], [])
-    with pytest.raises(StatsError, match='at least one frame'): aligned([], 'test')
-    with pytest.raises(StatsError, match="by='size'"): bin_of(np.array([.1]), 5, 'size')
+    with pytest.raises(StatsError, match='cannot be paired'):
+        agreement([run()], [])
+    with pytest.raises(StatsError, match='at least one frame'):
+        aligned([], 'test')
+    with pytest.raises(StatsError, match="by='size'"):
+        bin_of(np.array([0.1]), 5, 'size')

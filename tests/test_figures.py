@@ -1,5 +1,11 @@
 """A study's figures: made from committed records alone and the same to the last byte, readable in print, and where their numbers are missing a reason instead."""
-import itertools, json, os, random, subprocess, sys
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -25,31 +31,72 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def moments(layers): return [dict(step=s, scale=1., layers=[dict(layer=n, elements=100, zero=.1, not_finite=0., log2_from=-30, shares=[.1, .2, .3, .2, .1]) for n in layers]) for s in (10, 50)]
+def moments(layers):
+    return [
+        dict(
+            step=s,
+            scale=1.0,
+            layers=[
+                dict(
+                    layer=n,
+                    elements=100,
+                    zero=0.1,
+                    not_finite=0.0,
+                    log2_from=-30,
+                    shares=[0.1, 0.2, 0.3, 0.2, 0.1],
+                )
+                for n in layers
+            ],
+        )
+        for s in (10, 50)
+    ]
 
 
-def run(mode='full_kd', seed=0, value=.7, train_s=40., energy=None, **parameters):
+def run(mode='full_kd', seed=0, value=0.7, train_s=40.0, energy=None, **parameters):
     "A whole record with everything a figure can show."
     r = of_this_schema(make_record(mode, seed, value, train_s, **parameters) | dict(schema=1), 'a test')
-    line = [dict(elapsed_s=t, cpu_percent=150. + seed, host_mib=900. + t, gpu_percent=None, device_mib=None, power_w=None) for t in np.linspace(.5, train_s, 20)]
-    return r | dict(timeline=line, gradients=moments(['embeddings', 'layer 0', 'head']), energy=r['energy'] | dict(device_j=energy),
-                    phases=dict(student=dict(seconds=train_s - 2), evaluation=dict(seconds=1.), synchronisation=dict(seconds=.5)))
+    line = [
+        dict(
+            elapsed_s=t,
+            cpu_percent=150.0 + seed,
+            host_mib=900.0 + t,
+            gpu_percent=None,
+            device_mib=None,
+            power_w=None,
+        )
+        for t in np.linspace(0.5, train_s, 20)
+    ]
+    return r | dict(
+        timeline=line,
+        gradients=moments(['embeddings', 'layer 0', 'head']),
+        energy=r['energy'] | dict(device_j=energy),
+        phases=dict(
+            student=dict(seconds=train_s - 2), evaluation=dict(seconds=1.0), synchronisation=dict(seconds=0.5)
+        ),
+    )
 
 
 def study(modes=tuple(MODES), seeds=(0, 1, 2), **parameters):
-    return [run(m, s, .7 + .02 * i + .003 * s, 40 / (i + 1) + s, **parameters) for i, m in enumerate(modes) for s in seeds]
+    return [
+        run(m, s, 0.7 + 0.02 * i + 0.003 * s, 40 / (i + 1) + s, **parameters)
+        for i, m in enumerate(modes)
+        for s in seeds
+    ]
 
 
 def commit(found, name='made'):
     "As committed evidence; the order of the lines is the records'."
     evidence_path().mkdir(parents=True, exist_ok=True)
     (evidence_path() / f'{name}.records.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in found))
-    its = units_of([r | dict(primary=dict(value=.5 if (v := r['primary']['value']) is None else v)) for r in found])
+    its = units_of(
+        [r | dict(primary=dict(value=0.5 if (v := r['primary']['value']) is None else v)) for r in found]
+    )
     write_csv(evidence_path() / f'{name}.units.csv.gz', its, 6)
     return found
 
 
-def files(made): return {f.name: f.path.read_bytes() for f in made if f.path}
+def files(made):
+    return {f.name: f.path.read_bytes() for f in made if f.path}
 
 
 def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(home):
@@ -60,10 +107,14 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(home):
     for seed in ('1', '77'):
         random.Random(seed).shuffle(found)
         commit(found)
-        code = ("import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
-                "from kdnotes.analysis.figures import study_figures; study_figures('made')")
-        for old in figures_path('made').iterdir(): old.unlink()
-        subprocess.run([sys.executable, '-c', code], check=True, env={**os.environ, 'PYTHONHASHSEED': seed, 'TZ': 'Asia/Tokyo'})
+        code = "import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom kdnotes.analysis.figures import study_figures; study_figures('made')"
+        for old in figures_path('made').iterdir():
+            old.unlink()
+        subprocess.run(
+            [sys.executable, '-c', code],
+            check=True,
+            env={**os.environ, 'PYTHONHASHSEED': seed, 'TZ': 'Asia/Tokyo'},
+        )
         assert {n: (figures_path('made') / f'{n}.svg').read_bytes() for n in first} == first
         assert (figures_path('made') / 'MANIFEST.json').read_bytes() == manifest
 
@@ -73,8 +124,10 @@ LATER = {'fidelity', 'reliability'}  # need predictions, which `commit` writes n
 
 def test_a_missing_run_is_refused_by_name():
     commit(study(seeds=(0,)))
-    with pytest.raises(RecordError, match='run gone-s0'): fg.study_figures('made', ['gone-s0'])
-    with pytest.raises(ReportError, match='no finished runs'): fg.study_figures('nothing')
+    with pytest.raises(RecordError, match='run gone-s0'):
+        fg.study_figures('made', ['gone-s0'])
+    with pytest.raises(ReportError, match='no finished runs'):
+        fg.study_figures('nothing')
     assert not figures_path('made').exists()
 
 
@@ -83,10 +136,18 @@ def test_the_manifest_binds_every_figure_made_or_not(tmp_path):
     some = sorted(r['run_id'] for r in found if r['mode'] in ('full_student', 'full_kd'))
     made = fg.study_figures('made', some, tmp_path / 'elsewhere')
     manifest = read_json(tmp_path / 'elsewhere' / 'MANIFEST.json')
-    assert set(manifest) == {f'{n}.svg' for n in fg.FIGURES} and [f.name for f in made] == list(fg.FIGURES) and not figures_path('made').exists()
+    assert (
+        set(manifest) == {f'{n}.svg' for n in fg.FIGURES}
+        and [f.name for f in made] == list(fg.FIGURES)
+        and not figures_path('made').exists()
+    )
     for f in made:
         entry = manifest[f'{f.name}.svg']
-        assert entry['run_ids'] == some == list(f.run_ids) and entry.get('reason') == f.reason and (f.path is None) == bool(f.reason) == (f.caption == '')
+        assert (
+            entry['run_ids'] == some == list(f.run_ids)
+            and entry.get('reason') == f.reason
+            and (f.path is None) == bool(f.reason) == (f.caption == '')
+        )
         assert entry['sha256'] == (sha256_file(f.path) if f.path else None)
         module, _, name = entry['producer'].rpartition('.')
         assert callable(getattr(sys.modules[module], name))
@@ -95,10 +156,15 @@ def test_the_manifest_binds_every_figure_made_or_not(tmp_path):
 def test_energy_that_was_not_measured_is_no_figure_and_a_reason():
     commit(study(seeds=(0, 1)))
     found = {f.name: f for f in fg.study_figures('made')}
-    assert found['accuracy_energy'].path is None and found['accuracy_energy'].reason == "no run has 'energy J': made up"
+    assert (
+        found['accuracy_energy'].path is None
+        and found['accuracy_energy'].reason == "no run has 'energy J': made up"
+    )
     commit(study(seeds=(0, 1), energy=1e4))
     found = {f.name: f for f in fg.study_figures('made')}
-    assert found['accuracy_energy'].path.exists() and 'energy of the device' in found['accuracy_energy'].caption
+    assert (
+        found['accuracy_energy'].path.exists() and 'energy of the device' in found['accuracy_energy'].caption
+    )
     commit(study(seeds=(0, 1)))
     fg.study_figures('made')
     assert not (figures_path('made') / 'accuracy_energy.svg').exists()
@@ -114,7 +180,12 @@ def test_a_run_of_another_machine_is_left_out_of_times():
     commit(study(seeds=(0, 1)) + [run('full_kd', 2, torch='2.14.0')])
     made = {f.name: f for f in fg.study_figures('made')}
     n = len(study(seeds=(0, 1)))
-    for name in ('throughput', 'phases', 'effects', 'accuracy_time'): assert made[name].path and f'Times, memory and energy are of the {n} runs made with torch 2.13.0; left out: ' in made[name].caption
+    for name in ('throughput', 'phases', 'effects', 'accuracy_time'):
+        assert (
+            made[name].path
+            and f'Times, memory and energy are of the {n} runs made with torch 2.13.0; left out: '
+            in made[name].caption
+        )
 
 
 def test_two_machines_with_equally_many_runs_share_no_times():
@@ -122,7 +193,10 @@ def test_two_machines_with_equally_many_runs_share_no_times():
     made = {f.name: f for f in fg.study_figures('made')}
     without = {n for n, f in made.items() if f.path is None}
     assert without - LATER == {'accuracy_time', 'accuracy_energy', 'throughput', 'phases', 'timelines'}
-    assert all('as many runs were made with torch 2.13.0 as with torch 2.14.0' in made[n].reason for n in without - LATER)
+    assert all(
+        'as many runs were made with torch 2.13.0 as with torch 2.14.0' in made[n].reason
+        for n in without - LATER
+    )
     assert 'training time' not in made['effects'].caption
 
 
@@ -130,10 +204,18 @@ def test_one_seed_is_drawn_hollow_and_said():
     commit(study(seeds=(0,)))
     e = fg.evidence('made')
     figure = fg.effects_figure(e)
-    marks = [line for axes in figure.axes for line in axes.lines if line.get_marker() in {m for _, m in LOOKS.values()}]
+    marks = [
+        line
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_marker() in {m for _, m in LOOKS.values()}
+    ]
     assert len(marks) == 14 and {line.get_fillstyle() for line in marks} == {'none'}
     made = {f.name: f for f in fg.study_figures('made')}
-    assert 'Hollow markers rest on a single seed' in made['effects'].caption and 'One seed an arm.' in made['throughput'].caption
+    assert (
+        'Hollow markers rest on a single seed' in made['effects'].caption
+        and 'One seed an arm.' in made['throughput'].caption
+    )
 
 
 def test_the_forest_shows_the_comparisons_numbers():
@@ -141,55 +223,100 @@ def test_the_forest_shows_the_comparisons_numbers():
     e = fg.evidence('made')
     left, right = fg.effects_figure(e).axes
     shown = [c for kind, c in e.comparisons if kind != 'procedures']
-    for axes, values in ((left, [c.difference for c in shown]), (right, [c.speedup['train_s'] for c in shown])):
-        drawn = [(container.lines[0].get_xdata()[0], *container.lines[2][0].get_segments()[0][:, 0]) for container in axes.containers]
+    for axes, values in (
+        (left, [c.difference for c in shown]),
+        (right, [c.speedup['train_s'] for c in shown]),
+    ):
+        drawn = [
+            (container.lines[0].get_xdata()[0], *container.lines[2][0].get_segments()[0][:, 0])
+            for container in axes.containers
+        ]
         np.testing.assert_allclose(drawn, [(i.estimate, i.low, i.high) for i in values])
     names = [t.get_text() for t in left.get_yticklabels()]
-    assert names[0] == 'the chain, one factor a step' and 'controls' in names and 'kd (3 seeds)\nfull_student → full_kd' in names
+    assert (
+        names[0] == 'the chain, one factor a step'
+        and 'controls' in names
+        and 'kd (3 seeds)\nfull_student → full_kd' in names
+    )
     assert [t for t in left.get_yticks()] == sorted(left.get_yticks()) and left.yaxis_inverted()
 
 
 def test_a_confounded_step_has_a_star():
-    commit([run('full_student', s) for s in (0, 1)] + [run('full_kd', s, max_grad_norm=3.) for s in (0, 1)])
+    commit([run('full_student', s) for s in (0, 1)] + [run('full_kd', s, max_grad_norm=3.0) for s in (0, 1)])
     made = {f.name: f for f in fg.study_figures('made')}
-    assert fg._effect_name(fg.evidence('made').comparisons[0][1]) == 'kd*' and 'A star:' in made['effects'].caption
+    assert (
+        fg._effect_name(fg.evidence('made').comparisons[0][1]) == 'kd*'
+        and 'A star:' in made['effects'].caption
+    )
 
 
 def test_a_variant_of_other_settings_is_named_so():
-    commit([run('full_kd', s) for s in (0, 1)] + [run('full_kd', s, arm='own', max_grad_norm=3.) for s in (0, 1)])
+    commit(
+        [run('full_kd', s) for s in (0, 1)]
+        + [run('full_kd', s, arm='own', max_grad_norm=3.0) for s in (0, 1)]
+    )
     e = fg.evidence('made')
     assert [fg._effect_name(c) for _, c in e.comparisons] == ['other settings*']
-    assert [t.get_text() for t in fg.effects_figure(e).axes[0].get_yticklabels()] == ['variants', 'other settings* (2 seeds)\nfull_kd → own']
+    assert [t.get_text() for t in fg.effects_figure(e).axes[0].get_yticklabels()] == [
+        'variants',
+        'other settings* (2 seeds)\nfull_kd → own',
+    ]
 
 
 def test_with_a_gpu_its_load_and_power_are_shown():
-    commit([r | dict(timeline=[p | dict(gpu_percent=80., power_w=300.) for p in r['timeline']]) for r in study(('baseline', 'mixed_kd'), (0, 1))])
+    commit(
+        [
+            r | dict(timeline=[p | dict(gpu_percent=80.0, power_w=300.0) for p in r['timeline']])
+            for r in study(('baseline', 'mixed_kd'), (0, 1))
+        ]
+    )
     figure = fg.timelines_figure(fg.evidence('made'))
-    assert [a.get_title('left') for a in figure.axes[:2]] == ['GPU busy, %', 'power, W'] and len(figure.axes) == 4
+    assert [a.get_title('left') for a in figure.axes[:2]] == ['GPU busy, %', 'power, W'] and len(
+        figure.axes
+    ) == 4
 
 
 def test_nothing_to_compare_is_a_reason():
     commit(study(('baseline',)))
-    assert {f.name: f.reason for f in fg.study_figures('made')}['effects'].startswith('the study has no two arms')
+    assert {f.name: f.reason for f in fg.study_figures('made')}['effects'].startswith(
+        'the study has no two arms'
+    )
 
 
 def test_records_of_the_first_schema_have_no_phases_timeline_and_gradients():
     commit([of_this_schema(make_record('full_kd', s) | dict(schema=1), 'a test') for s in (0, 1)])
     made = {f.name: f for f in fg.study_figures('made')}
     assert {n for n, f in made.items() if f.path} == {'accuracy_time', 'curves', 'throughput'}
-    assert made['timelines'].reason == 'no record has a timeline' and 'phases' in made['phases'].reason and 'gradient_stats=0' in made['gradients'].reason
+    assert (
+        made['timelines'].reason == 'no record has a timeline'
+        and 'phases' in made['phases'].reason
+        and 'gradient_stats=0' in made['gradients'].reason
+    )
 
 
 def test_null_accuracy_is_a_reason():
-    commit([r | dict(primary=r['primary'] | dict(value=None), metrics={'test': {'map': None}}) for r in study(seeds=(0, 1))])
+    commit(
+        [
+            r | dict(primary=r['primary'] | dict(value=None), metrics={'test': {'map': None}})
+            for r in study(seeds=(0, 1))
+        ]
+    )
     made = {f.name: f for f in fg.study_figures('made')}
-    assert made['accuracy_time'].reason == "no run has 'train s': there is no primary metric to show it with" and made['throughput'].path
+    assert (
+        made['accuracy_time'].reason == "no run has 'train s': there is no primary metric to show it with"
+        and made['throughput'].path
+    )
 
 
 def test_captions_take_their_numbers_from_the_records():
     commit(study(seeds=(0, 1)) + study(('baseline',), (2,)))
     made = {f.name: f.caption for f in fg.study_figures('made')}
-    assert '2 to 3 seeds an arm.' in made['accuracy_time'] and '40 questions' in made['accuracy_time'] and '95% intervals' in made['effects'] and 'MAP on the test set of embedded' in made['effects']
+    assert (
+        '2 to 3 seeds an arm.' in made['accuracy_time']
+        and '40 questions' in made['accuracy_time']
+        and '95% intervals' in made['effects']
+        and 'MAP on the test set of embedded' in made['effects']
+    )
     assert 'pooled over 15 runs and steps 10 to 50' in made['gradients']
     assert all(c == '' or c.endswith('.') and '  ' not in c and '..' not in c for c in made.values())
 
@@ -197,10 +324,13 @@ def test_captions_take_their_numbers_from_the_records():
 def lesson_figures():
     "Every figure, as drawn from a study with a long name among its arms."
     own = [run('mixed_kd', s, arm='mixed_kd_with_a_long_name') for s in (0, 1)]
-    commit(study(seeds=(0, 1), energy=12345.) + [r | dict(energy=r['energy'] | dict(device_j=1e4)) for r in own])
+    commit(
+        study(seeds=(0, 1), energy=12345.0) + [r | dict(energy=r['energy'] | dict(device_j=1e4)) for r in own]
+    )
     e = fg.evidence('made')
     for name, f in fg.FIGURES.items():
-        if name not in LATER: yield name, f.draw(e)
+        if name not in LATER:
+            yield name, f.draw(e)
 
 
 def test_every_figure_can_be_read_in_print():
@@ -218,7 +348,12 @@ def test_nothing_lies_outside_a_figure(dpi):
             figure.set_dpi(dpi)
             FigureCanvasAgg(figure).draw()
             box = figure.get_tightbbox(figure.canvas.get_renderer())
-        assert box.x0 >= -.001 and box.y0 >= -.001 and box.x1 <= figure.get_figwidth() + .001 and box.y1 <= figure.get_figheight() + .001, (name, box)
+        assert (
+            box.x0 >= -0.001
+            and box.y0 >= -0.001
+            and box.x1 <= figure.get_figwidth() + 0.001
+            and box.y1 <= figure.get_figheight() + 0.001
+        ), (name, box)
 
 
 def test_no_two_labels_of_an_axis_overlap():
@@ -226,82 +361,155 @@ def test_no_two_labels_of_an_axis_overlap():
         FigureCanvasAgg(figure).draw()
         for axes in figure.axes:
             for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
-                boxes = [t.get_window_extent() for t in labels if t.get_visible() and t.get_text() and axes.get_visible()]
-                assert not any(a.overlaps(b) for a, b in itertools.pairwise(sorted(boxes, key=lambda b: (b.x0, b.y0)))), (name, [t.get_text() for t in labels])
+                boxes = [
+                    t.get_window_extent()
+                    for t in labels
+                    if t.get_visible() and t.get_text() and axes.get_visible()
+                ]
+                assert not any(
+                    a.overlaps(b) for a, b in itertools.pairwise(sorted(boxes, key=lambda b: (b.x0, b.y0)))
+                ), (name, [t.get_text() for t in labels])
 
 
 def test_no_run_is_drawn_outside_its_axes():
     for name, figure in lesson_figures():
         FigureCanvasAgg(figure).draw()
         for axes in figure.axes:
-            if not axes.get_visible() or name == 'gradients': continue
+            if not axes.get_visible() or name == 'gradients':
+                continue
             x0, x1 = sorted(axes.get_xlim())
             y0, y1 = sorted(axes.get_ylim())
             for line in axes.lines:
-                if line.get_transform() != axes.transData or line.get_marker() in '|_': continue  # a line through the whole panel; the end of a bar, which may reach below no time at all
+                if line.get_transform() != axes.transData or line.get_marker() in '|_':
+                    # a line through the whole panel; the end of a bar, which may reach below no time at all
+                    continue
                 x, y = (np.asarray(v, float) for v in line.get_data())
                 ok = np.isfinite(x) & np.isfinite(y)
-                assert (x[ok] >= x0 - 1e-9).all() and (x[ok] <= x1 + 1e-9).all() and (y[ok] >= y0 - 1e-9).all() and (y[ok] <= y1 + 1e-9).all(), name
+                assert (
+                    (x[ok] >= x0 - 1e-9).all()
+                    and (x[ok] <= x1 + 1e-9).all()
+                    and (y[ok] >= y0 - 1e-9).all()
+                    and (y[ok] <= y1 + 1e-9).all()
+                ), name
 
 
 def test_arms_have_okabe_and_itos_colours_and_a_marker_each():
-    assert {colour for colour, _ in LOOKS.values()} <= OKABE_ITO and len(set(LOOKS.values())) == len({m for _, m in LOOKS.values()}) == len({c for c, _ in LOOKS.values()}) == len(MODES)
+    assert {colour for colour, _ in LOOKS.values()} <= OKABE_ITO and len(set(LOOKS.values())) == len(
+        {m for _, m in LOOKS.values()}
+    ) == len({c for c, _ in LOOKS.values()}) == len(MODES)
 
 
 @pytest.mark.parametrize('higher', [True, False])
 def test_the_pareto_front_is_what_nothing_beats(higher):
     rng = random.Random(5)
     for _ in range(100):
-        points = {f'a{i}': (rng.randrange(1, 6), rng.randrange(1, 6) / 10) for i in range(rng.randrange(1, 8))}
-        values = {arm: dict(train_s=mean_interval([x]), primary=mean_interval([y])) for arm, (x, y) in points.items()} | dict(no_time=dict(primary=mean_interval([9.])))
-        def beaten(p): return any((x <= p[0] and (y >= p[1] if higher else y <= p[1])) and (x, y) != p for x, y in points.values())
-        assert {points[a] for a in pareto_front(values, higher_is_better=higher)} == {p for p in points.values() if not beaten(p)}
+        points = {
+            f'a{i}': (rng.randrange(1, 6), rng.randrange(1, 6) / 10) for i in range(rng.randrange(1, 8))
+        }
+        values = {
+            arm: dict(train_s=mean_interval([x]), primary=mean_interval([y]))
+            for arm, (x, y) in points.items()
+        } | dict(no_time=dict(primary=mean_interval([9.0])))
+
+        def beaten(p):
+            return any(
+                (x <= p[0] and (y >= p[1] if higher else y <= p[1])) and (x, y) != p
+                for x, y in points.values()
+            )
+
+        assert {points[a] for a in pareto_front(values, higher_is_better=higher)} == {
+            p for p in points.values() if not beaten(p)
+        }
 
 
 def test_phases_add_up_to_the_run_and_its_teachers_training():
-    r = run('full_kd', train_s=40.)
-    r['time'] |= dict(teacher_train_s=100., wall_s=50.)
+    r = run('full_kd', train_s=40.0)
+    r['time'] |= dict(teacher_train_s=100.0, wall_s=50.0)
     parts = fg.phase_seconds(r)
-    assert parts['waiting for other ranks'] == .5 and parts['training'] == 37.5 and parts["the teacher's own training"] == 100
-    assert parts['start and end'] == pytest.approx(50 - 38 - 1) and parts['teacher signal'] == 2  # from the cache: not this run's time
-    r['phases'] |= dict(teacher=dict(seconds=5.))
+    assert (
+        parts['waiting for other ranks'] == 0.5
+        and parts['training'] == 37.5
+        and parts["the teacher's own training"] == 100
+    )
+    # from the cache: not this run's time
+    assert parts['start and end'] == pytest.approx(50 - 38 - 1) and parts['teacher signal'] == 2
+    r['phases'] |= dict(teacher=dict(seconds=5.0))
     assert sum(fg.phase_seconds(r).values()) == pytest.approx(150)
 
 
 def test_gradients_are_pooled_layer_by_layer():
-    table = fg.pooled_gradients(moments(['head']) + [dict(step=90, scale=1., layers=[dict(layer='head', elements=100, zero=0., not_finite=0., log2_from=-34, shares=[.9])])])
-    assert table.index.tolist() == list(range(-34, -21, 2)) and table['head'].tolist() == pytest.approx([1 / 3, 0, *np.array([.1, .2, .3, .2, .1]) * 2 / 3 / .9])  # of what is not zero
+    table = fg.pooled_gradients(
+        moments(['head'])
+        + [
+            dict(
+                step=90,
+                scale=1.0,
+                layers=[
+                    dict(layer='head', elements=100, zero=0.0, not_finite=0.0, log2_from=-34, shares=[0.9])
+                ],
+            )
+        ]
+    )
+    # of what is not zero
+    assert table.index.tolist() == list(range(-34, -21, 2)) and table['head'].tolist() == pytest.approx(
+        [1 / 3, 0, *np.array([0.1, 0.2, 0.3, 0.2, 0.1]) * 2 / 3 / 0.9]
+    )
 
 
 def test_the_gradients_share_below_fp16_is_written_beside_its_layer():
     commit(study(('mixed_kd',)))
     figure = fg.gradients_figure(fg.evidence('made'))
-    assert [t.get_text() for t in figure.axes[0].texts] == ['66.7%'] * 3  # bins from -30, -28 and -26, of what is not zero
+    # bins from -30, -28 and -26, of what is not zero
+    assert [t.get_text() for t in figure.axes[0].texts] == ['66.7%'] * 3
 
 
 def test_drawing_a_figure_alone_without_its_numbers_says_why():
     commit([of_this_schema(make_record('full_kd') | dict(schema=1), 'a test')])
     e = fg.evidence('made')
     for draw in (fg.effects_figure, fg.timelines_figure, fg.phases_figure, fg.gradients_figure):
-        with pytest.raises(NotDrawn) as why: draw(e)
+        with pytest.raises(NotDrawn) as why:
+            draw(e)
         assert '\n' not in str(why.value)
 
 
 def test_a_figure_in_a_notebook_is_a_png():
     commit(study(seeds=(0,)))
     figure = fg.timelines_figure(fg.evidence('made'))
-    assert figure._repr_png_()[:4] == b'\x89PNG' and figure_bytes(figure, 'png') == figure_bytes(figure, 'png')
+    assert figure._repr_png_()[:4] == b'\x89PNG' and figure_bytes(figure, 'png') == figure_bytes(
+        figure, 'png'
+    )
 
 
 def test_arms_come_in_the_order_of_the_chain():
     found = study(seeds=range(6))
     random.Random(1).shuffle(found)
-    assert list(arms_of(found)) == ['baseline', 'parallel_baseline', 'mixed_baseline', 'full_student', 'mixed_student', 'full_kd', 'mixed_kd']
+    assert list(arms_of(found)) == [
+        'baseline',
+        'parallel_baseline',
+        'mixed_baseline',
+        'full_student',
+        'mixed_student',
+        'full_kd',
+        'mixed_kd',
+    ]
     assert all([r['seed'] for r in runs] == list(range(6)) for runs in arms_of(found).values())
 
 
 def bins(arms, n=(500, 40, 3)):
-    return pd.DataFrame([dict(arm=arm, confidence=c, accuracy=c * .9, low=None if k == 1 else c * .8, high=None if k == 1 else c, n=k) for arm in arms for c, k in zip((.05, .5, .95), (*n[:2], 1))])
+    return pd.DataFrame(
+        [
+            dict(
+                arm=arm,
+                confidence=c,
+                accuracy=c * 0.9,
+                low=None if k == 1 else c * 0.8,
+                high=None if k == 1 else c,
+                n=k,
+            )
+            for arm in arms
+            for c, k in zip((0.05, 0.5, 0.95), (*n[:2], 1))
+        ]
+    )
 
 
 def test_reliability_has_a_panel_an_arm_and_the_bins_as_they_are():
@@ -310,36 +518,75 @@ def test_reliability_has_a_panel_an_arm_and_the_bins_as_they_are():
     panels = [a for a in figure.axes if a.get_visible()]
     assert [a.get_title('left') for a in panels] == list(arms)
     point = panels[0].containers[1].lines[0]
-    assert point.get_xdata().tolist() == [.05, .5, .95] and point.get_ydata() == pytest.approx([.045, .45, .855])
-    assert [bar.get_height() for bar in panels[0].patches] == pytest.approx([.3, .3 * 40 / 500, .3 / 500])
+    assert point.get_xdata().tolist() == [0.05, 0.5, 0.95] and point.get_ydata() == pytest.approx(
+        [0.045, 0.45, 0.855]
+    )
+    assert [bar.get_height() for bar in panels[0].patches] == pytest.approx([0.3, 0.3 * 40 / 500, 0.3 / 500])
 
 
 def test_fidelity_shows_the_arms_there_are_in_their_order():
     arms = arms_of(study(seeds=(0,)))
-    table = pd.DataFrame([dict(arm=arm, measure=m, estimate=.8, low=None, high=None) for m in ('agreement', 'distance') for arm in ('mixed_kd', 'full_student')])
+    table = pd.DataFrame(
+        [
+            dict(arm=arm, measure=m, estimate=0.8, low=None, high=None)
+            for m in ('agreement', 'distance')
+            for arm in ('mixed_kd', 'full_student')
+        ]
+    )
     figure = fg.fidelity_figure(table, arms)
-    assert [a.get_xlabel() for a in figure.axes] == ['agreement', 'distance'] and [t.get_text() for t in figure.axes[0].get_yticklabels()] == ['full_student', 'mixed_kd']
+    assert [a.get_xlabel() for a in figure.axes] == ['agreement', 'distance'] and [
+        t.get_text() for t in figure.axes[0].get_yticklabels()
+    ] == ['full_student', 'mixed_kd']
     for draw, columns in ((fg.fidelity_figure, ['arm', 'measure']), (fg.reliability_figure, ['arm'])):
-        with pytest.raises(NotDrawn): draw(pd.DataFrame(columns=columns), arms)
+        with pytest.raises(NotDrawn):
+            draw(pd.DataFrame(columns=columns), arms)
 
 
 def test_predictions_become_fidelity_and_reliability(monkeypatch):
-    found = commit([r | dict(teacher_run_id='baseline-s0' if r['mode'] == 'full_kd' else None) for r in study(('baseline', 'full_kd'), (0, 1))])
+    found = commit(
+        [
+            r | dict(teacher_run_id='baseline-s0' if r['mode'] == 'full_kd' else None)
+            for r in study(('baseline', 'full_kd'), (0, 1))
+        ]
+    )
     teacher = next(r['run_id'] for r in found if r['mode'] == 'baseline')
     commit([r | dict(teacher_run_id=teacher if r['mode'] == 'full_kd' else None) for r in found])
     rng = np.random.default_rng(0)
-    def scores(r): return pd.DataFrame(dict(run_id=r['run_id'], arm=r['arm'], seed=r['seed'], split='test', unit=np.repeat([f'Q{i}' for i in range(40)], 5), item=np.tile(list('abcde'), 40), label=np.tile([1, 0, 0, 0, 0], 40),
-                                            score=np.tile([2., -1, -2, -3, -4], 40) + rng.normal(0, .1, 200)))
+
+    def scores(r):
+        return pd.DataFrame(
+            dict(
+                run_id=r['run_id'],
+                arm=r['arm'],
+                seed=r['seed'],
+                split='test',
+                unit=np.repeat([f'Q{i}' for i in range(40)], 5),
+                item=np.tile(list('abcde'), 40),
+                label=np.tile([1, 0, 0, 0, 0], 40),
+                score=np.tile([2.0, -1, -2, -3, -4], 40) + rng.normal(0, 0.1, 200),
+            )
+        )
+
     table = pd.concat([scores(r) for r in found])
     monkeypatch.setattr(fg, 'predictions', lambda study, ids: table)
     e = fg.evidence('made')
     agree = fg.agreement_table(e)
-    assert set(agree['arm']) == {'full_kd'} and agree.set_index('measure')['estimate']['same candidate first'] == 1
+    assert (
+        set(agree['arm']) == {'full_kd'}
+        and agree.set_index('measure')['estimate']['same candidate first'] == 1
+    )
     bins = fg.reliability_table(e)
-    assert set(bins['arm']) == {'baseline', 'full_kd'} and bins.groupby('arm')['n'].sum().tolist() == [400, 400]
+    assert set(bins['arm']) == {'baseline', 'full_kd'} and bins.groupby('arm')['n'].sum().tolist() == [
+        400,
+        400,
+    ]
     made = {f.name: f for f in fg.study_figures('made')}
-    assert made['fidelity'].path and made['reliability'].path and '40 questions' in made['reliability'].caption
-    monkeypatch.setattr(fg, 'predictions', lambda study, ids: table.assign(score=[float(f'{s:.5g}') for s in table['score']]))
+    assert (
+        made['fidelity'].path and made['reliability'].path and '40 questions' in made['reliability'].caption
+    )
+    monkeypatch.setattr(
+        fg, 'predictions', lambda study, ids: table.assign(score=[float(f'{s:.5g}') for s in table['score']])
+    )
     assert fg.study_figures('made')[-1].path.read_bytes() == made['reliability'].path.read_bytes()
     monkeypatch.setattr(fg, 'predictions', lambda study, ids: table.assign(split='dev'))
     assert "hold nothing of split 'test'" in {f.name: f.reason for f in fg.study_figures('made')}['fidelity']

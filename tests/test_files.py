@@ -1,15 +1,22 @@
 """Files are whole or not there, and a lock dies with its owner: seen from other processes."""
-import os, signal, subprocess, sys
+
+import os
+import signal
+import subprocess
+import sys
 import pytest
 from kdnotes.core.files import BusyError, FileError, atomic_write, lock, read_json, sha256_text, write_json
 
 
 def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path):
-    path = tmp_path/'a.json'
+    path = tmp_path / 'a.json'
     write_json(path, {'n': 1})
-    code = ("import os, signal; from kdnotes.core import files\n"
-            "files.os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"  # dies after writing, before the rename
-            f"files.write_json({str(path)!r}, {{'n': 2}})")
+    code = (
+        "import os, signal; from kdnotes.core import files\n"
+        # dies after writing, before the rename
+        "files.os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"files.write_json({str(path)!r}, {{'n': 2}})"
+    )
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
     assert read_json(path) == {'n': 1}
     assert len(list(tmp_path.iterdir())) == 2  # the temporary file stays, under a name nobody reads
@@ -18,54 +25,73 @@ def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path):
 
 
 def test_a_failing_rename_leaves_no_temporary_file(tmp_path, monkeypatch):
-    atomic_write(tmp_path/'a', 'old')
-    def fail(*_): raise OSError(28, 'No space left on device')
+    atomic_write(tmp_path / 'a', 'old')
+
+    def fail(*_):
+        raise OSError(28, 'No space left on device')
+
     monkeypatch.setattr(os, 'replace', fail)
-    with pytest.raises(OSError, match='No space'): atomic_write(tmp_path/'a', 'new')
-    assert [p.name for p in tmp_path.iterdir()] == ['a'] and (tmp_path/'a').read_text() == 'old'
+    with pytest.raises(OSError, match='No space'):
+        atomic_write(tmp_path / 'a', 'new')
+    assert [p.name for p in tmp_path.iterdir()] == ['a'] and (tmp_path / 'a').read_text() == 'old'
 
 
 def test_new_files_have_ordinary_permissions(tmp_path):
-    (tmp_path/'plain').write_text('')
-    assert atomic_write(tmp_path/'a', '').stat().st_mode == (tmp_path/'plain').stat().st_mode
+    (tmp_path / 'plain').write_text('')
+    assert atomic_write(tmp_path / 'a', '').stat().st_mode == (tmp_path / 'plain').stat().st_mode
 
 
 def test_equal_objects_make_equal_bytes(tmp_path):
-    one, two = write_json(tmp_path/'1', {'a': 1, 'b': 0.1}), write_json(tmp_path/'2', {'b': 0.1, 'a': 1})
+    one = write_json(tmp_path / '1', {'a': 1, 'b': 0.1})
+    two = write_json(tmp_path / '2', {'b': 0.1, 'a': 1})
     assert one.read_bytes() == two.read_bytes()
 
 
 @pytest.mark.parametrize('value', [float('nan'), float('inf'), object()])
 def test_what_json_cannot_say_is_refused(tmp_path, value):
-    with pytest.raises(FileError, match='null for what is unknown'): write_json(tmp_path/'a', {'x': value})
+    with pytest.raises(FileError, match='null for what is unknown'):
+        write_json(tmp_path / 'a', {'x': value})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('data', [b'', b'{"a": 1', b'[]', b'\xff\xfe{}'])
 def test_a_broken_file_is_named_in_one_line(tmp_path, data):
-    path = atomic_write(tmp_path/'a.json', data)
-    with pytest.raises(FileError) as e: read_json(path)
+    path = atomic_write(tmp_path / 'a.json', data)
+    with pytest.raises(FileError) as e:
+        read_json(path)
     assert str(path) in str(e.value) and '\n' not in str(e.value)
 
 
 def test_borders_between_texts_count():
-    assert len({sha256_text(*p) for p in [('ab', 'c'), ('a', 'bc'), ('abc',), ('abc', ''), ('', 'abc'), ('c', 'ab')]}) == 6
+    assert (
+        len(
+            {
+                sha256_text(*p)
+                for p in [('ab', 'c'), ('a', 'bc'), ('abc',), ('abc', ''), ('', 'abc'), ('c', 'ab')]
+            }
+        )
+        == 6
+    )
 
 
 def test_a_killed_owner_frees_the_lock(tmp_path):
-    code = f"import sys, time; from kdnotes.core.files import lock\nwith lock({str(tmp_path/'l')!r}): print('held', flush=True); time.sleep(60)"
+    code = f"import sys, time; from kdnotes.core.files import lock\nwith lock({str(tmp_path / 'l')!r}): print('held', flush=True); time.sleep(60)"
     owner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout.readline() == 'held\n'
         with pytest.raises(BusyError, match='held by another process'):
-            with lock(tmp_path/'l', wait=False): pass
+            with lock(tmp_path / 'l', wait=False):
+                pass
     finally:
         owner.kill()
         owner.wait()
-    with lock(tmp_path/'l', wait=False): pass
+    with lock(tmp_path / 'l', wait=False):
+        pass
 
 
 def test_an_error_inside_frees_the_lock(tmp_path):
     with pytest.raises(KeyError):
-        with lock(tmp_path/'l'): raise KeyError
-    with lock(tmp_path/'l', wait=False): pass
+        with lock(tmp_path / 'l'):
+            raise KeyError
+    with lock(tmp_path / 'l', wait=False):
+        pass

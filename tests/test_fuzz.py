@@ -1,7 +1,13 @@
 """Malformed inputs, made by hypothesis from sound ones: each is taken as what it says, or refused with one sentence of our own; nothing else is ever raised.
 
 `KDNOTES_FUZZ` sets the number of inputs, over all kinds together: 500 always the same ones by default; more of them, and others each time, by `make fuzz`."""
-import copy, gzip, json, os, shutil, tempfile
+
+import copy
+import gzip
+import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 import numpy as np
 import pytest
@@ -11,9 +17,24 @@ from transformers import BertConfig, BertForSequenceClassification
 from kdnotes.analysis import report
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
-from kdnotes.train.checkpoint import Checkpoint, CheckpointError, newest_checkpoint, read_checkpoint, save_checkpoint
+from kdnotes.train.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    newest_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from kdnotes.cli import configurations, parse_parameters
-from kdnotes.core.config import ConfigError, KdnotesError, Machine, MODES, make_config, parameters, resolve, run_id
+from kdnotes.core.config import (
+    ConfigError,
+    KdnotesError,
+    Machine,
+    MODES,
+    make_config,
+    parameters,
+    resolve,
+    run_id,
+)
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_rows, resolve_corpus
 from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs
@@ -22,7 +43,17 @@ from kdnotes.analysis.plotting import bind_figures
 from kdnotes.experiment.launch import choose_arms
 from kdnotes.core.files import read_json
 from kdnotes.distill.models import ModelError, find_model
-from kdnotes.records.store import TABLES, append_row, export, find_record, read_rows, records, tidy, units, without_repeats
+from kdnotes.records.store import (
+    TABLES,
+    append_row,
+    export,
+    find_record,
+    read_rows,
+    records,
+    tidy,
+    units,
+    without_repeats,
+)
 from kdnotes.records.schema import SCHEMA, RecordError, make_row
 from kdnotes.distill.teacher_cache import make_signal, open_signal
 from handmade import make_record, make_units, write_run
@@ -30,15 +61,28 @@ from handmade import make_record, make_units, write_run
 INPUTS = int(os.environ.get('KDNOTES_FUZZ', 500))
 KINDS = 11  # of tests below, which share them evenly
 
-fuzz = settings(max_examples=-(-INPUTS // KINDS), derandomize=INPUTS <= 500, database=None, deadline=None, print_blob=True,
-                suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much])
+fuzz = settings(
+    max_examples=-(-INPUTS // KINDS),
+    derandomize=INPUTS <= 500,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.data_too_large,
+        HealthCheck.large_base_example,
+        HealthCheck.filter_too_much,
+    ],
+)
 
 REFUSED = object()
 
 
 def ours(action, kind: type[KdnotesError] = KdnotesError):
     "What an action gives, or REFUSED when it ends in one sentence of our own; any other exception fails the test."
-    try: result = action()
+    try:
+        result = action()
     except kind as e:
         event('refused')
         [line] = e._render_traceback_()
@@ -51,7 +95,8 @@ def ours(action, kind: type[KdnotesError] = KdnotesError):
 @pytest.fixture(scope='module', autouse=True)
 def home(tmp_path_factory):
     "A home of the tests' own, where nobody asks a hub."
-    folder, before = tmp_path_factory.mktemp('home'), {k: os.environ.get(k) for k in ('KDNOTES_HOME', 'KDNOTES_DATA')}
+    folder = tmp_path_factory.mktemp('home')
+    before = {k: os.environ.get(k) for k in ('KDNOTES_HOME', 'KDNOTES_DATA')}
     os.environ['KDNOTES_HOME'] = str(folder)
     os.environ.pop('KDNOTES_DATA', None)
     with pytest.MonkeyPatch.context() as patch:
@@ -59,15 +104,53 @@ def home(tmp_path_factory):
         patch.setattr(report, '_figures', lambda *_: {})  # drawing takes a second, and is no reading
         yield folder
     for k, v in before.items():
-        if v is None: os.environ.pop(k, None)
-        else: os.environ[k] = v
+        if v is None:
+            os.environ.pop(k, None)
+        else:
+            os.environ[k] = v
 
 
 # ---- faults ----
 
-numbers = st.one_of(st.integers(-3, 70000), st.integers(), st.floats(), st.sampled_from([0, 1, -1, 2**31, 2**63, 10**400, 1e308, float('nan'), float('inf')]))
-texts = st.one_of(st.text(max_size=12), st.sampled_from(['', ' ', '0', '1', 'auto', 'none', '../up', '~nobody', '~0', '/', '\0', 'a\nb', 'x' * 5000, '\ud800', '\u2028', '0x1', '1e3', 'nan', 'True']))
-values = st.recursive(st.one_of(st.none(), st.booleans(), numbers, texts), lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)), max_leaves=5)
+numbers = st.one_of(
+    st.integers(-3, 70000),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([0, 1, -1, 2**31, 2**63, 10**400, 1e308, float('nan'), float('inf')]),
+)
+texts = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        [
+            '',
+            ' ',
+            '0',
+            '1',
+            'auto',
+            'none',
+            '../up',
+            '~nobody',
+            '~0',
+            '/',
+            '\0',
+            'a\nb',
+            'x' * 5000,
+            '\ud800',
+            '\u2028',
+            '0x1',
+            '1e3',
+            'nan',
+            'True',
+        ]
+    ),
+)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, texts),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
 
 
 @st.composite
@@ -78,12 +161,35 @@ def torn(draw, data: bytes) -> bytes:
         at = draw(st.integers(0, max(0, len(data) - 1)))
         n = draw(st.integers(1, 40))
         match draw(st.sampled_from(['cut', 'flip', 'lose', 'double', 'replace', 'insert'])):
-            case 'cut': del data[at:]
-            case 'flip' if data: data[at] ^= 1 << draw(st.integers(0, 7))
-            case 'lose': del data[at:at + n]
-            case 'double': data[at:at] = data[at:at + n]
-            case 'replace': data[at:at + n] = draw(st.binary(max_size=n))
-            case 'insert': data[at:at] = draw(st.one_of(st.binary(max_size=8), st.sampled_from([b'\t', b'\n', b'\r', b'\0', b'"', b'{', b'[' * 5000, b'\xff\xfe', b'\xe2\x80\xa8'])))
+            case 'cut':
+                del data[at:]
+            case 'flip' if data:
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case 'lose':
+                del data[at : at + n]
+            case 'double':
+                data[at:at] = data[at : at + n]
+            case 'replace':
+                data[at : at + n] = draw(st.binary(max_size=n))
+            case 'insert':
+                data[at:at] = draw(
+                    st.one_of(
+                        st.binary(max_size=8),
+                        st.sampled_from(
+                            [
+                                b'\t',
+                                b'\n',
+                                b'\r',
+                                b'\0',
+                                b'"',
+                                b'{',
+                                b'[' * 5000,
+                                b'\xff\xfe',
+                                b'\xe2\x80\xa8',
+                            ]
+                        ),
+                    )
+                )
     return bytes(data)
 
 
@@ -92,26 +198,42 @@ def changed(draw, value):
     "A JSON value with some of its parts taken out, renamed or replaced."
     value = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
-        place, key = None, None
+        place = None
+        key = None
         while True:  # go down, and stop anywhere
             inner = value if place is None else place[key]
-            if not isinstance(inner, (dict, list)) or not inner or place is not None and draw(st.booleans()): break
-            place, key = inner, draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-        if place is None: return draw(values)
+            if not isinstance(inner, (dict, list)) or not inner or place is not None and draw(st.booleans()):
+                break
+            place = inner
+            key = draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        if place is None:
+            return draw(values)
         match draw(st.sampled_from(['out', 'other', 'rename'])):
-            case 'out': del place[key]
-            case 'rename' if isinstance(place, dict): place[draw(st.text(max_size=8))] = place.pop(key)
-            case _: place[key] = draw(values)
+            case 'out':
+                del place[key]
+            case 'rename' if isinstance(place, dict):
+                place[draw(st.text(max_size=8))] = place.pop(key)
+            case _:
+                place[key] = draw(values)
     return value
 
 
-def as_json(value) -> bytes: return json.dumps(value).encode()
+def as_json(value) -> bytes:
+    return json.dumps(value).encode()
 
 
 @st.composite
 def json_files(draw, value) -> bytes:
     "The file of a JSON object, or what became of it."
-    return draw(st.one_of(changed(value).map(as_json), torn(as_json(value)), st.sampled_from([b'', b'{}', b'[]', b'null', b'[' * 100000, b'{"a":' * 3000, b'1' * 5000, b'\xff'])))
+    return draw(
+        st.one_of(
+            changed(value).map(as_json),
+            torn(as_json(value)),
+            st.sampled_from(
+                [b'', b'{}', b'[]', b'null', b'[' * 100000, b'{"a":' * 3000, b'1' * 5000, b'\xff']
+            ),
+        )
+    )
 
 
 # ---- texts ----
@@ -123,23 +245,39 @@ HEADER = '\t'.join(TSV_COLUMNS.values())
 @st.composite
 def tsv_files(draw, sound: bool = False) -> bytes:
     "A corpus file, maybe a sound one."
-    rows = [[f'Q{q}', f'{draw(WORDS)}?', f'D{q}', draw(WORDS), f'D{q}-{i}', f'{draw(WORDS)}.', str(int(i == 0))] for q in range(draw(st.integers(1, 3))) for i in range(draw(st.integers(1 + sound, 3)))]
-    rows = [[*row[:1], rows[[r[0] for r in rows].index(row[0])][1], *row[2:]] for row in rows]  # one text a question
+    rows = [
+        [f'Q{q}', f'{draw(WORDS)}?', f'D{q}', draw(WORDS), f'D{q}-{i}', f'{draw(WORDS)}.', str(int(i == 0))]
+        for q in range(draw(st.integers(1, 3)))
+        for i in range(draw(st.integers(1 + sound, 3)))
+    ]
+    # one text a question
+    rows = [[*row[:1], rows[[r[0] for r in rows].index(row[0])][1], *row[2:]] for row in rows]
     for _ in range(0 if sound else draw(st.integers(0, 2))):
         row = draw(st.sampled_from(rows))
         match draw(st.sampled_from(['other', 'lose', 'more', 'double', 'swap'])):
-            case 'other' if row: row[draw(st.integers(0, len(row) - 1))] = draw(texts)
-            case 'lose' if row: del row[-1]
-            case 'more': row.append(draw(texts))
-            case 'double': rows.append(list(row))
-            case 'swap': row.reverse()
-    data = draw(st.sampled_from(['\n', '\r\n'])).join([HEADER, *('\t'.join(r) for r in rows), *draw(st.sampled_from([[], [''], ['', '']]))]).encode('utf-8', 'surrogatepass')
+            case 'other' if row:
+                row[draw(st.integers(0, len(row) - 1))] = draw(texts)
+            case 'lose' if row:
+                del row[-1]
+            case 'more':
+                row.append(draw(texts))
+            case 'double':
+                rows.append(list(row))
+            case 'swap':
+                row.reverse()
+    data = (
+        draw(st.sampled_from(['\n', '\r\n']))
+        .join([HEADER, *('\t'.join(r) for r in rows), *draw(st.sampled_from([[], [''], ['', '']]))])
+        .encode('utf-8', 'surrogatepass')
+    )
     return data if sound else draw(st.one_of(st.just(data), st.just(data), torn(data)))
 
 
 def parsed(data: bytes) -> list[tuple[str, ...]]:
     "What a sound file says, read in the plainest way."
-    header, *lines = [line.removesuffix('\r').split('\t') for line in data.decode().removeprefix('\ufeff').split('\n')]
+    header, *lines = [
+        line.removesuffix('\r').split('\t') for line in data.decode().removeprefix('\ufeff').split('\n')
+    ]
     return [tuple(line[header.index(c)] for c in TSV_COLUMNS.values()) for line in lines if line != ['']]
 
 
@@ -149,34 +287,92 @@ def test_a_corpus_file(home, data, split):
     path = home / 'corpus.tsv'
     path.write_bytes(data)
     rows = ours(lambda: read_rows(path, split, CORPORA), CorpusError)
-    if rows is REFUSED: return
+    if rows is REFUSED:
+        return
     assert [(*(r[k] for k in list(TSV_COLUMNS)[:-1]), str(r['label'])) for r in rows] == parsed(data)
-    assert {r['label'] for r in rows} <= {0, 1} and any(r['label'] for r in rows) and all(r[k].strip() for r in rows for k in ('question_id', 'question', 'document_id', 'sentence_id', 'sentence'))
-    sound = [dict(question_id='Q', question='q', document_id='D', document_title='t', sentence_id=f'D-{i}', sentence='s', label=i) for i in range(2)]
+    assert (
+        {r['label'] for r in rows} <= {0, 1}
+        and any(r['label'] for r in rows)
+        and all(
+            r[k].strip()
+            for r in rows
+            for k in ('question_id', 'question', 'document_id', 'sentence_id', 'sentence')
+        )
+    )
+    sound = [
+        dict(
+            question_id='Q',
+            question='q',
+            document_id='D',
+            document_title='t',
+            sentence_id=f'D-{i}',
+            sentence='s',
+            label=i,
+        )
+        for i in range(2)
+    ]
     for questions, smoke in (('all', False), ('answered', True)):  # and the task can be made of it
-        task = AnswerSelection(Corpus('c', 'folder', 'c', dict.fromkeys(SPLITS, sound) | {split: rows}, 'x'), train_questions=questions, smoke=smoke)
+        task = AnswerSelection(
+            Corpus('c', 'folder', 'c', dict.fromkeys(SPLITS, sound) | {split: rows}, 'x'),
+            train_questions=questions,
+            smoke=smoke,
+        )
         assert len(task.questions[split].labels) <= len(rows) and task.label_prior.sum() == pytest.approx(1)
 
 
 @fuzz
-@given(st.fixed_dictionaries({split: tsv_files(sound=True) for split in SPLITS}), st.sampled_from(SPLITS), st.one_of(st.none(), tsv_files(), tsv_files()), st.sampled_from(['{}.tsv', 'WikiQA-{}.tsv']))
+@given(
+    st.fixed_dictionaries({split: tsv_files(sound=True) for split in SPLITS}),
+    st.sampled_from(SPLITS),
+    st.one_of(st.none(), tsv_files(), tsv_files()),
+    st.sampled_from(['{}.tsv', 'WikiQA-{}.tsv']),
+)
 def test_a_corpus_folder(data, split, content, name):
     data = data | {split: content}
     with tempfile.TemporaryDirectory() as folder:
         for split, content in data.items():
-            if content is not None: (Path(folder) / name.format(split)).write_bytes(content)
+            if content is not None:
+                (Path(folder) / name.format(split)).write_bytes(content)
         corpus = ours(lambda: load_corpus('answer_selection', folder), CorpusError)
-        if corpus is not REFUSED: assert None not in data.values() and len(corpus.sha256) == 64 and all(corpus.splits[split] for split in SPLITS)
+        if corpus is not REFUSED:
+            assert (
+                None not in data.values()
+                and len(corpus.sha256) == 64
+                and all(corpus.splits[split] for split in SPLITS)
+            )
 
 
 # ---- parameters ----
 
-fields = st.dictionaries(st.one_of(st.sampled_from(list(parameters())), st.text(max_size=10)), values, max_size=4)
-usual = st.fixed_dictionaries({}, optional=dict(
-    mode=st.sampled_from(list(MODES)), seed=st.integers(0, 2**32), ranks=st.sampled_from(['auto', 1, 2, 8, '2', True, 2.0]), threads_per_rank=st.sampled_from(['auto', None, 1, '1']), epochs=numbers, learning_rate=numbers,
-    precision=st.sampled_from(['fp32', 'tf32', 'mixed', None]), amp_dtype=st.sampled_from(['auto', 'fp16', 'bf16']), student_layers=st.lists(st.integers(-1, 7), max_size=4), student_init=st.sampled_from(['hub', 'teacher_pretrained']),
-    temperature=numbers, alpha=numbers, study=texts, arm=texts, corpus=texts, teacher=texts, batch_size=numbers, profile=st.sampled_from(['laptop', 'paper'])))
-machines = st.builds(Machine, st.sampled_from(['cpu', 'cuda']), st.integers(1, 4), st.integers(0, 2), st.booleans())
+fields = st.dictionaries(
+    st.one_of(st.sampled_from(list(parameters())), st.text(max_size=10)), values, max_size=4
+)
+usual = st.fixed_dictionaries(
+    {},
+    optional=dict(
+        mode=st.sampled_from(list(MODES)),
+        seed=st.integers(0, 2**32),
+        ranks=st.sampled_from(['auto', 1, 2, 8, '2', True, 2.0]),
+        threads_per_rank=st.sampled_from(['auto', None, 1, '1']),
+        epochs=numbers,
+        learning_rate=numbers,
+        precision=st.sampled_from(['fp32', 'tf32', 'mixed', None]),
+        amp_dtype=st.sampled_from(['auto', 'fp16', 'bf16']),
+        student_layers=st.lists(st.integers(-1, 7), max_size=4),
+        student_init=st.sampled_from(['hub', 'teacher_pretrained']),
+        temperature=numbers,
+        alpha=numbers,
+        study=texts,
+        arm=texts,
+        corpus=texts,
+        teacher=texts,
+        batch_size=numbers,
+        profile=st.sampled_from(['laptop', 'paper']),
+    ),
+)
+machines = st.builds(
+    Machine, st.sampled_from(['cpu', 'cuda']), st.integers(1, 4), st.integers(0, 2), st.booleans()
+)
 
 
 @fuzz
@@ -185,13 +381,23 @@ machines = st.builds(Machine, st.sampled_from(['cpu', 'cuda']), st.integers(1, 4
 @example({'epochs': float('nan')}, Machine('cpu', 2), 'embedded')
 @example({1: 2}, Machine('cpu', 2), 'embedded')
 def test_a_configuration(parameters, machine, corpus):
-    config = ours(lambda: make_config(**{k: v for k, v in parameters.items() if isinstance(k, str)}), ConfigError)
-    if config is REFUSED: return
+    config = ours(
+        lambda: make_config(**{k: v for k, v in parameters.items() if isinstance(k, str)}), ConfigError
+    )
+    if config is REFUSED:
+        return
     told = config.model_dump(mode='json')
-    assert make_config(**json.loads(json.dumps(told, allow_nan=False))) == config, 'it can be written and read again'
+    assert make_config(**json.loads(json.dumps(told, allow_nan=False))) == config, (
+        'it can be written and read again'
+    )
     resolved = ours(lambda: resolve(config, machine, corpus), ConfigError)
-    if resolved is REFUSED: return
-    assert 'auto' not in [getattr(resolved, k) for k in ('corpus', 'ranks', 'threads_per_rank', 'precision')] and resolved.ranks >= 1 and resolved.epochs > 0
+    if resolved is REFUSED:
+        return
+    assert (
+        'auto' not in [getattr(resolved, k) for k in ('corpus', 'ranks', 'threads_per_rank', 'precision')]
+        and resolved.ranks >= 1
+        and resolved.epochs > 0
+    )
     assert make_config(**resolved.model_dump(mode='json')) == resolved
     assert len(run_id(resolved, 'c', {}, 1).rpartition('-')[2]) == 12
 
@@ -200,10 +406,20 @@ def test_a_configuration(parameters, machine, corpus):
 @example([], [], 'x' * 5000)
 @example(['study=a\nb'], [], '~0')
 @example([], ['a\nb'], '\0')
-@given(st.lists(st.one_of(st.text(max_size=20), st.builds('{}={}'.format, st.sampled_from(list(parameters())), texts)), max_size=4), st.lists(st.one_of(st.sampled_from(list(MODES)), texts), max_size=2), texts)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=20), st.builds('{}={}'.format, st.sampled_from(list(parameters())), texts)
+        ),
+        max_size=4,
+    ),
+    st.lists(st.one_of(st.sampled_from(list(MODES)), texts), max_size=2),
+    texts,
+)
 def test_a_command_line(pairs, modes, name):
     configs = ours(lambda: configurations(modes, parse_parameters(pairs)), ConfigError)
-    if configs is not REFUSED: assert configs[0] and {c.mode for c in configs[0]} <= set(MODES)
+    if configs is not REFUSED:
+        assert configs[0] and {c.mode for c in configs[0]} <= set(MODES)
     ours(lambda: choose_arms(','.join([*modes, name])), ConfigError)
     found = ours(lambda: resolve_corpus('answer_selection', name), CorpusError)
     assert found is REFUSED or found in ('embedded', 'wikiqa') or Path(found).is_dir() or '/' in found
@@ -214,7 +430,12 @@ def test_a_command_line(pairs, modes, name):
 # ---- what runs leave ----
 
 RECORD = make_record(study='fuzz')
-ROWS = [make_row('start', ranks=1, threads_per_rank=1, steps=9, examples=9, precision='fp32', device='cpu'), make_row('overflow', step=3, scale=2.), make_row('resume', step=2, path='p'), make_row('end', step=9, train_s=1., status='done')]
+ROWS = [
+    make_row('start', ranks=1, threads_per_rank=1, steps=9, examples=9, precision='fp32', device='cpu'),
+    make_row('overflow', step=3, scale=2.0),
+    make_row('resume', step=2, path='p'),
+    make_row('end', step=9, train_s=1.0, status='done'),
+]
 
 
 @pytest.fixture
@@ -238,27 +459,52 @@ def test_a_record(home, run, data):
     exported = home / 'thesis' / 'data' / 'fuzz.records.jsonl'
     exported.unlink(missing_ok=True)
     record = ours(run.record)
-    if record is not REFUSED: assert record['schema'] == SCHEMA and record['run_id'] == run.run_id
+    if record is not REFUSED:
+        assert record['schema'] == SCHEMA and record['run_id'] == run.run_id
     (run.path / 'state.json').write_bytes(data)
-    for read in (run.state, run.create): ours(read)
+    for read in (run.state, run.create):
+        ours(read)
     (run.path / 'state.json').unlink()
-    for read in (lambda: tidy(records('fuzz')), lambda: units('fuzz'), lambda: find_record(RECORD['run_id']), lambda: export('fuzz'), lambda: report.report('fuzz'),
-                 lambda: [(report.run_table(r), report.curve_of(r)) for r in records('fuzz')]): ours(read)
-    assert not exported.exists() or records('fuzz') == [json.loads(line) for line in exported.read_text().splitlines()]
+    for read in (
+        lambda: tidy(records('fuzz')),
+        lambda: units('fuzz'),
+        lambda: find_record(RECORD['run_id']),
+        lambda: export('fuzz'),
+        lambda: report.report('fuzz'),
+        lambda: [(report.run_table(r), report.curve_of(r)) for r in records('fuzz')],
+    ):
+        ours(read)
+    assert not exported.exists() or records('fuzz') == [
+        json.loads(line) for line in exported.read_text().splitlines()
+    ]
 
 
 @fuzz
-@given(st.lists(st.one_of(st.just(RECORD), changed(RECORD)), min_size=1, max_size=2).map(lambda of: b''.join(as_json(r) + b'\n' for r in of)).flatmap(lambda data: st.one_of(st.just(data), torn(data))))
+@given(
+    st.lists(st.one_of(st.just(RECORD), changed(RECORD)), min_size=1, max_size=2)
+    .map(lambda of: b''.join(as_json(r) + b'\n' for r in of))
+    .flatmap(lambda data: st.one_of(st.just(data), torn(data)))
+)
 def test_exported_records(home, data):
     path = home / 'thesis' / 'data' / 'other.records.jsonl'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    for read in (lambda: tidy(records('other')), lambda: units('other'), lambda: find_record('nobody'), lambda: find_record(RECORD['run_id'])): ours(read)
+    for read in (
+        lambda: tidy(records('other')),
+        lambda: units('other'),
+        lambda: find_record('nobody'),
+        lambda: find_record(RECORD['run_id']),
+    ):
+        ours(read)
     path.unlink()
 
 
 @fuzz
-@given(st.lists(st.one_of(st.sampled_from(ROWS), changed(ROWS[0]), changed(ROWS[2])), max_size=5).map(lambda rows: b''.join(as_json(r) + b'\n' for r in rows)).flatmap(lambda data: st.one_of(st.just(data), torn(data))))
+@given(
+    st.lists(st.one_of(st.sampled_from(ROWS), changed(ROWS[0]), changed(ROWS[2])), max_size=5)
+    .map(lambda rows: b''.join(as_json(r) + b'\n' for r in rows))
+    .flatmap(lambda data: st.one_of(st.just(data), torn(data)))
+)
 @example(b'\n')
 @example(b'{"schema": 1}\n')
 @example(b'{"schema": 1, "kind": "resume"}\n')
@@ -269,35 +515,58 @@ def test_rows(home, data):
     ours(lambda: read_rows(path, 'step'), RecordError)
     append_row(path, ROWS[-1])
     after = ours(lambda: read_rows(path), RecordError)
-    assert (rows is REFUSED) >= (after is REFUSED) and (after is REFUSED or after[-1] == ROWS[-1]), 'a row can be added to what a torn write left'
+    assert (rows is REFUSED) >= (after is REFUSED) and (after is REFUSED or after[-1] == ROWS[-1]), (
+        'a row can be added to what a torn write left'
+    )
 
 
-TABLE = make_units(.7, 0, 5).to_csv(index=False).encode()
+TABLE = make_units(0.7, 0, 5).to_csv(index=False).encode()
 
 
 @fuzz
-@given(st.one_of(torn(gzip.compress(TABLE, mtime=0)), torn(TABLE).map(gzip.compress), torn(TABLE).map(gzip.compress)), json_files({'accuracy.svg': dict(producer='p', run_ids=['a'], sha256='0')}))
+@given(
+    st.one_of(
+        torn(gzip.compress(TABLE, mtime=0)), torn(TABLE).map(gzip.compress), torn(TABLE).map(gzip.compress)
+    ),
+    json_files({'accuracy.svg': dict(producer='p', run_ids=['a'], sha256='0')}),
+)
 def test_a_table_and_a_manifest(home, run, table, manifest):
     (run.path / 'record.json').write_bytes(as_json(RECORD))
     (run.path / 'units.csv.gz').write_bytes(table)
     found = ours(lambda: run.table('units'), RecordError)
-    if found is not REFUSED: assert list(TABLES['units'][0]) == [c for c in found if c in TABLES['units'][0]] and found['value'].dtype == float and all(isinstance(u, str) for u in found['unit'])
-    for read in (lambda: units('fuzz'), lambda: report.report('fuzz')): ours(read)
+    if found is not REFUSED:
+        assert (
+            list(TABLES['units'][0]) == [c for c in found if c in TABLES['units'][0]]
+            and found['value'].dtype == float
+            and all(isinstance(u, str) for u in found['unit'])
+        )
+    for read in (lambda: units('fuzz'), lambda: report.report('fuzz')):
+        ours(read)
     folder = home / 'figures' / 'fuzz'
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'MANIFEST.json').write_bytes(manifest)
-    if ours(lambda: bind_figures(folder, {'new.svg': dict(producer='p', run_ids=[], sha256='1')})) is not REFUSED:
+    if (
+        ours(lambda: bind_figures(folder, {'new.svg': dict(producer='p', run_ids=[], sha256='1')}))
+        is not REFUSED
+    ):
         assert read_json(folder / 'MANIFEST.json')['new.svg']['sha256'] == '1'
 
 
 # ---- what is kept to be faster, and to go on ----
 
+
 class Pairs:
     "As much of a task as a teacher sees."
+
     signal_spec = {'logits': SignalSpec(shape=(2,))}
     ids = Ragged.from_rows([[5, 6, 7, 8][:n] for n in (2, 3, 4, 2)])
-    def lengths(self, split): return self.ids.lengths
-    def signal(self, outputs, batch): return {'logits': outputs.logits}
+
+    def lengths(self, split):
+        return self.ids.lengths
+
+    def signal(self, outputs, batch):
+        return {'logits': outputs.logits}
+
     def batch(self, split, index):
         inputs, tokens = pad_pairs(self.ids, np.array([1, 1, 2, 1]), index)
         return Batch(index, inputs, torch.zeros(len(index), dtype=torch.int64), tokens)
@@ -306,10 +575,27 @@ class Pairs:
 @pytest.fixture(scope='module')
 def signal(home):
     "A stored signal: its folder, its meta.json, what it says."
-    teacher = BertForSequenceClassification(BertConfig(vocab_size=10, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4))
-    key = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=8, forward_dtype='fp32', storage_dtype='bf16', subset='all')
+    teacher = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=10, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
+        )
+    )
+    key = dict(
+        weights_sha256='w',
+        corpus_sha256='c',
+        tokenizer_sha256='t',
+        split='train',
+        max_length=8,
+        forward_dtype='fp32',
+        storage_dtype='bf16',
+        subset='all',
+    )
     stored = make_signal(Pairs(), 'train', teacher, home / 'signal', key, storage_dtype='bf16')
-    return home / 'signal', (home / 'signal' / 'meta.json').read_bytes(), stored(Pairs().batch('train', np.arange(4)))['logits']
+    return (
+        home / 'signal',
+        (home / 'signal' / 'meta.json').read_bytes(),
+        stored(Pairs().batch('train', np.arange(4)))['logits'],
+    )
 
 
 @fuzz
@@ -319,15 +605,25 @@ def test_a_signals_description(signal, data):
     (folder / 'meta.json').write_bytes(data.draw(json_files(json.loads(meta))))
     found = ours(lambda: open_signal(folder))
     assert found is not REFUSED, 'a broken cache is no error: it is made again'
-    if found is not None: assert torch.equal(found(Pairs().batch('train', np.arange(4)))['logits'], right), 'what is believed is right'
+    if found is not None:
+        assert torch.equal(found(Pairs().batch('train', np.arange(4)))['logits'], right), (
+            'what is believed is right'
+        )
 
 
 class Speller:
     "A tokenizer of letters."
+
     is_fast = False
-    def __repr__(self): return 'Speller()'
+
+    def __repr__(self):
+        return 'Speller()'
+
     def __call__(self, first, second, **_):
-        return dict(input_ids=[[*map(ord, a), *map(ord, b)] for a, b in zip(first, second)], token_type_ids=[[0] * len(a) + [1] * len(b) for a, b in zip(first, second)])
+        return dict(
+            input_ids=[[*map(ord, a), *map(ord, b)] for a, b in zip(first, second)],
+            token_type_ids=[[0] * len(a) + [1] * len(b) for a, b in zip(first, second)],
+        )
 
 
 TEXTS = ['what', 'who'], ['that', 'nobody at all']
@@ -345,15 +641,33 @@ def tokens(home):
 @given(st.data())
 def test_kept_tokens(tokens, data):
     path, whole = tokens
-    path.write_bytes(data.draw(st.one_of(torn(whole), torn(whole), st.binary(max_size=40), st.just(whole.replace(b'PK', b'KP')))))
-    (right, second), (kept, kept_second) = encode_pairs(Speller(), *TEXTS, 16), encode_pairs(Speller(), *TEXTS, 16, path.parent)  # a broken cache is no error: it is made again
-    assert (kept.values == right.values).all() and (kept.offsets == right.offsets).all() and (kept_second == second).all(), 'what is believed is right'
+    path.write_bytes(
+        data.draw(
+            st.one_of(torn(whole), torn(whole), st.binary(max_size=40), st.just(whole.replace(b'PK', b'KP')))
+        )
+    )
+    # a broken cache is no error: it is made again
+    (right, second), (kept, kept_second) = (
+        encode_pairs(Speller(), *TEXTS, 16),
+        encode_pairs(Speller(), *TEXTS, 16, path.parent),
+    )
+    assert (
+        (kept.values == right.values).all()
+        and (kept.offsets == right.offsets).all()
+        and (kept_second == second).all()
+    ), 'what is believed is right'
 
 
 @pytest.fixture(scope='module')
 def saved(home):
     "A checkpoint: its folder and its files."
-    path = save_checkpoint(home / 'checkpoints', 7, dict(model=dict(a=torch.arange(4.)), optimizer={}, random=dict(b=torch.zeros(2, dtype=torch.uint8))), dict(step=7, loss=.5, names=['x']), 'run-1')
+    path = save_checkpoint(
+        home / 'checkpoints',
+        7,
+        dict(model=dict(a=torch.arange(4.0)), optimizer={}, random=dict(b=torch.zeros(2, dtype=torch.uint8))),
+        dict(step=7, loss=0.5, names=['x']),
+        'run-1',
+    )
     return path, {p.name: p.read_bytes() for p in path.iterdir()}
 
 
@@ -363,7 +677,14 @@ def test_a_checkpoint(saved, data):
     path, files = saved
     name = data.draw(st.sampled_from(['manifest.json', 'manifest.json', *sorted(files)]))
     content = data.draw(json_files(json.loads(files[name])) if name == 'manifest.json' else torn(files[name]))
-    for other, whole in files.items(): (path / other).write_bytes(content if other == name else whole)
+    for other, whole in files.items():
+        (path / other).write_bytes(content if other == name else whole)
     found = ours(lambda: read_checkpoint(path, 'run-1'), CheckpointError)
-    if found is REFUSED: assert newest_checkpoint(path.parent, 'run-1') is None
-    else: assert found.step == 7 and found.state == dict(step=7, loss=.5, names=['x']) and torch.equal(found.tensors['model']['a'], torch.arange(4.)), 'what is believed is right'
+    if found is REFUSED:
+        assert newest_checkpoint(path.parent, 'run-1') is None
+    else:
+        assert (
+            found.step == 7
+            and found.state == dict(step=7, loss=0.5, names=['x'])
+            and torch.equal(found.tensors['model']['a'], torch.arange(4.0))
+        ), 'what is believed is right'

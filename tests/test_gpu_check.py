@@ -1,5 +1,9 @@
 "The check of a GPU machine, rehearsed on the CPU: every part runs, a fault is seen and told, and no part takes another with it."
-import json, re, subprocess, sys
+
+import json
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 import numpy as np
 import pytest
@@ -15,157 +19,280 @@ CPU = torch.device('cpu')
 
 def gpu_check(home, *arguments, **more):
     "The command, as `make gpu-check` starts it."
-    return subprocess.run([sys.executable, '-m', 'kdnotes.checks.gpu_check', *arguments], cwd=ROOT, env=surroundings(home, OMP_NUM_THREADS='1', **more), text=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=600)
+    return subprocess.run(
+        [sys.executable, '-m', 'kdnotes.checks.gpu_check', *arguments],
+        cwd=ROOT,
+        env=surroundings(home, OMP_NUM_THREADS='1', **more),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=600,
+    )
+
 
 def results_of(home) -> dict:
-    saved, = (home / 'runs' / 'gpu-check').glob('*/gpu_check.json')
+    (saved,) = (home / 'runs' / 'gpu-check').glob('*/gpu_check.json')
     return json.loads(saved.read_text())
 
 
 @pytest.fixture
-def pair(): return SimpleNamespace(config=tiny_config('full_kd', batch_size=8, warmup_fraction=0.), task=SameWord(), teacher=tiny_teacher(), student=tiny_bert(dropout=.1))
+def pair():
+    return SimpleNamespace(
+        config=tiny_config('full_kd', batch_size=8, warmup_fraction=0.0),
+        task=SameWord(),
+        teacher=tiny_teacher(),
+        student=tiny_bert(dropout=0.1),
+    )
 
 
 # ---- what compares numbers can fail ----
 
+
 def test_numbers_agree_with_themselves(pair):
     found = list(P.same_numbers(dict(device='cpu'), pair))
-    assert [(f['check'], f['of'], f['ok']) for f in found] == [('gradient', 'fp32', True), ('losses', 'fp32', True), ('gradient', 'bf16', True), ('losses', 'bf16', True)]
+    assert [(f['check'], f['of'], f['ok']) for f in found] == [
+        ('gradient', 'fp32', True),
+        ('losses', 'fp32', True),
+        ('gradient', 'bf16', True),
+        ('losses', 'bf16', True),
+    ]
+
 
 def test_a_device_that_computes_something_else_is_seen(pair, monkeypatch):
     sound = trainer.loss_weights
     monkeypatch.setattr(P, 'FAR', dict(fp32=3e-4, bf16=3e-4))
-    assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:3] == [True, True, False], 'bf16 is not fp32'
+    assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:3] == [True, True, False], (
+        'bf16 is not fp32'
+    )
     calls = []
+
     def once_wrong(task, config):  # the third and fourth time: on the device
         calls.append(1)
-        return sound(task, config) if len(calls) <= 2 else {'hard': 1., 'soft': 0.}
+        return sound(task, config) if len(calls) <= 2 else {'hard': 1.0, 'soft': 0.0}
+
     monkeypatch.setattr(trainer, 'loss_weights', once_wrong)
     assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:2] == [False, False]
+
 
 def test_an_overflow_is_left_out(pair):
     found = P.overflow(pair, CPU)
     assert found['ok'] and '4' in found['found']
 
+
 def test_an_overflow_that_is_stepped_over_is_seen(pair, monkeypatch):
     sound = trainer._update
+
     def careless(model, optimizer, scaler, *rest):
         for p in model.parameters():
-            if p.grad is not None: p.grad.nan_to_num_(0., 1., -1.)
+            if p.grad is not None:
+                p.grad.nan_to_num_(0.0, 1.0, -1.0)
         return sound(model, optimizer, scaler, *rest)
+
     monkeypatch.setattr(trainer, '_update', careless)
     assert not P.overflow(pair, CPU)['ok']
+
 
 def test_a_resumed_training_ends_where_the_other_does(pair, tmp_path):
     found = P.resume(pair, CPU, 'bf16', tmp_path)
     assert found['ok'] and '[3]' in found['found']
 
+
 def test_a_forgotten_moment_is_seen(pair, tmp_path, monkeypatch):
     sound = trainer.restore_training
+
     def forgetful(checkpoint, model, optimizer, rank):
         sound(checkpoint, model, optimizer, rank)
         optimizer.state.clear()
+
     monkeypatch.setattr(trainer, 'restore_training', forgetful)
     assert not P.resume(pair, CPU, 'fp32', tmp_path)['ok']
 
 
 # ---- what is measured ----
 
+
 def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
     class Task:
-        def lengths(self, split): return np.full(2000, 7)
-        def batch(self, split, index, epoch=0): return P.race.Batch(index, {}, torch.zeros(len(index)), 7)
+        def lengths(self, split):
+            return np.full(2000, 7)
+
+        def batch(self, split, index, epoch=0):
+            return P.race.Batch(index, {}, torch.zeros(len(index)), 7)
+
     task = P.longest(Task(), 128, 30522)
     everything = task.batch('train', np.arange(2000)).inputs['input_ids']
     assert torch.equal(task.batch('train', np.array([77, 3])).inputs['input_ids'], everything[[77, 3]])
-    assert all(x.is_contiguous() for x in task.batch('train', np.arange(3)).inputs.values()), 'memory that stands for several numbers cannot be pinned'
-    assert len(everything.unique()) > .9 * 30522, 'a table of words that stays whole needs the most memory'
+    assert all(x.is_contiguous() for x in task.batch('train', np.arange(3)).inputs.values()), (
+        'memory that stands for several numbers cannot be pinned'
+    )
+    assert len(everything.unique()) > 0.9 * 30522, 'a table of words that stays whole needs the most memory'
+
 
 def test_energy_is_the_counter_over_the_measured_steps():
     class Meter:
-        def __init__(self): self.joules_so_far = 0.
-        def joules(self): return self.joules_so_far
+        def __init__(self):
+            self.joules_so_far = 0.0
+
+        def joules(self):
+            return self.joules_so_far
+
     meter = Meter()
     here = M.Metered(SimpleNamespace(clock=lambda: meter.joules_so_far / 50, dtype='bf16'), meter)  # 50 W
-    for joules in (0., 1000., 1100., 1150.):
+    for joules in (0.0, 1000.0, 1100.0, 1150.0):
         meter.joules_so_far = joules
         here.clock()
-    assert M.mean_power(here.readings, 3.) == pytest.approx(50.) and here.dtype == 'bf16'
-    assert M.mean_power([(0., None), (9., None)], 9.) is None
+    assert M.mean_power(here.readings, 3.0) == pytest.approx(50.0) and here.dtype == 'bf16'
+    assert M.mean_power([(0.0, None), (9.0, None)], 9.0) is None
+
 
 def test_tf32_and_fp16_take_part_on_a_gpu(monkeypatch):
     monkeypatch.setattr(P, 'machine', lambda: SimpleNamespace(bf16=True))
     rows = P.contestants(dict(device='cuda'))
-    assert {name: (dtype, more.get('precision')) for name, (_, dtype, more) in rows.items() if name.startswith('kdnotes')} == {
-        'kdnotes': ('bf16', None), 'kdnotes_fp16': ('fp16', None), 'kdnotes_tf32': ('fp32', 'tf32'), 'kdnotes_fp32': ('fp32', None), 'kdnotes_online': ('bf16', None), 'kdnotes_256': ('bf16', None)}
+    assert {
+        name: (dtype, more.get('precision'))
+        for name, (_, dtype, more) in rows.items()
+        if name.startswith('kdnotes')
+    } == {
+        'kdnotes': ('bf16', None),
+        'kdnotes_fp16': ('fp16', None),
+        'kdnotes_tf32': ('fp32', 'tf32'),
+        'kdnotes_fp32': ('fp32', None),
+        'kdnotes_online': ('bf16', None),
+        'kdnotes_256': ('bf16', None),
+    }
     monkeypatch.setattr(P, 'machine', lambda: SimpleNamespace(bf16=False))
     old = P.contestants(dict(device='cuda'))
-    assert 'bf16' not in {dtype for _, dtype, _ in old.values()} and old['hf_default'][1] == 'fp16' and 'kdnotes_fp16' not in old
+    assert (
+        'bf16' not in {dtype for _, dtype, _ in old.values()}
+        and old['hf_default'][1] == 'fp16'
+        and 'kdnotes_fp16' not in old
+    )
 
 
-def seen(mode='full_kd', watts=300., idle=60., overhead=.002, **reasons):
-    return dict(mode=mode, dtype='bf16', examples=3_000, seconds=2., energy=dict(idle_w=idle), phases=dict(student=dict(gpu_percent=80.)), watts=watts,
-                devices=[dict(throttle=dict(sw_power_cap=.5, sync_boost=.004, gpu_idle=.1))], sampling=dict(overhead_share=overhead), reasons=reasons)
+def seen(mode='full_kd', watts=300.0, idle=60.0, overhead=0.002, **reasons):
+    return dict(
+        mode=mode,
+        dtype='bf16',
+        examples=3_000,
+        seconds=2.0,
+        energy=dict(idle_w=idle),
+        phases=dict(student=dict(gpu_percent=80.0)),
+        watts=watts,
+        devices=[dict(throttle=dict(sw_power_cap=0.5, sync_boost=0.004, gpu_idle=0.1))],
+        sampling=dict(overhead_share=overhead),
+        reasons=reasons,
+    )
+
 
 def test_power_and_energy_of_a_mode():
     row = W.told(seen())
-    assert row == dict(mode='full_kd', format='bf16', idle_w=60., loaded_w=300., joules=200., examples_per_s=1500., gpu_percent=80., throttle='sw_power_cap 50%', sampling_percent=.2, reason=None)
-    assert [f['ok'] for f in W.looks_right(row, True)] == [True, True] and [f['ok'] for f in W.looks_right(row, False)] == [None, None]
+    assert row == dict(
+        mode='full_kd',
+        format='bf16',
+        idle_w=60.0,
+        loaded_w=300.0,
+        joules=200.0,
+        examples_per_s=1500.0,
+        gpu_percent=80.0,
+        throttle='sw_power_cap 50%',
+        sampling_percent=0.2,
+        reason=None,
+    )
+    assert [f['ok'] for f in W.looks_right(row, True)] == [True, True] and [
+        f['ok'] for f in W.looks_right(row, False)
+    ] == [None, None]
 
-@pytest.mark.parametrize('change, right', [(dict(watts=50.), [False, True]), (dict(overhead=.011), [True, False])])
-def test_the_power_of_another_gpu_and_costly_looking_are_seen(change, right): assert [f['ok'] for f in W.looks_right(W.told(seen(**change)), True)] == right
+
+@pytest.mark.parametrize(
+    'change, right', [(dict(watts=50.0), [False, True]), (dict(overhead=0.011), [True, False])]
+)
+def test_the_power_of_another_gpu_and_costly_looking_are_seen(change, right):
+    assert [f['ok'] for f in W.looks_right(W.told(seen(**change)), True)] == right
+
 
 def test_a_gpu_without_energy_says_why():
     row = W.told(seen(watts=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
     first, _ = W.looks_right(row, True)
     assert first['ok'] is None and 'a MIG instance' in first['found'] and row['loaded_w'] is None
-    said = G.energy_text(dict(modes=[row], teacher=dict(seconds=1., device_j=None)))
-    assert 'no energy: a MIG instance' in said and 'joules_per_1000_examples' not in said and 'signal took 1.0 s' in said
+    said = G.energy_text(dict(modes=[row], teacher=dict(seconds=1.0, device_j=None)))
+    assert (
+        'no energy: a MIG instance' in said
+        and 'joules_per_1000_examples' not in said
+        and 'signal took 1.0 s' in said
+    )
     assert '200' in G.energy_text(dict(modes=[W.told(seen())], teacher=None))
 
 
 # ---- the command ----
 
+
 def test_without_a_gpu_it_says_so_and_ends_with_2(tmp_path):
     done = gpu_check(tmp_path)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'nothing can be checked' in done.stderr and '--device cpu --smoke' in done.stderr
+    assert (
+        done.returncode == 2
+        and done.stderr.count('\n') == 1
+        and 'nothing can be checked' in done.stderr
+        and '--device cpu --smoke' in done.stderr
+    )
     assert not (tmp_path / 'runs').exists()
+
 
 def test_missing_packages_are_named_before_anything_is_imported():
     hide = "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from kdnotes.checks.gpu_check import main; sys.exit(main([]))"
     done = subprocess.run([sys.executable, '-c', hide], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and 'torch>=2.10, pydantic>=2' in done.stderr, done.stderr
+    assert (
+        done.returncode == 2 and done.stderr.count('\n') == 1 and 'torch>=2.10, pydantic>=2' in done.stderr
+    ), done.stderr
+
 
 @pytest.mark.slow
 def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     fake = tmp_path / 'python'
-    fake.write_text('#!/bin/sh\ncase "$4" in *numbers*) echo hello; echo lost the GPU >&2; kill -9 $$;; *fits*) exec sleep 60;; *doctor*) echo dreadful >&2; exit 3;; *) exec "$REAL" "$@";; esac\n')
+    fake.write_text(
+        '#!/bin/sh\ncase "$4" in *numbers*) echo hello; echo lost the GPU >&2; kill -9 $$;; *fits*) exec sleep 60;; *doctor*) echo dreadful >&2; exit 3;; *) exec "$REAL" "$@";; esac\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setenv('REAL', sys.executable)
     monkeypatch.setattr(G.sys, 'executable', str(fake))
-    monkeypatch.setattr(G, 'LIMITS', G.LIMITS | dict(fits=1.))
-    monkeypatch.setattr(G, 'SHORTEST', 0.)
-    monkeypatch.setattr(G, 'PATIENCE', 0.)
+    monkeypatch.setattr(G, 'LIMITS', G.LIMITS | dict(fits=1.0))
+    monkeypatch.setattr(G, 'SHORTEST', 0.0)
+    monkeypatch.setattr(G, 'PATIENCE', 0.0)
     told = []
-    results = G.gpu_check('cpu', smoke=True, parts=('numbers', 'fits', 'doctor'), corpus='embedded', say=told.append)
+    results = G.gpu_check(
+        'cpu', smoke=True, parts=('numbers', 'fits', 'doctor'), corpus='embedded', say=told.append
+    )
     wrong = G.failures(results)
     assert [w.partition(':')[0] for w in wrong] == ['numbers', 'fits', 'doctor'], results
-    assert 'lost the GPU' in wrong[0] and 'did not end within' in wrong[1] and 'dreadful' in wrong[2] and 'numbers: hello' in told
-    assert results_of(tmp_path)['failed'] == wrong and last_line(G.text(results)) == 'gpu-check: 3 failed of 0 checks'
+    assert (
+        'lost the GPU' in wrong[0]
+        and 'did not end within' in wrong[1]
+        and 'dreadful' in wrong[2]
+        and 'numbers: hello' in told
+    )
+    assert (
+        results_of(tmp_path)['failed'] == wrong
+        and last_line(G.text(results)) == 'gpu-check: 3 failed of 0 checks'
+    )
+
 
 def test_what_was_found_before_an_interruption_stays_and_models_do_not(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+
     def made(part, job, folder, say):
-        if part == 'numbers': raise KeyboardInterrupt
+        if part == 'numbers':
+            raise KeyboardInterrupt
         (folder / 'models').mkdir()
         (folder / f'{part}.job.json').write_text('{}')
-        return dict(corpus='embedded', teachers={}, seconds=1.)
+        return dict(corpus='embedded', teachers={}, seconds=1.0)
+
     monkeypatch.setattr(G, '_made', made)
-    with pytest.raises(KeyboardInterrupt): G.gpu_check('cpu', smoke=True, parts=('numbers', 'fits'), corpus='embedded')
+    with pytest.raises(KeyboardInterrupt):
+        G.gpu_check('cpu', smoke=True, parts=('numbers', 'fits'), corpus='embedded')
     assert set(results_of(tmp_path)['parts']) == {'machine'} and results_of(tmp_path)['complete'] is False
-    folder, = (tmp_path / 'runs' / 'gpu-check').iterdir()
+    (folder,) = (tmp_path / 'runs' / 'gpu-check').iterdir()
     assert [p.name for p in folder.iterdir()] == ['gpu_check.json']
+
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
@@ -175,16 +302,37 @@ def test_a_rehearsal_of_everything(tmp_path):
     assert re.fullmatch(r'gpu-check: \d+ checks passed, \d+ do not apply here', last_line(done.stdout))
     results = results_of(tmp_path)
     parts = results['parts']
-    assert set(parts) == set(G.ORDER) and results['failed'] == [] and all('error' not in p for p in parts.values())
-    assert {f['of'] for f in parts['fits']['findings']} == {f['of'].rpartition('-')[0] for f in parts['doctor']['findings']} == set(P.MODES)
+    assert (
+        set(parts) == set(G.ORDER)
+        and results['failed'] == []
+        and all('error' not in p for p in parts.values())
+    )
+    assert (
+        {f['of'] for f in parts['fits']['findings']}
+        == {f['of'].rpartition('-')[0] for f in parts['doctor']['findings']}
+        == set(P.MODES)
+    )
     energy = parts['energy']
-    assert [m['mode'] for m in energy['modes']] == list(P.MODES) and not energy['missing'] and energy['teacher']['seconds'] > 0
+    assert (
+        [m['mode'] for m in energy['modes']] == list(P.MODES)
+        and not energy['missing']
+        and energy['teacher']['seconds'] > 0
+    )
     assert all(m['joules'] or m['reason'] for m in energy['modes']) and 'energy: each mode' in done.stdout
-    assert {(f['check'], f['ok']) for f in parts['numbers']['findings']} == {(c, True) for c in ('gradient', 'losses', 'overflow', 'resume')}
+    assert {(f['check'], f['ok']) for f in parts['numbers']['findings']} == {
+        (c, True) for c in ('gradient', 'losses', 'overflow', 'resume')
+    }
     for size in ('minilm', 'bert'):
         shown = G.rates_table(parts[size])
-        assert {'teacher', 'kdnotes', 'kdnotes_fp32', 'kdnotes_online', 'kdnotes_256', 'student_alone'} <= set(shown.index) and (shown.examples_per_s > 0).all() and (shown.of_large_percent > 0).all()
-        assert not {'hf_default', 'hf_best'} & set(shown.index) or re.search(rf'^{size} ratios: hf_default [\d.]+x', done.stdout, re.M)
+        assert (
+            {'teacher', 'kdnotes', 'kdnotes_fp32', 'kdnotes_online', 'kdnotes_256', 'student_alone'}
+            <= set(shown.index)
+            and (shown.examples_per_s > 0).all()
+            and (shown.of_large_percent > 0).all()
+        )
+        assert not {'hf_default', 'hf_best'} & set(shown.index) or re.search(
+            rf'^{size} ratios: hf_default [\d.]+x', done.stdout, re.M
+        )
         assert set(parts[size]['missing']) | set(shown.index) == set(P.contestants(dict(device='cpu')))
-    folder, = (tmp_path / 'runs' / 'gpu-check').iterdir()
+    (folder,) = (tmp_path / 'runs' / 'gpu-check').iterdir()
     assert not [p for p in folder.iterdir() if p.is_dir()], 'models and checkpoints are cleared away'

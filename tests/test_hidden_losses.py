@@ -1,11 +1,23 @@
 "Losses on hidden states and on relations, against values worked out by hand."
+
 import math
 import pytest
 import torch
 from torch import nn
 from helpers import tiny_bert, tiny_distilbert
-from kdnotes.distill.intermediate_losses import (HiddenProjections, captured, first_token, hidden_cosine, hidden_mse, hidden_state_loss, last_layer_map, relation_kl, skip_layer_map,
-                                   uniform_layer_map, value_projections)
+from kdnotes.distill.intermediate_losses import (
+    HiddenProjections,
+    captured,
+    first_token,
+    hidden_cosine,
+    hidden_mse,
+    hidden_state_loss,
+    last_layer_map,
+    relation_kl,
+    skip_layer_map,
+    uniform_layer_map,
+    value_projections,
+)
 from kdnotes.distill.models import ModelError
 
 NAN = float('nan')
@@ -17,62 +29,100 @@ def states(*widths: int, seed: int = 0, n: int = 3, length: int = 4) -> list[tor
     return [torch.randn(n, length, w, generator=generator) for w in widths]
 
 
-LOSSES = {'mse': hidden_mse, 'cosine': hidden_cosine, 'relations': lambda student, teacher, mask, reduction='mean': relation_kl(student, teacher, mask, 2, reduction)}
+LOSSES = {
+    'mse': hidden_mse,
+    'cosine': hidden_cosine,
+    'relations': lambda student, teacher, mask, reduction='mean': relation_kl(
+        student, teacher, mask, 2, reduction
+    ),
+}
 each_loss = pytest.mark.parametrize('loss', LOSSES.values(), ids=LOSSES)
 
 
 # layer maps
 
-@pytest.mark.parametrize(('made', 'expected'), [
-    (uniform_layer_map(3, 6), {1: 2, 2: 4, 3: 6}), (uniform_layer_map(4, 12, embeddings=True), {0: 0, 1: 3, 2: 6, 3: 9, 4: 12}), (uniform_layer_map(2, 2), {1: 1, 2: 2}),
-    (uniform_layer_map(4, 6), {1: 2, 2: 3, 3: 5, 4: 6}), (uniform_layer_map(1, 12), {1: 12}),
-    (skip_layer_map(6, 12), {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}), (skip_layer_map(3, 12), {1: 4, 2: 8}),
-    (last_layer_map(6, 12), {1: 7, 2: 8, 3: 9, 4: 10, 5: 11}), (last_layer_map(3, 12), {1: 10, 2: 11}), (last_layer_map(1, 4), {})])
-def test_layer_maps_by_hand(made, expected): assert made == expected
+
+@pytest.mark.parametrize(
+    ('made', 'expected'),
+    [
+        (uniform_layer_map(3, 6), {1: 2, 2: 4, 3: 6}),
+        (uniform_layer_map(4, 12, embeddings=True), {0: 0, 1: 3, 2: 6, 3: 9, 4: 12}),
+        (uniform_layer_map(2, 2), {1: 1, 2: 2}),
+        (uniform_layer_map(4, 6), {1: 2, 2: 3, 3: 5, 4: 6}),
+        (uniform_layer_map(1, 12), {1: 12}),
+        (skip_layer_map(6, 12), {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}),
+        (skip_layer_map(3, 12), {1: 4, 2: 8}),
+        (last_layer_map(6, 12), {1: 7, 2: 8, 3: 9, 4: 10, 5: 11}),
+        (last_layer_map(3, 12), {1: 10, 2: 11}),
+        (last_layer_map(1, 4), {}),
+    ],
+)
+def test_layer_maps_by_hand(made, expected):
+    assert made == expected
 
 
 def test_uniform_maps_rise_and_end_with_the_last():
     for n_teacher in range(1, 25):
         for n_student in range(1, n_teacher + 1):
             made = list(uniform_layer_map(n_student, n_teacher).values())
-            assert made == sorted(set(made)) and made[0] >= 1 and made[-1] == n_teacher and len(made) == n_student
+            assert (
+                made == sorted(set(made))
+                and made[0] >= 1
+                and made[-1] == n_teacher
+                and len(made) == n_student
+            )
 
 
 @pytest.mark.parametrize('make', [uniform_layer_map, skip_layer_map, last_layer_map])
 def test_bad_depths(make):
     for n in (0, 7):
-        with pytest.raises(ValueError, match=f'n_student must be at least 1 and at most n_teacher=6, got {n}'): make(n, 6)
+        with pytest.raises(
+            ValueError, match=f'n_student must be at least 1 and at most n_teacher=6, got {n}'
+        ):
+            make(n, 6)
 
 
 # hidden states
 
+
 def test_by_hand():
-    student, teacher = torch.tensor([[[3., 4.], [1., 0.]]]), torch.tensor([[[4., 3.], [0., 2.]]])
-    both, one = torch.ones(1, 2), torch.tensor([[1, 0]])
+    student = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])
+    teacher = torch.tensor([[[4.0, 3.0], [0.0, 2.0]]])
+    both = torch.ones(1, 2)
+    one = torch.tensor([[1, 0]])
     assert hidden_mse(student, teacher, both, 'sum').item() == pytest.approx((1 + 1) / 2 + (1 + 4) / 2)
     assert hidden_mse(student, teacher, both).item() == pytest.approx(1.75)
     assert hidden_cosine(student, teacher, both, 'sum').item() == pytest.approx(1 / 25 + 1, rel=1e-5)
-    assert hidden_mse(student, teacher, one).item() == pytest.approx(1) and hidden_cosine(student, teacher, one).item() == pytest.approx(1 / 25, rel=1e-5)
+    assert hidden_mse(student, teacher, one).item() == pytest.approx(1) and hidden_cosine(
+        student, teacher, one
+    ).item() == pytest.approx(1 / 25, rel=1e-5)
 
 
 def test_pkd_is_twice_the_cosine_of_the_first_token():
     student, teacher = states(8, 8)
     unit_s, unit_t = (x[:, 0] / x[:, 0].norm(dim=-1, keepdim=True) for x in (student, teacher))
-    assert 2 * hidden_cosine(student, teacher, first_token(MASK)).item() == pytest.approx((unit_s - unit_t).square().sum(-1).mean().item(), rel=1e-5)
+    assert 2 * hidden_cosine(student, teacher, first_token(MASK)).item() == pytest.approx(
+        (unit_s - unit_t).square().sum(-1).mean().item(), rel=1e-5
+    )
     assert first_token(torch.tensor([[1, 1], [0, 0]])).tolist() == [[True, False], [False, False]]
 
 
 @each_loss
 def test_mean_is_the_sum_over_real_tokens_by_their_number(loss):
     student, teacher = states(8, 8)
-    assert loss(student, teacher, MASK).item() == pytest.approx(loss(student, teacher, MASK, 'sum').item() / 7, rel=1e-5)
-    by_example = sum(loss(student[i:i + 1], teacher[i:i + 1], MASK[i:i + 1], 'sum') for i in range(3))
+    assert loss(student, teacher, MASK).item() == pytest.approx(
+        loss(student, teacher, MASK, 'sum').item() / 7, rel=1e-5
+    )
+    by_example = sum(loss(student[i : i + 1], teacher[i : i + 1], MASK[i : i + 1], 'sum') for i in range(3))
     assert by_example.item() == pytest.approx(loss(student, teacher, MASK, 'sum').item(), rel=1e-5)
-    assert loss(student, teacher, MASK * 0).item() == 0 and loss(student, teacher, MASK, 'sum').dtype == torch.float32
+    assert (
+        loss(student, teacher, MASK * 0).item() == 0
+        and loss(student, teacher, MASK, 'sum').dtype == torch.float32
+    )
 
 
 @each_loss
-@pytest.mark.parametrize('trash', [0., 1e6, NAN, math.inf])
+@pytest.mark.parametrize('trash', [0.0, 1e6, NAN, math.inf])
 def test_padding_reaches_neither_value_nor_gradient(loss, trash):
     student, teacher = states(8, 8)
     real = MASK.bool()[..., None]
@@ -82,11 +132,21 @@ def test_padding_reaches_neither_value_nor_gradient(loss, trash):
         value = loss(s, t, m, 'sum')
         value.backward()
         return value.item(), s.grad
+
     value, gradient = run(student, teacher, MASK)
     other, dirty = run(student.where(real, trash), teacher.where(real, -trash), MASK)
-    assert other == pytest.approx(value, rel=1e-6) and torch.equal(dirty, gradient) and not dirty[~MASK.bool()].any()
-    longer, long_gradient = run(*(nn.functional.pad(x, (0, 0, 0, 3), value=trash) for x in (student, teacher)), nn.functional.pad(MASK, (0, 3)))
-    assert longer == pytest.approx(value, rel=1e-5) and torch.allclose(long_gradient[:, :4], gradient, atol=1e-6)
+    assert (
+        other == pytest.approx(value, rel=1e-6)
+        and torch.equal(dirty, gradient)
+        and not dirty[~MASK.bool()].any()
+    )
+    longer, long_gradient = run(
+        *(nn.functional.pad(x, (0, 0, 0, 3), value=trash) for x in (student, teacher)),
+        nn.functional.pad(MASK, (0, 3)),
+    )
+    assert longer == pytest.approx(value, rel=1e-5) and torch.allclose(
+        long_gradient[:, :4], gradient, atol=1e-6
+    )
 
 
 @each_loss
@@ -103,13 +163,16 @@ def test_no_loss_for_the_same_and_no_gradient_for_the_teacher(loss):
 def test_float32_with_or_without_autocast(loss, dtype):
     student, teacher = (x.to(dtype) for x in states(8, 8))
     plain = loss(student, teacher, MASK)
-    with torch.autocast('cpu', dtype=torch.bfloat16): assert loss(student, teacher, MASK) == plain
-    assert plain.dtype == torch.float32 and plain.item() == pytest.approx(loss(student.float(), teacher.float(), MASK).item(), rel=1e-6)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert loss(student, teacher, MASK) == plain
+    assert plain.dtype == torch.float32 and plain.item() == pytest.approx(
+        loss(student.float(), teacher.float(), MASK).item(), rel=1e-6
+    )
 
 
 @each_loss
 def test_finite_at_zero_and_far_away(loss):
-    for scale in (0., 1e4):
+    for scale in (0.0, 1e4):
         student, teacher = ((x * scale).requires_grad_() for x in states(8, 8))
         value = loss(student, teacher, MASK)
         value.backward()
@@ -119,29 +182,52 @@ def test_finite_at_zero_and_far_away(loss):
 @each_loss
 def test_bad_shapes(loss):
     student, teacher = states(8, 8)
-    for call in (lambda: loss(student[0], teacher[0], MASK[0]), lambda: loss(student, teacher[:, :3], MASK), lambda: loss(student, teacher, MASK[:, :3]), lambda: loss(student, teacher, MASK[..., None])):
-        with pytest.raises(ValueError, match=r'student and teacher must be \(n, length, width\) and mask \(n, length\), got'): call()
-    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum', got 'none'"): loss(student, teacher, MASK, 'none')
+    for call in (
+        lambda: loss(student[0], teacher[0], MASK[0]),
+        lambda: loss(student, teacher[:, :3], MASK),
+        lambda: loss(student, teacher, MASK[:, :3]),
+        lambda: loss(student, teacher, MASK[..., None]),
+    ):
+        with pytest.raises(
+            ValueError, match=r'student and teacher must be \(n, length, width\) and mask \(n, length\), got'
+        ):
+            call()
+    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum', got 'none'"):
+        loss(student, teacher, MASK, 'none')
 
 
 def test_widths_must_agree():
     student, teacher = states(8, 6)
     for loss in (hidden_mse, hidden_cosine):
-        with pytest.raises(ValueError, match='must have one width, .* project the student with `HiddenProjections`'): loss(student, teacher, MASK)
+        with pytest.raises(
+            ValueError, match='must have one width, .* project the student with `HiddenProjections`'
+        ):
+            loss(student, teacher, MASK)
 
 
 # projections and maps
 
+
 def test_layers_are_averaged_and_projected():
-    student, teacher = states(8, 8, 8), states(6, 6, 6, 6, 6, seed=1)
+    student = states(8, 8, 8)
+    teacher = states(6, 6, 6, 6, 6, seed=1)
     layers = {1: 2, 2: 4}
     projections = HiddenProjections(layers, 8, 6, seed=3)
-    by_layer = [hidden_mse(projections(s, student[s]), teacher[t], MASK, 'sum').item() for s, t in layers.items()]
-    assert hidden_state_loss(student, teacher, layers, MASK, projections=projections, reduction='sum').item() == pytest.approx(sum(by_layer) / 2, rel=1e-5)
+    by_layer = [
+        hidden_mse(projections(s, student[s]), teacher[t], MASK, 'sum').item() for s, t in layers.items()
+    ]
+    assert hidden_state_loss(
+        student, teacher, layers, MASK, projections=projections, reduction='sum'
+    ).item() == pytest.approx(sum(by_layer) / 2, rel=1e-5)
     assert projections(1, student[1]).shape == (3, 4, 6)
-    assert projections(1, student[1])[0, 0].tolist() == pytest.approx((projections.matrices['1'].weight @ student[1][0, 0]).tolist(), rel=1e-5)  # no bias
+    # no bias
+    assert projections(1, student[1])[0, 0].tolist() == pytest.approx(
+        (projections.matrices['1'].weight @ student[1][0, 0]).tolist(), rel=1e-5
+    )
     same = states(8, 8, 8, 8)
-    assert hidden_state_loss(same, same, {0: 0, 3: 3}, MASK, kind='cosine').item() == pytest.approx(0, abs=1e-6)
+    assert hidden_state_loss(same, same, {0: 0, 3: 3}, MASK, kind='cosine').item() == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_projections_start_from_their_seed_alone():
@@ -160,11 +246,15 @@ def test_projections_learn_and_padding_does_not_reach_them():
     student, teacher = states(8), states(6, seed=1)
     clean, dirty = ([HiddenProjections({0: 0}, 8, 6, seed=3), student[0]] for _ in range(2))
     dirty[1] = student[0].where(MASK.bool()[..., None], NAN)
-    for projections, state in (clean, dirty): hidden_state_loss([state], teacher, {0: 0}, MASK, projections=projections).backward()
+    for projections, state in (clean, dirty):
+        hidden_state_loss([state], teacher, {0: 0}, MASK, projections=projections).backward()
     gradients = [p.matrices['0'].weight.grad for p, _ in (clean, dirty)]
     assert gradients[0].abs().sum() > 0 and torch.equal(*gradients)
-    optimizer = torch.optim.Adam(clean[0].parameters(), lr=.05)
-    def loss(): return hidden_state_loss(student, teacher, {0: 0}, MASK, projections=clean[0])
+    optimizer = torch.optim.Adam(clean[0].parameters(), lr=0.05)
+
+    def loss():
+        return hidden_state_loss(student, teacher, {0: 0}, MASK, projections=clean[0])
+
     before = loss().item()
     for _ in range(100):
         optimizer.zero_grad()
@@ -173,42 +263,68 @@ def test_projections_learn_and_padding_does_not_reach_them():
     assert loss().item() < before / 2
 
 
-@pytest.mark.parametrize(('arguments', 'message'), [
-    (dict(kind='l1'), "kind must be 'mse' or 'cosine', got 'l1'"), (dict(layers={}), 'layers must map at least one student layer'),
-    (dict(layers={3: 1}), r'layers must name student layers from 0 to 2, got \[3\]; ask the model for output_hidden_states=True'),
-    (dict(layers={1: -1}), r'layers must name teacher layers from 0 to 2, got \[-1\]'),
-    (dict(projections=HiddenProjections({1: 1}, 8, 8, 0)), r'layer must be one of \[1\], got 2')])
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (dict(kind='l1'), "kind must be 'mse' or 'cosine', got 'l1'"),
+        (dict(layers={}), 'layers must map at least one student layer'),
+        (
+            dict(layers={3: 1}),
+            r'layers must name student layers from 0 to 2, got \[3\]; ask the model for output_hidden_states=True',
+        ),
+        (dict(layers={1: -1}), r'layers must name teacher layers from 0 to 2, got \[-1\]'),
+        (dict(projections=HiddenProjections({1: 1}, 8, 8, 0)), r'layer must be one of \[1\], got 2'),
+    ],
+)
 def test_bad_maps(arguments, message):
     good = dict(student=states(8, 8, 8), teacher=states(8, 8, 8), layers={2: 1}, mask=MASK)
-    with pytest.raises(ValueError, match=message): hidden_state_loss(**good | arguments)
+    with pytest.raises(ValueError, match=message):
+        hidden_state_loss(**good | arguments)
 
 
 def test_bad_projections():
-    with pytest.raises(ValueError, match='teacher_width must be >= 1, got 0'): HiddenProjections({1: 1}, 8, 0, 0)
-    with pytest.raises(ValueError, match='layers must map at least one student layer'): HiddenProjections({}, 8, 8, 0)
+    with pytest.raises(ValueError, match='teacher_width must be >= 1, got 0'):
+        HiddenProjections({1: 1}, 8, 0, 0)
+    with pytest.raises(ValueError, match='layers must map at least one student layer'):
+        HiddenProjections({}, 8, 8, 0)
 
 
 # relations
 
+
 def test_relations_by_hand():
-    # width 1, teacher (r, 0) with r*r = log 3: relations (3/4, 1/4) and (1/2, 1/2); a student of zeros: (1/2, 1/2) twice
+    # width 1, teacher (r, 0) with r*r = log 3: relations (3/4, 1/4) and (1/2, 1/2); a student of zeros: (1/2,
+    # 1/2) twice
     r = math.sqrt(math.log(3))
-    teacher, student = torch.tensor([[[r], [0.]]]), torch.zeros(1, 2, 1)
-    expected = .75 * math.log(1.5) + .25 * math.log(.5)
-    assert relation_kl(student, teacher, torch.ones(1, 2), 1, 'sum').item() == pytest.approx(expected, rel=1e-5)
-    assert relation_kl(teacher, student, torch.ones(1, 2), 1, 'sum').item() == pytest.approx(.5 * math.log(2 / 3) + .5 * math.log(2), rel=1e-5)
+    teacher = torch.tensor([[[r], [0.0]]])
+    student = torch.zeros(1, 2, 1)
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert relation_kl(student, teacher, torch.ones(1, 2), 1, 'sum').item() == pytest.approx(
+        expected, rel=1e-5
+    )
+    assert relation_kl(teacher, student, torch.ones(1, 2), 1, 'sum').item() == pytest.approx(
+        0.5 * math.log(2 / 3) + 0.5 * math.log(2), rel=1e-5
+    )
     # two heads of width 2, scaled by sqrt(2); the second head agrees, so the mean over heads is half
-    two = torch.tensor([[[r * 2**.25, 0., 1., 1.], [0., 0., 1., 1.]]])
-    assert relation_kl(two * torch.tensor([0., 0., 1., 1.]), two, torch.ones(1, 2), 2, 'sum').item() == pytest.approx(expected / 2, rel=1e-5)
+    two = torch.tensor([[[r * 2**0.25, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]])
+    assert relation_kl(
+        two * torch.tensor([0.0, 0.0, 1.0, 1.0]), two, torch.ones(1, 2), 2, 'sum'
+    ).item() == pytest.approx(expected / 2, rel=1e-5)
 
 
 def test_relations_by_loops():
     student, teacher = states(12, 6, seed=5)
-    expected = 0.
+    expected = 0.0
     for n in range(3):
         real = int(MASK[n].sum())
         for head in range(3):
-            p, q = (torch.softmax(v @ v.T / math.sqrt(v.shape[1]), -1) for v in (teacher[n, :real, 2 * head:2 * head + 2], student[n, :real, 4 * head:4 * head + 4]))
+            p, q = (
+                torch.softmax(v @ v.T / math.sqrt(v.shape[1]), -1)
+                for v in (
+                    teacher[n, :real, 2 * head : 2 * head + 2],
+                    student[n, :real, 4 * head : 4 * head + 4],
+                )
+            )
             expected += (p * (p / q).log()).sum().item() / 3
     assert relation_kl(student, teacher, MASK, 3, 'sum').item() == pytest.approx(expected, rel=1e-4)
 
@@ -218,24 +334,35 @@ def test_a_rotation_inside_a_head_changes_no_relation():
     turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0))).Q
     turned = torch.cat([values[..., :4] @ turn, values[..., 4:] @ turn.T], -1)
     assert relation_kl(turned, values, MASK, 2).item() == pytest.approx(0, abs=1e-5)
-    assert relation_kl(turned, values, MASK, 4).item() > .01
+    assert relation_kl(turned, values, MASK, 4).item() > 0.01
 
 
 @pytest.mark.parametrize(('heads', 'whose'), [(0, 'student'), (3, 'student'), (8, 'teacher')])
 def test_heads_must_divide_both_widths(heads, whose):
     student, teacher = states(8, 4)
-    with pytest.raises(ValueError, match=f"heads must be >= 1 and divide the {whose}'s width {dict(student=8, teacher=4)[whose]}, got {heads}"): relation_kl(student, teacher, MASK, heads)
+    with pytest.raises(
+        ValueError,
+        match=f"heads must be >= 1 and divide the {whose}'s width {dict(student=8, teacher=4)[whose]}, got {heads}",
+    ):
+        relation_kl(student, teacher, MASK, heads)
 
 
 # getting at the values
 
+
 def test_captured_values_are_what_the_last_layer_computes():
-    ids, mask = torch.tensor([[1, 12, 2, 40, 41, 2]]), torch.ones(1, 6, dtype=torch.int64)
-    bert, distilbert = tiny_bert(), tiny_distilbert()
-    for model, value in ((bert, bert.bert.encoder.layer[-1].attention.self.value), (distilbert, distilbert.distilbert.transformer.layer[-1].attention.v_lin)):
+    ids = torch.tensor([[1, 12, 2, 40, 41, 2]])
+    mask = torch.ones(1, 6, dtype=torch.int64)
+    bert = tiny_bert()
+    distilbert = tiny_distilbert()
+    for model, value in (
+        (bert, bert.bert.encoder.layer[-1].attention.self.value),
+        (distilbert, distilbert.distilbert.transformer.layer[-1].attention.v_lin),
+    ):
         found = value_projections(model)
         assert len(found) == 2 and found[-1] is value
-        with captured(found[-1:]) as values: below = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
+        with captured(found[-1:]) as values:
+            below = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
         assert torch.allclose(values[0], value(below), atol=1e-6) and values[0].requires_grad
         relation_kl(values[0], values[0].detach() * 2, mask, heads=4).backward()
         assert value.weight.grad.abs().sum() > 0 and not value._forward_hooks
@@ -251,4 +378,5 @@ def test_captured_lets_go_after_an_error_too():
 
 
 def test_a_model_without_known_values():
-    with pytest.raises(ModelError, match='Linear has no value projections that are known here'): value_projections(nn.Linear(2, 2))
+    with pytest.raises(ModelError, match='Linear has no value projections that are known here'):
+        value_projections(nn.Linear(2, 2))

@@ -1,4 +1,5 @@
 "Packages import left to right only and modules in the order of their numbers, each alone in an interpreter that has seen no other, and without what a bare GPU box lacks."
+
 import ast
 import json
 import os
@@ -37,9 +38,16 @@ def dotted(path: Path, folder: Path) -> str:
     return '.'.join(path.relative_to(folder).with_suffix('').parts)
 
 
-SOURCES = {dotted(p, ROOT / 'kdnotes'): p for p in sorted((ROOT / 'kdnotes').rglob('*.py')) if p.stem not in ('__init__', '_modidx')}
+SOURCES = {
+    dotted(p, ROOT / 'kdnotes'): p
+    for p in sorted((ROOT / 'kdnotes').rglob('*.py'))
+    if p.stem not in ('__init__', '_modidx')
+}
 MODULES = list(SOURCES)
-NUMBERS = {dotted(p.with_name(p.name[3:]), ROOT / 'nbs'): int(p.name[:2]) for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb')}
+NUMBERS = {
+    dotted(p.with_name(p.name[3:]), ROOT / 'nbs'): int(p.name[:2])
+    for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb')
+}
 
 
 def package(module: str) -> str:
@@ -52,12 +60,13 @@ def number(module: str) -> int:
 
 def imports(module: str, source: str) -> set[str]:
     "The kdnotes modules a module imports anywhere, functions included; a package where it names no module of it."
-    here, found = ['kdnotes', *module.split('.')], set()
+    here = ['kdnotes', *module.split('.')]
+    found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            start = here[:-node.level] if node.level else []  # nbdev_export makes imports relative
+            start = here[: -node.level] if node.level else []  # nbdev_export makes imports relative
             names = ['.'.join([*start, *[node.module] * bool(node.module), a.name]) for a in node.names]
         else:
             continue
@@ -65,13 +74,16 @@ def imports(module: str, source: str) -> set[str]:
             top, *parts = name.split('.')
             if top != 'kdnotes' or not parts or parts[0].startswith('__'):
                 continue
-            found.add(next((m for n in range(len(parts), 0, -1) if (m := '.'.join(parts[:n])) in SOURCES), parts[0]))
+            found.add(
+                next((m for n in range(len(parts), 0, -1) if (m := '.'.join(parts[:n])) in SOURCES), parts[0])
+            )
     return found
 
 
 def against_the_order(module: str, source: str) -> list[str]:
     "The imports of a module that it must not have."
-    own, wrong = package(module), []
+    own = package(module)
+    wrong = []
     for other in sorted(imports(module, source)):
         theirs = package(other)
         if theirs not in LEVEL:
@@ -89,7 +101,9 @@ def against_the_order(module: str, source: str) -> list[str]:
 def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
     "Some lines in a fresh interpreter."
     command = [sys.executable, '-W', 'error::SyntaxWarning', '-c', code, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | env, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | env, stdin=subprocess.DEVNULL
+    )
 
 
 def test_every_module_has_a_package_and_a_number():
@@ -104,13 +118,24 @@ def test_imports_go_left(module):
     assert against_the_order(module, SOURCES[module].read_text(encoding='utf-8')) == []
 
 
-@pytest.mark.parametrize('module, line, told', [
-    ('train.loop', 'from ..records.store import export', 'train does not know records: records.store'),
-    ('train.loop', 'def f():\n    from kdnotes.experiment import launch', 'experiment.launch is not left of train'),
-    ('losses.targets', 'import kdnotes.telemetry.meters', 'telemetry.meters is not left of losses'),
-    ('core.config', 'from .files import lock', 'core.files does not come before core.config in its package'),
-    ('tasks.batching', 'import kdnotes.trainer', 'trainer is no module'),
-])
+@pytest.mark.parametrize(
+    'module, line, told',
+    [
+        ('train.loop', 'from ..records.store import export', 'train does not know records: records.store'),
+        (
+            'train.loop',
+            'def f():\n    from kdnotes.experiment import launch',
+            'experiment.launch is not left of train',
+        ),
+        ('losses.targets', 'import kdnotes.telemetry.meters', 'telemetry.meters is not left of losses'),
+        (
+            'core.config',
+            'from .files import lock',
+            'core.files does not come before core.config in its package',
+        ),
+        ('tasks.batching', 'import kdnotes.trainer', 'trainer is no module'),
+    ],
+)
 def test_a_wrong_import_is_seen(module, line, told):
     source = SOURCES[module].read_text(encoding='utf-8')
     assert against_the_order(module, f'{source}\n{line}\n') == [told]
@@ -122,7 +147,8 @@ def test_core_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-# Other people's packages are imported once, by a process that knows nothing of kdnotes; a fork of it imports one module.
+# Other people's packages are imported once, by a process that knows nothing of kdnotes; a fork of it imports
+# one module.
 ALONE = """
 import json, os, sys, traceback
 import matplotlib.pyplot, pandas, pydantic, scipy.stats, torch, transformers

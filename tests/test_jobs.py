@@ -1,4 +1,5 @@
 "Runs at the same time, one of which dies on the way: the others are finished and kept, it is named, and the same command makes it alone."
+
 import json
 import os
 import signal
@@ -18,13 +19,40 @@ ARMS = 'baseline,mixed_baseline,full_student'  # the second dies
 @pytest.fixture
 def asked(tmp_path) -> list[str]:
     "The command, for models that train in a blink."
-    given = dict(corpus=write_corpus(tmp_path / 'corpus'), teacher=write_model(tmp_path / 'teacher'), student_layers=1, max_length=64, smoke='true', study='beside')
+    given = dict(
+        corpus=write_corpus(tmp_path / 'corpus'),
+        teacher=write_model(tmp_path / 'teacher'),
+        student_layers=1,
+        max_length=64,
+        smoke='true',
+        study='beside',
+    )
     parameters = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
-    return [sys.executable, '-m', 'kdnotes.cli', 'study', '--seeds', '1', '--arms', ARMS, '--jobs', '2', *parameters]
+    return [
+        sys.executable,
+        '-m',
+        'kdnotes.cli',
+        'study',
+        '--seeds',
+        '1',
+        '--arms',
+        ARMS,
+        '--jobs',
+        '2',
+        *parameters,
+    ]
 
 
 def start(home: Path, command: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(command, cwd=home, env=surroundings(home), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        cwd=home,
+        env=surroundings(home),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def trainer(study: psutil.Process, mode: str) -> psutil.Process:
@@ -37,7 +65,7 @@ def trainer(study: psutil.Process, mode: str) -> psutil.Process:
                     return process
             except psutil.Error:
                 pass  # it has just ended
-        time.sleep(.02)
+        time.sleep(0.02)
     raise AssertionError(f'no process trains {mode}')
 
 
@@ -54,15 +82,29 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     said, errors = study.communicate(timeout=600)
     [lost] = (tmp_path / 'runs/beside').glob('mixed_baseline-s0-*')
     assert study.returncode == 2, errors
-    assert errors.count('\n') == 1 and errors.startswith('kdnotes') and '1 of 3 runs failed' in errors and lost.name in errors
-    assert f'{lost.name} failed: ' in said and json.loads((lost / 'state.json').read_text())['status'] != 'done'
+    assert (
+        errors.count('\n') == 1
+        and errors.startswith('kdnotes')
+        and '1 of 3 runs failed' in errors
+        and lost.name in errors
+    )
+    assert (
+        f'{lost.name} failed: ' in said and json.loads((lost / 'state.json').read_text())['status'] != 'done'
+    )
     kept = evidence(tmp_path)
-    assert set(kept) == {'baseline', 'full_student'} and 'full_student' in (tmp_path / 'runs/beside/table.txt').read_text()
-    assert {record['machine']['jobs'] for record in kept.values()} == {1, 2}, 'the student had nobody beside it'
+    assert (
+        set(kept) == {'baseline', 'full_student'}
+        and 'full_student' in (tmp_path / 'runs/beside/table.txt').read_text()
+    )
+    assert {record['machine']['jobs'] for record in kept.values()} == {1, 2}, (
+        'the student had nobody beside it'
+    )
 
     again = start(tmp_path, asked)
     said, errors = again.communicate(timeout=600)
     assert again.returncode == 0, errors
     whole = evidence(tmp_path)
-    assert set(whole) == {'baseline', 'mixed_baseline', 'full_student'} and all(whole[mode] == kept[mode] for mode in kept)
+    assert set(whole) == {'baseline', 'mixed_baseline', 'full_student'} and all(
+        whole[mode] == kept[mode] for mode in kept
+    )
     assert lost.name in said and not any(kept[mode]['run_id'] + ' failed' in said for mode in kept)

@@ -1,4 +1,5 @@
 "Which tests are run: one of each kind, or a share of all."
+
 from types import SimpleNamespace
 import pytest
 from conftest import pytest_collection_modifyitems

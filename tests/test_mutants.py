@@ -1,6 +1,7 @@
 """Tests that cannot fail prove nothing: named mistakes, each put into a copy of the package, and the tests that must see them.
 
 A mistake is a substitution in one module; what it replaces must stand there exactly once, so that mistakes do not fall out of date unseen."""
+
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.slow
 @dataclass(frozen=True)
 class Mutant:
     "A mistake."
+
     name: str
     module: str  # of kdnotes: 'train.loop'
     old: str
@@ -33,42 +35,176 @@ equal_on_ranks = partial(test_parity.test_gradients_and_weights_are_equal_on_all
 one_all_reduce = partial(test_parity.test_one_all_reduce_a_step, run=RANKS)
 teacher_alone = partial(test_parity.test_teacher_in_the_trainer_is_the_teacher_alone, run=Run())
 cached = partial(test_parity.test_cached_signal_is_the_online_one, run=Run(signal='fp32'))
-same_steps_skipped = lambda w: test_precision.check_same_steps_skipped([notes['low'] for notes in test_precision.trained(2, ('low',), package=w.package)])
+
+
+def same_steps_skipped(w):
+    return test_precision.check_same_steps_skipped(
+        [notes['low'] for notes in test_precision.trained(2, ('low',), package=w.package)]
+    )
+
+
 by_hand = 'test_losses.py::test_soft_targets_by_hand'
 
 MUTANTS = [
-    Mutant('soft targets without T*T', 'losses.targets', '_reduce(rows, reduction) * (T * T)', '_reduce(rows, reduction)', by_hand),
-    Mutant('sides of the KL swapped', 'losses.targets', 'F.kl_div(log_q, log_p,', 'F.kl_div(log_p, log_q,', by_hand),
-    Mutant('ties in the order of the names', 'tasks.answer_selection', 'np.lexsort((-questions.tie,', 'np.lexsort((questions.tie,', 'test_ranking_metrics.py::test_equal_to_trec_eval'),
-    *(Mutant(f'divided by the local count, {name}', 'train.loop', 'counts[name]', 'max(1, terms[name][1])', test)
-      for name, test in {'micro-batches': micro_batches, 'ranks': ranks}.items()),
-    Mutant('divided by the number of examples', 'train.loop', 'counts[name]', 'len(index)', 'test_parity.py::test_loss_of_a_step_in_plain_torch'),
+    Mutant(
+        'soft targets without T*T',
+        'losses.targets',
+        '_reduce(rows, reduction) * (T * T)',
+        '_reduce(rows, reduction)',
+        by_hand,
+    ),
+    Mutant(
+        'sides of the KL swapped',
+        'losses.targets',
+        'F.kl_div(log_q, log_p,',
+        'F.kl_div(log_p, log_q,',
+        by_hand,
+    ),
+    Mutant(
+        'ties in the order of the names',
+        'tasks.answer_selection',
+        'np.lexsort((-questions.tie,',
+        'np.lexsort((questions.tie,',
+        'test_ranking_metrics.py::test_equal_to_trec_eval',
+    ),
+    *(
+        Mutant(
+            f'divided by the local count, {name}',
+            'train.loop',
+            'counts[name]',
+            'max(1, terms[name][1])',
+            test,
+        )
+        for name, test in {'micro-batches': micro_batches, 'ranks': ranks}.items()
+    ),
+    Mutant(
+        'divided by the number of examples',
+        'train.loop',
+        'counts[name]',
+        'len(index)',
+        'test_parity.py::test_loss_of_a_step_in_plain_torch',
+    ),
     Mutant('mean over ranks of sums', 'train.loop', 'total * runtime.ranks', 'total', ranks),
     Mutant('an idle rank counts its stand-in', 'train.loop', 'float(i < own)', '1.', ranks),
-    *(Mutant(f'forward past DDP, {name}', 'train.loop', 'with runtime.autocast(): outputs = call(model, ', "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ", test)
-      for name, test in {'gradients': equal_on_ranks, 'all-reduces': one_all_reduce}.items()),
-    Mutant('forward past DDP in call', 'distill.models', 'return model(**{', 'return unwrap(model)(**{', equal_on_ranks),
-    Mutant('all-reduce at every micro-batch', 'train.loop', 'more = runtime.ranks > 1 and', 'more = False and', one_all_reduce),
-    Mutant('call drops token_type_ids', 'distill.models', 'if name in names})', "if name in names and name != 'token_type_ids'})", teacher_alone),
-    Mutant('the teacher gets what the student takes', 'distill.teacher_cache', 'call(teacher, batch.inputs)', "call(teacher, {k: v for k, v in batch.inputs.items() if k != 'token_type_ids'})",
-           teacher_alone),
+    *(
+        Mutant(
+            f'forward past DDP, {name}',
+            'train.loop',
+            'with runtime.autocast():\n                outputs = call(model, ',
+            "with runtime.autocast():\n                outputs = call(getattr(model, 'module', model), ",
+            test,
+        )
+        for name, test in {'gradients': equal_on_ranks, 'all-reduces': one_all_reduce}.items()
+    ),
+    Mutant(
+        'forward past DDP in call',
+        'distill.models',
+        'return model(\n        **{',
+        'return unwrap(model)(\n        **{',
+        equal_on_ranks,
+    ),
+    Mutant(
+        'all-reduce at every micro-batch',
+        'train.loop',
+        'more = runtime.ranks > 1 and',
+        'more = False and',
+        one_all_reduce,
+    ),
+    Mutant(
+        'call drops token_type_ids',
+        'distill.models',
+        '            if name in names\n        }',
+        "            if name in names and name != 'token_type_ids'\n        }",
+        teacher_alone,
+    ),
+    Mutant(
+        'the teacher gets what the student takes',
+        'distill.teacher_cache',
+        'call(teacher, batch.inputs)',
+        "call(teacher, {k: v for k, v in batch.inputs.items() if k != 'token_type_ids'})",
+        teacher_alone,
+    ),
     Mutant('teacher left in training mode', 'distill.teacher_cache', 'teacher.eval()', 'pass', teacher_alone),
     Mutant('teacher with a graph', 'distill.teacher_cache', '@torch.no_grad()\n', '', teacher_alone),
-    *(Mutant(name, module, old, new, 'test_resume.py::test_stopped_and_taken_up') for name, module, old, new in (
-        ('a random state forgotten', 'train.checkpoint', '    set_random_states({', '    dict({'),
-        ('moments forgotten', 'train.checkpoint', 'if found: optimizer.state[p] =', 'if not found: optimizer.state[p] ='),
-        ('begun at the first step again', 'train.loop', 'done=done)[1]', 'done=0)[1]'),
-        ("untouched rows' decay forgotten", 'train.loop', "t.short.decay = found.state['decay']", 'pass'))),
-    Mutant('a step that is not finite is taken', 'train.loop', 'optimizer.found_inf =', '_ =', 'test_resume.py::test_a_step_that_is_not_finite_is_not_taken'),
-    Mutant('untouched rows do not decay', 'train.cpu_fast_path', 'self.decay *= 1 - rate * weight_decay', 'pass', 'test_parity.py::test_untouched_rows_decay'),
-    *(Mutant(name, module, old, new, same_steps_skipped) for name, module, old, new in (
-        ('an overflow without a row', 'train.loop', "t.row('overflow', step=step.number + 1, scale=before)", 'pass'),
-        ('overflows not counted', 'train.loop', 't.result.overflow_steps = (t.result.overflow_steps or 0) + 1', 'pass'),
-        ("the table's rows of each rank for itself", 'train.loop', 't.runtime.sum(gradient).div_(t.runtime.ranks)', 'gradient'))),
-    Mutant("a cache's rows by place in the batch", 'distill.teacher_cache', 'rows[batch.index]', 'rows[:len(batch.index)]', cached),
-    Mutant('weights that are multiplied unrounded', 'train.emulated_bf16', 'x, weight, bias = x.bfloat16(), weight.bfloat16(), None', 'x, weight, bias = x.bfloat16(), weight, None', 'test_products.py::test_gradients_are_those_of_torchs_products_and_not_fp32s'),
-    Mutant('activations kept in fp32', 'train.emulated_bf16', 'ctx.save_for_backward(x, weight)\n', 'ctx.save_for_backward(x.float(), weight)\n', 'test_products.py::test_activations_are_kept_in_16_bits'),
-    Mutant('products in fp32 on every CPU', 'train.distributed', "widened=dtype == 'bf16' and not cuda and not _cpu_has_bf16()", "widened=dtype == 'bf16' and not cuda", 'test_products.py::test_a_run_uses_them_where_the_cpu_has_no_instructions'),
+    *(
+        Mutant(name, module, old, new, 'test_resume.py::test_stopped_and_taken_up')
+        for name, module, old, new in (
+            ('a random state forgotten', 'train.checkpoint', '    set_random_states({', '    dict({'),
+            (
+                'moments forgotten',
+                'train.checkpoint',
+                'if found:\n            optimizer.state[p] =',
+                'if not found:\n            optimizer.state[p] =',
+            ),
+            ('begun at the first step again', 'train.loop', 'done=done)[1]', 'done=0)[1]'),
+            ("untouched rows' decay forgotten", 'train.loop', "t.short.decay = found.state['decay']", 'pass'),
+        )
+    ),
+    Mutant(
+        'a step that is not finite is taken',
+        'train.loop',
+        'optimizer.found_inf =',
+        '_ =',
+        'test_resume.py::test_a_step_that_is_not_finite_is_not_taken',
+    ),
+    Mutant(
+        'untouched rows do not decay',
+        'train.cpu_fast_path',
+        'self.decay *= 1 - rate * weight_decay',
+        'pass',
+        'test_parity.py::test_untouched_rows_decay',
+    ),
+    *(
+        Mutant(name, module, old, new, same_steps_skipped)
+        for name, module, old, new in (
+            (
+                'an overflow without a row',
+                'train.loop',
+                "t.row('overflow', step=step.number + 1, scale=before)",
+                'pass',
+            ),
+            (
+                'overflows not counted',
+                'train.loop',
+                't.result.overflow_steps = (t.result.overflow_steps or 0) + 1',
+                'pass',
+            ),
+            (
+                "the table's rows of each rank for itself",
+                'train.loop',
+                't.runtime.sum(gradient).div_(t.runtime.ranks)',
+                'gradient',
+            ),
+        )
+    ),
+    Mutant(
+        "a cache's rows by place in the batch",
+        'distill.teacher_cache',
+        'rows[batch.index]',
+        'rows[:len(batch.index)]',
+        cached,
+    ),
+    Mutant(
+        'weights that are multiplied unrounded',
+        'train.emulated_bf16',
+        '        weight = weight.bfloat16()',
+        '        pass',
+        'test_products.py::test_gradients_are_those_of_torchs_products_and_not_fp32s',
+    ),
+    Mutant(
+        'activations kept in fp32',
+        'train.emulated_bf16',
+        'ctx.save_for_backward(x, weight)\n',
+        'ctx.save_for_backward(x.float(), weight)\n',
+        'test_products.py::test_activations_are_kept_in_16_bits',
+    ),
+    Mutant(
+        'products in fp32 on every CPU',
+        'train.distributed',
+        "widened=dtype == 'bf16' and not cuda and not _cpu_has_bf16()",
+        "widened=dtype == 'bf16' and not cuda",
+        'test_products.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
+    ),
 ]
 
 
@@ -78,7 +214,9 @@ def copy_package(folder: Path, mutant: Mutant | None = None) -> Path:
     if mutant:
         path = (folder / 'kdnotes').joinpath(*mutant.module.split('.')).with_suffix('.py')
         source = path.read_text(encoding='utf-8')
-        assert source.count(mutant.old) == 1, f'{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py: write the mutant anew'
+        assert source.count(mutant.old) == 1, (
+            f'{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py: write the mutant anew'
+        )
         path.write_text(source.replace(mutant.old, mutant.new), encoding='utf-8')
     return folder
 
@@ -90,13 +228,19 @@ def test_a_mistake_is_seen(mutant, tmp_path):
         [outcomes] = launch('ranks:run_tests', mutant.seen_by, package=package)
         assert {kind for _, kind in outcomes} - {'passed'} == {'AssertionError'}, outcomes
     else:
-        with pytest.raises(AssertionError): mutant.seen_by(World(tmp_path / 'signals', package=package))
+        with pytest.raises(AssertionError):
+            mutant.seen_by(World(tmp_path / 'signals', package=package))
 
 
 @pytest.mark.exhaustive
 def test_without_a_mistake_the_same_tests_pass(tmp_path):
     package = copy_package(tmp_path)
-    [outcomes] = launch('ranks:run_tests', *sorted({m.seen_by for m in MUTANTS if isinstance(m.seen_by, str)}), package=package)
+    [outcomes] = launch(
+        'ranks:run_tests',
+        *sorted({m.seen_by for m in MUTANTS if isinstance(m.seen_by, str)}),
+        package=package,
+    )
     assert outcomes and {kind for _, kind in outcomes} == {'passed'}
     world = World(tmp_path / 'signals', package=package)
-    for test in dict.fromkeys(m.seen_by for m in MUTANTS if not isinstance(m.seen_by, str)): test(world)
+    for test in dict.fromkeys(m.seen_by for m in MUTANTS if not isinstance(m.seen_by, str)):
+        test(world)

@@ -1,5 +1,12 @@
 "Every notebook people run, through papermill as people run it; and what is left of a run that was stopped."
-import base64, json, os, signal, subprocess, sys, time
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import nbformat
 import numpy as np
 import pandas as pd
@@ -23,7 +30,8 @@ RANKS = min(len(os.sched_getaffinity(0)), 2)
 
 
 @pytest.fixture(scope='module')
-def home(tmp_path_factory): return tmp_path_factory.mktemp('home')
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp('home')
 
 
 @pytest.fixture(scope='module')
@@ -38,7 +46,8 @@ def first_run(home):
 def outputs(notebook, kind=None):
     "What a notebook shows: its printed text, or all outputs of one MIME type."
     shown = [o for c in notebook.cells if c.cell_type == 'code' for o in c.outputs]
-    if kind is None: return ''.join(o.text for o in shown if o.output_type == 'stream')
+    if kind is None:
+        return ''.join(o.text for o in shown if o.output_type == 'stream')
     return [o.data[kind] for o in shown if kind in o.get('data', {})]
 
 
@@ -47,71 +56,173 @@ def metrics_by_hand(rows):
     found = []
     for _, question in rows.assign(score=rows['score'].astype('float32')).groupby('unit'):
         labels = question.sort_values(['score', 'item'], ascending=False)['label'].to_numpy(dtype=float)
-        if 0 < labels.sum() < len(labels): found.append(np.mean((np.cumsum(labels) / np.arange(1, len(labels) + 1))[labels > 0]))
+        if 0 < labels.sum() < len(labels):
+            found.append(np.mean((np.cumsum(labels) / np.arange(1, len(labels) + 1))[labels > 0]))
     return np.mean(found)
 
 
 # ---- plans ----
 
+
 @pytest.mark.parametrize('mode', MODES)
 def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     planned = plan(make_config(mode=mode, corpus='embedded'), Machine('cpu', 2))
-    told, student = planned.explain(), MODES[mode].network == 'student'
-    for part in (planned.run_id, 'embedded', planned.reason, 'layers [1, 3, 5] of' if student else 'all-MiniLM-L6-v2', 'T=2' if MODES[mode].kd else 'none'): assert part in told
+    told = planned.explain()
+    student = MODES[mode].network == 'student'
+    for part in (
+        planned.run_id,
+        'embedded',
+        planned.reason,
+        'layers [1, 3, 5] of' if student else 'all-MiniLM-L6-v2',
+        'T=2' if MODES[mode].kd else 'none',
+    ):
+        assert part in told
     assert (planned.teacher is None) == (not student) and (not student or planned.teacher.run_id in told)
 
 
-@pytest.mark.parametrize('given', [dict(), dict(arms='all', temperature=4., student_layers='[1, 3]', learning_rate='2e-4', hidden_loss='mse', signal='online', ranks=1, amp_dtype='bf16', teacher_seed='none', smoke='true')],
-                         ids=['nothing', 'much'])
+@pytest.mark.parametrize(
+    'given',
+    [
+        dict(),
+        dict(
+            arms='all',
+            temperature=4.0,
+            student_layers='[1, 3]',
+            learning_rate='2e-4',
+            hidden_loss='mse',
+            signal='online',
+            ranks=1,
+            amp_dtype='bf16',
+            teacher_seed='none',
+            smoke='true',
+        ),
+    ],
+    ids=['nothing', 'much'],
+)
 def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
     "The cells of the notebook up to the runs, with the training and papermill left out: the parameters of each run's notebook are those of the plan."
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.chdir(ROOT)
     code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
-    runs, shell = next(i for i, source in enumerate(code) if 'make_runs(plans' in source), {}
+    runs = next(i for i, source in enumerate(code) if 'make_runs(plans' in source)
+    shell = {}
     exec(code[0], shell)
     exec(code[1] + f'\nglobals().update({given!r})', shell)
-    for source in code[2:runs]: exec(source, shell)
-    made, plans = {}, shell['plans']
+    for source in code[2:runs]:
+        exec(source, shell)
+    made = {}
+    plans = shell['plans']
     monkeypatch.setitem(shell, 'execute', lambda p, on_row, say, jobs: None)
     monkeypatch.setitem(shell, 'make_runs', lambda plans, make, say, jobs: [make(p, jobs) for p in plans])
-    monkeypatch.setattr('papermill.execute_notebook', lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}))
+    monkeypatch.setattr(
+        'papermill.execute_notebook',
+        lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}),
+    )
     exec(code[runs], shell)
     assert list(made) == [p.run_id for p in plans] and len(plans) == 3 * (7 if given else 3)
-    for p in plans[:len(plans) // 3]: assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
-    if given: assert {p.config.mode: (p.config.hidden_loss, p.config.student_layers) for p in plans}['full_kd'] == ('mse', (1, 3)) and plans[0].config.study == 'embedded-smoke'
+    for p in plans[: len(plans) // 3]:
+        assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
+    if given:
+        assert {p.config.mode: (p.config.hidden_loss, p.config.student_layers) for p in plans}['full_kd'] == (
+            'mse',
+            (1, 3),
+        ) and plans[0].config.study == 'embedded-smoke'
 
 
-@pytest.mark.parametrize('asked, told', [((), 'study=$(kdnotes name'), (('P=alpha=.3 student_layers=1,3', 'SMOKE=1', 'CORPUS=/a/b'), "-p 'corpus=/a/b' -p 'study=' -p smoke=true -p 'alpha=.3' -p 'student_layers=1,3'"),
-                                         (('P=alpha=.3 student_layers=1,3',), "-r 'alpha' '.3' -r 'student_layers' '1,3'"), (('P=alpha=.3', 'STUDY=mine'), "-p 'study=mine'")])
+@pytest.mark.parametrize(
+    'asked, told',
+    [
+        ((), 'study=$(kdnotes name'),
+        (
+            ('P=alpha=.3 student_layers=1,3', 'SMOKE=1', 'CORPUS=/a/b'),
+            "-p 'corpus=/a/b' -p 'study=' -p smoke=true -p 'alpha=.3' -p 'student_layers=1,3'",
+        ),
+        (('P=alpha=.3 student_layers=1,3',), "-r 'alpha' '.3' -r 'student_layers' '1,3'"),
+        (('P=alpha=.3', 'STUDY=mine'), "-p 'study=mine'"),
+    ],
+)
 @pytest.mark.parametrize('target', ['study', 'tune'])
 def test_make_hands_on_what_it_is_given(target, asked, told):
-    done = subprocess.run(['make', '-n', '-o', 'setup', target, *asked], cwd=ROOT, text=True, capture_output=True, env={k: v for k, v in os.environ.items() if not k.startswith('MAKE')})
+    done = subprocess.run(
+        ['make', '-n', '-o', 'setup', target, *asked],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith('MAKE')},
+    )
     assert done.returncode == 0 and told in done.stdout, done.stdout + done.stderr
 
 
 # ---- one run ----
 
+
 def test_every_experiment_notebook_is_run_here():
-    assert {p.stem for p in (ROOT / 'nbs').glob('[!0-9]*.ipynb')} - {'index'} == {'run', 'study', 'tune', 'bench'}, 'a new experiment notebook needs its smoke run: run and study have theirs here, tune in test_tuning.py, bench in test_bench.py'
+    assert {p.stem for p in (ROOT / 'nbs').glob('[!0-9]*.ipynb')} - {'index'} == {
+        'run',
+        'study',
+        'tune',
+        'bench',
+    }, (
+        'a new experiment notebook needs its smoke run: run and study have theirs here, tune in test_tuning.py, bench in test_bench.py'
+    )
 
 
 @slow
 def test_a_run_leaves_its_record(first_run, home):
     _, record, folder = first_run
-    for key, inner in RECORD_KEYS.items(): assert set(inner) <= set(record[key] if inner else ()), key
-    assert (record['run_id'], record['study'], record['mode'], record['corpus']) == (folder.name, 'default', 'mixed_kd', 'embedded')
-    assert record['precision'] == 'bf16' and record['precision_reason'] and record['parallel']['ranks'] == RANKS
-    assert record['factors'] == dict(network='student', precision='bf16', kd=True, ranks=RANKS, init='teacher_finetuned', signal_dtype='fp32', transfer=None)
-    assert set(record['phases']) == {'teacher', 'student', 'evaluation'} | ({'synchronisation'} if RANKS > 1 else set()) and all(p['seconds'] > 0 for p in record['phases'].values())
-    assert record['phases']['student']['seconds'] + record['phases']['evaluation']['seconds'] <= record['time']['wall_s'] and record['timeline'] and 0 <= record['machine']['busy_share'] <= 1
-    assert {p.name for p in folder.iterdir()} >= {'config.json', 'rows.jsonl', 'state.json', 'record.json', 'units.csv.gz', 'predictions.csv.gz', 'model'}
+    for key, inner in RECORD_KEYS.items():
+        assert set(inner) <= set(record[key] if inner else ()), key
+    assert (record['run_id'], record['study'], record['mode'], record['corpus']) == (
+        folder.name,
+        'default',
+        'mixed_kd',
+        'embedded',
+    )
+    assert (
+        record['precision'] == 'bf16' and record['precision_reason'] and record['parallel']['ranks'] == RANKS
+    )
+    assert record['factors'] == dict(
+        network='student',
+        precision='bf16',
+        kd=True,
+        ranks=RANKS,
+        init='teacher_finetuned',
+        signal_dtype='fp32',
+        transfer=None,
+    )
+    assert set(record['phases']) == {'teacher', 'student', 'evaluation'} | (
+        {'synchronisation'} if RANKS > 1 else set()
+    ) and all(p['seconds'] > 0 for p in record['phases'].values())
+    assert (
+        record['phases']['student']['seconds'] + record['phases']['evaluation']['seconds']
+        <= record['time']['wall_s']
+        and record['timeline']
+        and 0 <= record['machine']['busy_share'] <= 1
+    )
+    assert {p.name for p in folder.iterdir()} >= {
+        'config.json',
+        'rows.jsonl',
+        'state.json',
+        'record.json',
+        'units.csv.gz',
+        'predictions.csv.gz',
+        'model',
+    }
     assert json.loads((folder / 'state.json').read_text())['status'] == 'done'
     teacher = json.loads((folder.parent / record['teacher_run_id'] / 'record.json').read_text())
-    assert (teacher['mode'], teacher['precision'], teacher['parallel']['ranks'], teacher['seed']) == ('baseline', 'fp32', 1, record['teacher_seed'])
-    assert record['time']['total_s'] == pytest.approx(record['time']['train_s'] + record['time']['teacher_s'] + teacher['time']['train_s'])
-    evidence = [json.loads(line) for line in (home / 'thesis/data/default.records.jsonl').read_text().splitlines()]
+    assert (teacher['mode'], teacher['precision'], teacher['parallel']['ranks'], teacher['seed']) == (
+        'baseline',
+        'fp32',
+        1,
+        record['teacher_seed'],
+    )
+    assert record['time']['total_s'] == pytest.approx(
+        record['time']['train_s'] + record['time']['teacher_s'] + teacher['time']['train_s']
+    )
+    evidence = [
+        json.loads(line) for line in (home / 'thesis/data/default.records.jsonl').read_text().splitlines()
+    ]
     assert {r['run_id']: r for r in evidence} == {r['run_id']: r for r in (record, teacher)}
 
 
@@ -120,10 +231,14 @@ def test_metrics_are_those_of_the_stored_units_and_predictions(first_run):
     _, record, folder = first_run
     means = read_csv(folder / 'units.csv.gz').groupby(['split', 'metric'])['value'].mean()
     assert {metric for _, metric in means.index} == {'map', 'mrr', 'p_at_1', 'answered_map', 'raw_map'}
-    for (split, metric), value in means.items(): assert value == pytest.approx(record['metrics'][split][metric], abs=2e-6)
+    for (split, metric), value in means.items():
+        assert value == pytest.approx(record['metrics'][split][metric], abs=2e-6)
     predictions = read_csv(folder / 'predictions.csv.gz')
-    for split, rows in predictions.groupby('split'): assert metrics_by_hand(rows) == pytest.approx(record['metrics'][split]['map'])
-    assert record['primary'] == dict(set='test', metric='map', higher_is_better=True, value=record['metrics']['test']['map'])
+    for split, rows in predictions.groupby('split'):
+        assert metrics_by_hand(rows) == pytest.approx(record['metrics'][split]['map'])
+    assert record['primary'] == dict(
+        set='test', metric='map', higher_is_better=True, value=record['metrics']['test']['map']
+    )
 
 
 @slow
@@ -132,22 +247,43 @@ def test_the_saved_model_loads_and_is_the_one_that_was_scored(first_run):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / 'model').eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / 'model')
     assert model.config.num_hidden_layers == 3 and model.config.num_labels == 2
-    assert weights_sha256(model) == record['model_sha256'] and sum(p.numel() for p in model.parameters()) == record['params_total']
-    texts = {(r['question_id'], r['sentence_id']): (r['question'], r['sentence']) for r in load_corpus('answer_selection', 'embedded').splits['test']}
+    assert (
+        weights_sha256(model) == record['model_sha256']
+        and sum(p.numel() for p in model.parameters()) == record['params_total']
+    )
+    texts = {
+        (r['question_id'], r['sentence_id']): (r['question'], r['sentence'])
+        for r in load_corpus('answer_selection', 'embedded').splits['test']
+    }
     stored = read_csv(folder / 'predictions.csv.gz').query("split == 'test'").head(8)
     first, second = zip(*(texts[key] for key in zip(stored['unit'], stored['item'])))
-    with torch.inference_mode(): logits = model(**tokenizer(first, second, padding=True, return_tensors='pt')).logits
+    with torch.inference_mode():
+        logits = model(**tokenizer(first, second, padding=True, return_tensors='pt')).logits
     np.testing.assert_allclose(logits.diff(dim=1)[:, 0], stored['score'], atol=1e-4)
 
 
 @slow
 def test_the_executed_notebook_shows_the_run(first_run):
     notebook, record, _ = first_run
-    said, tables, bars = outputs(notebook), outputs(notebook, 'text/html'), outputs(notebook, 'text/plain')
-    assert f"{record['run_id']} needs its teacher first: {record['teacher_run_id']}" in said and f'run_id: {record["run_id"]}' in said
-    for ranks, precision in ((1, 'fp32'), (RANKS, 'bf16')):  # the teacher's bar and the student's, at their end
-        assert any(b.startswith(f'{ranks} rank(s), {precision}: 100%') and '6/6' in b and 'loss 0.' in b and 'examples/s' in b for b in bars)
-    assert any('test map' in t and 'train_s' in t and record['precision_reason'] in t for t in tables), 'the record, nothing cut off'
+    said = outputs(notebook)
+    tables = outputs(notebook, 'text/html')
+    bars = outputs(notebook, 'text/plain')
+    assert (
+        f"{record['run_id']} needs its teacher first: {record['teacher_run_id']}" in said
+        and f'run_id: {record["run_id"]}' in said
+    )
+    # the teacher's bar and the student's, at their end
+    for ranks, precision in ((1, 'fp32'), (RANKS, 'bf16')):
+        assert any(
+            b.startswith(f'{ranks} rank(s), {precision}: 100%')
+            and '6/6' in b
+            and 'loss 0.' in b
+            and 'examples/s' in b
+            for b in bars
+        )
+    assert any('test map' in t and 'train_s' in t and record['precision_reason'] in t for t in tables), (
+        'the record, nothing cut off'
+    )
     [worst] = [t for t in tables if 'put first' in t]
     texts = [r['sentence'] for r in load_corpus('answer_selection', 'embedded').splits['test']]
     assert sum(t in worst for t in texts) >= 5, 'whole sentences'
@@ -158,19 +294,26 @@ def test_the_executed_notebook_shows_the_run(first_run):
 @pytest.mark.exhaustive
 def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_run, home):
     _, record, folder = first_run
-    before, source = contents(folder), (ROOT / 'nbs/run.ipynb').read_bytes()
-    with open(home / 'printed.ipynb', 'w') as output: done = papermill(home, 'nbs/run.ipynb', ('mode', 'mixed_kd'), *SMOKE, output=output)
+    before = contents(folder)
+    source = (ROOT / 'nbs/run.ipynb').read_bytes()
+    with open(home / 'printed.ipynb', 'w') as output:
+        done = papermill(home, 'nbs/run.ipynb', ('mode', 'mixed_kd'), *SMOKE, output=output)
     assert done.returncode == 0, done.stderr
     printed = nbformat.read(home / 'printed.ipynb', 4)
     nbformat.validate(printed)
-    assert f"{record['run_id']} is done already" in outputs(printed) and any('put first' in t for t in outputs(printed, 'text/html'))
+    assert f"{record['run_id']} is done already" in outputs(printed) and any(
+        'put first' in t for t in outputs(printed, 'text/html')
+    )
     assert contents(folder) == before and (ROOT / 'nbs/run.ipynb').read_bytes() == source
 
 
 # ---- the study ----
 
+
 def papermill_study(home):
-    return papermill(home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *SMOKE)
+    return papermill(
+        home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *SMOKE
+    )
 
 
 @pytest.fixture(scope='module')
@@ -182,20 +325,48 @@ def made_study(first_run, home):
 
 @slow
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
-    table, said = (home / 'runs/default/table.txt').read_text(), outputs(nbformat.read(home / 'study.ipynb', 4))
-    for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'): assert text in table
-    records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
+    table = (home / 'runs/default/table.txt').read_text()
+    said = outputs(nbformat.read(home / 'study.ipynb', 4))
+    for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'):
+        assert text in table
+    records = {
+        r['mode']: r
+        for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())
+    }
     assert set(records) == {'baseline', 'full_kd', 'mixed_kd'} and records['mixed_kd'] == first_run[1]
-    assert records['full_kd']['run_id'] in said and 'corpus: embedded (sha256 ' in said and f"training {records['full_kd']['run_id']}" in said and nbformat.read(home / 'runs/default' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
+    assert (
+        records['full_kd']['run_id'] in said
+        and 'corpus: embedded (sha256 ' in said
+        and f"training {records['full_kd']['run_id']}" in said
+        and nbformat.read(home / 'runs/default' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
+    )
     units = pd.read_csv(home / 'thesis/data/default.units.csv.gz')
     assert set(units['run_id']) == {r['run_id'] for r in records.values()}
     figures = home / 'figures/default'
     manifest = json.loads((figures / 'MANIFEST.json').read_text())
     made = {name: entry for name, entry in manifest.items() if entry['sha256']}
-    assert set(made) == {p.name for p in figures.glob('*.svg')} >= {'accuracy_time.svg', 'throughput.svg', 'curves.svg', 'effects.svg', 'phases.svg', 'timelines.svg', 'fidelity.svg', 'reliability.svg'}
-    assert all(entry['reason'] for name, entry in manifest.items() if name not in made) and 'gradients.svg' in manifest
+    assert (
+        set(made)
+        == {p.name for p in figures.glob('*.svg')}
+        >= {
+            'accuracy_time.svg',
+            'throughput.svg',
+            'curves.svg',
+            'effects.svg',
+            'phases.svg',
+            'timelines.svg',
+            'fidelity.svg',
+            'reliability.svg',
+        }
+    )
+    assert (
+        all(entry['reason'] for name, entry in manifest.items() if name not in made)
+        and 'gradients.svg' in manifest
+    )
     for name, entry in made.items():
-        assert (figures / name).read_text().startswith('<?xml') and set(entry['run_ids']) == {r['run_id'] for r in records.values()}
+        assert (figures / name).read_text().startswith('<?xml') and set(entry['run_ids']) == {
+            r['run_id'] for r in records.values()
+        }
         assert entry['sha256'] == contents(figures)[name] and entry['producer']
 
 
@@ -208,8 +379,13 @@ def test_a_studys_second_call_changes_nothing(made_study, home):
     before = contents(figures) | contents(home / 'thesis')
     done = papermill_study(home)
     assert done.returncode == 0, done.stderr
-    assert {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')} == times, 'nothing is trained twice'
-    assert contents(figures) | contents(home / 'thesis') == before and (home / 'runs/default/table.txt').read_text() == table
+    assert {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')} == times, (
+        'nothing is trained twice'
+    )
+    assert (
+        contents(figures) | contents(home / 'thesis') == before
+        and (home / 'runs/default/table.txt').read_text() == table
+    )
 
 
 @slow
@@ -217,19 +393,38 @@ def test_a_studys_second_call_changes_nothing(made_study, home):
 def test_a_study_without_notebooks(made_study, home):
     "Where the notebook's runs are done, the same table and nothing trained, and evidence that was lost is written again; other arms are trained without papermill, at the same time."
     asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
-    table, before = (home / 'runs/default/table.txt').read_text(), contents(home / 'figures/default') | contents(home / 'thesis')
-    for path in (home / 'thesis/data').glob('default.*'): path.unlink()  # as when a study is stopped between a run's end and its export
+    table = (home / 'runs/default/table.txt').read_text()
+    before = contents(home / 'figures/default') | contents(home / 'thesis')
+    for path in (home / 'thesis/data').glob('default.*'):
+        path.unlink()  # as when a study is stopped between a run's end and its export
     done = command(home, *asked)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(table) and 'corpus: embedded (sha256 ' in done.stdout and ' of 3: ' not in done.stdout and (home / 'runs/default/table.txt').read_text() == table
+    assert (
+        done.stdout.endswith(table)
+        and 'corpus: embedded (sha256 ' in done.stdout
+        and ' of 3: ' not in done.stdout
+        and (home / 'runs/default/table.txt').read_text() == table
+    )
     assert contents(home / 'figures/default') | contents(home / 'thesis') == before
     done = command(home, *asked, '--arms', 'baseline,mixed_baseline,full_student', '--jobs', 2)
     assert done.returncode == 0, done.stderr
-    records = {r['mode']: r for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())}
+    records = {
+        r['mode']: r
+        for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())
+    }
     made = records['mixed_baseline']
-    assert f" of 3: {made['run_id']}" in done.stdout and f"test map {made['primary']['value']:.3f}, trained in " in done.stdout and 'baseline -> mixed_baseline' in done.stdout
-    assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2) and 'memory and energy of 2 of 3 runs are left out' in done.stdout
-    assert not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists() and made['factors']['precision'] == 'bf16'
+    assert (
+        f" of 3: {made['run_id']}" in done.stdout
+        and f"test map {made['primary']['value']:.3f}, trained in " in done.stdout
+        and 'baseline -> mixed_baseline' in done.stdout
+    )
+    assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(
+        baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2
+    ) and 'memory and energy of 2 of 3 runs are left out' in done.stdout
+    assert (
+        not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists()
+        and made['factors']['precision'] == 'bf16'
+    )
 
 
 @slow
@@ -237,13 +432,22 @@ def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     _, record, folder = first_run
-    before, said = contents(folder), []
-    planned = plan(make_config(mode='mixed_kd', corpus='embedded', smoke=True, study='other'), Machine('cpu', len(os.sched_getaffinity(0))))
+    before = contents(folder)
+    said = []
+    planned = plan(
+        make_config(mode='mixed_kd', corpus='embedded', smoke=True, study='other'),
+        Machine('cpu', len(os.sched_getaffinity(0))),
+    )
     assert execute(planned, say=said.append) == record | dict(study='other')
     assert said == [f"{record['run_id']} was made in study 'default' already"] and contents(folder) == before
     other = contents(home / 'runs/other' / folder.name)
-    assert all(other[name] == before[name] for name in ('units.csv.gz', 'predictions.csv.gz', 'model/model.safetensors'))
-    assert [json.loads(line) for line in (home / 'thesis/data/other.records.jsonl').read_text().splitlines()] == [record | dict(study='other')]
+    assert all(
+        other[name] == before[name]
+        for name in ('units.csv.gz', 'predictions.csv.gz', 'model/model.safetensors')
+    )
+    assert [
+        json.loads(line) for line in (home / 'thesis/data/other.records.jsonl').read_text().splitlines()
+    ] == [record | dict(study='other')]
 
 
 # ---- stopped runs ----
@@ -261,8 +465,10 @@ def trainers(home):
     found = []
     for p in psutil.process_iter():
         try:
-            if any(str(home) in part for part in p.cmdline()) and p.status() != psutil.STATUS_ZOMBIE: found.append(p)
-        except (psutil.NoSuchProcess, psutil.AccessDenied): pass
+            if any(str(home) in part for part in p.cmdline()) and p.status() != psutil.STATUS_ZOMBIE:
+                found.append(p)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            pass
     return found
 
 
@@ -270,18 +476,24 @@ def wait_for(condition, what, seconds=300):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f'waited {seconds} s for {what}'
-        time.sleep(.1)
+        time.sleep(0.1)
     return found
 
 
-def training(home, after=0.):
+def training(home, after=0.0):
     "The run folder of a home, once it has begun to train after a point in time."
     for rows in home.glob('runs/*/*/rows.jsonl'):
-        started = [json.loads(line)['at_s'] for line in rows.read_text().splitlines() if line.endswith('}') and '"kind": "start"' in line]
-        if started and started[-1] > after: return rows.parent
+        started = [
+            json.loads(line)['at_s']
+            for line in rows.read_text().splitlines()
+            if line.endswith('}') and '"kind": "start"' in line
+        ]
+        if started and started[-1] > after:
+            return rows.parent
 
 
-def state(folder): return json.loads((folder / 'state.json').read_text())
+def state(folder):
+    return json.loads((folder / 'state.json').read_text())
 
 
 @slow
@@ -299,9 +511,12 @@ def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started
     launcher = python(tmp_path, LAUNCH)
     wait_for(lambda: training(tmp_path, begin), 'training to begin again')
     for p in trainers(tmp_path):
-        if '-m' in p.cmdline() and 'torch.distributed.run' not in p.cmdline(): p.terminate()
+        if '-m' in p.cmdline() and 'torch.distributed.run' not in p.cmdline():
+            p.terminate()
     _, errors = launcher.communicate(timeout=300)
-    assert launcher.returncode != 0 and 'was stopped' in last_line(errors) and folder.name in last_line(errors), errors
+    assert (
+        launcher.returncode != 0 and 'was stopped' in last_line(errors) and folder.name in last_line(errors)
+    ), errors
     wait_for(lambda: not trainers(tmp_path), 'the trainers to end')
     assert not (folder / 'record.json').exists() and state(folder)['status'] == 'interrupted'
 
@@ -309,9 +524,15 @@ def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started
     said, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, errors
     record = json.loads((folder / 'record.json').read_text())
-    assert record['run_id'] == folder.name and said.split()[-1] == str(record['primary']['value']) and state(folder)['status'] == 'done'
+    assert (
+        record['run_id'] == folder.name
+        and said.split()[-1] == str(record['primary']['value'])
+        and state(folder)['status'] == 'done'
+    )
     rows = without_repeats(read_rows(folder / 'rows.jsonl'))
-    assert [r['step'] for r in rows if r['kind'] == 'step'] == [1, 2, 3, 4, 5, 6] and rows[-1]['kind'] == 'end', 'each step once, whoever made it'
+    assert [r['step'] for r in rows if r['kind'] == 'step'] == [1, 2, 3, 4, 5, 6] and rows[-1][
+        'kind'
+    ] == 'end', 'each step once, whoever made it'
 
 
 @slow
@@ -320,8 +541,18 @@ def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
     own = tmp_path / 'runs/default' / record['teacher_run_id']
     own.mkdir(parents=True)
     (own / 'config.json').write_bytes((folder.parent / own.name / 'config.json').read_bytes())
-    trainer = subprocess.Popen([sys.executable, '-m', 'kdnotes.experiment.launch', str(own / 'config.json')], env=surroundings(tmp_path), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen(
+        [sys.executable, '-m', 'kdnotes.experiment.launch', str(own / 'config.json')],
+        env=surroundings(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(lambda: training(tmp_path), 'training to begin')
     trainer.send_signal(signal.SIGTERM)
     trainer.communicate(timeout=300)
-    assert trainer.returncode == 75 and state(own)['status'] == 'interrupted' and not (own / 'record.json').exists()
+    assert (
+        trainer.returncode == 75
+        and state(own)['status'] == 'interrupted'
+        and not (own / 'record.json').exists()
+    )

@@ -1,4 +1,5 @@
 "Products in bf16 on a CPU without instructions for them: the numbers of torch's own, and what is kept for the backward pass."
+
 import numpy as np
 import pytest
 import torch
@@ -16,73 +17,128 @@ TORCHS, WIDENED, FP32 = Runtime(CPU, 'bf16'), Runtime(CPU, 'bf16', widened=True)
 
 def gradients(here: Runtime) -> np.ndarray:
     "Of one batch, without the keys' biases, whose gradient is rounding error."
-    task, model = SameWord(), tiny_bert()
+    task = SameWord()
+    model = tiny_bert()
     batch = task.batch('train', np.arange(25))
-    with here.autocast(): outputs = model(**batch.inputs)
+    with here.autocast():
+        outputs = model(**batch.inputs)
     value, n = task.loss_terms(outputs, batch, {})['hard']
     (value / n).backward()
-    return np.concatenate([p.grad.flatten().numpy() for name, p in model.named_parameters() if not name.endswith('key.bias')])
+    return np.concatenate(
+        [p.grad.flatten().numpy() for name, p in model.named_parameters() if not name.endswith('key.bias')]
+    )
 
-def apart(a: np.ndarray, b: np.ndarray) -> float: return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def test_gradients_are_those_of_torchs_products_and_not_fp32s():
-    torchs, widened, fp32 = gradients(TORCHS), gradients(WIDENED), gradients(FP32)
-    assert 0 < 5 * apart(widened, torchs) < apart(torchs, fp32) < .1
+    torchs = gradients(TORCHS)
+    widened = gradients(WIDENED)
+    fp32 = gradients(FP32)
+    assert 0 < 5 * apart(widened, torchs) < apart(torchs, fp32) < 0.1
 
 
 def test_a_training_with_them_loses_what_torchs_loses():
     def losses(here):
         rows = []
-        trainer.train(SameWord(), tiny_bert(), tiny_config('mixed_student'), here, lambda kind, **values: rows.append(values['loss']) if kind == 'step' else None)
+        trainer.train(
+            SameWord(),
+            tiny_bert(),
+            tiny_config('mixed_student'),
+            here,
+            lambda kind, **values: rows.append(values['loss']) if kind == 'step' else None,
+        )
         return np.array(rows)
-    torchs, widened, fp32 = losses(TORCHS), losses(WIDENED), losses(FP32)
-    assert np.abs(widened - torchs).max() < np.abs(torchs - fp32).max() < .05
+
+    torchs = losses(TORCHS)
+    widened = losses(WIDENED)
+    fp32 = losses(FP32)
+    assert np.abs(widened - torchs).max() < np.abs(torchs - fp32).max() < 0.05
 
 
-@pytest.mark.parametrize('a, b', [((7, 8), (8, 3)), ((2, 7, 8), (2, 8, 3)), ((2, 3, 7, 8), (2, 3, 8, 3)), ((2, 7, 8), (8, 3)), ((8,), (8, 3)), ((7, 8), (8,)), ((1, 7, 8), (4, 8, 3))])
+@pytest.mark.parametrize(
+    'a, b',
+    [
+        ((7, 8), (8, 3)),
+        ((2, 7, 8), (2, 8, 3)),
+        ((2, 3, 7, 8), (2, 3, 8, 3)),
+        ((2, 7, 8), (8, 3)),
+        ((8,), (8, 3)),
+        ((7, 8), (8,)),
+        ((1, 7, 8), (4, 8, 3)),
+    ],
+)
 def test_products_of_whole_numbers_are_equal_to_the_last_bit(a, b):
     "Their sums need no rounding, so order does not matter; shapes that are left to torch are among them."
+
     def results(here):
         torch.manual_seed(0)
         leaves = [torch.randint(-3, 4, shape).float().requires_grad_() for shape in (a, b)]
-        with here.autocast(): products = [torch.matmul(*leaves), leaves[0] @ leaves[1], leaves[0].matmul(leaves[1])] + ([torch.bmm(*leaves)] if len(a) == len(b) == 3 and a[0] == b[0] else [])
+        with here.autocast():
+            products = [torch.matmul(*leaves), leaves[0] @ leaves[1], leaves[0].matmul(leaves[1])] + (
+                [torch.bmm(*leaves)] if len(a) == len(b) == 3 and a[0] == b[0] else []
+            )
         sum(p.float().sum() for p in products).backward()
         return [(t.dtype, t.tolist()) for t in (*products, *(leaf.grad for leaf in leaves))]
+
     assert results(WIDENED) == results(TORCHS)
 
 
 @pytest.mark.parametrize('bias', [True, False])
 @pytest.mark.parametrize('shape', [(5, 8), (2, 5, 8), (8,)])
-def test_a_layer_is_equal_to_the_last_bit_with_and_without_a_bias_and_for_whom_no_gradient_is_wanted(shape, bias):
+def test_a_layer_is_equal_to_the_last_bit_with_and_without_a_bias_and_for_whom_no_gradient_is_wanted(
+    shape, bias
+):
     def results(here, wanted):
         torch.manual_seed(0)
-        leaves = [torch.randint(-3, 4, s).float().requires_grad_(w) for s, w in zip((shape, (6, 8), (6,))[:2 + bias], wanted)]
-        with here.autocast(): y = F.linear(*leaves)
+        leaves = [
+            torch.randint(-3, 4, s).float().requires_grad_(w)
+            for s, w in zip((shape, (6, 8), (6,))[: 2 + bias], wanted)
+        ]
+        with here.autocast():
+            y = F.linear(*leaves)
         y.float().sum().backward()
-        return [(y.dtype, y.tolist())] + [None if leaf.grad is None else (leaf.grad.dtype, leaf.grad.tolist()) for leaf in leaves]
-    for wanted in ((True, True, True), (True, False, False), (False, True, True)): assert results(WIDENED, wanted) == results(TORCHS, wanted)
+        return [(y.dtype, y.tolist())] + [
+            None if leaf.grad is None else (leaf.grad.dtype, leaf.grad.tolist()) for leaf in leaves
+        ]
+
+    for wanted in ((True, True, True), (True, False, False), (False, True, True)):
+        assert results(WIDENED, wanted) == results(TORCHS, wanted)
 
 
 def test_activations_are_kept_in_16_bits():
     "Else mixed precision would need fp32's memory there."
+
     def kept(here):
         seen = {}
-        def keep(t): seen[t.data_ptr()] = t.numel() * t.element_size(); return t
-        net, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), torch.randn(512, 64, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), here.autocast(): net(x)
+
+        def keep(t):
+            seen[t.data_ptr()] = t.numel() * t.element_size()
+            return t
+
+        net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        x = torch.randn(512, 64, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), here.autocast():
+            net(x)
         return sum(size for at, size in seen.items() if at not in {p.data_ptr() for p in net.parameters()})
+
     assert kept(WIDENED) <= kept(TORCHS) < kept(FP32)
 
 
 def test_fp32_products_and_other_formats_are_left_alone():
-    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    x = torch.randn(3, 3)
+    y = torch.randn(3, 3)
     with WidenedProducts():
         assert torch.equal(x @ y, torch.mm(x, y))
         assert (x.half() @ y.half()).dtype == torch.half
-        with torch.autocast('cpu', dtype=torch.half): assert (x @ y).dtype == torch.half
-        with torch.autocast('cpu', dtype=torch.bfloat16): found = x.double() @ y.double()
-    with torch.autocast('cpu', dtype=torch.bfloat16): assert torch.equal(found, x.double() @ y.double())
+        with torch.autocast('cpu', dtype=torch.half):
+            assert (x @ y).dtype == torch.half
+        with torch.autocast('cpu', dtype=torch.bfloat16):
+            found = x.double() @ y.double()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert torch.equal(found, x.double() @ y.double())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='about CPUs, and this machine trains on its GPU')
@@ -90,6 +146,7 @@ def test_a_run_uses_them_where_the_cpu_has_no_instructions(monkeypatch):
     def here(mode, **has):
         monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: has, raising=False)
         return start(resolve(make_config(mode=mode), Machine('cpu', 1), 'embedded'))
+
     assert here('mixed_student', avx512_bf16=False, amx_bf16=False).widened
     assert not here('mixed_student', avx512_bf16=True, amx_bf16=False).widened
     assert not here('full_student', avx512_bf16=False).widened
@@ -97,10 +154,12 @@ def test_a_run_uses_them_where_the_cpu_has_no_instructions(monkeypatch):
 
 def test_rates_are_those_of_the_products_a_run_uses(monkeypatch):
     used = []
+
     class Watched(WidenedProducts):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             used.append(function)
             return super().__torch_function__(function, types, args, kwargs)
+
     monkeypatch.setattr('kdnotes.checks.profiling.WidenedProducts', Watched)
-    assert product_rate([(1, 8, 8, 8)], 'bf16', TORCHS, .001) > 0 and not used
-    assert product_rate([(1, 8, 8, 8)], 'bf16', WIDENED, .001) > 0 and set(used) == {torch.Tensor.matmul}
+    assert product_rate([(1, 8, 8, 8)], 'bf16', TORCHS, 0.001) > 0 and not used
+    assert product_rate([(1, 8, 8, 8)], 'bf16', WIDENED, 0.001) > 0 and set(used) == {torch.Tensor.matmul}

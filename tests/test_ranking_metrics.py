@@ -1,39 +1,67 @@
 "Ranking metrics equal trec_eval's, ties included; thresholds and triggering equal their definitions, spelled out slowly."
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from kdnotes.tasks.answer_selection import AnswerSelection, worst
-from kdnotes.tasks.ranking_metrics import (UNIT_METRICS, as_questions, best_threshold, choose_thresholds, evaluate_split, precision_recall_f1, ranking_metrics, rank_candidates, threshold_metrics)
+from kdnotes.tasks.ranking_metrics import (
+    UNIT_METRICS,
+    as_questions,
+    best_threshold,
+    choose_thresholds,
+    evaluate_split,
+    precision_recall_f1,
+    ranking_metrics,
+    rank_candidates,
+    threshold_metrics,
+)
 from kdnotes.tasks.sources import Corpus, load_corpus
 
 pytrec_eval = pytest.importorskip('pytrec_eval', reason='trec_eval comes as the package pytrec-eval-terrier')
 
 
 def random_rows(rng, n_questions=300, most=14):
-    rows, used = [], 0
+    rows = []
+    used = 0
     for q in range(n_questions):
         n = int(rng.integers(1, most))
         document = f'D{rng.integers(90)}'
-        names = [f'{document}-{i}' for i in range(n - 1)] + ['é-1' if q % 2 else 'Z-1']  # strings, not numbers: D1-9 after D1-10; beyond ASCII
-        rate = rng.choice([0., .15, .5, 1.], p=[.2, .5, .2, .1])
-        rows += [dict(question_id=f'Q{q}', question=f'question {q}', document_id=document, document_title=document, sentence_id=name, sentence=f'sentence {used + i}',
-                      label=int(rng.random() < rate)) for i, name in enumerate(names)]
+        # strings, not numbers: D1-9 after D1-10; beyond ASCII
+        names = [f'{document}-{i}' for i in range(n - 1)] + ['é-1' if q % 2 else 'Z-1']
+        rate = rng.choice([0.0, 0.15, 0.5, 1.0], p=[0.2, 0.5, 0.2, 0.1])
+        rows += [
+            dict(
+                question_id=f'Q{q}',
+                question=f'question {q}',
+                document_id=document,
+                document_title=document,
+                sentence_id=name,
+                sentence=f'sentence {used + i}',
+                label=int(rng.random() < rate),
+            )
+            for i, name in enumerate(names)
+        ]
         used += n
     return [rows[i] for i in rng.permutation(len(rows))]  # rows of a question need not be neighbours
 
 
-def tied_scores(rng, n, levels=4): return rng.integers(0, levels, n) / levels - 0.5
+def tied_scores(rng, n, levels=4):
+    return rng.integers(0, levels, n) / levels - 0.5
 
 
 def trec(rows, scores):
-    qrel, run = {}, {}
+    qrel = {}
+    run = {}
     for row, score in zip(rows, scores):
         qrel.setdefault(row['question_id'], {})[row['sentence_id']] = row['label']
         run.setdefault(row['question_id'], {})[row['sentence_id']] = float(score)
     found = pytrec_eval.RelevanceEvaluator(qrel, {'map', 'recip_rank', 'P_1'}).evaluate(run)
     ids = list(dict.fromkeys(row['question_id'] for row in rows))
-    return {ours: np.array([found[q][theirs] for q in ids]) for ours, theirs in dict(map='map', mrr='recip_rank', p_at_1='P_1').items()}
+    return {
+        ours: np.array([found[q][theirs] for q in ids])
+        for ours, theirs in dict(map='map', mrr='recip_rank', p_at_1='P_1').items()
+    }
 
 
 @pytest.mark.parametrize('levels', [1, 2, 4, 1000])
@@ -42,16 +70,20 @@ def test_equal_to_trec_eval(seed, levels):
     rng = np.random.default_rng([seed, levels])
     rows = random_rows(rng)
     scores = tied_scores(rng, len(rows), levels)
-    ours, theirs = ranking_metrics(as_questions(rows), scores), trec(rows, scores)
-    for metric in theirs: np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
+    ours = ranking_metrics(as_questions(rows), scores)
+    theirs = trec(rows, scores)
+    for metric in theirs:
+        np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
 
 
 def test_scores_that_differ_only_in_float64_are_ties():
     rng = np.random.default_rng(7)
     rows = random_rows(rng)
     scores = 1 + tied_scores(rng, len(rows), 2) + rng.random(len(rows)) * 1e-9
-    ours, theirs = ranking_metrics(as_questions(rows), scores), trec(rows, scores)
-    for metric in theirs: np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
+    ours = ranking_metrics(as_questions(rows), scores)
+    theirs = trec(rows, scores)
+    for metric in theirs:
+        np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
     ranks = pd.Series(scores).rank(method='first').to_numpy()  # what the scores say in float64
     assert not np.allclose(ranking_metrics(as_questions(rows), ranks)['map'], theirs['map'])
 
@@ -59,10 +91,14 @@ def test_scores_that_differ_only_in_float64_are_ties():
 def test_the_random_data_can_tell_tie_rules_apart():
     rng = np.random.default_rng(0)
     rows = random_rows(rng)
-    questions, scores = as_questions(rows), tied_scores(rng, len(rows))
+    questions = as_questions(rows)
+    scores = tied_scores(rng, len(rows))
     theirs = trec(rows, scores)['map']
-    ascending, by_input = (scores * 1e3 - rank / len(rows) / 4 for rank in (questions.tie, np.arange(len(rows))))
-    for other in (ascending, by_input): assert np.abs(ranking_metrics(questions, other)['map'] - theirs).max() > 0.1
+    ascending, by_input = (
+        scores * 1e3 - rank / len(rows) / 4 for rank in (questions.tie, np.arange(len(rows)))
+    )
+    for other in (ascending, by_input):
+        assert np.abs(ranking_metrics(questions, other)['map'] - theirs).max() > 0.1
 
 
 def test_every_row_is_ranked_once_and_questions_stay_in_order():
@@ -70,7 +106,9 @@ def test_every_row_is_ranked_once_and_questions_stay_in_order():
     questions = as_questions(random_rows(rng))
     order, rank = rank_candidates(questions, tied_scores(rng, len(questions.of)))
     assert sorted(order) == list(range(len(order))) and (np.diff(questions.of[order]) >= 0).all()
-    assert all(sorted(rank[questions.of[order] == q]) == list(range(1, n + 1)) for q, n in enumerate(questions.sizes))
+    assert all(
+        sorted(rank[questions.of[order] == q]) == list(range(1, n + 1)) for q, n in enumerate(questions.sizes)
+    )
 
 
 def test_sets_and_units():
@@ -80,7 +118,11 @@ def test_sets_and_units():
     metrics, units, predictions = evaluate_split('test', as_questions(rows), scores, None)
     theirs = trec(rows, scores)
     labels = pd.DataFrame(rows).groupby('question_id', sort=False)['label']
-    sets = dict(clean=(labels.nunique() == 2).to_numpy(), answered=(labels.max() == 1).to_numpy(), raw=np.full(labels.ngroups, True))
+    sets = dict(
+        clean=(labels.nunique() == 2).to_numpy(),
+        answered=(labels.max() == 1).to_numpy(),
+        raw=np.full(labels.ngroups, True),
+    )
     assert 0 < sets['clean'].sum() < sets['answered'].sum() < sets['raw'].sum()
     for metric, (name, of) in UNIT_METRICS.items():
         assert metrics[metric] == pytest.approx(theirs[of][sets[name]].mean(), abs=1e-12)
@@ -90,30 +132,40 @@ def test_sets_and_units():
     document = {r['question_id']: r['document_id'] for r in rows}
     assert (units.unit.map(document) == units.cluster).all()
     assert list(units.columns) == ['split', 'set', 'unit', 'cluster', 'metric', 'value']
-    assert list(predictions.columns) == ['split', 'unit', 'item', 'label', 'score'] and predictions.score.dtype == np.float32
-    assert list(zip(predictions.unit, predictions.item, predictions.label)) == [(r['question_id'], r['sentence_id'], r['label']) for r in rows]
+    assert (
+        list(predictions.columns) == ['split', 'unit', 'item', 'label', 'score']
+        and predictions.score.dtype == np.float32
+    )
+    assert list(zip(predictions.unit, predictions.item, predictions.label)) == [
+        (r['question_id'], r['sentence_id'], r['label']) for r in rows
+    ]
 
 
 # thresholds, by definition
 
+
 def slow_trigger(rows, scores, threshold):
     by_question = {}
-    for row, score in zip(rows, np.float32(scores)): by_question.setdefault(row['question_id'], []).append((score, row['sentence_id'], row['label']))
+    for row, score in zip(rows, np.float32(scores)):
+        by_question.setdefault(row['question_id'], []).append((score, row['sentence_id'], row['label']))
     spoken = right = answerable = 0
     for candidates in by_question.values():
         score, _, label = max(candidates)
         answerable += any(c[2] for c in candidates)
         spoken += score >= threshold
         right += score >= threshold and label
-    p, r = right / spoken if spoken else 0., right / answerable
-    return p, r, 2 * p * r / (p + r) if p + r else 0.
+    p = right / spoken if spoken else 0.0
+    r = right / answerable
+    return p, r, 2 * p * r / (p + r) if p + r else 0.0
 
 
 def slow_pair(rows, scores, threshold):
-    said, label = np.float32(scores) >= threshold, np.array([r['label'] for r in rows])
+    said = np.float32(scores) >= threshold
+    label = np.array([r['label'] for r in rows])
     tp = (said & (label == 1)).sum()
-    p, r = tp / said.sum() if said.any() else 0., tp / label.sum()
-    return p, r, 2 * p * r / (p + r) if p + r else 0.
+    p = tp / said.sum() if said.any() else 0.0
+    r = tp / label.sum()
+    return p, r, 2 * p * r / (p + r) if p + r else 0.0
 
 
 @pytest.mark.parametrize('levels', [3, 40])
@@ -123,25 +175,33 @@ def test_thresholds_come_from_dev_and_are_the_best(seed, levels):
     splits = {}
     for split in ('dev', 'test'):
         rows = random_rows(rng, 80)
-        splits[split] = rows, np.float32(tied_scores(rng, len(rows), levels) + np.array([.6 * r['label'] for r in rows]))
+        splits[split] = (
+            rows,
+            np.float32(tied_scores(rng, len(rows), levels) + np.array([0.6 * r['label'] for r in rows])),
+        )
     (dev, dev_scores), (test, test_scores) = splits['dev'], splits['test']
     thresholds = choose_thresholds(as_questions(dev), dev_scores)
     found = threshold_metrics(as_questions(test), test_scores, thresholds)
     for name, slow in dict(pair=slow_pair, trigger=slow_trigger).items():
         best = max(slow(dev, dev_scores, t)[2] for t in np.unique(dev_scores))
         assert slow(dev, dev_scores, thresholds[name])[2] == pytest.approx(best)
-        assert [found[f'{name}_{m}'] for m in ('precision', 'recall', 'f1')] == pytest.approx(slow(test, test_scores, thresholds[name]))
+        assert [found[f'{name}_{m}'] for m in ('precision', 'recall', 'f1')] == pytest.approx(
+            slow(test, test_scores, thresholds[name])
+        )
 
 
 def test_the_highest_of_equally_good_thresholds():
-    scores, right = np.float32([4, 3, 2, 1]), np.array([1, 0, 1, 0])
-    assert best_threshold(scores, right, wanted=2) == 2.  # F1 .67, .5, .8, .67
-    assert best_threshold(np.float32([2, 1, 1]), np.array([1, 1, 0]), wanted=1) == 2.
-    assert best_threshold(np.float32([1, 1, 1]), np.array([1, 0, 0]), wanted=1) == 1.  # one score, one choice
-    assert precision_recall_f1(scores, right, 2, np.inf) == (0., 0., 0.)
+    scores = np.float32([4, 3, 2, 1])
+    right = np.array([1, 0, 1, 0])
+    assert best_threshold(scores, right, wanted=2) == 2.0  # F1 .67, .5, .8, .67
+    assert best_threshold(np.float32([2, 1, 1]), np.array([1, 1, 0]), wanted=1) == 2.0
+    # one score, one choice
+    assert best_threshold(np.float32([1, 1, 1]), np.array([1, 0, 0]), wanted=1) == 1.0
+    assert precision_recall_f1(scores, right, 2, np.inf) == (0.0, 0.0, 0.0)
 
 
 # the task
+
 
 @pytest.fixture(scope='module')
 def corpus():
@@ -153,29 +213,44 @@ def test_the_task_evaluates_sets_with_devs_threshold(corpus):
     task = AnswerSelection(corpus)
     rng = np.random.default_rng(4)
     scores = {s: tied_scores(rng, len(task.rows[s]), 9)[:, None] for s in ('dev', 'test')}
-    both, dev, test = task.evaluate(scores), task.evaluate({'dev': scores['dev']}), task.evaluate({'test': scores['test']})
+    both = task.evaluate(scores)
+    dev = task.evaluate({'dev': scores['dev']})
+    test = task.evaluate({'test': scores['test']})
     thresholds = choose_thresholds(task.questions['dev'], scores['dev'])
-    assert both.metrics['test']['trigger_f1'] == pytest.approx(slow_trigger(corpus.splits['test'], scores['test'].ravel(), thresholds['trigger'])[2])
+    assert both.metrics['test']['trigger_f1'] == pytest.approx(
+        slow_trigger(corpus.splits['test'], scores['test'].ravel(), thresholds['trigger'])[2]
+    )
     assert both.metrics['dev'] == dev.metrics['dev']
-    assert test.metrics['test']['trigger_f1'] is None and test.metrics['test']['map'] == both.metrics['test']['map']
-    assert len(both.units) == len(dev.units) + len(test.units) and len(both.predictions) == sum(map(len, scores.values()))
-    with pytest.raises(ValueError, match='must have'): task.evaluate({'test': scores['test'][1:]})
+    assert (
+        test.metrics['test']['trigger_f1'] is None
+        and test.metrics['test']['map'] == both.metrics['test']['map']
+    )
+    assert len(both.units) == len(dev.units) + len(test.units) and len(both.predictions) == sum(
+        map(len, scores.values())
+    )
+    with pytest.raises(ValueError, match='must have'):
+        task.evaluate({'test': scores['test'][1:]})
 
 
 def test_smoke_keeps_whole_questions_of_both_kinds(corpus):
-    full, smoke = AnswerSelection(corpus), AnswerSelection(corpus, smoke=True)
+    full = AnswerSelection(corpus)
+    smoke = AnswerSelection(corpus, smoke=True)
     sizes = {s: dict(zip(q.ids, q.sizes)) for s, q in full.questions.items()}
     for split, q in smoke.questions.items():
         assert all(sizes[split][name] == n for name, n in zip(q.ids, q.sizes))
         assert 0 < q.clean.sum() < len(q.ids)
         kept = {(r['question_id'], r['sentence_id']) for r in smoke.rows[split]}
-        assert smoke.rows[split] == [r for r in full.rows[split] if (r['question_id'], r['sentence_id']) in kept]
+        assert smoke.rows[split] == [
+            r for r in full.rows[split] if (r['question_id'], r['sentence_id']) in kept
+        ]
     assert 64 <= len(smoke.rows['train']) < 64 + 14 and len(smoke.questions['test'].ids) == 24
 
 
 def test_answered_training_questions_only(corpus):
     task = AnswerSelection(corpus, train_questions='answered')
-    assert task.questions['train'].answered.all() and 0 < len(task.rows['train']) < len(corpus.splits['train'])
+    assert task.questions['train'].answered.all() and 0 < len(task.rows['train']) < len(
+        corpus.splits['train']
+    )
     assert task.rows['test'] == corpus.splits['test']
 
 

@@ -1,5 +1,12 @@
 """Records survive kills, refuse what they cannot read, and make the same evidence twice."""
-import gzip, json, os, select, signal, subprocess, sys
+
+import gzip
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,20 +26,51 @@ def home(tmp_path, monkeypatch):
 def a_record(run_id='baseline-s0-aa', study='s', seed=0, **changes):
     record = {key: dict.fromkeys(inner, 1) if inner else {} for key, inner in RECORD_KEYS.items()} | dict(
         environment=dict.fromkeys(RECORD_KEYS['environment'], 'made up'),
-        schema=SCHEMA, run_id=run_id, study=study, task='answer_selection', mode='baseline', arm='baseline', seed=seed, teacher_seed=None, teacher_run_id=None,
-        corpus='embedded', corpus_sha256='c', precision='fp32', precision_reason='asked for', params_total=1, model_sha256='m',
-        primary=dict(set='test', metric='map', higher_is_better=True, value=1/3), metrics={'test': {'map': 1/3, 'pair_f1': None}},
-        energy=dict(device_j=None, mean_w=None, idle_w=None, source=None), reasons={f'energy.{k}': 'no GPU' for k in RECORD_KEYS['energy']}, tuning_id=None, devices=[], timeline=[], gradients=None)
+        schema=SCHEMA,
+        run_id=run_id,
+        study=study,
+        task='answer_selection',
+        mode='baseline',
+        arm='baseline',
+        seed=seed,
+        teacher_seed=None,
+        teacher_run_id=None,
+        corpus='embedded',
+        corpus_sha256='c',
+        precision='fp32',
+        precision_reason='asked for',
+        params_total=1,
+        model_sha256='m',
+        primary=dict(set='test', metric='map', higher_is_better=True, value=1 / 3),
+        metrics={'test': {'map': 1 / 3, 'pair_f1': None}},
+        energy=dict(device_j=None, mean_w=None, idle_w=None, source=None),
+        reasons={f'energy.{k}': 'no GPU' for k in RECORD_KEYS['energy']},
+        tuning_id=None,
+        devices=[],
+        timeline=[],
+        gradients=None,
+    )
     return record | changes
 
 
 def some_units(seed=0, n=3):
     values = np.random.default_rng(seed).random(n)
-    return pd.DataFrame(dict(split='test', set='clean', unit=[f'0{i}' for i in range(n)], cluster='NA', metric='map', value=values))
+    return pd.DataFrame(
+        dict(
+            split='test',
+            set='clean',
+            unit=[f'0{i}' for i in range(n)],
+            cluster='NA',
+            metric='map',
+            value=values,
+        )
+    )
 
 
 def some_predictions():
-    return pd.DataFrame(dict(split='test', unit='00', item=['1', '2'], label=[0, 1], score=np.float32([1/3, 1/3 + 1e-7])))
+    return pd.DataFrame(
+        dict(split='test', unit='00', item=['1', '2'], label=[0, 1], score=np.float32([1 / 3, 1 / 3 + 1e-7]))
+    )
 
 
 def finish(run_id='baseline-s0-aa', study='s', seed=0, **changes):
@@ -43,34 +81,38 @@ def finish(run_id='baseline-s0-aa', study='s', seed=0, **changes):
     return run
 
 
-def evidence(home): return {p.name: p.read_bytes() for p in sorted((home/'thesis'/'data').iterdir())}
+def evidence(home):
+    return {p.name: p.read_bytes() for p in sorted((home / 'thesis' / 'data').iterdir())}
 
 
 # the run's folder
+
 
 def test_a_run_is_done_only_with_its_record(home):
     run = RunFolder('s', 'r').create()
     run.write_state('running')
     run.append('checkpoint', step=1, path='c')
     run.write_table('units', some_units())
-    (run.path/'.record.json.1a2b.tmp').write_text('{"schema": 1, "run_id": "r"')  # killed before the rename
+    (run.path / '.record.json.1a2b.tmp').write_text('{"schema": 1, "run_id": "r"')  # killed before the rename
     assert not run.done and run.record() is None and R.find_record('r') is None and R.records('s') == []
     R.export('s')
-    assert not (home/'thesis').exists()
+    assert not (home / 'thesis').exists()
 
 
 @pytest.mark.parametrize('table', ['units', 'predictions'])
 def test_the_record_waits_for_the_tables(table):
     run = finish()
-    (run.path/'record.json').unlink()
-    (run.path/f'{table}.csv.gz').unlink()
-    with pytest.raises(RecordError, match=f'no {table}.csv.gz'): run.write_record(a_record())
+    (run.path / 'record.json').unlink()
+    (run.path / f'{table}.csv.gz').unlink()
+    with pytest.raises(RecordError, match=f'no {table}.csv.gz'):
+        run.write_record(a_record())
     assert not run.done
 
 
 @pytest.mark.parametrize('key', list(RECORD_KEYS))
 def test_a_missing_key_is_named(key):
-    with pytest.raises(RecordError, match=f"no '{key}'"): S.check_record({k: v for k, v in a_record().items() if k != key})
+    with pytest.raises(RecordError, match=f"no '{key}'"):
+        S.check_record({k: v for k, v in a_record().items() if k != key})
 
 
 @pytest.mark.parametrize('key, name', [(k, n) for k, inner in RECORD_KEYS.items() for n in inner])
@@ -80,23 +122,39 @@ def test_a_missing_inner_key_is_named(key, name):
         S.check_record(record | {key: {k: v for k, v in record[key].items() if k != name}})
 
 
-@pytest.mark.parametrize('name', ['memory.peak_device_mib', 'energy.device_j', 'throughput.useful_flops_per_s', 'amp.overflow_steps', 'primary.value'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'memory.peak_device_mib',
+        'energy.device_j',
+        'throughput.useful_flops_per_s',
+        'amp.overflow_steps',
+        'primary.value',
+    ],
+)
 def test_every_null_has_its_reason(name):
     key, inner = name.split('.')
     record = a_record()
-    record = record | {key: record[key] | {inner: None}, 'reasons': {k: v for k, v in record['reasons'].items() if k != name}}
-    with pytest.raises(RecordError, match=f"'{name}' is null without a reason"): S.check_record(record)
+    record = record | {
+        key: record[key] | {inner: None},
+        'reasons': {k: v for k, v in record['reasons'].items() if k != name},
+    }
+    with pytest.raises(RecordError, match=f"'{name}' is null without a reason"):
+        S.check_record(record)
     S.check_record(record | {'reasons': record['reasons'] | {name: 'cannot be read here'}})
 
 
 def test_a_record_with_a_number_json_cannot_say_is_refused():
-    with pytest.raises(RecordError, match="'metrics.test.mrr' is not a finite number"): finish(metrics={'test': {'map': 1/3, 'mrr': float('inf')}})
+    with pytest.raises(RecordError, match="'metrics.test.mrr' is not a finite number"):
+        finish(metrics={'test': {'map': 1 / 3, 'mrr': float('inf')}})
     assert not RunFolder('s', 'baseline-s0-aa').done
 
 
 def test_the_primary_value_is_the_metric():
-    with pytest.raises(RecordError, match='primary.value'): S.check_record(a_record(metrics={'test': {'map': .4}}))
-    with pytest.raises(RecordError, match='primary.value'): S.check_record(a_record(metrics={}))
+    with pytest.raises(RecordError, match='primary.value'):
+        S.check_record(a_record(metrics={'test': {'map': 0.4}}))
+    with pytest.raises(RecordError, match='primary.value'):
+        S.check_record(a_record(metrics={}))
 
 
 def test_two_processes_cannot_train_one_run():
@@ -106,40 +164,53 @@ def test_two_processes_cannot_train_one_run():
     try:
         assert other.stdout.readline() == 'held\n'
         with pytest.raises(BusyError):
-            with R.lock_run(run): pass
+            with R.lock_run(run):
+                pass
     finally:
         other.kill()
         other.wait()
-    with R.lock_run(run): pass
+    with R.lock_run(run):
+        pass
 
 
 # another schema
 
+
 def test_another_schema_is_refused_by_name_and_left_alone(home):
     run = finish()
-    path = run.path/'record.json'
+    path = run.path / 'record.json'
     path.write_text(json.dumps(a_record(schema=0)))
     before = path.read_bytes()
-    for use in (run.record, run.create, lambda: R.find_record(run.run_id), lambda: R.records('s'), lambda: R.export('s')):
-        with pytest.raises(RecordError) as e: use()
-        for part in (str(path), 'schema 0', f'schema {SCHEMA}', 'move it away'): assert part in str(e.value)
+    for use in (
+        run.record,
+        run.create,
+        lambda: R.find_record(run.run_id),
+        lambda: R.records('s'),
+        lambda: R.export('s'),
+    ):
+        with pytest.raises(RecordError) as e:
+            use()
+        for part in (str(path), 'schema 0', f'schema {SCHEMA}', 'move it away'):
+            assert part in str(e.value)
         assert '\n' not in str(e.value)
-    assert path.read_bytes() == before and not (home/'thesis').exists()
+    assert path.read_bytes() == before and not (home / 'thesis').exists()
 
 
 def test_a_half_run_of_another_schema_is_not_continued():
     run = RunFolder('s', 'r').create()
-    (run.path/'state.json').write_text('{"schema": 0, "status": "running"}')
-    with pytest.raises(RecordError, match='state.json is of schema 0'): run.create()
+    (run.path / 'state.json').write_text('{"schema": 0, "status": "running"}')
+    with pytest.raises(RecordError, match='state.json is of schema 0'):
+        run.create()
 
 
 def test_evidence_of_another_schema_is_not_overwritten(home):
     finish()
-    path = home/'thesis'/'data'/'s.records.jsonl'
+    path = home / 'thesis' / 'data' / 's.records.jsonl'
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({'schema': 0, 'run_id': 'older'}) + '\n')
     before = evidence(home)
-    with pytest.raises(RecordError, match='s.records.jsonl line 1 is of schema 0'): R.export('s')
+    with pytest.raises(RecordError, match='s.records.jsonl line 1 is of schema 0'):
+        R.export('s')
     assert evidence(home) == before
     assert R.find_record('baseline-s0-aa') is not None  # another run is still found
 
@@ -148,17 +219,16 @@ def test_the_schema_before_is_read_through_its_migration(monkeypatch):
     monkeypatch.setitem(S.MIGRATIONS, 0, lambda old: a_record(run_id=old['name']))
     run = RunFolder('s', 'x')
     run.path.mkdir(parents=True)
-    (run.path/'record.json').write_text('{"schema": 0, "name": "x"}')
+    (run.path / 'record.json').write_text('{"schema": 0, "name": "x"}')
     assert run.record() == a_record(run_id='x')
 
 
 # rows
 
+
 def test_rows_of_a_killed_process_are_whole():
     run = RunFolder('s', 'r').create()
-    code = ("import os, signal; from kdnotes.records.store import RunFolder; run = RunFolder('s', 'r')\n"
-            "for i in range(5): run.append('checkpoint', step=i, path='c')\n"
-            "os.kill(os.getpid(), signal.SIGKILL)")
+    code = "import os, signal; from kdnotes.records.store import RunFolder; run = RunFolder('s', 'r')\nfor i in range(5): run.append('checkpoint', step=i, path='c')\nos.kill(os.getpid(), signal.SIGKILL)"
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
     assert [r['step'] for r in run.rows()] == [0, 1, 2, 3, 4]
 
@@ -166,8 +236,9 @@ def test_rows_of_a_killed_process_are_whole():
 @pytest.mark.parametrize('keep', [1, 10, 40])
 def test_a_torn_last_line_is_skipped_and_then_removed(keep):
     run = RunFolder('s', 'r').create()
-    for step in range(3): run.append('checkpoint', step=step, path='c')
-    path = run.path/'rows.jsonl'
+    for step in range(3):
+        run.append('checkpoint', step=step, path='c')
+    path = run.path / 'rows.jsonl'
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:keep])
     assert [r['step'] for r in run.rows()] == [0, 1, 2]
@@ -178,7 +249,7 @@ def test_a_torn_last_line_is_skipped_and_then_removed(keep):
 
 def test_a_file_that_is_only_a_torn_line():
     run = RunFolder('s', 'r').create()
-    (run.path/'rows.jsonl').write_bytes(b'{"sch')
+    (run.path / 'rows.jsonl').write_bytes(b'{"sch')
     assert run.rows() == []
     run.append('checkpoint', step=0, path='c')
     assert len(run.rows()) == 1
@@ -186,7 +257,8 @@ def test_a_file_that_is_only_a_torn_line():
 
 def test_a_row_is_one_write(monkeypatch):
     run = RunFolder('s', 'r').create()
-    written, write = [], os.write
+    written = []
+    write = os.write
     monkeypatch.setattr(R.os, 'write', lambda fd, data: written.append(data) or write(fd, data))
     run.append('checkpoint', step=0, path='c')
     assert len(written) == 1 and written[0].endswith(b'\n')
@@ -198,7 +270,8 @@ def test_a_full_disk_is_told(monkeypatch):
     write = os.write
     with monkeypatch.context() as m:
         m.setattr(R.os, 'write', lambda fd, data: write(fd, data[:9]))
-        with pytest.raises(RecordError, match='disk is full'): run.append('checkpoint', step=1, path='c')
+        with pytest.raises(RecordError, match='disk is full'):
+            run.append('checkpoint', step=1, path='c')
     run.append('checkpoint', step=2, path='c')
     assert [r['step'] for r in run.rows()] == [0, 2]
 
@@ -209,7 +282,8 @@ def test_two_writers_do_not_mix_their_lines():
     writers = [subprocess.Popen([sys.executable, '-c', code, name]) for name in 'ab']
     assert [w.wait() for w in writers] == [0, 0]
     rows = run.rows('checkpoint')
-    for name in 'ab': assert [r['step'] for r in rows if r['path'][0] == name] == list(range(300))
+    for name in 'ab':
+        assert [r['step'] for r in rows if r['path'][0] == name] == list(range(300))
 
 
 @pytest.mark.parametrize('kind', list(ROW_KEYS))
@@ -217,36 +291,55 @@ def test_keys_of_rows_are_fixed(kind):
     values = dict.fromkeys(ROW_KEYS[kind], 1)
     row = S.make_row(kind, **values)
     assert set(row) == {'schema', 'kind', 'at_s', *ROW_KEYS[kind]} and row['schema'] == SCHEMA
-    with pytest.raises(RecordError, match='unknown: more'): S.make_row(kind, **values, more=1)
-    with pytest.raises(RecordError, match=f'unknown: {ROW_KEYS[kind][0]}'): S.make_row(kind, **{k: v for k, v in values.items() if k != ROW_KEYS[kind][0]})
+    with pytest.raises(RecordError, match='unknown: more'):
+        S.make_row(kind, **values, more=1)
+    with pytest.raises(RecordError, match=f'unknown: {ROW_KEYS[kind][0]}'):
+        S.make_row(kind, **{k: v for k, v in values.items() if k != ROW_KEYS[kind][0]})
 
 
 def test_a_diverged_loss_is_null_not_nan():
     run = RunFolder('s', 'r').create()
-    run.append('step', step=1, epoch=0., loss=float('nan'), losses={'hard': np.float32('inf')}, learning_rate=1e-4, grad_norm=np.float32(2), examples=1, tokens=1, elapsed_s=1.)
-    assert b'NaN' not in (run.path/'rows.jsonl').read_bytes() and b'Infinity' not in (run.path/'rows.jsonl').read_bytes()
-    row, = run.rows()
+    run.append(
+        'step',
+        step=1,
+        epoch=0.0,
+        loss=float('nan'),
+        losses={'hard': np.float32('inf')},
+        learning_rate=1e-4,
+        grad_norm=np.float32(2),
+        examples=1,
+        tokens=1,
+        elapsed_s=1.0,
+    )
+    assert (
+        b'NaN' not in (run.path / 'rows.jsonl').read_bytes()
+        and b'Infinity' not in (run.path / 'rows.jsonl').read_bytes()
+    )
+    (row,) = run.rows()
     assert row['loss'] is None and row['losses'] == {'hard': None} and row['grad_norm'] == 2
 
 
 def test_damage_in_the_middle_is_not_taken_for_a_torn_line():
     run = RunFolder('s', 'r').create()
-    for step in range(3): run.append('checkpoint', step=step, path='c')
-    path = run.path/'rows.jsonl'
+    for step in range(3):
+        run.append('checkpoint', step=step, path='c')
+    path = run.path / 'rows.jsonl'
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1][:20] + b'\n' + lines[2])
-    with pytest.raises(RecordError, match='rows.jsonl line 2 is not a JSON object'): run.rows()
+    with pytest.raises(RecordError, match='rows.jsonl line 2 is not a JSON object'):
+        run.rows()
 
 
 # tables
 
+
 def test_tables_do_not_depend_on_the_clock(home, monkeypatch):
     run = RunFolder('s', 'r').create()
     bytes_at = []
-    for now in (0., 2e9):
+    for now in (0.0, 2e9):
         monkeypatch.setattr('time.time', lambda: now)
         run.write_table('units', some_units())
-        bytes_at.append((run.path/'units.csv.gz').read_bytes())
+        bytes_at.append((run.path / 'units.csv.gz').read_bytes())
     assert bytes_at[0] == bytes_at[1]
 
 
@@ -254,30 +347,38 @@ def test_tables_come_back_as_they_were():
     run = RunFolder('s', 'r').create()
     run.write_table('units', some_units())
     run.write_table('predictions', some_predictions())
-    units, predictions = run.table('units'), run.table('predictions')
+    units = run.table('units')
+    predictions = run.table('predictions')
     assert list(units.unit) == ['00', '01', '02'] and list(units.cluster) == ['NA'] * 3
     np.testing.assert_allclose(units.value, some_units().value, rtol=1e-5)
-    assert (predictions.score.astype('float32') == some_predictions().score).all()  # to the last bit: rounding would make ties
+    # to the last bit: rounding would make ties
+    assert (predictions.score.astype('float32') == some_predictions().score).all()
 
 
 def test_an_unknown_column_or_table_is_refused():
     run = RunFolder('s', 'r').create()
-    with pytest.raises(RecordError, match='unknown: more'): run.write_table('units', some_units().assign(more=1))
-    with pytest.raises(RecordError, match='unknown: value'): run.write_table('units', some_units().drop(columns='value'))
-    with pytest.raises(RecordError, match='no table'): run.write_table('unit', some_units())
+    with pytest.raises(RecordError, match='unknown: more'):
+        run.write_table('units', some_units().assign(more=1))
+    with pytest.raises(RecordError, match='unknown: value'):
+        run.write_table('units', some_units().drop(columns='value'))
+    with pytest.raises(RecordError, match='no table'):
+        run.write_table('unit', some_units())
 
 
 def test_a_cut_table_is_named():
     run = finish()
-    path = run.path/'units.csv.gz'
+    path = run.path / 'units.csv.gz'
     path.write_bytes(path.read_bytes()[:-6])
-    with pytest.raises(RecordError, match='units.csv.gz cannot be read'): R.units('s')
+    with pytest.raises(RecordError, match='units.csv.gz cannot be read'):
+        R.units('s')
 
 
 # evidence
 
+
 def test_two_exports_make_the_same_bytes(home):
-    for i, name in enumerate(['b', 'a', 'c']): finish(f'r-{name}', seed=i)
+    for i, name in enumerate(['b', 'a', 'c']):
+        finish(f'r-{name}', seed=i)
     R.export('s')
     first = evidence(home)
     R.export('s')
@@ -289,24 +390,29 @@ def test_two_exports_make_the_same_bytes(home):
 def test_the_order_of_runs_and_exports_does_not_matter(home, tmp_path, monkeypatch):
     made = []
     for order in ([0, 1, 2], [2, 0, 1]):
-        monkeypatch.setenv('KDNOTES_HOME', str(tmp_path/str(order[0])))
+        monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / str(order[0])))
         for i in order:
             finish(f'r-{i}', seed=i)
             R.export('s')
-        made.append(evidence(tmp_path/str(order[0])))
+        made.append(evidence(tmp_path / str(order[0])))
     assert made[0] == made[1]
 
 
 def test_export_keeps_runs_whose_folder_is_gone(home):
     import shutil
+
     shutil.rmtree((finish('r-a'), R.export('s'))[0].path)
     finish('r-b', seed=1)
     R.export('s')
     assert [r['run_id'] for r in R.records('s')] == ['r-a', 'r-b']
     units = R.units('s')
-    assert list(units.groupby('run_id').size()) == [3, 3] and list(units.columns[:3]) == ['run_id', 'arm', 'seed']
+    assert list(units.groupby('run_id').size()) == [3, 3] and list(units.columns[:3]) == [
+        'run_id',
+        'arm',
+        'seed',
+    ]
     record, folder = R.find_record('r-a')
-    assert folder is None and record['primary']['value'] == 1/3  # full precision
+    assert folder is None and record['primary']['value'] == 1 / 3  # full precision
 
 
 def test_a_forgotten_run_leaves_the_evidence_as_if_it_had_never_been(home):
@@ -317,30 +423,39 @@ def test_a_forgotten_run_leaves_the_evidence_as_if_it_had_never_been(home):
     R.export('s')
     assert evidence(home) != before and R.forget('s', ['r-b']) == ([], [])
     assert evidence(home) == before and R.find_record('r-b') is None and not run.path.exists()
-    assert [p.name for p in (home/'runs'/'.forgotten'/'s').glob('r-b-*/record.json')] == ['record.json']  # put aside, not deleted
+    # put aside, not deleted
+    assert [p.name for p in (home / 'runs' / '.forgotten' / 's').glob('r-b-*/record.json')] == ['record.json']
     R.export('s')
     assert evidence(home) == before  # and it stays forgotten
 
 
 def test_a_run_whose_folder_is_gone_can_be_forgotten_and_the_others_stay(home):
     import shutil
-    for i in ('r-a', 'r-b'): shutil.rmtree((finish(i), R.export('s'))[0].path)
+
+    for i in ('r-a', 'r-b'):
+        shutil.rmtree((finish(i), R.export('s'))[0].path)
     R.forget('s', ['r-a'])
-    assert [r['run_id'] for r in R.records('s')] == ['r-b'] and set(R.units('s')['run_id']) == set(R.predictions('s')['run_id']) == {'r-b'}
+    assert [r['run_id'] for r in R.records('s')] == ['r-b'] and set(R.units('s')['run_id']) == set(
+        R.predictions('s')['run_id']
+    ) == {'r-b'}
 
 
 def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
-    other, run = finish('r-0', seed=1), finish('r-a')
+    other = finish('r-0', seed=1)
+    run = finish('r-a')
     R.export('s')
     before = evidence(home)
-    with pytest.raises(R.RecordError, match="no finished run r-x; it has r-0, r-a"): R.forget('s', ['r-a', 'r-x'])
-    with R.lock_run(run), pytest.raises(BusyError): R.forget('s', ['r-0', 'r-a'])
+    with pytest.raises(R.RecordError, match="no finished run r-x; it has r-0, r-a"):
+        R.forget('s', ['r-a', 'r-x'])
+    with R.lock_run(run), pytest.raises(BusyError):
+        R.forget('s', ['r-0', 'r-a'])
     assert evidence(home) == before and run.done and other.done
 
 
 def test_what_stands_on_a_forgotten_run_and_who_else_has_it_is_told(home):
     finish('t'), finish('k', seed=1, teacher_run_id='t')
-    for study in ('u', 'v'): finish('t', study)
+    for study in ('u', 'v'):
+        finish('t', study)
     R.export('s')
     assert R.forget('s', ['t']) == (['u', 'v'], ['k'])
 
@@ -359,8 +474,7 @@ def test_a_killed_export_leaves_the_old_evidence(home):
     R.export('s')
     before = evidence(home)
     finish('r-b', seed=1)
-    code = ("import os, signal; from kdnotes.core import files; from kdnotes.records import store as records\n"
-            "files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\nrecords.export('s')")
+    code = "import os, signal; from kdnotes.core import files; from kdnotes.records import store as records\nfiles.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\nrecords.export('s')"
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
     assert {k: v for k, v in evidence(home).items() if not k.startswith('.')} == before
     R.export('s')
@@ -368,8 +482,14 @@ def test_a_killed_export_leaves_the_old_evidence(home):
 
 
 def test_two_studies_export_at_once(home):
-    for i in range(6): finish(f'r-{i}', seed=i)
-    procs = [subprocess.Popen([sys.executable, '-c', "from kdnotes.records.store import export\nfor _ in range(3): export('s')"]) for _ in range(2)]
+    for i in range(6):
+        finish(f'r-{i}', seed=i)
+    procs = [
+        subprocess.Popen(
+            [sys.executable, '-c', "from kdnotes.records.store import export\nfor _ in range(3): export('s')"]
+        )
+        for _ in range(2)
+    ]
     assert [p.wait() for p in procs] == [0, 0]
     assert len(R.records('s')) == 6 and len(R.units('s')) == 18
 
@@ -377,15 +497,24 @@ def test_two_studies_export_at_once(home):
 def test_export_waits_for_another_one(home):
     """Whoever exports holds the lock from reading the old evidence to writing the new: otherwise a run between the two is lost."""
     finish('r-a')
-    code = ("import sys; from kdnotes.records import store as R\nfound = R._found\n"
-            "def slow(*args):\n    result = found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\n"
-            "R._found = slow\nR.export('s')")
-    first = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    code = "import sys; from kdnotes.records import store as R\nfound = R._found\ndef slow(*args):\n    result = found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\nR._found = slow\nR.export('s')"
+    first = subprocess.Popen(
+        [sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert first.stdout.readline() == 'read\n'
     finish('r-b', seed=1)
-    second = subprocess.Popen([sys.executable, '-c', "from kdnotes.records.store import export; print('go', flush=True); export('s'); print('out', flush=True)"], stdout=subprocess.PIPE, text=True)
+    second = subprocess.Popen(
+        [
+            sys.executable,
+            '-c',
+            "from kdnotes.records.store import export; print('go', flush=True); export('s'); print('out', flush=True)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert second.stdout.readline() == 'go\n'
-    select.select([second.stdout], [], [], 1)  # time in which a second export that does not wait would be through
+    # time in which a second export that does not wait would be through
+    select.select([second.stdout], [], [], 1)
     first.communicate('\n' * 9)
     assert second.communicate()[0] == 'out\n' and first.returncode == second.returncode == 0
     assert len(evidence(home)['s.records.jsonl'].splitlines()) == 2
@@ -398,11 +527,13 @@ def test_runs_are_found_in_any_study():
     assert [r['run_id'] for r in R.records('s')] == ['r-b']
     assert [r['run_id'] for r in R.records('s', ['r-b', 'r-a'])] == ['r-a', 'r-b']
     assert set(R.units('s', ['r-a', 'r-b']).run_id) == {'r-a', 'r-b'}
-    with pytest.raises(RecordError, match='run r-z is neither finished'): R.records('s', ['r-a', 'r-z'])
+    with pytest.raises(RecordError, match='run r-z is neither finished'):
+        R.records('s', ['r-a', 'r-z'])
 
 
 def test_exported_runs_are_found_in_any_study():
     import shutil
+
     run = finish('r-a', study='teachers')
     R.export('teachers')
     shutil.rmtree(run.path)
@@ -412,21 +543,23 @@ def test_exported_runs_are_found_in_any_study():
 
 def test_weights_are_found_only_for_finished_runs():
     run = finish('r-a', study='teachers')
-    (run.path/'model').mkdir()
+    (run.path / 'model').mkdir()
     assert R.find_run_model('r-a') is None
-    (run.path/'model'/'model.safetensors').write_bytes(b'')
-    assert R.find_run_model('r-a') == run.path/'model'
-    (run.path/'record.json').unlink()
+    (run.path / 'model' / 'model.safetensors').write_bytes(b'')
+    assert R.find_run_model('r-a') == run.path / 'model'
+    (run.path / 'record.json').unlink()
     assert R.find_run_model('r-a') is None
 
 
 def test_records_without_their_units_are_told(home):
     import shutil
+
     shutil.rmtree((finish('r-a'), R.export('s'))[0].path)
-    path = home/'thesis'/'data'/'s.units.csv.gz'
+    path = home / 'thesis' / 'data' / 's.units.csv.gz'
     text = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress((text[0] + '\n').encode()))
-    with pytest.raises(RecordError, match='no units of run r-a'): R.export('s')
+    with pytest.raises(RecordError, match='no units of run r-a'):
+        R.export('s')
 
 
 def test_a_study_without_runs_is_empty():
@@ -435,5 +568,15 @@ def test_a_study_without_runs_is_empty():
 
 def test_tidy_has_one_row_a_run():
     table = R.tidy([a_record('r-a'), a_record('r-b', seed=1)])
-    assert list(table.run_id) == ['r-a', 'r-b'] and list(table['test.map']) == [1/3, 1/3]
-    assert {'arm', 'seed', 'primary', 'train_s', 'total_s', 'examples_per_s', 'tokens_per_s', 'peak_host_mib', 'device_j'} <= set(table)
+    assert list(table.run_id) == ['r-a', 'r-b'] and list(table['test.map']) == [1 / 3, 1 / 3]
+    assert {
+        'arm',
+        'seed',
+        'primary',
+        'train_s',
+        'total_s',
+        'examples_per_s',
+        'tokens_per_s',
+        'peak_host_mib',
+        'device_j',
+    } <= set(table)

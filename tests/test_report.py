@@ -1,5 +1,9 @@
 """Reports: what they refuse, that they can be made from the evidence alone, and that the same runs make the same bytes."""
-import os, shutil, subprocess, sys
+
+import os
+import shutil
+import subprocess
+import sys
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,66 +23,103 @@ def home(tmp_path, monkeypatch):
 
 
 def study(modes=PROCEDURES, seeds=(0, 1, 2), **parameters):
-    return [make_record(m, s, .7 + .02 * i + .003 * s, 40 / (i + 1) + s, **parameters) for i, m in enumerate(modes) for s in seeds]
+    return [
+        make_record(m, s, 0.7 + 0.02 * i + 0.003 * s, 40 / (i + 1) + s, **parameters)
+        for i, m in enumerate(modes)
+        for s in seeds
+    ]
 
 
-def svgs(found): return {name: path.read_bytes() for name, path in found.figures.items()}
+def svgs(found):
+    return {name: path.read_bytes() for name, path in found.figures.items()}
 
 
 def test_a_study_with_no_runs_is_refused_with_one_sentence(home):
-    with pytest.raises(rp.ReportError, match='no finished runs in') as e: rp.report('nothing')
+    with pytest.raises(rp.ReportError, match='no finished runs in') as e:
+        rp.report('nothing')
     assert '\n' not in str(e.value) and not figures_path('nothing').exists()
 
 
-@pytest.mark.parametrize('other, words', [(dict(corpus='wikiqa'), 'mixes corpora'), (dict(smoke=True), 'full runs and smoke runs'), (dict(metric='auc'), 'mixes primary metrics'),
-                                          (dict(temperature=8.), "arm 'full_kd' mixes runs that differ in temperature")])
+@pytest.mark.parametrize(
+    'other, words',
+    [
+        (dict(corpus='wikiqa'), 'mixes corpora'),
+        (dict(smoke=True), 'full runs and smoke runs'),
+        (dict(metric='auc'), 'mixes primary metrics'),
+        (dict(temperature=8.0), "arm 'full_kd' mixes runs that differ in temperature"),
+    ],
+)
 def test_runs_that_do_not_belong_together_are_refused(other, words):
-    for r in study(seeds=(0, 1)) + study(('full_kd',), (2,), **other): write_run(r)
-    with pytest.raises(rp.ReportError, match=words): rp.report('made')
-    assert len(rp.report('made', [r['run_id'] for r in study(seeds=(0, 1))]).figures) == 3  # naming the runs helps
+    for r in study(seeds=(0, 1)) + study(('full_kd',), (2,), **other):
+        write_run(r)
+    with pytest.raises(rp.ReportError, match=words):
+        rp.report('made')
+    # naming the runs helps
+    assert len(rp.report('made', [r['run_id'] for r in study(seeds=(0, 1))]).figures) == 3
 
 
 def test_a_run_that_is_not_there_is_named():
-    with pytest.raises(RecordError, match='run nowhere'): rp.report('made', ['nowhere'])
+    with pytest.raises(RecordError, match='run nowhere'):
+        rp.report('made', ['nowhere'])
 
 
 def test_evidence_alone_makes_the_same_bytes(home):
-    for r in study(MODES): write_run(r)
+    for r in study(MODES):
+        write_run(r)
     whole = rp.report('made')
-    first, text, manifest = svgs(whole), str(whole), (figures_path('made') / 'MANIFEST.json').read_bytes()
+    first = svgs(whole)
+    text = str(whole)
+    manifest = (figures_path('made') / 'MANIFEST.json').read_bytes()
     export('made')
     shutil.rmtree(runs_path() / 'made')
     shutil.rmtree(figures_path('made'))
     again = rp.report('made')
-    assert svgs(again) == first and str(again) == text and (figures_path('made') / 'MANIFEST.json').read_bytes() == manifest
+    assert (
+        svgs(again) == first
+        and str(again) == text
+        and (figures_path('made') / 'MANIFEST.json').read_bytes() == manifest
+    )
     assert set(first) == {'accuracy_time', 'throughput', 'curves'}
 
 
 def test_another_process_with_another_hash_seed_and_style_makes_the_same_bytes(home):
-    for r in study(): write_run(r)
+    for r in study():
+        write_run(r)
     first = svgs(rp.report('made'))
-    code = ("import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
-            "from kdnotes.analysis.report import report; report('made')")
-    subprocess.run([sys.executable, '-c', code], check=True, env={**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'})
+    code = "import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom kdnotes.analysis.report import report; report('made')"
+    subprocess.run(
+        [sys.executable, '-c', code],
+        check=True,
+        env={**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'},
+    )
     assert {n: (figures_path('made') / f'{n}.svg').read_bytes() for n in first} == first
 
 
 def test_figures_change_with_their_numbers():
-    for r in study(): write_run(r)
+    for r in study():
+        write_run(r)
     first = svgs(rp.report('made'))
-    for r in study(('full_student',)): write_run(r)
+    for r in study(('full_student',)):
+        write_run(r)
     second = svgs(rp.report('made'))
     assert all(first[n] != second[n] for n in first)
 
 
 def test_the_manifest_binds_files_to_runs_and_keeps_others():
-    for r in study(): write_run(r)
+    for r in study():
+        write_run(r)
     save_figure(rp.curves_figure(study()[:3]), figures_path('made'), 'mine', ['x', 'a'], 'a notebook')
     found = rp.report('made')
     manifest = read_json(figures_path('made') / 'MANIFEST.json')
-    assert set(manifest) == {'accuracy_time.svg', 'curves.svg', 'throughput.svg', 'mine.svg'} and manifest['mine.svg']['run_ids'] == ['a', 'x']
-    for name, entry in manifest.items(): assert entry['sha256'] == sha256_file(figures_path('made') / name)
-    assert manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study()) and manifest['curves.svg']['producer'] == 'kdnotes.analysis.report.curves_figure'
+    assert set(manifest) == {'accuracy_time.svg', 'curves.svg', 'throughput.svg', 'mine.svg'} and manifest[
+        'mine.svg'
+    ]['run_ids'] == ['a', 'x']
+    for name, entry in manifest.items():
+        assert entry['sha256'] == sha256_file(figures_path('made') / name)
+    assert (
+        manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study())
+        and manifest['curves.svg']['producer'] == 'kdnotes.analysis.report.curves_figure'
+    )
     assert all(p.parent == figures_path('made') for p in found.figures.values())
 
 
@@ -86,73 +127,136 @@ def test_curves_come_from_rows_where_the_record_has_none():
     record = make_record(curve=False)
     write_run(record)
     curve = rp.curve_of(record)
-    assert curve[-1]['step'] == 60 and [p['value'] for p in curve if p['value'] is not None] == [.6] and rp.curve_of(record | {'study': 'gone'}) == []
+    assert (
+        curve[-1]['step'] == 60
+        and [p['value'] for p in curve if p['value'] is not None] == [0.6]
+        and rp.curve_of(record | {'study': 'gone'}) == []
+    )
     assert 'curves' in rp.report('made').figures
 
 
 def test_curves_read_the_trainers_points():
     """A trainer's curve: losses and evaluations in one list, other keys ignored."""
-    record = make_record() | dict(curve=[dict(step=10, elapsed_s=1., loss=.5), dict(step=20, elapsed_s=2., loss=.4), dict(step=20, elapsed_s=2., set='dev', metric='map', value=.7)])
-    assert rp.curve_of(record) == [dict(step=10, loss=.5, value=None), dict(step=20, loss=.4, value=None), dict(step=20, loss=None, value=.7)]
+    record = make_record() | dict(
+        curve=[
+            dict(step=10, elapsed_s=1.0, loss=0.5),
+            dict(step=20, elapsed_s=2.0, loss=0.4),
+            dict(step=20, elapsed_s=2.0, set='dev', metric='map', value=0.7),
+        ]
+    )
+    assert rp.curve_of(record) == [
+        dict(step=10, loss=0.5, value=None),
+        dict(step=20, loss=0.4, value=None),
+        dict(step=20, loss=None, value=0.7),
+    ]
     assert rp.curve_set([record]) == 'dev'
 
 
 def test_times_are_of_the_machine_that_made_most():
     moved = make_record('full_student', 0, torch='2.14.0')
-    for r in (*study(), moved): write_run(r)
+    for r in (*study(), moved):
+        write_run(r)
     found = rp.report('made')
-    assert 'examples_per_s' not in found.values['full_student'] and found.values['full_student']['primary'].estimate == pytest.approx(moved['primary']['value'], abs=1e-4)
+    assert 'examples_per_s' not in found.values['full_student'] and found.values['full_student'][
+        'primary'
+    ].estimate == pytest.approx(moved['primary']['value'], abs=1e-4)
     assert all(found.values[r['arm']]['train_s'].n == 3 for r in study())
-    assert any('are of the 9 runs made with torch 2.13.0; left out: ' + moved['run_id'] in n for n in found.notes)
+    assert any(
+        'are of the 9 runs made with torch 2.13.0; left out: ' + moved['run_id'] in n for n in found.notes
+    )
     assert (figures_path('made') / 'throughput.svg').exists()
 
 
 def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figures():
-    for r in study(): write_run(r)
+    for r in study():
+        write_run(r)
     rp.report('made')
-    for seed in range(9): write_run(make_record('full_student', seed, torch='2.14.0'))
+    for seed in range(9):
+        write_run(make_record('full_student', seed, torch='2.14.0'))
     found = rp.report('made')
     assert set(found.figures) == {'curves'} and not (figures_path('made') / 'throughput.svg').exists()
     left_out = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
-    assert left_out['sha256'] is None and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in left_out['reason'] and len(left_out['run_ids']) == 18
-    assert any('times are left out' in n for n in found.notes) and 'train s' not in found.arms.columns and 'test map' in found.arms.columns
+    assert (
+        left_out['sha256'] is None
+        and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in left_out['reason']
+        and len(left_out['run_ids']) == 18
+    )
+    assert (
+        any('times are left out' in n for n in found.notes)
+        and 'train s' not in found.arms.columns
+        and 'test map' in found.arms.columns
+    )
 
 
 def test_null_accuracy_leaves_times_and_says_why():
     for r in study():
-        write_run(r | dict(primary=r['primary'] | {'value': None}, metrics={'test': {'map': None}, 'dev': {'map': None}}))
+        write_run(
+            r
+            | dict(
+                primary=r['primary'] | {'value': None}, metrics={'test': {'map': None}, 'dev': {'map': None}}
+            )
+        )
     found = rp.report('made')
-    assert set(found.figures) == {'throughput', 'curves'} and (found.arms['test map'] == '-').all() and any('has no map: made up' in n for n in found.notes)
+    assert (
+        set(found.figures) == {'throughput', 'curves'}
+        and (found.arms['test map'] == '-').all()
+        and any('has no map: made up' in n for n in found.notes)
+    )
 
 
 def test_a_single_run_has_a_report_without_intervals():
     write_run(make_record('baseline'))
     found = rp.report('made')
-    assert '±' not in found.arms.loc['baseline', 'train s'] and '±' in found.arms.loc['baseline', 'test map'] and 'one arm, so nothing is compared' in str(found)
+    assert (
+        '±' not in found.arms.loc['baseline', 'train s']
+        and '±' in found.arms.loc['baseline', 'test map']
+        and 'one arm, so nothing is compared' in str(found)
+    )
     assert any('a single seed' in n for n in found.notes) and len(found.figures) == 3
 
 
 def test_tables_hold_what_was_asked():
-    for r in study(MODES): write_run(r)
+    for r in study(MODES):
+        write_run(r)
     found = rp.report('made')
-    assert list(found.arms.index) == [m for m in ORDER] and {'test map', 'train s', 'total s', 'examples/s', 'host MiB'} <= set(found.arms.columns)
+    assert list(found.arms.index) == [m for m in ORDER] and {
+        'test map',
+        'train s',
+        'total s',
+        'examples/s',
+        'host MiB',
+    } <= set(found.arms.columns)
     assert (found.arms['seeds'] == 3).all() and 'GPU MiB' not in found.arms.columns
-    assert list(found.metrics.index) == ['map', 'mrr'] and len(found.comparisons) == 9 and len(found.sentences) == 9 and set(found.comparisons['verdict']) <= set(VERDICTS.values())
+    assert (
+        list(found.metrics.index) == ['map', 'mrr']
+        and len(found.comparisons) == 9
+        and len(found.sentences) == 9
+        and set(found.comparisons['verdict']) <= set(VERDICTS.values())
+    )
     assert '\x1b' not in str(found) and 'effect of kd' in str(found) and len(found.differences) == 9
     i = found.values['baseline']['primary']
-    assert found.arms.loc['baseline', 'test map'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}' and (i.n, i.units) == (3, 40)
-    assert i.estimate == pytest.approx(np.mean([.7, .703, .706]))
+    assert found.arms.loc['baseline', 'test map'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}' and (
+        i.n,
+        i.units,
+    ) == (3, 40)
+    assert i.estimate == pytest.approx(np.mean([0.7, 0.703, 0.706]))
 
 
 def test_the_primary_metric_is_the_records():
-    for r in study(metric='perplexity', higher=False): write_run(r)
+    for r in study(metric='perplexity', higher=False):
+        write_run(r)
     found = rp.report('made')
-    assert 'test perplexity' in found.arms.columns and 'change of test perplexity' in found.comparisons.columns and 'over seeds' in str(found)
+    assert (
+        'test perplexity' in found.arms.columns
+        and 'change of test perplexity' in found.comparisons.columns
+        and 'over seeds' in str(found)
+    )
     assert any('(worse, significant' in s or 'not significant' in s for s in found.sentences)
 
 
 def test_arms_keep_their_look_whatever_else_is_there():
-    all_arms, few = arms_of(study(MODES)), arms_of(study(('mixed_kd', 'baseline')))
+    all_arms = arms_of(study(MODES))
+    few = arms_of(study(('mixed_kd', 'baseline')))
     assert {a: look(a, few) for a in few} == {a: look(a, all_arms) for a in few}
     assert len({look(a, all_arms)[0] for a in all_arms}) == len({look(a, all_arms)[1] for a in all_arms}) == 7
     own = arms_of(study(MODES) + [make_record('full_kd', s, arm=f'own{k}') for k in (1, 2) for s in (0, 1)])
@@ -162,6 +266,7 @@ def test_arms_keep_their_look_whatever_else_is_there():
 
 def test_drawing_leaves_matplotlib_as_it_was():
     import matplotlib
+
     before = dict(matplotlib.rcParams)
     rp.curves_figure(study())._repr_png_()
     assert dict(matplotlib.rcParams) == before
@@ -170,13 +275,29 @@ def test_drawing_leaves_matplotlib_as_it_was():
 def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatch):
     record = make_record()
     folder = write_run(record)
-    folder.write_table('predictions', pd.DataFrame(dict(split=['test'] * 3 + ['dev'], unit='Q3', item=['a', 'b', 'c', 'x'], label=[1, 0, 0, 1], score=[.1, 2., 1., 9.])))
-    folder.write_table('units', pd.DataFrame(dict(split='test', set='clean', unit=['Q3', 'Q4'], cluster='D', metric='map', value=[1/3, 1.])))
+    folder.write_table(
+        'predictions',
+        pd.DataFrame(
+            dict(
+                split=['test'] * 3 + ['dev'],
+                unit='Q3',
+                item=['a', 'b', 'c', 'x'],
+                label=[1, 0, 0, 1],
+                score=[0.1, 2.0, 1.0, 9.0],
+            )
+        ),
+    )
+    folder.write_table(
+        'units',
+        pd.DataFrame(
+            dict(split='test', set='clean', unit=['Q3', 'Q4'], cluster='D', metric='map', value=[1 / 3, 1.0])
+        ),
+    )
     monkeypatch.setattr(rp, '_texts', lambda record: {})
     worst = rp.run_worst(record, 1)
-    assert worst.iloc[0].tolist() == [.333, 'Q3', 'b', 'a']
+    assert worst.iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
     monkeypatch.setattr(rp, '_texts', lambda record: {('Q3', i): ('why?', f'text {i}') for i in 'abc'})
-    assert rp.run_worst(record, 1).iloc[0].tolist() == [.333, 'why?', 'text b', 'text a']
+    assert rp.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
 
 
 def test_run_table_gives_reasons_for_nulls():
@@ -189,14 +310,35 @@ def test_worst_follows_the_metrics_direction(monkeypatch):
     for higher, unit in ((True, 'low'), (False, 'high')):
         record = make_record(higher=higher, seed=int(higher))
         folder = write_run(record)
-        folder.write_table('units', pd.DataFrame(dict(split='test', set='clean', unit=['low', 'high'], cluster='D', metric='map', value=[.1, .9])))
-        folder.write_table('predictions', pd.DataFrame(dict(split='test', unit=['low', 'high'], item='a', label=[1, 1], score=[.1, .2])))
+        folder.write_table(
+            'units',
+            pd.DataFrame(
+                dict(
+                    split='test',
+                    set='clean',
+                    unit=['low', 'high'],
+                    cluster='D',
+                    metric='map',
+                    value=[0.1, 0.9],
+                )
+            ),
+        )
+        folder.write_table(
+            'predictions',
+            pd.DataFrame(dict(split='test', unit=['low', 'high'], item='a', label=[1, 1], score=[0.1, 0.2])),
+        )
         assert rp.run_worst(record, 1)['question'].tolist() == [unit]
 
 
 def test_texts_come_from_the_runs_own_corpus_only():
     from kdnotes.tasks.sources import load_corpus
+
     corpus = load_corpus('answer_selection', 'embedded')
     row = corpus.splits['test'][0]
-    assert rp._texts(make_record() | dict(corpus_sha256=corpus.sha256))[row['question_id'], row['sentence_id']] == (row['question'], row['sentence'])
-    assert rp._texts(make_record()) == {} and rp._texts(make_record(corpus='embedded') | dict(corpus='/nowhere')) == {}
+    assert rp._texts(make_record() | dict(corpus_sha256=corpus.sha256))[
+        row['question_id'], row['sentence_id']
+    ] == (row['question'], row['sentence'])
+    assert (
+        rp._texts(make_record()) == {}
+        and rp._texts(make_record(corpus='embedded') | dict(corpus='/nowhere')) == {}
+    )

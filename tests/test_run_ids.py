@@ -42,7 +42,8 @@ def initial_of(record):
 
 def machine_of(record):
     "A machine on which a run with this parallelism is possible."
-    ranks, threads = record['settings']['ranks'], record['settings']['threads_per_rank']
+    ranks = record['settings']['ranks']
+    threads = record['settings']['threads_per_rank']
     return Machine('cuda', cores=16, gpus=ranks) if threads is None else Machine('cpu', cores=ranks * threads)
 
 
@@ -86,7 +87,8 @@ def test_from_the_record_alone(study):
 @pytest.mark.parametrize('study', STUDIES)
 def test_from_the_configuration(study):
     for record in records_of(study):
-        config, schema = configuration_of(record), named_under(record)
+        config = configuration_of(record)
+        schema = named_under(record)
         found = settings(config)
         if schema == 1:
             found = {k: v for k, v in found.items() if k not in SINCE_SCHEMA_2}
@@ -118,7 +120,9 @@ PLANNED = {  # study -> what was asked for, and the machine
     'squad1': (dict(corpus='squad1'), TWO_CORES),
     'wikiqa': (TRANSFER, TWO_CORES),
     'wikiqa-tuning': (TRANSFER, TWO_CORES),
-}  # not wikiqa-without-transfer, named under schema 1, nor the H100's: the same weights, saved as another file
+    # not wikiqa-without-transfer, named under schema 1, nor the H100's: the same weights, saved as another
+    # file
+}
 
 
 @pytest.fixture(scope='module')

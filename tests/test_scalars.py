@@ -1,4 +1,5 @@
 "Every number of rows and records is a curve, nulls are none, and a resumed run's curves do not go back."
+
 import sys
 import pytest
 from kdnotes.records import schema as S
@@ -6,79 +7,181 @@ from kdnotes.train.gradient_stats import gradient_ranges
 from kdnotes.records.tensorboard import scalars_of, scalars_of_record, tb_record, tb_writer
 
 
-def step(n, loss=.5): return S.make_row('step', step=n, epoch=0, loss=loss, losses={'hard': .5, 'soft': None}, learning_rate=1e-4, grad_norm=float('nan'), examples=n, tokens=n, elapsed_s=1.)
+def step(n, loss=0.5):
+    return S.make_row(
+        'step',
+        step=n,
+        epoch=0,
+        loss=loss,
+        losses={'hard': 0.5, 'soft': None},
+        learning_rate=1e-4,
+        grad_norm=float('nan'),
+        examples=n,
+        tokens=n,
+        elapsed_s=1.0,
+    )
 
 
-def telemetry(**seen): return S.make_row('telemetry', **dict.fromkeys(S.ROW_KEYS['telemetry']) | dict(elapsed_s=3., rank=1) | seen)
+def telemetry(**seen):
+    return S.make_row(
+        'telemetry', **dict.fromkeys(S.ROW_KEYS['telemetry']) | dict(elapsed_s=3.0, rank=1) | seen
+    )
 
 
 def gradients(scaled):
     import torch
-    return S.make_row('gradients', step=4, scale=1024., scaled=scaled, layers=gradient_ranges([('embeddings.weight', torch.tensor([0., 1e-9, 1., float('inf')]))], 1024., scaled))
+
+    return S.make_row(
+        'gradients',
+        step=4,
+        scale=1024.0,
+        scaled=scaled,
+        layers=gradient_ranges(
+            [('embeddings.weight', torch.tensor([0.0, 1e-9, 1.0, float('inf')]))], 1024.0, scaled
+        ),
+    )
 
 
 def events(folder):
-    accumulator = pytest.importorskip('tensorboard.backend.event_processing.event_accumulator', reason='tensorboard is optional')
-    return accumulator.EventAccumulator(str(folder/'tb')).Reload()
+    accumulator = pytest.importorskip(
+        'tensorboard.backend.event_processing.event_accumulator', reason='tensorboard is optional'
+    )
+    return accumulator.EventAccumulator(str(folder / 'tb')).Reload()
 
 
-@pytest.mark.parametrize('row, found', [
-    (step(2), {'loss': .5, 'loss/hard': .5, 'learning_rate': 1e-4, 'examples': 2, 'tokens': 2}),  # the norm is NaN, and the soft loss null
-    (S.make_row('eval', step=2, epoch=1, set='test', metrics={'map': .25, 'f1': None}, elapsed_s=1.), {'test/map': .25}),
-    (S.make_row('overflow', step=2, scale=512.), {'amp/overflow': 1, 'amp/loss_scale': 512}),
-    (telemetry(power_w=100., temperature_c=60, sm_mhz=1400, throttle=['sw_power_cap', 'hw_slowdown']),
-     {f'telemetry/rank 1/{k}': v for k, v in dict(power_w=100, temperature_c=60, sm_mhz=1400, throttle=2).items()}),
-    (S.make_row('end', step=9, train_s=7., status='done'), {'time/train_s': 7}),
-    (S.make_row('checkpoint', step=9, path='step-9'), {}), (S.make_row('resume', step=9, path='step-9'), {})])
-def test_a_row_becomes_points(row, found): assert scalars_of(row) == found
+@pytest.mark.parametrize(
+    'row, found',
+    [
+        # the norm is NaN, and the soft loss null
+        (step(2), {'loss': 0.5, 'loss/hard': 0.5, 'learning_rate': 1e-4, 'examples': 2, 'tokens': 2}),
+        (
+            S.make_row('eval', step=2, epoch=1, set='test', metrics={'map': 0.25, 'f1': None}, elapsed_s=1.0),
+            {'test/map': 0.25},
+        ),
+        (S.make_row('overflow', step=2, scale=512.0), {'amp/overflow': 1, 'amp/loss_scale': 512}),
+        (
+            telemetry(power_w=100.0, temperature_c=60, sm_mhz=1400, throttle=['sw_power_cap', 'hw_slowdown']),
+            {
+                f'telemetry/rank 1/{k}': v
+                for k, v in dict(power_w=100, temperature_c=60, sm_mhz=1400, throttle=2).items()
+            },
+        ),
+        (S.make_row('end', step=9, train_s=7.0, status='done'), {'time/train_s': 7}),
+        (S.make_row('checkpoint', step=9, path='step-9'), {}),
+        (S.make_row('resume', step=9, path='step-9'), {}),
+    ],
+)
+def test_a_row_becomes_points(row, found):
+    assert scalars_of(row) == found
 
 
 def test_a_number_that_is_none_is_no_point():
-    assert scalars_of(dict(kind='step', loss=float('nan'), losses={'hard': float('nan')}, learning_rate=1., grad_norm=None, examples=1, tokens=1, step=1)) == {'learning_rate': 1, 'examples': 1, 'tokens': 1}
+    assert scalars_of(
+        dict(
+            kind='step',
+            loss=float('nan'),
+            losses={'hard': float('nan')},
+            learning_rate=1.0,
+            grad_norm=None,
+            examples=1,
+            tokens=1,
+            step=1,
+        )
+    ) == {'learning_rate': 1, 'examples': 1, 'tokens': 1}
 
 
 def test_every_kind_of_row_is_thought_of():
     "A new kind of row, or a new reading, must not be left out unseen."
-    assert set(S.ROW_KEYS) == {'start', 'step', 'eval', 'checkpoint', 'resume', 'overflow', 'gradients', 'telemetry', 'end'}
+    assert set(S.ROW_KEYS) == {
+        'start',
+        'step',
+        'eval',
+        'checkpoint',
+        'resume',
+        'overflow',
+        'gradients',
+        'telemetry',
+        'end',
+    }
     readings = set(S.ROW_KEYS['telemetry']) - {'elapsed_s', 'rank'}
-    assert {tag.rpartition('/')[2] for tag in scalars_of(telemetry(**dict.fromkeys(readings, 1.)))} == readings
+    assert {
+        tag.rpartition('/')[2] for tag in scalars_of(telemetry(**dict.fromkeys(readings, 1.0)))
+    } == readings
 
 
 def test_gradient_ranges_become_points():
     found = scalars_of(gradients(True))
-    assert found['amp/loss_scale'] == 1024 and found['gradients/embeddings/zero'] == .25 and found['gradients/embeddings/not_finite'] == .25
-    assert found['gradients/embeddings/plain/fp16_below_subnormal'] == .25 and 'amp/loss_scale' not in scalars_of(gradients(False))
+    assert (
+        found['amp/loss_scale'] == 1024
+        and found['gradients/embeddings/zero'] == 0.25
+        and found['gradients/embeddings/not_finite'] == 0.25
+    )
+    assert found[
+        'gradients/embeddings/plain/fp16_below_subnormal'
+    ] == 0.25 and 'amp/loss_scale' not in scalars_of(gradients(False))
 
 
 def test_a_record_becomes_points():
-    record = dict(energy=dict(device_j=5., source='x', idle_w=None), phases=dict(student=dict(seconds=2., cpu_s=3)), time=dict(train_s=2.), metrics=dict(test=dict(map=.5)), smoke=True)
-    assert scalars_of_record(record) == {'run/energy/device_j': 5, 'run/phases/student/seconds': 2, 'run/phases/student/cpu_s': 3, 'run/time/train_s': 2, 'run/metrics/test/map': .5}
-    assert scalars_of_record(dict(phases=None)) == {}                # a record of schema 1
+    record = dict(
+        energy=dict(device_j=5.0, source='x', idle_w=None),
+        phases=dict(student=dict(seconds=2.0, cpu_s=3)),
+        time=dict(train_s=2.0),
+        metrics=dict(test=dict(map=0.5)),
+        smoke=True,
+    )
+    assert scalars_of_record(record) == {
+        'run/energy/device_j': 5,
+        'run/phases/student/seconds': 2,
+        'run/phases/student/cpu_s': 3,
+        'run/time/train_s': 2,
+        'run/metrics/test/map': 0.5,
+    }
+    assert scalars_of_record(dict(phases=None)) == {}  # a record of schema 1
 
 
 def test_tensorboard_gets_it_all(tmp_path):
     write = tb_writer(tmp_path)
-    for row in (telemetry(host_mib=9.), step(1), step(2, .25), telemetry(host_mib=10.), S.make_row('end', step=2, train_s=1., status='done')): write(row)
-    tb_record(tmp_path, dict(steps=2, energy=dict(device_j=5.)))
+    for row in (
+        telemetry(host_mib=9.0),
+        step(1),
+        step(2, 0.25),
+        telemetry(host_mib=10.0),
+        S.make_row('end', step=2, train_s=1.0, status='done'),
+    ):
+        write(row)
+    tb_record(tmp_path, dict(steps=2, energy=dict(device_j=5.0)))
     found = events(tmp_path)
-    assert [(e.step, e.value) for e in found.Scalars('loss')] == [(1, .5), (2, .25)]
+    assert [(e.step, e.value) for e in found.Scalars('loss')] == [(1, 0.5), (2, 0.25)]
     assert [(e.step, e.value) for e in found.Scalars('telemetry/rank 1/host_mib')] == [(0, 9), (2, 10)]
     assert found.Scalars('run/energy/device_j')[0].value == 5 and found.Scalars('time/train_s')[0].step == 2
 
 
 def test_a_resumed_run_does_not_go_back(tmp_path):
     write = tb_writer(tmp_path)
-    for n in range(1, 6): write(step(n, float(n)))
-    again = tb_writer(tmp_path)                                      # the first sitting ended without an end
+    for n in range(1, 6):
+        write(step(n, float(n)))
+    again = tb_writer(tmp_path)  # the first sitting ended without an end
     again(S.make_row('resume', step=3, path='step-3'))
-    for n in (4, 5): again(step(n, 10. * n))
-    again(S.make_row('end', step=5, train_s=1., status='done'))
-    assert [(e.step, e.value) for e in events(tmp_path).Scalars('loss')] == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
+    for n in (4, 5):
+        again(step(n, 10.0 * n))
+    again(S.make_row('end', step=5, train_s=1.0, status='done'))
+    assert [(e.step, e.value) for e in events(tmp_path).Scalars('loss')] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 40),
+        (5, 50),
+    ]
 
 
 def test_without_tensorboard_nothing_happens(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
     write = tb_writer(tmp_path)
-    for row in (step(1), S.make_row('resume', step=1, path='x'), S.make_row('end', step=1, train_s=1., status='done')): write(row)
-    tb_record(tmp_path, dict(energy=dict(device_j=5.)))
+    for row in (
+        step(1),
+        S.make_row('resume', step=1, path='x'),
+        S.make_row('end', step=1, train_s=1.0, status='done'),
+    ):
+        write(row)
+    tb_record(tmp_path, dict(energy=dict(device_j=5.0)))
     assert not list(tmp_path.iterdir())

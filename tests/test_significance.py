@@ -1,4 +1,5 @@
 "Tests, effect sizes, likeness and power: by hand, against scipy and statsmodels, and at their edges."
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,230 +10,385 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 from kdnotes.core.config import CHAIN, CONTROLS, MODES
-from kdnotes.analysis.tests import (FACTORIAL, NOT_ESTIMABLE, Family, _nct_cdf, crossed_test, effect_size, equivalence, factorial, flip_p, flips, holm, interval_test, mcnemar_test, permutation_test,
-                                  power, power_table, seed_test, seeds_needed, smallest_p)
-from kdnotes.analysis.intervals import Interval, StatsError, crossed_interval, crossed_moments, mean_interval, ratio_interval
+from kdnotes.analysis.tests import (
+    FACTORIAL,
+    NOT_ESTIMABLE,
+    Family,
+    _nct_cdf,
+    crossed_test,
+    effect_size,
+    equivalence,
+    factorial,
+    flip_p,
+    flips,
+    holm,
+    interval_test,
+    mcnemar_test,
+    permutation_test,
+    power,
+    power_table,
+    seed_test,
+    seeds_needed,
+    smallest_p,
+)
+from kdnotes.analysis.intervals import (
+    Interval,
+    StatsError,
+    crossed_interval,
+    crossed_moments,
+    mean_interval,
+    ratio_interval,
+)
 
 
-def differences(seeds=5, units=80, spread=(.02, .1, .1), mean=.02, seed=0):
+def differences(seeds=5, units=80, spread=(0.02, 0.1, 0.1), mean=0.02, seed=0):
     rng = np.random.default_rng(seed)
-    return mean + sum(s * rng.normal(size=n) for s, n in zip(spread, ((seeds, 1), (1, units), (seeds, units))))
+    return mean + sum(
+        s * rng.normal(size=n) for s, n in zip(spread, ((seeds, 1), (1, units), (seeds, units)))
+    )
 
 
 def test_the_primary_p_and_the_interval_are_one():
     for seed in range(40):
         d = differences(seed=seed)
-        i, t = crossed_interval(d), crossed_test(d)
-        assert (t.p < .05) == (i.low > 0 or i.high < 0) and (t.n, t.units) == (5, 80)
-        assert crossed_test(d, null=i.high).p == pytest.approx(.05)
-        wide = crossed_interval(d, level=1 - t.p)                     # the interval of level 1 - p ends at the null
+        i = crossed_interval(d)
+        t = crossed_test(d)
+        assert (t.p < 0.05) == (i.low > 0 or i.high < 0) and (t.n, t.units) == (5, 80)
+        assert crossed_test(d, null=i.high).p == pytest.approx(0.05)
+        wide = crossed_interval(d, level=1 - t.p)  # the interval of level 1 - p ends at the null
         assert min(abs(wide.low), abs(wide.high)) == pytest.approx(0, abs=1e-9)
 
 
 def test_the_primary_p_by_hand():
-    t = crossed_test([[1, 2], [3, 6]])                                # mean 3, variance (9 + 4 - 1)/4, df 144/98
-    assert t.statistic == pytest.approx(3**.5) and t.p == pytest.approx(2 * scipy_stats.t.sf(3**.5, 144 / 98))
+    t = crossed_test([[1, 2], [3, 6]])  # mean 3, variance (9 + 4 - 1)/4, df 144/98
+    assert t.statistic == pytest.approx(3**0.5) and t.p == pytest.approx(
+        2 * scipy_stats.t.sf(3**0.5, 144 / 98)
+    )
 
 
 def test_a_p_is_scipys_where_only_one_side_varies():
-    x = np.random.default_rng(0).normal(.3, 1, 9)
+    x = np.random.default_rng(0).normal(0.3, 1, 9)
     assert interval_test(mean_interval(x)).p == pytest.approx(scipy_stats.ttest_1samp(x, 0).pvalue)
-    a, b = np.exp(x), np.ones(9)
-    assert interval_test(ratio_interval(a, b), 1., log=True).p == pytest.approx(scipy_stats.ttest_rel(np.log(a), np.log(b)).pvalue)
-    assert crossed_test(np.tile(x[:, None], (1, 4))).p == pytest.approx(scipy_stats.ttest_1samp(x, 0).pvalue, rel=1e-4)
+    a = np.exp(x)
+    b = np.ones(9)
+    assert interval_test(ratio_interval(a, b), 1.0, log=True).p == pytest.approx(
+        scipy_stats.ttest_rel(np.log(a), np.log(b)).pvalue
+    )
+    assert crossed_test(np.tile(x[:, None], (1, 4))).p == pytest.approx(
+        scipy_stats.ttest_1samp(x, 0).pvalue, rel=1e-4
+    )
 
 
 def test_no_p_without_other_seeds_or_spread():
-    assert crossed_test([[.1, .2, .4]]).p is None and 'one seed' in crossed_test([[.1, .2, .4]]).reason
-    assert crossed_test(np.zeros((3, 5))).p == 1 and crossed_test(np.full((3, 5), .1)).p is None
-    assert interval_test(mean_interval([.3])).reason
+    assert crossed_test([[0.1, 0.2, 0.4]]).p is None and 'one seed' in crossed_test([[0.1, 0.2, 0.4]]).reason
+    assert crossed_test(np.zeros((3, 5))).p == 1 and crossed_test(np.full((3, 5), 0.1)).p is None
+    assert interval_test(mean_interval([0.3])).reason
 
 
 @pytest.mark.parametrize('n', [3, 8, 14])
 def test_exact_permutation_is_scipys(n):
-    d = np.random.default_rng(n).normal(.3, 1, (4, n))
-    theirs = scipy_stats.permutation_test((d.mean(0),), np.mean, permutation_type='samples', n_resamples=np.inf)
-    assert permutation_test(d, None).p == pytest.approx(theirs.pvalue) and permutation_test(d, None).statistic == pytest.approx(d.mean())
+    d = np.random.default_rng(n).normal(0.3, 1, (4, n))
+    theirs = scipy_stats.permutation_test(
+        (d.mean(0),), np.mean, permutation_type='samples', n_resamples=np.inf
+    )
+    assert permutation_test(d, None).p == pytest.approx(theirs.pvalue) and permutation_test(
+        d, None
+    ).statistic == pytest.approx(d.mean())
 
 
 def test_permutation_by_hand_and_with_ties():
-    assert permutation_test([[1., 2, 3]], None).p == 2 / 8 and permutation_test([[1., 1, -1]], None).p == 1.0  # every sum is 1 or 3 away
-    assert permutation_test([[.1, .2, .3]], None).p == 2 / 8         # sums that differ by rounding alone are equal
+    # every sum is 1 or 3 away
+    assert (
+        permutation_test([[1.0, 2, 3]], None).p == 2 / 8 and permutation_test([[1.0, 1, -1]], None).p == 1.0
+    )
+    # sums that differ by rounding alone are equal
+    assert permutation_test([[0.1, 0.2, 0.3]], None).p == 2 / 8
     assert permutation_test(np.zeros((2, 30)), None).p == 1
 
 
 def test_random_permutation_is_close_to_the_exact_one_and_never_zero():
-    d = differences(units=18, mean=.03)
+    d = differences(units=18, mean=0.03)
     exact = (abs(flip_signs(18) @ d.mean(0)) >= abs(d.mean(0).sum()) - 1e-12).mean()
     p = permutation_test(d, np.random.default_rng(0), 20000)
-    assert p.p == pytest.approx(exact, abs=4 * (exact / 20000)**.5 + 1e-3) and '20000 flips' in p.method
-    assert permutation_test(d, np.random.default_rng(0), 500) == permutation_test(d, np.random.default_rng(0), 500)
+    assert p.p == pytest.approx(exact, abs=4 * (exact / 20000) ** 0.5 + 1e-3) and '20000 flips' in p.method
+    assert permutation_test(d, np.random.default_rng(0), 500) == permutation_test(
+        d, np.random.default_rng(0), 500
+    )
     sure = permutation_test(np.ones((2, 60)), np.random.default_rng(0), 999)
     assert sure.p == 1 / 1000
-    with pytest.raises(StatsError, match='give a random generator'): permutation_test(d, None)
+    with pytest.raises(StatsError, match='give a random generator'):
+        permutation_test(d, None)
 
 
-def flip_signs(n): return 1. - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+def flip_signs(n):
+    return 1.0 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
 
 
 def test_many_rows_at_once():
-    d = np.random.default_rng(1).normal(.2, 1, (6, 10))
+    d = np.random.default_rng(1).normal(0.2, 1, (6, 10))
     assert flip_p(d, flips(10, None)) == pytest.approx([permutation_test(row[None], None).p for row in d])
-    many = np.random.default_rng(1).normal(.1, 1, (3, 40))
+    many = np.random.default_rng(1).normal(0.1, 1, (3, 40))
     signs = flips(40, np.random.default_rng(2), 999)
-    assert flip_p(many, signs) == pytest.approx([permutation_test(row[None], np.random.default_rng(2), 999).p for row in many])
+    assert flip_p(many, signs) == pytest.approx(
+        [permutation_test(row[None], np.random.default_rng(2), 999).p for row in many]
+    )
 
 
 def test_few_seeds_are_refused_with_the_formula():
     for n in range(1, 8):
-        t = seed_test([.1] * n)
+        t = seed_test([0.1] * n)
         assert t.p is None and f'2/2^{n} = {2 / 2**n:.4g}' in t.reason
-    assert smallest_p(5) == .0625 and smallest_p(1) == 1
-    x = np.random.default_rng(0).normal(.5, 1, 9)
-    assert seed_test(x).p == pytest.approx(scipy_stats.permutation_test((x,), np.mean, permutation_type='samples', n_resamples=np.inf).pvalue)
-    assert seed_test(np.arange(1., 9)).p == smallest_p(8)
+    assert smallest_p(5) == 0.0625 and smallest_p(1) == 1
+    x = np.random.default_rng(0).normal(0.5, 1, 9)
+    assert seed_test(x).p == pytest.approx(
+        scipy_stats.permutation_test((x,), np.mean, permutation_type='samples', n_resamples=np.inf).pvalue
+    )
+    assert seed_test(np.arange(1.0, 9)).p == smallest_p(8)
 
 
 def test_mcnemar_is_statsmodels():
     rng = np.random.default_rng(0)
-    a, b = rng.random(60) < .7, rng.random(60) < .8
+    a = rng.random(60) < 0.7
+    b = rng.random(60) < 0.8
     t = mcnemar_test(a, b)
-    assert t.p == pytest.approx(mcnemar(pd.crosstab(a, b), exact=True).pvalue) and t.statistic == (b & ~a).sum() - (a & ~b).sum()
+    assert (
+        t.p == pytest.approx(mcnemar(pd.crosstab(a, b), exact=True).pvalue)
+        and t.statistic == (b & ~a).sum() - (a & ~b).sum()
+    )
     assert mcnemar_test([0] * 5, [1] * 5).p == 2 / 32 and mcnemar_test([0, 1], [0, 1]).p == 1
-    assert mcnemar_test([0] * 5 + [1], [1] * 6).statistic == 5      # only b right: for b
-    with pytest.raises(StatsError, match='True or False'): mcnemar_test([.5], [1])
+    assert mcnemar_test([0] * 5 + [1], [1] * 6).statistic == 5  # only b right: for b
+    with pytest.raises(StatsError, match='True or False'):
+        mcnemar_test([0.5], [1])
 
 
 def test_holm_is_statsmodels_and_needs_its_family():
-    p = dict(a=.004, b=.03, c=.011, d=.6)
+    p = dict(a=0.004, b=0.03, c=0.011, d=0.6)
     family = Family('made up', tuple(p))
     assert list(holm(p, family).values()) == pytest.approx(multipletests(list(p.values()), method='holm')[1])
-    assert holm(dict(a=.01, b=.04, c=.03), Family('hand', ('a', 'b', 'c'))) == pytest.approx(dict(a=.03, b=.06, c=.06))
+    assert holm(dict(a=0.01, b=0.04, c=0.03), Family('hand', ('a', 'b', 'c'))) == pytest.approx(
+        dict(a=0.03, b=0.06, c=0.06)
+    )
     untested = holm(p | dict(d=None), family)
-    assert untested['d'] is None and untested['a'] == pytest.approx(4 * .004)  # still four members
-    for wrong in ({}, dict(a=.1), p | dict(e=.2)):
-        with pytest.raises(StatsError, match="'made up' has other members"): holm(wrong, family)
-    with pytest.raises(StatsError, match='each once'): Family('twice', ('a', 'a'))
+    assert untested['d'] is None and untested['a'] == pytest.approx(4 * 0.004)  # still four members
+    for wrong in ({}, dict(a=0.1), p | dict(e=0.2)):
+        with pytest.raises(StatsError, match="'made up' has other members"):
+            holm(wrong, family)
+    with pytest.raises(StatsError, match='each once'):
+        Family('twice', ('a', 'a'))
 
 
 def test_effect_size_interval_is_the_noncentral_t():
-    x = np.random.default_rng(0).normal(.5, 1, 20)
-    e, t = effect_size(x), scipy_stats.ttest_1samp(x, 0)
-    assert e.estimate == pytest.approx(x.mean() / x.std(ddof=1)) and e.estimate * 20**.5 == pytest.approx(t.statistic)
-    assert scipy_stats.nct.cdf(t.statistic, 19, e.low * 20**.5) == pytest.approx(.975) and scipy_stats.nct.cdf(t.statistic, 19, e.high * 20**.5) == pytest.approx(.025)
+    x = np.random.default_rng(0).normal(0.5, 1, 20)
+    e = effect_size(x)
+    t = scipy_stats.ttest_1samp(x, 0)
+    assert e.estimate == pytest.approx(x.mean() / x.std(ddof=1)) and e.estimate * 20**0.5 == pytest.approx(
+        t.statistic
+    )
+    assert scipy_stats.nct.cdf(t.statistic, 19, e.low * 20**0.5) == pytest.approx(
+        0.975
+    ) and scipy_stats.nct.cdf(t.statistic, 19, e.high * 20**0.5) == pytest.approx(0.025)
     back = effect_size(-x)
     assert (back.estimate, back.low, back.high) == pytest.approx((-e.estimate, -e.high, -e.low), abs=1e-6)
-    x = 10 + .1 * np.random.default_rng(0).normal(size=237)                  # a noncentrality of 1,500
-    far, root = effect_size(x), 237**.5
-    assert [scipy_stats.nct.cdf(far.estimate * root, 236, limit * root) for limit in (far.low, far.high)] == pytest.approx([.975, .025], abs=1e-6)
-    few = effect_size([1., 1.1, 1.2, 1.15, 1.05])                            # 5 degrees of freedom, where a normal approximation is off by .02
-    assert few.estimate * 5**.5 > 30 and scipy_stats.nct.cdf(few.estimate * 5**.5, 4, few.low * 5**.5) == pytest.approx(.975, abs=1e-6)
+    x = 10 + 0.1 * np.random.default_rng(0).normal(size=237)  # a noncentrality of 1,500
+    far = effect_size(x)
+    root = 237**0.5
+    assert [
+        scipy_stats.nct.cdf(far.estimate * root, 236, limit * root) for limit in (far.low, far.high)
+    ] == pytest.approx([0.975, 0.025], abs=1e-6)
+    # 5 degrees of freedom, where a normal approximation is off by .02
+    few = effect_size([1.0, 1.1, 1.2, 1.15, 1.05])
+    assert few.estimate * 5**0.5 > 30 and scipy_stats.nct.cdf(
+        few.estimate * 5**0.5, 4, few.low * 5**0.5
+    ) == pytest.approx(0.975, abs=1e-6)
 
 
-@pytest.mark.parametrize('values', [np.full(3, .1), np.full(7, -1 / 3), np.zeros(5), .7 + np.zeros(237), [.3]])
+@pytest.mark.parametrize(
+    'values', [np.full(3, 0.1), np.full(7, -1 / 3), np.zeros(5), 0.7 + np.zeros(237), [0.3]]
+)
 def test_equal_differences_have_no_effect_size(values):
     e = effect_size(values)
     assert np.isnan(e.estimate) and e.low is None and e.high is None and 'no spread' in e.reason
-    assert effect_size(values) == e                                          # one comparison is equal to itself
+    assert effect_size(values) == e  # one comparison is equal to itself
 
 
 def test_the_noncentral_t_is_scipys_wherever_it_has_a_number():
-    for t, df, nc in ((29.4, 4, 31.), (40., 4, 40.), (-35., 2, -33.), (310., 236, 300.), (5., 7, 1.)):
+    for t, df, nc in (
+        (29.4, 4, 31.0),
+        (40.0, 4, 40.0),
+        (-35.0, 2, -33.0),
+        (310.0, 236, 300.0),
+        (5.0, 7, 1.0),
+    ):
         assert _nct_cdf(t, df, nc) == scipy_stats.nct.cdf(t, df, nc)
-    assert np.isnan(scipy_stats.nct.cdf(-40., 2, 31.)) and _nct_cdf(-40., 2, 31.) == pytest.approx(0, abs=1e-3)
+    assert np.isnan(scipy_stats.nct.cdf(-40.0, 2, 31.0)) and _nct_cdf(-40.0, 2, 31.0) == pytest.approx(
+        0, abs=1e-3
+    )
 
 
-def as_if_of_two(x): return Interval(x.mean(), None, None, 2, .95, '', se=x.std(ddof=1) / len(x)**.5, df=len(x) - 1.)
+def as_if_of_two(x):
+    return Interval(x.mean(), None, None, 2, 0.95, '', se=x.std(ddof=1) / len(x) ** 0.5, df=len(x) - 1.0)
 
 
-@pytest.mark.parametrize('shift', [-.06, -.02, 0., .04])
+@pytest.mark.parametrize('shift', [-0.06, -0.02, 0.0, 0.04])
 def test_equivalence_is_statsmodels(shift):
     rng = np.random.default_rng(1)
-    a = rng.normal(.7, .1, 50)
-    b = a + shift + rng.normal(0, .05, 50)
-    p, (_, above, _), _ = ttost_paired(b, a, -.05, .05)
-    e = equivalence(as_if_of_two(b - a), .05)
+    a = rng.normal(0.7, 0.1, 50)
+    b = a + shift + rng.normal(0, 0.05, 50)
+    p, (_, above, _), _ = ttost_paired(b, a, -0.05, 0.05)
+    e = equivalence(as_if_of_two(b - a), 0.05)
     assert (e.p_equivalent, e.p_noninferior) == pytest.approx((p, above))
-    lower = equivalence(as_if_of_two(b - a), .05, higher_is_better=False)
-    assert lower.p_equivalent == pytest.approx(p) and lower.p_noninferior == pytest.approx(equivalence(as_if_of_two(a - b), .05).p_noninferior)
+    lower = equivalence(as_if_of_two(b - a), 0.05, higher_is_better=False)
+    assert lower.p_equivalent == pytest.approx(p) and lower.p_noninferior == pytest.approx(
+        equivalence(as_if_of_two(a - b), 0.05).p_noninferior
+    )
 
 
 def test_equivalence_is_the_ninety_percent_interval_within_the_margin():
     for seed in range(40):
-        d = differences(seed=seed, mean=.02)
-        i, e = crossed_interval(d, .9), equivalence(crossed_interval(d), .05)
-        assert e.equivalent == (-.05 < i.low and i.high < .05) and e.noninferior == (i.low > -.05)
+        d = differences(seed=seed, mean=0.02)
+        i = crossed_interval(d, 0.9)
+        e = equivalence(crossed_interval(d), 0.05)
+        assert e.equivalent == (-0.05 < i.low and i.high < 0.05) and e.noninferior == (i.low > -0.05)
 
 
 def test_likeness_needs_seeds_a_spread_and_a_margin():
-    e = equivalence(crossed_interval([[.1, .2, .1]]), .05)
+    e = equivalence(crossed_interval([[0.1, 0.2, 0.1]]), 0.05)
     assert e.equivalent is None and e.noninferior is None and 'one seed' in e.reason
-    for same in (np.zeros((3, 4)), np.full((3, 4), .1), np.full((3, 4), -.1)):
-        none = equivalence(crossed_interval(same), .05)
-        assert (none.p_equivalent, none.p_noninferior, none.power_equivalent, none.power_noninferior) == (None,) * 4 and 'no spread' in none.reason
+    for same in (np.zeros((3, 4)), np.full((3, 4), 0.1), np.full((3, 4), -0.1)):
+        none = equivalence(crossed_interval(same), 0.05)
+        assert (none.p_equivalent, none.p_noninferior, none.power_equivalent, none.power_noninferior) == (
+            None,
+        ) * 4 and 'no spread' in none.reason
         assert none.equivalent is None and none.noninferior is None
-    assert equivalence(mean_interval(np.full(3, .1)), .05).p_equivalent is None and equivalence(crossed_interval(differences()), .05).reason is None
-    with pytest.raises(StatsError, match='margin=-1 must be > 0'): equivalence(crossed_interval(np.zeros((3, 4))), -1)
+    assert (
+        equivalence(mean_interval(np.full(3, 0.1)), 0.05).p_equivalent is None
+        and equivalence(crossed_interval(differences()), 0.05).reason is None
+    )
+    with pytest.raises(StatsError, match='margin=-1 must be > 0'):
+        equivalence(crossed_interval(np.zeros((3, 4))), -1)
 
 
 def test_power_of_likeness_is_what_is_seen():
     rng = np.random.default_rng(0)
-    d = .16 * rng.normal(size=(3000, 100))                            # one run's differences: an ordinary t
-    mean, se = d.mean(1), d.std(1, ddof=1) / 10
-    foretold = equivalence(Interval(0., None, None, 2, .95, '', se=.016, df=99.), .05)
-    shown = mean / se + .05 / se > scipy_stats.t.isf(.05, 99), (.05 - abs(mean)) / se > scipy_stats.t.isf(.05, 99)
-    assert foretold.power_noninferior == pytest.approx(shown[0].mean(), abs=.03) and foretold.power_equivalent == pytest.approx(shown[1].mean(), abs=.03)
+    d = 0.16 * rng.normal(size=(3000, 100))  # one run's differences: an ordinary t
+    mean = d.mean(1)
+    se = d.std(1, ddof=1) / 10
+    foretold = equivalence(Interval(0.0, None, None, 2, 0.95, '', se=0.016, df=99.0), 0.05)
+    shown = (
+        mean / se + 0.05 / se > scipy_stats.t.isf(0.05, 99),
+        (0.05 - abs(mean)) / se > scipy_stats.t.isf(0.05, 99),
+    )
+    assert foretold.power_noninferior == pytest.approx(
+        shown[0].mean(), abs=0.03
+    ) and foretold.power_equivalent == pytest.approx(shown[1].mean(), abs=0.03)
 
 
-@pytest.mark.parametrize('df, k', [(2., 3.), (2., 6.), (4., 3.), (4., 1.5), (1.97, 20.), (471., 3.3)])
+@pytest.mark.parametrize(
+    'df, k', [(2.0, 3.0), (2.0, 6.0), (4.0, 3.0), (4.0, 1.5), (1.97, 20.0), (471.0, 3.3)]
+)
 def test_power_of_equivalence_with_few_degrees_of_freedom(df, k):
     """The estimate and its standard error drawn apart: the one normal, the other a root of chi-squared."""
     rng = np.random.default_rng(0)
-    z, w = rng.normal(size=200_000), np.sqrt(rng.chisquare(df, 200_000) / df)
-    shown = abs(z) < k - scipy_stats.t.isf(.05, df) * w
-    assert equivalence(Interval(0., None, None, 3, .95, '', se=.01, df=df), .01 * k).power_equivalent == pytest.approx(shown.mean(), abs=.005)
+    z = rng.normal(size=200_000)
+    w = np.sqrt(rng.chisquare(df, 200_000) / df)
+    shown = abs(z) < k - scipy_stats.t.isf(0.05, df) * w
+    assert equivalence(
+        Interval(0.0, None, None, 3, 0.95, '', se=0.01, df=df), 0.01 * k
+    ).power_equivalent == pytest.approx(shown.mean(), abs=0.005)
 
 
-@pytest.mark.parametrize('difference, spread, seeds, units', [
-    (.02, (0., 0., .1422), 3, 237), (.02, (0., 0., .19), 5, 122), (.03, (1e-6, 0., .19), 3, 122), (.03, (0., 0., .19), 3, 122),   # the test does not know that a component is zero
-    (.02, (.03, 0., .1), 3, 50), (.02, (0., .16, .19), 8, 237), (.03, (.01, .16, .19), 5, 237), (.05, (.06, .16, .19), 3, 122), (0., (.03, .16, .19), 5, 122), (0., (0., 0., .19), 5, 60)])
+@pytest.mark.parametrize(
+    'difference, spread, seeds, units',
+    [
+        (0.02, (0.0, 0.0, 0.1422), 3, 237),
+        (0.02, (0.0, 0.0, 0.19), 5, 122),
+        (0.03, (1e-6, 0.0, 0.19), 3, 122),
+        (0.03, (0.0, 0.0, 0.19), 3, 122),  # the test does not know that a component is zero
+        (0.02, (0.03, 0.0, 0.1), 3, 50),
+        (0.02, (0.0, 0.16, 0.19), 8, 237),
+        (0.03, (0.01, 0.16, 0.19), 5, 237),
+        (0.05, (0.06, 0.16, 0.19), 3, 122),
+        (0.0, (0.03, 0.16, 0.19), 5, 122),
+        (0.0, (0.0, 0.0, 0.19), 5, 60),
+    ],
+)
 def test_power_is_what_is_seen(difference, spread, seeds, units):
-    rng, trials = np.random.default_rng(1), 6000
+    rng = np.random.default_rng(1)
+    trials = 6000
     told = []
     for _ in range(trials // 1000):
-        d = difference + sum(s * rng.normal(size=size) for s, size in zip(spread, ((1000, seeds, 1), (1000, 1, units), (1000, seeds, units))))
+        d = difference + sum(
+            s * rng.normal(size=size)
+            for s, size in zip(spread, ((1000, seeds, 1), (1000, 1, units), (1000, seeds, units)))
+        )
         mean, variance, df = crossed_moments(d)
-        told.append(2 * scipy_stats.t.sf(abs(mean) / np.sqrt(variance), df) < .05)
-    assert power(difference, tuple(s**2 for s in spread), seeds, units) == pytest.approx(np.mean(told), abs=.025)
+        told.append(2 * scipy_stats.t.sf(abs(mean) / np.sqrt(variance), df) < 0.05)
+    assert power(difference, tuple(s**2 for s in spread), seeds, units) == pytest.approx(
+        np.mean(told), abs=0.025
+    )
 
 
 def test_power_has_no_step_where_a_component_vanishes():
-    for none, nearly in (((0., 0., .19**2), (1e-12, 1e-12, .19**2)), ((0., .1**2, .1**2), (1e-12, .1**2, .1**2)), ((.1**2, 0., .1**2), (.1**2, 1e-12, .1**2))):
-        assert power(.03, none, 5, 100) == pytest.approx(power(.03, nearly, 5, 100), abs=1e-3)
-    with pytest.raises(StatsError, match='variance above 0'): power(.03, (0., 0., 0.), 5, 100)
+    for none, nearly in (
+        ((0.0, 0.0, 0.19**2), (1e-12, 1e-12, 0.19**2)),
+        ((0.0, 0.1**2, 0.1**2), (1e-12, 0.1**2, 0.1**2)),
+        ((0.1**2, 0.0, 0.1**2), (0.1**2, 1e-12, 0.1**2)),
+    ):
+        assert power(0.03, none, 5, 100) == pytest.approx(power(0.03, nearly, 5, 100), abs=1e-3)
+    with pytest.raises(StatsError, match='variance above 0'):
+        power(0.03, (0.0, 0.0, 0.0), 5, 100)
 
 
 def test_power_is_statsmodels_and_grows():
-    assert power(.02, (0., .16**2, 1e-15), 4, 237) == pytest.approx(TTestPower().power(.02 / .16, 237, .05), abs=1e-3)
-    assert power(.02, (.03**2, 0., 1e-15), 6, 50) == pytest.approx(TTestPower().power(.02 / .03, 6, .05), abs=1e-3)
-    assert power(.01, (.01**2, .1**2, .1**2), 5, 100) == power(-.01, (.01**2, .1**2, .1**2), 5, 100) and power(9., (.01**2, .1**2, .1**2), 5, 100) == pytest.approx(1)
-    t = power_table(.03, (.01**2, .16**2, .19**2))
-    assert (t.diff().dropna() > 0).all(axis=None) and (t.diff(axis=1).iloc[:, 1:] > 0).all(axis=None) and t.index.name == 'seeds'
-    n = seeds_needed(.03, (.01**2, .16**2, .19**2), 500)
-    assert power(.03, (.01**2, .16**2, .19**2), n, 500) >= .8 > power(.03, (.01**2, .16**2, .19**2), n - 1, 500)
-    assert seeds_needed(.01, (0., .16**2, .19**2), 100) is None
-    with pytest.raises(StatsError, match='2 seeds'): power(.1, (0., 1., 1.), 1, 10)
+    assert power(0.02, (0.0, 0.16**2, 1e-15), 4, 237) == pytest.approx(
+        TTestPower().power(0.02 / 0.16, 237, 0.05), abs=1e-3
+    )
+    assert power(0.02, (0.03**2, 0.0, 1e-15), 6, 50) == pytest.approx(
+        TTestPower().power(0.02 / 0.03, 6, 0.05), abs=1e-3
+    )
+    assert power(0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100) == power(
+        -0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100
+    ) and power(9.0, (0.01**2, 0.1**2, 0.1**2), 5, 100) == pytest.approx(1)
+    t = power_table(0.03, (0.01**2, 0.16**2, 0.19**2))
+    assert (
+        (t.diff().dropna() > 0).all(axis=None)
+        and (t.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)
+        and t.index.name == 'seeds'
+    )
+    n = seeds_needed(0.03, (0.01**2, 0.16**2, 0.19**2), 500)
+    assert (
+        power(0.03, (0.01**2, 0.16**2, 0.19**2), n, 500)
+        >= 0.8
+        > power(0.03, (0.01**2, 0.16**2, 0.19**2), n - 1, 500)
+    )
+    assert seeds_needed(0.01, (0.0, 0.16**2, 0.19**2), 100) is None
+    with pytest.raises(StatsError, match='2 seeds'):
+        power(0.1, (0.0, 1.0, 1.0), 1, 10)
 
 
 def test_contrasts_are_those_of_a_regression_with_dummies():
     rng = np.random.default_rng(0)
     arms = ['full_student', 'full_kd', 'mixed_student', 'mixed_kd']
-    cells = {a: rng.normal(.7, .1, (3, 20)) for a in arms}
-    long = pd.DataFrame([dict(kd='kd' in a, mixed='mixed' in a, seed=s, unit=u, value=cells[a][s, u]) for a in arms for s in range(3) for u in range(20)])
-    centred = long.assign(kd=long['kd'] - .5, mixed=long['mixed'] - .5)   # effects coded: main effects are means over the other factor
+    cells = {a: rng.normal(0.7, 0.1, (3, 20)) for a in arms}
+    long = pd.DataFrame(
+        [
+            dict(kd='kd' in a, mixed='mixed' in a, seed=s, unit=u, value=cells[a][s, u])
+            for a in arms
+            for s in range(3)
+            for u in range(20)
+        ]
+    )
+    # effects coded: main effects are means over the other factor
+    centred = long.assign(kd=long['kd'] - 0.5, mixed=long['mixed'] - 0.5)
     fit = ols('value ~ kd * mixed + C(seed) + C(unit)', centred).fit().params
     found = {e.name: e.interval.estimate for e in factorial(cells) if e.interval}
-    assert found == pytest.approx({'kd (students, mean over precisions)': fit['kd'], 'precision (students, mean over kd)': fit['mixed'], 'precision x kd (students)': fit['kd:mixed']})
+    assert found == pytest.approx(
+        {
+            'kd (students, mean over precisions)': fit['kd'],
+            'precision (students, mean over kd)': fit['mixed'],
+            'precision x kd (students)': fit['kd:mixed'],
+        }
+    )
     own = cells['mixed_kd'] - cells['full_kd'] - cells['mixed_student'] + cells['full_student']
     effect = next(e for e in factorial(cells) if e.name == 'precision x kd (students)')
     assert effect.interval == crossed_interval(own) and effect.p == crossed_test(own).p
@@ -242,14 +398,28 @@ def test_what_is_estimable_is_about_the_modes():
     factors = ('network', 'precision', 'kd', 'ranks')
     for name, weights in FACTORIAL.items():
         assert set(weights) <= set(MODES) and sum(weights.values()) == 0
-        moved = {f for f in factors if abs(sum(w for a, w in weights.items() if getattr(MODES[a], f) == getattr(MODES['baseline'], f))) > 0}
-        assert len(moved) == (0 if ' x ' in name else 1) and (moved <= {name.split()[0]})   # a main effect moves its own factor alone, an interaction none on balance
-    assert not set(NOT_ESTIMABLE) & set(FACTORIAL) and all('students' in why or 'rank' in why for why in NOT_ESTIMABLE.values())
-    assert {frozenset(w) for w in FACTORIAL.values() if len(w) == 2} <= {frozenset(s) for s in CHAIN + CONTROLS}
+        moved = {
+            f
+            for f in factors
+            if abs(
+                sum(w for a, w in weights.items() if getattr(MODES[a], f) == getattr(MODES['baseline'], f))
+            )
+            > 0
+        }
+        # a main effect moves its own factor alone, an interaction none on balance
+        assert len(moved) == (0 if ' x ' in name else 1) and (moved <= {name.split()[0]})
+    assert not set(NOT_ESTIMABLE) & set(FACTORIAL) and all(
+        'students' in why or 'rank' in why for why in NOT_ESTIMABLE.values()
+    )
+    assert {frozenset(w) for w in FACTORIAL.values() if len(w) == 2} <= {
+        frozenset(s) for s in CHAIN + CONTROLS
+    }
 
 
 def test_missing_arms_and_wrong_weights_are_said():
     cells = {a: np.ones((2, 3)) for a in ('full_student', 'full_kd')}
     assert all('no runs of' in e.reason for e in factorial(cells))
-    with pytest.raises(StatsError, match='add up to 0'): factorial(cells, {'x': {'full_kd': 1}})
-    with pytest.raises(StatsError, match='different seeds or units'): factorial(cells | {'mixed_kd': np.ones((2, 4))})
+    with pytest.raises(StatsError, match='add up to 0'):
+        factorial(cells, {'x': {'full_kd': 1}})
+    with pytest.raises(StatsError, match='different seeds or units'):
+        factorial(cells | {'mixed_kd': np.ones((2, 4))})

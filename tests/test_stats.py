@@ -1,123 +1,168 @@
 """Intervals: against scipy and statsmodels, against values worked by hand, and at their edges."""
+
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 from scipy import stats as scipy_stats
-from kdnotes.analysis.intervals import (Interval, StatsError, _resampled, bootstrap_interval, compact_curve, crossed_interval, crossed_moments, draw_counts, joint_bootstrap,
-                           mean_interval, number_texts, paired_difference, ratio_interval, variance_components)
+from kdnotes.analysis.intervals import (
+    Interval,
+    StatsError,
+    _resampled,
+    bootstrap_interval,
+    compact_curve,
+    crossed_interval,
+    crossed_moments,
+    draw_counts,
+    joint_bootstrap,
+    mean_interval,
+    number_texts,
+    paired_difference,
+    ratio_interval,
+    variance_components,
+)
 
 
-def crossed(seeds, units, spread, seed=0, mean=0.):
+def crossed(seeds, units, spread, seed=0, mean=0.0):
     rng = np.random.default_rng(seed)
-    return mean + sum(rng.normal(0, s, size) for s, size in zip(spread, ((seeds, 1), (1, units), (seeds, units))))
+    return mean + sum(
+        rng.normal(0, s, size) for s, size in zip(spread, ((seeds, 1), (1, units), (seeds, units)))
+    )
 
 
-@pytest.mark.parametrize('level', [.5, .9, .95, .99])
+@pytest.mark.parametrize('level', [0.5, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize('n', [2, 3, 10])
 def test_mean_interval_is_scipys(n, level):
     x = np.random.default_rng(n).normal(5, 2, n)
-    i, theirs = mean_interval(x, level), scipy_stats.ttest_1samp(x, 0).confidence_interval(level)
-    assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10) and (i.n, i.df, i.level) == (n, n - 1, level)
+    i = mean_interval(x, level)
+    theirs = scipy_stats.ttest_1samp(x, 0).confidence_interval(level)
+    assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10) and (i.n, i.df, i.level) == (
+        n,
+        n - 1,
+        level,
+    )
 
 
 def test_components_are_those_of_a_mixed_model():
     """Balanced data with positive components: REML and the method of moments agree."""
-    import pandas as pd, statsmodels.formula.api as smf
-    y = crossed(5, 12, (1., 2., .5), seed=3)
+    import pandas as pd
+    import statsmodels.formula.api as smf
+
+    y = crossed(5, 12, (1.0, 2.0, 0.5), seed=3)
     long = pd.DataFrame([dict(seed=s, unit=u, value=y[s, u], one=1) for s in range(5) for u in range(12)])
-    model = smf.mixedlm('value ~ 1', long, groups='one', vc_formula={'seed': '0 + C(seed)', 'unit': '0 + C(unit)'}).fit()
+    model = smf.mixedlm(
+        'value ~ 1', long, groups='one', vc_formula={'seed': '0 + C(seed)', 'unit': '0 + C(unit)'}
+    ).fit()
     c = variance_components(y)
     assert c.variance == pytest.approx((*model.vcomp, model.scale), rel=1e-3)
     # and the standard error of the grand mean
     i = crossed_interval(y)
-    se = (i.high - i.estimate) / scipy_stats.t.ppf(.975, i.df)
+    se = (i.high - i.estimate) / scipy_stats.t.ppf(0.975, i.df)
     assert se == pytest.approx(float(model.bse.iloc[0]), rel=1e-3)
 
 
 def test_crossed_interval_by_hand():
     i = crossed_interval([[1, 2], [3, 6]])  # mean squares 9, 4, 1
-    half = scipy_stats.t.ppf(.975, 144/98) * 3**.5
+    half = scipy_stats.t.ppf(0.975, 144 / 98) * 3**0.5
     assert (i.estimate, i.low, i.high) == pytest.approx((3, 3 - half, 3 + half)) and (i.n, i.units) == (2, 2)
 
 
 def test_a_component_below_zero_counts_as_zero():
-    y = np.array([[0., 1, 0, 1, 1], [1, 1, 0, 0, 1]])
+    y = np.array([[0.0, 1, 0, 1, 1], [1, 1, 0, 0, 1]])
     c = variance_components(y)
     assert c.ms[0] < c.ms[2] and c.variance[0] == 0 and c.ms[1] > c.ms[2]
     i = crossed_interval(y)
     assert i.df == pytest.approx(4) and i.low == pytest.approx(mean_interval(y.mean(0)).low)
-    both = crossed_interval([[0., 1], [1, 0]])  # no effect of seeds or units at all: the rest alone
-    assert both.df == 1 and both.high == pytest.approx(.5 + scipy_stats.t.ppf(.975, 1) * .5)
+    both = crossed_interval([[0.0, 1], [1, 0]])  # no effect of seeds or units at all: the rest alone
+    assert both.df == 1 and both.high == pytest.approx(0.5 + scipy_stats.t.ppf(0.975, 1) * 0.5)
 
 
 def test_the_crossed_interval_is_never_narrower_than_either_alone():
     """Of a variance of the mean, not of a half width: the degrees of freedom differ."""
     for seed in range(50):
-        y = crossed(3, 20, (.05, .1, .3), seed)
+        y = crossed(3, 20, (0.05, 0.1, 0.3), seed)
         i = crossed_interval(y)
-        var = ((i.high - i.estimate) / scipy_stats.t.ppf(.975, i.df))**2
+        var = ((i.high - i.estimate) / scipy_stats.t.ppf(0.975, i.df)) ** 2
         assert var >= max(y.mean(1).var(ddof=1) / 3, y.mean(0).var(ddof=1) / 20) * (1 - 1e-9)
 
 
 def test_what_cannot_be_known_is_null_with_a_reason():
-    for i in (mean_interval([3.]), crossed_interval([[3.]]), ratio_interval([3.], [1.]), bootstrap_interval([[3.]], np.random.default_rng(0)), paired_difference([[0.]], [[3.]])):
+    for i in (
+        mean_interval([3.0]),
+        crossed_interval([[3.0]]),
+        ratio_interval([3.0], [1.0]),
+        bootstrap_interval([[3.0]], np.random.default_rng(0)),
+        paired_difference([[0.0]], [[3.0]]),
+    ):
         assert (i.estimate, i.low, i.high) == (pytest.approx(3), None, None) and i.reason
         assert f'{i:.1f}' == '3.0'
 
 
 def test_one_seed_or_one_unit_is_said():
-    row, column = crossed_interval([[1., 2, 4]]), crossed_interval([[1.], [2], [4]])
+    row = crossed_interval([[1.0, 2, 4]])
+    column = crossed_interval([[1.0], [2], [4]])
     assert 'one seed' in row.method and 'one unit' in column.method and row.n == 1 and column.n == 3
     assert row.low == column.low == pytest.approx(mean_interval([1, 2, 4]).low)
-    assert 'one seed' in bootstrap_interval([[1., 2, 4]], np.random.default_rng(0)).method
+    assert 'one seed' in bootstrap_interval([[1.0, 2, 4]], np.random.default_rng(0)).method
 
 
 def test_paired_difference_is_the_paired_t_test_for_one_seed_and_has_a_direction():
     rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(1, 40)), rng.normal(.5, 1, size=(1, 40))
-    i, theirs = paired_difference(a, b), scipy_stats.ttest_rel(b[0], a[0]).confidence_interval()
+    a = rng.normal(size=(1, 40))
+    b = rng.normal(0.5, 1, size=(1, 40))
+    i = paired_difference(a, b)
+    theirs = scipy_stats.ttest_rel(b[0], a[0]).confidence_interval()
     assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10)
     back = paired_difference(b, a)
     assert (back.estimate, back.low, back.high) == pytest.approx((-i.estimate, -i.high, -i.low))
 
 
 def test_order_of_seeds_and_units_does_not_matter():
-    y, rng = crossed(4, 9, (.1, .2, .3)), np.random.default_rng(1)
-    i, j = crossed_interval(y), crossed_interval(y[rng.permutation(4)][:, rng.permutation(9)])
+    y = crossed(4, 9, (0.1, 0.2, 0.3))
+    rng = np.random.default_rng(1)
+    i = crossed_interval(y)
+    j = crossed_interval(y[rng.permutation(4)][:, rng.permutation(9)])
     assert (i.low, i.high, i.df) == pytest.approx((j.low, j.high, j.df))
 
 
 def test_ratio_interval_is_a_paired_t_on_logs():
-    a, b = np.array([30., 33, 29, 41]), np.array([17., 16, 18, 20])
-    i, theirs = ratio_interval(a, b), scipy_stats.ttest_rel(np.log(a), np.log(b)).confidence_interval()
+    a = np.array([30.0, 33, 29, 41])
+    b = np.array([17.0, 16, 18, 20])
+    i = ratio_interval(a, b)
+    theirs = scipy_stats.ttest_rel(np.log(a), np.log(b)).confidence_interval()
     assert (i.low, i.high) == pytest.approx(tuple(np.exp(theirs)), rel=1e-10)
     assert i.estimate == pytest.approx(np.exp(np.log(a / b).mean()))
-    assert ratio_interval([2., 2], [1., 1]).low == pytest.approx(2)
+    assert ratio_interval([2.0, 2], [1.0, 1]).low == pytest.approx(2)
 
 
 def test_bootstrap_takes_its_draws_from_the_generator_alone_and_keeps_units_joint():
-    y = crossed(3, 40, (.1, .2, .1))
-    np.random.seed(0); first = bootstrap_interval(y, np.random.default_rng(5))
-    np.random.seed(1); assert bootstrap_interval(y, np.random.default_rng(5)) == first
+    y = crossed(3, 40, (0.1, 0.2, 0.1))
+    np.random.seed(0)
+    first = bootstrap_interval(y, np.random.default_rng(5))
+    np.random.seed(1)
+    assert bootstrap_interval(y, np.random.default_rng(5)) == first
     assert bootstrap_interval(y, np.random.default_rng(6)) != first
     # units drawn for each seed apart would make the unit effect average out over seeds
-    crossed_units = crossed(3, 40, (0, 1., 0))
-    three, alone = (np.std(joint_bootstrap(dict(a=m), np.random.default_rng(0), 4000)['a']) for m in (crossed_units, crossed_units[:1]))
-    assert three == pytest.approx(alone, rel=.05)
+    crossed_units = crossed(3, 40, (0, 1.0, 0))
+    three, alone = (
+        np.std(joint_bootstrap(dict(a=m), np.random.default_rng(0), 4000)['a'])
+        for m in (crossed_units, crossed_units[:1])
+    )
+    assert three == pytest.approx(alone, rel=0.05)
 
 
 def test_several_arms_are_drawn_together():
     """A resample is a set of seeds and questions; every arm is averaged over the same ones."""
-    a = crossed(4, 30, (.1, .3, .1))
-    draws = joint_bootstrap(dict(a=a, b=a + .5, c=-a), np.random.default_rng(3), 500)
-    assert draws['b'] == pytest.approx(draws['a'] + .5) and draws['c'] == pytest.approx(-draws['a'])
+    a = crossed(4, 30, (0.1, 0.3, 0.1))
+    draws = joint_bootstrap(dict(a=a, b=a + 0.5, c=-a), np.random.default_rng(3), 500)
+    assert draws['b'] == pytest.approx(draws['a'] + 0.5) and draws['c'] == pytest.approx(-draws['a'])
     alone = joint_bootstrap(dict(c=-a), np.random.default_rng(3), 500)['c']
-    assert (alone == draws['c']).all() and np.std(alone) > .01
+    assert (alone == draws['c']).all() and np.std(alone) > 0.01
 
 
 def test_resampled_moments_are_those_of_the_drawn_matrix():
     """Counts in the formulas give what the matrix of the drawn rows and columns gives."""
-    y = crossed(4, 7, (.3, .5, .2)); y -= y.mean()
+    y = crossed(4, 7, (0.3, 0.5, 0.2))
+    y -= y.mean()
     seeds, units = draw_counts(y.shape, np.random.default_rng(0), 20)
     mean, se = _resampled(y, seeds, units)
     for k in range(20):
@@ -133,11 +178,11 @@ def test_studentised_limits_turn_the_quantiles_over():
     assert i.high - i.estimate > 1.2 * (i.estimate - i.low) and 'studentised' in i.method
 
 
-@pytest.mark.parametrize('scale', [1., .1, .7, 1 / 3, 1e-6, 1e6])
+@pytest.mark.parametrize('scale', [1.0, 0.1, 0.7, 1 / 3, 1e-6, 1e6])
 def test_a_resample_without_spread_has_no_standard_error(scale):
     """Three values that are not zero among 711: many resamples hold zeros alone, and rounding must not make a huge ratio of them."""
     y = np.zeros((3, 237))
-    y[[0, 1, 2], [5, 40, 77]] = .25, -.1, -.3
+    y[[0, 1, 2], [5, 40, 77]] = 0.25, -0.1, -0.3
     y = scale * y - (scale * y).mean()
     seeds, units = draw_counts(y.shape, np.random.default_rng(0), 2000)
     mean, se = _resampled(y, seeds, units)
@@ -145,7 +190,7 @@ def test_a_resample_without_spread_has_no_standard_error(scale):
     assert (se[(drawn == 0).all(1)] == 0).all() and (se[(drawn > 0).any(1)] > 0).all()
     i = bootstrap_interval(y, np.random.default_rng(0))
     assert i.low is None and i.high is None and 'no spread to divide by' in i.reason
-    many = np.random.default_rng(1).normal(size=(3, 237)) * scale                # nothing changes where there is spread
+    many = np.random.default_rng(1).normal(size=(3, 237)) * scale  # nothing changes where there is spread
     mean, se = _resampled(many - many.mean(), np.ones((1, 3)), np.ones((1, 237)))
     assert se[0] == pytest.approx(crossed_interval(many).se)
 
@@ -155,16 +200,18 @@ def test_equal_mean_squares_are_equal_whatever_the_scale_and_the_place(shape):
     """One value that is not zero: all three mean squares are equal, and the tie keeps both components."""
     S, U = shape
     careful = 1 / (1 / (S - 1) + 1 / (U - 1) + 1 / ((S - 1) * (U - 1)))
-    for scale in (1., 3., .1, .7, 1 / 3, 1e-5):
+    for scale in (1.0, 3.0, 0.1, 0.7, 1 / 3, 1e-5):
         for s, u in ((0, 0), (S - 1, U // 2), (1, U - 1)):
             y = np.zeros(shape)
             y[s, u] = scale
             i = crossed_interval(y)
-            assert i.df == pytest.approx(careful, rel=1e-6) and i.se == pytest.approx(abs(i.estimate), rel=1e-6)
+            assert i.df == pytest.approx(careful, rel=1e-6) and i.se == pytest.approx(
+                abs(i.estimate), rel=1e-6
+            )
 
 
 def test_many_matrices_at_once_are_many_times_one():
-    stack = np.stack([crossed(3, 9, (.1, .2, .3), k) for k in range(5)])
+    stack = np.stack([crossed(3, 9, (0.1, 0.2, 0.3), k) for k in range(5)])
     mean, variance, df = crossed_moments(stack)
     for k, y in enumerate(stack):
         i = crossed_interval(y)
@@ -172,61 +219,83 @@ def test_many_matrices_at_once_are_many_times_one():
 
 
 def test_coverage_with_three_seeds():
-    hits = [i.low <= 1 <= i.high for i in (crossed_interval(crossed(3, 60, (.05, .05, .2), seed, mean=1.)) for seed in range(400))]
-    assert .90 <= np.mean(hits) <= .98
+    hits = [
+        i.low <= 1 <= i.high
+        for i in (crossed_interval(crossed(3, 60, (0.05, 0.05, 0.2), seed, mean=1.0)) for seed in range(400))
+    ]
+    assert 0.90 <= np.mean(hits) <= 0.98
 
 
-@pytest.mark.parametrize('call, words', [
-    (lambda: mean_interval([]), 'at least one value'),
-    (lambda: mean_interval([[1, 2]]), '1 dimension'),
-    (lambda: mean_interval([1, None]), 'not finite'),
-    (lambda: mean_interval(['a']), 'must be numbers'),
-    (lambda: crossed_interval([[1, 2], [3]]), 'every row of one length'),
-    (lambda: crossed_interval([[1, np.inf]]), '1 of 2 values that are not finite'),
-    (lambda: crossed_interval([[1, 2]], level=1), 'level=1 must lie'),
-    (lambda: variance_components([[1, 2]]), 'at least 2 of each'),
-    (lambda: paired_difference([[1, 2]], [[1, 2, 3]]), 'cannot be paired'),
-    (lambda: ratio_interval([1, 2], [1]), 'cannot be paired'),
-    (lambda: ratio_interval([1, -2], [1, 1]), 'must be > 0'),
-])
+@pytest.mark.parametrize(
+    'call, words',
+    [
+        (lambda: mean_interval([]), 'at least one value'),
+        (lambda: mean_interval([[1, 2]]), '1 dimension'),
+        (lambda: mean_interval([1, None]), 'not finite'),
+        (lambda: mean_interval(['a']), 'must be numbers'),
+        (lambda: crossed_interval([[1, 2], [3]]), 'every row of one length'),
+        (lambda: crossed_interval([[1, np.inf]]), '1 of 2 values that are not finite'),
+        (lambda: crossed_interval([[1, 2]], level=1), 'level=1 must lie'),
+        (lambda: variance_components([[1, 2]]), 'at least 2 of each'),
+        (lambda: paired_difference([[1, 2]], [[1, 2, 3]]), 'cannot be paired'),
+        (lambda: ratio_interval([1, 2], [1]), 'cannot be paired'),
+        (lambda: ratio_interval([1, -2], [1, 1]), 'must be > 0'),
+    ],
+)
 def test_refusals_are_one_sentence(call, words):
-    with pytest.raises(StatsError, match=words) as e: call()
+    with pytest.raises(StatsError, match=words) as e:
+        call()
     assert '\n' not in str(e.value)
 
 
 def test_format_of_an_interval():
-    i = Interval(.7777, .74, .81, 3, .95, 'x')
+    i = Interval(0.7777, 0.74, 0.81, 3, 0.95, 'x')
     assert f'{i:.2f}' == '0.78 [0.74, 0.81]' and f'{i}' == '0.7777 [0.74, 0.81]'
 
 
 def test_curve_keeps_ends_means_and_evaluations():
-    curve = compact_curve([(s, float(s)) for s in range(1, 1001)], [(500, .5), (1000, None)], points=40)
+    curve = compact_curve([(s, float(s)) for s in range(1, 1001)], [(500, 0.5), (1000, None)], points=40)
     losses = [p for p in curve if p['loss'] is not None]
-    assert len(losses) == 40 and losses[-1]['step'] == 1000 and np.mean([p['loss'] for p in losses]) == pytest.approx(500.5)
-    assert [(p['step'], p['value']) for p in curve if p['loss'] is None] == [(500, .5), (1000, None)]
-    assert compact_curve([(7, 1.)], []) == [dict(step=7, loss=1., value=None)]
+    assert (
+        len(losses) == 40
+        and losses[-1]['step'] == 1000
+        and np.mean([p['loss'] for p in losses]) == pytest.approx(500.5)
+    )
+    assert [(p['step'], p['value']) for p in curve if p['loss'] is None] == [(500, 0.5), (1000, None)]
+    assert compact_curve([(7, 1.0)], []) == [dict(step=7, loss=1.0, value=None)]
 
 
-def side(x, null): return int(x > null) - int(x < null)
+def side(x, null):
+    return int(x > null) - int(x < null)
 
 
-NEAR = st.one_of(st.just(0.), st.floats(1e-11, 2.), st.floats(-2., -1e-11))  # away from the null
+NEAR = st.one_of(st.just(0.0), st.floats(1e-11, 2.0), st.floats(-2.0, -1e-11))  # away from the null
 
 
-@given(st.lists(NEAR, min_size=1, max_size=3), st.sampled_from([0., 1., .05]), st.sampled_from(['.2f', '.3f', '+.4f', '+z.3f', ',.0f', '.3g']))
-@example([-.0003, -.0151, .0145], 0., '+.3f')
-@example([.0005, -.0004, .0015], 0., '+.3f')
-@example([-.0004], .05, '.3f')
+@given(
+    st.lists(NEAR, min_size=1, max_size=3),
+    st.sampled_from([0.0, 1.0, 0.05]),
+    st.sampled_from(['.2f', '.3f', '+.4f', '+z.3f', ',.0f', '.3g']),
+)
+@example([-0.0003, -0.0151, 0.0145], 0.0, '+.3f')
+@example([0.0005, -0.0004, 0.0015], 0.0, '+.3f')
+@example([-0.0004], 0.05, '.3f')
 def test_a_printed_number_is_on_its_own_side(away, null, spec):
     numbers = [null + x for x in away]
     texts = number_texts(numbers, spec, null)
-    assert [side(float(t), null) for t in texts] == [side(x, null) if abs(x - null) > 1e-12 * 4 else 0 for x in numbers]
+    assert [side(float(t), null) for t in texts] == [
+        side(x, null) if abs(x - null) > 1e-12 * 4 else 0 for x in numbers
+    ]
     assert not any(float(t) == 0 and t[0] in '+-' for t in texts), '0 has no sign'
-    if spec.endswith('f'): assert len({len(t.partition('.')[2]) for t in texts}) == 1, 'as many digits for all'
+    if spec.endswith('f'):
+        assert len({len(t.partition('.')[2]) for t in texts}) == 1, 'as many digits for all'
 
 
 def test_digits_are_added_only_where_they_are_needed():
-    assert f'{Interval(.0123, -.0301, .0546, 3, .95, "t"):+.3f}' == '+0.012 [-0.030, +0.055]'
-    assert f'{Interval(1.0003, .98, 1.02, 3, .95, "t", null=1.):.2f}' == '1.0003 [0.9800, 1.0200]' and f'{Interval(1.0003, .98, 1.02, 3, .95, "t"):.2f}' == '1.00 [0.98, 1.02]'
-    assert f'{ratio_interval([1.0003, 1.0003], [1., 1.]):.2f}' == '1.0003 [1.0003, 1.0003]'
-    assert number_texts([0., float('nan'), float('inf'), None], '+.2f') == ['0.00', '+nan', '+inf', None]
+    assert f'{Interval(0.0123, -0.0301, 0.0546, 3, 0.95, "t"):+.3f}' == '+0.012 [-0.030, +0.055]'
+    assert (
+        f'{Interval(1.0003, 0.98, 1.02, 3, 0.95, "t", null=1.0):.2f}' == '1.0003 [0.9800, 1.0200]'
+        and f'{Interval(1.0003, 0.98, 1.02, 3, 0.95, "t"):.2f}' == '1.00 [0.98, 1.02]'
+    )
+    assert f'{ratio_interval([1.0003, 1.0003], [1.0, 1.0]):.2f}' == '1.0003 [1.0003, 1.0003]'
+    assert number_texts([0.0, float('nan'), float('inf'), None], '+.2f') == ['0.00', '+nan', '+inf', None]

@@ -125,14 +125,16 @@ def test_a_corpus_learnt_first_is_learnt_once_whatever_the_study_is_given(tmp_pa
     first = corpus.__wrapped__(tmp_path, monkeypatch)
     for init in ('transferred', 'teacher_finetuned'):
         shared = {'transfer': first, 'student_init': init}
-        plain, shorter = by_mode(study(**shared)), by_mode(study(epochs=1, **shared))
+        plain = by_mode(study(**shared))
+        shorter = by_mode(study(epochs=1, **shared))
         assert shorter['full_kd'].teacher.run_id == shorter['baseline'].run_id != plain['baseline'].run_id
         assert shorter['full_kd'].transfer == plain['full_kd'].transfer
         assert shorter['baseline'].transfer == plain['baseline'].transfer
 
 
 def test_a_single_run_keeps_its_teacher_unless_it_is_told():
-    usual, shorter = single(), single(epochs=1, batch_size=8)
+    usual = single()
+    shorter = single(epochs=1, batch_size=8)
     assert shorter.teacher.run_id == usual.teacher.run_id and shorter.run_id != usual.run_id
     assert (
         f"{usual.teacher.run_id}, 3 epochs, learning rate 0.0001, 32 examples a step: its corpus' setting"

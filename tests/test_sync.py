@@ -1,5 +1,11 @@
 "Notebooks, modules and README say the same, and the notebooks are clean and small enough to explain."
-import ast, importlib.util, json, re, shutil, subprocess
+
+import ast
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
 import pytest
 
@@ -7,108 +13,196 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY and p.stem != 'index']
-EXPORTED_LINES, MODULE_LINES, CELLS = 60, 600, 120  # room for one statement a line
+# room for one statement a line
+EXPORTED_LINES = 60
+MODULE_LINES = 600
+CELLS = 120
 LONGER = {  # exported cells that may be longer, and why
-    ('core/01_config', 'RunConfig'): 'one field a line; a configuration in two classes would be harder to read',
-    ('tasks/07_answer_selection', 'AnswerSelection'): 'the methods of the Task protocol, a few lines each; together they are the contract',
+    (
+        'core/01_config',
+        'RunConfig',
+    ): 'one field a line; a configuration in two classes would be harder to read',
+    (
+        'tasks/07_answer_selection',
+        'AnswerSelection',
+    ): 'the methods of the Task protocol, a few lines each; together they are the contract',
 }
+
 
 def cells(path: Path) -> list[dict]:
     "The cells, their source as one string."
-    return [c | {'source': ''.join(c['source'])} for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
+    return [
+        c | {'source': ''.join(c['source'])} for c in json.loads(path.read_text(encoding='utf-8'))['cells']
+    ]
+
 
 def title(path: Path) -> str:
     return path.relative_to(ROOT / 'nbs').with_suffix('').as_posix()
 
+
 def module_of(path: Path) -> Path:
     "The file a library notebook exports."
-    return ROOT.joinpath('kdnotes', *re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(path)), re.M)[1].split('.')).with_suffix('.py')
+    return ROOT.joinpath(
+        'kdnotes',
+        *re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(path)), re.M)[
+            1
+        ].split('.'),
+    ).with_suffix('.py')
+
 
 def exported(path: Path) -> list[str]:
-    return [c['source'] for c in cells(path) if c['cell_type'] == 'code' and re.search(r'^#\| *export\b', c['source'], re.M)]
+    return [
+        c['source']
+        for c in cells(path)
+        if c['cell_type'] == 'code' and re.search(r'^#\| *export\b', c['source'], re.M)
+    ]
+
 
 def bytes_of(folder: Path, pattern: str) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob(pattern)) if '.ipynb_checkpoints' not in p.parts}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob(pattern))
+        if '.ipynb_checkpoints' not in p.parts
+    }
+
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
     "A copy of what nbdev reads and writes."
-    for name in ('nbs', 'kdnotes'): shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints'))
-    for name in ('settings.ini', 'pyproject.toml'): shutil.copy(ROOT / name, tmp_path)
+    for name in ('nbs', 'kdnotes'):
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints')
+        )
+    for name in ('settings.ini', 'pyproject.toml'):
+        shutil.copy(ROOT / name, tmp_path)
     return tmp_path
+
 
 def nbdev(command: str, folder: Path) -> None:
     done = subprocess.run([command], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
 
+
 def changed(before: dict, after: dict) -> list[str]:
     return sorted(k for k in before | after if before.get(k) != after.get(k))
 
+
 def test_modules_are_what_the_notebooks_export(copy):
     nbdev('nbdev_export', copy)
-    assert changed(bytes_of(ROOT / 'kdnotes', '*.py'), bytes_of(copy / 'kdnotes', '*.py')) == [], 'run nbdev_export'
+    assert changed(bytes_of(ROOT / 'kdnotes', '*.py'), bytes_of(copy / 'kdnotes', '*.py')) == [], (
+        'run nbdev_export'
+    )
+
 
 def test_every_module_has_its_notebook():
-    names = {p: re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(p)), re.M)[1] for p in LIBRARY}
-    modules = [p for p in (ROOT / 'kdnotes').rglob('*.py') if p.stem not in ('__init__', '_modidx')]  # a package's __init__ holds its docstring alone
-    assert sorted(names.values()) == sorted('.'.join(p.relative_to(ROOT / 'kdnotes').with_suffix('').parts) for p in modules)
+    names = {
+        p: re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(p)), re.M)[1]
+        for p in LIBRARY
+    }
+    # a package's __init__ holds its docstring alone
+    modules = [p for p in (ROOT / 'kdnotes').rglob('*.py') if p.stem not in ('__init__', '_modidx')]
+    assert sorted(names.values()) == sorted(
+        '.'.join(p.relative_to(ROOT / 'kdnotes').with_suffix('').parts) for p in modules
+    )
     for path, name in names.items():
         *package, module = name.split('.')
-        assert (path.parent, path.stem[3:]) == (ROOT.joinpath('nbs', *package), module.strip('_')), f'{path} exports {name}'
+        assert (path.parent, path.stem[3:]) == (ROOT.joinpath('nbs', *package), module.strip('_')), (
+            f'{path} exports {name}'
+        )
+
 
 def test_notebooks_are_clean(copy):
     nbdev('nbdev_clean', copy)
-    assert changed(bytes_of(ROOT / 'nbs', '*.ipynb'), bytes_of(copy / 'nbs', '*.ipynb')) == [], 'run nbdev_clean'
+    assert changed(bytes_of(ROOT / 'nbs', '*.ipynb'), bytes_of(copy / 'nbs', '*.ipynb')) == [], (
+        'run nbdev_clean'
+    )
+
 
 def test_readme_is_fresh():
     spec = importlib.util.spec_from_file_location('readme', ROOT / 'tools' / 'readme.py')
     spec.loader.exec_module(tool := importlib.util.module_from_spec(spec))
-    assert (ROOT / 'README.md').read_text(encoding='utf-8') == tool.readme(ROOT / 'nbs' / 'index.ipynb'), 'run `make readme`'
+    assert (ROOT / 'README.md').read_text(encoding='utf-8') == tool.readme(ROOT / 'nbs' / 'index.ipynb'), (
+        'run `make readme`'
+    )
+
 
 def test_outputs_of_the_readme_are_what_its_code_says_now():
     from execnb.shell import CaptureShell
+
     shell = CaptureShell(path=ROOT / 'nbs')
-    def data(outputs): return [{k: ''.join(v) for k, v in o.get('data', {}).items()} for o in outputs]
+
+    def data(outputs):
+        return [{k: ''.join(v) for k, v in o.get('data', {}).items()} for o in outputs]
+
     for c in cells(ROOT / 'nbs' / 'index.ipynb'):
-        if c['cell_type'] == 'code': assert data(shell.run(c['source'])) == data(c['outputs']), 'run `make readme`'
+        if c['cell_type'] == 'code':
+            assert data(shell.run(c['source'])) == data(c['outputs']), 'run `make readme`'
+
 
 def test_files_the_readme_links_to_exist():
     targets = re.findall(r'\]\((?![a-z]+:|#)([^)\s]+)\)', (ROOT / 'README.md').read_text(encoding='utf-8'))
     assert targets and [t for t in targets if not (ROOT / t).exists()] == []
 
+
 @pytest.mark.parametrize('path', LIBRARY, ids=title)
 def test_a_library_notebook_is_small_enough_to_explain(path):
-    def names(source): return {n.name for n in ast.parse(source).body if hasattr(n, 'name')}
+    def names(source):
+        return {n.name for n in ast.parse(source).body if hasattr(n, 'name')}
+
     sources = [re.sub(r'^#\|.*\n', '', s, flags=re.M) for s in exported(path)]
-    long = [s for s in sources if len(s.splitlines()) > EXPORTED_LINES and not any((title(path), n) in LONGER for n in names(s))]
-    assert not long, f'an exported cell has two ideas when it passes {EXPORTED_LINES} lines:\n' + '\n'.join(s.splitlines()[0] for s in long)
+    long = [
+        s
+        for s in sources
+        if len(s.splitlines()) > EXPORTED_LINES and not any((title(path), n) in LONGER for n in names(s))
+    ]
+    assert not long, f'an exported cell has two ideas when it passes {EXPORTED_LINES} lines:\n' + '\n'.join(
+        s.splitlines()[0] for s in long
+    )
     assert len(cells(path)) <= CELLS
     assert len(module_of(path).read_text(encoding='utf-8').splitlines()) <= MODULE_LINES
+
 
 @pytest.mark.parametrize('path', LIBRARY, ids=title)
 def test_a_library_notebook_has_the_house_form(path):
     first, *rest = cells(path)
-    assert re.fullmatch(f'# {path.stem[3:]}'.replace('_', '[_ ]') + r'\s+> .+', first['source'], re.S), 'it begins with its name and one promise'
+    assert re.fullmatch(f'# {path.stem[3:]}'.replace('_', '[_ ]') + r'\s+> .+', first['source'], re.S), (
+        'it begins with its name and one promise'
+    )
     assert 'does not do' in cells(path)[-1]['source'], 'it ends with what the module does not do'
     for source in exported(path):
         body = ast.parse(re.sub(r'^#\|.*\n', '', source, flags=re.M)).body
         imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in body]
         assert all(imports) or not any(imports), f'imports and other code share a cell:\n{source}'
-        assert not any(a.name == '*' for n in body if isinstance(n, ast.ImportFrom) for a in n.names), f'import * in an export:\n{source}'
+        assert not any(a.name == '*' for n in body if isinstance(n, ast.ImportFrom) for a in n.names), (
+            f'import * in an export:\n{source}'
+        )
+
 
 @pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda p: p.stem)
 def test_an_experiment_has_parameters_and_is_left_to_papermill(path):
     tagged = [c for c in cells(path) if 'parameters' in c['metadata'].get('tags', [])]
-    assert [c['cell_type'] for c in tagged] == ['code'], "exactly one cell carries papermill's tag 'parameters'"
-    assert re.search(r'^(- )?skip_exec: true$', cells(path)[0]['source'], re.M), 'its front matter says `skip_exec: true`'
+    assert [c['cell_type'] for c in tagged] == ['code'], (
+        "exactly one cell carries papermill's tag 'parameters'"
+    )
+    assert re.search(r'^(- )?skip_exec: true$', cells(path)[0]['source'], re.M), (
+        'its front matter says `skip_exec: true`'
+    )
+
 
 @pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda p: p.stem)
 def test_an_experiment_holds_no_outputs(path):
     "They would be whole sentences of a corpus, and the numbers of one machine."
-    assert [c['source'][:60] for c in cells(path) if c.get('outputs') or c.get('execution_count')] == [], 'run `make check`, which clears them'
+    assert [c['source'][:60] for c in cells(path) if c.get('outputs') or c.get('execution_count')] == [], (
+        'run `make check`, which clears them'
+    )
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=title)
 def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on(path):
-    outputs = [json.dumps(o) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] for o in c.get('outputs', [])]
-    for told in (str(ROOT), str(Path.home()) + '/', 'site-packages'): assert not [o[:200] for o in outputs if told in o], told
+    outputs = [
+        json.dumps(o)
+        for c in json.loads(path.read_text(encoding='utf-8'))['cells']
+        for o in c.get('outputs', [])
+    ]
+    for told in (str(ROOT), str(Path.home()) + '/', 'site-packages'):
+        assert not [o[:200] for o in outputs if told in o], told

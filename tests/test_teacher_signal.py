@@ -1,12 +1,24 @@
 "The teacher in training = the teacher alone; cached = online to the stated precision; a cache is whole or not there. On a tiny random BERT."
-import copy, inspect, json, multiprocessing, os, threading
+
+import copy
+import inspect
+import json
+import multiprocessing
+import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, DistilBertConfig, DistilBertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+)
 from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
@@ -16,13 +28,30 @@ from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.distill.models import call, tokenizer_sha256, weights_sha256
-from kdnotes.distill.teacher_cache import SignalError, key_parts, make_signal, online_signal, open_signal, signal_key
+from kdnotes.distill.teacher_cache import (
+    SignalError,
+    key_parts,
+    make_signal,
+    online_signal,
+    open_signal,
+    signal_key,
+)
 
-KEY = dict(weights_sha256='w', corpus_sha256='c', tokenizer_sha256='t', split='train', max_length=24, forward_dtype='fp32', storage_dtype='fp32', subset='all')
+KEY = dict(
+    weights_sha256='w',
+    corpus_sha256='c',
+    tokenizer_sha256='t',
+    split='train',
+    max_length=24,
+    forward_dtype='fp32',
+    storage_dtype='fp32',
+    subset='all',
+)
 
 
 class Pairs:
     "Random pairs of token sequences of different lengths, with two signals."
+
     signal_spec = {'logits': SignalSpec((2,)), 'margin': SignalSpec(())}
 
     def __init__(self, n=41, seed=0):
@@ -31,8 +60,12 @@ class Pairs:
         self.second = (self.ids.lengths // 2).astype(np.int32)
         self.all = np.arange(n)
 
-    def lengths(self, split): return self.ids.lengths
-    def signal(self, outputs, batch): return {'logits': outputs.logits, 'margin': outputs.logits[:, 1] - outputs.logits[:, 0]}
+    def lengths(self, split):
+        return self.ids.lengths
+
+    def signal(self, outputs, batch):
+        return {'logits': outputs.logits, 'margin': outputs.logits[:, 1] - outputs.logits[:, 0]}
+
     def batch(self, split, index):
         inputs, tokens = pad_pairs(self.ids, self.second, index)
         return Batch(index, inputs, torch.zeros(len(index), dtype=torch.int64), tokens)
@@ -42,72 +75,100 @@ def tiny_teacher():
     "BERT of 2 layers, width 32, 100 words; big enough weights that token types and dropout show."
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return BertForSequenceClassification(BertConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                                                        max_position_embeddings=64, initializer_range=.2))
+        return BertForSequenceClassification(
+            BertConfig(
+                vocab_size=100,
+                hidden_size=32,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=64,
+                initializer_range=0.2,
+            )
+        )
 
 
-def close(a: dict, b: dict, bound=dict(relative=0., absolute=1e-5)) -> bool:
-    return a.keys() == b.keys() and all(bool(((a[k] - b[k]).abs() <= bound['absolute'] + bound['relative'] * b[k].abs()).all()) for k in a)
+def close(a: dict, b: dict, bound=dict(relative=0.0, absolute=1e-5)) -> bool:
+    return a.keys() == b.keys() and all(
+        bool(((a[k] - b[k]).abs() <= bound['absolute'] + bound['relative'] * b[k].abs()).all()) for k in a
+    )
 
 
 @pytest.fixture
-def task(): return Pairs()
+def task():
+    return Pairs()
 
 
 @pytest.fixture
-def teacher(): return tiny_teacher()
+def teacher():
+    return tiny_teacher()
 
 
 @pytest.fixture
-def batch(task): return task.batch('train', np.array([7, 3, 40, 0, 12, 25]))
+def batch(task):
+    return task.batch('train', np.array([7, 3, 40, 0, 12, 25]))
 
 
 @pytest.fixture
 def alone(teacher, batch):
     "The teacher's logits by plain transformers: all inputs, eval mode, float32."
-    with torch.no_grad(): return tiny_teacher().eval()(**batch.inputs).logits
+    with torch.no_grad():
+        return tiny_teacher().eval()(**batch.inputs).logits
 
 
 # ---- correctness 3: the teacher in the trainer is the teacher alone ----
 
+
 def test_teacher_in_training_is_the_teacher_alone(task, teacher, batch, alone):
     assert batch.inputs['token_type_ids'].any() and not batch.inputs['attention_mask'].all()
     signal = online_signal(task, teacher.train())  # as a trainer might have left it
-    with torch.autocast('cpu', dtype=torch.bfloat16): seen = signal(batch)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        seen = signal(batch)
     assert torch.equal(seen['logits'], alone) and seen['logits'].dtype == torch.float32
-    teacher.train()                                 # and again between two steps
+    teacher.train()  # and again between two steps
     assert torch.equal(signal(batch)['logits'], alone)
 
 
 def test_stored_signal_is_the_teacher_alone(task, teacher, batch, alone, tmp_path):
-    with torch.autocast('cpu', dtype=torch.bfloat16): signal = make_signal(task, 'train', teacher.train(), tmp_path, KEY, tokens=64)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        signal = make_signal(task, 'train', teacher.train(), tmp_path, KEY, tokens=64)
     assert torch.allclose(signal(batch)['logits'], alone, rtol=0, atol=1e-5)
 
 
 def test_a_student_without_token_types_does_not_take_them_from_the_teacher(task, teacher, batch, alone):
-    student = DistilBertForSequenceClassification(DistilBertConfig(vocab_size=100, dim=32, hidden_dim=64, n_layers=1, n_heads=2, max_position_embeddings=64))
+    student = DistilBertForSequenceClassification(
+        DistilBertConfig(
+            vocab_size=100, dim=32, hidden_dim=64, n_layers=1, n_heads=2, max_position_embeddings=64
+        )
+    )
     call(student, batch.inputs)
     assert torch.equal(online_signal(task, teacher)(batch)['logits'], alone)
 
 
 def test_no_gradient_and_no_change_in_the_teacher(task, teacher, batch):
-    before, state = weights_sha256(teacher), torch.random.get_rng_state()
+    before = weights_sha256(teacher)
+    state = torch.random.get_rng_state()
     seen = online_signal(task, teacher)(batch)
     assert not any(v.requires_grad for v in seen.values())
     student = tiny_teacher().train(False)
-    soft_target_kl(call(student, batch.inputs).logits, seen['logits'] + .5, 2.).backward()
+    soft_target_kl(call(student, batch.inputs).logits, seen['logits'] + 0.5, 2.0).backward()
     assert all(p.grad is None for p in teacher.parameters()) and weights_sha256(teacher) == before
-    assert torch.equal(state, torch.random.get_rng_state())  # eval mode draws no dropout, so the student's stream is its own
+    # eval mode draws no dropout, so the student's stream is its own
+    assert torch.equal(state, torch.random.get_rng_state())
 
 
 # ---- correctness 4: cached is online ----
 
-@pytest.mark.parametrize('dtype, relative', [('fp32', 0.), ('fp16', 2**-11), ('bf16', 2**-8)])
+
+@pytest.mark.parametrize('dtype, relative', [('fp32', 0.0), ('fp16', 2**-11), ('bf16', 2**-8)])
 def test_cached_is_online_to_the_stated_precision(task, teacher, tmp_path, dtype, relative):
-    signal = make_signal(task, 'train', teacher, tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype, tokens=100)
+    signal = make_signal(
+        task, 'train', teacher, tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype, tokens=100
+    )
     bound = signal.meta['precision']
     assert bound == {'relative': relative, 'absolute': 1e-5}
-    online, rng = online_signal(task, teacher), np.random.default_rng(0)
+    online = online_signal(task, teacher)
+    rng = np.random.default_rng(0)
     for index in (task.all, rng.permutation(task.all), np.array([40, 40, 0]), np.array([5])):
         b = task.batch('train', index)
         assert close(signal(b), online(b), bound)
@@ -123,13 +184,15 @@ def test_the_key_has_everything_in_it():
 
 # ---- one function names the signal of every user ----
 
-NOT_INPUTS = {'corpus', 'soft', 'ranking_loss', 'ranking_weight'}  # the corpus by its sha256; the others are applied to stored logits
+# the corpus by its sha256; the others are applied to stored logits
+NOT_INPUTS = {'corpus', 'soft', 'ranking_loss', 'ranking_weight'}
 OTHER = dict(max_length=64, train_questions='answered', smoke=True, document_title=True)
 
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
     from architectures import WORDS
+
     folder = tmp_path_factory.mktemp('tokenizer')
     (folder / 'vocab.txt').write_text('\n'.join(WORDS))
     return BertTokenizerFast.from_pretrained(folder)
@@ -146,50 +209,79 @@ def test_what_a_task_reads_is_in_the_key_or_changes_no_input():
 
 
 def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
-    key, others = named(teacher, tokenizer), [named(teacher, tokenizer, **{k: v}) for k, v in OTHER.items()]
+    key = named(teacher, tokenizer)
+    others = [named(teacher, tokenizer, **{k: v}) for k, v in OTHER.items()]
     others += [named(teacher, tokenizer, signal_dtype='fp16'), named(teacher, tokenizer, corpus_sha256='d')]
     more = copy.deepcopy(tokenizer)
     more.add_tokens(['zzyzx'])
     others.append(named(teacher, more))
-    with torch.no_grad(): next(teacher.parameters())[0, 0] += 1
+    with torch.no_grad():
+        next(teacher.parameters())[0, 0] += 1
     others.append(named(teacher, tokenizer))
     assert len({key, *others}) == 1 + len(others)
-    assert named(teacher, tokenizer, temperature=4., alpha=.3, seed=5) == others[-1], 'the same teacher says the same'
+    assert named(teacher, tokenizer, temperature=4.0, alpha=0.3, seed=5) == others[-1], (
+        'the same teacher says the same'
+    )
 
 
 def test_signals_that_were_stored_before_are_found(teacher, tokenizer):
     "The key as it was built when the first signals were stored."
+
     def before(**own):
-        parts = dict(weights_sha256=weights_sha256(teacher), corpus_sha256='c', tokenizer_sha256=tokenizer_sha256(tokenizer), split='train', max_length=128, forward_dtype='fp32', storage_dtype='fp32', subset='all')
+        parts = dict(
+            weights_sha256=weights_sha256(teacher),
+            corpus_sha256='c',
+            tokenizer_sha256=tokenizer_sha256(tokenizer),
+            split='train',
+            max_length=128,
+            forward_dtype='fp32',
+            storage_dtype='fp32',
+            subset='all',
+        )
         return signal_key(**parts | own)
+
     assert named(teacher, tokenizer) == before()
-    assert named(teacher, tokenizer, train_questions='answered', document_title=True, smoke=True, signal_dtype='bf16') == before(subset='answered-titles-smoke', storage_dtype='bf16')
+    assert named(
+        teacher, tokenizer, train_questions='answered', document_title=True, smoke=True, signal_dtype='bf16'
+    ) == before(subset='answered-titles-smoke', storage_dtype='bf16')
 
 
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
     from kdnotes.checks.bench import _parts
-    config = resolve(make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded')
+
+    config = resolve(
+        make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded'
+    )
     task = make_task(config, load_corpus('answer_selection', 'embedded'))
     place = SimpleNamespace(task=task, config=config, tokenizer=tokenizer, corpus=SimpleNamespace(sha256='c'))
-    assert signal_key(**_parts(place, teacher)) == named(teacher, tokenizer, document_title=True, max_length=64)
+    assert signal_key(**_parts(place, teacher)) == named(
+        teacher, tokenizer, document_title=True, max_length=64
+    )
 
 
 def test_a_name_that_does_not_say_what_is_stored(task, teacher, tmp_path):
     for wrong in (dict(storage_dtype='fp16'), dict(split='dev')):
-        with pytest.raises(ValueError, match='key_parts must name'): make_signal(task, 'train', teacher, tmp_path, KEY | wrong)
-    with pytest.raises(ValueError, match='storage_dtype must be one of'): make_signal(task, 'train', teacher, tmp_path, KEY, storage_dtype='int8')
+        with pytest.raises(ValueError, match='key_parts must name'):
+            make_signal(task, 'train', teacher, tmp_path, KEY | wrong)
+    with pytest.raises(ValueError, match='storage_dtype must be one of'):
+        make_signal(task, 'train', teacher, tmp_path, KEY, storage_dtype='int8')
 
 
 # ---- made once ----
 
+
 class Counted(torch.nn.Module):
     def __init__(self, inner, fail_after=None):
         super().__init__()
-        self.inner, self.calls, self.fail_after = inner, 0, fail_after
+        self.inner = inner
+        self.calls = 0
+        self.fail_after = fail_after
+
     def forward(self, input_ids, attention_mask, token_type_ids):
         self.calls += 1
-        if self.fail_after is not None and self.calls > self.fail_after: raise KeyboardInterrupt
+        if self.fail_after is not None and self.calls > self.fail_after:
+            raise KeyboardInterrupt
         return self.inner(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
 
 
@@ -205,43 +297,79 @@ def test_made_once_and_cost_kept(task, teacher, tmp_path):
 
 
 def test_an_interrupted_cache_is_never_used(task, teacher, tmp_path):
-    with pytest.raises(KeyboardInterrupt): make_signal(task, 'train', Counted(teacher, fail_after=2), tmp_path, KEY, tokens=64)
+    with pytest.raises(KeyboardInterrupt):
+        make_signal(task, 'train', Counted(teacher, fail_after=2), tmp_path, KEY, tokens=64)
     assert open_signal(tmp_path) is None
     signal = make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
     whole = task.batch('train', task.all)
     assert close(signal(whole), online_signal(task, teacher)(whole))
 
 
-def flip(path): path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
-def cut(path): path.write_bytes(path.read_bytes()[:-20])
-def empty(path): path.write_bytes(b'')
-def edit(**more): return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | more))  # what is not written there is not believed
+def flip(path):
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def empty(path):
+    path.write_bytes(b'')
+
+
+def edit(**more):
+    # what is not written there is not believed
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | more))
+
 
 def sign(**more):
     "As if it had been written like that."
+
     def harm(path):
         meta = {k: v for k, v in (json.loads(path.read_text()) | more).items() if k != 'sha256'}
         path.write_text(json.dumps(meta | dict(sha256=T._digest(meta))))
+
     return harm
 
 
-@pytest.mark.parametrize('name, harm', [
-    ('logits.npy', flip), ('logits.npy', cut), ('logits.npy', empty), ('margin.npy', Path.unlink), ('meta.json', cut), ('meta.json', empty), ('meta.json', Path.unlink),
-    ('meta.json', sign(schema=0)), ('meta.json', sign(arrays=None)), ('meta.json', sign(arrays={'logits': 'x'})), ('meta.json', lambda p: p.write_text('[]')),
-    ('meta.json', edit(storage_dtype='bf16')), ('meta.json', edit(teacher_s='soon')), ('meta.json', edit(sha256=None))])
+@pytest.mark.parametrize(
+    'name, harm',
+    [
+        ('logits.npy', flip),
+        ('logits.npy', cut),
+        ('logits.npy', empty),
+        ('margin.npy', Path.unlink),
+        ('meta.json', cut),
+        ('meta.json', empty),
+        ('meta.json', Path.unlink),
+        ('meta.json', sign(schema=0)),
+        ('meta.json', sign(arrays=None)),
+        ('meta.json', sign(arrays={'logits': 'x'})),
+        ('meta.json', lambda p: p.write_text('[]')),
+        ('meta.json', edit(storage_dtype='bf16')),
+        ('meta.json', edit(teacher_s='soon')),
+        ('meta.json', edit(sha256=None)),
+    ],
+)
 def test_a_broken_cache_is_made_again(task, teacher, tmp_path, name, harm):
     make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
     harm(tmp_path / name)
     assert open_signal(tmp_path) is None
-    counted, whole = Counted(teacher), task.batch('train', task.all)
-    assert close(make_signal(task, 'train', counted, tmp_path, KEY, tokens=64)(whole), online_signal(task, teacher)(whole))
+    counted = Counted(teacher)
+    whole = task.batch('train', task.all)
+    assert close(
+        make_signal(task, 'train', counted, tmp_path, KEY, tokens=64)(whole),
+        online_signal(task, teacher)(whole),
+    )
     assert counted.calls
 
 
 def test_a_reader_keeps_its_numbers_while_the_folder_is_made_again(task, teacher, tmp_path):
-    whole, reader = task.batch('train', task.all), make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
+    whole = task.batch('train', task.all)
+    reader = make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
     before = reader(whole)['logits'].clone()
-    with torch.no_grad(): teacher.classifier.bias += 1
+    with torch.no_grad():
+        teacher.classifier.bias += 1
     other = make_signal(task, 'train', teacher, tmp_path, KEY | {'weights_sha256': 'w2'}, tokens=64)
     assert torch.equal(reader(whole)['logits'], before) and not torch.allclose(other(whole)['logits'], before)
 
@@ -251,21 +379,31 @@ def test_a_big_file_is_looked_at_in_blocks(tmp_path):
     path.write_bytes(bytes(5 << 20))
     before = T._checksum(path, blocks=3)
     with open(path, 'r+b') as f:
-        f.seek(-1, 2); f.write(b'x')  # the end is always among them
+        f.seek(-1, 2)
+        f.write(b'x')  # the end is always among them
     assert T._checksum(path, blocks=3) != before
 
 
 # ---- what cannot be stored ----
 
+
 class Says(torch.nn.Module):
     def __init__(self, value):
         super().__init__()
         self.value = value
-    def forward(self, input_ids): return type('Outputs', (), dict(logits=torch.tensor([[0., self.value]]).expand(len(input_ids), 2)))
+
+    def forward(self, input_ids):
+        return type('Outputs', (), dict(logits=torch.tensor([[0.0, self.value]]).expand(len(input_ids), 2)))
 
 
-@pytest.mark.parametrize('value, dtype, message', [(float('nan'), 'fp32', 'is not finite; train the teacher again'), (float('inf'), 'bf16', 'is not finite'),
-                                                    (1e5, 'fp16', 'does not fit fp16; use signal_dtype=fp32')])
+@pytest.mark.parametrize(
+    'value, dtype, message',
+    [
+        (float('nan'), 'fp32', 'is not finite; train the teacher again'),
+        (float('inf'), 'bf16', 'is not finite'),
+        (1e5, 'fp16', 'does not fit fp16; use signal_dtype=fp32'),
+    ],
+)
 def test_numbers_that_are_refused(task, tmp_path, value, dtype, message):
     with pytest.raises(SignalError, match=message) as e:
         make_signal(task, 'train', Says(value), tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype)
@@ -274,62 +412,98 @@ def test_numbers_that_are_refused(task, tmp_path, value, dtype, message):
 
 def test_ragged_signals_are_refused(task, teacher, tmp_path):
     task.signal_spec = {'hidden': SignalSpec((32,), ragged=True)}
-    with pytest.raises(SignalError, match='use signal=online'): make_signal(task, 'train', teacher, tmp_path, KEY)
+    with pytest.raises(SignalError, match='use signal=online'):
+        make_signal(task, 'train', teacher, tmp_path, KEY)
 
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='the system has no /dev/full to play a full disk')
 def test_a_full_disk(task, teacher, tmp_path):
     (tmp_path / 'logits.partial').symlink_to('/dev/full')
-    with pytest.raises(SignalError, match='could not be written .*No space left'): make_signal(task, 'train', teacher, tmp_path, KEY)
+    with pytest.raises(SignalError, match='could not be written .*No space left'):
+        make_signal(task, 'train', teacher, tmp_path, KEY)
     assert open_signal(tmp_path) is None
 
 
 # ---- several ranks, several runs ----
 
+
 @pytest.mark.parametrize('ranks', [2, 3])
 def test_ranks_share_the_work(task, tmp_path, ranks):
-    wait, teachers, made = threading.Barrier(ranks, timeout=60), [Counted(tiny_teacher()) for _ in range(ranks)], {}
+    wait, teachers, made = (
+        threading.Barrier(ranks, timeout=60),
+        [Counted(tiny_teacher()) for _ in range(ranks)],
+        {},
+    )
 
-    def one(rank): made[rank] = make_signal(task, 'train', teachers[rank], tmp_path, KEY, tokens=64, rank=rank, ranks=ranks, barrier=wait.wait)
+    def one(rank):
+        made[rank] = make_signal(
+            task, 'train', teachers[rank], tmp_path, KEY, tokens=64, rank=rank, ranks=ranks, barrier=wait.wait
+        )
+
     for _ in range(2):  # the second time all ranks find it made
         threads = [threading.Thread(target=one, args=(r,)) for r in range(ranks)]
-        for t in threads: t.start()
-        for t in threads: t.join()
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
         calls = [t.calls for t in teachers]
     assert sum(calls) == sum(t.calls for t in teachers) and min(calls) > 0 and max(calls) - min(calls) <= 1
     whole = task.batch('train', task.all)
-    for rank in range(ranks): assert close(made[rank](whole), online_signal(task, teachers[0].inner)(whole)) and made[rank].meta['ranks'] == ranks
+    for rank in range(ranks):
+        assert (
+            close(made[rank](whole), online_signal(task, teachers[0].inner)(whole))
+            and made[rank].meta['ranks'] == ranks
+        )
 
 
 def test_a_rank_that_wrote_nothing_is_noticed(task, teacher, tmp_path):
-    with pytest.raises(SignalError, match='a rank did not write its share'): make_signal(task, 'train', teacher, tmp_path, KEY, rank=0, ranks=2)
+    with pytest.raises(SignalError, match='a rank did not write its share'):
+        make_signal(task, 'train', teacher, tmp_path, KEY, rank=0, ranks=2)
     assert open_signal(tmp_path) is None
 
 
 def one_process(store, rank, ranks, folder, start, said):
     "A rank of a run, in a process of its own; says how often it called the teacher."
     torch.set_num_threads(1)
-    barrier = lambda: None
+
+    def barrier():
+        return None
+
     if ranks > 1:
-        dist.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+        dist.init_process_group(
+            'gloo', init_method=f'file://{store}', rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+        )
         barrier = dist.barrier
-    task, teacher = Pairs(), Counted(tiny_teacher())
+    task = Pairs()
+    teacher = Counted(tiny_teacher())
     start.wait(60)
-    signal = make_signal(task, 'train', teacher, folder, KEY, tokens=64, rank=rank, ranks=ranks, barrier=barrier)
+    signal = make_signal(
+        task, 'train', teacher, folder, KEY, tokens=64, rank=rank, ranks=ranks, barrier=barrier
+    )
     whole = task.batch('train', task.all)
     said.put((ranks, teacher.calls, close(signal(whole), online_signal(task, teacher.inner)(whole))))
-    if ranks > 1: dist.destroy_process_group()
+    if ranks > 1:
+        dist.destroy_process_group()
 
 
 def test_two_runs_at_once_make_it_once(tmp_path):
     "A run of two processes and a run of one, started together on one folder: one of them makes the signal, all read it."
     fork = multiprocessing.get_context('fork')  # importing torch three times would take longer than the test
-    said, start = fork.Queue(), fork.Barrier(3)
-    processes = [fork.Process(target=one_process, args=(tmp_path / 'store', rank, ranks, tmp_path / 'signal', start, said)) for rank, ranks in ((0, 2), (1, 2), (0, 1))]
-    for p in processes: p.start()
-    for p in processes: p.join(120)
+    said = fork.Queue()
+    start = fork.Barrier(3)
+    processes = [
+        fork.Process(
+            target=one_process, args=(tmp_path / 'store', rank, ranks, tmp_path / 'signal', start, said)
+        )
+        for rank, ranks in ((0, 2), (1, 2), (0, 1))
+    ]
+    for p in processes:
+        p.start()
+    for p in processes:
+        p.join(120)
     assert [p.exitcode for p in processes] == [0, 0, 0]
     heard = [said.get(timeout=10) for _ in processes]
     assert all(right for _, _, right in heard)
     calls = {ranks: [n for r, n, _ in heard if r == ranks] for ranks in (1, 2)}
-    assert sorted((all(c), any(c)) for c in calls.values()) == [(False, False), (True, True)], calls  # one run made it with all its ranks, the other with none
+    # one run made it with all its ranks, the other with none
+    assert sorted((all(c), any(c)) for c in calls.values()) == [(False, False), (True, True)], calls

@@ -1,17 +1,33 @@
 """What is measured is right, what is not is null with a reason, and nothing reaches training. NVML is faked: no test needs a GPU."""
-import json, mmap, subprocess, sys, threading, time
+
+import json
+import mmap
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 import pytest
 from fake_nvml import COUNTER, INSTANT, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
 from kdnotes.telemetry import meters as M, sampler as T
-from kdnotes.telemetry.meters import READINGS, GpuMeter, counted, counter_growth, integrate_power, open_meter, throttle_names, visible_gpu
+from kdnotes.telemetry.meters import (
+    READINGS,
+    GpuMeter,
+    counted,
+    counter_growth,
+    integrate_power,
+    open_meter,
+    throttle_names,
+    visible_gpu,
+)
 from kdnotes.records.schema import ROW_KEYS
 from kdnotes.telemetry.sampler import Telemetry, energy_of, environment, is_busy, together
 
 
 @pytest.fixture(autouse=True)
-def each_time(monkeypatch): monkeypatch.setattr(M, 'SPARING', 0.)  # however dear an answer is here
+def each_time(monkeypatch):
+    monkeypatch.setattr(M, 'SPARING', 0.0)  # however dear an answer is here
 
 
 @pytest.fixture
@@ -21,56 +37,97 @@ def gpus(monkeypatch):
         monkeypatch.setitem(sys.modules, 'pynvml', nvml)
         monkeypatch.setattr(M, '_cuda_uuid', lambda i: cuda_uuid)
         monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
-        if visible is not None: monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+        if visible is not None:
+            monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
         return nvml
+
     return use
 
 
 # energy from power
 
-@pytest.mark.parametrize('t, watts, joules', [
-    ([0, 1, 2, 3], [50] * 4, 150), ([0, .5, 3], [50] * 3, 150),             # constant power, any spacing
-    ([10, 11, 14], [0, 30, 120], 30 / 2 + 3 * 75),                          # a ramp, not from 0 on
-    ([0, 2, 4], [0, 100, 0], 200), ([0, 0, 1], [0, 100, 100], 100),         # a triangle; a jump at one time
-    ([], [], 0), ([3], [100], 0)])
-def test_integrals_of_exact_traces(t, watts, joules): assert integrate_power(t, watts) == pytest.approx(joules, abs=1e-12)
+
+@pytest.mark.parametrize(
+    't, watts, joules',
+    [
+        ([0, 1, 2, 3], [50] * 4, 150),
+        ([0, 0.5, 3], [50] * 3, 150),  # constant power, any spacing
+        ([10, 11, 14], [0, 30, 120], 30 / 2 + 3 * 75),  # a ramp, not from 0 on
+        ([0, 2, 4], [0, 100, 0], 200),
+        ([0, 0, 1], [0, 100, 100], 100),  # a triangle; a jump at one time
+        ([], [], 0),
+        ([3], [100], 0),
+    ],
+)
+def test_integrals_of_exact_traces(t, watts, joules):
+    assert integrate_power(t, watts) == pytest.approx(joules, abs=1e-12)
 
 
 def test_a_split_trace_adds_up():
-    t, w = [0, 1, 3, 4, 8], [10, 40, 20, 0, 90]
+    t = [0, 1, 3, 4, 8]
+    w = [10, 40, 20, 0, 90]
     assert integrate_power(t[:3], w[:3]) + integrate_power(t[2:], w[2:]) == integrate_power(t, w)
 
 
 @pytest.mark.parametrize('t, w, why', [([1, 0], [1, 1], 'must increase'), ([0, 1], [1], 'one power a time')])
 def test_a_trace_that_is_none_is_refused(t, w, why):
-    with pytest.raises(ValueError, match=why): integrate_power(t, w)
+    with pytest.raises(ValueError, match=why):
+        integrate_power(t, w)
 
 
 def test_a_counter_may_wrap():
-    assert counted([5, 8, 12], 100) == 7 and counted([95, 3, 99, 1], 100) == 8 + 96 + 2 and counted([], 100) == 0
+    assert (
+        counted([5, 8, 12], 100) == 7 and counted([95, 3, 99, 1], 100) == 8 + 96 + 2 and counted([], 100) == 0
+    )
 
 
 # which GPU
 
-@pytest.mark.parametrize('visible, index, cuda_uuid, handle', [
-    (None, 1, None, 1), ('3,0', 0, None, 3), ('3,0', 1, None, 0), (' 1 , 3', 1, None, 3),  # by index
-    ('GPU-bb222222-3', 0, None, 2), ('GPU-cc333333-4,GPU-bb222222-3', 1, None, 2), ('GPU-cc', 0, None, 3), ('GPU-CC', 0, None, 3),  # by UUID, whole or its beginning
-    ('0,1', 0, 'cc333333-4', 3), (None, 0, 'bb222222-3', 2),               # torch's UUID wins over an index
-    ('GPU-cc', 0, 'aa000000-1', 3),
-    ('MIG-77', 0, None, 'MIG-77'), ('GPU-cc,MIG-77', 1, 'aa000000-1', 'MIG-77'), ('2', 0, '77', 'MIG-77')])
+
+@pytest.mark.parametrize(
+    'visible, index, cuda_uuid, handle',
+    [
+        (None, 1, None, 1),
+        ('3,0', 0, None, 3),
+        ('3,0', 1, None, 0),
+        (' 1 , 3', 1, None, 3),  # by index
+        ('GPU-bb222222-3', 0, None, 2),
+        ('GPU-cc333333-4,GPU-bb222222-3', 1, None, 2),
+        ('GPU-cc', 0, None, 3),
+        ('GPU-CC', 0, None, 3),  # by UUID, whole or its beginning
+        ('0,1', 0, 'cc333333-4', 3),
+        (None, 0, 'bb222222-3', 2),  # torch's UUID wins over an index
+        ('GPU-cc', 0, 'aa000000-1', 3),
+        ('MIG-77', 0, None, 'MIG-77'),
+        ('GPU-cc,MIG-77', 1, 'aa000000-1', 'MIG-77'),
+        ('2', 0, '77', 'MIG-77'),
+    ],
+)
 def test_the_gpu_read_is_the_gpu_used(gpus, visible, index, cuda_uuid, handle):
     gpus(visible, cuda_uuid)
     assert open_meter('cuda', index).handle == handle
 
 
-@pytest.mark.parametrize('visible, index, why', [
-    ('3,0', 2, 'shows 2 GPUs'), ('', 0, 'shows 0 GPUs'), ('GPU-aa', 0, '2 of the 4 GPUs'), ('GPU-zz', 0, '0 of the 4 GPUs'), ('MIG-1', 0, 'Not Found'), ('9', 0, 'Invalid Argument')])
+@pytest.mark.parametrize(
+    'visible, index, why',
+    [
+        ('3,0', 2, 'shows 2 GPUs'),
+        ('', 0, 'shows 0 GPUs'),
+        ('GPU-aa', 0, '2 of the 4 GPUs'),
+        ('GPU-zz', 0, '0 of the 4 GPUs'),
+        ('MIG-1', 0, 'Not Found'),
+        ('9', 0, 'Invalid Argument'),
+    ],
+)
 def test_a_gpu_that_is_not_there_is_a_reason_not_an_error(gpus, visible, index, why):
     gpus(visible)
     assert why in open_meter('cuda', index).reasons['power_w']
 
 
-@pytest.mark.parametrize('visible, cuda_uuid', [(None, 'cc333333-4'), ('3', 'cc333333-4'), ('GPU-cc333333-4', None), ('GPU-cc', None)])
+@pytest.mark.parametrize(
+    'visible, cuda_uuid',
+    [(None, 'cc333333-4'), ('3', 'cc333333-4'), ('GPU-cc333333-4', None), ('GPU-cc', None)],
+)
 def test_a_gpu_of_others_does_not_hide_ours(gpus, visible, cuda_uuid):
     gpus(visible, cuda_uuid, forbidden={0, 1})
     assert open_meter('cuda').handle == 3
@@ -83,31 +140,47 @@ def test_a_gpu_that_is_forbidden_is_a_reason(gpus):
 
 def test_power_is_of_now_and_memory_without_the_drivers_where_nvml_can_tell(gpus):
     gpus()
-    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [150., 1024.]
+    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [150.0, 1024.0]
     gpus(lacks={INSTANT, 'memory v2'})  # an older driver
-    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [140., 1624.]
+    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [140.0, 1624.0]
 
 
 def test_codes_are_those_of_nvml():
     import pynvml
-    assert M.PASSING == tuple(getattr(pynvml, f'NVML_ERROR_{name}') for name in ('TIMEOUT', 'IN_USE', 'NO_DATA', 'NOT_READY', 'UNKNOWN'))
+
+    assert M.PASSING == tuple(
+        getattr(pynvml, f'NVML_ERROR_{name}')
+        for name in ('TIMEOUT', 'IN_USE', 'NO_DATA', 'NOT_READY', 'UNKNOWN')
+    )
     assert (M._MEMORY_V2, M._POWER_INSTANT) == (pynvml.nvmlMemory_v2, pynvml.NVML_FI_DEV_POWER_INSTANT)
 
 
 def test_a_driver_without_time_is_asked_again(gpus):
     gpus(busy={COUNTER: {2, 3}, LOAD: {2}})
     meter = open_meter('cuda')
-    assert [meter.joules() for _ in range(5)] == [0, None, None, 180, 240] and [meter.read()['gpu_percent'] for _ in range(3)] == [75, None, 75] and not meter.reasons
+    assert (
+        [meter.joules() for _ in range(5)] == [0, None, None, 180, 240]
+        and [meter.read()['gpu_percent'] for _ in range(3)] == [75, None, 75]
+        and not meter.reasons
+    )
     gpus(busy={COUNTER: set(range(2, 100))})
     meter = open_meter('cuda')
-    assert [meter.joules() for _ in range(8)] == [0] + [None] * 7 and 'Timeout' in meter.reasons['joules'] and meter.nvml.asked.count(COUNTER) == 1 + M.TRIES
+    assert (
+        [meter.joules() for _ in range(8)] == [0] + [None] * 7
+        and 'Timeout' in meter.reasons['joules']
+        and meter.nvml.asked.count(COUNTER) == 1 + M.TRIES
+    )
 
 
 def test_a_mig_instance_does_not_report_its_neighbours(gpus):
     gpus('MIG-77')
     meter = open_meter('cuda')
     seen = meter.read()
-    assert (seen['gpu_percent'], seen['device_mib'], seen['power_w']) == (None, 1024., None) and meter.joules() is None
+    assert (seen['gpu_percent'], seen['device_mib'], seen['power_w']) == (
+        None,
+        1024.0,
+        None,
+    ) and meter.joules() is None
     assert 'shares its GPU' in meter.reasons['power_w'] and meter.identity()['uuid'] == 'MIG-77'
     gpus('2')  # the whole GPU in MIG mode
     assert {open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')} == {None}
@@ -120,13 +193,21 @@ def test_each_question_of_nvml_becomes_its_reading(gpus):
     meter = open_meter('cuda')
     seen = meter.read()
     assert set(seen) == set(READINGS) and meter.reasons == {}
-    assert seen | dict(throttle=throttle_names(seen['throttle'])) == dict(gpu_percent=75, device_mib=1024., power_w=150., temperature_c=61, sm_mhz=1410, memory_mhz=2619,
-                                                                          throttle=['sw_power_cap', 'hw_thermal_slowdown'])
+    assert seen | dict(throttle=throttle_names(seen['throttle'])) == dict(
+        gpu_percent=75,
+        device_mib=1024.0,
+        power_w=150.0,
+        temperature_c=61,
+        sm_mhz=1410,
+        memory_mhz=2619,
+        throttle=['sw_power_cap', 'hw_thermal_slowdown'],
+    )
     assert meter.identity() == dict(uuid='GPU-cc333333-4', name='GPU number 3')
 
 
 def test_names_of_throttle_reasons_are_those_of_nvml():
     import pynvml
+
     for name in M.THROTTLES:
         bits = getattr(pynvml, 'nvmlClocksEventReason' + ''.join(w.capitalize() for w in name.split('_')))
         assert throttle_names(bits) == [name]
@@ -137,20 +218,38 @@ def test_a_binding_that_lacks_a_question_is_a_reason(gpus, monkeypatch):
     gpus()
     monkeypatch.delattr(FakeNvml, THROTTLE)
     meter = open_meter('cuda')
-    assert meter.read()['throttle'] is None and THROTTLE in meter.reasons['throttle'] and meter.read()['sm_mhz'] == 1410
+    assert (
+        meter.read()['throttle'] is None
+        and THROTTLE in meter.reasons['throttle']
+        and meter.read()['sm_mhz'] == 1410
+    )
 
 
 # a counter of energy
 
-@pytest.mark.parametrize('before, now, seconds, grown', [
-    (0, 0, .1, 0), (100, 70_100, .1, 70_000), (2**32 - 5_000, 65_000, .1, 70_000), (2**64 - 5_000, 65_000, .1, 70_000),
-    (2**32 + 9_000_000, 100, .1, None), (8_000_000, 100, 10., None),          # started anew: no wrap explains it
-    (100, 100_000_000, .1, None), (100, 100_000_000, 3600., 99_999_900)])       # no GPU draws a gigawatt, but a long silence is possible
-def test_a_counter_wraps_or_starts_anew(before, now, seconds, grown): assert counter_growth(before, now, seconds) == grown
+
+@pytest.mark.parametrize(
+    'before, now, seconds, grown',
+    [
+        (0, 0, 0.1, 0),
+        (100, 70_100, 0.1, 70_000),
+        (2**32 - 5_000, 65_000, 0.1, 70_000),
+        (2**64 - 5_000, 65_000, 0.1, 70_000),
+        (2**32 + 9_000_000, 100, 0.1, None),
+        (8_000_000, 100, 10.0, None),  # started anew: no wrap explains it
+        (100, 100_000_000, 0.1, None),
+        (100, 100_000_000, 3600.0, 99_999_900),
+    ],
+)  # no GPU draws a gigawatt, but a long silence is possible
+def test_a_counter_wraps_or_starts_anew(before, now, seconds, grown):
+    assert counter_growth(before, now, seconds) == grown
 
 
 def test_a_wrap_in_the_middle_of_a_run_loses_nothing(gpus):
-    gpus(counter=[2**32 - 200_000 + 90_000 * i for i in range(3)] + [(2**32 - 200_000 + 90_000 * i) % 2**32 for i in range(3, 6)])
+    gpus(
+        counter=[2**32 - 200_000 + 90_000 * i for i in range(3)]
+        + [(2**32 - 200_000 + 90_000 * i) % 2**32 for i in range(3, 6)]
+    )
     meter = open_meter('cuda')
     assert [meter.joules() for _ in range(6)] == [0, 90, 180, 270, 360, 450]
 
@@ -158,37 +257,53 @@ def test_a_wrap_in_the_middle_of_a_run_loses_nothing(gpus):
 def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkeypatch):
     nvml = gpus()
     monkeypatch.setattr(M, 'SPARING', 1e9)
-    with Telemetry('cuda', interval_s=.01, idle_s=0) as t:
-        with t.phase('student'): time.sleep(.15)
+    with Telemetry('cuda', interval_s=0.01, idle_s=0) as t:
+        with t.phase('student'):
+            time.sleep(0.15)
     used = t.summary()
     counted = nvml.step_mj / 1000 * (nvml.asked.count(COUNTER) - 1)
-    assert nvml.asked.count(COUNTER) < 8 < len(t.trace['joules']) and used['energy']['device_j'] == pytest.approx(counted - nvml.step_mj / 1000 * (t.trace['joules'][0] > 0))
-    assert 0 < used['phases']['student']['device_j'] < used['energy']['device_j'] and f"of {len(t.trace['joules'])} samples: " in used['reasons']['held'] and 'joules ' in used['reasons']['held']
+    assert nvml.asked.count(COUNTER) < 8 < len(t.trace['joules']) and used['energy'][
+        'device_j'
+    ] == pytest.approx(counted - nvml.step_mj / 1000 * (t.trace['joules'][0] > 0))
+    assert (
+        0 < used['phases']['student']['device_j'] < used['energy']['device_j']
+        and f"of {len(t.trace['joules'])} samples: " in used['reasons']['held']
+        and 'joules ' in used['reasons']['held']
+    )
 
 
 def test_a_counter_that_starts_anew_gives_way_to_power(gpus):
     gpus(counter=[500_000_000 + 60_000 * i for i in range(4)] + [10_000] * 1000)
     t, used = run()
-    assert 'power integrated' in used['energy']['source'] and used['energy']['device_j'] == pytest.approx(150 * (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0]))
+    assert 'power integrated' in used['energy']['source'] and used['energy']['device_j'] == pytest.approx(
+        150 * (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0])
+    )
     gpus(counter=[500_000_000 + 60_000 * i for i in range(4)] + [10_000] * 1000, lacks={POWER})
     _, used = run()
-    assert used['energy']['device_j'] is None and all(why in used['reasons']['energy.device_j'] for why in ('Not Supported', 'started anew, as after a reset of the device, after 0'))
+    assert used['energy']['device_j'] is None and all(
+        why in used['reasons']['energy.device_j']
+        for why in ('Not Supported', 'started anew, as after a reset of the device, after 0')
+    )
 
 
 # what a run used
 
+
 def run(device='cuda', **kw):
-    with Telemetry(device=device, **dict(interval_s=.01, idle_s=0, row_s=0) | kw) as t: wait_for(lambda: len(t.trace['joules']) > 3 or t.reasons)
+    with Telemetry(device=device, **dict(interval_s=0.01, idle_s=0, row_s=0) | kw) as t:
+        wait_for(lambda: len(t.trace['joules']) > 3 or t.reasons)
     return t, t.summary()
 
 
 def wait_for(condition, at_most_s=20):
     end = time.monotonic() + at_most_s
-    while not condition() and time.monotonic() < end: time.sleep(.01)
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
     assert condition()
 
 
-def nulls(used): return set(T._nulls({k: v for k, v in used.items() if k != 'reasons'}))
+def nulls(used):
+    return set(T._nulls({k: v for k, v in used.items() if k != 'reasons'}))
 
 
 def test_a_gpu_run(gpus):
@@ -196,11 +311,23 @@ def test_a_gpu_run(gpus):
     t, used = run()
     n = len(t.trace['joules'])
     assert n > 3
-    assert used['energy'] == dict(device_j=60. * (n - 1), mean_w=60. * (n - 1) / t.wall_s, idle_w=150., source='NVML energy counter')
+    assert used['energy'] == dict(
+        device_j=60.0 * (n - 1), mean_w=60.0 * (n - 1) / t.wall_s, idle_w=150.0, source='NVML energy counter'
+    )
     assert used['utilisation']['gpu_percent'] == 75 and used['sampling']['samples'] == n
-    device, = used['devices']
-    assert device == dict(rank=0, uuid='GPU-cc333333-4', name='GPU number 3', **{k: used['energy'][k] for k in ('device_j', 'mean_w', 'idle_w')}, gpu_percent=75., temperature_c=61.,
-                          device_mib=1024., sm_mhz=1410., memory_mhz=2619., throttle=dict(sw_power_cap=1., hw_thermal_slowdown=1.))
+    (device,) = used['devices']
+    assert device == dict(
+        rank=0,
+        uuid='GPU-cc333333-4',
+        name='GPU number 3',
+        **{k: used['energy'][k] for k in ('device_j', 'mean_w', 'idle_w')},
+        gpu_percent=75.0,
+        temperature_c=61.0,
+        device_mib=1024.0,
+        sm_mhz=1410.0,
+        memory_mhz=2619.0,
+        throttle=dict(sw_power_cap=1.0, hw_thermal_slowdown=1.0),
+    )
     times = list(t.trace['elapsed_s'])
     assert times == sorted(times) and 0 <= times[0] and times[-1] <= t.wall_s
 
@@ -209,7 +336,10 @@ def test_power_is_integrated_where_there_is_no_counter(gpus):
     nvml = gpus(lacks={COUNTER})
     t, used = run()
     span = t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0]
-    assert used['energy']['device_j'] == pytest.approx(150 * span) and used['energy']['source'] == f"power integrated over {len(t.trace['elapsed_s'])} samples"
+    assert (
+        used['energy']['device_j'] == pytest.approx(150 * span)
+        and used['energy']['source'] == f"power integrated over {len(t.trace['elapsed_s'])} samples"
+    )
     assert nvml.asked.count(COUNTER) == 1  # not asked again
 
 
@@ -239,37 +369,63 @@ def test_the_package_of_nvml_may_be_missing(gpus, monkeypatch):
 def test_a_gpu_that_is_lost_ends_the_readings_and_not_the_run(gpus):
     gpus(lost_after=30)
     rows = []
-    with Telemetry('cuda', rows.append, interval_s=.002, idle_s=0, row_s=0) as t:
-        with t.phase('teacher'): wait_for(lambda: len(t.trace['joules']) > 10)
-        with t.phase('student'): wait_for(lambda: len(t.trace['joules']) > 40)
+    with Telemetry('cuda', rows.append, interval_s=0.002, idle_s=0, row_s=0) as t:
+        with t.phase('teacher'):
+            wait_for(lambda: len(t.trace['joules']) > 10)
+        with t.phase('student'):
+            wait_for(lambda: len(t.trace['joules']) > 40)
     used = t.summary()
     assert rows[0]['power_w'] == 150 and rows[-1]['power_w'] is None and rows[-1]['host_mib'] > 10
-    assert used['phases']['teacher']['device_j'] > 0 and used['phases']['teacher']['gpu_percent'] == 75  # known until then
-    for name in ('energy.device_j', 'phases.student.device_j', 'utilisation.gpu_percent', 'devices.0.sm_mhz', 'devices.0.throttle'):
+    # known until then
+    assert used['phases']['teacher']['device_j'] > 0 and used['phases']['teacher']['gpu_percent'] == 75
+    for name in (
+        'energy.device_j',
+        'phases.student.device_j',
+        'utilisation.gpu_percent',
+        'devices.0.sm_mhz',
+        'devices.0.throttle',
+    ):
         assert 'GPU is lost, after ' in used['reasons'][name], name
     assert nulls(used) <= set(used['reasons']) and used['energy']['idle_w'] == 150
 
 
 def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
     gpus(busy={COUNTER: {6, 7}, LOAD: {14}, THROTTLE: {15, 16}})  # the first ten looks are at the idle device
-    with Telemetry('cuda', interval_s=.01, idle_s=0, row_s=0) as t: wait_for(lambda: len(t.trace['joules']) > 12)
-    used, n = t.summary(), len(t.trace['joules'])
-    assert used['energy']['source'] == 'NVML energy counter' and used['energy']['device_j'] == 60. * (n - 1) and used['utilisation']['gpu_percent'] == 75
-    assert set(used['devices'][0]['throttle'].values()) == {1.} and nulls(used) <= set(used['reasons'])
-    assert used['reasons']['bridged'] == 'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between those beside them'
+    with Telemetry('cuda', interval_s=0.01, idle_s=0, row_s=0) as t:
+        wait_for(lambda: len(t.trace['joules']) > 12)
+    used = t.summary()
+    n = len(t.trace['joules'])
+    assert (
+        used['energy']['source'] == 'NVML energy counter'
+        and used['energy']['device_j'] == 60.0 * (n - 1)
+        and used['utilisation']['gpu_percent'] == 75
+    )
+    assert set(used['devices'][0]['throttle'].values()) == {1.0} and nulls(used) <= set(used['reasons'])
+    assert (
+        used['reasons']['bridged']
+        == 'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between those beside them'
+    )
 
 
 # traces of power, replayed
 
+
 def replay(power=(), counter_mj=(), t_s=()):
     "A summary of samples at these times, of which NVML answered these powers and this counter."
     answers = SimpleNamespace(power=list(power), counter=list(counter_mj))
+
     class Replay(FakeNvml):
-        def nvmlDeviceGetPowerUsage(self, handle): return answers.power.pop(0)
-        def nvmlDeviceGetTotalEnergyConsumption(self, handle): return answers.counter.pop(0) if answers.counter else self._answer(COUNTER, 0)
+        def nvmlDeviceGetPowerUsage(self, handle):
+            return answers.power.pop(0)
+
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+            return answers.counter.pop(0) if answers.counter else self._answer(COUNTER, 0)
+
     t = Telemetry('cuda', idle_s=0)
     t.meter = GpuMeter(Replay(lacks={COUNTER, INSTANT}), 0)
-    t.begin_s, t.begin_cpu_s, t.idle_w = time.perf_counter(), 0., None
+    t.begin_s = time.perf_counter()
+    t.begin_cpu_s = 0.0
+    t.idle_w = None
     t.loads.append(1.5)
     for at in t_s:
         T._sample(t)
@@ -279,101 +435,148 @@ def replay(power=(), counter_mj=(), t_s=()):
 
 
 def test_a_synthetic_power_trace_gives_its_integral():
-    t_s = [0, .1, .3, .35, 1., 4.]                                  # uneven, as when the machine is busy
-    watts = [60 + 100 * t for t in t_s]                             # a ramp: the integral is 60 t + 50 t^2
+    t_s = [0, 0.1, 0.3, 0.35, 1.0, 4.0]  # uneven, as when the machine is busy
+    watts = [60 + 100 * t for t in t_s]  # a ramp: the integral is 60 t + 50 t^2
     found, how = energy_of(replay([round(1e3 * w) for w in watts], t_s=t_s).trace)
     assert (found, how) == (pytest.approx(60 * 4 + 50 * 16, abs=1e-9), 'power')
     found, how = energy_of(replay([0] * 6, [1_000 * i * i for i in range(6)], t_s).trace)
-    assert (found, how) == (25., 'counter')                         # whatever the power says
+    assert (found, how) == (25.0, 'counter')  # whatever the power says
 
 
 def test_the_power_of_a_recorded_training_makes_what_its_counter_counted():
-    session = json.loads((Path(__file__).parent/'h100_session.json').read_text())
-    t_s, watts = [0., *session['elapsed_s']], [session['power_w'][0], *session['power_w']]
+    session = json.loads((Path(__file__).parent / 'h100_session.json').read_text())
+    t_s = [0.0, *session['elapsed_s']]
+    watts = [session['power_w'][0], *session['power_w']]
     found, how = energy_of(replay([round(1e3 * w) for w in watts], t_s=t_s).trace)
-    assert how == 'power' and found == pytest.approx(session['joules'], rel=.01) and found > 1.1 * session['idle_w'] * t_s[-1]
+    assert (
+        how == 'power'
+        and found == pytest.approx(session['joules'], rel=0.01)
+        and found > 1.1 * session['idle_w'] * t_s[-1]
+    )
 
 
 def test_a_session_of_nvml_is_replayed():
     "A made-up session in the form of NVML's answers (ms, mW, mJ), with an on-off load that the power sensor sees only a part of."
-    session = json.loads((Path(__file__).parent/'nvml_session.json').read_text())
+    session = json.loads((Path(__file__).parent / 'nvml_session.json').read_text())
     rows = session['samples']
     t = replay([r['mw'] for r in rows], [r['mj'] for r in rows], [r['ms'] / 1e3 for r in rows])
-    assert energy_of(t.trace) == (pytest.approx(session['joules']), 'counter') and (rows[-1]['mj'] < rows[0]['mj'])  # it wraps
+    # it wraps
+    assert energy_of(t.trace) == (pytest.approx(session['joules']), 'counter') and (
+        rows[-1]['mj'] < rows[0]['mj']
+    )
     half = len(rows) // 2
     assert energy_of(t.trace, 0, half)[0] + energy_of(t.trace, half)[0] == pytest.approx(session['joules'])
     alone = replay([r['mw'] for r in rows], t_s=[r['ms'] / 1e3 for r in rows])
     assert energy_of(alone.trace) == (pytest.approx(session['joules_of_power']), 'power')
-    assert session['joules_of_power'] > 1.2 * session['joules']     # why the counter is asked first
+    assert session['joules_of_power'] > 1.2 * session['joules']  # why the counter is asked first
 
 
 # phases
 
+
 def test_phases_add_up(gpus):
     gpus()
-    with Telemetry('cuda', interval_s=.005, idle_s=0) as t:
-        with t.phase('teacher'): time.sleep(.05)
+    with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
+        with t.phase('teacher'):
+            time.sleep(0.05)
         with t.phase('student'):
-            time.sleep(.03)
-            with t.phase('evaluation'): time.sleep(.02)             # stops the student
-            time.sleep(.03)
-        t.add_phase_seconds('synchronisation', .01), t.add_phase_seconds('synchronisation', .02)
+            time.sleep(0.03)
+            with t.phase('evaluation'):
+                time.sleep(0.02)  # stops the student
+            time.sleep(0.03)
+        t.add_phase_seconds('synchronisation', 0.01), t.add_phase_seconds('synchronisation', 0.02)
     used = t.summary()
     phases = used['phases']
     measured = [phases[name] for name in ('teacher', 'student', 'evaluation')]
-    between = [(t.pieces[0][2], t.pieces[1][1])]                    # teacher and student do not touch
+    between = [(t.pieces[0][2], t.pieces[1][1])]  # teacher and student do not touch
     edges = [(None, t.pieces[0][1]), *between, (t.pieces[-1][2], None)]
     outside = sum(energy_of(t.trace, a[2] if a else 0, b[2] if b else None)[0] for a, b in edges)
-    assert sum(p['device_j'] for p in measured) + outside == pytest.approx(used['energy']['device_j']) and all(p['device_j'] > 0 for p in measured)
-    assert sum(p['seconds'] for p in measured) == pytest.approx(t.pieces[-1][2][0] - t.pieces[0][1][0] - sum(b[0] - a[0] for a, b in between))
-    assert phases['student']['seconds'] >= .06 and .02 <= phases['evaluation']['seconds'] < phases['student']['seconds']
-    assert phases['synchronisation'] == dict(seconds=pytest.approx(.03), device_j=None, cpu_s=None, gpu_percent=None)
+    assert sum(p['device_j'] for p in measured) + outside == pytest.approx(
+        used['energy']['device_j']
+    ) and all(p['device_j'] > 0 for p in measured)
+    assert sum(p['seconds'] for p in measured) == pytest.approx(
+        t.pieces[-1][2][0] - t.pieces[0][1][0] - sum(b[0] - a[0] for a, b in between)
+    )
+    assert (
+        phases['student']['seconds'] >= 0.06
+        and 0.02 <= phases['evaluation']['seconds'] < phases['student']['seconds']
+    )
+    assert phases['synchronisation'] == dict(
+        seconds=pytest.approx(0.03), device_j=None, cpu_s=None, gpu_percent=None
+    )
     assert 'inside other phases' in used['reasons']['phases.synchronisation.device_j']
 
 
 def test_a_phase_ends_with_its_error(gpus):
     gpus()
-    with Telemetry('cuda', interval_s=.005, idle_s=0) as t:
-        with pytest.raises(KeyError), t.phase('student'): raise KeyError
-        time.sleep(.02)
-    assert list(t.summary()['phases']) == ['student'] and t.summary()['phases']['student']['seconds'] < .02 + t.wall_s / 2
+    with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
+        with pytest.raises(KeyError), t.phase('student'):
+            raise KeyError
+        time.sleep(0.02)
+    assert (
+        list(t.summary()['phases']) == ['student']
+        and t.summary()['phases']['student']['seconds'] < 0.02 + t.wall_s / 2
+    )
 
 
 def test_cpu_time_goes_to_the_phase_that_used_it():
     with Telemetry(interval_s=60) as t:
         with t.phase('student'):
-            end = time.process_time() + .2
-            while time.process_time() < end: pass
-        with t.phase('evaluation'): time.sleep(.05)
+            end = time.process_time() + 0.2
+            while time.process_time() < end:
+                pass
+        with t.phase('evaluation'):
+            time.sleep(0.05)
     phases = t.summary()['phases']
-    assert phases['student']['cpu_s'] >= .17 and phases['evaluation']['cpu_s'] < .1
+    assert phases['student']['cpu_s'] >= 0.17 and phases['evaluation']['cpu_s'] < 0.1
 
 
 # ranks together
 
+
 def of_gpu(gpus, visible, **more):
     gpus(visible, **more)
-    with Telemetry('cuda', interval_s=.005, idle_s=0) as t:
-        with t.phase('student'): wait_for(lambda: len(t.trace['joules']) > 4)
+    with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
+        with t.phase('student'):
+            wait_for(lambda: len(t.trace['joules']) > 4)
     return t.summary()
 
 
 def test_two_ranks_on_one_gpu_spend_its_energy_once(gpus):
-    a, b, other = of_gpu(gpus, '3'), of_gpu(gpus, 'GPU-cc'), of_gpu(gpus, '0')
-    one, both = together([a, b], 'cuda'), together([a, other], 'cuda')
-    assert one['energy']['device_j'] == max(s['energy']['device_j'] for s in (a, b)) and one['phases']['student']['device_j'] == max(s['phases']['student']['device_j'] for s in (a, b))
+    a = of_gpu(gpus, '3')
+    b = of_gpu(gpus, 'GPU-cc')
+    other = of_gpu(gpus, '0')
+    one = together([a, b], 'cuda')
+    both = together([a, other], 'cuda')
+    assert one['energy']['device_j'] == max(s['energy']['device_j'] for s in (a, b)) and one['phases'][
+        'student'
+    ]['device_j'] == max(s['phases']['student']['device_j'] for s in (a, b))
     assert one['energy']['idle_w'] == 150 and both['energy']['idle_w'] == 300
-    for key in ('device_j', 'mean_w'): assert both['energy'][key] == pytest.approx(a['energy'][key] + other['energy'][key])
-    assert both['phases']['student']['device_j'] == a['phases']['student']['device_j'] + other['phases']['student']['device_j']
+    for key in ('device_j', 'mean_w'):
+        assert both['energy'][key] == pytest.approx(a['energy'][key] + other['energy'][key])
+    assert (
+        both['phases']['student']['device_j']
+        == a['phases']['student']['device_j'] + other['phases']['student']['device_j']
+    )
     assert [(d['rank'], d['uuid']) for d in both['devices']] == [(0, 'GPU-cc333333-4'), (1, 'GPU-aa000000-1')]
-    assert together([a, b, other], 'cuda')['energy']['device_j'] == pytest.approx(one['energy']['device_j'] + other['energy']['device_j'])
+    assert together([a, b, other], 'cuda')['energy']['device_j'] == pytest.approx(
+        one['energy']['device_j'] + other['energy']['device_j']
+    )
 
 
 def test_what_one_rank_does_not_know_nobody_does(gpus):
-    a, b = of_gpu(gpus, '3'), of_gpu(gpus, '0', lacks={COUNTER, POWER})
+    a = of_gpu(gpus, '3')
+    b = of_gpu(gpus, '0', lacks={COUNTER, POWER})
     both = together([a, b], 'cuda')
-    assert both['energy']['device_j'] is None and both['phases']['student']['device_j'] is None and both['memory']['peak_host_mib'] > a['memory']['peak_host_mib']
-    assert both['reasons']['energy.device_j'].startswith('rank 1: ') and 'Not Supported' in both['reasons']['devices.1.device_j']
+    assert (
+        both['energy']['device_j'] is None
+        and both['phases']['student']['device_j'] is None
+        and both['memory']['peak_host_mib'] > a['memory']['peak_host_mib']
+    )
+    assert (
+        both['reasons']['energy.device_j'].startswith('rank 1: ')
+        and 'Not Supported' in both['reasons']['devices.1.device_j']
+    )
     assert nulls(both) == set(both['reasons']) and 'devices.0.device_j' not in both['reasons']
 
 
@@ -381,10 +584,13 @@ def test_ranks_on_cpus_read_the_same_packages(tmp_path, monkeypatch):
     rapl(tmp_path, p0=0)
     monkeypatch.setattr(T, 'open_meter', lambda *_: M.CpuMeter(tmp_path))
     with Telemetry(interval_s=60, idle_s=0) as a:
-        with Telemetry(interval_s=60, idle_s=0) as b: rapl(tmp_path, p0=2_000_000)
+        with Telemetry(interval_s=60, idle_s=0) as b:
+            rapl(tmp_path, p0=2_000_000)
         rapl(tmp_path, p0=3_000_000)
     both = together([a.summary(), b.summary()], 'cpu')
-    assert both['energy']['device_j'] == 3 and both['utilisation']['cpu_percent'] == pytest.approx(sum(s.summary()['utilisation']['cpu_percent'] for s in (a, b)))
+    assert both['energy']['device_j'] == 3 and both['utilisation']['cpu_percent'] == pytest.approx(
+        sum(s.summary()['utilisation']['cpu_percent'] for s in (a, b))
+    )
 
 
 def test_a_summary_goes_through_json_and_one_rank_stays_itself(gpus):
@@ -394,53 +600,100 @@ def test_a_summary_goes_through_json_and_one_rank_stays_itself(gpus):
 
 # what others took
 
-def machine(own_s, used_s, wall_s=10., steal=0., gpu=None):
-    return dict(cores=4, wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, load_average_start=1., load_average_mean=2., load_average_end=3., cpu_steal=steal, busy_share=T._others(4, used_s, own_s, wall_s), idle_gpu_percent=gpu)
+
+def machine(own_s, used_s, wall_s=10.0, steal=0.0, gpu=None):
+    return dict(
+        cores=4,
+        wall_s=wall_s,
+        used_cpu_s=used_s,
+        own_cpu_s=own_s,
+        load_average_start=1.0,
+        load_average_mean=2.0,
+        load_average_end=3.0,
+        cpu_steal=steal,
+        busy_share=T._others(4, used_s, own_s, wall_s),
+        idle_gpu_percent=gpu,
+    )
 
 
 def test_sister_ranks_are_no_others():
-    ranks = [machine(18., 37.), machine(18., 37.)]
+    ranks = [machine(18.0, 37.0), machine(18.0, 37.0)]
     assert ranks[0]['busy_share'] == pytest.approx(19 / 40) and is_busy(ranks[0])
     both = T._machine_together(ranks)
     assert both['busy_share'] == pytest.approx(1 / 40) and not is_busy(both) and both['own_cpu_s'] == 36
 
 
-@pytest.mark.parametrize('own, used, steal, busy', [(20, 20, 0, False), (20, 21.9, 0, False), (20, 22.1, 0, True), (20, 21, 3., True), (20, 19.9, 0, False), (20, 20, None, False)])
+@pytest.mark.parametrize(
+    'own, used, steal, busy',
+    [
+        (20, 20, 0, False),
+        (20, 21.9, 0, False),
+        (20, 22.1, 0, True),
+        (20, 21, 3.0, True),
+        (20, 19.9, 0, False),
+        (20, 20, None, False),
+    ],
+)
 def test_a_busy_machine_is_flagged(own, used, steal, busy):
     found = machine(own, used, steal=steal)
     assert is_busy(found) is busy and found['busy_share'] >= 0
 
 
-@pytest.mark.parametrize('before, percent, busy', [([40] * 10, 40, True), ([90] * 3 + [6] * 7, 6, True), ([0] * 10, 0, False), ([90] * 3 + [5] * 7, 5, False)])  # the run's own last kernels are still in the first readings
+# the run's own last kernels are still in the first readings
+@pytest.mark.parametrize(
+    'before, percent, busy',
+    [
+        ([40] * 10, 40, True),
+        ([90] * 3 + [6] * 7, 6, True),
+        ([0] * 10, 0, False),
+        ([90] * 3 + [5] * 7, 5, False),
+    ],
+)
 def test_a_gpu_that_works_before_the_run_works_for_others(gpus, before, percent, busy):
     gpus('3', load=before)
     _, used = run()
     assert used['machine']['idle_gpu_percent'] == percent and used['utilisation']['gpu_percent'] == 75
-    assert is_busy(used['machine'] | dict(busy_share=0., cpu_steal=0.)) is busy
+    assert is_busy(used['machine'] | dict(busy_share=0.0, cpu_steal=0.0)) is busy
 
 
 def test_the_busiest_gpu_counts_and_one_that_was_not_read_is_unknown(gpus):
-    assert T._machine_together([machine(9., 20., gpu=0.), machine(9., 20., gpu=30.)])['idle_gpu_percent'] == 30
-    assert T._machine_together([machine(9., 20., gpu=30.), machine(9., 20.)])['idle_gpu_percent'] is None
+    assert (
+        T._machine_together([machine(9.0, 20.0, gpu=0.0), machine(9.0, 20.0, gpu=30.0)])['idle_gpu_percent']
+        == 30
+    )
+    assert T._machine_together([machine(9.0, 20.0, gpu=30.0), machine(9.0, 20.0)])['idle_gpu_percent'] is None
     gpus('MIG-77')
-    assert 'shares its GPU' in run()[1]['reasons']['machine.idle_gpu_percent'] and run('cpu')[1]['reasons']['machine.idle_gpu_percent'] == 'no GPU was used'
+    assert (
+        'shares its GPU' in run()[1]['reasons']['machine.idle_gpu_percent']
+        and run('cpu')[1]['reasons']['machine.idle_gpu_percent'] == 'no GPU was used'
+    )
 
 
-def test_what_was_not_recorded_is_not_idle(): assert is_busy(dict(busy_share=None, cpu_steal=None)) is None and is_busy({}) is None
+def test_what_was_not_recorded_is_not_idle():
+    assert is_busy(dict(busy_share=None, cpu_steal=None)) is None and is_busy({}) is None
 
 
 def test_a_process_beside_the_run_shows():
     with Telemetry(interval_s=60) as t:
-        subprocess.run([sys.executable, '-c', 'import time\nwhile time.process_time() < .8: pass'], check=True)
+        subprocess.run(
+            [sys.executable, '-c', 'import time\nwhile time.process_time() < .8: pass'], check=True
+        )
     found = t.summary()['machine']
-    assert found['used_cpu_s'] - found['own_cpu_s'] > .6 and found['busy_share'] == pytest.approx(min(1, (found['used_cpu_s'] - found['own_cpu_s']) / (found['cores'] * found['wall_s'])))
+    assert found['used_cpu_s'] - found['own_cpu_s'] > 0.6 and found['busy_share'] == pytest.approx(
+        min(1, (found['used_cpu_s'] - found['own_cpu_s']) / (found['cores'] * found['wall_s']))
+    )
 
 
 def rapl(folder, **microjoules):
     for name, value in microjoules.items():
-        package = folder/('intel-rapl:' + name[1:].replace('_', ':'))
+        package = folder / ('intel-rapl:' + name[1:].replace('_', ':'))
         package.mkdir(exist_ok=True)
-        for file, text in dict(name='core' if '_' in name else f'package-{name[1:]}', energy_uj=value, max_energy_range_uj=999_999_999).items(): (package/file).write_text(f'{text}\n')
+        for file, text in dict(
+            name='core' if '_' in name else f'package-{name[1:]}',
+            energy_uj=value,
+            max_energy_range_uj=999_999_999,
+        ).items():
+            (package / file).write_text(f'{text}\n')
 
 
 def test_cpu_packages_are_added_and_their_parts_are_not(tmp_path):
@@ -456,119 +709,179 @@ def test_cpu_packages_are_added_and_their_parts_are_not(tmp_path):
 def test_a_cpu_run_counts_its_energy(tmp_path, monkeypatch):
     rapl(tmp_path, p0=0)
     monkeypatch.setattr(T, 'open_meter', lambda *_: M.CpuMeter(tmp_path))
-    with Telemetry(interval_s=60, idle_s=.02) as t:
-        time.sleep(.05)
+    with Telemetry(interval_s=60, idle_s=0.02) as t:
+        time.sleep(0.05)
         rapl(tmp_path, p0=2_000_000)
     used = t.summary()
-    assert used['energy']['device_j'] == 2 and used['energy']['source'].startswith('RAPL') and used['energy']['mean_w'] == pytest.approx(2 / t.wall_s)
-    assert t.trace['power_w'][-1] == pytest.approx(2 / (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0])) and used['energy']['idle_w'] == 0
+    assert (
+        used['energy']['device_j'] == 2
+        and used['energy']['source'].startswith('RAPL')
+        and used['energy']['mean_w'] == pytest.approx(2 / t.wall_s)
+    )
+    assert (
+        t.trace['power_w'][-1] == pytest.approx(2 / (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0]))
+        and used['energy']['idle_w'] == 0
+    )
 
 
 # beside training
 
+
 def test_a_broken_listener_or_driver_does_not_reach_training(gpus, monkeypatch):
     gpus()
     calls = []
+
     def listen(sample):
         calls.append(sample)
         raise OSError('disk full')
-    with Telemetry('cuda', listen, interval_s=.01, idle_s=0, row_s=0) as t: wait_for(lambda: len(t.trace['joules']) > 5)
+
+    with Telemetry('cuda', listen, interval_s=0.01, idle_s=0, row_s=0) as t:
+        wait_for(lambda: len(t.trace['joules']) > 5)
     assert len(calls) == 1 and 'disk full' in t.summary()['reasons']['on_sample']
     monkeypatch.setattr(GpuMeter, 'read', lambda self, sparing: 1 / 0)
     _, used = run()
-    assert 'ZeroDivisionError' in used['reasons']['samples'] and used['memory']['peak_host_mib'] is None and 'ZeroDivisionError' in used['reasons']['memory.peak_host_mib']
+    assert (
+        'ZeroDivisionError' in used['reasons']['samples']
+        and used['memory']['peak_host_mib'] is None
+        and 'ZeroDivisionError' in used['reasons']['memory.peak_host_mib']
+    )
 
 
 def test_an_error_in_training_passes_and_the_thread_ends():
     with pytest.raises(KeyError):
-        with Telemetry(interval_s=.01) as t: raise KeyError
+        with Telemetry(interval_s=0.01) as t:
+            raise KeyError
     assert not t._thread.is_alive() and t.summary()['memory']['peak_host_mib'] > 10
 
 
 def test_rows_are_thinner_than_samples_and_told_off_the_main_thread():
     heard = []
-    with Telemetry(on_sample=lambda row: heard.append((threading.current_thread().name, row)), interval_s=.002, row_s=.1) as t: time.sleep(.35)
-    n, rows = len(t.trace['joules']), [row for _, row in heard]
+    with Telemetry(
+        on_sample=lambda row: heard.append((threading.current_thread().name, row)),
+        interval_s=0.002,
+        row_s=0.1,
+    ) as t:
+        time.sleep(0.35)
+    n = len(t.trace['joules'])
+    rows = [row for _, row in heard]
     assert 2 <= len(rows) <= 4 < n and {name for name, _ in heard[:-1]} == {'telemetry'}
     gaps = [b['elapsed_s'] - a['elapsed_s'] for a, b in zip(rows[:-1], rows[1:-1])]
-    assert min(gaps, default=1) >= .09 and rows[-1]['elapsed_s'] == t.trace['elapsed_s'][-1]
+    assert min(gaps, default=1) >= 0.09 and rows[-1]['elapsed_s'] == t.trace['elapsed_s'][-1]
     assert set(rows[0]) == set(T.SAMPLE_KEYS)
 
 
-def test_rows_are_at_most_one_a_second_unless_told(): assert Telemetry().row_s == 1 and Telemetry().interval_s == .1
+def test_rows_are_at_most_one_a_second_unless_told():
+    assert Telemetry().row_s == 1 and Telemetry().interval_s == 0.1
 
 
 def test_a_row_is_the_mean_of_its_samples():
     t = replay([100_000, 200_000, 300_000, 100_000], t_s=[0, 1, 2, 3])
     row = T._row(t, 1, 4)
-    assert row['load_average'] == 1.5 and row['power_w'] == pytest.approx(200) and row['elapsed_s'] == 3 and row['throttle'] == ['sw_power_cap', 'hw_thermal_slowdown'] and row['device_mib'] == 1024
+    assert (
+        row['load_average'] == 1.5
+        and row['power_w'] == pytest.approx(200)
+        and row['elapsed_s'] == 3
+        and row['throttle'] == ['sw_power_cap', 'hw_thermal_slowdown']
+        and row['device_mib'] == 1024
+    )
 
 
-def test_a_row_can_be_written(): assert set(T.SAMPLE_KEYS) | {'rank'} == set(ROW_KEYS['telemetry'])
+def test_a_row_can_be_written():
+    assert set(T.SAMPLE_KEYS) | {'rank'} == set(ROW_KEYS['telemetry'])
 
 
 def test_a_driver_that_hangs_does_not_hang_the_run(gpus, monkeypatch):
     gpus()
     released, entered = threading.Event(), threading.Event()
+
     def hang(self, sparing=False):
-        if threading.current_thread().name == 'telemetry': entered.set(), released.wait(60)
+        if threading.current_thread().name == 'telemetry':
+            entered.set(), released.wait(60)
         return dict.fromkeys(READINGS)
+
     monkeypatch.setattr(GpuMeter, 'read', hang)
-    monkeypatch.setattr(T, 'PATIENCE_S', .05)
-    with Telemetry('cuda', interval_s=.005, idle_s=0) as t:
+    monkeypatch.setattr(T, 'PATIENCE_S', 0.05)
+    with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
         assert entered.wait(20)
-        with t.phase('student'): pass
+        with t.phase('student'):
+            pass
     released.set()
     used = t.summary()
-    assert used['phases']['student']['device_j'] is None and used['phases']['student']['seconds'] > 0 and 'did not answer' in used['reasons']['samples']
+    assert (
+        used['phases']['student']['device_j'] is None
+        and used['phases']['student']['seconds'] > 0
+        and 'did not answer' in used['reasons']['samples']
+    )
 
 
 def test_cpu_time_is_this_process_and_counts_cores():
-    with Telemetry(interval_s=60) as idle: time.sleep(.2)
+    with Telemetry(interval_s=60) as idle:
+        time.sleep(0.2)
     with Telemetry(interval_s=60) as busy:
-        end = time.process_time() + .2
-        while time.process_time() < end: pass
-    assert busy.cpu_s >= .17 and idle.cpu_s < busy.cpu_s / 2
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+    assert busy.cpu_s >= 0.17 and idle.cpu_s < busy.cpu_s / 2
     assert busy.summary()['utilisation']['cpu_percent'] == pytest.approx(100 * busy.cpu_s / busy.wall_s)
 
 
 def test_host_memory_is_seen_growing():
-    with Telemetry(interval_s=60) as small: pass
+    with Telemetry(interval_s=60) as small:
+        pass
     with Telemetry(interval_s=60) as large:
         held = mmap.mmap(-1, 64 * 2**20)  # of the system's: malloc may have as much at hand
         held[::4096] = b'x' * (len(held) // 4096)
-    assert large.summary()['memory']['peak_host_mib'] > small.summary()['memory']['peak_host_mib'] + 40 and held
+    assert (
+        large.summary()['memory']['peak_host_mib'] > small.summary()['memory']['peak_host_mib'] + 40 and held
+    )
 
 
 def test_an_interval_of_zero_is_refused():
-    with pytest.raises(ValueError, match='interval_s must be > 0, got 0'): Telemetry(interval_s=0)
+    with pytest.raises(ValueError, match='interval_s must be > 0, got 0'):
+        Telemetry(interval_s=0)
 
 
 # the environment
 
+
 def test_the_environment_has_its_keys():
     here = environment('cpu')
-    assert set(here) == {'torch', 'transformers', 'python', 'device', 'cpu', 'git', 'load_average', 'cpu_steal'}
+    assert set(here) == {
+        'torch',
+        'transformers',
+        'python',
+        'device',
+        'cpu',
+        'git',
+        'load_average',
+        'cpu_steal',
+    }
     assert here['device'] == here['cpu'] and 'cores' in here['cpu'] and here['transformers']
 
 
 def test_the_commit_says_when_the_tree_differs(tmp_path):
-    def git(*args): subprocess.run(['git', '-c', 'user.name=a', '-c', 'user.email=a@b', '-C', str(tmp_path), *args], check=True, capture_output=True)
+    def git(*args):
+        subprocess.run(
+            ['git', '-c', 'user.name=a', '-c', 'user.email=a@b', '-C', str(tmp_path), *args],
+            check=True,
+            capture_output=True,
+        )
+
     assert T.git_commit(tmp_path) is None
     git('init')
     assert T.git_commit(tmp_path) is None  # no commit yet
-    (tmp_path/'a').write_text('1')
-    evidence = tmp_path/'thesis/data/study.records.jsonl'
+    (tmp_path / 'a').write_text('1')
+    evidence = tmp_path / 'thesis/data/study.records.jsonl'
     evidence.parent.mkdir(parents=True)
     evidence.write_text('a run')
     git('add', 'a', 'thesis'), git('commit', '-m', 'one')
     clean = T.git_commit(tmp_path)
     assert len(clean) == 40
-    (tmp_path/'new').write_text('')
+    (tmp_path / 'new').write_text('')
     assert T.git_commit(tmp_path) == clean  # an untracked file is no change of the code
     evidence.write_text('another run')
     assert T.git_commit(tmp_path) == clean == T.git_commit(evidence.parent)  # what runs export is none either
-    (tmp_path/'a').write_text('2')
+    (tmp_path / 'a').write_text('2')
     assert T.git_commit(tmp_path) == clean + '-dirty'
 
 

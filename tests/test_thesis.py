@@ -1,5 +1,12 @@
 """The thesis is made from the committed evidence and nothing else: a lost run, an unknown key or a null stops the build by name, and a changed value changes the text."""
-import csv, gzip, json, os, re, shutil, subprocess
+
+import csv
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 import numpy as np
 import pytest
@@ -14,30 +21,58 @@ PLAN = read_json(ROOT / 'thesis' / 'plan.json')
 MAIN = PLAN['parts']['main']['study']
 typst = pytest.importorskip('typst', reason='the PDF is set by the typst package, which is not installed')
 
+
 def copy_of(folder: Path) -> Path:
     "A checkout with what a build reads."
     shutil.copytree(ROOT / 'thesis', folder / 'thesis', ignore=shutil.ignore_patterns('thesis.pdf'))
     shutil.copytree(ROOT / 'figures', folder / 'figures')
     return folder
 
+
 @pytest.fixture
-def copy(tmp_path) -> Path: return copy_of(tmp_path)
+def copy(tmp_path) -> Path:
+    return copy_of(tmp_path)
+
 
 def made_of(where: Path) -> dict[str, bytes]:
     "Every generated file."
     studies = [p['study'] for p in PLAN['parts'].values()]
-    files = [where / 'thesis' / 'thesis.pdf', *(where / 'thesis' / 'generated').rglob('*'), *(f for s in studies for f in (where / 'figures' / s).rglob('*'))]
+    files = [
+        where / 'thesis' / 'thesis.pdf',
+        *(where / 'thesis' / 'generated').rglob('*'),
+        *(f for s in studies for f in (where / 'figures' / s).rglob('*')),
+    ]
     return {str(f.relative_to(where)): f.read_bytes() for f in files if f.is_file()}
 
+
 def lines(where: Path) -> list[dict]:
-    return [json.loads(line) for line in (where / 'thesis' / 'data' / f'{MAIN}.records.jsonl').read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (where / 'thesis' / 'data' / f'{MAIN}.records.jsonl').read_text().splitlines()
+    ]
+
 
 def write_lines(where: Path, found: list[dict]) -> None:
-    (where / 'thesis' / 'data' / f'{MAIN}.records.jsonl').write_text(''.join(json.dumps(r, sort_keys=True, separators=(',', ':')) + '\n' for r in found))
+    (where / 'thesis' / 'data' / f'{MAIN}.records.jsonl').write_text(
+        ''.join(json.dumps(r, sort_keys=True, separators=(',', ':')) + '\n' for r in found)
+    )
+
 
 def shown(where: Path) -> list[tuple[str, str]]:
     "(key, text) of every generated value in the order of the document's pages."
-    return [(v['key'], str(v['text'])) for v in json.loads(typst.query(str(where / 'thesis' / 'thesis.typ'), '<shown>', field='value', root=str(where), ignore_system_fonts=True))]
+    return [
+        (v['key'], str(v['text']))
+        for v in json.loads(
+            typst.query(
+                str(where / 'thesis' / 'thesis.typ'),
+                '<shown>',
+                field='value',
+                root=str(where),
+                ignore_system_fonts=True,
+            )
+        )
+    ]
+
 
 @pytest.mark.slow
 def test_a_rebuild_is_what_is_tracked(copy):
@@ -45,13 +80,16 @@ def test_a_rebuild_is_what_is_tracked(copy):
     before = os.environ.get('KDNOTES_HOME')
     th.build(copy)
     assert os.environ.get('KDNOTES_HOME') == before
-    tracked, again = made_of(ROOT), made_of(copy)
+    tracked = made_of(ROOT)
+    again = made_of(copy)
     assert sorted(tracked) == sorted(again)
     assert [name for name in tracked if tracked[name] != again[name]] == [], 'run `make thesis`'
 
+
 @pytest.mark.slow
 def test_a_changed_time_changes_the_text(copy):
-    before, found = shown(copy), lines(copy)
+    before = shown(copy)
+    found = lines(copy)
     changed = next(r for r in found if r['arm'] == 'mixed_kd')
     changed['time'] = {k: v and 2 * v for k, v in changed['time'].items()}
     write_lines(copy, found)
@@ -60,18 +98,20 @@ def test_a_changed_time_changes_the_text(copy):
     assert {'main.steps.precision.sentence', 'main.tables.arms', 'main.tables.runs'} <= different
     assert not any(key.startswith('facts.') for key in different)
 
+
 @pytest.mark.slow
 def test_a_changed_accuracy_changes_the_text_and_is_named(copy):
     "A record that no longer agrees with its units is believed by the averages and told to the reader."
     found = lines(copy)
     changed = next(r for r in found if r['arm'] == 'mixed_kd')
     metric = changed['primary']['metric']
-    changed['primary']['value'] = changed['metrics'][changed['primary']['set']][metric] = .5
+    changed['primary']['value'] = changed['metrics'][changed['primary']['set']][metric] = 0.5
     write_lines(copy, found)
     th.build(copy)
     text = dict(shown(copy))
     assert text['main.arms.mixed_kd.primary'] != dict(shown(ROOT))['main.arms.mixed_kd.primary']
     assert any(changed['run_id'] in t for k, t in shown(copy) if k == 'main.notes')
+
 
 def test_a_missing_run_is_named_and_nothing_old_is_left(copy):
     found = lines(copy)
@@ -79,106 +119,198 @@ def test_a_missing_run_is_named_and_nothing_old_is_left(copy):
     lost = next(r for r in found if r['run_id'] in planned)
     write_lines(copy, [r for r in found if r is not lost])
     arm, seed = planned[lost['run_id']]
-    with pytest.raises(th.ThesisError, match=re.escape(f"{lost['run_id']} (arm {arm}, seed {seed})")) as e: th.build(copy)
+    with pytest.raises(th.ThesisError, match=re.escape(f"{lost['run_id']} (arm {arm}, seed {seed})")) as e:
+        th.build(copy)
     assert '\n' not in str(e.value) and made_of(copy) == {}
+
 
 def test_first_weights_that_the_plan_does_not_name_stop_the_build(copy):
     found = lines(copy)
     found[0]['initial']['transfer_run_id'] = 'mixed_baseline-s0-ffffffffffff'
     write_lines(copy, found)
-    with pytest.raises(th.ThesisError, match='starts from mixed_baseline-s0-ffffffffffff, which thesis/plan.json does not name'): th.build(copy)
+    with pytest.raises(
+        th.ThesisError,
+        match='starts from mixed_baseline-s0-ffffffffffff, which thesis/plan.json does not name',
+    ):
+        th.build(copy)
+
 
 def test_runs_that_the_plan_does_not_name_stay_out(copy):
     extra = lines(copy)[0] | dict(run_id='baseline-s99-0123456789ab', seed=99)
     write_lines(copy, [*lines(copy), extra])
-    with th.evidence_alone(copy): found = th.part_records(PLAN, 'main')
+    with th.evidence_alone(copy):
+        found = th.part_records(PLAN, 'main')
     assert extra['run_id'] not in {r['run_id'] for r in found} and len(found) == len(th.planned(PLAN, 'main'))
+
 
 def test_pin_takes_what_the_evidence_holds(copy):
     th.pin(copy, {'main': MAIN})
     again = read_json(copy / 'thesis' / 'plan.json')
-    assert sorted(i for *_, i in th.planned(again, 'main')) == sorted(r['run_id'] for r in lines(copy)) and again['aims'] == PLAN['aims']
-    with pytest.raises(th.ThesisError, match="no part 'side'"): th.pin(copy, {'side': MAIN})
-    with pytest.raises(th.ThesisError, match="study 'nowhere'"): th.pin(copy, {'main': 'nowhere'})
+    assert (
+        sorted(i for *_, i in th.planned(again, 'main')) == sorted(r['run_id'] for r in lines(copy))
+        and again['aims'] == PLAN['aims']
+    )
+    with pytest.raises(th.ThesisError, match="no part 'side'"):
+        th.pin(copy, {'side': MAIN})
+    with pytest.raises(th.ThesisError, match="study 'nowhere'"):
+        th.pin(copy, {'main': 'nowhere'})
     mixed = next(r['run_id'] for r in lines(copy) if r['precision'] == 'bf16')
-    with pytest.raises(th.ThesisError, match=f'{mixed}.* did not compute the products of bf16 in fp32'): th.pin(copy, {'without_bf16': MAIN})
+    with pytest.raises(th.ThesisError, match=f'{mixed}.* did not compute the products of bf16 in fp32'):
+        th.pin(copy, {'without_bf16': MAIN})
     assert read_json(copy / 'thesis' / 'plan.json') == again  # nothing is written
 
-@pytest.mark.parametrize('wrong, words', [(dict(complete=False), 'was interrupted'), (dict(settings=dict(smoke=True, device='cuda')), 'rehearsal')])
-def test_results_of_a_gpu_check_that_are_not_whole_are_no_facts(wrong, words):
-    whole = dict(began='2026', settings=dict(smoke=False, device='cuda'), complete=True, failed=[], parts=dict(machine=dict(gpu=dict(name='a GPU'))))
-    assert th.gpu_facts(whole)['device'] == th.gpu_facts({k: v for k, v in whole.items() if k != 'complete'})['device'] == 'a GPU'
-    with pytest.raises(th.ThesisError, match=words): th.gpu_facts(whole | wrong)
 
-@pytest.mark.parametrize('text, words', [('#v("main.no_such_key")', "'main.no_such_key', which was not generated"), ('#n("lesson.nothing")', "'lesson.nothing', which is null: nobody measured it"),
-                                         ('#text(font: "No Such Font")[x]', 'unknown font family: no such font'), ('#by("main.steps.kd.verdict", never: [x])', "'main.steps.kd.verdict' is '")])
+@pytest.mark.parametrize(
+    'wrong, words',
+    [
+        (dict(complete=False), 'was interrupted'),
+        (dict(settings=dict(smoke=True, device='cuda')), 'rehearsal'),
+    ],
+)
+def test_results_of_a_gpu_check_that_are_not_whole_are_no_facts(wrong, words):
+    whole = dict(
+        began='2026',
+        settings=dict(smoke=False, device='cuda'),
+        complete=True,
+        failed=[],
+        parts=dict(machine=dict(gpu=dict(name='a GPU'))),
+    )
+    assert (
+        th.gpu_facts(whole)['device']
+        == th.gpu_facts({k: v for k, v in whole.items() if k != 'complete'})['device']
+        == 'a GPU'
+    )
+    with pytest.raises(th.ThesisError, match=words):
+        th.gpu_facts(whole | wrong)
+
+
+@pytest.mark.parametrize(
+    'text, words',
+    [
+        ('#v("main.no_such_key")', "'main.no_such_key', which was not generated"),
+        ('#n("lesson.nothing")', "'lesson.nothing', which is null: nobody measured it"),
+        ('#text(font: "No Such Font")[x]', 'unknown font family: no such font'),
+        ('#by("main.steps.kd.verdict", never: [x])', "'main.steps.kd.verdict' is '"),
+    ],
+)
 def test_what_typst_cannot_set_is_named(copy, text, words):
     values = copy / 'thesis' / 'generated' / 'values.json'
-    write_json(values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'})
-    with open(copy / 'thesis' / 'chapters' / '10_conclusion.typ', 'a') as f: f.write('\n' + text)
-    with pytest.raises(th.ThesisError, match=re.escape(words)) as e: th.compiled(copy)
+    write_json(
+        values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'}
+    )
+    with open(copy / 'thesis' / 'chapters' / '10_conclusion.typ', 'a') as f:
+        f.write('\n' + text)
+    with pytest.raises(th.ThesisError, match=re.escape(words)) as e:
+        th.compiled(copy)
     assert '\n' not in str(e.value)
+
 
 def test_the_home_comes_back_after_a_failure(monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', '/somewhere')
-    with pytest.raises(ZeroDivisionError), th.evidence_alone(ROOT): 1 / 0
+    with pytest.raises(ZeroDivisionError), th.evidence_alone(ROOT):
+        1 / 0
     assert os.environ['KDNOTES_HOME'] == '/somewhere'
 
-# What may stand in a chapter as a digit: names of formats and measures, the constants of equations are in $...$, keys and code in strings.
+
+# What may stand in a chapter as a digit: names of formats and measures, the constants of equations are in
+# $...$, keys and code in strings.
 NAMES = re.compile(r'\b(?:fp|bf|TF|tf)\d+\b|P\\@1|\bF1\b|P@1|SHA-?256|sha256|\b95 %|\b5 %')
+
 
 def prose(path: Path) -> str:
     "A chapter without code, equations, strings, labels, lengths and arguments."
     text = path.read_text(encoding='utf-8')
-    for pattern in (r'//.*', r'\$[^$]*\$', r'"(?:[^"\\]|\\.)*"', r'`[^`]*`', r'@[\w-]+', r'<[\w-]+>', r'#(?:set|show|let)\b.*', r'\b(?:d|size|columns|width|below|above|left|right|inset|x|y|depth|level|scale|null): *\(?[\d.]+(?:mm|em|pt|%)?',
-                    r'#v-space\([^)]*\)', r'[\d.]+(?:mm|em|pt|fr)\b', r'rgb\([^)]*\)', r'\b(?:x|level|columns)\s*[<=]+\s*\d', r'len\(\) *[=<>]+ *\d|< \d', r'width: \d+%'): text = re.sub(pattern, ' ', text)
+    for pattern in (
+        r'//.*',
+        r'\$[^$]*\$',
+        r'"(?:[^"\\]|\\.)*"',
+        r'`[^`]*`',
+        r'@[\w-]+',
+        r'<[\w-]+>',
+        r'#(?:set|show|let)\b.*',
+        r'\b(?:d|size|columns|width|below|above|left|right|inset|x|y|depth|level|scale|null): *\(?[\d.]+(?:mm|em|pt|%)?',
+        r'#v-space\([^)]*\)',
+        r'[\d.]+(?:mm|em|pt|fr)\b',
+        r'rgb\([^)]*\)',
+        r'\b(?:x|level|columns)\s*[<=]+\s*\d',
+        r'len\(\) *[=<>]+ *\d|< \d',
+        r'width: \d+%',
+    ):
+        text = re.sub(pattern, ' ', text)
     return NAMES.sub(' ', text)
+
 
 @pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
 def test_no_number_is_typed_by_hand(path):
     found = [line.strip()[:120] for line in prose(path).splitlines() if re.search(r'\d', line)]
     assert found == []
 
+
 def test_a_number_typed_by_hand_would_be_seen(tmp_path):
-    (tmp_path / 'x.typ').write_text('The MAP: 0.756 with `x = 3` and $T = 2$, #n("a.b", d: 3), "95" of 13 runs.')
+    (tmp_path / 'x.typ').write_text(
+        'The MAP: 0.756 with `x = 3` and $T = 2$, #n("a.b", d: 3), "95" of 13 runs.'
+    )
     assert re.findall(r'[\d.]*\d', prose(tmp_path / 'x.typ')) == ['0.756', '13']
+
 
 def test_no_package_of_the_network_and_every_source_is_cited():
     text = ''.join(p.read_text(encoding='utf-8') for p in (ROOT / 'thesis').rglob('*.typ'))
     assert '@preview' not in text and '@local' not in text
-    entries = re.findall(r'^@\w+\{(\w+),', (ROOT / 'thesis' / 'references.bib').read_text(encoding='utf-8'), re.M)
+    entries = re.findall(
+        r'^@\w+\{(\w+),', (ROOT / 'thesis' / 'references.bib').read_text(encoding='utf-8'), re.M
+    )
     assert len(entries) == len(set(entries)) and [e for e in entries if f'@{e}' not in text] == []
+
 
 def test_every_figure_is_bound_to_its_runs():
     values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     for part, p in PLAN['parts'].items():
-        if part in th.LISTED: continue  # no figures
-        folder, ids = ROOT / 'figures' / p['study'], sorted(i for *_, i in th.planned(PLAN, part))
+        if part in th.LISTED:
+            continue  # no figures
+        folder = ROOT / 'figures' / p['study']
+        ids = sorted(i for *_, i in th.planned(PLAN, part))
         manifest = read_json(folder / 'MANIFEST.json')
-        assert {f.name for f in folder.glob('*.svg')} == {name for name, entry in manifest.items() if entry['sha256']}
-        assert all(entry['run_ids'] == ids and (entry['sha256'] or entry['reason']) for entry in manifest.values())
-        assert all(entry['sha256'] == sha256_file(folder / name) for name, entry in manifest.items() if entry['sha256'])
+        assert {f.name for f in folder.glob('*.svg')} == {
+            name for name, entry in manifest.items() if entry['sha256']
+        }
+        assert all(
+            entry['run_ids'] == ids and (entry['sha256'] or entry['reason']) for entry in manifest.values()
+        )
+        assert all(
+            entry['sha256'] == sha256_file(folder / name)
+            for name, entry in manifest.items()
+            if entry['sha256']
+        )
         used = [v for k, v in values.items() if re.fullmatch(rf'{part}\.figures\.\w+\.path', k)]
         assert used and all((ROOT / f[1:]).exists() and Path(f).name in manifest for f in used)
+
 
 def test_every_arms_accuracy_again_from_the_committed_units():
     "With nothing of the library: means of units by run, means of runs by arm, against the records, the values and the table."
     values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     for part, p in PLAN['parts'].items():
         data = ROOT / 'thesis' / 'data'
-        found = {r['run_id']: r for r in map(json.loads, (data / f"{p['study']}.records.jsonl").read_text().splitlines())}
+        found = {
+            r['run_id']: r
+            for r in map(json.loads, (data / f"{p['study']}.records.jsonl").read_text().splitlines())
+        }
         sums = {}
         with gzip.open(data / f"{p['study']}.units.csv.gz", 'rt') as f:
             for row in csv.DictReader(f):
                 wanted = found[row['run_id']]['primary']
-                if row['split'] == wanted['set'] and row['metric'] == wanted['metric']: sums.setdefault(row['run_id'], []).append(float(row['value']))
-        table = {row[0]: row[2] for row in values[f'{part}.tables.arms']['rows']} if part not in th.LISTED else {}
+                if row['split'] == wanted['set'] and row['metric'] == wanted['metric']:
+                    sums.setdefault(row['run_id'], []).append(float(row['value']))
+        table = (
+            {row[0]: row[2] for row in values[f'{part}.tables.arms']['rows']} if part not in th.LISTED else {}
+        )
         for arm, by_seed in p['runs'].items():
             means = [np.mean(sums[i]) for i in by_seed.values()]
             assert means == pytest.approx([found[i]['primary']['value'] for i in by_seed.values()], abs=2e-6)
-            if part in th.LISTED: continue  # told run by run
+            if part in th.LISTED:
+                continue  # told run by run
             assert values[f'{part}.arms.{arm}.primary.estimate'] == pytest.approx(np.mean(means), abs=2e-6)
             assert table[arm].split()[0] == f'{np.mean(means):.3f}'
+
 
 def test_every_claim_says_what_it_rests_on():
     "Estimate, interval, corrected p, seeds and questions; or that a single seed claims nothing; or why there is no comparison."
@@ -187,34 +319,73 @@ def test_every_claim_says_what_it_rests_on():
     assert len(claims) >= len(STEPS)
     for key, said in claims.items():
         step = key.removesuffix('.sentence')
-        if values[f'{step}.n_seeds'] > 1 and f'{step}.p_holm' in values and values[f'{step}.p_holm'] is not None: assert re.search(r'\d [^.]*\[.*interval, \d+ seeds and \d+ questions; p.*(Holm|the only comparison of)', said), said
-        elif values[f'{step}.n_seeds'] == 1: assert 'nothing is known about other seeds' in said and values[f'{step}.verdict'] == 'not_tested' and values[f'{step}.verdict_reason'] == ONE_SEED
-        else: assert ('not compared' in said or 'not tested, since' in said) and values[f'{step}.verdict'] == 'not_tested' and values[f'{step}.verdict_reason']
+        if (
+            values[f'{step}.n_seeds'] > 1
+            and f'{step}.p_holm' in values
+            and values[f'{step}.p_holm'] is not None
+        ):
+            assert re.search(
+                r'\d [^.]*\[.*interval, \d+ seeds and \d+ questions; p.*(Holm|the only comparison of)', said
+            ), said
+        elif values[f'{step}.n_seeds'] == 1:
+            assert (
+                'nothing is known about other seeds' in said
+                and values[f'{step}.verdict'] == 'not_tested'
+                and values[f'{step}.verdict_reason'] == ONE_SEED
+            )
+        else:
+            assert (
+                ('not compared' in said or 'not tested, since' in said)
+                and values[f'{step}.verdict'] == 'not_tested'
+                and values[f'{step}.verdict_reason']
+            )
 
-def side(x, null): return int(x > null) - int(x < null)
 
-def printed(text): return [float(x.replace('\N{MINUS SIGN}', '-')) for x in re.findall(r'[\N{MINUS SIGN}-]?\d+\.\d+', text)]
+def side(x, null):
+    return int(x > null) - int(x < null)
+
+
+def printed(text):
+    return [float(x.replace('\N{MINUS SIGN}', '-')) for x in re.findall(r'[\N{MINUS SIGN}-]?\d+\.\d+', text)]
+
 
 @pytest.mark.parametrize('null', [0, 1])
 def test_typst_prints_no_number_on_another_side_of_the_null(tmp_path, null):
     rng = np.random.default_rng(null)
-    numbers = null + rng.choice([-1, 1], (300, 3)) * 10 ** rng.uniform(-9, -.5, (300, 3))
-    numbers[:20, 1] = null   # a bound on the null itself
+    numbers = null + rng.choice([-1, 1], (300, 3)) * 10 ** rng.uniform(-9, -0.5, (300, 3))
+    numbers[:20, 1] = null  # a bound on the null itself
     (tmp_path / 'generated').mkdir()
     shutil.copy(ROOT / 'thesis' / 'lib.typ', tmp_path)
-    write_json(tmp_path / 'generated' / 'values.json', {f'i{k}.{name}': float(x) for k, row in enumerate(numbers) for name, x in zip(('estimate', 'low', 'high'), row)})
-    (tmp_path / 'x.typ').write_text('#import "lib.typ": *\n' + '\n'.join(f'#est("i{k}", null: {null})' for k in range(len(numbers))))
+    write_json(
+        tmp_path / 'generated' / 'values.json',
+        {
+            f'i{k}.{name}': float(x)
+            for k, row in enumerate(numbers)
+            for name, x in zip(('estimate', 'low', 'high'), row)
+        },
+    )
+    (tmp_path / 'x.typ').write_text(
+        '#import "lib.typ": *\n' + '\n'.join(f'#est("i{k}", null: {null})' for k in range(len(numbers)))
+    )
     found = json.loads(typst.query(str(tmp_path / 'x.typ'), '<shown>', field='value', root=str(tmp_path)))
     for row, text in zip(numbers, (f['text'] for f in found), strict=True):
         assert [side(x, null) for x in printed(text)] == [side(x, null) for x in row], text
-        assert len({len(x.partition('.')[2]) for x in re.findall(r'\d+\.\d+', text)}) == 1 and len(re.findall(r'\.(\d+)', text)[0]) >= 3
+        assert (
+            len({len(x.partition('.')[2]) for x in re.findall(r'\d+\.\d+', text)}) == 1
+            and len(re.findall(r'\.(\d+)', text)[0]) >= 3
+        )
+
 
 def test_the_document_names_every_run_it_rests_on():
     tables = {key: text for key, text in shown(ROOT) if key.endswith('.tables.runs')}
     for part in PLAN['parts']:
         assert [i for *_, i in th.planned(PLAN, part) if i not in tables.get(f'{part}.tables.runs', '')] == []
 
+
 def test_the_pdf_says_it():
-    if not shutil.which('pdftotext'): pytest.skip('pdftotext of poppler, which reads the text of a PDF, is not installed')
-    text = subprocess.run(['pdftotext', str(ROOT / 'thesis' / 'thesis.pdf'), '-'], capture_output=True, text=True, check=True).stdout
+    if not shutil.which('pdftotext'):
+        pytest.skip('pdftotext of poppler, which reads the text of a PDF, is not installed')
+    text = subprocess.run(
+        ['pdftotext', str(ROOT / 'thesis' / 'thesis.pdf'), '-'], capture_output=True, text=True, check=True
+    ).stdout
     assert dict(shown(ROOT))['main.arms.mixed_kd.primary'] in ' '.join(text.split())

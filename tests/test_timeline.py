@@ -1,62 +1,115 @@
 "What a record keeps of a run's samples and gradients."
-import json, random
+
+import json
+import random
 import pytest
 from kdnotes.telemetry.timeline import TRACE, compact_gradients, compact_timeline
 
 
-def samples(n, step=.5, **values): return [dict(elapsed_s=step * i, rank=0) | dict.fromkeys(TRACE) | {k: v(i) for k, v in values.items()} for i in range(n)]
+def samples(n, step=0.5, **values):
+    return [
+        dict(elapsed_s=step * i, rank=0) | dict.fromkeys(TRACE) | {k: v(i) for k, v in values.items()}
+        for i in range(n)
+    ]
 
 
-def row(step, counts=(1, 2, 3), first=-25, zero=.25): return dict(kind='gradients', step=step, scale=1., scaled=False, layers=[dict(
-    layer='head', elements=8, zero=zero, not_finite=0., largest=1., plain={}, scaled={}, log2_from=first, log2_counts=list(counts))])
+def row(step, counts=(1, 2, 3), first=-25, zero=0.25):
+    return dict(
+        kind='gradients',
+        step=step,
+        scale=1.0,
+        scaled=False,
+        layers=[
+            dict(
+                layer='head',
+                elements=8,
+                zero=zero,
+                not_finite=0.0,
+                largest=1.0,
+                plain={},
+                scaled={},
+                log2_from=first,
+                log2_counts=list(counts),
+            )
+        ],
+    )
 
 
 @pytest.mark.parametrize('n, points', [(1, 1), (2, 2), (59, 59), (61, 60), (5000, 60)])
 def test_never_more_than_asked_and_always_json(n, points):
-    line = compact_timeline(samples(n, cpu_percent=lambda i: 50., host_mib=float))
-    assert len(line) <= points and len(line) >= min(points, n) - 1 and json.loads(json.dumps(line, allow_nan=False)) == line
+    line = compact_timeline(samples(n, cpu_percent=lambda i: 50.0, host_mib=float))
+    assert (
+        len(line) <= points
+        and len(line) >= min(points, n) - 1
+        and json.loads(json.dumps(line, allow_nan=False)) == line
+    )
     assert max(p['host_mib'] for p in line) == n - 1 and {p['power_w'] for p in line} == {None}
 
 
 def test_rates_are_means_and_memory_is_a_maximum():
-    line = compact_timeline(samples(600, power_w=lambda i: float(i % 10), gpu_percent=lambda i: 100. * (i % 2), device_mib=lambda i: float(i % 10)))
+    line = compact_timeline(
+        samples(
+            600,
+            power_w=lambda i: float(i % 10),
+            gpu_percent=lambda i: 100.0 * (i % 2),
+            device_mib=lambda i: float(i % 10),
+        )
+    )
     assert all(p['power_w'] == 4.5 and p['gpu_percent'] == 50 and p['device_mib'] == 9 for p in line[1:-1])
 
 
 def test_a_reading_lost_on_the_way_is_left_out_of_the_mean():
-    line = compact_timeline(samples(600, power_w=lambda i: None if i % 2 else 7.))
-    assert {p['power_w'] for p in line} == {7.}
+    line = compact_timeline(samples(600, power_w=lambda i: None if i % 2 else 7.0))
+    assert {p['power_w'] for p in line} == {7.0}
 
 
 def test_samples_with_unknown_or_missing_keys_are_read():
-    assert compact_timeline([dict(elapsed_s=0., temperature_c=60), dict(elapsed_s=1.)])[0].keys() == {'elapsed_s', *TRACE}
+    assert compact_timeline([dict(elapsed_s=0.0, temperature_c=60), dict(elapsed_s=1.0)])[0].keys() == {
+        'elapsed_s',
+        *TRACE,
+    }
 
 
 def test_only_the_last_sitting_is_kept():
-    assert compact_timeline(samples(90) + samples(20) + samples(40, host_mib=float)) == compact_timeline(samples(40, host_mib=float))
+    assert compact_timeline(samples(90) + samples(20) + samples(40, host_mib=float)) == compact_timeline(
+        samples(40, host_mib=float)
+    )
 
 
 def test_of_several_ranks_the_first_is_shown():
-    first, second = samples(50, cpu_percent=lambda i: 90.), [s | dict(rank=1) for s in samples(70, cpu_percent=lambda i: 10.)]
+    first = samples(50, cpu_percent=lambda i: 90.0)
+    second = [s | dict(rank=1) for s in samples(70, cpu_percent=lambda i: 10.0)]
     assert compact_timeline([s for pair in zip(second, first) for s in pair]) == compact_timeline(first)
 
 
 def test_asking_for_nothing_is_refused():
-    with pytest.raises(ValueError, match='points=0'): compact_timeline([], 0)
-    with pytest.raises(ValueError, match='moments=0'): compact_gradients([], 0)
+    with pytest.raises(ValueError, match='points=0'):
+        compact_timeline([], 0)
+    with pytest.raises(ValueError, match='moments=0'):
+        compact_gradients([], 0)
 
 
-@pytest.mark.parametrize('moments, steps', [(1, [90]), (2, [0, 90]), (3, [0, 40, 90]), (20, list(range(0, 100, 10)))])
+@pytest.mark.parametrize(
+    'moments, steps', [(1, [90]), (2, [0, 90]), (3, [0, 40, 90]), (20, list(range(0, 100, 10)))]
+)
 def test_gradients_are_kept_at_the_first_and_last_step(moments, steps):
     assert [c['step'] for c in compact_gradients([row(s) for s in range(0, 100, 10)], moments)] == steps
 
 
 def test_a_step_done_again_after_a_resume_counts_once():
-    found = compact_gradients([row(10), row(20, zero=.5), dict(kind='resume', step=10), row(20)])
-    assert [c['step'] for c in found] == [10, 20] and found[1]['layers'][0]['zero'] == .25
+    found = compact_gradients([row(10), row(20, zero=0.5), dict(kind='resume', step=10), row(20)])
+    assert [c['step'] for c in found] == [10, 20] and found[1]['layers'][0]['zero'] == 0.25
 
 
-@pytest.mark.parametrize('first, counts, start, shares', [(-25, (1, 2, 3), -26, [1 / 8, 5 / 8]), (-24, (1, 2, 3), -24, [3 / 8, 3 / 8]), (-24, (4, 2), -24, [6 / 8]), (0, (), 0, [])])
+@pytest.mark.parametrize(
+    'first, counts, start, shares',
+    [
+        (-25, (1, 2, 3), -26, [1 / 8, 5 / 8]),
+        (-24, (1, 2, 3), -24, [3 / 8, 3 / 8]),
+        (-24, (4, 2), -24, [6 / 8]),
+        (0, (), 0, []),
+    ],
+)
 def test_bins_are_two_exponents_wide_from_an_even_one(first, counts, start, shares):
     layer = compact_gradients([row(1, counts, first)])[0]['layers'][0]
     assert (layer['log2_from'], layer['shares']) == (start, shares)
@@ -67,4 +120,6 @@ def test_any_counts_keep_their_sum():
     for _ in range(50):
         counts = [rng.randrange(1000) for _ in range(rng.randrange(1, 90))]
         layer = compact_gradients([row(1, counts, rng.randrange(-126, 40))])[0]['layers'][0]
-        assert layer['log2_from'] % 2 == 0 and sum(layer['shares']) == pytest.approx(sum(counts) / 8, rel=1e-3)
+        assert layer['log2_from'] % 2 == 0 and sum(layer['shares']) == pytest.approx(
+            sum(counts) / 8, rel=1e-3
+        )

@@ -1,9 +1,19 @@
 "The losses a configuration can ask for besides the study's: they reach the training as they are meant, and what cannot be meant is refused."
+
 import numpy as np
 import pytest
 import torch
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
-from kdnotes.core.config import MODES, ConfigError, Machine, flat as flat_values, make_config, resolve, run_id, settings
+from kdnotes.core.config import (
+    MODES,
+    ConfigError,
+    Machine,
+    flat as flat_values,
+    make_config,
+    resolve,
+    run_id,
+    settings,
+)
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
 from kdnotes.experiment.launch import make_task, plan
 from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
@@ -14,8 +24,25 @@ from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
 from parity import inside, ranked_corpus, ranked_task, tiny_narrow
 
-CPU, QUIET = Runtime(torch.device('cpu'), 'fp32'), lambda *a, **k: None
-OFF = dict(dialect='canonical', min_probability=None, top_k=None, ranking_loss='none', ranking_weight=1., hidden_loss='none', hidden_weight=1., hidden_layers=None, relation_loss='none', relation_weight=1.)
+CPU = Runtime(torch.device('cpu'), 'fp32')
+
+
+def QUIET(*a, **k):
+    return None
+
+
+OFF = dict(
+    dialect='canonical',
+    min_probability=None,
+    top_k=None,
+    ranking_loss='none',
+    ranking_weight=1.0,
+    hidden_loss='none',
+    hidden_weight=1.0,
+    hidden_layers=None,
+    relation_loss='none',
+    relation_weight=1.0,
+)
 ONLINE = dict(signal='online', hidden_loss='mse')
 
 
@@ -23,13 +50,23 @@ def gradient(task, config, signal=None, index=None):
     "Losses and gradients of one step of a tiny student."
     student = tiny_bert()
     index = np.arange(len(task.lengths('train'))) if index is None else index
-    losses, *_ = accumulate(student, task, index, config, CPU, CPU.scaler(), loss_weights(as_configured(task, config), config), signal)
+    losses, *_ = accumulate(
+        student,
+        task,
+        index,
+        config,
+        CPU,
+        CPU.scaler(),
+        loss_weights(as_configured(task, config), config),
+        signal,
+    )
     return {k: v.item() for k, v in losses.items()}, flat(p.grad for p in student.parameters())
 
 
 def in_plain_torch(task, signal, loss):
     "The gradient of `loss(logits, teacher's logits, batch)` over all training examples at once."
-    student, batch = tiny_bert(), task.batch('train', np.arange(len(task.lengths('train'))))
+    student = tiny_bert()
+    batch = task.batch('train', np.arange(len(task.lengths('train'))))
     value = loss(student(**batch.inputs).logits, signal(batch)['logits'], batch)
     value.backward()
     return value.item(), flat(p.grad for p in student.parameters())
@@ -43,72 +80,143 @@ def test_what_is_off_has_no_name(mode):
     assert {k: flat_values(config)[k] for k in OFF} == OFF
 
 
-@pytest.mark.parametrize('asked', [dict(dialect='textbrewer'), dict(min_probability=.1), dict(top_k=1), dict(ranking_loss='ranknet'), dict(ranking_loss='ranknet', ranking_weight=2.),
-                                   ONLINE, ONLINE | dict(hidden_weight=2.), ONLINE | dict(hidden_layers=(0, 1, 2)), dict(signal='online', relation_loss='values')], ids=str)
+@pytest.mark.parametrize(
+    'asked',
+    [
+        dict(dialect='textbrewer'),
+        dict(min_probability=0.1),
+        dict(top_k=1),
+        dict(ranking_loss='ranknet'),
+        dict(ranking_loss='ranknet', ranking_weight=2.0),
+        ONLINE,
+        ONLINE | dict(hidden_weight=2.0),
+        ONLINE | dict(hidden_layers=(0, 1, 2)),
+        dict(signal='online', relation_loss='values'),
+    ],
+    ids=str,
+)
 def test_what_is_on_is_another_run(asked):
-    def name(**more): return run_id(resolve(make_config(mode='full_kd', **more), Machine('cpu', 2), 'embedded'), 'c', {}, 1)
-    assert name(**asked) != name(signal=asked.get('signal', 'cached')) and make_config(**make_config(mode='full_kd', **asked).model_dump()) == make_config(mode='full_kd', **asked)
+    def name(**more):
+        return run_id(resolve(make_config(mode='full_kd', **more), Machine('cpu', 2), 'embedded'), 'c', {}, 1)
+
+    assert name(**asked) != name(signal=asked.get('signal', 'cached')) and make_config(
+        **make_config(mode='full_kd', **asked).model_dump()
+    ) == make_config(mode='full_kd', **asked)
 
 
-@pytest.mark.parametrize('asked, sentence', [
-    (dict(mode='full_student', dialect='modelopt'), "dialect='modelopt' needs a teacher, and mode='full_student' learns from none"),
-    (dict(mode='baseline', min_probability=.1), 'min_probability=0.1 needs a teacher'),
-    (dict(mode='full_student', ranking_loss='margin_mse'), "ranking_loss='margin_mse' needs a teacher, and mode='full_student' learns from none; use a KD mode, or ranking_loss='ranknet'"),
-    (dict(ranking_weight=.5), 'ranking_weight=0.5 weighs nothing; choose a ranking_loss too'),
-    (dict(top_k=3), "top_k=3 is more than the 2 classes of task='answer_selection'"), (dict(top_k=0), 'top_k=0 is refused'), (dict(min_probability=0.), 'min_probability=0.0 is refused'),
-    (dict(dialect='textbrewer', top_k=1), "dialect='textbrewer' knows no soft targets that are cut off"), (dict(ranking_loss='lambdarank'), "ranking_loss='lambdarank' is refused"),
-    (dict(hidden_loss='mse'), "hidden_loss='mse' needs signal='online', since a teacher's inside is too large to be cached"),
-    (dict(relation_loss='values'), "relation_loss='values' needs signal='online'"), (dict(mode='full_student', signal='online', hidden_loss='mse'), "hidden_loss='mse' needs a teacher"),
-    (dict(hidden_weight=2.), 'hidden_weight=2 weighs nothing; choose a hidden_loss too'), (dict(relation_weight=2.), 'relation_weight=2 weighs nothing'),
-    (dict(hidden_layers=(1, 3, 5)), 'hidden_layers=(1, 3, 5) are not looked at; choose a hidden_loss too'), (ONLINE | dict(hidden_weight=0.), 'hidden_weight=0.0 is refused'),
-    (ONLINE | dict(hidden_layers=(1, 3)), 'must name a layer of the teacher for each of the 3 layers of the student'), (ONLINE | dict(hidden_layers=(-1, 3, 5)), 'must be counted from 0'),
-    (ONLINE | dict(profile='paper', student_init='hub'), "hidden_loss needs hidden_layers with student_init='hub'")], ids=str)
+@pytest.mark.parametrize(
+    'asked, sentence',
+    [
+        (
+            dict(mode='full_student', dialect='modelopt'),
+            "dialect='modelopt' needs a teacher, and mode='full_student' learns from none",
+        ),
+        (dict(mode='baseline', min_probability=0.1), 'min_probability=0.1 needs a teacher'),
+        (
+            dict(mode='full_student', ranking_loss='margin_mse'),
+            "ranking_loss='margin_mse' needs a teacher, and mode='full_student' learns from none; use a KD mode, or ranking_loss='ranknet'",
+        ),
+        (dict(ranking_weight=0.5), 'ranking_weight=0.5 weighs nothing; choose a ranking_loss too'),
+        (dict(top_k=3), "top_k=3 is more than the 2 classes of task='answer_selection'"),
+        (dict(top_k=0), 'top_k=0 is refused'),
+        (dict(min_probability=0.0), 'min_probability=0.0 is refused'),
+        (dict(dialect='textbrewer', top_k=1), "dialect='textbrewer' knows no soft targets that are cut off"),
+        (dict(ranking_loss='lambdarank'), "ranking_loss='lambdarank' is refused"),
+        (
+            dict(hidden_loss='mse'),
+            "hidden_loss='mse' needs signal='online', since a teacher's inside is too large to be cached",
+        ),
+        (dict(relation_loss='values'), "relation_loss='values' needs signal='online'"),
+        (dict(mode='full_student', signal='online', hidden_loss='mse'), "hidden_loss='mse' needs a teacher"),
+        (dict(hidden_weight=2.0), 'hidden_weight=2 weighs nothing; choose a hidden_loss too'),
+        (dict(relation_weight=2.0), 'relation_weight=2 weighs nothing'),
+        (
+            dict(hidden_layers=(1, 3, 5)),
+            'hidden_layers=(1, 3, 5) are not looked at; choose a hidden_loss too',
+        ),
+        (ONLINE | dict(hidden_weight=0.0), 'hidden_weight=0.0 is refused'),
+        (
+            ONLINE | dict(hidden_layers=(1, 3)),
+            'must name a layer of the teacher for each of the 3 layers of the student',
+        ),
+        (ONLINE | dict(hidden_layers=(-1, 3, 5)), 'must be counted from 0'),
+        (
+            ONLINE | dict(profile='paper', student_init='hub'),
+            "hidden_loss needs hidden_layers with student_init='hub'",
+        ),
+    ],
+    ids=str,
+)
 def test_bad_combinations_are_refused(asked, sentence):
-    with pytest.raises(ConfigError) as e: make_config(**asked)
+    with pytest.raises(ConfigError) as e:
+        make_config(**asked)
     assert sentence in str(e.value) and '\n' not in str(e.value)
 
 
 def test_ranknet_needs_no_teacher():
     config = tiny_config('full_student', ranking_loss='ranknet')
-    assert loss_weights(ranked_task('ranknet'), config) == {'hard': 1., 'ranking': 1.}
+    assert loss_weights(ranked_task('ranknet'), config) == {'hard': 1.0, 'ranking': 1.0}
     losses, _ = gradient(ranked_task('ranknet'), config)
-    assert losses.keys() == {'hard', 'ranking', 'total'} and losses['total'] == pytest.approx(losses['hard'] + losses['ranking'])
+    assert losses.keys() == {'hard', 'ranking', 'total'} and losses['total'] == pytest.approx(
+        losses['hard'] + losses['ranking']
+    )
 
 
 @pytest.mark.parametrize('dialect', DIALECTS)
 @pytest.mark.parametrize('tokens', [8192, 64])
 def test_a_dialect_is_what_its_system_computes(dialect, tokens):
-    config, task = tiny_config('full_kd', dialect=dialect, alpha=.3, temperature=3., micro_batch_tokens=tokens), ranked_task('none', temperature=3.)
-    own = {'kd_loss_weight': .3} if dialect == 'modelopt' else dict(zip(DIALECTS[dialect], (.7, .3)))
+    config = tiny_config('full_kd', dialect=dialect, alpha=0.3, temperature=3.0, micro_batch_tokens=tokens)
+    task = ranked_task('none', temperature=3.0)
+    own = {'kd_loss_weight': 0.3} if dialect == 'modelopt' else dict(zip(DIALECTS[dialect], (0.7, 0.3)))
     signal = online_signal(task, tiny_teacher())
-    _, theirs = in_plain_torch(task, signal, lambda s, t, batch: dialect_loss(dialect, s, t, batch.labels, 3., own))
+    _, theirs = in_plain_torch(
+        task, signal, lambda s, t, batch: dialect_loss(dialect, s, t, batch.labels, 3.0, own)
+    )
     _, ours = gradient(task, config, signal)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    if dialect in ('textbrewer', 'modelopt'): assert np.abs(ours - gradient(task, tiny_config('full_kd', alpha=.3, temperature=3.), signal)[1]).max() > 1e-2
+    if dialect in ('textbrewer', 'modelopt'):
+        assert (
+            np.abs(ours - gradient(task, tiny_config('full_kd', alpha=0.3, temperature=3.0), signal)[1]).max()
+            > 1e-2
+        )
 
 
-@pytest.mark.parametrize('cut', [dict(top_k=1), dict(min_probability=.3)], ids=str)
+@pytest.mark.parametrize('cut', [dict(top_k=1), dict(min_probability=0.3)], ids=str)
 def test_the_cut_reaches_the_training(cut):
-    task, config = ranked_task('none', **cut), tiny_config('full_kd', alpha=1., **cut)
+    task = ranked_task('none', **cut)
+    config = tiny_config('full_kd', alpha=1.0, **cut)
     signal = online_signal(task, tiny_teacher())
-    value, theirs = in_plain_torch(task, signal, lambda s, t, batch: soft_target_kl(s, t, 2., **cut))
+    value, theirs = in_plain_torch(task, signal, lambda s, t, batch: soft_target_kl(s, t, 2.0, **cut))
     losses, ours = gradient(task, config, signal)
     assert losses['soft'] == pytest.approx(value, rel=1e-5)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    assert losses['soft'] != pytest.approx(gradient(ranked_task('none'), tiny_config('full_kd', alpha=1.), signal)[0]['soft'], rel=1e-3)
+    assert losses['soft'] != pytest.approx(
+        gradient(ranked_task('none'), tiny_config('full_kd', alpha=1.0), signal)[0]['soft'], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize('loss', ['ranknet', 'margin_mse'])
 @pytest.mark.parametrize('tokens', [8192, 64, 16])
 def test_ranking_is_the_mean_over_the_pairs_of_the_step(loss, tokens):
-    task, config = ranked_task(loss), tiny_config('full_kd', alpha=.4, ranking_loss=loss, ranking_weight=.25, micro_batch_tokens=tokens)
-    signal, questions = online_signal(task, tiny_teacher()), torch.from_numpy(ranked_task(loss).questions['train'].of)
+    task = ranked_task(loss)
+    config = tiny_config(
+        'full_kd', alpha=0.4, ranking_loss=loss, ranking_weight=0.25, micro_batch_tokens=tokens
+    )
+    signal = online_signal(task, tiny_teacher())
+    questions = torch.from_numpy(ranked_task(loss).questions['train'].of)
 
     def ranking(s, t, labels):
-        s, t = s.diff(dim=1)[:, 0], t.diff(dim=1)[:, 0]
+        s = s.diff(dim=1)[:, 0]
+        t = t.diff(dim=1)[:, 0]
         return ranknet(s, questions, labels) if loss == 'ranknet' else margin_mse(s, t, questions, labels)
 
-    def whole(s, t, batch): return .6 * torch.nn.functional.cross_entropy(s, batch.labels) + .4 * soft_target_kl(s, t, 2.) + .25 * ranking(s, t, batch.labels)
+    def whole(s, t, batch):
+        return (
+            0.6 * torch.nn.functional.cross_entropy(s, batch.labels)
+            + 0.4 * soft_target_kl(s, t, 2.0)
+            + 0.25 * ranking(s, t, batch.labels)
+        )
+
     value, theirs = in_plain_torch(task, signal, whole)
     losses, ours = gradient(task, config, signal)
     assert losses['total'] == pytest.approx(value, rel=1e-5)
@@ -117,24 +225,42 @@ def test_ranking_is_the_mean_over_the_pairs_of_the_step(loss, tokens):
 
 def test_a_step_without_a_pair_has_no_ranking_loss():
     task = ranked_task('ranknet')
-    index = np.flatnonzero(task.groups('train') == int(np.flatnonzero(task.questions['train'].positives == 0)[0]))
+    index = np.flatnonzero(
+        task.groups('train') == int(np.flatnonzero(task.questions['train'].positives == 0)[0])
+    )
     losses, ours = gradient(task, tiny_config('full_student', ranking_loss='ranknet'), index=index)
     assert task.loss_counts('train', index)['ranking'] == 0 == losses['ranking']
-    np.testing.assert_allclose(ours, gradient(ranked_task('none'), tiny_config('full_student'), index=index)[1], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        ours, gradient(ranked_task('none'), tiny_config('full_student'), index=index)[1], rtol=0, atol=1e-7
+    )
 
 
 def test_weight_0_is_the_control_with_the_same_steps():
-    control, asked, usual = (tiny_config('full_student', **more) for more in (dict(ranking_loss='ranknet', ranking_weight=0.), dict(ranking_loss='ranknet'), {}))
-    steps = [[s.index.tolist() for s in schedule_steps(ranked_task(c.task_settings.ranking_loss), c)[1]] for c in (control, asked, usual)]
+    control, asked, usual = (
+        tiny_config('full_student', **more)
+        for more in (dict(ranking_loss='ranknet', ranking_weight=0.0), dict(ranking_loss='ranknet'), {})
+    )
+    steps = [
+        [s.index.tolist() for s in schedule_steps(ranked_task(c.task_settings.ranking_loss), c)[1]]
+        for c in (control, asked, usual)
+    ]
     assert steps[0] == steps[1] != steps[2]
-    index, task = np.array(steps[0][0]), ranked_task('ranknet')
-    np.testing.assert_allclose(gradient(task, control, index=index)[1], gradient(ranked_task('none'), usual, index=index)[1], rtol=0, atol=1e-7)
-    assert gradient(task, control, index=index)[0]['ranking'] > .1, 'told, and not minimised'
+    index = np.array(steps[0][0])
+    task = ranked_task('ranknet')
+    np.testing.assert_allclose(
+        gradient(task, control, index=index)[1],
+        gradient(ranked_task('none'), usual, index=index)[1],
+        rtol=0,
+        atol=1e-7,
+    )
+    assert gradient(task, control, index=index)[0]['ranking'] > 0.1, 'told, and not minimised'
 
 
 def test_the_configuration_reaches_the_task():
-    task = make_task(tiny_config('full_kd', min_probability=.2, top_k=1, ranking_loss='margin_mse'), ranked_corpus())
-    assert (task.soft.min_probability, task.soft.top_k) == (.2, 1) and task.ranking_loss == 'margin_mse'
+    task = make_task(
+        tiny_config('full_kd', min_probability=0.2, top_k=1, ranking_loss='margin_mse'), ranked_corpus()
+    )
+    assert (task.soft.min_probability, task.soft.top_k) == (0.2, 1) and task.ranking_loss == 'margin_mse'
     assert (task.groups('train') == task.questions['train'].of).all()
 
 
@@ -142,47 +268,98 @@ def in_plain_torch_inside(student, teacher, config, projections, relation_heads)
     "Total loss of all training examples at once, layer by layer."
     batch = SameWord().batch('train', np.arange(25))
     mask = batch.inputs['attention_mask']
-    with torch.no_grad(), captured(value_projections(teacher)[-1:]) as its: t = teacher.eval()(**batch.inputs, output_hidden_states=True)
-    with captured(value_projections(student)[-1:]) as own: s = student(**batch.inputs, output_hidden_states=True)
+    with torch.no_grad(), captured(value_projections(teacher)[-1:]) as its:
+        t = teacher.eval()(**batch.inputs, output_hidden_states=True)
+    with captured(value_projections(student)[-1:]) as own:
+        s = student(**batch.inputs, output_hidden_states=True)
     known = batch.labels >= 0
     hard = torch.nn.functional.cross_entropy(s.logits[known], batch.labels[known])
-    distance = 0.
+    distance = 0.0
     for layer, of in zip((1, 2), config.hidden_layers):
-        a, b = s.hidden_states[layer], t.hidden_states[of + 1]
-        if projections: a = a @ projections.matrices[str(layer)].weight.T
-        each = (a - b).square().mean(-1) if config.hidden_loss == 'mse' else 1 - torch.nn.functional.cosine_similarity(a, b, dim=-1)
+        a = s.hidden_states[layer]
+        b = t.hidden_states[of + 1]
+        if projections:
+            a = a @ projections.matrices[str(layer)].weight.T
+        each = (
+            (a - b).square().mean(-1)
+            if config.hidden_loss == 'mse'
+            else 1 - torch.nn.functional.cosine_similarity(a, b, dim=-1)
+        )
         distance = distance + (each * mask).sum() / mask.sum() / 2
-    return .5 * hard + .5 * soft_target_kl(s.logits, t.logits, 2.) + .7 * distance + 3. * relation_kl(own[0], its[0], mask, relation_heads)
+    return (
+        0.5 * hard
+        + 0.5 * soft_target_kl(s.logits, t.logits, 2.0)
+        + 0.7 * distance
+        + 3.0 * relation_kl(own[0], its[0], mask, relation_heads)
+    )
 
 
-@pytest.mark.parametrize('hidden, student, heads', [('mse', tiny_narrow, 1), ('cosine', tiny_narrow, 1), ('mse', tiny_bert, 2), ('cosine', tiny_distilbert, 2)])
+@pytest.mark.parametrize(
+    'hidden, student, heads',
+    [
+        ('mse', tiny_narrow, 1),
+        ('cosine', tiny_narrow, 1),
+        ('mse', tiny_bert, 2),
+        ('cosine', tiny_distilbert, 2),
+    ],
+)
 @pytest.mark.parametrize('layers', [(0, 1), (1, 1)])
 def test_the_inside_is_what_plain_torch_computes(hidden, student, heads, layers):
-    config = tiny_config('full_kd', **inside(hidden, hidden_weight=.7, hidden_layers=layers, micro_batch_tokens=64))
+    config = tiny_config(
+        'full_kd', **inside(hidden, hidden_weight=0.7, hidden_layers=layers, micro_batch_tokens=64)
+    )
     signal = online_teacher(SameWord(), tiny_teacher(), config)
     task, ours = open_student(SameWord(), student(), config, signal, seed=4)
     plain = student()
     theirs = in_plain_torch_inside(plain, tiny_teacher(), config, ours.projections, heads)
     theirs.backward()
-    losses, *_ = accumulate(ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(task, config), signal)
-    assert losses['total'].item() == pytest.approx(theirs.item(), rel=1e-5) and losses['hidden'] > 1e-2 and losses['relation'] > 1e-4
-    np.testing.assert_allclose(flat(p.grad for p in ours.model.parameters()), flat(p.grad for p in plain.parameters()), rtol=0, atol=1e-6)
-    if ours.projections: assert min(p.grad.abs().max() for p in ours.projections.parameters()) > 1e-3
+    losses, *_ = accumulate(
+        ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(task, config), signal
+    )
+    assert (
+        losses['total'].item() == pytest.approx(theirs.item(), rel=1e-5)
+        and losses['hidden'] > 1e-2
+        and losses['relation'] > 1e-4
+    )
+    np.testing.assert_allclose(
+        flat(p.grad for p in ours.model.parameters()),
+        flat(p.grad for p in plain.parameters()),
+        rtol=0,
+        atol=1e-6,
+    )
+    if ours.projections:
+        assert min(p.grad.abs().max() for p in ours.projections.parameters()) > 1e-3
     assert (ours.projections is None) == (student is not tiny_narrow)
 
 
 def test_a_training_comes_nearer_to_the_inside():
     config, rows, student = tiny_config('full_kd', **inside('cosine', epochs=12)), [], tiny_narrow()
-    train(SameWord(), student, config, CPU, lambda kind, **values: rows.append(values['losses']) if kind == 'step' else None, online_teacher(SameWord(), tiny_teacher(), config))
-    assert rows[0].keys() == {'hard', 'soft', 'hidden', 'relation'} and np.mean([r['hidden'] for r in rows[-5:]]) < .6 * rows[0]['hidden']
+    train(
+        SameWord(),
+        student,
+        config,
+        CPU,
+        lambda kind, **values: rows.append(values['losses']) if kind == 'step' else None,
+        online_teacher(SameWord(), tiny_teacher(), config),
+    )
+    assert (
+        rows[0].keys() == {'hard', 'soft', 'hidden', 'relation'}
+        and np.mean([r['hidden'] for r in rows[-5:]]) < 0.6 * rows[0]['hidden']
+    )
     assert not any(module._forward_hooks for module in value_projections(student)), 'nothing is left in it'
 
 
 def test_a_signal_without_the_inside_is_refused():
     config = tiny_config('full_kd', **inside('mse'))
-    with pytest.raises(ConfigError, match='make it with kdnotes.distill.intermediate.online_teacher'): train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
+    with pytest.raises(ConfigError, match='make it with kdnotes.distill.intermediate.online_teacher'):
+        train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
 
 
 def test_layers_the_teacher_has_not_are_refused_before_it_is_trained():
-    with pytest.raises(ConfigError, match='hidden_layers=.*must be numbers from 0 to 5, since the teacher .* has 6 layers'):
-        plan(make_config(mode='full_kd', corpus='embedded', **ONLINE, hidden_layers=(1, 3, 6)), Machine('cpu', 2))
+    with pytest.raises(
+        ConfigError, match='hidden_layers=.*must be numbers from 0 to 5, since the teacher .* has 6 layers'
+    ):
+        plan(
+            make_config(mode='full_kd', corpus='embedded', **ONLINE, hidden_layers=(1, 3, 6)),
+            Machine('cpu', 2),
+        )

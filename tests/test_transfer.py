@@ -1,4 +1,5 @@
 "A corpus learnt first: one start for all arms and seeds, found by its run; and the pairs made of the real SQuAD, where there is a copy."
+
 import numpy as np
 import pytest
 from kdnotes.tasks.answer_selection import CORPORA
@@ -25,19 +26,47 @@ def corpus(tmp_path, monkeypatch):
     folder = tmp_path / 'mine'
     folder.mkdir()
     for split, rows in load_corpus('answer_selection', 'embedded').splits.items():
-        lines = ['\t'.join(TSV_COLUMNS.values()), *('\t'.join(str(r[k]) for k in TSV_COLUMNS) for r in rows if r['question_id'] < 'Q2' or split == 'train')]
+        lines = [
+            '\t'.join(TSV_COLUMNS.values()),
+            *(
+                '\t'.join(str(r[k]) for k in TSV_COLUMNS)
+                for r in rows
+                if r['question_id'] < 'Q2' or split == 'train'
+            ),
+        ]
         (folder / f'{split}.tsv').write_text('\n'.join(lines) + '\n', encoding='utf-8')
     return str(folder)
 
 
 def test_all_arms_and_seeds_start_from_one_run(corpus):
-    plans = [plan(make_config(mode=mode, seed=seed, corpus='embedded', transfer=corpus), ON) for mode in MODES for seed in (0, 1)]
+    plans = [
+        plan(make_config(mode=mode, seed=seed, corpus='embedded', transfer=corpus), ON)
+        for mode in MODES
+        for seed in (0, 1)
+    ]
     starts = {(p.transfer or p.teacher.transfer).run_id for p in plans}
     assert len(starts) == 1 and all(p.teacher.transfer.run_id in starts for p in plans if p.teacher)
     first = next(p.transfer for p in plans if p.transfer)
-    assert (first.config.mode, first.config.seed, first.config.corpus, first.config.study) == ('mixed_baseline', 0, corpus, 'mine')
-    tried = plan(make_config(mode='full_student', corpus='embedded', transfer=corpus, student_init='transferred', smoke=True, study='embedded-smoke'), ON)
-    assert {p.config.study for p in (tried.transfer, tried.transfer.teacher, tried.transfer.teacher.transfer) if p} == {'mine-smoke'}, 'a try stays out of the evidence of the corpus learnt first'
+    assert (first.config.mode, first.config.seed, first.config.corpus, first.config.study) == (
+        'mixed_baseline',
+        0,
+        corpus,
+        'mine',
+    )
+    tried = plan(
+        make_config(
+            mode='full_student',
+            corpus='embedded',
+            transfer=corpus,
+            student_init='transferred',
+            smoke=True,
+            study='embedded-smoke',
+        ),
+        ON,
+    )
+    assert {
+        p.config.study for p in (tried.transfer, tried.transfer.teacher, tried.transfer.teacher.transfer) if p
+    } == {'mine-smoke'}, 'a try stays out of the evidence of the corpus learnt first'
     without = plan(make_config(mode='baseline', corpus='embedded'), ON)
     assert without.transfer is None and without.run_id not in {p.run_id for p in plans}
 
@@ -47,42 +76,68 @@ def test_a_transferred_student_is_taught_by_the_transferred_teacher(corpus):
     assert p.initial == dict(transfer_run_id=p.transfer.run_id) and p.transfer.config.mode == 'mixed_kd'
     assert p.transfer.teacher.run_id == p.teacher.transfer.run_id
     assert p.transfer.initial == dict(teacher_run_id=p.transfer.teacher.run_id, layers=[1, 3, 5])
-    with pytest.raises(ConfigError, match='needs transfer=<corpus>'): make_config(mode='full_kd', student_init='transferred')
+    with pytest.raises(ConfigError, match='needs transfer=<corpus>'):
+        make_config(mode='full_kd', student_init='transferred')
 
 
 def test_transfer_is_a_factor():
-    a, b = make_record(mode='full_student'), make_record(mode='full_student', transfer='squad1')
+    a = make_record(mode='full_student')
+    b = make_record(mode='full_student', transfer='squad1')
     a, b = (r | dict(factors=r['factors'] | dict(transfer=t)) for r, t in ((a, None), (b, 'squad1')))
     assert attribute(a, b).factor == 'transfer' and 'effect of transfer' in label(attribute(a, b))
 
 
 def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
     "A student without KD then has no teacher at all; what a teacher brings with it belongs to KD."
-    a, b = (make_record(mode=mode, transfer='squad1', student_init='transferred') | dict(initial=dict(transfer_run_id='t')) for mode in ('full_student', 'full_kd'))
+    a, b = (
+        make_record(mode=mode, transfer='squad1', student_init='transferred')
+        | dict(initial=dict(transfer_run_id='t'))
+        for mode in ('full_student', 'full_kd')
+    )
     assert a['settings']['teacher_questions'] is None and b['settings']['teacher_questions'] == 'all'
     assert attribute(a, b | dict(teacher_run_id='x')).factor == 'kd'
 
 
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
     asked = []
-    monkeypatch.setattr('kdnotes.experiment.plan.load_corpus', lambda task, name, columns=None: asked.append(name) or load_corpus(task, name, columns))
+    monkeypatch.setattr(
+        'kdnotes.experiment.plan.load_corpus',
+        lambda task, name, columns=None: asked.append(name) or load_corpus(task, name, columns),
+    )
     plan_study(2, 'all', corpus='embedded', transfer=corpus, student_init='transferred')
     assert sorted(asked) == sorted(['embedded', corpus])
 
 
 def test_a_folder_with_wikiqa_has_the_settings_of_wikiqa(corpora, tmp_path, monkeypatch):
-    if not (corpora / 'wikiqa').is_dir(): pytest.skip('no WikiQA here')
+    if not (corpora / 'wikiqa').is_dir():
+        pytest.skip('no WikiQA here')
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     p = plan(make_config(mode='full_kd', corpus=str(corpora / 'wikiqa')), ON)
     usual = plan(make_config(mode='full_kd', corpus='wikiqa'), ON)
-    assert p.config.corpus == str(corpora / 'wikiqa') and p.config.learning_rate == usual.config.learning_rate and p.teacher.config.epochs == usual.teacher.config.epochs
-    assert (p.run_id, p.teacher.run_id) == (usual.run_id, usual.teacher.run_id)  # the same science under two names
+    assert (
+        p.config.corpus == str(corpora / 'wikiqa')
+        and p.config.learning_rate == usual.config.learning_rate
+        and p.teacher.config.epochs == usual.teacher.config.epochs
+    )
+    # the same science under two names
+    assert (p.run_id, p.teacher.run_id) == (usual.run_id, usual.teacher.run_id)
 
 
 def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
-    if not (files := [f for n in SQUAD_FILES if (f := corpora / 'squad1' / n).exists()]): pytest.skip('no SQuAD 1.1 here')
+    if not (files := [f for n in SQUAD_FILES if (f := corpora / 'squad1' / n).exists()]):
+        pytest.skip('no SQuAD 1.1 here')
     paragraphs = read_squad(files[0])
-    rows = [dict(id=i, title=p.title, context=p.context, question=q, answers=dict(text=[p.context[a:b]], answer_start=[a])) for p in paragraphs for i, q, (a, b) in p.questions]
+    rows = [
+        dict(
+            id=i,
+            title=p.title,
+            context=p.context,
+            question=q,
+            answers=dict(text=[p.context[a:b]], answer_start=[a]),
+        )
+        for p in paragraphs
+        for i, q, (a, b) in p.questions
+    ]
     again = from_hub({k: [r[k] for r in rows] for k in rows[0]})
     assert len(again) == len(paragraphs) == 18896 and again == paragraphs
 
@@ -90,30 +145,61 @@ def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_weights_and_head_are_handed_on(corpus):
-    p = plan(make_config(mode='mixed_student', corpus='embedded', transfer=corpus, student_init='transferred', smoke=True, ranks=1, threads_per_rank=1), ON)
+    p = plan(
+        make_config(
+            mode='mixed_student',
+            corpus='embedded',
+            transfer=corpus,
+            student_init='transferred',
+            smoke=True,
+            ranks=1,
+            threads_per_rank=1,
+        ),
+        ON,
+    )
     record = execute(p)
     first = RunFolder(p.transfer.config.study, p.transfer.run_id).record()
     teacher = RunFolder(p.transfer.teacher.config.study, p.transfer.teacher.run_id).record()
-    assert record['initial']['start_sha256'] == first['model_sha256']         # the student's first step continues from its transfer
-    assert record['factors']['transfer'] == corpus and record['time']['transfer_s'] == first['time']['total_s'] > first['time']['train_s']
-    baseline = execute(plan(make_config(mode='mixed_baseline', corpus='embedded', transfer=corpus, smoke=True, threads_per_rank=1), ON))
-    assert baseline['initial']['start_sha256'] == teacher['model_sha256']     # and the baseline's from the teacher's, head included
+    # the student's first step continues from its transfer
+    assert record['initial']['start_sha256'] == first['model_sha256']
+    assert (
+        record['factors']['transfer'] == corpus
+        and record['time']['transfer_s'] == first['time']['total_s'] > first['time']['train_s']
+    )
+    baseline = execute(
+        plan(
+            make_config(
+                mode='mixed_baseline', corpus='embedded', transfer=corpus, smoke=True, threads_per_rank=1
+            ),
+            ON,
+        )
+    )
+    # and the baseline's from the teacher's, head included
+    assert baseline['initial']['start_sha256'] == teacher['model_sha256']
 
 
 def test_a_title_stands_before_each_sentence():
-    corpus, tokenizer = load_corpus('answer_selection', 'embedded'), load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
-    plain, titled = AnswerSelection(corpus), AnswerSelection(corpus, document_title=True)
-    for task in (plain, titled): task.encode(tokenizer)
+    corpus = load_corpus('answer_selection', 'embedded')
+    tokenizer = load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
+    plain = AnswerSelection(corpus)
+    titled = AnswerSelection(corpus, document_title=True)
+    for task in (plain, titled):
+        task.encode(tokenizer)
     row = corpus.splits['dev'][0]
     text = tokenizer.decode(titled.batch('dev', np.array([0])).inputs['input_ids'][0])
-    assert f"{row['document_title']} :".lower() in text and f"{row['document_title']} :".lower() not in tokenizer.decode(plain.batch('dev', np.array([0])).inputs['input_ids'][0])
+    assert (
+        f"{row['document_title']} :".lower() in text
+        and f"{row['document_title']} :".lower()
+        not in tokenizer.decode(plain.batch('dev', np.array([0])).inputs['input_ids'][0])
+    )
 
 
 def test_pairs_of_the_real_squad(corpora):
-    if not local_copy('squad1', CORPORA): pytest.skip('no copy of SQuAD 1.1 in $KDNOTES_DATA/squad1')
+    if not local_copy('squad1', CORPORA):
+        pytest.skip('no copy of SQuAD 1.1 in $KDNOTES_DATA/squad1')
     squad = load_corpus('answer_selection', 'squad1')
     n = counts(squad)
     assert (n.clean == n.questions).all() and n.questions['train'] > 30_000 and squad.name == 'squad1'
     titles = [{r['document_title'] for r in squad.splits[s]} for s in SPLITS]
-    assert sum(map(len, titles)) == len(set.union(*titles)) == 442          # an article is in one split
-    assert .15 < n.positives['train'] / n.pairs['train'] < .25             # about five sentences a paragraph
+    assert sum(map(len, titles)) == len(set.union(*titles)) == 442  # an article is in one split
+    assert 0.15 < n.positives['train'] / n.pairs['train'] < 0.25  # about five sentences a paragraph

@@ -1,5 +1,7 @@
 "The search as users start it; and the settings of the project are those its searches chose."
-import json, subprocess
+
+import json
+import subprocess
 import nbformat
 import numpy as np
 import pandas as pd
@@ -7,82 +9,229 @@ import pytest
 from scipy.stats import ttest_rel
 from kdnotes.tasks.answer_selection import DEFAULTS
 from kdnotes.core.config import ConfigError, evidence_path, factors
-from kdnotes.search.random import SPACES, TUNING_SEED, as_judged, draws, from_the_best, judge, plan_search, tuning_id
+from kdnotes.search.random import (
+    SPACES,
+    TUNING_SEED,
+    as_judged,
+    draws,
+    from_the_best,
+    judge,
+    plan_search,
+    tuning_id,
+)
 from notebooks import ROOT, command, papermill
 
 
 def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_else(monkeypatch):
-    first = [p for _, p in plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained')]
-    made = dict(corpus_sha256=first[0].corpus_sha256, factors=factors(first[0].config), tuning_id=first[0].config.tuning_id, arm='full_student')
-    monkeypatch.setattr('kdnotes.search.random.records', lambda study: [made] if study == 'mine-tuning' else [])
-    assert [p.run_id for _, p in plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained')] == [p.run_id for p in first]
-    with pytest.raises(ConfigError, match='start teacher_pretrained; give this search another study name'): plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded')
+    first = [
+        p
+        for _, p in plan_search(
+            'full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained'
+        )
+    ]
+    made = dict(
+        corpus_sha256=first[0].corpus_sha256,
+        factors=factors(first[0].config),
+        tuning_id=first[0].config.tuning_id,
+        arm='full_student',
+    )
+    monkeypatch.setattr(
+        'kdnotes.search.random.records', lambda study: [made] if study == 'mine-tuning' else []
+    )
+    assert [
+        p.run_id
+        for _, p in plan_search(
+            'full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained'
+        )
+    ] == [p.run_id for p in first]
+    with pytest.raises(ConfigError, match='start teacher_pretrained; give this search another study name'):
+        plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded')
 
 
 def test_a_try_is_no_search():
     "A smoke search has another name and, where it is given no study, another place; what belongs to tries is not committed."
-    full, smoke = (plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded', student_init='teacher_pretrained', smoke=s)[0][1] for s in ('false', 'true'))
-    assert full.config.tuning_id == tuning_id('mine', 'full_student', SPACES['student'], 2) != smoke.config.tuning_id
-    other = plan_search('full_kd', SPACES['student'], 2, 'mine', corpus='embedded', teacher_mode='mixed_baseline', temperature='4')[0][1]
-    assert other.config.tuning_id != tuning_id('mine', 'full_kd', SPACES['student'], 2) and other.config.temperature == 4, 'other parameters make another search'
-    tries = [f'{kind}/embedded-smoke{more}{name}' for more in ('', '-tuning', '-sensitivity') for kind, name in (('thesis/data', '.records.jsonl'), ('figures', '/curves.svg'))]
-    ignored = subprocess.run(['git', 'check-ignore', *tries, 'thesis/data/wikiqa-tuning.records.jsonl'], cwd=ROOT, capture_output=True, text=True)
-    if ignored.returncode == 128: pytest.skip('no git here')
+    full, smoke = (
+        plan_search(
+            'full_student',
+            SPACES['student'],
+            2,
+            'mine',
+            corpus='embedded',
+            student_init='teacher_pretrained',
+            smoke=s,
+        )[0][1]
+        for s in ('false', 'true')
+    )
+    assert (
+        full.config.tuning_id
+        == tuning_id('mine', 'full_student', SPACES['student'], 2)
+        != smoke.config.tuning_id
+    )
+    other = plan_search(
+        'full_kd',
+        SPACES['student'],
+        2,
+        'mine',
+        corpus='embedded',
+        teacher_mode='mixed_baseline',
+        temperature='4',
+    )[0][1]
+    assert (
+        other.config.tuning_id != tuning_id('mine', 'full_kd', SPACES['student'], 2)
+        and other.config.temperature == 4
+    ), 'other parameters make another search'
+    tries = [
+        f'{kind}/embedded-smoke{more}{name}'
+        for more in ('', '-tuning', '-sensitivity')
+        for kind, name in (('thesis/data', '.records.jsonl'), ('figures', '/curves.svg'))
+    ]
+    ignored = subprocess.run(
+        ['git', 'check-ignore', *tries, 'thesis/data/wikiqa-tuning.records.jsonl'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if ignored.returncode == 128:
+        pytest.skip('no git here')
     assert ignored.stdout.split() == tries
 
 
 @pytest.mark.slow
 def test_a_search_with_papermill(tmp_path):
-    done = papermill(tmp_path, 'nbs/tune.ipynb', tmp_path / 'tune.ipynb', ('mode', 'full_student'), ('student_init', 'teacher_pretrained'), ('trials', 2), ('jobs', 2), ('seeds', 1), ('smoke', True))
+    done = papermill(
+        tmp_path,
+        'nbs/tune.ipynb',
+        tmp_path / 'tune.ipynb',
+        ('mode', 'full_student'),
+        ('student_init', 'teacher_pretrained'),
+        ('trials', 2),
+        ('jobs', 2),
+        ('seeds', 1),
+        ('smoke', True),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {p.name.split('.')[0] for p in (tmp_path / 'thesis/data').iterdir()} == {'embedded-smoke-tuning', 'embedded-smoke-sensitivity'}
-    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
-    assert {r['seed'] for r in records} == {TUNING_SEED} and len({r['tuning_id'] for r in records}) == 1 and len(records) == 2
-    by_setting = {(r['settings']['learning_rate'], r['settings']['epochs']): r['metrics']['dev']['map'] for r in records}
+    assert {p.name.split('.')[0] for p in (tmp_path / 'thesis/data').iterdir()} == {
+        'embedded-smoke-tuning',
+        'embedded-smoke-sensitivity',
+    }
+    records = [
+        json.loads(line)
+        for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()
+    ]
+    assert (
+        {r['seed'] for r in records} == {TUNING_SEED}
+        and len({r['tuning_id'] for r in records}) == 1
+        and len(records) == 2
+    )
+    by_setting = {
+        (r['settings']['learning_rate'], r['settings']['epochs']): r['metrics']['dev']['map'] for r in records
+    }
     assert set(by_setting) == {(d['learning_rate'], d['epochs']) for d in draws(SPACES['student'], 2)}
     best = max(by_setting, key=by_setting.get)
     tuned = json.loads((tmp_path / 'thesis/data/embedded-smoke-sensitivity.records.jsonl').read_text())
-    assert (tuned['seed'], tuned['tuning_id'], tuned['settings']['learning_rate'], tuned['settings']['epochs']) == (0, records[0]['tuning_id'], *best)
+    assert (
+        tuned['seed'],
+        tuned['tuning_id'],
+        tuned['settings']['learning_rate'],
+        tuned['settings']['epochs'],
+    ) == (0, records[0]['tuning_id'], *best)
     last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
     assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
-    asked = ('tune', '--mode', 'full_student', '--jobs', 2, '--seeds', 1, '-p', 'student_init=teacher_pretrained', '-p', 'smoke=true')
+    asked = (
+        'tune',
+        '--mode',
+        'full_student',
+        '--jobs',
+        2,
+        '--seeds',
+        1,
+        '-p',
+        'student_init=teacher_pretrained',
+        '-p',
+        'smoke=true',
+    )
     again = command(tmp_path, *asked, '--trials', 2)
-    assert again.returncode == 0 and again.stdout.endswith(last) and 'training' not in again.stdout, 'without a notebook: the same search, found done\n' + again.stderr
-    wider, before = command(tmp_path, *asked, '--trials', 4), {r['run_id'] for r in records}
+    assert again.returncode == 0 and again.stdout.endswith(last) and 'training' not in again.stdout, (
+        'without a notebook: the same search, found done\n' + again.stderr
+    )
+    wider = command(tmp_path, *asked, '--trials', 4)
+    before = {r['run_id'] for r in records}
     assert wider.returncode == 0, wider.stderr
-    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()
+    ]
     made = [r for r in records if r['run_id'] not in before]
-    assert len(made) == 2 and {(r['machine']['jobs'], r['settings']['ranks'], r['settings']['threads_per_rank']) for r in made} == {(2, 1, 1)}
-    for r in made: assert f"{r['run_id']}: dev map {r['metrics']['dev']['map']:.3f}, trained in " in wider.stdout, 'a search is not shown its test set'
+    assert len(made) == 2 and {
+        (r['machine']['jobs'], r['settings']['ranks'], r['settings']['threads_per_rank']) for r in made
+    } == {(2, 1, 1)}
+    for r in made:
+        assert f"{r['run_id']}: dev map {r['metrics']['dev']['map']:.3f}, trained in " in wider.stdout, (
+            'a search is not shown its test set'
+        )
 
 
 def test_the_test_set_chooses_nothing():
-    made = [dict(run_id=f'r{i}', primary=dict(set='test', metric='map', higher_is_better=True), metrics=dict(dev=dict(map=d), test=dict(map=t))) for i, (d, t) in enumerate([(.6, .9), (.7, .1), (.5, .95)])]
+    made = [
+        dict(
+            run_id=f'r{i}',
+            primary=dict(set='test', metric='map', higher_is_better=True),
+            metrics=dict(dev=dict(map=d), test=dict(map=t)),
+        )
+        for i, (d, t) in enumerate([(0.6, 0.9), (0.7, 0.1), (0.5, 0.95)])
+    ]
     assert judge([dict(epochs=i) for i in range(3)], made).run_id.tolist() == ['r1', 'r0', 'r2']
 
 
 @pytest.mark.parametrize('higher', [True, False])
 def test_the_distance_from_the_best_is_the_paired_t_interval_of_the_questions_that_judged(higher):
     values = np.random.default_rng(0).random((3, 30))
-    made = [dict(run_id=f'r{i}', primary=dict(set='test', metric='map', higher_is_better=higher, value=.5), metrics=dict(dev=dict(map=v.mean()), test=dict(map=.5))) for i, v in enumerate(values)]
-    units = pd.DataFrame([dict(run_id=f'r{i}', split=split, metric='map', unit=q, value=x if split == 'dev' else .5) for i, v in enumerate(values) for q, x in enumerate(v) for split in ('dev', 'test')])
+    made = [
+        dict(
+            run_id=f'r{i}',
+            primary=dict(set='test', metric='map', higher_is_better=higher, value=0.5),
+            metrics=dict(dev=dict(map=v.mean()), test=dict(map=0.5)),
+        )
+        for i, v in enumerate(values)
+    ]
+    units = pd.DataFrame(
+        [
+            dict(run_id=f'r{i}', split=split, metric='map', unit=q, value=x if split == 'dev' else 0.5)
+            for i, v in enumerate(values)
+            for q, x in enumerate(v)
+            for split in ('dev', 'test')
+        ]
+    )
     judged = as_judged(made)
     first, *others = (values[int(r['run_id'][1:])] for r in judged)
     assert first.mean() == (values.mean(1).max() if higher else values.mean(1).min())
     none, *found = from_the_best(judged, units)
     assert none is None and len(found) == 2
     for d, other in zip(found, others):
-        true = ttest_rel(other, first).confidence_interval(.95)
-        assert (d.estimate, d.low, d.high) == pytest.approx((other.mean() - first.mean(), true.low, true.high))
+        true = ttest_rel(other, first).confidence_interval(0.95)
+        assert (d.estimate, d.low, d.high) == pytest.approx(
+            (other.mean() - first.mean(), true.low, true.high)
+        )
     assert judge([{}] * 3, made, units).from_the_best.tolist() == ['', *(f'{d:+.3f}' for d in found)]
-    assert from_the_best(judged, None) == [None] * 3 and judge([{}] * 3, made).from_the_best.tolist() == [''] * 3
-    assert from_the_best(judged, units.assign(value=units['value'] + .1)) == [None] * 3  # not what the records hold
+    assert (
+        from_the_best(judged, None) == [None] * 3 and judge([{}] * 3, made).from_the_best.tolist() == [''] * 3
+    )
+    # not what the records hold
+    assert from_the_best(judged, units.assign(value=units['value'] + 0.1)) == [None] * 3
 
 
-@pytest.mark.parametrize('corpus, network', [key for key, setting in DEFAULTS.items() if setting.get('tuning_id')] or [pytest.param('', '', marks=pytest.mark.skip(reason='no setting comes from a search yet'))])
+@pytest.mark.parametrize(
+    'corpus, network',
+    [key for key, setting in DEFAULTS.items() if setting.get('tuning_id')]
+    or [pytest.param('', '', marks=pytest.mark.skip(reason='no setting comes from a search yet'))],
+)
 def test_settings_are_those_the_search_chose(corpus, network):
     setting = DEFAULTS[corpus, network]
-    lines = [line for path in evidence_path().glob('*-tuning.records.jsonl') for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in evidence_path().glob('*-tuning.records.jsonl')
+        for line in path.read_text().splitlines()
+    ]
     trials = [r for r in map(json.loads, lines) if r['tuning_id'] == setting['tuning_id']]
     assert len(trials) >= 6, f"the trials of {setting['tuning_id']} are not among the evidence"
     best = judge([{}] * len(trials), trials).run_id[0]

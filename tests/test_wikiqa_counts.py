@@ -1,4 +1,5 @@
 "The real corpus is the published one: pairs, positives, questions, and the questions each kind of MAP averages over."
+
 import numpy as np
 import pytest
 
@@ -20,8 +21,10 @@ PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
 def corpus():
     beside = root().parent / 'shared' / 'data'
     with pytest.MonkeyPatch.context() as patch:
-        if not local_copy('wikiqa', CORPORA) and (beside / 'wikiqa').is_dir(): patch.setenv('KDNOTES_DATA', str(beside))
-        if not local_copy('wikiqa', CORPORA): pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa, data/wikiqa or ../shared/data/wikiqa')
+        if not local_copy('wikiqa', CORPORA) and (beside / 'wikiqa').is_dir():
+            patch.setenv('KDNOTES_DATA', str(beside))
+        if not local_copy('wikiqa', CORPORA):
+            pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa, data/wikiqa or ../shared/data/wikiqa')
         yield load_corpus('answer_selection', 'wikiqa')
 
 
@@ -41,15 +44,26 @@ def test_sentence_ids_are_what_the_hub_reader_makes(corpus):
         for r in rows:
             n = seen[r['question_id']] = seen.get(r['question_id'], -1) + 1
             assert r['sentence_id'] == f"{r['document_id']}-{n}"
-        assert len({r['document_id'] for r in rows}) == len({r['document_title'] for r in rows}) == len({(r['document_id'], r['document_title']) for r in rows})
+        assert (
+            len({r['document_id'] for r in rows})
+            == len({r['document_title'] for r in rows})
+            == len({(r['document_id'], r['document_title']) for r in rows})
+        )
 
 
 def test_a_perfect_and_a_constant_scorer(corpus):
     task = AnswerSelection(corpus)
     perfect = task.evaluate({s: task.questions[s].labels for s in ('dev', 'test')}).metrics['test']
-    assert [perfect[m] for m in ('map', 'mrr', 'p_at_1', 'answered_map', 'pair_f1', 'trigger_f1')] == [1.] * 6
+    assert [perfect[m] for m in ('map', 'mrr', 'p_at_1', 'answered_map', 'pair_f1', 'trigger_f1')] == [
+        1.0
+    ] * 6
     assert perfect['raw_map'] == pytest.approx(243 / 633)
     constant = task.evaluate({'test': np.zeros(len(task.rows['test']))})
     assert 0.1 < constant.metrics['test']['map'] < 0.5
     assert constant.units.groupby(['set', 'metric']).size().to_dict() == {
-        ('clean', 'map'): 237, ('clean', 'mrr'): 237, ('clean', 'p_at_1'): 237, ('answered', 'answered_map'): 243, ('raw', 'raw_map'): 633}
+        ('clean', 'map'): 237,
+        ('clean', 'mrr'): 237,
+        ('clean', 'p_at_1'): 237,
+        ('answered', 'answered_map'): 243,
+        ('raw', 'raw_map'): 633,
+    }

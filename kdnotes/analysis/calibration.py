@@ -19,54 +19,85 @@ __all__ = ['COLUMNS', 'aligned', 'bin_of', 'ece', 'brier', 'calibration_error', 
 # %% ../../nbs/analysis/06_calibration.ipynb #87ad518f
 COLUMNS = ('split', 'unit', 'item', 'label', 'score')
 
+
 def aligned(
     runs: Sequence[pd.DataFrame],  # predictions, one frame a run
     split: str,
-) -> pd.DataFrame:                 # unit, item, label, and a column of scores for each run: 0, 1, ...
+) -> pd.DataFrame:  # unit, item, label, and a column of scores for each run: 0, 1, ...
     "Predictions of several runs on the same candidates, side by side."
-    if not len(runs): raise StatsError('there are no predictions; give at least one frame')
+    if not len(runs):
+        raise StatsError('there are no predictions; give at least one frame')
     frames = []
     for k, run in enumerate(runs):
-        if missing := [c for c in COLUMNS if c not in run]: raise StatsError(f"predictions of run {k} have no column {', '.join(missing)}; they need {', '.join(COLUMNS)}")
-        f = run[run['split'] == split].assign(unit=lambda x: x['unit'].astype(str), item=lambda x: x['item'].astype(str)).set_index(['unit', 'item']).sort_index()
-        if not len(f): raise StatsError(f'predictions of run {k} hold nothing of split {split!r}')
-        if not np.isfinite(f['score'].astype(float)).all() or not f['label'].isin([0, 1]).all(): raise StatsError(f'predictions of run {k} hold scores that are not finite or labels other than 0 and 1')
-        if not f.index.is_unique or (frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())):
-            raise StatsError(f'predictions of run {k} are of other candidates or labels than those of run 0; compare runs on one corpus, scored once each')
+        if missing := [c for c in COLUMNS if c not in run]:
+            raise StatsError(
+                f"predictions of run {k} have no column {', '.join(missing)}; they need {', '.join(COLUMNS)}"
+            )
+        f = (
+            run[run['split'] == split]
+            .assign(unit=lambda x: x['unit'].astype(str), item=lambda x: x['item'].astype(str))
+            .set_index(['unit', 'item'])
+            .sort_index()
+        )
+        if not len(f):
+            raise StatsError(f'predictions of run {k} hold nothing of split {split!r}')
+        if not np.isfinite(f['score'].astype(float)).all() or not f['label'].isin([0, 1]).all():
+            raise StatsError(
+                f'predictions of run {k} hold scores that are not finite or labels other than 0 and 1'
+            )
+        if not f.index.is_unique or (
+            frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())
+        ):
+            raise StatsError(
+                f'predictions of run {k} are of other candidates or labels than those of run 0; compare runs on one corpus, scored once each'
+            )
         frames.append(f)
-    return pd.concat([frames[0]['label'], *(f['score'].rename(k) for k, f in enumerate(frames))], axis=1).reset_index()
+    return pd.concat(
+        [frames[0]['label'], *(f['score'].rename(k) for k, f in enumerate(frames))], axis=1
+    ).reset_index()
+
 
 def _values(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     "Scores (runs, candidates), labels, the question's number of each candidate, and how many questions there are."
     units, names = pd.factorize(table['unit'])
-    return table[list(range(table.shape[1] - 3))].to_numpy(float).T, table['label'].to_numpy(int), units, len(names)
+    return (
+        table[list(range(table.shape[1] - 3))].to_numpy(float).T,
+        table['label'].to_numpy(int),
+        units,
+        len(names),
+    )
 
 # %% ../../nbs/analysis/06_calibration.ipynb #0a671a5f
 def bin_of(
     probability: np.ndarray,  # (n,)
     bins: int = 10,
-    by: str = 'mass',         # 'mass': equally many in each; 'width': equally wide
-) -> np.ndarray:              # (n,) 0 ... bins - 1
+    by: str = 'mass',  # 'mass': equally many in each; 'width': equally wide
+) -> np.ndarray:  # (n,) 0 ... bins - 1
     "The bin of each probability; equal probabilities are never parted."
-    if by not in ('mass', 'width') or bins < 1: raise StatsError(f"by={by!r} must be 'mass' or 'width', bins={bins} at least 1")
+    if by not in ('mass', 'width') or bins < 1:
+        raise StatsError(f"by={by!r} must be 'mass' or 'width', bins={bins} at least 1")
     p = np.asarray(probability)
-    if by == 'width': return np.minimum((p * bins).astype(int), bins - 1)
+    if by == 'width':
+        return np.minimum((p * bins).astype(int), bins - 1)
     edges = np.quantile(p, np.arange(1, bins) / bins)
     return np.searchsorted(edges, p, side='left')
+
 
 def _gaps(p: np.ndarray, label: np.ndarray, units: np.ndarray, n: int, bins: int, by: str) -> np.ndarray:
     "Sums of probability minus label, by question and bin: (questions, bins)."
     which = bin_of(p, bins, by)
     return np.bincount(units * bins + which, p - label, n * bins).reshape(n, bins)
 
+
 def ece(
     probability: np.ndarray,  # (n,) of label 1
-    label: np.ndarray,        # (n,) 0 or 1
+    label: np.ndarray,  # (n,) 0 or 1
     bins: int = 10,
     by: str = 'mass',
-) -> float:                   # 0: honest
+) -> float:  # 0: honest
     "Expected calibration error of one run."
-    p, y = np.asarray(probability, float), np.asarray(label, float)
+    p = np.asarray(probability, float)
+    y = np.asarray(label, float)
     return float(abs(_gaps(p, y, np.zeros(len(p), int), 1, bins, by)).sum() / len(p))
 
 # %% ../../nbs/analysis/06_calibration.ipynb #08ff3ed9
@@ -77,15 +108,16 @@ def brier(
 ) -> Interval:
     "Brier score over candidates, mean over seeds; crossed interval over seeds and questions."
     scores, label, units, n = _values(aligned(runs, split))
-    sums = np.stack([np.bincount(units, v, n) for v in (expit(scores) - label)**2])
+    sums = np.stack([np.bincount(units, v, n) for v in (expit(scores) - label) ** 2])
     return crossed_interval(sums * n / len(label), level)
+
 
 def calibration_error(
     runs: Sequence[pd.DataFrame],
     rng: np.random.Generator,
     split: str = 'test',
     bins: int = 10,
-    by: str = 'mass',              # bins are those of each whole run; only what falls into them is drawn again
+    by: str = 'mass',  # bins are those of each whole run; only what falls into them is drawn again
     n_draws: int = 500,
     level: float = 0.95,
 ) -> Interval:
@@ -93,13 +125,21 @@ def calibration_error(
     scores, label, units, n = _values(aligned(runs, split))
     sizes = np.bincount(units, minlength=n)
     gaps = [_gaps(expit(s), label, units, n, bins, by) for s in scores]
-    def error(questions, gap): return abs(questions @ gap).sum(-1) / (questions @ sizes)   # of drawn questions
+
+    def error(questions, gap):
+        return abs(questions @ gap).sum(-1) / (questions @ sizes)  # of drawn questions
+
     estimate = float(np.mean([error(np.ones(n), g) for g in gaps]))
     seeds, questions = draw_counts((len(scores), n), rng, n_draws)
     se = float((sum(error(questions, g) * seeds[:, k] for k, g in enumerate(gaps)) / len(gaps)).std(ddof=1))
     half = float(ndtri((1 + level) / 2)) * se
-    method = f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and questions" + (' (one seed tells nothing about other seeds)' if len(scores) == 1 else '')
-    return Interval(estimate, max(0., estimate - half), estimate + half, len(scores), level, method, units=n, se=se)
+    method = (
+        f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and questions"
+        + (' (one seed tells nothing about other seeds)' if len(scores) == 1 else '')
+    )
+    return Interval(
+        estimate, max(0.0, estimate - half), estimate + half, len(scores), level, method, units=n, se=se
+    )
 
 # %% ../../nbs/analysis/06_calibration.ipynb #b9d23eb7
 def reliability(
@@ -118,53 +158,87 @@ def reliability(
     seeds, questions = draw_counts((len(p), n), rng, n_draws)
     rows = []
     for k in np.unique(which):
-        inside, right = (np.stack([np.bincount(units, w, n) for w in weights]) for weights in (which == k, (which == k) * label))
+        inside, right = (
+            np.stack([np.bincount(units, w, n) for w in weights])
+            for weights in (which == k, (which == k) * label)
+        )
         drawn = [np.einsum('ds,su,du->d', seeds, x, questions, optimize=True) for x in (inside, right)]
         share = drawn[1][drawn[0] > 0] / drawn[0][drawn[0] > 0]
-        seen = (which == k).any(0)   # in any run
-        if right.sum() in (0, inside.sum()): low, high = proportion_confint(int(label[seen].sum()), int(seen.sum()), 1 - level, 'wilson')
-        else: low, high = np.quantile(share, [(1 - level) / 2, (1 + level) / 2])
+        seen = (which == k).any(0)  # in any run
+        if right.sum() in (0, inside.sum()):
+            low, high = proportion_confint(int(label[seen].sum()), int(seen.sum()), 1 - level, 'wilson')
+        else:
+            low, high = np.quantile(share, [(1 - level) / 2, (1 + level) / 2])
         said = float(right.sum() / inside.sum())
-        rows.append(dict(bin=int(k), n=int(inside.sum()), probability=float(p[which == k].mean()), right=said, low=min(said, float(low)), high=max(said, float(high))))
+        rows.append(
+            dict(
+                bin=int(k),
+                n=int(inside.sum()),
+                probability=float(p[which == k].mean()),
+                right=said,
+                low=min(said, float(low)),
+                high=max(said, float(high)),
+            )
+        )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/analysis/06_calibration.ipynb #085f7b82
-def _divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray: return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
+def _divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
+
 
 def _tau(s: np.ndarray, t: np.ndarray) -> float:
     "Kendall's tau-b from the signs of all pairs; NaN where one side has no order. Equal to scipy's, at a twentieth of its time, which counts for thousands of short lists."
-    a, b = np.sign(s[:, None] - s), np.sign(t[:, None] - t)
+    a = np.sign(s[:, None] - s)
+    b = np.sign(t[:, None] - t)
     size = np.sqrt((a * a).sum() * (b * b).sum())
     return float((a * b).sum() / size) if size else np.nan
+
 
 def agreement_values(
     student: pd.DataFrame,  # predictions of one run
     teacher: pd.DataFrame,  # on the same candidates
     split: str = 'test',
-    threshold: float = 0.,  # of the score, for decisions; 0 is a probability of one half
-) -> pd.DataFrame:          # by unit: top_1, tau (NaN where it has none), kl, js, decisions
+    threshold: float = 0.0,  # of the score, for decisions; 0 is a probability of one half
+) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js, decisions
     "Agreement of a student with its teacher, question by question."
     table = aligned([student, teacher], split)
-    s, t = expit(table[0].to_numpy(float)), expit(table[1].to_numpy(float))
+    s = expit(table[0].to_numpy(float))
+    t = expit(table[1].to_numpy(float))
     m = (s + t) / 2
-    table = table.assign(kl=_divergence(t, s), js=(_divergence(s, m) + _divergence(t, m)) / 2, decisions=((table[0] > threshold) == (table[1] > threshold)).astype(float))
-    groups, scores = table.groupby('unit', sort=True), table[[0, 1]].to_numpy(float)
-    def first(k): return table.sort_values([k, 'item']).groupby('unit', sort=True)['item'].last()
+    table = table.assign(
+        kl=_divergence(t, s),
+        js=(_divergence(s, m) + _divergence(t, m)) / 2,
+        decisions=((table[0] > threshold) == (table[1] > threshold)).astype(float),
+    )
+    groups = table.groupby('unit', sort=True)
+    scores = table[[0, 1]].to_numpy(float)
+
+    def first(k):
+        return table.sort_values([k, 'item']).groupby('unit', sort=True)['item'].last()
+
     tau = {unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()}
     found = groups[['kl', 'js', 'decisions']].mean()
-    return found.assign(top_1=(first(0) == first(1)).astype(float), tau=found.index.map(tau))[['top_1', 'tau', 'kl', 'js', 'decisions']]
+    return found.assign(top_1=(first(0) == first(1)).astype(float), tau=found.index.map(tau))[
+        ['top_1', 'tau', 'kl', 'js', 'decisions']
+    ]
+
 
 def agreement(
     students: Sequence[pd.DataFrame],  # one a seed
     teachers: Sequence[pd.DataFrame],  # the teacher of each, in the same order
     split: str = 'test',
-    threshold: float = 0.,
+    threshold: float = 0.0,
     level: float = 0.95,
-) -> dict[str, Interval]:              # top_1, tau, kl, js, decisions
+) -> dict[str, Interval]:  # top_1, tau, kl, js, decisions
     "Agreement over seeds and questions."
-    if len(students) != len(teachers) or not students: raise StatsError(f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student its own teacher')
+    if len(students) != len(teachers) or not students:
+        raise StatsError(
+            f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student its own teacher'
+        )
     values = [agreement_values(s, t, split, threshold) for s, t in zip(students, teachers)]
-    if any(not v.index.equals(values[0].index) for v in values): raise StatsError('the seeds were not scored on the same questions; compare runs on one corpus')
+    if any(not v.index.equals(values[0].index) for v in values):
+        raise StatsError('the seeds were not scored on the same questions; compare runs on one corpus')
     matrices = {name: np.stack([v[name] for v in values]) for name in values[0]}
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
     return {name: crossed_interval(m, level) for name, m in matrices.items() if m.size}
@@ -178,6 +252,7 @@ def first_is_right(
     table = aligned([run], split)
     mixed = table.groupby('unit')['label'].transform('nunique') == 2
     return table[mixed].sort_values([0, 'item']).groupby('unit', sort=True)['label'].last().astype(bool)
+
 
 def decision_test(
     student: pd.DataFrame,

@@ -11,44 +11,74 @@ from dataclasses import dataclass
 __all__ = ['HARDWARE', 'Timed', 'timed', 'of_one_machine']
 
 # %% ../../nbs/analysis/03_comparable.ipynb #2f9c6de2
-HARDWARE = ('device', 'cpu', 'torch')  # of a record's environment: where one of them differs, times cannot be compared
+# of a record's environment: where one of them differs, times cannot be compared
+HARDWARE = ('device', 'cpu', 'torch')
+
 
 @dataclass(frozen=True)
 class Timed:
     "Runs whose times, memory and energy can stand side by side."
-    runs: tuple[dict, ...]                  # records of one machine
+
+    runs: tuple[dict, ...]  # records of one machine
     left_out: frozenset[str] = frozenset()  # run_ids of the others
-    note: str | None = None                 # what is left out and why; None: nothing
+    note: str | None = None  # what is left out and why; None: nothing
 
     def has(self, record: dict, key: str) -> bool:
         "May this quantity of a run be used? `total_s` holds its teacher's seconds, too."
-        return record['run_id'] not in self.left_out and not (key == 'total_s' and record.get('teacher_run_id') in self.left_out)
+        return record['run_id'] not in self.left_out and not (
+            key == 'total_s' and record.get('teacher_run_id') in self.left_out
+        )
+
 
 def timed(
     records: Sequence[dict],
 ) -> Timed:  # the runs of the machine that made most of them; none, where two made equally many
     "Choose the machine whose times are used, and of its runs those that had it for themselves."
     crowd = frozenset(r['run_id'] for r in records if (r.get('machine') or {}).get('jobs', 1) > 1)
-    if not crowd: return of_one_machine(records)
+    if not crowd:
+        return of_one_machine(records)
     found = of_one_machine([r for r in records if r['run_id'] not in crowd])
     said = f"times, memory and energy of {len(crowd)} of {len(records)} runs are left out, since others of the study were made at the same time (machine.jobs in their records)"
     return Timed(found.runs, found.left_out | crowd, '; '.join(filter(None, (said, found.note))))
 
+
 def of_one_machine(records: Sequence[dict]) -> Timed:
     "The runs of the machine that made most of them."
     made: dict[tuple, list[dict]] = {}
-    for r in records: made.setdefault(tuple(str(r['environment'].get(name)) for name in HARDWARE), []).append(r)
-    if len(made) < 2: return Timed(tuple(records))
+    for r in records:
+        made.setdefault(tuple(str(r['environment'].get(name)) for name in HARDWARE), []).append(r)
+    if len(made) < 2:
+        return Timed(tuple(records))
     differ = [(i, name) for i, name in enumerate(HARDWARE) if len({on[i] for on in made}) > 1]
-    def words(on): return ', '.join(dict.fromkeys(f'torch {on[i]}' if name == 'torch' else on[i] for i, name in differ))
-    def ids(runs): return frozenset(r['run_id'] for r in runs)
+
+    def words(on):
+        return ', '.join(dict.fromkeys(f'torch {on[i]}' if name == 'torch' else on[i] for i, name in differ))
+
+    def ids(runs):
+        return frozenset(r['run_id'] for r in runs)
+
     most, second = sorted(made, key=lambda on: -len(made[on]))[:2]
-    if len(made[most]) == len(made[second]): return Timed((), ids(records), f'times are left out, since as many runs were made with {words(most)} as with {words(second)}')
+    if len(made[most]) == len(made[second]):
+        return Timed(
+            (),
+            ids(records),
+            f'times are left out, since as many runs were made with {words(most)} as with {words(second)}',
+        )
     others = ids(r for on, runs in made.items() if on != most for r in runs)
-    return Timed(tuple(made[most]), others, f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: {_named(records, others)}')
+    return Timed(
+        tuple(made[most]),
+        others,
+        f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: {_named(records, others)}',
+    )
+
 
 def _named(records: Sequence[dict], others: frozenset[str]) -> str:
     "These runs by name; where they are all there are of some seeds, by seed."
     seeds = sorted({r['seed'] for r in records if r['run_id'] in others and 'seed' in r})
-    if seeds and len(others) > 1 and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records): return f"all {len(others)} runs of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    if (
+        seeds
+        and len(others) > 1
+        and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records)
+    ):
+        return f"all {len(others)} runs of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     return ', '.join(sorted(others))

@@ -12,10 +12,32 @@ import pandas as pd
 from ..core.config import CHAIN, CONTROLS, MODES, PROCEDURES, factor_settings, task_info
 from .plotting import metric_name
 from kdnotes.analysis.tests import (
-    ALPHA, FACTORIAL, INTERACTIONS, MARGINS, Effect, Equivalence, Family, PValue, crossed_test,
-    effect_size, equivalence, factorial, holm, interval_test, p_words, permutation_test, seed_test,
+    ALPHA,
+    FACTORIAL,
+    INTERACTIONS,
+    MARGINS,
+    Effect,
+    Equivalence,
+    Family,
+    PValue,
+    crossed_test,
+    effect_size,
+    equivalence,
+    factorial,
+    holm,
+    interval_test,
+    p_words,
+    permutation_test,
+    seed_test,
 )
-from .intervals import Interval, bootstrap_interval, crossed_interval, mean_interval, number_texts, ratio_interval
+from kdnotes.analysis.intervals import (
+    Interval,
+    bootstrap_interval,
+    crossed_interval,
+    mean_interval,
+    number_texts,
+    ratio_interval,
+)
 from ..telemetry.sampler import BUSY_SHARE, is_busy
 from .comparable import HARDWARE, Timed, timed
 
@@ -29,42 +51,59 @@ __all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'dif
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
 _BY_SEED = {'seed', 'teacher_seed', 'teacher_run_id', 'initial'}  # may differ between the seeds of an arm
 
+
 def recorded(
     record: dict,
 ) -> dict[str, Any]:  # name -> value; factors and settings share names
     "Everything a record says that could change a result."
     parallel = {k: v for k, v in record.get('parallel', {}).items() if k != 'reason'}
-    return {**parallel, **record['settings'], **record['factors'], **{k: record[k] for k in _IDENTITY}, **{k: record['environment'].get(k) for k in HARDWARE}}
+    return {
+        **parallel,
+        **record['settings'],
+        **record['factors'],
+        **{k: record[k] for k in _IDENTITY},
+        **{k: record['environment'].get(k) for k in HARDWARE},
+    }
+
 
 def differences(
     record_a: dict,
     record_b: dict,
 ) -> dict[str, tuple]:  # name -> (value in a, value in b), only where they differ
     "The recorded settings in which two runs differ."
-    a, b = recorded(record_a), recorded(record_b)
+    a = recorded(record_a)
+    b = recorded(record_b)
     return {k: (a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)}
 
 # %% ../../nbs/analysis/05_compare.ipynb #04f75ac2
 @dataclass(frozen=True)
 class Attribution:
     "What the differences between two runs amount to."
-    factor: str | None        # the one factor that explains all differences; None: there is no such factor
-    factors: dict[str, tuple] # name -> (a, b): the factors that differ; those that are part of another are not repeated
-    belongs: dict[str, tuple] # name -> (a, b): settings that differ as part of these factors
+
+    factor: str | None  # the one factor that explains all differences; None: there is no such factor
+    # name -> (a, b): the factors that differ; those that are part of another are not repeated
+    factors: dict[str, tuple]
+    belongs: dict[str, tuple]  # name -> (a, b): settings that differ as part of these factors
     others: dict[str, tuple]  # name -> (a, b): what differs besides
     part_of: dict[str, tuple[str, ...]]  # of each setting in `belongs`: its factors
+
 
 def _attribute(differ: dict[str, tuple], task: str) -> Attribution:
     "Sort differences into factors, their settings, and the rest."
     settings = factor_settings(task)
     changed = [factor for factor in settings if factor in differ]
-    names = [factor for factor in changed if not any(factor in settings[other] for other in changed if other != factor)]
+    names = [
+        factor
+        for factor in changed
+        if not any(factor in settings[other] for other in changed if other != factor)
+    ]
     explained = set().union(*(settings[factor] for factor in names))
     others = {k: v for k, v in differ.items() if k not in explained}
     belongs = {k: v for k, v in differ.items() if k in explained and k not in names}
     part_of = {k: tuple(factor for factor in names if k in settings[factor]) for k in belongs}
     only = names[0] if len(names) == 1 and not others else None
     return Attribution(only, {factor: differ[factor] for factor in names}, belongs, others, part_of)
+
 
 def attribute(
     record_a: dict,
@@ -73,38 +112,57 @@ def attribute(
     "Which factor, if any, a difference between two runs is the effect of."
     return _attribute(differences(record_a, record_b), record_a['task'])
 
+
 def label(
     attribution: Attribution,
     single: bool = False,  # of one seed only
-) -> str:                  # a few words, for a table
+) -> str:  # a few words, for a table
     "What a difference may be called."
     a = attribution
-    if a.factor: return f'one seed, in which only {a.factor} differs' if single else f'effect of {a.factor}'
+    if a.factor:
+        return f'one seed, in which only {a.factor} differs' if single else f'effect of {a.factor}'
     others = ', '.join(a.others)
-    if len(a.factors) > 1: return f"not one factor: {', '.join(a.factors)} differ" + (f', and {others}' if others else '')
-    if a.factors: return f'not {next(iter(a.factors))} alone: {others} differ too'
+    if len(a.factors) > 1:
+        return f"not one factor: {', '.join(a.factors)} differ" + (f', and {others}' if others else '')
+    if a.factors:
+        return f'not {next(iter(a.factors))} alone: {others} differ too'
     return f'no factor differs, but: {others}' if others else 'nothing recorded differs'
 
 # %% ../../nbs/analysis/05_compare.ipynb #22dd63e8
 def check_arm(
     records: Sequence[dict],  # of one arm
-) -> str | None:              # why they are not one arm; None: they are
+) -> str | None:  # why they are not one arm; None: they are
     "Whether runs differ in nothing but their seeds."
-    if not records: return 'there are no runs of this arm'
-    arm, values = records[0]['arm'], [recorded(r) for r in records]
+    if not records:
+        return 'there are no runs of this arm'
+    arm = records[0]['arm']
+    values = [recorded(r) for r in records]
     names = sorted(set().union(*values) - _BY_SEED - set(HARDWARE))
     mixed = [k for k in names if any(v.get(k) != values[0].get(k) for v in values)]
-    if mixed: return f"arm {arm!r} mixes runs that differ in {', '.join(mixed)}; give each kind an arm name of its own"
+    if mixed:
+        return (
+            f"arm {arm!r} mixes runs that differ in {', '.join(mixed)}; give each kind an arm name of its own"
+        )
     seeds = [(r['seed'], r['teacher_seed']) for r in records]
     twice = sorted({str(s[0]) for s in seeds if seeds.count(s) > 1})
-    return f"arm {arm!r} has seed{'s' * (len(twice) > 1)} {', '.join(twice)} more than once; keep one run a seed" if twice else None
+    return (
+        f"arm {arm!r} has seed{'s' * (len(twice) > 1)} {', '.join(twice)} more than once; keep one run a seed"
+        if twice
+        else None
+    )
+
 
 def commits(
     records: Iterable[dict],
-) -> list[str]:  # sorted, shortened; '-dirty' after one with uncommitted changes; 'unknown' where there was no git
+    # sorted, shortened; '-dirty' after one with uncommitted changes; 'unknown' where there was no git
+) -> list[str]:
     "The git commits runs stem from."
-    def short(git): return f"{git.partition('-')[0][:10]}{'-dirty' * git.endswith('-dirty')}" if git else 'unknown'
+
+    def short(git):
+        return f"{git.partition('-')[0][:10]}{'-dirty' * git.endswith('-dirty')}" if git else 'unknown'
+
     return sorted({short(r['environment'].get('git')) for r in records})
+
 
 def uncommitted(
     record: dict,
@@ -112,44 +170,77 @@ def uncommitted(
     "Was the run made with changes that were not committed?"
     return (record['environment'].get('git') or '').endswith('-dirty')
 
+
 def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
     "Why two arms cannot be compared at all."
     both = [*a, *b]
-    def values(key): return sorted({str(key(r)) for r in both})
-    for name, key in (('schemas', lambda r: r['schema']), ('tasks', lambda r: r['task']), ('corpora', lambda r: f"{r['corpus']} ({r['corpus_sha256'][:8]})"),
-                      ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}")):
-        if len(v := values(key)) > 1: return f"they have different {name}: {' and '.join(v)}"
-    if len(values(lambda r: bool(r['settings'].get('smoke')))) > 1: return 'smoke runs and full runs do not mix; leave the smoke runs out'
+
+    def values(key):
+        return sorted({str(key(r)) for r in both})
+
+    for name, key in (
+        ('schemas', lambda r: r['schema']),
+        ('tasks', lambda r: r['task']),
+        ('corpora', lambda r: f"{r['corpus']} ({r['corpus_sha256'][:8]})"),
+        ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}"),
+    ):
+        if len(v := values(key)) > 1:
+            return f"they have different {name}: {' and '.join(v)}"
+    if len(values(lambda r: bool(r['settings'].get('smoke')))) > 1:
+        return 'smoke runs and full runs do not mix; leave the smoke runs out'
     return check_arm(a) or check_arm(b)
 
 # %% ../../nbs/analysis/05_compare.ipynb #cd65c326
-def _matched(arms: Sequence[Sequence[dict]], usable: Callable[[dict], bool] = lambda r: True) -> tuple[list[tuple[dict, ...]], dict[str, tuple], str | None]:
+def _matched(
+    arms: Sequence[Sequence[dict]], usable: Callable[[dict], bool] = lambda r: True
+) -> tuple[list[tuple[dict, ...]], dict[str, tuple], str | None]:
     "One run of each arm, of the same seed and, where all arms have teachers, of the same teacher's seed; the seeds left out by arm; why that cannot be."
     taught = all(r['teacher_seed'] is not None for runs in arms for r in runs)
-    def key(r): return (r['seed'], r['teacher_seed']) if taught else (r['seed'],)
+
+    def key(r):
+        return (r['seed'], r['teacher_seed']) if taught else (r['seed'],)
+
     keyed = [{key(r): r for r in runs} for runs in arms]
     if torn := next((runs[0]['arm'] for runs, found in zip(arms, keyed) if len(found) < len(runs)), None):
-        return [], {}, f"arm {torn!r} has seeds with several teachers and its partner has none to tell them apart; compare one teacher seed at a time"
+        return (
+            [],
+            {},
+            f"arm {torn!r} has seeds with several teachers and its partner has none to tell them apart; compare one teacher seed at a time",
+        )
     common = sorted(set.intersection(*({k for k, r in found.items() if usable(r)} for found in keyed)))
-    left = {runs[0]['arm']: tuple(sorted(k[0] for k in found.keys() - set(common))) for runs, found in zip(arms, keyed)}
-    return [tuple(found[k] for found in keyed) for k in common], {arm: seeds for arm, seeds in left.items() if seeds}, None
+    left = {
+        runs[0]['arm']: tuple(sorted(k[0] for k in found.keys() - set(common)))
+        for runs, found in zip(arms, keyed)
+    }
+    return (
+        [tuple(found[k] for found in keyed) for k in common],
+        {arm: seeds for arm, seeds in left.items() if seeds},
+        None,
+    )
 
-def _pairs(a: Sequence[dict], b: Sequence[dict]) -> tuple[list[tuple[dict, dict]], dict[str, tuple], str | None]:
+
+def _pairs(
+    a: Sequence[dict], b: Sequence[dict]
+) -> tuple[list[tuple[dict, dict]], dict[str, tuple], str | None]:
     "Pairs sorted by seed, the seeds without a partner by arm, and why there are no pairs."
     pairs, left, why = _matched((a, b))
-    if not pairs and not why: why = f"they have no seed in common: {left[a[0]['arm']]} and {left[b[0]['arm']]}; run the same seeds in both"
+    if not pairs and not why:
+        why = f"they have no seed in common: {left[a[0]['arm']]} and {left[b[0]['arm']]}; run the same seeds in both"
     return pairs, left, why
 
 # %% ../../nbs/analysis/05_compare.ipynb #cae6a68f
 def unit_matrix(
-    records: Sequence[dict],     # in the order of the rows wanted
+    records: Sequence[dict],  # in the order of the rows wanted
     units: pd.DataFrame | None,  # run_id, split, set, unit, cluster, metric, value
-) -> pd.DataFrame | None:        # rows: run_id; columns: unit. None: no units whose mean is the primary metric
+) -> pd.DataFrame | None:  # rows: run_id; columns: unit. None: no units whose mean is the primary metric
     "The primary metric's values, run by unit."
-    if units is None or not len(units) or any(r['primary']['value'] is None for r in records): return None
-    p, ids = records[0]['primary'], [r['run_id'] for r in records]
+    if units is None or not len(units) or any(r['primary']['value'] is None for r in records):
+        return None
+    p = records[0]['primary']
+    ids = [r['run_id'] for r in records]
     rows = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
-    if set(rows['run_id']) != set(ids) or rows.duplicated(['run_id', 'unit']).any(): return None
+    if set(rows['run_id']) != set(ids) or rows.duplicated(['run_id', 'unit']).any():
+        return None
     matrix = rows.pivot(index='run_id', columns='unit', values='value').loc[ids]
     recorded_means = np.array([r['primary']['value'] for r in records])
     return matrix if np.allclose(matrix.mean(axis=1), recorded_means, rtol=1e-4, atol=1e-5) else None
@@ -158,16 +249,20 @@ def unit_matrix(
 @dataclass(frozen=True)
 class Remark:
     "What a reader should know, and its code."
-    code: str  # left_out | one_seed | one_teacher | commits | no_value | own_values | times_left_out | no_time | busy
+
+    # left_out | one_seed | one_teacher | commits | no_value | own_values | times_left_out | no_time | busy
+    code: str
     text: str  # a clause
 
 # %% ../../nbs/analysis/05_compare.ipynb #0079f6ba
 def _named(runs: Iterable[dict]) -> str:
     return ', '.join(r['run_id'] for r in runs)
 
+
 def _own_values(pairs: Sequence[tuple[dict, dict]]) -> np.ndarray:
     "b - a of the values that the records state, (seeds,)."
     return np.array([b['primary']['value'] - a['primary']['value'] for a, b in pairs])
+
 
 def _differences(
     pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None
@@ -182,8 +277,10 @@ def _differences(
     if not pairs:
         return None, [], why[0]
     remarks = [Remark('no_value', f'{w}; its pair is left out') for w in why]
-    a, b = [p[0] for p in pairs], [p[1] for p in pairs]
-    x, y = unit_matrix(a, units), unit_matrix(b, units)
+    a = [p[0] for p in pairs]
+    b = [p[1] for p in pairs]
+    x = unit_matrix(a, units)
+    y = unit_matrix(b, units)
     if x is None or y is None:
         if units is not None and len(units):
             text = "not every run has units whose mean is the metric, so the runs' own values are compared"
@@ -197,6 +294,7 @@ def _differences(
 # %% ../../nbs/analysis/05_compare.ipynb #b6d2bccc
 TIMES = ('train_s', 'total_s')  # training alone; with the teacher's training and its signal
 
+
 def _speedups(
     pairs: Sequence[tuple[dict, dict]], level: float, times: Timed
 ) -> tuple[dict[str, Interval], list[Remark], dict[str, str]]:
@@ -204,7 +302,8 @@ def _speedups(
     if not times.runs:
         return {}, [], dict.fromkeys(TIMES, times.note)
     runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
-    found, reasons = {}, {}
+    found = {}
+    reasons = {}
     remarks = [Remark('times_left_out', times.note)] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
         here = [p for p in pairs if all(times.has(r, key) for r in p)]
@@ -222,42 +321,63 @@ def _speedups(
     return found, remarks, reasons
 
 # %% ../../nbs/analysis/05_compare.ipynb #c78016b2
-def _evidence(d: np.ndarray, higher: bool, level: float, rng: np.random.Generator, margins: Sequence[float]) -> dict[str, Any]:
+def _evidence(
+    d: np.ndarray, higher: bool, level: float, rng: np.random.Generator, margins: Sequence[float]
+) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
     if d.ndim == 1:
-        i, flipped = mean_interval(d, level), seed_test(d, rng)
+        i = mean_interval(d, level)
+        flipped = seed_test(d, rng)
         test = flipped if flipped.p is None else interval_test(i)
-        return dict(difference=replace(i, method=f'{i.method}, paired by seed; no units'), p=test.p, p_permutation=flipped.p, p_reason=test.reason,
-                    effect_size_seeds=effect_size(d, level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in margins))
-    i, test = crossed_interval(d, level), crossed_test(d)
-    return dict(difference=i, bootstrap=bootstrap_interval(d, rng, level=level), p=test.p, p_reason=test.reason, p_permutation=permutation_test(d, rng).p, effect_size=effect_size(d.mean(0), level),
-                effect_size_seeds=effect_size(d.mean(1), level) if len(d) > 1 else None, equivalences=tuple(equivalence(i, m, higher) for m in margins))
+        return dict(
+            difference=replace(i, method=f'{i.method}, paired by seed; no units'),
+            p=test.p,
+            p_permutation=flipped.p,
+            p_reason=test.reason,
+            effect_size_seeds=effect_size(d, level) if len(d) > 1 else None,
+            equivalences=tuple(equivalence(i, m, higher) for m in margins),
+        )
+    i = crossed_interval(d, level)
+    test = crossed_test(d)
+    return dict(
+        difference=i,
+        bootstrap=bootstrap_interval(d, rng, level=level),
+        p=test.p,
+        p_reason=test.reason,
+        p_permutation=permutation_test(d, rng).p,
+        effect_size=effect_size(d.mean(0), level),
+        effect_size_seeds=effect_size(d.mean(1), level) if len(d) > 1 else None,
+        equivalences=tuple(equivalence(i, m, higher) for m in margins),
+    )
 
 # %% ../../nbs/analysis/05_compare.ipynb #39e93227
 @dataclass(frozen=True)
 class Comparison:
     "Arm b against arm a."
+
     a: str
     b: str
-    attribution: Attribution | None   # None: refused
-    primary: dict | None              # set, metric, higher_is_better
-    difference: Interval | None       # of the primary metric, b - a
-    speedup: dict[str, Interval]      # time key -> time of a over time of b; above 1, b is faster
-    seeds: tuple[int, ...]            # of the pairs
-    left_out: dict[str, tuple]        # arm -> seeds without a partner
-    reasons: dict[str, str]           # 'comparison', 'difference', 'p' or a time key -> why there is none
-    warnings: tuple[Remark, ...]      # what a reader should know
-    p: float | None = None                     # of no difference, seeds and units random: the primary one
-    p_permutation: float | None = None         # over units, these seeds only; without units: over seeds
-    p_holm: float | None = None                # p, corrected over the family
-    family: Family | None = None               # the comparisons that are corrected together; None: this one was made alone
-    bootstrap: Interval | None = None          # of the difference
-    effect_size: Interval | None = None        # Cohen's d_z over units of seed means
+    attribution: Attribution | None  # None: refused
+    primary: dict | None  # set, metric, higher_is_better
+    difference: Interval | None  # of the primary metric, b - a
+    speedup: dict[str, Interval]  # time key -> time of a over time of b; above 1, b is faster
+    seeds: tuple[int, ...]  # of the pairs
+    left_out: dict[str, tuple]  # arm -> seeds without a partner
+    reasons: dict[str, str]  # 'comparison', 'difference', 'p' or a time key -> why there is none
+    warnings: tuple[Remark, ...]  # what a reader should know
+    p: float | None = None  # of no difference, seeds and units random: the primary one
+    p_permutation: float | None = None  # over units, these seeds only; without units: over seeds
+    p_holm: float | None = None  # p, corrected over the family
+    family: Family | None = None  # the comparisons that are corrected together; None: this one was made alone
+    bootstrap: Interval | None = None  # of the difference
+    effect_size: Interval | None = None  # Cohen's d_z over units of seed means
     effect_size_seeds: Interval | None = None  # Cohen's d_z over seeds of unit means
-    equivalences: tuple[Equivalence, ...] = () # for each of MARGINS
-    p_times: dict[str, float | None] = field(default_factory=dict)       # time key -> p of equal times, Student's t on logarithms
-    p_times_holm: dict[str, float | None] = field(default_factory=dict)  # corrected over the same comparisons of that time
-    unit_name: str = 'units'                   # what the metric averages over
+    equivalences: tuple[Equivalence, ...] = ()  # for each of MARGINS
+    # time key -> p of equal times, Student's t on logarithms
+    p_times: dict[str, float | None] = field(default_factory=dict)
+    # corrected over the same comparisons of that time
+    p_times_holm: dict[str, float | None] = field(default_factory=dict)
+    unit_name: str = 'units'  # what the metric averages over
 
     @property
     def n_seeds(self) -> int:
@@ -278,12 +398,14 @@ def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
     "Differences over all pairs; values that are not the same in every pair read 'by seed'."
     merged: dict[str, list] = {}
     for a, b in pairs:
-        for name, values in differences(a, b).items(): merged.setdefault(name, []).append(values)
-    return {k: v[0] if all(x == v[0] for x in v) else ('by seed', 'by seed') for k, v in sorted(merged.items())}
+        for name, values in differences(a, b).items():
+            merged.setdefault(name, []).append(values)
+    return {
+        k: v[0] if all(x == v[0] for x in v) else ('by seed', 'by seed') for k, v in sorted(merged.items())
+    }
 
-def _warnings(
-    pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]
-) -> tuple[Remark, ...]:
+
+def _warnings(pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]) -> tuple[Remark, ...]:
     "What a reader of the comparison should know."
     found = []
     for arm, seeds in left_out.items():
@@ -298,35 +420,65 @@ def _warnings(
         found.append(Remark('commits', f"the runs stem from more than one git commit: {', '.join(c)}"))
     return tuple(found)
 
+
 def _one_teacher(runs: Sequence[dict]) -> bool:
     "Do several seeds of an arm share one teacher?"
     seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
     return len(seeds) > 1 == len(teachers) and runs[0]['teacher_seed'] is not None
 
+
 SEED = 0  # of resamples and permutations
 
+
 def compare(
-    records_a: Sequence[dict],          # the runs of one arm
-    records_b: Sequence[dict],          # the runs of another
+    records_a: Sequence[dict],  # the runs of one arm
+    records_b: Sequence[dict],  # the runs of another
     units: pd.DataFrame | None = None,  # of these runs
-    level: float = 0.95,                # confidence level
-    times: Timed | None = None,         # whose times are used; None: chosen among these runs
-    rng: np.random.Generator | None = None,  # of resamples and permutations. None: a new one from SEED, so that every comparison draws the same seeds and questions
-) -> Comparison:                        # b against a
+    level: float = 0.95,  # confidence level
+    times: Timed | None = None,  # whose times are used; None: chosen among these runs
+    # of resamples and permutations. None: a new one from SEED, so that every comparison draws the same seeds
+    # and questions
+    rng: np.random.Generator | None = None,
+) -> Comparison:  # b against a
     "Pair two arms by seed and say what differs, by how much, and how sure that is."
-    pairs, left_out, none = [], {}, _refusal(records_a, records_b)
-    if not none: pairs, left_out, none = _pairs(records_a, records_b)
+    pairs = []
+    left_out = {}
+    none = _refusal(records_a, records_b)
+    if not none:
+        pairs, left_out, none = _pairs(records_a, records_b)
     names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
-    if none: return Comparison(*names, None, None, None, {}, (), left_out, {'comparison': none}, ())
+    if none:
+        return Comparison(*names, None, None, None, {}, (), left_out, {'comparison': none}, ())
     speedup, slow, reasons = _speedups(pairs, level, times or timed([r for pair in pairs for r in pair]))
     primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
     task = task_info(pairs[0][0]['task'])
     d, warnings, why = _differences(pairs, units)
-    found = {} if d is None else _evidence(d, primary['higher_is_better'], level, rng or np.random.default_rng(SEED), task.margins.get(primary['metric'], MARGINS))
+    found = (
+        {}
+        if d is None
+        else _evidence(
+            d,
+            primary['higher_is_better'],
+            level,
+            rng or np.random.default_rng(SEED),
+            task.margins.get(primary['metric'], MARGINS),
+        )
+    )
     reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}
-    return Comparison(*names, _attribute(_between(pairs), pairs[0][0]['task']), primary, found.pop('difference', None), speedup, tuple(a['seed'] for a, _ in pairs), left_out, reasons,
-                      (*_warnings(pairs, left_out), *warnings, *slow), **found, p_times={k: interval_test(i, 1., log=True).p for k, i in speedup.items()},
-                      unit_name=task.unit_name)
+    return Comparison(
+        *names,
+        _attribute(_between(pairs), pairs[0][0]['task']),
+        primary,
+        found.pop('difference', None),
+        speedup,
+        tuple(a['seed'] for a, _ in pairs),
+        left_out,
+        reasons,
+        (*_warnings(pairs, left_out), *warnings, *slow),
+        **found,
+        p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
+        unit_name=task.unit_name,
+    )
 
 # %% ../../nbs/analysis/05_compare.ipynb #cd2bcccd
 VERDICTS = {  # code -> words
@@ -336,29 +488,37 @@ VERDICTS = {  # code -> words
 }
 ONE_SEED = 'one seed tells nothing about other seeds'
 
+
 @dataclass(frozen=True)
 class Verdict:
     "What a test says of a difference."
-    code: str                  # of VERDICTS
+
+    code: str  # of VERDICTS
     reason: str | None = None  # why there is no test
 
     @property
     def words(self) -> str:
         return VERDICTS[self.code]
 
+
 def verdict_on(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
-) -> Verdict:                # by the corrected p, where there is one, else by p
+) -> Verdict:  # by the corrected p, where there is one, else by p
     "Is a difference significant, not significant, or not tested?"
     c = comparison
     if about == 'primary':
-        interval, p, corrected = c.difference, c.p, c.p_holm
+        interval = c.difference
+        p = c.p
+        corrected = c.p_holm
     else:
-        interval, p, corrected = c.speedup.get(about), c.p_times.get(about), c.p_times_holm.get(about)
+        interval = c.speedup.get(about)
+        p = c.p_times.get(about)
+        corrected = c.p_times_holm.get(about)
     if interval is None or p is None:
         return Verdict('not_tested', _why_untested(c, about, interval))
     return Verdict('significant' if (p if corrected is None else corrected) < ALPHA else 'not_significant')
+
 
 def _why_untested(c: Comparison, about: str, interval: Interval | None) -> str:
     "Why a difference has no p."
@@ -371,6 +531,7 @@ def _why_untested(c: Comparison, about: str, interval: Interval | None) -> str:
     if about == 'primary':
         return c.reasons.get('p', unknown)
     return interval_test(interval, 1.0, log=True).reason or unknown
+
 
 def _p_clause(p: float | None, corrected: float | None, family: Family | None) -> str:
     "A p value and its correction, after a semicolon; nothing where there is no p."
@@ -390,14 +551,18 @@ def times_as(
     "What b's time is of a's, as one says it: times as fast, or times as long."
     if ratio.estimate >= 1:
         return f'{ratio:.2f} times as fast'
+
     def turned(x):
         return None if x is None else 1 / x  # where the interval is unknown
+
     longer = replace(ratio, estimate=1 / ratio.estimate, low=turned(ratio.high), high=turned(ratio.low))
     return f'{longer:.2f} times as long'
 
+
 def _sense(c: Comparison) -> str:
     "What a difference of the primary metric means."
-    d, found = c.difference, verdict_on(c)
+    d = c.difference
+    found = verdict_on(c)
     direction = 'no change'
     if d.estimate != 0:
         direction = 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
@@ -409,9 +574,11 @@ def _sense(c: Comparison) -> str:
     where = f'{direction} in {_one_seed(c)}, ' if c.n_seeds == 1 else ''
     return f'{where}{found.words}, since {found.reason}'
 
+
 def _result(c: Comparison) -> list[str]:
     "The clauses on accuracy and time."
-    name, said = f"{c.primary['set']} {c.primary['metric']}", []
+    name = f"{c.primary['set']} {c.primary['metric']}"
+    said = []
     if c.difference is None:
         said.append(f"{name} is not compared, since {c.reasons['difference']}")
     else:
@@ -429,9 +596,12 @@ def explain(
     c = comparison
     if 'comparison' in c.reasons:
         return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
-    x, n = c.attribution, len(c.seeds)
+    x = c.attribution
+    n = len(c.seeds)
     the = 'the ' if x.factor and n > 1 else ''
-    text = f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. This is {the}{label(x, n == 1)}"
+    text = (
+        f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. This is {the}{label(x, n == 1)}"
+    )
     if x.belongs:
         few = len(x.belongs) <= 4
         part = ', '.join(x.belongs) if few else f'{len(x.belongs)} settings, in the table of differences'
@@ -440,9 +610,11 @@ def explain(
         text += f"; {', '.join(missing)} was not varied on this machine"
     return '. '.join([text, *(w.text[0].upper() + w.text[1:] for w in c.warnings)]) + '.'
 
+
 def _not_varied(c: Comparison) -> list[str]:
     "Factors in which the modes differ and the runs do not."
-    a, b = MODES[c.a], MODES[c.b]
+    a = MODES[c.a]
+    b = MODES[c.b]
     names = ('network', 'precision', 'kd', 'ranks')
     return [f for f in names if getattr(a, f) != getattr(b, f) and f not in c.attribution.factors]
 
@@ -450,8 +622,10 @@ def _not_varied(c: Comparison) -> list[str]:
 def _one_seed(c: Comparison) -> str:
     return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
 
+
 def _direction(c: Comparison) -> str:
     return 'higher' if c.difference.estimate > 0 else 'lower'
+
 
 def _alike(c: Comparison) -> str:
     "What the margin allows to say."
@@ -470,7 +644,7 @@ def _alike(c: Comparison) -> str:
 def sentence(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
-) -> str:                    # one sentence with a full stop
+) -> str:  # one sentence with a full stop
     "What a text may claim."
     c = comparison
     why = c.reasons.get('comparison') or c.reasons.get('difference' if about == 'primary' else about)
@@ -478,8 +652,11 @@ def sentence(
         return f'{c.a} and {c.b} are not compared, since {why}.'
     return (_accuracy_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'
 
+
 def _accuracy_sentence(c: Comparison) -> str:
-    d, name, found = c.difference, f"{metric_name(c.primary['metric'])} on the {c.primary['set']} set", verdict_on(c)
+    d = c.difference
+    name = f"{metric_name(c.primary['metric'])} on the {c.primary['set']} set"
+    found = verdict_on(c)
     if c.n_seeds == 1:
         size = number_texts([abs(d.estimate)], '.4f')[0]
         compared = f'{_direction(c)} by {size} than' if d.estimate else 'the same as'
@@ -487,23 +664,26 @@ def _accuracy_sentence(c: Comparison) -> str:
     units = f' and {d.units} {c.unit_name}' if d.units else ''
     rests = f'{d.level:.0%} interval, {c.n_seeds} seeds{units}{_p_clause(c.p, c.p_holm, c.family)}'
     if found.code == 'not_tested':
-        return (f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); '
-                f'it was {found.words}, since {found.reason}{_alike(c)}')
+        return f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); it was {found.words}, since {found.reason}{_alike(c)}'
     if found.code == 'not_significant':
         return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+.4f} ({rests}){_alike(c)}'
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
     worse = (d.estimate > 0) != c.primary['higher_is_better']
-    return (f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} ({rests}){_called(c)}'
-            f"{_alike(c) if worse else ''}")
+    return f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} ({rests}){_called(c)}{_alike(c) if worse else ""}'
+
 
 def _called(c: Comparison) -> str:
     "Whose effect it is."
     return f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({label(c.attribution)})'
 
+
 _WORK = {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}
 
+
 def _time_sentence(c: Comparison, about: str) -> str:
-    i, name, found = c.speedup[about], _WORK[about], verdict_on(c, about)
+    i = c.speedup[about]
+    name = _WORK[about]
+    found = verdict_on(c, about)
     if i.n == 1:
         return f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}; nothing is known about other seeds'
     p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
@@ -520,27 +700,52 @@ def difference_table(
     comparison: Comparison,
 ) -> pd.DataFrame:  # setting, the value in each arm, and the factors it is part of ('' for none)
     "Every recorded setting in which two arms differ."
-    c, x = comparison, comparison.attribution
-    if x is None: return pd.DataFrame(columns=['setting', c.a, c.b, 'part of'])
-    def part(name): return 'a factor' if name in x.factors else ', '.join(x.part_of.get(name, ()))
-    return pd.DataFrame([{'setting': k, c.a: a, c.b: b, 'part of': part(k)} for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()])
+    c = comparison
+    x = comparison.attribution
+    if x is None:
+        return pd.DataFrame(columns=['setting', c.a, c.b, 'part of'])
+
+    def part(name):
+        return 'a factor' if name in x.factors else ', '.join(x.part_of.get(name, ()))
+
+    return pd.DataFrame(
+        [
+            {'setting': k, c.a: a, c.b: b, 'part of': part(k)}
+            for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()
+        ]
+    )
 
 # %% ../../nbs/analysis/05_compare.ipynb #2d685b32
 def study_comparisons(
-    records: Sequence[dict],            # of one study
+    records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
-    level: float = 0.95,                # confidence level
-) -> list[tuple[str, Comparison]]:      # (chain | control | procedures | variant, comparison)
+    level: float = 0.95,  # confidence level
+) -> list[tuple[str, Comparison]]:  # (chain | control | procedures | variant, comparison)
     "All comparisons the arms of a study allow."
     arms: dict[str, list[dict]] = {}
-    for r in records: arms.setdefault(r['arm'], []).append(r)
+    for r in records:
+        arms.setdefault(r['arm'], []).append(r)
     steps = [('chain', *s) for s in CHAIN] + [('control', *s) for s in CONTROLS]
-    steps += [('procedures', a, b) for i, a in enumerate(PROCEDURES) for b in PROCEDURES[i + 1:] if (a, b) not in CHAIN + CONTROLS]
+    steps += [
+        ('procedures', a, b)
+        for i, a in enumerate(PROCEDURES)
+        for b in PROCEDURES[i + 1 :]
+        if (a, b) not in CHAIN + CONTROLS
+    ]
     steps += [('variant', runs[0]['mode'], arm) for arm, runs in sorted(arms.items()) if arm not in MODES]
     times = timed(records)
-    return corrected([(kind, compare(arms[a], arms[b], units, level, times)) for kind, a, b in steps if a in arms and b in arms])
+    return corrected(
+        [
+            (kind, compare(arms[a], arms[b], units, level, times))
+            for kind, a, b in steps
+            if a in arms and b in arms
+        ]
+    )
 
-FAMILIES = {'chain and controls': ('chain', 'control'), 'procedures and variants': ('procedures', 'variant')}  # name -> kinds of comparisons
+
+# name -> kinds of comparisons
+FAMILIES = {'chain and controls': ('chain', 'control'), 'procedures and variants': ('procedures', 'variant')}
+
 
 def corrected(
     comparisons: Sequence[tuple[str, Comparison]],  # (kind, comparison)
@@ -549,52 +754,118 @@ def corrected(
     found = list(comparisons)
     for name, kinds in FAMILIES.items():
         inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in kinds}
-        if not inside: continue
+        if not inside:
+            continue
         family = Family(name, tuple(inside))
         p = holm({step: c.p for step, c in inside.items()}, family)
         times = {key: holm({step: c.p_times.get(key) for step, c in inside.items()}, family) for key in TIMES}
-        def with_holm(c, step): return replace(c, family=family, p_holm=p[step], p_times_holm={key: times[key][step] for key in TIMES if key in c.p_times})
+
+        def with_holm(c, step):
+            return replace(
+                c,
+                family=family,
+                p_holm=p[step],
+                p_times_holm={key: times[key][step] for key in TIMES if key in c.p_times},
+            )
+
         found = [(kind, with_holm(c, f'{c.a} -> {c.b}') if kind in kinds else c) for kind, c in found]
     return found
 
 # %% ../../nbs/analysis/05_compare.ipynb #92b3747e
 def chain_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `study_comparisons`
-) -> pd.DataFrame:  # kind, a, b, factor, label, pairs, units, difference, p, ..., verdict, verdict_train_s, verdict_total_s (codes of VERDICTS), effect_size, train_s, total_s (with _low and _high), note
+    # kind, a, b, factor, label, pairs, units, difference, p, ..., verdict, verdict_train_s, verdict_total_s
+    # (codes of VERDICTS), effect_size, train_s, total_s (with _low and _high), note
+) -> pd.DataFrame:
     "Comparisons as numbers, one row each."
-    def cells(name, i): return dict(zip((name, f'{name}_low', f'{name}_high'), (i.estimate, i.low, i.high) if i else (None,) * 3))
-    def alike(c): return {f'p_{kind}_{e.margin:g}': getattr(e, f'p_{kind}') for e in c.equivalences for kind in ('noninferior', 'equivalent')}
-    def verdicts(c): return {'verdict': verdict_on(c).code} | {f'verdict_{key}': verdict_on(c, key).code for key in TIMES}
-    return pd.DataFrame([dict(
-        kind=kind, a=c.a, b=c.b, factor=c.attribution and c.attribution.factor, label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared', pairs=len(c.seeds),
-        units=c.n_units, **cells('difference', c.difference), p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, family=c.family and c.family.name, **cells('bootstrap', c.bootstrap), **verdicts(c),
-        **cells('effect_size', c.effect_size), **cells('effect_size_seeds', c.effect_size_seeds), **alike(c), **cells('train_s', c.speedup.get('train_s')), **cells('total_s', c.speedup.get('total_s')),
-        **{f'p_{key}': c.p_times.get(key) for key in TIMES}, **{f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES},
-        note='; '.join(dict.fromkeys([*c.reasons.values(), *(w.text for w in c.warnings)]))) for kind, c in comparisons])
+
+    def cells(name, i):
+        return dict(
+            zip((name, f'{name}_low', f'{name}_high'), (i.estimate, i.low, i.high) if i else (None,) * 3)
+        )
+
+    def alike(c):
+        return {
+            f'p_{kind}_{e.margin:g}': getattr(e, f'p_{kind}')
+            for e in c.equivalences
+            for kind in ('noninferior', 'equivalent')
+        }
+
+    def verdicts(c):
+        return {'verdict': verdict_on(c).code} | {f'verdict_{key}': verdict_on(c, key).code for key in TIMES}
+
+    return pd.DataFrame(
+        [
+            dict(
+                kind=kind,
+                a=c.a,
+                b=c.b,
+                factor=c.attribution and c.attribution.factor,
+                label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
+                pairs=len(c.seeds),
+                units=c.n_units,
+                **cells('difference', c.difference),
+                p=c.p,
+                p_holm=c.p_holm,
+                p_permutation=c.p_permutation,
+                family=c.family and c.family.name,
+                **cells('bootstrap', c.bootstrap),
+                **verdicts(c),
+                **cells('effect_size', c.effect_size),
+                **cells('effect_size_seeds', c.effect_size_seeds),
+                **alike(c),
+                **cells('train_s', c.speedup.get('train_s')),
+                **cells('total_s', c.speedup.get('total_s')),
+                **{f'p_{key}': c.p_times.get(key) for key in TIMES},
+                **{f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES},
+                note='; '.join(dict.fromkeys([*c.reasons.values(), *(w.text for w in c.warnings)])),
+            )
+            for kind, c in comparisons
+        ]
+    )
 
 # %% ../../nbs/analysis/05_compare.ipynb #aebb472c
 def study_factorial(
-    records: Sequence[dict],            # of one study
+    records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
     level: float = 0.95,
-) -> list[Effect]:                      # one for each of `analysis.tests.FACTORIAL`, refused ones with their reason
+) -> list[Effect]:  # one for each of `analysis.tests.FACTORIAL`, refused ones with their reason
     "Effects and interactions of precision, KD, network and ranks over a study's modes."
     arms = {m: [r for r in records if r['arm'] == m] for m in MODES}
-    found = [_effect(name, weights, {a: arms[a] for a in weights}, units, level) for name, weights in FACTORIAL.items()]
+    found = [
+        _effect(name, weights, {a: arms[a] for a in weights}, units, level)
+        for name, weights in FACTORIAL.items()
+    ]
     p = holm({e.name: e.p for e in found if e.name in INTERACTIONS.members}, INTERACTIONS)
     return [replace(e, p_holm=p.get(e.name)) for e in found]
 
-def _effect(name: str, weights: dict[str, float], arms: dict[str, list[dict]], units: pd.DataFrame | None, level: float) -> Effect:
+
+def _effect(
+    name: str,
+    weights: dict[str, float],
+    arms: dict[str, list[dict]],
+    units: pd.DataFrame | None,
+    level: float,
+) -> Effect:
     "One contrast of arms, or why there is none."
-    def none(why): return Effect(name, weights, None, None, why)
-    if missing := [a for a, runs in arms.items() if not runs]: return none(f"no runs of {', '.join(missing)}")
+
+    def none(why):
+        return Effect(name, weights, None, None, why)
+
+    if missing := [a for a, runs in arms.items() if not runs]:
+        return none(f"no runs of {', '.join(missing)}")
     first, *others = arms.values()
-    if why := next((w for runs in others if (w := _refusal(first, runs))), None): return none(why)
+    if why := next((w for runs in others if (w := _refusal(first, runs))), None):
+        return none(why)
     rows, left, why = _matched(list(arms.values()), lambda r: r['primary']['value'] is not None)
-    if why: return none(why)
+    if why:
+        return none(why)
     matrices = {a: unit_matrix(list(runs), units) for a, runs in zip(arms, zip(*rows))} or {'none': None}
-    if any(m is None or m.isna().any(axis=None) or set(m.columns) != set(next(iter(matrices.values())).columns) for m in matrices.values()):
+    if any(
+        m is None or m.isna().any(axis=None) or set(m.columns) != set(next(iter(matrices.values())).columns)
+        for m in matrices.values()
+    ):
         return none('the arms have no seeds and units in common')
     columns = next(iter(matrices.values())).columns
-    effect, = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights}, level)
+    (effect,) = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights}, level)
     return replace(effect, left_out=left)

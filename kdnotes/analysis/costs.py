@@ -22,80 +22,115 @@ __all__ = ['UNITS', 'FREE', 'NEVER', 'CostError', 'Cost', 'total', 'training_cos
 class CostError(KdnotesError, ValueError):
     "Records that no common cost can be computed from."
 
+
 @dataclass(frozen=True)
 class Cost:
     "Time and device energy of some work."
+
     seconds: float | None
     joules: float | None
     reasons: dict[str, str] = field(default_factory=dict)  # 'seconds' or 'joules' -> why it is None
 
-    def times(self, factor: float) -> Cost: return Cost(*(None if v is None else v * factor for v in (self.seconds, self.joules)), self.reasons)
+    def times(self, factor: float) -> Cost:
+        return Cost(*(None if v is None else v * factor for v in (self.seconds, self.joules)), self.reasons)
+
 
 UNITS = ('seconds', 'joules')
-FREE = Cost(0., 0.)
+FREE = Cost(0.0, 0.0)
+
 
 def total(
     *costs: Cost,
 ) -> Cost:  # None where one is
     "The sum."
     reasons = {unit: why for cost in reversed(costs) for unit, why in cost.reasons.items()}
-    return Cost(*(None if any(getattr(c, unit) is None for c in costs) else sum(getattr(c, unit) for c in costs) for unit in UNITS), reasons)
+    return Cost(
+        *(
+            None if any(getattr(c, unit) is None for c in costs) else sum(getattr(c, unit) for c in costs)
+            for unit in UNITS
+        ),
+        reasons,
+    )
 
-def _unknown(why: str) -> Cost: return Cost(None, None, dict.fromkeys(UNITS, why))
+
+def _unknown(why: str) -> Cost:
+    return Cost(None, None, dict.fromkeys(UNITS, why))
 
 # %% ../../nbs/analysis/07_costs.ipynb #b49c2812
 def _phase(record: dict, name: str) -> Cost:
     "A phase, as telemetry saw it."
-    if record.get('resumed_at'): return _unknown('the run was made in several sittings, and its phases are those of the last one')
+    if record.get('resumed_at'):
+        return _unknown('the run was made in several sittings, and its phases are those of the last one')
     phase = (record.get('phases') or {}).get(name)
-    if phase is None: return _unknown('the record holds no phases' if not record.get('phases') else f'the run had no phase {name!r}')
+    if phase is None:
+        return _unknown(
+            'the record holds no phases' if not record.get('phases') else f'the run had no phase {name!r}'
+        )
     why = record['reasons'].get(f'phases.{name}.device_j', 'its energy was not read')
-    return Cost(phase['seconds'], phase['device_j'], {} if phase['device_j'] is not None else dict(joules=why))
+    return Cost(
+        phase['seconds'], phase['device_j'], {} if phase['device_j'] is not None else dict(joules=why)
+    )
+
 
 def training_cost(
     record: dict,  # of a run
 ) -> Cost:
     "Training the network of a run: `time.train_s`, and the energy of the phase."
     phase = _phase(record, 'student')
-    if record.get('phases'): return Cost(record['time']['train_s'], phase.joules, {k: v for k, v in phase.reasons.items() if k == 'joules'})
+    if record.get('phases'):
+        return Cost(
+            record['time']['train_s'], phase.joules, {k: v for k, v in phase.reasons.items() if k == 'joules'}
+        )
     joules = record['energy']['device_j']  # before there were phases, it was that of training alone
     why = record['reasons'].get('energy.device_j', 'its energy was not read')
     return Cost(record['time']['train_s'], joules, {} if joules is not None else dict(joules=why))
 
+
 def signal_cost(
-    record: dict,                # of a run
+    record: dict,  # of a run
     among: Sequence[dict] = (),  # records, one of which may have made the signal
 ) -> Cost:
     "Asking the teacher about the training examples, once."
     seconds = record['time']['teacher_s']
-    if seconds is None: return FREE  # no KD, or asked during the training
+    if seconds is None:
+        return FREE  # no KD, or asked during the training
     for other in (record, *among):
         made = _phase(other, 'teacher')
         same = other['teacher_run_id'] == record['teacher_run_id'] and other['time']['teacher_s'] == seconds
-        if same and made.joules is not None and made.seconds >= seconds: return Cost(seconds, made.joules)
+        if same and made.joules is not None and made.seconds >= seconds:
+            return Cost(seconds, made.joules)
     own = _phase(record, 'teacher')
-    return Cost(seconds, None, dict(joules=own.reasons.get('joules', 'none of these runs made the signal: it was there already')))
+    return Cost(
+        seconds,
+        None,
+        dict(joules=own.reasons.get('joules', 'none of these runs made the signal: it was there already')),
+    )
 
 # %% ../../nbs/analysis/07_costs.ipynb #f16b623e
 @dataclass(frozen=True)
 class Sizes:
     "How much there is to predict."
+
     pairs: dict[str, int]  # split -> its examples
-    questions: int         # that P@1 of the primary set is the mean over
-    candidates: int        # their examples
+    questions: int  # that P@1 of the primary set is the mean over
+    candidates: int  # their examples
+
 
 def sizes_of(
     predictions: pd.DataFrame,  # of one run: split, unit, ...
-    units: pd.DataFrame,        # of one run: split, unit, metric, ...
-    split: str = 'test',        # the primary set
+    units: pd.DataFrame,  # of one run: split, unit, metric, ...
+    split: str = 'test',  # the primary set
     metric: str = 'p_at_1',
 ) -> Sizes:
     "Counted in a run's tables."
     asked = units.loc[(units.split == split) & (units.metric == metric), 'unit']
-    if asked.empty: raise CostError(f'the units hold no {metric!r} of {split!r}; take those of a run of this task')
-    if asked.duplicated().any(): raise CostError(f'the units hold {metric!r} of a question more than once; take those of one run')
+    if asked.empty:
+        raise CostError(f'the units hold no {metric!r} of {split!r}; take those of a run of this task')
+    if asked.duplicated().any():
+        raise CostError(f'the units hold {metric!r} of a question more than once; take those of one run')
     pairs = {str(name): int(n) for name, n in predictions.split.value_counts(sort=False).items()}
     return Sizes(pairs, len(asked), int(((predictions.split == split) & predictions.unit.isin(asked)).sum()))
+
 
 def predictions_made(
     record: dict,
@@ -109,160 +144,251 @@ def predictions_made(
 # %% ../../nbs/analysis/07_costs.ipynb #0e4ca5ba
 def per_1000_examples(record: dict) -> Cost:
     "Training, for 1,000 examples seen."
-    if not record.get('examples'): return _unknown('the record does not say how many examples were seen')
+    if not record.get('examples'):
+        return _unknown('the record does not say how many examples were seen')
     return training_cost(record).times(1000 / record['examples'])
+
 
 def per_1000_predictions(record: dict, sizes: Sizes) -> Cost:
     "Evaluation, for 1,000 predictions."
     return _phase(record, 'evaluation').times(1000 / predictions_made(record, sizes))
 
+
 def per_right_answer(record: dict, sizes: Sizes) -> Cost:
     "Prediction of all candidates of the primary set's questions, for each question whose first-ranked sentence is right."
     share = record['metrics'][record['primary']['set']].get('p_at_1')
-    if share is None: return _unknown('the record has no P@1 of its primary set')
-    if not share: return _unknown('no answer is right')
+    if share is None:
+        return _unknown('the record has no P@1 of its primary set')
+    if not share:
+        return _unknown('no answer is right')
     return per_1000_predictions(record, sizes).times(sizes.candidates / 1000 / (share * sizes.questions))
 
 # %% ../../nbs/analysis/07_costs.ipynb #623037c6
 def amortised(
     student: Cost,  # training it
     teacher: Cost,  # training its teacher
-    signal: Cost,   # asking it about the training examples
+    signal: Cost,  # asking it about the training examples
     students: Sequence[int] = (1, 3, 10),  # how many share teacher and signal
-) -> pd.DataFrame:  # index students; seconds, joules of each, and the part of it that is the teacher's and the signal's
+    # index students; seconds, joules of each, and the part of it that is the teacher's and the signal's
+) -> pd.DataFrame:
     "What one of so many students costs."
     rows = {}
     for m in students:
-        if m < 1: raise CostError(f'students={m} must be at least 1')
+        if m < 1:
+            raise CostError(f'students={m} must be at least 1')
         shared = total(teacher, signal).times(1 / m)
         whole = total(student, shared)
-        rows[m] = {unit: getattr(whole, unit) for unit in UNITS} | {f'shared_{unit}': getattr(shared, unit) for unit in UNITS}
+        rows[m] = {unit: getattr(whole, unit) for unit in UNITS} | {
+            f'shared_{unit}': getattr(shared, unit) for unit in UNITS
+        }
     return pd.DataFrame(rows, dtype=object).T.rename_axis('students').astype(float)
 
 # %% ../../nbs/analysis/07_costs.ipynb #d4b74ae5
 NEVER = 'never: a prediction of the student is not cheaper than one of its teacher'
 
+
 @dataclass(frozen=True)
 class Payback:
     "After how many predictions a student has paid back what it cost beyond its teacher."
-    extra: Cost   # what is to be paid back
-    saved: Cost   # by each prediction; negative where the student is dearer
+
+    extra: Cost  # what is to be paid back
+    saved: Cost  # by each prediction; negative where the student is dearer
     seconds: float | None  # predictions, by time
-    joules: float | None   # predictions, by energy
+    joules: float | None  # predictions, by energy
     reasons: dict[str, str]
+
 
 def _place(record: dict) -> tuple[str, int]:
     "The device, and how many GPUs or cores of it."
-    return record['environment']['device'], record['parallel']['ranks'] * (record['parallel']['threads_per_rank'] or 1)
+    return record['environment']['device'], record['parallel']['ranks'] * (
+        record['parallel']['threads_per_rank'] or 1
+    )
+
 
 def _difference(student: dict, teacher: dict, sizes: Sizes) -> Cost:
     "What a prediction of the student costs less than the teacher's."
-    if _place(student) != _place(teacher): return _unknown('student and teacher were evaluated on different devices, or on another number of GPUs or cores')
-    return total(per_1000_predictions(teacher, sizes), per_1000_predictions(student, sizes).times(-1)).times(1 / 1000)
+    if _place(student) != _place(teacher):
+        return _unknown(
+            'student and teacher were evaluated on different devices, or on another number of GPUs or cores'
+        )
+    return total(per_1000_predictions(teacher, sizes), per_1000_predictions(student, sizes).times(-1)).times(
+        1 / 1000
+    )
+
 
 def payback(
-    student: dict,               # its record
-    teacher: dict,               # that of its teacher
+    student: dict,  # its record
+    teacher: dict,  # that of its teacher
     sizes: Sizes,
     among: Sequence[dict] = (),  # records, one of which may have made the signal
     with_teacher: bool = False,  # the teacher was trained for this student alone
 ) -> Payback:
     "Of one student."
     if teacher['run_id'] != student['teacher_run_id']:
-        raise CostError(f"run {student['run_id']} has the teacher {student['teacher_run_id']}, not {teacher['run_id']}; give the record of its own")
-    extra = total(training_cost(student), signal_cost(student, among), training_cost(teacher) if with_teacher else FREE)
-    saved, found, reasons = _difference(student, teacher, sizes), {}, {}
+        raise CostError(
+            f"run {student['run_id']} has the teacher {student['teacher_run_id']}, not {teacher['run_id']}; give the record of its own"
+        )
+    extra = total(
+        training_cost(student), signal_cost(student, among), training_cost(teacher) if with_teacher else FREE
+    )
+    saved = _difference(student, teacher, sizes)
+    found = {}
+    reasons = {}
     for unit in UNITS:
-        paid, gain = getattr(extra, unit), getattr(saved, unit)
-        if paid is None or gain is None: reasons[unit] = extra.reasons.get(unit) or saved.reasons[unit]
-        elif gain <= 0: reasons[unit] = NEVER
+        paid = getattr(extra, unit)
+        gain = getattr(saved, unit)
+        if paid is None or gain is None:
+            reasons[unit] = extra.reasons.get(unit) or saved.reasons[unit]
+        elif gain <= 0:
+            reasons[unit] = NEVER
         found[unit] = None if unit in reasons else paid / gain
     return Payback(extra, saved, found['seconds'], found['joules'], reasons)
 
 # %% ../../nbs/analysis/07_costs.ipynb #ecc81f2a
 def mean_cost(
     values: Sequence[float],  # > 0, one a run
-    level: float = .95,       # confidence level
-) -> Interval:                # of the geometric mean
+    level: float = 0.95,  # confidence level
+) -> Interval:  # of the geometric mean
     "Geometric mean of costs, Student's t on the log scale."
     i = ratio_interval(values, np.ones(len(values)), level)
-    i = replace(i, null=0.)  # a cost, no ratio
+    i = replace(i, null=0.0)  # a cost, no ratio
     return i if i.low is None else replace(i, method='geometric mean, Student t over runs on the log scale')
 
+
 def ratio_of_means(
-    paid: Sequence[float],   # one a run
+    paid: Sequence[float],  # one a run
     saved: Sequence[float],  # one a run, in the same order; their mean > 0
-    level: float = .95,      # confidence level
-) -> Interval:               # of mean(paid) / mean(saved)
+    level: float = 0.95,  # confidence level
+) -> Interval:  # of mean(paid) / mean(saved)
     "Fieller's interval of a ratio whose lower part may be zero in single runs."
-    x, y, n = np.asarray(paid, float), np.asarray(saved, float), len(paid)
-    estimate, words = float(x.mean() / y.mean()), "ratio of means, Fieller's interval over runs"
-    if n == 1: return Interval(estimate, None, None, 1, level, 'one value', reason='one value has no spread; run more seeds')
-    part = stdtrit(n - 1, (1 + level) / 2)**2 / n * np.cov(x, y)
-    a, b, c = y.mean()**2 - part[1, 1], x.mean() * y.mean() - part[0, 1], x.mean()**2 - part[0, 0]   # a theta^2 - 2 b theta + c <= 0
-    if a <= 0: return Interval(estimate, None, None, n, level, words, reason='the mean saving of a prediction cannot be told from 0')
-    half = np.sqrt(max(b * b - a * c, 0.))
+    x = np.asarray(paid, float)
+    y = np.asarray(saved, float)
+    n = len(paid)
+    estimate = float(x.mean() / y.mean())
+    words = "ratio of means, Fieller's interval over runs"
+    if n == 1:
+        return Interval(
+            estimate, None, None, 1, level, 'one value', reason='one value has no spread; run more seeds'
+        )
+    part = stdtrit(n - 1, (1 + level) / 2) ** 2 / n * np.cov(x, y)
+    # a theta^2 - 2 b theta + c <= 0
+    a = y.mean() ** 2 - part[1, 1]
+    b = x.mean() * y.mean() - part[0, 1]
+    c = x.mean() ** 2 - part[0, 0]
+    if a <= 0:
+        return Interval(
+            estimate,
+            None,
+            None,
+            n,
+            level,
+            words,
+            reason='the mean saving of a prediction cannot be told from 0',
+        )
+    half = np.sqrt(max(b * b - a * c, 0.0))
     return Interval(estimate, float((b - half) / a), float((b + half) / a), n, level, words, df=float(n - 1))
 
 # %% ../../nbs/analysis/07_costs.ipynb #9e0d027b
 @dataclass(frozen=True)
 class Table:
     "Intervals by arm, and why some are missing."
-    table: pd.DataFrame        # index arm; `Interval` or None in each cell; runs, busy
-    reasons: dict[str, str]    # 'arm.column' -> why it is None
 
-def _frame(rows: dict[str, dict]) -> pd.DataFrame: return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
+    table: pd.DataFrame  # index arm; `Interval` or None in each cell; runs, busy
+    reasons: dict[str, str]  # 'arm.column' -> why it is None
+
+
+def _frame(rows: dict[str, dict]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows.values()), index=list(rows), dtype=object)
+
 
 def _arms(records: Sequence[dict]) -> dict[str, list[dict]]:
     "Records by arm and seed, of one corpus."
     if len(found := {r['corpus_sha256'] for r in records}) > 1:
-        raise CostError(f'the records are of {len(found)} corpora, whose examples cost different amounts; give those of one')
-    return {arm: sorted((r for r in records if r['arm'] == arm), key=lambda r: r['seed']) for arm in dict.fromkeys(r['arm'] for r in records)}
+        raise CostError(
+            f'the records are of {len(found)} corpora, whose examples cost different amounts; give those of one'
+        )
+    return {
+        arm: sorted((r for r in records if r['arm'] == arm), key=lambda r: r['seed'])
+        for arm in dict.fromkeys(r['arm'] for r in records)
+    }
 
-def _summed_up(columns: dict[str, Callable[[list[dict]], list[Cost]]], arms: dict[str, list[dict]], level: float) -> Table:
+
+def _summed_up(
+    columns: dict[str, Callable[[list[dict]], list[Cost]]], arms: dict[str, list[dict]], level: float
+) -> Table:
     "A cell for each arm, column and unit."
-    rows, reasons = {}, {}
+    rows = {}
+    reasons = {}
     for arm, runs in arms.items():
         rows[arm] = dict(runs=len(runs), busy=sum(bool(is_busy(r.get('machine') or {})) for r in runs))
-        mixed = 'its runs were made on different devices, or on another number of GPUs or cores' if len({_place(r) for r in runs}) > 1 else ''
+        mixed = (
+            'its runs were made on different devices, or on another number of GPUs or cores'
+            if len({_place(r) for r in runs}) > 1
+            else ''
+        )
         for name, of in columns.items():
             costs = of(runs)
             for unit in UNITS:
                 values = [getattr(c, unit) for c in costs]
-                why = mixed or next((c.reasons[unit] for c in costs if getattr(c, unit) is None), '') or ('a cost of 0 has no geometric mean' if min(values) <= 0 else '')
-                if why: reasons[f'{arm}.{name}_{unit}'] = why
+                why = (
+                    mixed
+                    or next((c.reasons[unit] for c in costs if getattr(c, unit) is None), '')
+                    or ('a cost of 0 has no geometric mean' if min(values) <= 0 else '')
+                )
+                if why:
+                    reasons[f'{arm}.{name}_{unit}'] = why
                 rows[arm][f'{name}_{unit}'] = None if why else mean_cost(values, level)
     return Table(_frame(rows), reasons)
+
 
 def cost_table(
     records: Sequence[dict],  # of one corpus
     sizes: Sizes,
-    level: float = .95,       # confidence level
-) -> Table:                   # example, prediction (of 1,000), answer (right, of one), each in seconds and joules
+    level: float = 0.95,  # confidence level
+) -> Table:  # example, prediction (of 1,000), answer (right, of one), each in seconds and joules
     "What each arm costs."
-    columns = dict(example=lambda runs: [per_1000_examples(r) for r in runs], prediction=lambda runs: [per_1000_predictions(r, sizes) for r in runs],
-                   answer=lambda runs: [per_right_answer(r, sizes) for r in runs])
+    columns = dict(
+        example=lambda runs: [per_1000_examples(r) for r in runs],
+        prediction=lambda runs: [per_1000_predictions(r, sizes) for r in runs],
+        answer=lambda runs: [per_right_answer(r, sizes) for r in runs],
+    )
     return _summed_up(columns, _arms(records), level)
 
 # %% ../../nbs/analysis/07_costs.ipynb #3943d6d2
 def payback_table(
-    records: Sequence[dict],     # of one corpus; the teachers among them
+    records: Sequence[dict],  # of one corpus; the teachers among them
     sizes: Sizes,
     with_teacher: bool = False,  # as for `payback`
-    level: float = .95,          # confidence level
-) -> Table:                      # seconds, joules: predictions until the student is paid back; never_seconds, never_joules: in how many of the runs that never happens
+    level: float = 0.95,  # confidence level
+    # seconds, joules: predictions until the student is paid back; never_seconds, never_joules: in how many of
+    # the runs that never happens
+) -> Table:
     "When the students of each arm have paid back what they cost."
-    arms, teachers, rows, reasons = _arms(records), {r['run_id']: r for r in records}, {}, {}
+    arms = _arms(records)
+    teachers = {r['run_id']: r for r in records}
+    rows = {}
+    reasons = {}
     for arm, runs in arms.items():
-        if MODES[runs[0]['mode']].network == 'teacher' or not any(r['teacher_run_id'] for r in runs): continue
+        if MODES[runs[0]['mode']].network == 'teacher' or not any(r['teacher_run_id'] for r in runs):
+            continue
         rows[arm] = dict(runs=len(runs), busy=sum(bool(is_busy(r.get('machine') or {})) for r in runs))
         known = all(r['teacher_run_id'] in teachers for r in runs)
-        paid = [payback(r, teachers[r['teacher_run_id']], sizes, records, with_teacher) for r in runs] if known else []
+        paid = (
+            [payback(r, teachers[r['teacher_run_id']], sizes, records, with_teacher) for r in runs]
+            if known
+            else []
+        )
         for unit in UNITS:
             costs = [(getattr(p.extra, unit), getattr(p.saved, unit)) for p in paid]
-            why = next((p.reasons[unit] for p, pair in zip(paid, costs) if None in pair), '') if known else 'the record of a teacher is missing'
+            why = (
+                next((p.reasons[unit] for p, pair in zip(paid, costs) if None in pair), '')
+                if known
+                else 'the record of a teacher is missing'
+            )
             never = None if why else sum(saved <= 0 for _, saved in costs)
-            if never and np.mean([saved for _, saved in costs]) <= 0: why = f'{NEVER}, on average; it is not in {never} of {len(runs)} runs'
-            if why: reasons[f'{arm}.{unit}'] = why
+            if never and np.mean([saved for _, saved in costs]) <= 0:
+                why = f'{NEVER}, on average; it is not in {never} of {len(runs)} runs'
+            if why:
+                reasons[f'{arm}.{unit}'] = why
             rows[arm] |= {unit: None if why else ratio_of_means(*zip(*costs), level), f'never_{unit}': never}
     return Table(_frame(rows), reasons)

@@ -16,42 +16,68 @@ from .intervals import StatsError, crossed_moments, draw_counts, studentised_lim
 __all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'Setting', 'draw', 'rates', 'coverage_table', 'outside']
 
 # %% ../../nbs/analysis/08_coverage.ipynb #78bdb2dc
-CUTS, VALUES = np.array([-1.4, -1.1, -.85, -.5, .15]), np.array([.1, .2, .25, 1/3, .5, 1.])  # of the latent ease; the value above each cut
+# of the latent ease; the value above each cut
+CUTS, VALUES = np.array([-1.4, -1.1, -0.85, -0.5, 0.15]), np.array([0.1, 0.2, 0.25, 1 / 3, 0.5, 1.0])
+
 
 @dataclass(frozen=True)
 class Setting:
     "Where differences come from."
+
     name: str
-    seeds: float               # standard deviation of the effect of a seed on the difference (latent: on each arm)
-    questions: float           # of a question
-    rest: float                # of a seed with a question
+    seeds: float  # standard deviation of the effect of a seed on the difference (latent: on each arm)
+    questions: float  # of a question
+    rest: float  # of a seed with a question
     ease: float | None = None  # of the ease that both arms share; None: normal data, without a metric
-    shift: float = 0.          # of arm b: the difference itself; latent where there is an ease
-    edge: bool = False         # a rare case, told apart from the others
+    shift: float = 0.0  # of arm b: the difference itself; latent where there is an ease
+    edge: bool = False  # a rare case, told apart from the others
 
     def truth(self) -> float:
         "The mean difference over all seeds and questions there could be."
-        if self.ease is None: return self.shift
+        if self.ease is None:
+            return self.shift
         spread = np.sqrt(self.ease**2 + self.seeds**2 + self.questions**2 + self.rest**2)
-        def mean(shift): return float(VALUES[0] + np.diff(VALUES) @ ndtr((shift - CUTS) / spread))
-        return mean(self.shift) - mean(0.)
+
+        def mean(shift):
+            return float(VALUES[0] + np.diff(VALUES) @ ndtr((shift - CUTS) / spread))
+
+        return mean(self.shift) - mean(0.0)
+
 
 def draw(
     setting: Setting,
     shape: tuple[int, int, int],  # trials, seeds, questions
     rng: np.random.Generator,
-) -> np.ndarray:                  # that shape: differences, b - a
+) -> np.ndarray:  # that shape: differences, b - a
     "Trials of a study."
     R, S, U = shape
-    def effects(): return setting.seeds * rng.normal(size=(R, S, 1)) + setting.questions * rng.normal(size=(R, 1, U)) + setting.rest * rng.normal(size=shape)
-    if setting.ease is None: return setting.shift + effects()
+
+    def effects():
+        return (
+            setting.seeds * rng.normal(size=(R, S, 1))
+            + setting.questions * rng.normal(size=(R, 1, U))
+            + setting.rest * rng.normal(size=shape)
+        )
+
+    if setting.ease is None:
+        return setting.shift + effects()
     ease = setting.ease * rng.normal(size=(R, 1, U))
-    a, b = (VALUES[np.searchsorted(CUTS, ease + shift + effects())] for shift in (0., setting.shift))
+    a, b = (VALUES[np.searchsorted(CUTS, ease + shift + effects())] for shift in (0.0, setting.shift))
     return b - a
 
 # %% ../../nbs/analysis/08_coverage.ipynb #a1f4c003
 BLOCK = 250  # trials that share their resamples
-COLUMNS = ('crossed covers', 'bootstrap covers', 'crossed rejects', 'one-sided rejects', 'permutation rejects', 'seed flips reject', 'permutation misread', 'seed flips misread')
+COLUMNS = (
+    'crossed covers',
+    'bootstrap covers',
+    'crossed rejects',
+    'one-sided rejects',
+    'permutation rejects',
+    'seed flips reject',
+    'permutation misread',
+    'seed flips misread',
+)
+
 
 def rates(
     setting: Setting,
@@ -59,45 +85,58 @@ def rates(
     questions: int,
     rng: np.random.Generator,
     trials: int = 4000,
-    n_draws: int = 400,   # resamples of the bootstrap; 0: no bootstrap
-) -> dict[str, float]:    # percent
+    n_draws: int = 400,  # resamples of the bootstrap; 0: no bootstrap
+) -> dict[str, float]:  # percent
     "How often intervals cover and tests reject."
-    if seeds < 2 or questions < 2 or trials < 1: raise StatsError(f'{seeds} seeds, {questions} questions, {trials} trials: at least 2, 2 and 1 are needed')
-    truth, blocks = setting.truth(), [min(BLOCK, trials - k) for k in range(0, trials, BLOCK)]
+    if seeds < 2 or questions < 2 or trials < 1:
+        raise StatsError(
+            f'{seeds} seeds, {questions} questions, {trials} trials: at least 2, 2 and 1 are needed'
+        )
+    truth = setting.truth()
+    blocks = [min(BLOCK, trials - k) for k in range(0, trials, BLOCK)]
     counted = [_block(setting, draw(setting, (n, seeds, questions), rng), rng, n_draws) for n in blocks]
     found = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
     return {name: found[name] for name in COLUMNS if name in found and (truth == 0 or 'covers' in name)}
+
 
 def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: int) -> dict[str, np.ndarray]:
     "Trial by trial: did it cover, did it reject."
     (_, S, U), truth = d.shape, setting.truth()
     mean, variance, df = crossed_moments(d)
     away = np.abs(mean - truth)
-    found = {'crossed covers': away <= stdtrit(df, .975) * np.sqrt(variance)}
+    found = {'crossed covers': away <= stdtrit(df, 0.975) * np.sqrt(variance)}
     if n_draws:
         counts = draw_counts((S, U), rng, n_draws)
         limits = np.array([studentised_limits(y, *counts) for y in d])
         found['bootstrap covers'] = (limits[:, 0] <= truth) & (truth <= limits[:, 1])
-    found['crossed rejects'] = ~(mean == 0) & (2 * stdtr(df, -np.abs(mean) / np.sqrt(np.maximum(variance, 1e-300))) < .05)
-    found['one-sided rejects'] = mean > stdtrit(df, .95) * np.sqrt(variance)
-    found[f"permutation {'misread' if setting.seeds else 'rejects'}"] = flip_p(d.mean(1), flips(U, rng, 999)) <= .05
-    if S >= LEAST_SEEDS: found[f"seed flips {'misread' if setting.questions else 'reject'}"] = flip_p(d.mean(2), flips(S, rng)) <= .05
+    found['crossed rejects'] = ~(mean == 0) & (
+        2 * stdtr(df, -np.abs(mean) / np.sqrt(np.maximum(variance, 1e-300))) < 0.05
+    )
+    found['one-sided rejects'] = mean > stdtrit(df, 0.95) * np.sqrt(variance)
+    found[f"permutation {'misread' if setting.seeds else 'rejects'}"] = (
+        flip_p(d.mean(1), flips(U, rng, 999)) <= 0.05
+    )
+    if S >= LEAST_SEEDS:
+        found[f"seed flips {'misread' if setting.questions else 'reject'}"] = (
+            flip_p(d.mean(2), flips(S, rng)) <= 0.05
+        )
     return found
 
 # %% ../../nbs/analysis/08_coverage.ipynb #5b13c344
 SETTINGS = (
-    Setting('seeds alike', 0., .16, .19),
-    Setting('seeds differ a little', .01, .16, .19),
-    Setting('seeds differ', .03, .16, .19),
-    Setting('seeds differ much', .06, .16, .19),
-    Setting('AP, seeds alike', 0., .35, .4, ease=.9),
-    Setting('AP, seeds differ a little', .05, .35, .4, ease=.9),
-    Setting('AP, seeds differ', .15, .35, .4, ease=.9),
-    Setting('AP, b is better', .05, .35, .4, ease=.9, shift=.3),
-    Setting('questions alike', .03, 0., .19),
-    Setting('edge: luck alone', 0., 0., .19, edge=True),
-    Setting('edge: AP, arms hardly differ', 0., 0., .01, ease=.9, edge=True),
+    Setting('seeds alike', 0.0, 0.16, 0.19),
+    Setting('seeds differ a little', 0.01, 0.16, 0.19),
+    Setting('seeds differ', 0.03, 0.16, 0.19),
+    Setting('seeds differ much', 0.06, 0.16, 0.19),
+    Setting('AP, seeds alike', 0.0, 0.35, 0.4, ease=0.9),
+    Setting('AP, seeds differ a little', 0.05, 0.35, 0.4, ease=0.9),
+    Setting('AP, seeds differ', 0.15, 0.35, 0.4, ease=0.9),
+    Setting('AP, b is better', 0.05, 0.35, 0.4, ease=0.9, shift=0.3),
+    Setting('questions alike', 0.03, 0.0, 0.19),
+    Setting('edge: luck alone', 0.0, 0.0, 0.19, edge=True),
+    Setting('edge: AP, arms hardly differ', 0.0, 0.0, 0.01, ease=0.9, edge=True),
 )
+
 
 def coverage_table(
     rng: np.random.Generator,
@@ -113,19 +152,27 @@ def coverage_table(
     return table[[c for c in COLUMNS if c in table]]
 
 # %% ../../nbs/analysis/08_coverage.ipynb #cae1333f
-AIMS = {'covers': (93., 97.), 'rejects': (4., 6.), 'reject': (4., 6.)}  # percent, by the last word of a column; a test that is misread has none
+# percent, by the last word of a column; a test that is misread has none
+AIMS = {'covers': (93.0, 97.0), 'rejects': (4.0, 6.0), 'reject': (4.0, 6.0)}
+
 
 def outside(
     table: pd.DataFrame,  # of `coverage_table`
-    trials: int,          # that were made
+    trials: int,  # that were made
     least_seeds: int = 5,
-) -> pd.DataFrame:        # setting, seeds, column, percent, aim
+) -> pd.DataFrame:  # setting, seeds, column, percent, aim
     "Cells that miss their aim by more than two standard errors of the simulation."
     found = []
     for (name, seeds), row in table.iterrows():
         for column, percent in row.dropna().items():
-            if column.endswith('misread'): continue
+            if column.endswith('misread'):
+                continue
             low, high = AIMS[column.split()[-1]]
             error = 2 * np.sqrt(percent * (100 - percent) / trials)
-            if seeds >= least_seeds and not low - error <= percent <= high + error: found.append(dict(setting=name, seeds=seeds, column=column, percent=percent, aim=f'{low:g} to {high:g}'))
+            if seeds >= least_seeds and not low - error <= percent <= high + error:
+                found.append(
+                    dict(
+                        setting=name, seeds=seeds, column=column, percent=percent, aim=f'{low:g} to {high:g}'
+                    )
+                )
     return pd.DataFrame(found, columns=['setting', 'seeds', 'column', 'percent', 'aim'])

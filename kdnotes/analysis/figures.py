@@ -15,10 +15,32 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from .compare import Comparison, study_comparisons
 from ..core.config import figures_path, task_info
-from .plotting import SMALLEST, WIDTH, FigureFile, NotDrawn, arms_of, drawing, look, make_figure, metric_name, span
+from kdnotes.analysis.plotting import (
+    SMALLEST,
+    WIDTH,
+    FigureFile,
+    NotDrawn,
+    arms_of,
+    drawing,
+    look,
+    make_figure,
+    metric_name,
+    span,
+)
 from .calibration import agreement, reliability
 from ..records.store import RecordError, predictions, records, units
-from .report import COSTS, accuracy_figure, arm_values, check_study, confidence, curve_set, curves_figure, pareto_front, throughput_figure, why_none
+from kdnotes.analysis.report import (
+    COSTS,
+    accuracy_figure,
+    arm_values,
+    check_study,
+    confidence,
+    curve_set,
+    curves_figure,
+    pareto_front,
+    throughput_figure,
+    why_none,
+)
 from .intervals import Interval, StatsError
 from .comparable import Timed, timed
 
@@ -31,53 +53,78 @@ __all__ = ['MEASURES', 'FIGURES', 'Evidence', 'evidence', 'effects_figure', 'tim
 @dataclass(frozen=True)
 class Evidence:
     "The finished runs of one study and what follows from them."
+
     study: str
-    records: list[dict]                         # sorted by run_id
-    units: pd.DataFrame                         # of `records.store.units`
-    values: dict[str, dict[str, Interval]]      # of `report.arm_values`
-    comparisons: list[tuple[str, Comparison]]   # of `compare.study_comparisons`
+    records: list[dict]  # sorted by run_id
+    units: pd.DataFrame  # of `records.store.units`
+    values: dict[str, dict[str, Interval]]  # of `report.arm_values`
+    comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
 
     @property
-    def arms(self) -> dict[str, list[dict]]: return arms_of(self.records)
+    def arms(self) -> dict[str, list[dict]]:
+        return arms_of(self.records)
+
     @cached_property
-    def times(self) -> Timed: return timed(self.records)  # whose times, memory and energy are shown
+    def times(self) -> Timed:
+        return timed(self.records)  # whose times, memory and energy are shown
+
 
 def evidence(
     study: str,
-    run_ids: Iterable[str] | None = None,  # these runs only, a missing one is refused by name; None: all finished runs of the study
-    level: float = 0.95,                   # confidence level
+    # these runs only, a missing one is refused by name; None: all finished runs of the study
+    run_ids: Iterable[str] | None = None,
+    level: float = 0.95,  # confidence level
 ) -> Evidence:
     "Read a study's runs, refuse what does not belong together, and compute what the figures show."
     found = records(study, None if run_ids is None else list(run_ids))
     check_study(study, found)
     its_units = units(study, [r['run_id'] for r in found])
-    return Evidence(study, found, its_units, arm_values(found, its_units, level), study_comparisons(found, its_units, level))
+    return Evidence(
+        study,
+        found,
+        its_units,
+        arm_values(found, its_units, level),
+        study_comparisons(found, its_units, level),
+    )
 
 # %% ../../nbs/analysis/10_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
 
+
 def _effect_name(c: Comparison) -> str:
     "The factor a comparison is the effect of; a star where it is not one factor alone."
-    if c.attribution is None: return 'not compared'
+    if c.attribution is None:
+        return 'not compared'
     return c.attribution.factor or f"{' + '.join(c.attribution.factors) or 'other settings'}*"
 
-def _effect_rows(comparisons: Iterable[tuple[str, Comparison]]) -> list[tuple[float, str | None, Comparison | None]]:
+
+def _effect_rows(
+    comparisons: Iterable[tuple[str, Comparison]],
+) -> list[tuple[float, str | None, Comparison | None]]:
     "(height, title of a group, comparison): groups from the top, with room above each."
-    rows, y = [], 0.
+    rows = []
+    y = 0.0
     for kind, title in _GROUPS.items():
-        if not (its := [c for k, c in comparisons if k == kind]): continue
+        if not (its := [c for k, c in comparisons if k == kind]):
+            continue
         rows.append((y, title, None))
-        rows += [(y + .8 + i, None, c) for i, c in enumerate(its)]
-        y += .8 + len(its)
+        rows += [(y + 0.8 + i, None, c) for i, c in enumerate(its)]
+        y += 0.8 + len(its)
     return rows
+
 
 def _times_axis(axes, ratios: list[float]) -> None:
     "A log axis with doublings on it."
-    low, high = math.log2(min([.8, *ratios])), math.log2(max([1.25, *ratios]))
-    ticks = [2.**i for i in range(math.floor(low), math.ceil(high) + 1)]
+    low = math.log2(min([0.8, *ratios]))
+    high = math.log2(max([1.25, *ratios]))
+    ticks = [2.0**i for i in range(math.floor(low), math.ceil(high) + 1)]
     axes.set_xscale('log', base=2)
-    axes.set_xlim(2**(low - .08 * (high - low)), 2**(high + .08 * (high - low)))
-    axes.xaxis.set_major_locator(FixedLocator(ticks if sum(low <= math.log2(t) <= high for t in ticks) > 2 else sorted({*ticks, .7, 1.4})))
+    axes.set_xlim(2 ** (low - 0.08 * (high - low)), 2 ** (high + 0.08 * (high - low)))
+    axes.xaxis.set_major_locator(
+        FixedLocator(
+            ticks if sum(low <= math.log2(t) <= high for t in ticks) > 2 else sorted({*ticks, 0.7, 1.4})
+        )
+    )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f'{v:g}'))
 
@@ -87,87 +134,197 @@ def effects_figure(
     e: Evidence,
 ) -> Figure:
     "A forest plot: what each factor does to the primary metric and to training time."
-    rows, p = _effect_rows(e.comparisons), e.records[0]['primary']
+    rows = _effect_rows(e.comparisons)
+    p = e.records[0]['primary']
     found = [c for _, _, c in rows if c]
-    if not any(c.difference or c.speedup for c in found): raise NotDrawn('no two arms of the study can be compared' if found else 'the study has no two arms that are a step of the chain or a control')
+    if not any(c.difference or c.speedup for c in found):
+        raise NotDrawn(
+            'no two arms of the study can be compared'
+            if found
+            else 'the study has no two arms that are a step of the chain or a control'
+        )
     times = any('train_s' in c.speedup for c in found)
-    figure = Figure(figsize=(WIDTH, .75 + .36 * (rows[-1][0] + 1)))
-    panels = dict(zip(('difference', 'train_s'), figure.subplots(1, 1 + times, sharey=True, squeeze=False)[0]))
+    figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * (rows[-1][0] + 1)))
+    panels = dict(
+        zip(('difference', 'train_s'), figure.subplots(1, 1 + times, sharey=True, squeeze=False)[0])
+    )
     for y, title, c in rows:
         for key, axes in panels.items():
             i = None if c is None else c.difference if key == 'difference' else c.speedup.get(key)
-            if i is None: continue
+            if i is None:
+                continue
             colour, marker = look(c.b, e.arms)
-            axes.errorbar(i.estimate, y, xerr=span(i), marker=marker, color=colour, linestyle='', linewidth=1.1, fillstyle='none' if len(c.seeds) == 1 else 'full', markersize=5.5)
-    for axes, zero in zip(panels.values(), (0, 1)): axes.axvline(zero, color='#444444', linewidth=.9, zorder=1)
+            axes.errorbar(
+                i.estimate,
+                y,
+                xerr=span(i),
+                marker=marker,
+                color=colour,
+                linestyle='',
+                linewidth=1.1,
+                fillstyle='none' if len(c.seeds) == 1 else 'full',
+                markersize=5.5,
+            )
+    for axes, zero in zip(panels.values(), (0, 1)):
+        axes.axvline(zero, color='#444444', linewidth=0.9, zorder=1)
     first = panels['difference']
-    first.set_yticks([y for y, _, _ in rows], [title or f"{_effect_name(c)} ({len(c.seeds)} seed{'s' * (len(c.seeds) != 1)})\n{c.a} → {c.b}" for _, title, c in rows], fontsize=SMALLEST)
-    for tick, (_, title, _) in zip(first.get_yticklabels(), rows): tick.set_fontweight('bold' if title else 'normal')
-    first.set(ylim=(rows[-1][0] + .6, -.5), xlabel=f"change of {metric_name(p['metric'])} on {p['set']}\n({'right' if p['higher_is_better'] else 'left'}: better)")
+    first.set_yticks(
+        [y for y, _, _ in rows],
+        [
+            title or f"{_effect_name(c)} ({len(c.seeds)} seed{'s' * (len(c.seeds) != 1)})\n{c.a} → {c.b}"
+            for _, title, c in rows
+        ],
+        fontsize=SMALLEST,
+    )
+    for tick, (_, title, _) in zip(first.get_yticklabels(), rows):
+        tick.set_fontweight('bold' if title else 'normal')
+    first.set(
+        ylim=(rows[-1][0] + 0.6, -0.5),
+        xlabel=f"change of {metric_name(p['metric'])} on {p['set']}\n({'right' if p['higher_is_better'] else 'left'}: better)",
+    )
     first.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     if times:
         panels['train_s'].set_xlabel('training, times as fast\n(right: faster)')
-        _times_axis(panels['train_s'], [v for c in found if (i := c.speedup.get('train_s')) for v in (i.estimate, i.low, i.high) if v])
+        _times_axis(
+            panels['train_s'],
+            [v for c in found if (i := c.speedup.get('train_s')) for v in (i.estimate, i.low, i.high) if v],
+        )
     for axes in panels.values():
         axes.grid(axis='y', visible=False)
         axes.tick_params(axis='y', length=0)
     return figure
 
 # %% ../../nbs/analysis/10_figures.ipynb #baa14c09
-_TRACES = {'gpu_percent': ('GPU busy, %', 1), 'power_w': ('power, W', 1), 'cpu_percent': ('CPU, % of a core', 1), 'host_mib': ('host memory, GiB', 1024)}  # key -> title, what it is divided by
+# key -> title, what it is divided by
+_TRACES = {
+    'gpu_percent': ('GPU busy, %', 1),
+    'power_w': ('power, W', 1),
+    'cpu_percent': ('CPU, % of a core', 1),
+    'host_mib': ('host memory, GiB', 1024),
+}
+
 
 @drawing
 def timelines_figure(
     e: Evidence,
 ) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
-    if not e.times.runs: raise NotDrawn(e.times.note)
-    arms = {arm: its for arm, runs in arms_of(e.times.runs).items() if (its := [r['timeline'] for r in runs if r.get('timeline')])}
-    if not arms: raise NotDrawn('no record has a timeline')
-    have = [key for key in _TRACES if any(p.get(key) is not None for its in arms.values() for line in its for p in line)][:2]
-    if not have: raise NotDrawn('no timeline holds utilisation, power or memory')
-    figure = Figure(figsize=(WIDTH, .7 + .56 * len(arms)))
+    if not e.times.runs:
+        raise NotDrawn(e.times.note)
+    arms = {
+        arm: its
+        for arm, runs in arms_of(e.times.runs).items()
+        if (its := [r['timeline'] for r in runs if r.get('timeline')])
+    }
+    if not arms:
+        raise NotDrawn('no record has a timeline')
+    have = [
+        key
+        for key in _TRACES
+        if any(p.get(key) is not None for its in arms.values() for line in its for p in line)
+    ][:2]
+    if not have:
+        raise NotDrawn('no timeline holds utilisation, power or memory')
+    figure = Figure(figsize=(WIDTH, 0.7 + 0.56 * len(arms)))
     panels = figure.subplots(len(arms), len(have), sharex=True, sharey='col', squeeze=False)
-    unit, name = (60, 'minutes') if max(line[-1]['elapsed_s'] for its in arms.values() for line in its) > 180 else (1, 'seconds')
+    unit, name = (
+        (60, 'minutes')
+        if max(line[-1]['elapsed_s'] for its in arms.values() for line in its) > 180
+        else (1, 'seconds')
+    )
     for row, (arm, its) in zip(panels, arms.items()):
         for axes, key in zip(row, have):
             for line in its:
-                axes.plot([p['elapsed_s'] / unit for p in line], [np.nan if p.get(key) is None else p[key] / _TRACES[key][1] for p in line], color=look(arm, e.arms)[0], linewidth=.9, alpha=.75)
-        row[0].set_ylabel(arm.replace('_', '\n', len(arm) > 8), rotation=0, ha='right', va='center', fontsize=8)
+                axes.plot(
+                    [p['elapsed_s'] / unit for p in line],
+                    [np.nan if p.get(key) is None else p[key] / _TRACES[key][1] for p in line],
+                    color=look(arm, e.arms)[0],
+                    linewidth=0.9,
+                    alpha=0.75,
+                )
+        row[0].set_ylabel(
+            arm.replace('_', '\n', len(arm) > 8), rotation=0, ha='right', va='center', fontsize=8
+        )
     for column, key in zip(panels.T, have):
         column[0].set_title(_TRACES[key][0], loc='left', fontsize=9)
         column[0].set_ylim(0, 1.1 * max(axes.dataLim.ymax for axes in column))
-    for axes in panels[-1]: axes.set(xlabel=f'{name} since the start', xlim=(0, None))
+    for axes in panels[-1]:
+        axes.set(xlabel=f'{name} since the start', xlim=(0, None))
     figure.align_ylabels(panels[:, 0])
     return figure
 
 # %% ../../nbs/analysis/10_figures.ipynb #f11c6160
 _PHASES = {  # part of a run -> colour
-    'teacher signal': '#CC79A7', 'training': '#0072B2', 'waiting for other ranks': '#E69F00', 'evaluation': '#56B4E9', 'start and end': '#BBBBBB', "the teacher's own training": '#FFFFFF',
+    'teacher signal': '#CC79A7',
+    'training': '#0072B2',
+    'waiting for other ranks': '#E69F00',
+    'evaluation': '#56B4E9',
+    'start and end': '#BBBBBB',
+    "the teacher's own training": '#FFFFFF',
 }
 
+
 def phase_seconds(
-    record: dict,          # with phases
-) -> dict[str, float]:     # s, the keys of _PHASES; they add up to the run and its teacher's training
+    record: dict,  # with phases
+) -> dict[str, float]:  # s, the keys of _PHASES; they add up to the run and its teacher's training
     "What a run's time went into."
-    p = {name: values.get('seconds') or 0. for name, values in record['phases'].items()}
-    waited = p.pop('synchronisation', 0.)  # lies inside the student's time
-    rest = max(0., record['time']['wall_s'] - sum(p.values()))
-    signal = max(p.get('teacher', 0.), record['time']['teacher_s'] or 0.)  # a cached one was paid for by another run
-    return dict(zip(_PHASES, (signal, max(0., p.get('student', 0.) - waited), waited, p.get('evaluation', 0.), rest, record['time']['teacher_train_s'] or 0.)))
+    p = {name: values.get('seconds') or 0.0 for name, values in record['phases'].items()}
+    waited = p.pop('synchronisation', 0.0)  # lies inside the student's time
+    rest = max(0.0, record['time']['wall_s'] - sum(p.values()))
+    # a cached one was paid for by another run
+    signal = max(p.get('teacher', 0.0), record['time']['teacher_s'] or 0.0)
+    return dict(
+        zip(
+            _PHASES,
+            (
+                signal,
+                max(0.0, p.get('student', 0.0) - waited),
+                waited,
+                p.get('evaluation', 0.0),
+                rest,
+                record['time']['teacher_train_s'] or 0.0,
+            ),
+        )
+    )
+
 
 @drawing
 def phases_figure(
     e: Evidence,
 ) -> Figure:
     "What each arm's time goes into, as stacked bars."
-    if not e.times.runs: raise NotDrawn(e.times.note)
-    table = pd.DataFrame({arm: pd.DataFrame([phase_seconds(r) for r in its]).mean() for arm, runs in e.arms.items() if (its := [r for r in runs if r.get('phases') and not r.get('resumed_at') and e.times.has(r, 'total_s')])})
-    if not len(table.columns): raise NotDrawn('no record holds the phases of its run')
-    figure = Figure(figsize=(WIDTH, 1.15 + .3 * len(table.columns)))
-    axes, left = figure.subplots(), 0.
+    if not e.times.runs:
+        raise NotDrawn(e.times.note)
+    table = pd.DataFrame(
+        {
+            arm: pd.DataFrame([phase_seconds(r) for r in its]).mean()
+            for arm, runs in e.arms.items()
+            if (
+                its := [
+                    r
+                    for r in runs
+                    if r.get('phases') and not r.get('resumed_at') and e.times.has(r, 'total_s')
+                ]
+            )
+        }
+    )
+    if not len(table.columns):
+        raise NotDrawn('no record holds the phases of its run')
+    figure = Figure(figsize=(WIDTH, 1.15 + 0.3 * len(table.columns)))
+    axes = figure.subplots()
+    left = 0.0
     for name, row in table.iterrows():
-        if row.any(): axes.barh(table.columns, row, left=left, color=_PHASES[name], edgecolor='#777777', linewidth=.5, height=.7, label=name)
+        if row.any():
+            axes.barh(
+                table.columns,
+                row,
+                left=left,
+                color=_PHASES[name],
+                edgecolor='#777777',
+                linewidth=0.5,
+                height=0.7,
+                label=name,
+            )
         left = left + row
     axes.invert_yaxis()
     axes.grid(axis='y', visible=False)
@@ -178,57 +335,109 @@ def phases_figure(
 # %% ../../nbs/analysis/10_figures.ipynb #daf609fa
 def pooled_gradients(
     moments: Iterable[dict],  # the `gradients` of records, of one network: step, scale, layers
-) -> pd.DataFrame:            # index: exponents (of bins two wide); columns: layers in their order; shares of the numbers that are not zero
+    # index: exponents (of bins two wide); columns: layers in their order; shares of the numbers that are not
+    # zero
+) -> pd.DataFrame:
     "Gradient histograms of several steps and runs as one."
-    rows = [(layer['layer'], layer['log2_from'] + 2 * i, share) for m in moments for layer in m['layers'] for i, share in enumerate(layer['shares'])]
-    table = pd.DataFrame(rows, columns=['layer', 'exponent', 'share']).pivot_table(index='exponent', columns='layer', values='share', aggfunc='sum')[list(dict.fromkeys(name for name, _, _ in rows))]
-    return (table / table.sum()).reindex(range(int(table.index.min()), int(table.index.max()) + 1, 2)).fillna(0.)
+    rows = [
+        (layer['layer'], layer['log2_from'] + 2 * i, share)
+        for m in moments
+        for layer in m['layers']
+        for i, share in enumerate(layer['shares'])
+    ]
+    table = pd.DataFrame(rows, columns=['layer', 'exponent', 'share']).pivot_table(
+        index='exponent', columns='layer', values='share', aggfunc='sum'
+    )[list(dict.fromkeys(name for name, _, _ in rows))]
+    return (
+        (table / table.sum())
+        .reindex(range(int(table.index.min()), int(table.index.max()) + 1, 2))
+        .fillna(0.0)
+    )
+
 
 @drawing
 def gradients_figure(
     e: Evidence,
 ) -> Figure:
     "Histograms of gradient magnitudes, layer by layer, between fp16's borders."
-    arms = {arm: pooled_gradients(its) for arm, runs in e.arms.items() if (its := [m for r in runs for m in r.get('gradients') or ()])}
-    if not arms: raise NotDrawn('no run recorded its gradients (gradient_stats=0)')
-    columns, layers = min(3, len(arms)), max(len(t.columns) for t in arms.values())
-    figure = Figure(figsize=(WIDTH, .5 + math.ceil(len(arms) / columns) * (.45 + .19 * layers)))
+    arms = {
+        arm: pooled_gradients(its)
+        for arm, runs in e.arms.items()
+        if (its := [m for r in runs for m in r.get('gradients') or ()])
+    }
+    if not arms:
+        raise NotDrawn('no run recorded its gradients (gradient_stats=0)')
+    columns = min(3, len(arms))
+    layers = max(len(t.columns) for t in arms.values())
+    figure = Figure(figsize=(WIDTH, 0.5 + math.ceil(len(arms) / columns) * (0.45 + 0.19 * layers)))
     panels = figure.subplots(math.ceil(len(arms) / columns), columns, sharex=True, squeeze=False).ravel()
     shown = [t.index[t.max(axis=1) > 1e-5] for t in arms.values()]
-    left, right = min(-30, *(i.min() for i in shown)), max(-8, *(i.max() for i in shown)) + 2
+    left = min(-30, *(i.min() for i in shown))
+    right = max(-8, *(i.max() for i in shown)) + 2
     for n, (axes, (arm, table)) in enumerate(zip(panels, arms.items())):
         for y, layer in enumerate(table.columns):
-            axes.fill_between(table.index + 1, y, y - .85 * table[layer] / table[layer].max(), step='mid', color=look(arm, e.arms)[0], alpha=.6, linewidth=0)
-            axes.text(1.01, y - .1, f'{table[layer][table.index < -24].sum():.1%}', fontsize=SMALLEST, transform=axes.get_yaxis_transform())
-        for border, dashes in ((-24, '-'), (-14, '--')): axes.axvline(border, color='#444444', linewidth=.8, linestyle=dashes)
-        axes.set_yticks(np.arange(len(table.columns)) - .2, [str(name).replace('layer ', '') for name in table.columns], fontsize=SMALLEST)
-        axes.set(ylim=(len(table.columns) - .6, -1), xlim=(max(-60, left), right))
+            axes.fill_between(
+                table.index + 1,
+                y,
+                y - 0.85 * table[layer] / table[layer].max(),
+                step='mid',
+                color=look(arm, e.arms)[0],
+                alpha=0.6,
+                linewidth=0,
+            )
+            axes.text(
+                1.01,
+                y - 0.1,
+                f'{table[layer][table.index < -24].sum():.1%}',
+                fontsize=SMALLEST,
+                transform=axes.get_yaxis_transform(),
+            )
+        for border, dashes in ((-24, '-'), (-14, '--')):
+            axes.axvline(border, color='#444444', linewidth=0.8, linestyle=dashes)
+        axes.set_yticks(
+            np.arange(len(table.columns)) - 0.2,
+            [str(name).replace('layer ', '') for name in table.columns],
+            fontsize=SMALLEST,
+        )
+        axes.set(ylim=(len(table.columns) - 0.6, -1), xlim=(max(-60, left), right))
         axes.tick_params(axis='y', length=0)
         axes.tick_params(axis='x', labelbottom=n + columns >= len(arms))
         axes.set_title(arm, loc='left')
         axes.grid(axis='y', visible=False)
-    for axes in panels[len(arms):]: axes.set_visible(False)
-    figure.supxlabel("log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9)
+    for axes in panels[len(arms) :]:
+        axes.set_visible(False)
+    figure.supxlabel(
+        "log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9
+    )
     return figure
 
 # %% ../../nbs/analysis/10_figures.ipynb #fd853eb1
 @drawing
 def fidelity_figure(
-    table: pd.DataFrame,          # arm, measure, estimate, low, high (None: unknown), a row each
+    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), a row each
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
     "How well students agree with their teachers, a panel a measure."
     shown = [arm for arm in arms if arm in set(table['arm'])]
-    if not shown: raise NotDrawn('no arm has a teacher whose predictions are there')
+    if not shown:
+        raise NotDrawn('no arm has a teacher whose predictions are there')
     measures = list(dict.fromkeys(table['measure']))
-    figure = Figure(figsize=(WIDTH, .8 + .3 * len(shown)))
+    figure = Figure(figsize=(WIDTH, 0.8 + 0.3 * len(shown)))
     for axes, measure in zip(figure.subplots(1, len(measures), sharey=True, squeeze=False)[0], measures):
         for row in table[table['measure'] == measure].to_dict('records'):
             colour, marker = look(row['arm'], arms)
             low, high = (row['estimate'] if pd.isna(row[k]) else row[k] for k in ('low', 'high'))
-            axes.errorbar(row['estimate'], shown.index(row['arm']), xerr=[[row['estimate'] - low], [high - row['estimate']]], marker=marker, color=colour, linestyle='', linewidth=1.1)
+            axes.errorbar(
+                row['estimate'],
+                shown.index(row['arm']),
+                xerr=[[row['estimate'] - low], [high - row['estimate']]],
+                marker=marker,
+                color=colour,
+                linestyle='',
+                linewidth=1.1,
+            )
         axes.set_yticks(range(len(shown)), shown)
-        axes.set(ylim=(len(shown) - .5, -.5), xlabel=measure)
+        axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=measure)
         axes.grid(axis='y', visible=False)
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return figure
@@ -236,58 +445,104 @@ def fidelity_figure(
 # %% ../../nbs/analysis/10_figures.ipynb #580acfb2
 @drawing
 def reliability_figure(
-    bins: pd.DataFrame,           # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
+    bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
     "How often candidates of a given probability are right, a panel an arm."
     shown = [arm for arm in arms if arm in set(bins['arm'])]
-    if not shown: raise NotDrawn('no predictions of these runs are there')
+    if not shown:
+        raise NotDrawn('no predictions of these runs are there')
     columns = min(4, len(shown))
-    figure = Figure(figsize=(WIDTH, .35 + 1.75 * math.ceil(len(shown) / columns)))
-    panels = figure.subplots(math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False).ravel()
+    figure = Figure(figsize=(WIDTH, 0.35 + 1.75 * math.ceil(len(shown) / columns)))
+    panels = figure.subplots(
+        math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False
+    ).ravel()
     for n, (axes, arm) in enumerate(zip(panels, shown)):
         its, (colour, marker) = bins[bins['arm'] == arm], look(arm, arms)
-        axes.bar(its['confidence'], .3 * its['n'] / its['n'].max(), width=.05, color='#BBBBBB', zorder=1)
-        axes.plot([0, 1], [0, 1], color='#777777', linewidth=.8, linestyle=(0, (5, 2)), zorder=1)
+        axes.bar(its['confidence'], 0.3 * its['n'] / its['n'].max(), width=0.05, color='#BBBBBB', zorder=1)
+        axes.plot([0, 1], [0, 1], color='#777777', linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
         low, high = (its[k].astype(float).fillna(its['accuracy']) for k in ('low', 'high'))
-        axes.errorbar(its['confidence'], its['accuracy'], yerr=[its['accuracy'] - low, high - its['accuracy']], marker=marker, color=colour, linewidth=1, markersize=4)
-        axes.set(xlim=(-.03, 1.03), ylim=(-.03, 1.03), xticks=(0, .5, 1), yticks=(0, .5, 1))
+        axes.errorbar(
+            its['confidence'],
+            its['accuracy'],
+            yerr=[its['accuracy'] - low, high - its['accuracy']],
+            marker=marker,
+            color=colour,
+            linewidth=1,
+            markersize=4,
+        )
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
         axes.tick_params(axis='x', labelbottom=n + columns >= len(shown))
         axes.set_title(arm, loc='left')
-    for axes in panels[len(shown):]: axes.set_visible(False)
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
     figure.supxlabel('predicted probability', fontsize=9)
     figure.supylabel('share that is right', fontsize=9)
     return figure
 
 # %% ../../nbs/analysis/10_figures.ipynb #54c4a2c8
-MEASURES = {'top_1': 'same candidate first', 'tau': "Kendall's tau", 'js': 'JS divergence, nats'}  # of `analysis.calibration.agreement`
+# of `analysis.calibration.agreement`
+MEASURES = {'top_1': 'same candidate first', 'tau': "Kendall's tau", 'js': 'JS divergence, nats'}
+
 
 def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     "run_id -> predictions."
-    try: table = predictions(e.study, [r['run_id'] for r in e.records])
-    except RecordError: raise NotDrawn('the predictions of some runs are not there, neither in their folders nor in the evidence') from None
+    try:
+        table = predictions(e.study, [r['run_id'] for r in e.records])
+    except RecordError:
+        raise NotDrawn(
+            'the predictions of some runs are not there, neither in their folders nor in the evidence'
+        ) from None
     return dict(list(table.assign(score=[float(f'{s:.5g}') for s in table['score']]).groupby('run_id')))
+
 
 def agreement_table(
     e: Evidence,
 ) -> pd.DataFrame:  # as `fidelity_figure` takes it; arms without a teacher among the runs are left out
     "How well each arm's runs agree with the teacher they were made with."
-    scored, rows = _scored(e), []
+    scored = _scored(e)
+    rows = []
     for arm, runs in e.arms.items():
-        if not (pairs := [(r['run_id'], r['teacher_run_id']) for r in runs if {r['run_id'], r['teacher_run_id']} <= scored.keys()]): continue
-        try: found = agreement(*([scored[i] for i in ids] for ids in zip(*pairs)), split=e.records[0]['primary']['set'])
-        except StatsError as why: raise NotDrawn(f'{arm}: {why}') from None
-        rows += [dict(arm=arm, measure=name, estimate=found[key].estimate, low=found[key].low, high=found[key].high) for key, name in MEASURES.items() if key in found]
+        if not (
+            pairs := [
+                (r['run_id'], r['teacher_run_id'])
+                for r in runs
+                if {r['run_id'], r['teacher_run_id']} <= scored.keys()
+            ]
+        ):
+            continue
+        try:
+            found = agreement(
+                *([scored[i] for i in ids] for ids in zip(*pairs)), split=e.records[0]['primary']['set']
+            )
+        except StatsError as why:
+            raise NotDrawn(f'{arm}: {why}') from None
+        rows += [
+            dict(
+                arm=arm, measure=name, estimate=found[key].estimate, low=found[key].low, high=found[key].high
+            )
+            for key, name in MEASURES.items()
+            if key in found
+        ]
     return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high'])
+
 
 def reliability_table(
     e: Evidence,
 ) -> pd.DataFrame:  # as `reliability_figure` takes it
     "Ten bins of equal width an arm, all its runs together."
-    scored, tables = _scored(e), []
+    scored = _scored(e)
+    tables = []
     for arm, runs in e.arms.items():
-        try: found = reliability([scored[r['run_id']] for r in runs if r['run_id'] in scored], np.random.default_rng(0), split=e.records[0]['primary']['set'], by='width')
-        except StatsError as why: raise NotDrawn(f'{arm}: {why}') from None
+        try:
+            found = reliability(
+                [scored[r['run_id']] for r in runs if r['run_id'] in scored],
+                np.random.default_rng(0),
+                split=e.records[0]['primary']['set'],
+                by='width',
+            )
+        except StatsError as why:
+            raise NotDrawn(f'{arm}: {why}') from None
         tables.append(found.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
     return pd.concat(tables, ignore_index=True)
 
@@ -297,12 +552,17 @@ def _listed(names: Iterable[str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
+
 def _seeds(e: Evidence) -> str:
     "How many seeds, and which arms have only one, as a sentence."
     n = {arm: len(runs) for arm, runs in e.arms.items()}
     single = [arm for arm, seeds in n.items() if seeds == 1]
-    if len(set(n.values())) == 1: return 'One seed an arm.' if single else f'{next(iter(n.values()))} seeds an arm.'
-    return f'{min(n.values())} to {max(n.values())} seeds an arm' + (f"; one in {_listed(single)}." if single else '.')
+    if len(set(n.values())) == 1:
+        return 'One seed an arm.' if single else f'{next(iter(n.values()))} seeds an arm.'
+    return f'{min(n.values())} to {max(n.values())} seeds an arm' + (
+        f"; one in {_listed(single)}." if single else '.'
+    )
+
 
 def _items(e: Evidence) -> str:
     "What the primary metric is averaged over, or ''."
@@ -310,96 +570,162 @@ def _items(e: Evidence) -> str:
     name = task_info(e.records[0]['task']).unit_name
     return f" and {n[0] if len(n) == 1 else f'{n[0]} to {n[-1]}'} {name}" if n else ''
 
+
 def _all_items(e: Evidence) -> str:
     "All units of the primary set, those too that the primary metric leaves out, or ''."
     n = e.units[e.units['split'] == e.records[0]['primary']['set']]['unit'].nunique()
     return f" and all {n} {task_info(e.records[0]['task']).unit_name}" if n else ''
 
+
 def _metric(e: Evidence) -> str:
     p = e.records[0]['primary']
     return f"{metric_name(p['metric'])} on the {p['set']} set of {e.records[0]['corpus']}"
 
+
 def _machine(e: Evidence) -> str:
     note = e.times.note
-    return f'{note[0].upper()}{note[1:]}.' if note else f"All runs on {e.records[0]['environment']['device']}."
+    return (
+        f'{note[0].upper()}{note[1:]}.' if note else f"All runs on {e.records[0]['environment']['device']}."
+    )
 
 # %% ../../nbs/analysis/10_figures.ipynb #f3e1059f
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
-    return (f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. "
-            f"The dashed line is the Pareto front of the means: {_listed(front)}. {_seeds(e)} {_machine(e)}")
+    return f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. The dashed line is the Pareto front of the means: {_listed(front)}. {_seeds(e)} {_machine(e)}"
+
 
 def _effects_caption(e: Evidence) -> str:
     shown = [c for kind, c in e.comparisons if kind in _GROUPS]
-    hollow, star = any(len(c.seeds) == 1 for c in shown), any(c.attribution and not c.attribution.factor for c in shown)
-    times = ' and to training time (right: how many times as fast, log axis)' * any('train_s' in c.speedup for c in shown)
-    return (f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio."
-            + f' {_machine(e)}' * bool(times and e.times.note) + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow + ' A star: other settings differ between the arms, too.' * star)
+    hollow = any(len(c.seeds) == 1 for c in shown)
+    star = any(c.attribution and not c.attribution.factor for c in shown)
+    times = ' and to training time (right: how many times as fast, log axis)' * any(
+        'train_s' in c.speedup for c in shown
+    )
+    return (
+        f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio."
+        + f' {_machine(e)}' * bool(times and e.times.note)
+        + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow
+        + ' A star: other settings differ between the arms, too.' * star
+    )
+
 
 def _curves_caption(e: Evidence) -> str:
-    return (f"Training loss (left) and {metric_name(e.records[0]['primary']['metric'])} on the {curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines are arms in mixed precision. "
-            f'Losses with and without distillation are different quantities and can be compared by shape only. {_seeds(e)}')
+    return (
+        f"Training loss (left) and {metric_name(e.records[0]['primary']['metric'])} on the {curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines are arms in mixed precision. "
+        f'Losses with and without distillation are different quantities and can be compared by shape only. {_seeds(e)}'
+    )
+
 
 def _throughput_caption(e: Evidence) -> str:
     return f'Training examples per second on {e.records[0]["corpus"]}: mean with {confidence(e.values)} interval over seeds, and single runs as points. {_seeds(e)} {_machine(e)}'
 
+
 def _timelines_caption(e: Evidence) -> str:
     ranks = max(r['parallel']['ranks'] for r in e.times.runs)
-    return ('What the machine did during each run: a line is a run, a point a stretch of it (the mean, and of memory the highest value).'
-            + f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.' * (ranks > 1) + f' {_seeds(e)} {_machine(e)}')
+    return (
+        'What the machine did during each run: a line is a run, a point a stretch of it (the mean, and of memory the highest value).'
+        + f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.'
+        * (ranks > 1)
+        + f' {_seeds(e)} {_machine(e)}'
+    )
+
 
 def _phases_caption(e: Evidence) -> str:
     again = any(r['time']['teacher_train_s'] for r in e.times.runs)
-    return ("What each arm's time goes into, in seconds of a mean run, evaluations included." + " The empty bars are the training of the students' teacher, which is paid once for any number of students." * again
-            + f' {_seeds(e)} {_machine(e)}')
+    return (
+        "What each arm's time goes into, in seconds of a mean run, evaluations included."
+        + " The empty bars are the training of the students' teacher, which is paid once for any number of students."
+        * again
+        + f' {_seeds(e)} {_machine(e)}'
+    )
+
 
 def _gradients_caption(e: Evidence) -> str:
     runs = [r for r in e.records if r.get('gradients')]
     steps = sorted({m['step'] for r in runs for m in r['gradients']})
-    return (f"Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
-            'Each histogram has its own height. At the right: of the numbers that are not zero, the share below the smallest number of fp16, for which it would need a loss scale.')
+    return (
+        f"Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
+        'Each histogram has its own height. At the right: of the numbers that are not zero, the share below the smallest number of fp16, for which it would need a loss scale.'
+    )
+
 
 def _fidelity_caption(e: Evidence) -> str:
-    return (f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} with 95% intervals. "
-            f'Agreement is high for a large share and tau, and for a small divergence (Jensen and Shannon, in nats). {_seeds(e)}')
+    return f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} with 95% intervals. Agreement is high for a large share and tau, and for a small divergence (Jensen and Shannon, in nats). {_seeds(e)}"
+
 
 def _reliability_caption(e: Evidence) -> str:
-    return (f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_all_items(e)}; on the dashed line a probability is what it says. "
-            f'Grey bars: candidates in a bin, beside those of the fullest. {_seeds(e)}')
+    return (
+        f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_all_items(e)}; on the dashed line a probability is what it says. "
+        f'Grey bars: candidates in a bin, beside those of the fullest. {_seeds(e)}'
+    )
 
 # %% ../../nbs/analysis/10_figures.ipynb #d502ebc1
 @dataclass(frozen=True)
 class StudyFigure:
     "A figure every study has, or has a reason not to have."
-    draw: Callable[[Evidence], Figure]   # raises NotDrawn where its numbers are not there
+
+    draw: Callable[[Evidence], Figure]  # raises NotDrawn where its numbers are not there
     caption: Callable[[Evidence], str]
-    producer: str                        # the function that draws it
+    producer: str  # the function that draws it
+
 
 FIGURES = {  # name of the file -> figure, in the order of the argument
-    'accuracy_time':   StudyFigure(lambda e: accuracy_figure(e.records, e.values), lambda e: _accuracy_caption(e, 'train_s'), 'kdnotes.analysis.report.accuracy_figure'),
-    'accuracy_energy': StudyFigure(lambda e: accuracy_figure(e.records, e.values, 'device_j'), lambda e: _accuracy_caption(e, 'device_j'), 'kdnotes.analysis.report.accuracy_figure'),
-    'effects':         StudyFigure(effects_figure, _effects_caption, 'kdnotes.analysis.figures.effects_figure'),
-    'curves':          StudyFigure(lambda e: curves_figure(e.records), _curves_caption, 'kdnotes.analysis.report.curves_figure'),
-    'throughput':      StudyFigure(lambda e: throughput_figure(e.records, e.values), _throughput_caption, 'kdnotes.analysis.report.throughput_figure'),
-    'phases':          StudyFigure(phases_figure, _phases_caption, 'kdnotes.analysis.figures.phases_figure'),
-    'timelines':       StudyFigure(timelines_figure, _timelines_caption, 'kdnotes.analysis.figures.timelines_figure'),
-    'gradients':       StudyFigure(gradients_figure, _gradients_caption, 'kdnotes.analysis.figures.gradients_figure'),
-    'fidelity':        StudyFigure(lambda e: fidelity_figure(agreement_table(e), e.arms), _fidelity_caption, 'kdnotes.analysis.figures.fidelity_figure'),
-    'reliability':     StudyFigure(lambda e: reliability_figure(reliability_table(e), e.arms), _reliability_caption, 'kdnotes.analysis.figures.reliability_figure'),
+    'accuracy_time': StudyFigure(
+        lambda e: accuracy_figure(e.records, e.values),
+        lambda e: _accuracy_caption(e, 'train_s'),
+        'kdnotes.analysis.report.accuracy_figure',
+    ),
+    'accuracy_energy': StudyFigure(
+        lambda e: accuracy_figure(e.records, e.values, 'device_j'),
+        lambda e: _accuracy_caption(e, 'device_j'),
+        'kdnotes.analysis.report.accuracy_figure',
+    ),
+    'effects': StudyFigure(effects_figure, _effects_caption, 'kdnotes.analysis.figures.effects_figure'),
+    'curves': StudyFigure(
+        lambda e: curves_figure(e.records), _curves_caption, 'kdnotes.analysis.report.curves_figure'
+    ),
+    'throughput': StudyFigure(
+        lambda e: throughput_figure(e.records, e.values),
+        _throughput_caption,
+        'kdnotes.analysis.report.throughput_figure',
+    ),
+    'phases': StudyFigure(phases_figure, _phases_caption, 'kdnotes.analysis.figures.phases_figure'),
+    'timelines': StudyFigure(
+        timelines_figure, _timelines_caption, 'kdnotes.analysis.figures.timelines_figure'
+    ),
+    'gradients': StudyFigure(
+        gradients_figure, _gradients_caption, 'kdnotes.analysis.figures.gradients_figure'
+    ),
+    'fidelity': StudyFigure(
+        lambda e: fidelity_figure(agreement_table(e), e.arms),
+        _fidelity_caption,
+        'kdnotes.analysis.figures.fidelity_figure',
+    ),
+    'reliability': StudyFigure(
+        lambda e: reliability_figure(reliability_table(e), e.arms),
+        _reliability_caption,
+        'kdnotes.analysis.figures.reliability_figure',
+    ),
 }
+
 
 def study_figures(
     study: str,
-    run_ids: Iterable[str] | None = None,  # these runs only, a missing one is refused by name; None: all finished runs of the study
-    folder: Path | None = None,            # where the files go; None: figures/<study>
-) -> list[FigureFile]:                     # one for each of FIGURES, made or with a reason
+    # these runs only, a missing one is refused by name; None: all finished runs of the study
+    run_ids: Iterable[str] | None = None,
+    folder: Path | None = None,  # where the files go; None: figures/<study>
+) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
     "Draw a study's figures from its records, with captions, and keep in the manifest what was made from what, or why not."
     return draw_evidence(evidence(study, run_ids), folder or figures_path(study))
 
+
 def draw_evidence(
     e: Evidence,
-    folder: Path,       # where the files go
+    folder: Path,  # where the files go
 ) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
     "Draw what has been read already."
     ids = [r['run_id'] for r in e.records]
-    return [make_figure(folder, name, lambda: f.draw(e), ids, f.producer, lambda: f.caption(e)) for name, f in FIGURES.items()]
+    return [
+        make_figure(folder, name, lambda: f.draw(e), ids, f.producer, lambda: f.caption(e))
+        for name, f in FIGURES.items()
+    ]

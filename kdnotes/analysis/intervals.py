@@ -22,17 +22,20 @@ class StatsError(KdnotesError, ValueError):
     "Numbers a statistic cannot be computed from."
 
 # %% ../../nbs/analysis/01_intervals.ipynb #a2b267f4
-NOISE = 1e-12  # numbers this close to the null, relative to the largest printed beside them, differ from it by rounding only
+# numbers this close to the null, relative to the largest printed beside them, differ from it by rounding only
+NOISE = 1e-12
 MOST_DIGITS = 17  # of a float64
+
 
 def _side(value: float, null: float) -> int:
     "-1 below the null, 1 above, 0 on it."
     return int(value > null) - int(value < null)
 
+
 def number_texts(
     values: Sequence[float | None],  # an estimate and its bounds; None stays None
-    spec: str = '.3f',               # a format of floats: sign, comma, precision (the least) and f or g
-    null: float = 0.0,               # 0 for differences, 1 for ratios, the level for a p-value
+    spec: str = '.3f',  # a format of floats: sign, comma, precision (the least) and f or g
+    null: float = 0.0,  # 0 for differences, 1 for ratios, the level for a p-value
 ) -> list[str | None]:
     "Numbers rounded to the same precision, each still on its side of the null; 0 has no sign."
     found = re.fullmatch(r'([+]?)z?(,?)[.](\d+)([fg])', spec)
@@ -42,7 +45,9 @@ def number_texts(
     noise = NOISE * max([1.0, abs(null), *(abs(v) for v in values if v is not None and np.isfinite(v))])
     exact = [v if v is None or abs(v - null) > noise or not np.isfinite(v) else null for v in values]
     for digits in range(int(least), MOST_DIGITS + 1):
-        texts = [None if v is None else format(v, f'{plus if v else ""}z{comma}.{digits}{kind}') for v in exact]
+        texts = [
+            None if v is None else format(v, f'{plus if v else ""}z{comma}.{digits}{kind}') for v in exact
+        ]
         printed = [None if t is None else float(t.replace(',', '')) for t in texts]
         if all(v is None or _side(p, null) == _side(v, null) for p, v in zip(printed, exact)):
             break
@@ -52,17 +57,19 @@ def number_texts(
 @dataclass(frozen=True)
 class Interval:
     "An estimate and how sure we are of it; `f'{interval:.3f}'` reads `0.778 [0.741, 0.815]`."
-    estimate: float            # in the unit of the values
-    low: float | None          # lower limit; None: unknown, see `reason`
-    high: float | None         # upper limit
-    n: int                     # runs (or pairs of runs) it rests on
-    level: float               # confidence level, 0 to 1
-    method: str                # in words
-    units: int | None = None   # units per run, where there are any
-    df: float | None = None    # degrees of freedom of the t distribution
+
+    estimate: float  # in the unit of the values
+    low: float | None  # lower limit; None: unknown, see `reason`
+    high: float | None  # upper limit
+    n: int  # runs (or pairs of runs) it rests on
+    level: float  # confidence level, 0 to 1
+    method: str  # in words
+    units: int | None = None  # units per run, where there are any
+    df: float | None = None  # degrees of freedom of the t distribution
     reason: str | None = None  # why low and high are None
-    se: float | None = None    # standard error of the estimate; of a ratio: of its logarithm
-    null: float = field(default=0.0, repr=False)  # what no difference would be; 1 for a ratio. Printing keeps each number on its side
+    se: float | None = None  # standard error of the estimate; of a ratio: of its logarithm
+    # what no difference would be; 1 for a ratio. Printing keeps each number on its side
+    null: float = field(default=0.0, repr=False)
 
     def __format__(self, spec: str) -> str:
         estimate, low, high = number_texts([self.estimate, self.low, self.high], spec or '.4g', self.null)
@@ -71,73 +78,108 @@ class Interval:
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
 def _numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     "Finite float64 numbers of the given dimension, or a `StatsError`."
-    if not 0 < level < 1: raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
-    try: values = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError): raise StatsError(f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing ones or leave the run out') from None
-    if values.ndim != ndim or not values.size: raise StatsError(f'{name} of shape {values.shape} must have {ndim} dimension(s) and at least one value')
-    if not np.isfinite(values).all(): raise StatsError(f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not finite; leave those runs or units out')
+    if not 0 < level < 1:
+        raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
+    try:
+        values = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise StatsError(
+            f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing ones or leave the run out'
+        ) from None
+    if values.ndim != ndim or not values.size:
+        raise StatsError(
+            f'{name} of shape {values.shape} must have {ndim} dimension(s) and at least one value'
+        )
+    if not np.isfinite(values).all():
+        raise StatsError(
+            f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not finite; leave those runs or units out'
+        )
     return values
+
 
 def _t_interval(estimate, variance, df, level, **more) -> Interval:
     "estimate +- t(df) * sqrt(variance)."
-    half = float(stdtrit(df, (1 + level) / 2) * np.sqrt(variance)) if variance > 0 else 0.
-    return Interval(float(estimate), float(estimate) - half, float(estimate) + half, level=level, df=float(df), se=float(np.sqrt(max(variance, 0))), **more)
+    half = float(stdtrit(df, (1 + level) / 2) * np.sqrt(variance)) if variance > 0 else 0.0
+    return Interval(
+        float(estimate),
+        float(estimate) - half,
+        float(estimate) + half,
+        level=level,
+        df=float(df),
+        se=float(np.sqrt(max(variance, 0))),
+        **more,
+    )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #7cf536ae
 def mean_interval(
-    values,               # (n,) one number a run
+    values,  # (n,) one number a run
     level: float = 0.95,  # confidence level
-) -> Interval:            # of the mean
+) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
     x = _numbers(values, 1, 'values', level)
     if len(x) == 1:
-        return Interval(float(x[0]), None, None, 1, level, 'one value', reason='one value has no spread; run more seeds')
-    return _t_interval(x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs')
+        return Interval(
+            float(x[0]), None, None, 1, level, 'one value', reason='one value has no spread; run more seeds'
+        )
+    return _t_interval(
+        x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs'
+    )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #3e2d6d16
 def mean_squares(
-    stack,              # (..., seeds, units), both >= 2: one matrix or many
-) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int]]:  # mean (...), mean squares (..., 3) of seeds, units, the rest; degrees of freedom
+    stack,  # (..., seeds, units), both >= 2: one matrix or many
+    # mean (...), mean squares (..., 3) of seeds, units, the rest; degrees of freedom
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int]]:
     "Two-way analysis of variance without replication."
     y = np.asarray(stack, np.float64)
     S, U = y.shape[-2:]
     mean = y.mean((-2, -1), keepdims=True)
-    seeds, units = y.mean(-1, keepdims=True) - mean, y.mean(-2, keepdims=True) - mean
+    seeds = y.mean(-1, keepdims=True) - mean
+    units = y.mean(-2, keepdims=True) - mean
     rest = y - mean - seeds - units
     df = (S - 1, U - 1, (S - 1) * (U - 1))
     squares = U * (seeds**2).sum((-2, -1)), S * (units**2).sum((-2, -1)), (rest**2).sum((-2, -1))
     return mean[..., 0, 0], np.stack([s / d for s, d in zip(squares, df)], -1), df
 
+
 @dataclass(frozen=True)
 class Components:
     "Two-way analysis of variance without replication: mean squares and variance components."
-    ms: tuple[float, float, float]        # mean squares of seeds, units, the rest
-    df: tuple[int, int, int]              # their degrees of freedom
+
+    ms: tuple[float, float, float]  # mean squares of seeds, units, the rest
+    df: tuple[int, int, int]  # their degrees of freedom
     variance: tuple[float, float, float]  # components of one value: seeds, units, the rest; >= 0
 
+
 def variance_components(
-    matrix,        # (seeds, units), both >= 2
+    matrix,  # (seeds, units), both >= 2
 ) -> Components:
     "Variance between seeds, between units, and of the rest, by the method of moments."
     y = _numbers(matrix, 2, 'matrix', 0.5)
     S, U = y.shape
-    if min(S, U) < 2: raise StatsError(f'a matrix of {S} seed(s) and {U} unit(s) has no two variances; at least 2 of each are needed')
+    if min(S, U) < 2:
+        raise StatsError(
+            f'a matrix of {S} seed(s) and {U} unit(s) has no two variances; at least 2 of each are needed'
+        )
     _, ms, df = mean_squares(y)
     ms = tuple(map(float, ms))
-    return Components(ms, df, (max(0., (ms[0] - ms[2]) / U), max(0., (ms[1] - ms[2]) / S), ms[2]))
+    return Components(ms, df, (max(0.0, (ms[0] - ms[2]) / U), max(0.0, (ms[1] - ms[2]) / S), ms[2]))
 
 # %% ../../nbs/analysis/01_intervals.ipynb #bebc69b7
 TIE = 1e-9  # mean squares that differ by less, relatively, are equal: rounding must not decide
 
+
 def crossed_moments(
-    stack,              # (..., seeds, units), both >= 2: one matrix or many
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # mean (...), variance of the mean (...), its degrees of freedom (...)
+    stack,  # (..., seeds, units), both >= 2: one matrix or many
+    # mean (...), variance of the mean (...), its degrees of freedom (...)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Mean, variance of the mean and Satterthwaite's degrees of freedom, seeds and units both random."
     mean, ms, df = mean_squares(stack)
     return mean, *moments_of(ms, df)
 
+
 def moments_of(
-    ms,                        # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
+    ms,  # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
     df: tuple[int, int, int],  # their degrees of freedom
 ) -> tuple[np.ndarray, np.ndarray]:  # variance of the mean (...), its degrees of freedom (...)
     "The rule of `crossed_moments`, for mean squares that are there already."
@@ -146,66 +188,123 @@ def moments_of(
     sign = (ms >= ms[..., 2:] * (1 - TIE)).astype(float)
     sign[..., 2] = 1 - sign[..., 0] - sign[..., 1]
     terms = sign * ms
-    spread, n = (terms**2 / np.array(df)).sum(-1), (df[0] + 1) * (df[1] + 1)
-    with np.errstate(invalid='ignore'): its_df = np.where(spread > 0, terms.sum(-1)**2 / spread, n - 1)
+    spread = (terms**2 / np.array(df)).sum(-1)
+    n = (df[0] + 1) * (df[1] + 1)
+    with np.errstate(invalid='ignore'):
+        its_df = np.where(spread > 0, terms.sum(-1) ** 2 / spread, n - 1)
     return terms.sum(-1) / n, its_df
 
+
 def crossed_interval(
-    matrix,               # (seeds, units)
+    matrix,  # (seeds, units)
     level: float = 0.95,  # confidence level
-) -> Interval:            # of the mean over all seeds and units there could be
+) -> Interval:  # of the mean over all seeds and units there could be
     "The mean's interval with seeds and units both random (Satterthwaite's t)."
     y = _numbers(matrix, 2, 'matrix', level)
     (S, U), mean = y.shape, y.mean()
-    if S == U == 1: return Interval(float(mean), None, None, 1, level, 'one value', units=1, reason='one seed and one unit have no spread')
+    if S == U == 1:
+        return Interval(
+            float(mean),
+            None,
+            None,
+            1,
+            level,
+            'one value',
+            units=1,
+            reason='one seed and one unit have no spread',
+        )
     if S == 1:
-        return _t_interval(mean, y.var(ddof=1) / U, U - 1, level, n=1, units=U, method='Student t over units only: one seed tells nothing about other seeds')
+        return _t_interval(
+            mean,
+            y.var(ddof=1) / U,
+            U - 1,
+            level,
+            n=1,
+            units=U,
+            method='Student t over units only: one seed tells nothing about other seeds',
+        )
     if U == 1:
-        return _t_interval(mean, y.var(ddof=1) / S, S - 1, level, n=S, units=1, method='Student t over seeds only: one unit tells nothing about other units')
-    return _t_interval(*crossed_moments(y), level, n=S, units=U, method='two-way random effects, seeds crossed with units, Satterthwaite t')
+        return _t_interval(
+            mean,
+            y.var(ddof=1) / S,
+            S - 1,
+            level,
+            n=S,
+            units=1,
+            method='Student t over seeds only: one unit tells nothing about other units',
+        )
+    return _t_interval(
+        *crossed_moments(y),
+        level,
+        n=S,
+        units=U,
+        method='two-way random effects, seeds crossed with units, Satterthwaite t',
+    )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #23a59108
 def paired_difference(
-    a,                    # (seeds, units)
-    b,                    # (seeds, units), the same seeds and units in the same order
+    a,  # (seeds, units)
+    b,  # (seeds, units), the same seeds and units in the same order
     level: float = 0.95,  # confidence level
-) -> Interval:            # of mean(b) - mean(a)
+) -> Interval:  # of mean(b) - mean(a)
     "b minus a, paired by seed and unit, both random."
-    a, b = _numbers(a, 2, 'a', level), _numbers(b, 2, 'b', level)
-    if a.shape != b.shape: raise StatsError(f'a and b of shapes {a.shape} and {b.shape} cannot be paired; keep the seeds and units both have')
+    a = _numbers(a, 2, 'a', level)
+    b = _numbers(b, 2, 'b', level)
+    if a.shape != b.shape:
+        raise StatsError(
+            f'a and b of shapes {a.shape} and {b.shape} cannot be paired; keep the seeds and units both have'
+        )
     return crossed_interval(b - a, level)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
 def ratio_interval(
-    times_a,              # (n,) > 0, any unit
-    times_b,              # (n,) > 0, the same unit and the same seeds
+    times_a,  # (n,) > 0, any unit
+    times_b,  # (n,) > 0, the same unit and the same seeds
     level: float = 0.95,  # confidence level
-) -> Interval:            # of a/b
+) -> Interval:  # of a/b
     "How many times a is of b: geometric mean of the pairs' ratios, t interval on the log scale."
-    a, b = _numbers(times_a, 1, 'times_a', level), _numbers(times_b, 1, 'times_b', level)
-    if a.shape != b.shape: raise StatsError(f'{len(a)} and {len(b)} times cannot be paired; keep the seeds both have')
-    if min(a.min(), b.min()) <= 0: raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
+    a = _numbers(times_a, 1, 'times_a', level)
+    b = _numbers(times_b, 1, 'times_b', level)
+    if a.shape != b.shape:
+        raise StatsError(f'{len(a)} and {len(b)} times cannot be paired; keep the seeds both have')
+    if min(a.min(), b.min()) <= 0:
+        raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
     logs = mean_interval(np.log(a / b), level)
     low, high = (None, None) if logs.low is None else (float(np.exp(logs.low)), float(np.exp(logs.high)))
-    return Interval(float(np.exp(logs.estimate)), low, high, len(a), level, logs.method if low is None else 'Student t over pairs, log scale', df=logs.df, reason=logs.reason, se=logs.se, null=1.)
+    return Interval(
+        float(np.exp(logs.estimate)),
+        low,
+        high,
+        len(a),
+        level,
+        logs.method if low is None else 'Student t over pairs, log scale',
+        df=logs.df,
+        reason=logs.reason,
+        se=logs.se,
+        null=1.0,
+    )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #e33d0969
 def draw_counts(
-    shape: tuple[int, int],    # seeds, units
+    shape: tuple[int, int],  # seeds, units
     rng: np.random.Generator,  # the draws come from here and nowhere else
-    n_draws: int = 2000,       # resamples
+    n_draws: int = 2000,  # resamples
 ) -> tuple[np.ndarray, np.ndarray]:  # (draws, seeds) and (draws, units): how often each was drawn
     "Resamples of seeds and of units, with replacement."
     return tuple(rng.multinomial(n, np.full(n, 1 / n), size=n_draws).astype(float) for n in shape)
+
 
 def joint_bootstrap(
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
     rng: np.random.Generator,
     n_draws: int = 2000,
-) -> dict[str, np.ndarray]:           # arm -> (draws,) means; draw k is of the same seeds and units in every arm
+) -> dict[str, np.ndarray]:  # arm -> (draws,) means; draw k is of the same seeds and units in every arm
     "Means of several arms, resampled together."
     matrices = {arm: _numbers(m, 2, f'arm {arm!r}', 0.5) for arm, m in matrices.items()}
-    if len(shapes := {m.shape for m in matrices.values()}) != 1: raise StatsError(f'arms of shapes {sorted(shapes)} cannot be drawn together; keep the seeds and units all have')
+    if len(shapes := {m.shape for m in matrices.values()}) != 1:
+        raise StatsError(
+            f'arms of shapes {sorted(shapes)} cannot be drawn together; keep the seeds and units all have'
+        )
     seeds, units = draw_counts(shape := shapes.pop(), rng, n_draws)
     return {arm: ((seeds @ m) * units).sum(1) / (shape[0] * shape[1]) for arm, m in matrices.items()}
 
@@ -213,58 +312,104 @@ def joint_bootstrap(
 def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     "Mean and standard error of every resample of a centred matrix; the formulas of `mean_squares` with counts. 0: no spread."
     S, U = y.shape
-    rows, columns = units @ y.T / U, seeds @ y / S
+    rows = units @ y.T / U
+    columns = seeds @ y / S
     mean = (rows * seeds).sum(1) / S
-    def squares(x, counts): return np.einsum('dk,dk,dk->d', x, x, counts)
-    of_seeds, of_units = U * (squares(rows, seeds) - S * mean**2), S * (squares(columns, units) - U * mean**2)
+
+    def squares(x, counts):
+        return np.einsum('dk,dk,dk->d', x, x, counts)
+
+    of_seeds = U * (squares(rows, seeds) - S * mean**2)
+    of_units = S * (squares(columns, units) - U * mean**2)
     rest = ((units @ (y**2).T) * seeds).sum(1) - S * U * mean**2 - of_seeds - of_units
-    s, u, e = (np.maximum(x, 0) / max(df, 1) for x, df in ((of_seeds, S - 1), (of_units, U - 1), (rest, (S - 1) * (U - 1))))
+    s, u, e = (
+        np.maximum(x, 0) / max(df, 1)
+        for x, df in ((of_seeds, S - 1), (of_units, U - 1), (rest, (S - 1) * (U - 1)))
+    )
     se = np.sqrt((np.maximum(s, e) + np.maximum(u, e) - e) / (S * U))
-    return mean, np.where(se < 1e-7 * np.sqrt((y**2).mean() / y.size), 0., se)  # what subtraction leaves of equal squares is no spread
+    # what subtraction leaves of equal squares is no spread
+    return mean, np.where(se < 1e-7 * np.sqrt((y**2).mean() / y.size), 0.0, se)
+
 
 def studentised_limits(
-    matrix: np.ndarray,    # (seeds, units)
-    seeds: np.ndarray,     # (draws, seeds) of `draw_counts`
-    units: np.ndarray,     # (draws, units)
+    matrix: np.ndarray,  # (seeds, units)
+    seeds: np.ndarray,  # (draws, seeds) of `draw_counts`
+    units: np.ndarray,  # (draws, units)
     level: float = 0.95,
 ) -> tuple[float, float]:  # of the mean
     "Studentised bootstrap limits for given resamples."
     center = matrix.mean()
     mean, se = _resampled(matrix - center, seeds, units)
     own = _resampled(matrix - center, np.ones((1, matrix.shape[0])), np.ones((1, matrix.shape[1])))[1][0]
-    with np.errstate(divide='ignore', invalid='ignore'): t = np.where(mean == 0, 0., mean / se)
+    with np.errstate(divide='ignore', invalid='ignore'):
+        t = np.where(mean == 0, 0.0, mean / se)
     low, high = np.quantile(t, [(1 - level) / 2, (1 + level) / 2], method='closest_observation')
-    return (float(center), float(center)) if own == 0 else (float(center - high * own), float(center - low * own))
+    return (
+        (float(center), float(center))
+        if own == 0
+        else (float(center - high * own), float(center - low * own))
+    )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #afd49077
 def bootstrap_interval(
-    matrix,                    # (seeds, units)
+    matrix,  # (seeds, units)
     rng: np.random.Generator,  # the draws come from here and nowhere else
-    n_draws: int = 2000,       # resamples
-    level: float = 0.95,       # confidence level
-) -> Interval:                 # of the mean
+    n_draws: int = 2000,  # resamples
+    level: float = 0.95,  # confidence level
+) -> Interval:  # of the mean
     "Studentised bootstrap interval of the mean, seeds and units drawn again."
     y = _numbers(matrix, 2, 'matrix', level)
     S, U = y.shape
-    if S == U == 1: return Interval(float(y.mean()), None, None, 1, level, 'one value', units=1, reason='one seed and one unit have no spread')
-    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)  # infinite where a tail has no spread
-    method = 'studentised bootstrap over ' + ('units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units')
+    if S == U == 1:
+        return Interval(
+            float(y.mean()),
+            None,
+            None,
+            1,
+            level,
+            'one value',
+            units=1,
+            reason='one seed and one unit have no spread',
+        )
+    # infinite where a tail has no spread
+    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)
+    method = 'studentised bootstrap over ' + (
+        'units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units'
+    )
     if not np.isfinite(limits).all():
-        return Interval(float(y.mean()), None, None, S, level, method, units=U, reason=f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values differ in too few places')
+        return Interval(
+            float(y.mean()),
+            None,
+            None,
+            S,
+            level,
+            method,
+            units=U,
+            reason=f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values differ in too few places',
+        )
     return Interval(float(y.mean()), *limits, S, level, method, units=U)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #ccccf0c6
 def compact_curve(
-    steps,            # (step, loss) of the logged optimizer steps, in order
-    evaluations,      # (step, value) of the primary metric on the set that is evaluated during training
-    points: int = 40, # at most so many losses
-) -> list[dict]:      # {'step', 'loss', 'value'}, by step; None where the point has no such number
+    steps,  # (step, loss) of the logged optimizer steps, in order
+    evaluations,  # (step, value) of the primary metric on the set that is evaluated during training
+    points: int = 40,  # at most so many losses
+) -> list[dict]:  # {'step', 'loss', 'value'}, by step; None where the point has no such number
     "A training curve as a short list, the same for the same rows."
-    steps, curve = list(steps), []
+    steps = list(steps)
+    curve = []
     for part in np.array_split(np.arange(len(steps)), min(points, len(steps)) or 1):
-        if len(part): curve.append(dict(step=int(steps[part[-1]][0]), loss=_short(np.mean([steps[k][1] for k in part])), value=None))
+        if len(part):
+            curve.append(
+                dict(
+                    step=int(steps[part[-1]][0]),
+                    loss=_short(np.mean([steps[k][1] for k in part])),
+                    value=None,
+                )
+            )
     curve += [dict(step=int(step), loss=None, value=_short(value)) for step, value in evaluations]
     return sorted(curve, key=lambda p: (p['step'], p['loss'] is None))
+
 
 def _short(x) -> float | None:
     "Six digits are enough for a figure; None for what is not a number."

@@ -20,37 +20,82 @@ __all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'arms_of', 'look', 'm
            'NotDrawn', 'FigureFile', 'save_figure', 'bind_figures', 'make_figure']
 
 # %% ../../nbs/analysis/04_plotting.ipynb #1a246311
-ORDER = ('baseline', 'parallel_baseline', 'mixed_baseline', 'full_student', 'mixed_student', 'full_kd', 'mixed_kd')
+ORDER = (
+    'baseline',
+    'parallel_baseline',
+    'mixed_baseline',
+    'full_student',
+    'mixed_student',
+    'full_kd',
+    'mixed_kd',
+)
+
 
 def arms_of(
     records: Iterable[dict],
 ) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of the chain, then arms of your own
     "Runs by arm, always in the same order."
     found: dict[str, list[dict]] = {}
-    for r in sorted(records, key=lambda r: (ORDER.index(r['mode']), r['arm'] != r['mode'], r['arm'], r['seed'], r['run_id'])): found.setdefault(r['arm'], []).append(r)
+    for r in sorted(
+        records,
+        key=lambda r: (ORDER.index(r['mode']), r['arm'] != r['mode'], r['arm'], r['seed'], r['run_id']),
+    ):
+        found.setdefault(r['arm'], []).append(r)
     return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
 
 # %% ../../nbs/analysis/04_plotting.ipynb #95a423ba
-LOOKS = {'baseline': ('#000000', 'o'), 'parallel_baseline': ('#E69F00', 's'), 'mixed_baseline': ('#CC79A7', 'D'), 'full_student': ('#56B4E9', 'v'),
-         'mixed_student': ('#009E73', '^'), 'full_kd': ('#0072B2', 'P'), 'mixed_kd': ('#D55E00', 'X')}
+LOOKS = {
+    'baseline': ('#000000', 'o'),
+    'parallel_baseline': ('#E69F00', 's'),
+    'mixed_baseline': ('#CC79A7', 'D'),
+    'full_student': ('#56B4E9', 'v'),
+    'mixed_student': ('#009E73', '^'),
+    'full_kd': ('#0072B2', 'P'),
+    'mixed_kd': ('#D55E00', 'X'),
+}
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 STYLE = {
-    'font.family': 'DejaVu Sans', 'font.size': 9, 'axes.titlesize': 8, 'axes.titlecolor': '#444444', 'axes.labelsize': 9, 'xtick.labelsize': 8, 'ytick.labelsize': 8, 'legend.fontsize': 8, 'legend.frameon': False,
-    'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'axes.axisbelow': True, 'grid.color': '#DDDDDD', 'grid.linewidth': .6, 'axes.linewidth': .8,
-    'lines.linewidth': 1.4, 'lines.markersize': 6, 'errorbar.capsize': 2, 'figure.constrained_layout.use': True, 'figure.facecolor': 'white',
+    'font.family': 'DejaVu Sans',
+    'font.size': 9,
+    'axes.titlesize': 8,
+    'axes.titlecolor': '#444444',
+    'axes.labelsize': 9,
+    'xtick.labelsize': 8,
+    'ytick.labelsize': 8,
+    'legend.fontsize': 8,
+    'legend.frameon': False,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'axes.grid': True,
+    'axes.axisbelow': True,
+    'grid.color': '#DDDDDD',
+    'grid.linewidth': 0.6,
+    'axes.linewidth': 0.8,
+    'lines.linewidth': 1.4,
+    'lines.markersize': 6,
+    'errorbar.capsize': 2,
+    'figure.constrained_layout.use': True,
+    'figure.facecolor': 'white',
     'text.hinting': 'none',  # letters are as wide at any resolution, so that places found at one hold at all
-    'svg.fonttype': 'path', 'svg.hashsalt': 'kdnotes', 'path.simplify': True,
+    'svg.fonttype': 'path',
+    'svg.hashsalt': 'kdnotes',
+    'path.simplify': True,
 }
-WIDTH = 6.2   # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
+WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
+
 
 def look(
     arm: str,
     arms: dict[str, list[dict]],  # of `arms_of`
-) -> tuple[str, str]:             # colour, marker
+) -> tuple[str, str]:  # colour, marker
     "An arm's colour and marker, the same in every figure."
-    if arm in LOOKS: return LOOKS[arm]
-    return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[[a for a in arms if a not in LOOKS].index(arm) % len(_OWN_MARKERS)]
+    if arm in LOOKS:
+        return LOOKS[arm]
+    return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[
+        [a for a in arms if a not in LOOKS].index(arm) % len(_OWN_MARKERS)
+    ]
+
 
 def metric_name(
     metric: str,
@@ -61,67 +106,94 @@ def metric_name(
         names |= task_info(task).metric_names
     return names.get(metric, metric)
 
+
 def span(
     interval: Interval,
-) -> list[list[float]]:  # (2, 1): distances below and above, as matplotlib wants error bars; 0 where they are unknown
+    # (2, 1): distances below and above, as matplotlib wants error bars; 0 where they are unknown
+) -> list[list[float]]:
     "An interval as an error bar."
-    return [[0.], [0.]] if interval.low is None else [[interval.estimate - interval.low], [interval.high - interval.estimate]]
+    return (
+        [[0.0], [0.0]]
+        if interval.low is None
+        else [[interval.estimate - interval.low], [interval.high - interval.estimate]]
+    )
 
 # %% ../../nbs/analysis/04_plotting.ipynb #bfc206bf
-def _style(): return matplotlib.rc_context({**matplotlib.rcParamsDefault, 'backend': matplotlib.rcParams['backend'], **STYLE})
+def _style():
+    return matplotlib.rc_context(
+        {**matplotlib.rcParamsDefault, 'backend': matplotlib.rcParams['backend'], **STYLE}
+    )
+
 
 def figure_bytes(
     figure: Figure,
     kind: str = 'svg',  # 'svg' or 'png'
-    dpi: int = 110,     # of a png
-) -> bytes:             # of a file
+    dpi: int = 110,  # of a png
+) -> bytes:  # of a file
     "A figure as the bytes of a file, which depend on nothing but the figure."
     buffer = io.BytesIO()
-    with _style(): figure.savefig(buffer, format=kind, dpi=dpi, metadata={'Date': None, 'Creator': None} if kind == 'svg' else {'Software': None})
+    with _style():
+        figure.savefig(
+            buffer,
+            format=kind,
+            dpi=dpi,
+            metadata={'Date': None, 'Creator': None} if kind == 'svg' else {'Software': None},
+        )
     return buffer.getvalue()
+
 
 def drawing(
     draw: Callable,  # makes a Figure
-) -> Callable:       # the same in the one style; a notebook shows its figures without pyplot's global state
+) -> Callable:  # the same in the one style; a notebook shows its figures without pyplot's global state
     "Run a drawing function in the one style."
+
     @wraps(draw)
     def styled(*args, **kwargs):
         with _style():
             figure = draw(*args, **kwargs)
             figure.draw_without_rendering()
-            figure.set_layout_engine('none')  # places are found once: a second search, when it is saved again, would end elsewhere
+            # places are found once: a second search, when it is saved again, would end elsewhere
+            figure.set_layout_engine('none')
         figure._repr_png_ = lambda: figure_bytes(figure, 'png')
         return figure
+
     return styled
 
 # %% ../../nbs/analysis/04_plotting.ipynb #4f346791
 class NotDrawn(KdnotesError):
     "A figure whose numbers are not there; the text says which and why."
 
+
 @dataclass(frozen=True)
 class FigureFile:
     "A figure of a study, or the reason why there is none."
-    name: str                  # without .svg
-    path: Path | None          # None: not made
-    caption: str               # stands alone; '' when not made
-    run_ids: tuple[str, ...]   # the runs it shows, or would
+
+    name: str  # without .svg
+    path: Path | None  # None: not made
+    caption: str  # stands alone; '' when not made
+    run_ids: tuple[str, ...]  # the runs it shows, or would
     reason: str | None = None  # why it was not made
+
 
 def save_figure(
     figure: Figure,
-    folder: Path,             # figures/<study>
-    name: str,                # without .svg
-    run_ids: Iterable[str],   # the runs it was drawn from
-    producer: str,            # what draws it again
-) -> Path:                    # the file
+    folder: Path,  # figures/<study>
+    name: str,  # without .svg
+    run_ids: Iterable[str],  # the runs it was drawn from
+    producer: str,  # what draws it again
+) -> Path:  # the file
     "Write a figure as deterministic SVG and bind it to its runs in MANIFEST.json."
     path = atomic_write(folder / f'{name}.svg', figure_bytes(figure))
-    bind_figures(folder, {path.name: dict(producer=producer, run_ids=sorted(run_ids), sha256=sha256_file(path))})
+    bind_figures(
+        folder, {path.name: dict(producer=producer, run_ids=sorted(run_ids), sha256=sha256_file(path))}
+    )
     return path
 
+
 def bind_figures(
-    folder: Path,                     # figures/<study>
-    entries: dict[str, dict | None],  # file name -> producer, run_ids, sha256 (None: not made) and reason; None takes the entry out
+    folder: Path,  # figures/<study>
+    # file name -> producer, run_ids, sha256 (None: not made) and reason; None takes the entry out
+    entries: dict[str, dict | None],
 ) -> None:
     "Put entries into a folder's manifest."
     manifest = folder / 'MANIFEST.json'
@@ -131,18 +203,22 @@ def bind_figures(
 
 # %% ../../nbs/analysis/04_plotting.ipynb #aa1c8585
 def make_figure(
-    folder: Path,               # figures/<study>
-    name: str,                  # without .svg
-    draw: Callable[[], Figure], # raises NotDrawn where its numbers are not there
-    run_ids: Iterable[str],     # the runs it shows
-    producer: str,              # what draws it again, by its dotted name
+    folder: Path,  # figures/<study>
+    name: str,  # without .svg
+    draw: Callable[[], Figure],  # raises NotDrawn where its numbers are not there
+    run_ids: Iterable[str],  # the runs it shows
+    producer: str,  # what draws it again, by its dotted name
     caption: Callable[[], str] = lambda: '',  # only called for a figure that was made
 ) -> FigureFile:
     "Draw and save a figure, or leave it out and keep the reason in the manifest."
     run_ids = tuple(sorted(run_ids))
-    try: return FigureFile(name, save_figure(draw(), folder, name, run_ids, producer), caption(), run_ids)
-    except NotDrawn as why: reason = str(why)
+    try:
+        return FigureFile(name, save_figure(draw(), folder, name, run_ids, producer), caption(), run_ids)
+    except NotDrawn as why:
+        reason = str(why)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f'{name}.svg').unlink(missing_ok=True)
-    bind_figures(folder, {f'{name}.svg': dict(producer=producer, run_ids=list(run_ids), sha256=None, reason=reason)})
+    bind_figures(
+        folder, {f'{name}.svg': dict(producer=producer, run_ids=list(run_ids), sha256=None, reason=reason)}
+    )
     return FigureFile(name, None, '', run_ids, reason)

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from .compare import Comparison, check_arm, commits, difference_table, explain, label, study_comparisons, unit_matrix, verdict_on
+from kdnotes.analysis.compare import (
+    Comparison,
+    check_arm,
+    commits,
+    difference_table,
+    explain,
+    label,
+    study_comparisons,
+    unit_matrix,
+    verdict_on,
+)
 from ..core.config import MODES, KdnotesError, evidence_path, figures_path, runs_path, task_info
 from .plotting import WIDTH, NotDrawn, arms_of, drawing, look, make_figure, metric_name, span
 from ..records.store import RunFolder, read_csv, records, units, without_repeats
@@ -29,57 +39,79 @@ __all__ = ['QUANTITIES', 'COSTS', 'ReportError', 'check_study', 'primary_interva
 class ReportError(KdnotesError):
     "A study that cannot be reported."
 
+
 def check_study(
     study: str,
     records: Sequence[dict],
 ) -> None:
     "Refuse runs that do not belong into one report."
-    def refuse(why): raise ReportError(f'study {study!r} cannot be reported, since {why}')
-    if not records: refuse(f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; train some first, with nbs/run.ipynb or nbs/study.ipynb')
-    for name, key in (('tasks', lambda r: r['task']), ('corpora', lambda r: f"{r['corpus']} ({r['corpus_sha256'][:8]})"),
-                      ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}"), ('smoke', lambda r: 'smoke runs' if r['settings'].get('smoke') else 'full runs')):
-        if len(seen := sorted({key(r) for r in records})) > 1: refuse(f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of their own")
+
+    def refuse(why):
+        raise ReportError(f'study {study!r} cannot be reported, since {why}')
+
+    if not records:
+        refuse(
+            f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; train some first, with nbs/run.ipynb or nbs/study.ipynb'
+        )
+    for name, key in (
+        ('tasks', lambda r: r['task']),
+        ('corpora', lambda r: f"{r['corpus']} ({r['corpus_sha256'][:8]})"),
+        ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}"),
+        ('smoke', lambda r: 'smoke runs' if r['settings'].get('smoke') else 'full runs'),
+    ):
+        if len(seen := sorted({key(r) for r in records})) > 1:
+            refuse(
+                f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of their own"
+            )
     for runs in arms_of(records).values():
-        if why := check_arm(runs): refuse(f'{why}, or report some of the runs by run_ids')
+        if why := check_arm(runs):
+            refuse(f'{why}, or report some of the runs by run_ids')
 
 # %% ../../nbs/analysis/09_report.ipynb #1867c17d
-QUANTITIES = {  # key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are always shown
-    'train_s':         ('train s', '.1f', 'time'),
-    'total_s':         ('total s', '.1f', 'time'),
-    'examples_per_s':  ('examples/s', '.1f', 'throughput'),
-    'tokens_per_s':    ('tokens/s', '.0f', 'throughput'),
+# key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are
+# always shown
+QUANTITIES = {
+    'train_s': ('train s', '.1f', 'time'),
+    'total_s': ('total s', '.1f', 'time'),
+    'examples_per_s': ('examples/s', '.1f', 'throughput'),
+    'tokens_per_s': ('tokens/s', '.0f', 'throughput'),
     'peak_device_mib': ('GPU MiB', '.0f', 'memory'),
-    'peak_host_mib':   ('host MiB', '.0f', 'memory'),
-    'device_j':        ('energy J', '.0f', 'energy'),
-    'mean_w':          ('power W', '.1f', 'energy'),
-    'gpu_percent':     ('GPU %', '.0f', 'utilisation'),
-    'cpu_percent':     ('CPU % (100: a core)', '.0f', 'utilisation'),
+    'peak_host_mib': ('host MiB', '.0f', 'memory'),
+    'device_j': ('energy J', '.0f', 'energy'),
+    'mean_w': ('power W', '.1f', 'energy'),
+    'gpu_percent': ('GPU %', '.0f', 'utilisation'),
+    'cpu_percent': ('CPU % (100: a core)', '.0f', 'utilisation'),
 }
 
 # %% ../../nbs/analysis/09_report.ipynb #90515a45
 def primary_interval(
-    runs: Sequence[dict],        # of one arm
+    runs: Sequence[dict],  # of one arm
     units: pd.DataFrame | None,  # of these runs
-    level: float = 0.95,         # confidence level
-) -> Interval | None:            # None: no run has a value
+    level: float = 0.95,  # confidence level
+) -> Interval | None:  # None: no run has a value
     "The arm's primary metric, over seeds and units where there are units."
     matrix = unit_matrix(runs, units)
-    if matrix is not None and not matrix.isna().any(axis=None): return crossed_interval(matrix, level)
+    if matrix is not None and not matrix.isna().any(axis=None):
+        return crossed_interval(matrix, level)
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values, level) if values else None
 
+
 def arm_values(
-    records: Sequence[dict],     # of one study
+    records: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
-    level: float = 0.95,         # confidence level
-) -> dict[str, dict[str, Interval]]:  # arm -> 'primary' or a key of QUANTITIES -> interval; what no run has is not there
+    level: float = 0.95,  # confidence level
+    # arm -> 'primary' or a key of QUANTITIES -> interval; what no run has is not there
+) -> dict[str, dict[str, Interval]]:
     "All quantities of all arms, as numbers."
-    found, times = {}, timed(records)
+    found = {}
+    times = timed(records)
     for arm, runs in arms_of(records).items():
         found[arm] = {'primary': p} if (p := primary_interval(runs, units, level)) else {}
         for key, (_, _, place) in QUANTITIES.items():
             values = [v for r in runs if times.has(r, key) and (v := r.get(place, {}).get(key)) is not None]
-            if values: found[arm][key] = mean_interval(values, level)
+            if values:
+                found[arm][key] = mean_interval(values, level)
     return found
 
 # %% ../../nbs/analysis/09_report.ipynb #f6b22454
@@ -91,101 +123,185 @@ def _cell(interval: Interval | None, spec: str) -> str:
     mean, half = number_texts([interval.estimate, half], spec)
     return mean if half is None else f'{mean} ± {half}'
 
+
 def arms_table(
-    records: Sequence[dict],                  # of one study
-    values: dict[str, dict[str, Interval]],   # of `arm_values`
-) -> pd.DataFrame:                            # one row an arm, cells are text
+    records: Sequence[dict],  # of one study
+    values: dict[str, dict[str, Interval]],  # of `arm_values`
+) -> pd.DataFrame:  # one row an arm, cells are text
     "The arms side by side."
     p = records[0]['primary']
-    shown = {'primary': (f"{p['set']} {p['metric']}", '.3f')} | {k: q[:2] for k, q in QUANTITIES.items() if k != 'tokens_per_s' and any(k in v for v in values.values())}
-    rows = {arm: {'seeds': len(runs)} | {title: _cell(values[arm].get(k), spec) for k, (title, spec) in shown.items()} for arm, runs in arms_of(records).items()}
+    shown = {'primary': (f"{p['set']} {p['metric']}", '.3f')} | {
+        k: q[:2]
+        for k, q in QUANTITIES.items()
+        if k != 'tokens_per_s' and any(k in v for v in values.values())
+    }
+    rows = {
+        arm: {'seeds': len(runs)}
+        | {title: _cell(values[arm].get(k), spec) for k, (title, spec) in shown.items()}
+        for arm, runs in arms_of(records).items()
+    }
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
+
 
 def metrics_table(
     records: Sequence[dict],  # of one study
-    level: float = 0.95,      # confidence level
-) -> pd.DataFrame:            # one row a metric, one column an arm, cells are text
+    level: float = 0.95,  # confidence level
+) -> pd.DataFrame:  # one row a metric, one column an arm, cells are text
     "Every metric of the primary set, its interval over seeds."
     where, arms = records[0]['primary']['set'], arms_of(records)
     names = list(dict.fromkeys(name for r in records for name in r['metrics'].get(where, {})))
+
     def cell(runs, name):
         found = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
         return _cell(mean_interval(found, level) if found else None, '.3f')
-    return pd.DataFrame({arm: {name: cell(runs, name) for name in names} for arm, runs in arms.items()}).rename_axis(f'{where}, over seeds')
+
+    return pd.DataFrame(
+        {arm: {name: cell(runs, name) for name in names} for arm, runs in arms.items()}
+    ).rename_axis(f'{where}, over seeds')
+
 
 def comparison_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `compare.study_comparisons`
-) -> pd.DataFrame:                                  # one row a comparison, cells are text
+) -> pd.DataFrame:  # one row a comparison, cells are text
     "The comparisons of a study: what changed, by how much, and what a test says of the change."
     found = [c for _, c in comparisons]
     primary = next((c.primary for c in found if c.primary), None)
     metric = f"{primary['set']} {primary['metric']}" if primary else 'primary metric'
+
     def cell(interval, spec):
         return '-' if interval is None else f'{interval:{spec}}'
+
     def row(c):
         return {
-            'comparison': f'{c.a} -> {c.b}', 'pairs': len(c.seeds),
-            f'change of {metric}': cell(c.difference, '+.3f'), 'verdict': verdict_on(c).words,
+            'comparison': f'{c.a} -> {c.b}',
+            'pairs': len(c.seeds),
+            f'change of {metric}': cell(c.difference, '+.3f'),
+            'verdict': verdict_on(c).words,
             'training, times as fast': cell(c.speedup.get('train_s'), '.2f'),
             'in all, times as fast': cell(c.speedup.get('total_s'), '.2f'),
             'what it is': label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
         }
+
     return pd.DataFrame([row(c) for c in found])
 
 # %% ../../nbs/analysis/09_report.ipynb #e4954b7d
 def why_none(
     records: Sequence[dict],  # of one study
-    key: str,                 # of QUANTITIES
-) -> str:                     # a clause
+    key: str,  # of QUANTITIES
+) -> str:  # a clause
     "Why no run has a quantity."
     title, _, place = QUANTITIES[key]
     times = timed(records)
-    if not times.runs: return times.note
+    if not times.runs:
+        return times.note
     records = times.runs
-    reasons = sorted({r['reasons'].get(f'{place}.{key}', 'no reason recorded') for r in records if r.get(place, {}).get(key) is None})
-    return f"no run has {title!r}: {'; '.join(reasons) or 'there is no primary metric to show it with'}" + f' ({times.note})' * bool(times.note)
+    reasons = sorted(
+        {
+            r['reasons'].get(f'{place}.{key}', 'no reason recorded')
+            for r in records
+            if r.get(place, {}).get(key) is None
+        }
+    )
+    return (
+        f"no run has {title!r}: {'; '.join(reasons) or 'there is no primary metric to show it with'}"
+        + f' ({times.note})' * bool(times.note)
+    )
+
 
 def confidence(
     values: dict[str, dict[str, Interval]],  # of `arm_values`
-) -> str:                                    # '95%'
+) -> str:  # '95%'
     "The level of the intervals."
     return format(next(i.level for v in values.values() for i in v.values()), '.0%')
 
 # %% ../../nbs/analysis/09_report.ipynb #6a775287
-COSTS = {'train_s': 'training time, s', 'total_s': 'time with the teacher\'s, s', 'device_j': 'energy of the device, J'}  # what accuracy can be shown against
+# what accuracy can be shown against
+COSTS = {
+    'train_s': 'training time, s',
+    'total_s': 'time with the teacher\'s, s',
+    'device_j': 'energy of the device, J',
+}
+
 
 def pareto_front(
     values: dict[str, dict[str, Interval]],  # of `arm_values`
-    cost: str = 'train_s',                   # of COSTS; lower is better
-    higher_is_better: bool = True,           # of the primary metric
-) -> list[str]:                              # arms, the cheapest first
+    cost: str = 'train_s',  # of COSTS; lower is better
+    higher_is_better: bool = True,  # of the primary metric
+) -> list[str]:  # arms, the cheapest first
     "The arms whose mean no other arm beats in both cost and the primary metric."
     sign = 1 if higher_is_better else -1
-    points = sorted((v[cost].estimate, -sign * v['primary'].estimate, arm) for arm, v in values.items() if {'primary', cost} <= v.keys())
+    points = sorted(
+        (v[cost].estimate, -sign * v['primary'].estimate, arm)
+        for arm, v in values.items()
+        if {'primary', cost} <= v.keys()
+    )
     return [arm for i, (_, loss, arm) in enumerate(points) if all(loss < other for _, other, _ in points[:i])]
+
 
 @drawing
 def accuracy_figure(
-    records: Sequence[dict],                 # of one study
+    records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
-    cost: str = 'train_s',                   # of COSTS
+    cost: str = 'train_s',  # of COSTS
 ) -> Figure:
     "The primary metric against what it costs, an arm a point, with the Pareto front."
-    arms, p, place, times = arms_of(records), records[0]['primary'], QUANTITIES[cost][2], timed(records)
-    if not (front := pareto_front(values, cost, p['higher_is_better'])): raise NotDrawn(why_none(records, cost))
+    arms = arms_of(records)
+    p = records[0]['primary']
+    place = QUANTITIES[cost][2]
+    times = timed(records)
+    if not (front := pareto_front(values, cost, p['higher_is_better'])):
+        raise NotDrawn(why_none(records, cost))
     figure = Figure(figsize=(WIDTH, 3.6))
     axes = figure.subplots()
     for arm, runs in arms.items():
-        if not {'primary', cost} <= values[arm].keys(): continue
+        if not {'primary', cost} <= values[arm].keys():
+            continue
         (colour, marker), x, y = look(arm, arms), values[arm][cost], values[arm]['primary']
-        seen = [(r[place][cost], r['primary']['value']) for r in runs if times.has(r, cost) and None not in (r[place][cost], r['primary']['value'])]
-        axes.plot(*zip(*seen), linestyle='', marker=marker, color=colour, markersize=3, alpha=.6, markeredgewidth=0, zorder=3)
-        axes.errorbar(x.estimate, y.estimate, xerr=span(x), yerr=span(y), marker=marker, color=colour, linestyle='', linewidth=1, label=f'{arm} ({len(runs)})', markeredgecolor='white', markeredgewidth=.5)
+        seen = [
+            (r[place][cost], r['primary']['value'])
+            for r in runs
+            if times.has(r, cost) and None not in (r[place][cost], r['primary']['value'])
+        ]
+        axes.plot(
+            *zip(*seen),
+            linestyle='',
+            marker=marker,
+            color=colour,
+            markersize=3,
+            alpha=0.6,
+            markeredgewidth=0,
+            zorder=3,
+        )
+        axes.errorbar(
+            x.estimate,
+            y.estimate,
+            xerr=span(x),
+            yerr=span(y),
+            marker=marker,
+            color=colour,
+            linestyle='',
+            linewidth=1,
+            label=f'{arm} ({len(runs)})',
+            markeredgecolor='white',
+            markeredgewidth=0.5,
+        )
     axes.set_title(f'mean and {confidence(values)} interval; small: single runs', loc='left')
-    axes.set(xlabel=COSTS[cost], ylabel=f"{metric_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is better)")
+    axes.set(
+        xlabel=COSTS[cost],
+        ylabel=f"{metric_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is better)",
+    )
     axes.set_xlim(0, axes.get_xlim()[1])
     best = [values[arm] for arm in front]
-    axes.step([v[cost].estimate for v in best] + [axes.get_xlim()[1]], [v['primary'].estimate for v in [*best, best[-1]]], where='post', color='#777777', linewidth=.9, linestyle=(0, (5, 2)), zorder=1, label='Pareto front')
+    axes.step(
+        [v[cost].estimate for v in best] + [axes.get_xlim()[1]],
+        [v['primary'].estimate for v in [*best, best[-1]]],
+        where='post',
+        color='#777777',
+        linewidth=0.9,
+        linestyle=(0, (5, 2)),
+        zorder=1,
+        label='Pareto front',
+    )
     front_line, *others = zip(*axes.get_legend_handles_labels())
     figure.legend(*zip(*others, front_line), loc='outside right upper', title='arm (seeds)')
     return figure
@@ -193,19 +309,42 @@ def accuracy_figure(
 # %% ../../nbs/analysis/09_report.ipynb #7f09eb7b
 @drawing
 def throughput_figure(
-    records: Sequence[dict],                 # of one study
+    records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
 ) -> Figure:
     "Training examples per second, a bar an arm and a point a run."
-    arms = {arm: runs for arm, runs in arms_of(timed(records).runs).items() if 'examples_per_s' in values[arm]}
-    if not arms: raise NotDrawn(why_none(records, 'examples_per_s'))
-    figure = Figure(figsize=(WIDTH, .8 + .34 * len(arms)))
+    arms = {
+        arm: runs for arm, runs in arms_of(timed(records).runs).items() if 'examples_per_s' in values[arm]
+    }
+    if not arms:
+        raise NotDrawn(why_none(records, 'examples_per_s'))
+    figure = Figure(figsize=(WIDTH, 0.8 + 0.34 * len(arms)))
     axes = figure.subplots()
     for row, (arm, runs) in enumerate(arms.items()):
         colour, marker = look(arm, arms)
-        rate, seen = values[arm]['examples_per_s'], [v for r in runs if (v := r['throughput']['examples_per_s']) is not None]
-        axes.barh(row, rate.estimate, color=colour, alpha=.75, height=.7, xerr=span(rate) if rate.low is not None else None, error_kw=dict(linewidth=1, ecolor='#333333'))
-        axes.plot(seen, row + np.linspace(-.2, .2, len(seen)) if len(seen) > 1 else [row], linestyle='', marker=marker, markersize=4, color='white', markeredgecolor='#333333', markeredgewidth=.7)
+        rate, seen = (
+            values[arm]['examples_per_s'],
+            [v for r in runs if (v := r['throughput']['examples_per_s']) is not None],
+        )
+        axes.barh(
+            row,
+            rate.estimate,
+            color=colour,
+            alpha=0.75,
+            height=0.7,
+            xerr=span(rate) if rate.low is not None else None,
+            error_kw=dict(linewidth=1, ecolor='#333333'),
+        )
+        axes.plot(
+            seen,
+            row + np.linspace(-0.2, 0.2, len(seen)) if len(seen) > 1 else [row],
+            linestyle='',
+            marker=marker,
+            markersize=4,
+            color='white',
+            markeredgecolor='#333333',
+            markeredgewidth=0.7,
+        )
     axes.set_yticks(range(len(arms)), list(arms))
     axes.invert_yaxis()
     axes.grid(axis='y', visible=False)
@@ -218,22 +357,41 @@ def throughput_figure(
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
-) -> list[dict]:       # of `analysis.intervals.compact_curve`
+) -> list[dict]:  # of `analysis.intervals.compact_curve`
     "A run's training curve, from its record or else from its rows."
     found = record.get('curve')
     if not found:
         rows = without_repeats(RunFolder(record['study'], record['run_id']).rows())
-        metric, kept = record['primary']['metric'], [r for r in rows if r['kind'] in ('step', 'eval')]
+        metric = record['primary']['metric']
+        kept = [r for r in rows if r['kind'] in ('step', 'eval')]
         first = next((r['set'] for r in kept if r['kind'] == 'eval'), None)
-        found = [dict(step=r['step'], loss=r['loss']) if r['kind'] == 'step' else dict(step=r['step'], set=first, value=r['metrics'].get(metric)) for r in kept if r['kind'] == 'step' or r['set'] == first]
-    return compact_curve([(p['step'], p['loss']) for p in found if p.get('loss') is not None], [(p['step'], p['value']) for p in found if p.get('value') is not None], points)
+        found = [
+            dict(step=r['step'], loss=r['loss'])
+            if r['kind'] == 'step'
+            else dict(step=r['step'], set=first, value=r['metrics'].get(metric))
+            for r in kept
+            if r['kind'] == 'step' or r['set'] == first
+        ]
+    return compact_curve(
+        [(p['step'], p['loss']) for p in found if p.get('loss') is not None],
+        [(p['step'], p['value']) for p in found if p.get('value') is not None],
+        points,
+    )
+
 
 def curve_set(
     records: Sequence[dict],  # of one study
 ) -> str:
     "The set the curves are evaluated on."
     named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
-    return named[0] if named else next((s for s in records[0]['metrics'] if s != records[0]['primary']['set']), records[0]['primary']['set'])
+    return (
+        named[0]
+        if named
+        else next(
+            (s for s in records[0]['metrics'] if s != records[0]['primary']['set']),
+            records[0]['primary']['set'],
+        )
+    )
 
 # %% ../../nbs/analysis/09_report.ipynb #5c6897e9
 @drawing
@@ -241,8 +399,10 @@ def curves_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Training loss and the metric on the way against optimizer steps, with bands over seeds."
-    arms, metric = arms_of(records), records[0]['primary']['metric']
-    if not any(curve_of(r) for r in records): raise NotDrawn('no run has a training curve or rows to take one from')
+    arms = arms_of(records)
+    metric = records[0]['primary']['metric']
+    if not any(curve_of(r) for r in records):
+        raise NotDrawn('no run has a training curve or rows to take one from')
     figure = Figure(figsize=(WIDTH, 3.2))
     panels = dict(zip(('loss', 'value'), figure.subplots(1, 2, sharex=True)))
     for arm, runs in arms.items():
@@ -250,100 +410,187 @@ def curves_figure(
         points = pd.DataFrame([p for r in runs for p in curve_of(r)], columns=['step', 'loss', 'value'])
         for key, axes in panels.items():
             band = points.dropna(subset=[key]).groupby('step')[key].agg(['mean', 'min', 'max'])
-            if not len(band): continue
-            dashes = '--' if MODES[runs[0]['mode']].precision == 'mixed' else '-'  # equal curves of two precisions stay visible
-            axes.plot(band.index, band['mean'], color=colour, linestyle=dashes, marker=marker, markevery=1 if key == 'value' else max(1, len(band) // 5), markersize=4, label=arm if key == 'loss' else None)
-            axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=.18, linewidth=0)
+            if not len(band):
+                continue
+            # equal curves of two precisions stay visible
+            dashes = '--' if MODES[runs[0]['mode']].precision == 'mixed' else '-'
+            axes.plot(
+                band.index,
+                band['mean'],
+                color=colour,
+                linestyle=dashes,
+                marker=marker,
+                markevery=1 if key == 'value' else max(1, len(band) // 5),
+                markersize=4,
+                label=arm if key == 'loss' else None,
+            )
+            axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
     panels['loss'].set_ylabel("training loss (each arm's own)")
     panels['value'].set_ylabel(f'{metric_name(metric)} on {curve_set(records)}')
-    for axes in panels.values(): axes.set_xlabel('optimizer steps')
+    for axes in panels.values():
+        axes.set_xlabel('optimizer steps')
     panels['loss'].set_xlim(left=0)
-    if any(len(runs) > 1 for runs in arms.values()): panels['loss'].set_title('line: mean of the seeds; band: lowest to highest', loc='left')
-    if len(arms) > 1: figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
+    if any(len(runs) > 1 for runs in arms.values()):
+        panels['loss'].set_title('line: mean of the seeds; band: lowest to highest', loc='left')
+    if len(arms) > 1:
+        figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
     return figure
 
 # %% ../../nbs/analysis/09_report.ipynb #56d5c2d8
 @dataclass(frozen=True)
 class Report:
     "A study's tables, sentences and figures; `str` of it is for a terminal."
+
     study: str
-    about: str                            # what was run, on what
-    arms: pd.DataFrame                    # a row an arm, text
-    metrics: pd.DataFrame                 # a row a metric, text
-    comparisons: pd.DataFrame             # a row a comparison, text
-    sentences: tuple[str, ...]            # the comparisons in words
+    about: str  # what was run, on what
+    arms: pd.DataFrame  # a row an arm, text
+    metrics: pd.DataFrame  # a row a metric, text
+    comparisons: pd.DataFrame  # a row a comparison, text
+    sentences: tuple[str, ...]  # the comparisons in words
     differences: dict[str, pd.DataFrame]  # 'a -> b' -> the recorded settings that differ
-    notes: tuple[str, ...]                # what a reader should know
-    figures: dict[str, Path]              # name -> file
+    notes: tuple[str, ...]  # what a reader should know
+    figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
 
     def __str__(self) -> str:
-        parts = [self.about, self.arms.to_string(), self.metrics.to_string(), self.comparisons.to_string(index=False) if len(self.comparisons) else 'one arm, so nothing is compared',
-                 '\n'.join(self.sentences), '\n'.join(f'note: {n}' for n in self.notes), '\n'.join(f'figure: {p}' for p in self.figures.values())]
+        parts = [
+            self.about,
+            self.arms.to_string(),
+            self.metrics.to_string(),
+            self.comparisons.to_string(index=False)
+            if len(self.comparisons)
+            else 'one arm, so nothing is compared',
+            '\n'.join(self.sentences),
+            '\n'.join(f'note: {n}' for n in self.notes),
+            '\n'.join(f'figure: {p}' for p in self.figures.values()),
+        ]
         return '\n\n'.join(p for p in parts if p)
+
 
 def _about(study: str, found: Sequence[dict], level: float) -> str:
     "What the numbers are of."
     r = found[0]
-    return (f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on {r['environment']['device']}, torch {r['environment']['torch']}; "
-            f"mean ± half of the {level:.0%} interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for the rest")
+    return f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on {r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {level:.0%} interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for the rest"
 
 # %% ../../nbs/analysis/09_report.ipynb #7f09a06d
 def starts_made_again(
     records: Sequence[dict],
     of: str = 'seed',  # what runs are told apart by: seed | arm
-) -> list[str]:        # clauses
+) -> list[str]:  # clauses
     "Starts meant to be shared that were not: a run whose weights were lost was made again, and came out otherwise."
-    made: dict[tuple, dict[str, set]] = {}  # (run, layers taken from it) -> hash of the first weights -> seeds, or arms
+    # (run, layers taken from it) -> hash of the first weights -> seeds, or arms
+    made: dict[tuple, dict[str, set]] = {}
     for r in records:
-        i, sha = r['initial'].get('transfer_run_id'), r['initial'].get('start_sha256')
-        if i and sha: made.setdefault((i, tuple(r['initial'].get('layers', ()))), {}).setdefault(sha, set()).add(r[of])
-    def named(found): return f"{of}{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
-    return [f"{i} was made {len(by)} times, and runs start from other weights of it: {'; '.join(map(named, by.values()))}" for (i, _), by in made.items() if len(by) > 1]
+        i = r['initial'].get('transfer_run_id')
+        sha = r['initial'].get('start_sha256')
+        if i and sha:
+            made.setdefault((i, tuple(r['initial'].get('layers', ()))), {}).setdefault(sha, set()).add(r[of])
+
+    def named(found):
+        return f"{of}{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
+
+    return [
+        f"{i} was made {len(by)} times, and runs start from other weights of it: {'; '.join(map(named, by.values()))}"
+        for (i, _), by in made.items()
+        if len(by) > 1
+    ]
+
 
 def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     "What a reader of a study should know."
     notes = [timed(found).note, *starts_made_again(found)]
-    if found[0]['settings'].get('smoke'): notes.append('these are smoke runs: they show that everything works, and their numbers mean nothing')
-    if len(c := commits(found)) > 1: notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
-    if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]: notes.append(f"a single seed, so nothing is known about other seeds: {', '.join(alone)}")
+    if found[0]['settings'].get('smoke'):
+        notes.append('these are smoke runs: they show that everything works, and their numbers mean nothing')
+    if len(c := commits(found)) > 1:
+        notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
+    if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]:
+        notes.append(f"a single seed, so nothing is known about other seeds: {', '.join(alone)}")
     for r in found:
-        if r['primary']['value'] is None: notes.append(f"{r['arm']} has no {r['primary']['metric']}: {r['reasons'].get('primary.value', 'no reason recorded')}")
-    if len({r['parallel']['ranks'] for r in found}) == 1: notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")
+        if r['primary']['value'] is None:
+            notes.append(
+                f"{r['arm']} has no {r['primary']['metric']}: {r['reasons'].get('primary.value', 'no reason recorded')}"
+            )
+    if len({r['parallel']['ranks'] for r in found}) == 1:
+        notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")
     return tuple(dict.fromkeys(n for n in notes if n))
 
 # %% ../../nbs/analysis/09_report.ipynb #73e16142
 def _figures(study: str, found: Sequence[dict], values: dict[str, dict[str, Interval]]) -> dict[str, Path]:
     "Draw and save what the runs have numbers for; of the others the manifest says why they are missing."
-    draws = {'accuracy_time': partial(accuracy_figure, found, values), 'throughput': partial(throughput_figure, found, values), 'curves': partial(curves_figure, found)}
-    made = [make_figure(figures_path(study), name, draw, [r['run_id'] for r in found], f'kdnotes.analysis.report.{draw.func.__name__}') for name, draw in draws.items()]
+    draws = {
+        'accuracy_time': partial(accuracy_figure, found, values),
+        'throughput': partial(throughput_figure, found, values),
+        'curves': partial(curves_figure, found),
+    }
+    made = [
+        make_figure(
+            figures_path(study),
+            name,
+            draw,
+            [r['run_id'] for r in found],
+            f'kdnotes.analysis.report.{draw.func.__name__}',
+        )
+        for name, draw in draws.items()
+    ]
     return {f.name: f.path for f in made if f.path}
+
 
 def report(
     study: str,
-    run_ids: Iterable[str] | None = None,    # these runs only; None: all finished runs of the study
-    level: float = 0.95,                     # confidence level
+    run_ids: Iterable[str] | None = None,  # these runs only; None: all finished runs of the study
+    level: float = 0.95,  # confidence level
 ) -> Report:
     "Tables, comparisons and figures of a study, from its folders or its evidence."
     run_ids = None if run_ids is None else list(run_ids)
     found = records(study, run_ids)
     check_study(study, found)
     its_units = units(study, [r['run_id'] for r in found])
-    values, comparisons = arm_values(found, its_units, level), study_comparisons(found, its_units, level)
-    return Report(study, _about(study, found, level), arms_table(found, values), metrics_table(found, level), comparison_table(comparisons), tuple(explain(c) for _, c in comparisons),
-                  {f'{c.a} -> {c.b}': difference_table(c) for _, c in comparisons}, _notes(found), _figures(study, found, values), values)
+    values = arm_values(found, its_units, level)
+    comparisons = study_comparisons(found, its_units, level)
+    return Report(
+        study,
+        _about(study, found, level),
+        arms_table(found, values),
+        metrics_table(found, level),
+        comparison_table(comparisons),
+        tuple(explain(c) for _, c in comparisons),
+        {f'{c.a} -> {c.b}': difference_table(c) for _, c in comparisons},
+        _notes(found),
+        _figures(study, found, values),
+        values,
+    )
 
 # %% ../../nbs/analysis/09_report.ipynb #49a42c9e
 def run_table(
     record: dict,
 ) -> pd.DataFrame:  # name, value; what is null comes with its reason
     "What a reader wants to know of one run."
-    reasons, rows = record.get('reasons', {}), {k: record.get(k) for k in ('run_id', 'arm', 'corpus', 'seed', 'precision', 'precision_reason')}
-    rows |= {'ranks x threads': f"{record['parallel']['ranks']} x {record['parallel'].get('threads_per_rank')}"}
-    rows |= {f'{s} {m}': v for s, metrics in record['metrics'].items() for m, v in metrics.items() if v is not None}
+    reasons = record.get('reasons', {})
+    rows = {k: record.get(k) for k in ('run_id', 'arm', 'corpus', 'seed', 'precision', 'precision_reason')}
+    rows |= {
+        'ranks x threads': f"{record['parallel']['ranks']} x {record['parallel'].get('threads_per_rank')}"
+    }
+    rows |= {
+        f'{s} {m}': v for s, metrics in record['metrics'].items() for m, v in metrics.items() if v is not None
+    }
     for place in ('time', 'throughput', 'memory', 'utilisation', 'energy'):
-        rows |= {k: f"none: {reasons.get(f'{place}.{k}', 'not measured')}" if v is None else v for k, v in record.get(place, {}).items()}
-    return pd.DataFrame({'value': {k: f'{v:,.4g}' if isinstance(v, float) and abs(v) < 1e4 else f'{v:,.0f}' if isinstance(v, float) else str(v) for k, v in rows.items()}})
+        rows |= {
+            k: f"none: {reasons.get(f'{place}.{k}', 'not measured')}" if v is None else v
+            for k, v in record.get(place, {}).items()
+        }
+    return pd.DataFrame(
+        {
+            'value': {
+                k: f'{v:,.4g}'
+                if isinstance(v, float) and abs(v) < 1e4
+                else f'{v:,.0f}'
+                if isinstance(v, float)
+                else str(v)
+                for k, v in rows.items()
+            }
+        }
+    )
+
 
 def run_curves(
     record: dict,
@@ -355,17 +602,19 @@ def run_curves(
 def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is another one by now
     "The corpus a run was made with."
     from kdnotes.tasks.sources import load_corpus
+
     try:
         corpus = load_corpus(record['task'], record['corpus'], record.get('columns'))
     except KdnotesError:
         return None
     return corpus if corpus.sha256 == record['corpus_sha256'] else None
 
+
 def run_worst(
     record: dict,
-    n: int = 5,             # units
+    n: int = 5,  # units
     folder: Path | None = None,  # the run's folder; None: where the record says
-) -> pd.DataFrame:          # as the task shows them
+) -> pd.DataFrame:  # as the task shows them
     "The units a run got most wrong."
     folder = folder or RunFolder(record['study'], record['run_id']).path
     found, scored = (read_csv(folder / f'{name}.csv.gz') for name in ('units', 'predictions'))

@@ -14,7 +14,16 @@ from scipy.optimize import brentq
 from scipy.special import chdtr, chdtri, ndtr, stdtrit
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
-from .intervals import Interval, StatsError, _numbers, crossed_interval, mean_interval, moments_of, number_texts, variance_components
+from kdnotes.analysis.intervals import (
+    Interval,
+    StatsError,
+    _numbers,
+    crossed_interval,
+    mean_interval,
+    moments_of,
+    number_texts,
+    variance_components,
+)
 
 # %% auto #0
 __all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue',
@@ -26,36 +35,50 @@ __all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 
 @dataclass(frozen=True)
 class PValue:
     "A test of a null hypothesis."
-    p: float | None            # two-sided; None: no test, see `reason`
-    statistic: float | None    # in the words of `method`
+
+    p: float | None  # two-sided; None: no test, see `reason`
+    statistic: float | None  # in the words of `method`
     method: str
-    n: int                     # runs, or pairs of runs
-    units: int | None = None   # units per run
+    n: int  # runs, or pairs of runs
+    units: int | None = None  # units per run
     reason: str | None = None  # why p is None
+
 
 ALPHA = 0.05  # a difference whose p, corrected where there is a family, lies below is significant
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
+
 def interval_test(
-    interval: Interval,   # with a standard error
-    null: float = 0.0,    # of the estimate
-    log: bool = False,    # the interval is that of a ratio: its standard error is of the logarithm
+    interval: Interval,  # with a standard error
+    null: float = 0.0,  # of the estimate
+    log: bool = False,  # the interval is that of a ratio: its standard error is of the logarithm
 ) -> PValue:
     "The two-sided t test an interval turns over."
     i = interval
-    if i.se is None or i.df is None: return PValue(None, None, i.method, i.n, i.units, i.reason or 'no standard error')
+    if i.se is None or i.df is None:
+        return PValue(None, None, i.method, i.n, i.units, i.reason or 'no standard error')
     away = np.log(i.estimate / null) if log else i.estimate - null
     if i.se <= ROUNDING * abs(away):
-        return PValue(1., 0., i.method, i.n, i.units) if away == 0 else PValue(None, None, i.method, i.n, i.units, 'all values are the same: there is no spread to judge by')
-    return PValue(float(2 * distributions.t.sf(abs(away) / i.se, i.df)), float(away / i.se), i.method, i.n, i.units)
+        return (
+            PValue(1.0, 0.0, i.method, i.n, i.units)
+            if away == 0
+            else PValue(
+                None, None, i.method, i.n, i.units, 'all values are the same: there is no spread to judge by'
+            )
+        )
+    return PValue(
+        float(2 * distributions.t.sf(abs(away) / i.se, i.df)), float(away / i.se), i.method, i.n, i.units
+    )
+
 
 def crossed_test(
-    matrix,             # (seeds, units) of differences
+    matrix,  # (seeds, units) of differences
     null: float = 0.0,  # the mean under the null hypothesis
 ) -> PValue:
     "Is the mean over all seeds and units there could be another than `null`?"
     i = crossed_interval(matrix)
-    if i.n == 1: return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
+    if i.n == 1:
+        return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
     return interval_test(i, null)
 
 # %% ../../nbs/analysis/02_tests.ipynb #42440da6
@@ -69,6 +92,7 @@ def p_text(
         return '< 0.001'
     return number_texts([p], '.3f', ALPHA)[0]
 
+
 def p_words(
     p: float,
 ) -> str:
@@ -78,55 +102,74 @@ def p_words(
 # %% ../../nbs/analysis/02_tests.ipynb #c3bca187
 EXACT = 16  # so many values or fewer: all 2**n flips are counted
 
+
 def flips(
-    n: int,                            # values
-    rng: np.random.Generator | None,   # None will do for few values
-    n_draws: int = 9999,               # where there are too many to count
-) -> np.ndarray:                       # (flips, n) of +1 and -1; all there are, or random ones
+    n: int,  # values
+    rng: np.random.Generator | None,  # None will do for few values
+    n_draws: int = 9999,  # where there are too many to count
+) -> np.ndarray:  # (flips, n) of +1 and -1; all there are, or random ones
     "Patterns of signs."
-    if n <= EXACT: return 1. - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-    if rng is None: raise StatsError(f'{n} values have too many flips to count all; give a random generator')
-    return rng.integers(0, 2, (n_draws, n)) * 2. - 1
+    if n <= EXACT:
+        return 1.0 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+    if rng is None:
+        raise StatsError(f'{n} values have too many flips to count all; give a random generator')
+    return rng.integers(0, 2, (n_draws, n)) * 2.0 - 1
+
 
 def flip_p(
     values: np.ndarray,  # (n,) or many rows of n
-    signs: np.ndarray,   # (flips, n) of `flips`
-) -> np.ndarray:         # (): or one a row
+    signs: np.ndarray,  # (flips, n) of `flips`
+) -> np.ndarray:  # (): or one a row
     "Two-sided p of a sum under flipped signs."
     x = np.asarray(values)
-    beyond = (abs(x @ signs.T) >= abs(x.sum(-1))[..., None] * (1 - 1e-9)).sum(-1)   # a sum is as far out as itself, whatever its rounding
+    # a sum is as far out as itself, whatever its rounding
+    beyond = (abs(x @ signs.T) >= abs(x.sum(-1))[..., None] * (1 - 1e-9)).sum(-1)
     return beyond / len(signs) if x.shape[-1] <= EXACT else (beyond + 1) / (len(signs) + 1)
 
+
 def permutation_test(
-    matrix,                            # (seeds, units) of differences
-    rng: np.random.Generator | None,   # None will do for few units
-    n_draws: int = 9999,               # random flips where there are too many to count
-) -> PValue:                             # statistic: the mean difference
+    matrix,  # (seeds, units) of differences
+    rng: np.random.Generator | None,  # None will do for few units
+    n_draws: int = 9999,  # random flips where there are too many to count
+) -> PValue:  # statistic: the mean difference
     "Paired permutation test over units, on the means over seeds."
     y = _numbers(matrix, 2, 'matrix', 0.5)
     x = y.mean(0)
     signs = flips(int((x != 0).sum()), rng, n_draws)
-    return PValue(float(flip_p(x[x != 0], signs)), float(y.mean()), f'paired permutation over units on seed means, {len(signs)} flips; these seeds only', *y.shape)
+    return PValue(
+        float(flip_p(x[x != 0], signs)),
+        float(y.mean()),
+        f'paired permutation over units on seed means, {len(signs)} flips; these seeds only',
+        *y.shape,
+    )
 
 # %% ../../nbs/analysis/02_tests.ipynb #2d3bb588
 LEAST_SEEDS = 8  # tests over seeds alone need so many
+
 
 def smallest_p(
     n: int,  # seeds
 ) -> float:
     "The smallest two-sided p that flips of `n` signs can give."
-    return min(1., 2 / 2**n)
+    return min(1.0, 2 / 2**n)
+
 
 def seed_test(
-    values,                                  # (n,) one difference a seed
+    values,  # (n,) one difference a seed
     rng: np.random.Generator | None = None,  # needed with more than 16 seeds
     n_draws: int = 9999,
-) -> PValue:                                   # statistic: the mean
+) -> PValue:  # statistic: the mean
     "Flips of the seeds' signs: units fixed, seeds random; refused below 8 seeds."
     x = _numbers(values, 1, 'values', 0.5)
     method = 'paired permutation over seeds; these units only'
     if len(x) < LEAST_SEEDS:
-        return PValue(None, float(x.mean()), method, len(x), reason=f'{len(x)} seed(s) cannot reach a p below 2/2^{len(x)} = {smallest_p(len(x)):.4g}; tests by seed need {LEAST_SEEDS}')
+        return PValue(
+            None,
+            float(x.mean()),
+            method,
+            len(x),
+            reason=f'{len(x)} seed(s) cannot reach a p below 2/2^{len(x)} = {smallest_p(len(x)):.4g}; tests by seed need {LEAST_SEEDS}',
+        )
     signs = flips(len(x), rng, n_draws)
     return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', len(x))
 
@@ -134,95 +177,156 @@ def seed_test(
 def mcnemar_test(
     right_a,  # (n,) bool: is arm a right on this unit
     right_b,  # (n,) bool, the same units
-) -> PValue:    # statistic: how many more only b has right
+) -> PValue:  # statistic: how many more only b has right
     "Exact test of two models' decisions on the same units."
-    a, b = np.asarray(right_a), np.asarray(right_b)
+    a = np.asarray(right_a)
+    b = np.asarray(right_b)
     if a.shape != b.shape or a.ndim != 1 or not a.size or {*np.unique(a), *np.unique(b)} - {False, True}:
-        raise StatsError(f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the same units')
-    a, b = a.astype(bool), b.astype(bool)
+        raise StatsError(
+            f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the same units'
+        )
+    a = a.astype(bool)
+    b = b.astype(bool)
     table = [[int((a & b).sum()), int((a & ~b).sum())], [int((~a & b).sum()), int((~a & ~b).sum())]]
     words = f"McNemar's exact test: only a right {table[0][1]}, only b right {table[1][0]}"
-    return PValue(float(mcnemar(table, exact=True).pvalue), float(table[1][0] - table[0][1]), words, 1, len(a))
+    return PValue(
+        float(mcnemar(table, exact=True).pvalue), float(table[1][0] - table[0][1]), words, 1, len(a)
+    )
 
 # %% ../../nbs/analysis/02_tests.ipynb #e56b1c93
 @dataclass(frozen=True)
 class Family:
     "Tests that are corrected together."
-    name: str                 # for a report
+
+    name: str  # for a report
     members: tuple[str, ...]  # names of the tests, stated before they are made
 
     def __post_init__(self):
-        if len(set(self.members)) < len(self.members) or not self.members: raise StatsError(f'family {self.name!r} must have members, each once')
+        if len(set(self.members)) < len(self.members) or not self.members:
+            raise StatsError(f'family {self.name!r} must have members, each once')
+
 
 def holm(
     p: dict[str, float | None],  # member -> p; None: could not be tested
     family: Family,
-) -> dict[str, float | None]:    # member -> corrected p
+) -> dict[str, float | None]:  # member -> corrected p
     "Holm's corrected p values over a family."
-    if set(p) != set(family.members): raise StatsError(f'family {family.name!r} has other members than the tests given: {sorted(set(p) ^ set(family.members))}')
-    corrected = multipletests([1. if p[m] is None else p[m] for m in family.members], method='holm')[1]
+    if set(p) != set(family.members):
+        raise StatsError(
+            f'family {family.name!r} has other members than the tests given: {sorted(set(p) ^ set(family.members))}'
+        )
+    corrected = multipletests([1.0 if p[m] is None else p[m] for m in family.members], method='holm')[1]
     return {m: None if p[m] is None else float(c) for m, c in zip(family.members, corrected)}
 
 # %% ../../nbs/analysis/02_tests.ipynb #b1cbd2fb
 def effect_size(
-    values,               # (n,) differences, one a unit or one a seed
+    values,  # (n,) differences, one a unit or one a seed
     level: float = 0.95,
-) -> Interval:            # of mean / standard deviation; NaN where there is no spread, see `reason`
+) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
     x = _numbers(values, 1, 'values', level)
-    n, words = len(x), "Cohen's d_z, noncentral t"
-    if n < 2: return Interval(np.nan, None, None, n, level, words, reason='one value has no spread')
-    if (sd := x.std(ddof=1)) <= ROUNDING * abs(x).max(): return Interval(np.nan, None, None, n, level, words, reason='all values are the same: there is no spread to measure by')
+    n = len(x)
+    words = "Cohen's d_z, noncentral t"
+    if n < 2:
+        return Interval(np.nan, None, None, n, level, words, reason='one value has no spread')
+    if (sd := x.std(ddof=1)) <= ROUNDING * abs(x).max():
+        return Interval(
+            np.nan,
+            None,
+            None,
+            n,
+            level,
+            words,
+            reason='all values are the same: there is no spread to measure by',
+        )
     t = x.mean() / sd * np.sqrt(n)
-    return Interval(float(x.mean() / sd), *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + level) / 2, (1 - level) / 2)), n, level, words, df=float(n - 1))
+    return Interval(
+        float(x.mean() / sd),
+        *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + level) / 2, (1 - level) / 2)),
+        n,
+        level,
+        words,
+        df=float(n - 1),
+    )
 
-@lru_cache(maxsize=4096)  # a tenth of a second each, and the report, the figures and the thesis ask for the same ones
+
+# a tenth of a second each, and the report, the figures and the thesis ask for the same ones
+@lru_cache(maxsize=4096)
 def _noncentrality(t: float, df: float, q: float) -> float:
     "The noncentrality under which the chance of at most t is q."
     reach = 10 + 2 * abs(t)
     return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - reach, t + reach))
 
+
 def _nct_cdf(t: float, df: float, nc: float) -> float:
     "The noncentral t's; its normal approximation (Abramowitz & Stegun 26.7.10) where scipy has no number."
     p = distributions.nct.cdf(t, df, nc)
-    return float(p if np.isfinite(p) else distributions.norm.cdf((t * (1 - 1 / (4 * df)) - nc) / np.sqrt(1 + t**2 / (2 * df))))
+    return float(
+        p
+        if np.isfinite(p)
+        else distributions.norm.cdf((t * (1 - 1 / (4 * df)) - nc) / np.sqrt(1 + t**2 / (2 * df)))
+    )
 
 # %% ../../nbs/analysis/02_tests.ipynb #d1403ca5
-MARGINS = (0.05, 0.02)  # of the primary metric; the first is the study's, the second is reported with its power
+# of the primary metric; the first is the study's, the second is reported with its power
+MARGINS = (0.05, 0.02)
+
 
 @dataclass(frozen=True)
 class Equivalence:
     "Is b as good as a, within a margin? One-sided t tests at 5 %."
-    margin: float                # > 0, in the unit of the estimate
+
+    margin: float  # > 0, in the unit of the estimate
     p_noninferior: float | None  # of 'b is worse by the margin or more'; None: no standard error, or one seed
-    p_equivalent: float | None   # of 'they differ by the margin or more', the larger of two
-    power_noninferior: float | None  # the chance to show it if there is no difference, with this standard error
+    p_equivalent: float | None  # of 'they differ by the margin or more', the larger of two
+    # the chance to show it if there is no difference, with this standard error
+    power_noninferior: float | None
     power_equivalent: float | None
-    reason: str | None = None    # why there is no test
+    reason: str | None = None  # why there is no test
 
     @property
-    def noninferior(self) -> bool | None: return None if self.p_noninferior is None else self.p_noninferior < ALPHA
+    def noninferior(self) -> bool | None:
+        return None if self.p_noninferior is None else self.p_noninferior < ALPHA
+
     @property
-    def equivalent(self) -> bool | None: return None if self.p_equivalent is None else self.p_equivalent < ALPHA
+    def equivalent(self) -> bool | None:
+        return None if self.p_equivalent is None else self.p_equivalent < ALPHA
+
 
 def equivalence(
-    interval: Interval,             # of b - a
-    margin: float,                  # > 0
+    interval: Interval,  # of b - a
+    margin: float,  # > 0
     higher_is_better: bool = True,  # False: worse means larger
 ) -> Equivalence:
     "Non-inferiority and equivalence from an interval's standard error and degrees of freedom."
     i = interval
-    if not margin > 0: raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
-    if i.se is None or i.n == 1: return Equivalence(margin, *[None] * 4, i.reason or 'one seed tells nothing about other seeds; run more')
-    if i.se <= ROUNDING * max(abs(i.estimate), margin): return Equivalence(margin, *[None] * 4, 'all differences are the same: there is no spread to judge by')
-    above, below = (float(distributions.t.sf((margin + x) / i.se, i.df)) for x in (i.estimate, -i.estimate))  # p of 'at most -margin' and of 'at least margin'
-    critical = distributions.t.isf(.05, i.df)
+    if not margin > 0:
+        raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
+    if i.se is None or i.n == 1:
+        return Equivalence(
+            margin, *[None] * 4, i.reason or 'one seed tells nothing about other seeds; run more'
+        )
+    if i.se <= ROUNDING * max(abs(i.estimate), margin):
+        return Equivalence(
+            margin, *[None] * 4, 'all differences are the same: there is no spread to judge by'
+        )
+    # p of 'at most -margin' and of 'at least margin'
+    above, below = (float(distributions.t.sf((margin + x) / i.se, i.df)) for x in (i.estimate, -i.estimate))
+    critical = distributions.t.isf(0.05, i.df)
     one_sided = 1 - _nct_cdf(float(critical), i.df, margin / i.se)
-    return Equivalence(margin, above if higher_is_better else below, max(above, below), one_sided, _power_equivalent(margin / i.se, i.df, critical))
+    return Equivalence(
+        margin,
+        above if higher_is_better else below,
+        max(above, below),
+        one_sided,
+        _power_equivalent(margin / i.se, i.df, critical),
+    )
+
 
 def _power_equivalent(k: float, df: float, critical: float) -> float:
     "The integral above, by Gauss and Legendre's rule over the probability of w."
-    most, (x, weights) = chdtr(df, df * (k / critical)**2), np.polynomial.legendre.leggauss(64)   # above w = k/critical nothing is shown
+    # above w = k/critical nothing is shown
+    most, (x, weights) = chdtr(df, df * (k / critical) ** 2), np.polynomial.legendre.leggauss(64)
     w = np.sqrt(chdtri(df, 1 - most * (x + 1) / 2) / df)
     return float(most / 2 * weights @ (2 * ndtr(k - critical * w) - 1))
 
@@ -230,50 +334,67 @@ def _power_equivalent(k: float, df: float, critical: float) -> float:
 @lru_cache
 def _cube() -> np.ndarray:
     "Points that fill the unit cube evenly, (2048, 3), none on its faces."
-    return distributions.qmc.Sobol(3, scramble=False).random_base2(11) + .5 / 2**11
+    return distributions.qmc.Sobol(3, scramble=False).random_base2(11) + 0.5 / 2**11
+
 
 def power(
-    difference: float,                       # the true one
-    variance: tuple[float, float, float],    # of one value: seeds, units, the rest (`Components.variance` of differences); not all 0
-    seeds: int,                              # >= 2
-    units: int,                              # >= 2
+    difference: float,  # the true one
+    # of one value: seeds, units, the rest (`Components.variance` of differences); not all 0
+    variance: tuple[float, float, float],
+    seeds: int,  # >= 2
+    units: int,  # >= 2
     level: float = 0.95,
-) -> float:                                  # 0 to 1
+) -> float:  # 0 to 1
     "The chance that the crossed test rejects."
-    if min(seeds, units) < 2 or min(variance) < 0: raise StatsError(f'power needs 2 seeds, 2 units and variances >= 0, got {seeds}, {units} and {variance}')
-    if not any(variance): raise StatsError('power needs a variance above 0: where all differences are the same the test is refused')
+    if min(seeds, units) < 2 or min(variance) < 0:
+        raise StatsError(
+            f'power needs 2 seeds, 2 units and variances >= 0, got {seeds}, {units} and {variance}'
+        )
+    if not any(variance):
+        raise StatsError(
+            'power needs a variance above 0: where all differences are the same the test is refused'
+        )
     (s, u, e), df = variance, np.array([seeds - 1, units - 1, (seeds - 1) * (units - 1)])
     expected = np.array([units * s + e, seeds * u + e, e])
     sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
     square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
-    reach = stdtrit(its_df, (1 + level) / 2) * np.sqrt(square)   # a mean further from 0 is told
+    reach = stdtrit(its_df, (1 + level) / 2) * np.sqrt(square)  # a mean further from 0 is told
     return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
+
 
 def seeds_needed(
     difference: float,
     variance: tuple[float, float, float],
     units: int,
-    wanted: float = 0.8,   # power
-    most: int = 100,       # give up above
-) -> int | None:           # None: more than `most`, or no number of seeds would do with so few units
+    wanted: float = 0.8,  # power
+    most: int = 100,  # give up above
+) -> int | None:  # None: more than `most`, or no number of seeds would do with so few units
     "The fewest seeds that reach a power."
     return next((s for s in range(2, most + 1) if power(difference, variance, s, units) >= wanted), None)
+
 
 def power_table(
     difference: float,
     variance: tuple[float, float, float],
     seeds: Sequence[int] = (3, 5, 8, 12, 20),
     units: Sequence[int] = (122, 237, 500, 1000),
-) -> pd.DataFrame:         # power; rows: seeds; columns: units
+) -> pd.DataFrame:  # power; rows: seeds; columns: units
     "Power by seeds and units."
-    return pd.DataFrame({u: [power(difference, variance, s, u) for s in seeds] for u in units}, index=pd.Index(seeds, name='seeds')).rename_axis(columns='units')
+    return pd.DataFrame(
+        {u: [power(difference, variance, s, u) for s in seeds] for u in units},
+        index=pd.Index(seeds, name='seeds'),
+    ).rename_axis(columns='units')
 
 # %% ../../nbs/analysis/02_tests.ipynb #1fed8e80
-_PLAIN, _KD, _MIXED, _BOTH = 'full_student', 'full_kd', 'mixed_student', 'mixed_kd'  # the students' two by two
+# the students' two by two
+_PLAIN = 'full_student'
+_KD = 'full_kd'
+_MIXED = 'mixed_student'
+_BOTH = 'mixed_kd'
 
 FACTORIAL = {  # effect -> weight of each arm
-    'kd (students, mean over precisions)': {_KD: .5, _BOTH: .5, _PLAIN: -.5, _MIXED: -.5},
-    'precision (students, mean over kd)': {_MIXED: .5, _BOTH: .5, _PLAIN: -.5, _KD: -.5},
+    'kd (students, mean over precisions)': {_KD: 0.5, _BOTH: 0.5, _PLAIN: -0.5, _MIXED: -0.5},
+    'precision (students, mean over kd)': {_MIXED: 0.5, _BOTH: 0.5, _PLAIN: -0.5, _KD: -0.5},
     'precision x kd (students)': {_BOTH: 1, _KD: -1, _MIXED: -1, _PLAIN: 1},
     "precision (teacher's network, 1 rank)": {'mixed_baseline': 1, 'baseline': -1},
     'network (fp32, no kd)': {_PLAIN: 1, 'parallel_baseline': -1},
@@ -291,29 +412,35 @@ NOT_ESTIMABLE = {  # effect -> why
 # %% ../../nbs/analysis/02_tests.ipynb #25ddc572
 INTERACTIONS = Family('interactions', tuple(name for name in FACTORIAL if ' x ' in name))
 
+
 @dataclass(frozen=True)
 class Effect:
     "A contrast of arms."
+
     name: str
-    weights: dict[str, float]    # arm -> weight
-    interval: Interval | None    # of the weighted sum; None: see `reason`
-    p: float | None              # crossed
-    reason: str | None = None    # why there is no interval, or no p
+    weights: dict[str, float]  # arm -> weight
+    interval: Interval | None  # of the weighted sum; None: see `reason`
+    p: float | None  # crossed
+    reason: str | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     left_out: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 
+
 def factorial(
-    matrices: dict[str, np.ndarray],                      # arm -> (seeds, units), the same seeds and units in the same order
-    contrasts: dict[str, dict[str, float]] = FACTORIAL,   # effect -> arm -> weight
+    matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
+    contrasts: dict[str, dict[str, float]] = FACTORIAL,  # effect -> arm -> weight
     level: float = 0.95,
 ) -> list[Effect]:
     "Effects and interactions of factors, as contrasts of arms, each with its own crossed interval."
-    if len({np.shape(m) for m in matrices.values()}) > 1: raise StatsError('the arms have different seeds or units; keep those all have')
+    if len({np.shape(m) for m in matrices.values()}) > 1:
+        raise StatsError('the arms have different seeds or units; keep those all have')
     found = []
     for name, weights in contrasts.items():
-        if abs(sum(weights.values())) > 1e-9: raise StatsError(f'the weights of {name!r} must add up to 0')
+        if abs(sum(weights.values())) > 1e-9:
+            raise StatsError(f'the weights of {name!r} must add up to 0')
         if missing := [arm for arm in weights if arm not in matrices]:
-            found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}")); continue
+            found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}"))
+            continue
         matrix = sum(w * _numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items())
         test = crossed_test(matrix)
         found.append(Effect(name, weights, crossed_interval(matrix, level), test.p, test.reason))

@@ -4,7 +4,8 @@
 
 # %% ../../nbs/checks/04_baselines.ipynb #d4c76bf6
 from __future__ import annotations
-import contextlib, importlib.util
+import contextlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,58 +28,78 @@ __all__ = ['PACKAGES', 'Course', 'Training', 'examples', 'peer_loss', 'missing',
 @dataclass(frozen=True)
 class Course:
     "What a peer is given for one training."
-    student: nn.Module         # on the device, weights in fp32; trained in place
+
+    student: nn.Module  # on the device, weights in fp32; trained in place
     teacher: nn.Module | None  # on the device, in eval mode; None where its logits are in the rows
-    rows: list[dict]           # of `examples`
-    tokenizer: object          # pads
-    config: RunConfig          # resolved; its seed orders the examples
+    rows: list[dict]  # of `examples`
+    tokenizer: object  # pads
+    config: RunConfig  # resolved; its seed orders the examples
     runtime: Runtime
-    steps: int                 # optimizer steps
-    folder: Path               # for what a library insists on writing
+    steps: int  # optimizer steps
+    folder: Path  # for what a library insists on writing
+
 
 @dataclass(frozen=True)
 class Training:
     "A training that is ready to go."
-    model: nn.Module         # the module that is called with the student's batches
+
+    model: nn.Module  # the module that is called with the student's batches
     run: Callable[[], object]  # trains to the last step
-    losses: list             # grows by one scalar a step
+    losses: list  # grows by one scalar a step
     loss: Callable[[dict], Tensor]  # the loss of one padded batch: how a test compares contestants
 
 # %% ../../nbs/checks/04_baselines.ipynb #78906997
 def examples(
-    task: Task,                       # encoded
-    logits: np.ndarray | None = None, # (n, classes) of the teacher, float32; None: the teacher is asked in each step
+    task: Task,  # encoded
+    # (n, classes) of the teacher, float32; None: the teacher is asked in each step
+    logits: np.ndarray | None = None,
     split: str = 'train',
-) -> list[dict]:                      # input_ids, attention_mask, token_type_ids, labels, and maybe teacher_logits
+) -> list[dict]:  # input_ids, attention_mask, token_type_ids, labels, and maybe teacher_logits
     "A split's examples, tokenised and not padded."
     rows = []
     for i in range(len(task.lengths(split))):
         batch = task.batch(split, np.array([i]))
-        rows.append({name: values[0].tolist() for name, values in batch.inputs.items()} | dict(labels=int(batch.labels[0])))
+        rows.append(
+            {name: values[0].tolist() for name, values in batch.inputs.items()}
+            | dict(labels=int(batch.labels[0]))
+        )
     if logits is not None:
-        for row, values in zip(rows, logits): row['teacher_logits'] = values.tolist()
+        for row, values in zip(rows, logits):
+            row['teacher_logits'] = values.tolist()
     return rows
 
 # %% ../../nbs/checks/04_baselines.ipynb #a4b10794
 def peer_loss(
-    student: Tensor,   # logits (n, classes)
-    teacher: Tensor,   # logits (n, classes), no gradient
-    labels: Tensor,    # (n,) int64
-    config: RunConfig, # temperature, alpha
-) -> Tensor:           # scalar
+    student: Tensor,  # logits (n, classes)
+    teacher: Tensor,  # logits (n, classes), no gradient
+    labels: Tensor,  # (n,) int64
+    config: RunConfig,  # temperature, alpha
+) -> Tensor:  # scalar
     "`alpha * T^2 * KL(teacher || student) + (1 - alpha) * CE`, means over the batch."
     T = config.temperature
-    soft = F.kl_div(F.log_softmax(student.float() / T, -1), F.log_softmax(teacher.float() / T, -1), log_target=True, reduction='batchmean') * T * T
+    soft = (
+        F.kl_div(
+            F.log_softmax(student.float() / T, -1),
+            F.log_softmax(teacher.float() / T, -1),
+            log_target=True,
+            reduction='batchmean',
+        )
+        * T
+        * T
+    )
     return config.alpha * soft + (1 - config.alpha) * F.cross_entropy(student.float(), labels)
 
 # %% ../../nbs/checks/04_baselines.ipynb #60f11107
 PACKAGES = {  # contestant -> what it imports
-    'huggingface': ('accelerate',), 'sentence_transformers': ('sentence_transformers', 'accelerate', 'datasets'), 'textbrewer': ('textbrewer', 'tensorboard'),
+    'huggingface': ('accelerate',),
+    'sentence_transformers': ('sentence_transformers', 'accelerate', 'datasets'),
+    'textbrewer': ('textbrewer', 'tensorboard'),
 }
 
+
 def missing(
-    peer: str,       # a key of `PACKAGES`
-) -> str | None:     # a reason, or None: all is there
+    peer: str,  # a key of `PACKAGES`
+) -> str | None:  # a reason, or None: all is there
     "Why a peer cannot take part."
     absent = [name for name in PACKAGES.get(peer, ()) if importlib.util.find_spec(name) is None]
     return f"{' and '.join(absent)} not installed: pip install 'kdnotes[bench]'" if absent else None
@@ -86,135 +107,270 @@ def missing(
 # %% ../../nbs/checks/04_baselines.ipynb #2b1e2adc
 def _arguments(course: Course, **more) -> dict:
     "Arguments of Hugging Face's `TrainingArguments` that make a run equal to ours."
-    c, device = course.config, course.runtime.device.type
-    return dict(output_dir=str(course.folder), max_steps=course.steps, per_device_train_batch_size=c.batch_size, learning_rate=c.learning_rate, weight_decay=c.weight_decay,
-                max_grad_norm=c.max_grad_norm, lr_scheduler_type='linear', warmup_steps=0, seed=c.seed, bf16=course.runtime.dtype == 'bf16', fp16=course.runtime.dtype == 'fp16',
-                use_cpu=device == 'cpu', dataloader_pin_memory=device == 'cuda', save_strategy='no', logging_strategy='no', eval_strategy='no', report_to='none',
-                disable_tqdm=True) | more
+    c = course.config
+    device = course.runtime.device.type
+    return (
+        dict(
+            output_dir=str(course.folder),
+            max_steps=course.steps,
+            per_device_train_batch_size=c.batch_size,
+            learning_rate=c.learning_rate,
+            weight_decay=c.weight_decay,
+            max_grad_norm=c.max_grad_norm,
+            lr_scheduler_type='linear',
+            warmup_steps=0,
+            seed=c.seed,
+            bf16=course.runtime.dtype == 'bf16',
+            fp16=course.runtime.dtype == 'fp16',
+            use_cpu=device == 'cpu',
+            dataloader_pin_memory=device == 'cuda',
+            save_strategy='no',
+            logging_strategy='no',
+            eval_strategy='no',
+            report_to='none',
+            disable_tqdm=True,
+        )
+        | more
+    )
+
 
 def huggingface(
     course: Course,
     grouped: bool = False,  # batches of similar length, fused AdamW
-) -> Training:              # stored logits are used where the rows have them
+) -> Training:  # stored logits are used where the rows have them
     "Hugging Face's Trainer with a distillation loss."
     from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
     losses = []
+
     class KdTrainer(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            labels, teacher = inputs.pop('labels'), inputs.pop('teacher_logits', None)
+            labels = inputs.pop('labels')
+            teacher = inputs.pop('teacher_logits', None)
             if teacher is None:
-                with torch.no_grad(), course.runtime.autocast(): teacher = call(course.teacher, inputs).logits
+                with torch.no_grad(), course.runtime.autocast():
+                    teacher = call(course.teacher, inputs).logits
             outputs = model(**inputs)
             loss = peer_loss(outputs.logits, teacher, labels, course.config)
             losses.append(loss.detach())
             return (loss, outputs) if return_outputs else loss
+
     more = dict(train_sampling_strategy='group_by_length', optim='adamw_torch_fused') if grouped else {}
-    trainer = KdTrainer(model=course.student, args=TrainingArguments(**_arguments(course, remove_unused_columns=False, **more)), train_dataset=course.rows,
-                        data_collator=DataCollatorWithPadding(course.tokenizer))
-    return Training(course.student, trainer.train, losses, lambda batch: trainer.compute_loss(trainer.model, dict(batch)))
+    trainer = KdTrainer(
+        model=course.student,
+        args=TrainingArguments(**_arguments(course, remove_unused_columns=False, **more)),
+        train_dataset=course.rows,
+        data_collator=DataCollatorWithPadding(course.tokenizer),
+    )
+    return Training(
+        course.student, trainer.train, losses, lambda batch: trainer.compute_loss(trainer.model, dict(batch))
+    )
 
 # %% ../../nbs/checks/04_baselines.ipynb #bc8d96d7
-def sentence_transformers(course: Course) -> Training:  # the rows hold the teacher's logits; the student's weights are in course.folder / 'student'
+def sentence_transformers(
+    course: Course,
+    # the rows hold the teacher's logits; the student's weights are in course.folder / 'student'
+) -> Training:
     "sentence-transformers' CrossEncoderTrainer with our loss."
     from datasets import Dataset
-    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
-    cross, losses = CrossEncoder(str(course.folder / 'student'), device=str(course.runtime.device), local_files_only=True), []
+    from sentence_transformers.cross_encoder import (
+        CrossEncoder,
+        CrossEncoderTrainer,
+        CrossEncoderTrainingArguments,
+    )
+
+    cross = CrossEncoder(
+        str(course.folder / 'student'), device=str(course.runtime.device), local_files_only=True
+    )
+    losses = []
     names = [name for name in course.rows[0] if name not in ('labels', 'teacher_logits')]
+
     class KdLoss(nn.Module):
         def __init__(self):
             super().__init__()
             self.model = cross
+
         def forward(self, columns, labels, prompt=None, task=None):
             *inputs, teacher = columns
-            batch = course.tokenizer.pad([dict(zip(names, values)) for values in zip(*inputs)], return_tensors='pt')
+            batch = course.tokenizer.pad(
+                [dict(zip(names, values)) for values in zip(*inputs)], return_tensors='pt'
+            )
             scores = self.model({name: values.to(cross.device) for name, values in batch.items()})['scores']
-            loss = peer_loss(scores, torch.tensor(teacher, device=cross.device), labels.to(cross.device), course.config)
+            loss = peer_loss(
+                scores, torch.tensor(teacher, device=cross.device), labels.to(cross.device), course.config
+            )
             losses.append(loss.detach())
             return loss
-    table = Dataset.from_dict({name: [row[name] for row in course.rows] for name in (*names, 'teacher_logits')} | dict(label=[row['labels'] for row in course.rows]))
+
+    table = Dataset.from_dict(
+        {name: [row[name] for row in course.rows] for name in (*names, 'teacher_logits')}
+        | dict(label=[row['labels'] for row in course.rows])
+    )
     criterion = KdLoss()
-    trainer = CrossEncoderTrainer(model=cross, args=CrossEncoderTrainingArguments(**_arguments(course)), train_dataset=table, loss=criterion)
+    trainer = CrossEncoderTrainer(
+        model=cross,
+        args=CrossEncoderTrainingArguments(**_arguments(course)),
+        train_dataset=table,
+        loss=criterion,
+    )
+
     def loss(batch):
-        ids = {name: [row[mask.bool()].tolist() for row, mask in zip(batch[name], batch['attention_mask'])] for name in names}
+        ids = {
+            name: [row[mask.bool()].tolist() for row, mask in zip(batch[name], batch['attention_mask'])]
+            for name in names
+        }
         return criterion([*ids.values(), batch['teacher_logits'].tolist()], batch['labels'])
+
     return Training(cross, trainer.train, losses, loss)
 
 # %% ../../nbs/checks/04_baselines.ipynb #9c39f33b
 class _Autocast(nn.Module):
     "A model that gives its logits in fp32, computed in the runtime's format."
+
     def __init__(self, model: nn.Module, runtime: Runtime):
         super().__init__()
-        self.model, self.runtime = model, runtime
+        self.model = model
+        self.runtime = runtime
         self.train(model.training)  # TextBrewer gives a model the mode back that its wrapper had
 
     def forward(self, labels=None, **inputs) -> Tensor:
-        with self.runtime.autocast(widened=False): return call(self.model, inputs).logits.float()  # as everyone but kdnotes
+        with self.runtime.autocast(widened=False):
+            return call(self.model, inputs).logits.float()  # as everyone but kdnotes
+
 
 class _Scalars:
     "What TextBrewer takes for TensorBoard's writer."
-    def __init__(self, losses: list): self.losses = losses
+
+    def __init__(self, losses: list):
+        self.losses = losses
+
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        if name == 'scalar/total_loss': self.losses.append(value)
+        if name == 'scalar/total_loss':
+            self.losses.append(value)
 
 # %% ../../nbs/checks/04_baselines.ipynb #15056eda
 def textbrewer(course: Course) -> Training:
     "TextBrewer's GeneralDistiller, weighted so that its gradients are ours."
     from textbrewer import DistillationConfig, GeneralDistiller, TrainingConfig
     from transformers import DataCollatorWithPadding, get_linear_schedule_with_warmup
+
     c, losses, pad = course.config, [], DataCollatorWithPadding(course.tokenizer)
-    def student_part(batch, logits): return dict(logits=(logits,), losses=(F.cross_entropy(logits, batch['labels']),))
-    def teacher_part(batch, logits): return dict(logits=(logits,))
+
+    def student_part(batch, logits):
+        return dict(logits=(logits,), losses=(F.cross_entropy(logits, batch['labels']),))
+
+    def teacher_part(batch, logits):
+        return dict(logits=(logits,))
+
     distiller = GeneralDistiller(
-        train_config=TrainingConfig(device=course.runtime.device, output_dir=str(course.folder), ckpt_steps=course.steps),
-        distill_config=DistillationConfig(temperature=c.temperature, kd_loss_type='ce', kd_loss_weight=c.alpha * c.temperature**2, hard_label_weight=1 - c.alpha),
-        model_T=_Autocast(course.teacher, course.runtime), model_S=_Autocast(course.student, course.runtime), adaptor_T=teacher_part, adaptor_S=student_part)
+        train_config=TrainingConfig(
+            device=course.runtime.device, output_dir=str(course.folder), ckpt_steps=course.steps
+        ),
+        distill_config=DistillationConfig(
+            temperature=c.temperature,
+            kd_loss_type='ce',
+            kd_loss_weight=c.alpha * c.temperature**2,
+            hard_label_weight=1 - c.alpha,
+        ),
+        model_T=_Autocast(course.teacher, course.runtime),
+        model_S=_Autocast(course.student, course.runtime),
+        adaptor_T=teacher_part,
+        adaptor_S=student_part,
+    )
     distiller.tb_writer = _Scalars(losses)
+
     def run():
         torch.manual_seed(c.seed)
-        loader = torch.utils.data.DataLoader(course.rows, batch_size=c.batch_size, shuffle=True, collate_fn=lambda rows: dict(pad(rows)))
+        loader = torch.utils.data.DataLoader(
+            course.rows, batch_size=c.batch_size, shuffle=True, collate_fn=lambda rows: dict(pad(rows))
+        )
         with distiller:
-            distiller.train(make_optimizer(course.student, c), loader, num_steps=course.steps, max_grad_norm=c.max_grad_norm, scheduler_class=get_linear_schedule_with_warmup,
-                            scheduler_args=dict(num_warmup_steps=0, num_training_steps=course.steps))
-    return Training(course.student, run, losses, lambda batch: distiller.train_on_batch({k: v for k, v in batch.items() if k != 'teacher_logits'}, {})[0])
+            distiller.train(
+                make_optimizer(course.student, c),
+                loader,
+                num_steps=course.steps,
+                max_grad_norm=c.max_grad_norm,
+                scheduler_class=get_linear_schedule_with_warmup,
+                scheduler_args=dict(num_warmup_steps=0, num_training_steps=course.steps),
+            )
+
+    return Training(
+        course.student,
+        run,
+        losses,
+        lambda batch: distiller.train_on_batch({k: v for k, v in batch.items() if k != 'teacher_logits'}, {})[
+            0
+        ],
+    )
 
 # %% ../../nbs/checks/04_baselines.ipynb #f2f92313
 class Probe:
     "Counts and times a training while a `with` block runs."
-    def __init__(self,
+
+    def __init__(
+        self,
         model: nn.Module,  # its forward takes attention_mask by name, or a dictionary with it
         runtime: Runtime,
-        steps: int,        # of the whole training
-        warmup: int,       # first steps left out, < steps
+        steps: int,  # of the whole training
+        warmup: int,  # first steps left out, < steps
     ):
-        self.model, self.runtime, self.steps, self.warmup = model, runtime, steps, warmup
-        self.masks, self.done, self.marks = [], 0, {}
+        self.model = model
+        self.runtime = runtime
+        self.steps = steps
+        self.warmup = warmup
+        self.masks = []
+        self.done = 0
+        self.marks = {}
 
     def __enter__(self) -> Probe:
-        self._stack, unscaled = contextlib.ExitStack(), torch.amp.GradScaler.step
+        self._stack = contextlib.ExitStack()
+        unscaled = torch.amp.GradScaler.step
+
         def scaled(scaler, optimizer, *args, **kwargs):
-            before, value = self.done, unscaled(scaler, optimizer, *args, **kwargs)
-            if self.done == before: self._step()  # skipped for an overflow: it took its time all the same
+            before = self.done
+            value = unscaled(scaler, optimizer, *args, **kwargs)
+            if self.done == before:
+                self._step()  # skipped for an overflow: it took its time all the same
             return value
+
         torch.amp.GradScaler.step = scaled
         self._stack.callback(setattr, torch.amp.GradScaler, 'step', unscaled)
-        for hook in (self.model.register_forward_pre_hook(self._forward, with_kwargs=True), register_optimizer_step_post_hook(self._step)): self._stack.callback(hook.remove)
-        if not self.warmup: self.marks[0] = (self.runtime.clock(), 0)
+        for hook in (
+            self.model.register_forward_pre_hook(self._forward, with_kwargs=True),
+            register_optimizer_step_post_hook(self._step),
+        ):
+            self._stack.callback(hook.remove)
+        if not self.warmup:
+            self.marks[0] = (self.runtime.clock(), 0)
         return self
 
-    def __exit__(self, *_) -> None: self._stack.close()
+    def __exit__(self, *_) -> None:
+        self._stack.close()
 
     def _forward(self, module, args, inputs) -> None:
         mask = (inputs or args[0])['attention_mask']
-        if module.training: self.masks.append(mask[:, 0, 0] if mask.ndim == 4 else mask)  # `call` widens it on a GPU
+        if module.training:
+            self.masks.append(mask[:, 0, 0] if mask.ndim == 4 else mask)  # `call` widens it on a GPU
 
     def _step(self, *_) -> None:
         self.done += 1
-        if self.done in (self.warmup, self.steps): self.marks[self.done] = (self.runtime.clock(), len(self.masks))
+        if self.done in (self.warmup, self.steps):
+            self.marks[self.done] = (self.runtime.clock(), len(self.masks))
 
-    def result(self) -> dict:  # examples, tokens, cells (token positions computed), seconds, between the two readings
+    def result(
+        self,
+        # examples, tokens, cells (token positions computed), seconds, between the two readings
+    ) -> dict:
         "What was measured."
         if not {self.warmup, self.steps} <= set(self.marks) or len(self.masks) < self.steps:
-            raise ValueError(f'{self.done} optimizer steps and {len(self.masks)} forwards were seen and {self.steps} are needed; give Probe the module the trainer calls')
+            raise ValueError(
+                f'{self.done} optimizer steps and {len(self.masks)} forwards were seen and {self.steps} are needed; give Probe the module the trainer calls'
+            )
         (begin, first), (end, last) = self.marks[self.warmup], self.marks[self.steps]
         masks = self.masks[first:last]
-        return dict(examples=sum(len(m) for m in masks), tokens=int(sum(m.sum() for m in masks)), cells=sum(m.numel() for m in masks), seconds=end - begin)
+        return dict(
+            examples=sum(len(m) for m in masks),
+            tokens=int(sum(m.sum() for m in masks)),
+            cells=sum(m.numel() for m in masks),
+            seconds=end - begin,
+        )

@@ -4,7 +4,19 @@
 
 # %% ../../nbs/checks/06_bench.ipynb #5a7f8c55
 from __future__ import annotations
-import contextlib, copy, datetime, functools, json, os, select, shutil, socket, subprocess, sys, tempfile, time
+import contextlib
+import copy
+import datetime
+import functools
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -13,14 +25,38 @@ import numpy as np
 import torch
 from torch import nn
 from . import baselines as peers
-from ..core.config import MODES, KdnotesError, RunConfig, cache_path, make_config, resolve, root, runs_path
+from kdnotes.core.config import (
+    MODES,
+    KdnotesError,
+    RunConfig,
+    cache_path,
+    make_config,
+    resolve,
+    root,
+    runs_path,
+)
 from ..tasks.sources import load_corpus, resolve_corpus
 from ..tasks.batching import Batch
 from ..experiment.launch import make_task, plan
 from ..core.files import read_json, write_json
-from ..distill.models import choose_layers, count_parameters, forward_flops, load_model, load_tokenizer, save_model
+from kdnotes.distill.models import (
+    choose_layers,
+    count_parameters,
+    forward_flops,
+    load_model,
+    load_tokenizer,
+    save_model,
+)
 from ..records.store import find_run_model
-from ..train.distributed import die_with_parent, machine, process_environment, start, stop, stream, torch_seed
+from kdnotes.train.distributed import (
+    die_with_parent,
+    machine,
+    process_environment,
+    start,
+    stop,
+    stream,
+    torch_seed,
+)
 from .profiling import Stopwatch, layer_shapes, peaks, product_rate, reset_peaks
 from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
 from ..telemetry.sampler import environment
@@ -36,18 +72,21 @@ __all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'OTHERS', 'TURNS', 'BenchError', 'C
 class BenchError(KdnotesError):
     "A benchmark that cannot be run, or a contestant that did not finish."
 
+
 @dataclass(frozen=True)
 class Contestant:
     "One row of the table."
-    trains: str                # who takes its turn: a key of `TURNS`
-    about: str                 # what it is, for people
-    mode: str = 'mixed_kd'     # kdnotes' mode; peers are given the same settings
-    ranks: int = 1             # processes that train one model
-    copies: int = 1            # processes that train a model each
-    threads: int = 0           # of a process; 0: all cores
-    micro_batches: int = 1     # about so many for a rank and step, of 32 examples each
-    split: bool = False        # after the last turn, one more to see where the time goes
+
+    trains: str  # who takes its turn: a key of `TURNS`
+    about: str  # what it is, for people
+    mode: str = 'mixed_kd'  # kdnotes' mode; peers are given the same settings
+    ranks: int = 1  # processes that train one model
+    copies: int = 1  # processes that train a model each
+    threads: int = 0  # of a process; 0: all cores
+    micro_batches: int = 1  # about so many for a rank and step, of 32 examples each
+    split: bool = False  # after the last turn, one more to see where the time goes
     options: dict = field(default_factory=dict)  # of its turn
+
 
 RACE = {
     'machine': Contestant('products', 'matrix products: large ones, and of the shapes the student has'),
@@ -56,10 +95,23 @@ RACE = {
     'student_alone': Contestant('kdnotes', 'no distillation', 'mixed_student', split=True),
     'kdnotes_fp32': Contestant('kdnotes', 'warm, in fp32', 'full_kd', split=True),
     'hf_default': Contestant('huggingface', 'random batches, dynamic padding, the teacher in every step'),
-    'hf_grouped': Contestant('huggingface', 'grouped by length, fused AdamW, the teacher in every step', options=dict(grouped=True)),
-    'hf_best': Contestant('huggingface', "grouped by length, fused AdamW, the teacher's logits in the dataset", options=dict(grouped=True, stored=True)),
-    'sentence_transformers': Contestant('sentence_transformers', "CrossEncoderTrainer, the teacher's logits in the dataset, our loss", options=dict(stored=True)),
-    'textbrewer': Contestant('textbrewer', 'GeneralDistiller, the teacher in every step; equal gradients, its loss differs by a constant'),
+    'hf_grouped': Contestant(
+        'huggingface', 'grouped by length, fused AdamW, the teacher in every step', options=dict(grouped=True)
+    ),
+    'hf_best': Contestant(
+        'huggingface',
+        "grouped by length, fused AdamW, the teacher's logits in the dataset",
+        options=dict(grouped=True, stored=True),
+    ),
+    'sentence_transformers': Contestant(
+        'sentence_transformers',
+        "CrossEncoderTrainer, the teacher's logits in the dataset, our loss",
+        options=dict(stored=True),
+    ),
+    'textbrewer': Contestant(
+        'textbrewer',
+        'GeneralDistiller, the teacher in every step; equal gradients, its loss differs by a constant',
+    ),
 }
 SCALING = {
     '1x1': Contestant('kdnotes', '1 rank, 1 thread', threads=1),
@@ -68,25 +120,50 @@ SCALING = {
     '4x1': Contestant('kdnotes', '4 ranks, 1 thread each', ranks=4, threads=1),
 }
 ACCUMULATED = {
-    '2_apart': Contestant('kdnotes', '2 trainings that share nothing, 1 thread each, about 8 micro-batches a step', copies=2, threads=1, micro_batches=8),
-    '2x1_accumulated': Contestant('kdnotes', '2 ranks, 1 thread each, about 8 micro-batches a step', ranks=2, threads=1, micro_batches=8, split=True),
+    '2_apart': Contestant(
+        'kdnotes',
+        '2 trainings that share nothing, 1 thread each, about 8 micro-batches a step',
+        copies=2,
+        threads=1,
+        micro_batches=8,
+    ),
+    '2x1_accumulated': Contestant(
+        'kdnotes',
+        '2 ranks, 1 thread each, about 8 micro-batches a step',
+        ranks=2,
+        threads=1,
+        micro_batches=8,
+        split=True,
+    ),
 }
 OTHERS = {  # take part when named
-    'kdnotes_online': Contestant('kdnotes', 'the teacher in every step', split=True, options=dict(online=True)),
-    'kdnotes_torch_products': Contestant('kdnotes', "warm, products in bf16 as torch computes them; differs on a CPU without instructions for them", options=dict(widened=False)),
+    'kdnotes_online': Contestant(
+        'kdnotes', 'the teacher in every step', split=True, options=dict(online=True)
+    ),
+    'kdnotes_torch_products': Contestant(
+        'kdnotes',
+        "warm, products in bf16 as torch computes them; differs on a CPU without instructions for them",
+        options=dict(widened=False),
+    ),
 }
 
 # %% ../../nbs/checks/06_bench.ipynb #62bcf031
 def choose(
-    contestants: str,   # 'all' | 'race' | 'scaling' | names with commas
+    contestants: str,  # 'all' | 'race' | 'scaling' | names with commas
     gpu: bool = False,  # one GPU has nothing to scale over
 ) -> dict[str, Contestant]:
     "The contestants that names stand for, in the order of their turns."
-    known, groups = RACE | SCALING | ACCUMULATED | OTHERS, {'all': [*RACE, *SCALING, *ACCUMULATED], 'race': [*RACE], 'scaling': [*SCALING, *ACCUMULATED]}
+    known = RACE | SCALING | ACCUMULATED | OTHERS
+    groups = {'all': [*RACE, *SCALING, *ACCUMULATED], 'race': [*RACE], 'scaling': [*SCALING, *ACCUMULATED]}
     names = [n for part in contestants.split(',') for n in groups.get(part.strip(), [part.strip()])]
     for name in names:
-        if name not in known: raise BenchError(f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or some of {', '.join(known)}")
-    return {name: c for name, c in known.items() if name in names and not (gpu and name in SCALING | ACCUMULATED)}
+        if name not in known:
+            raise BenchError(
+                f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or some of {', '.join(known)}"
+            )
+    return {
+        name: c for name, c in known.items() if name in names and not (gpu and name in SCALING | ACCUMULATED)
+    }
 
 # %% ../../nbs/checks/06_bench.ipynb #eff582bc
 def in_blocks(
@@ -94,38 +171,62 @@ def in_blocks(
     size: int = 64,  # examples of a block
 ) -> TaskView:
     "A task whose steps are made of random blocks of examples."
+
     def groups(split: str) -> np.ndarray:
         n = len(task.groups(split))
         return stream(0, 'data').permutation(n) // size
+
     return TaskView(task, groups=groups)
 
 # %% ../../nbs/checks/06_bench.ipynb #cdf1060d
 class Place:
     "A worker's surroundings."
-    def __init__(self, job: dict):
-        self.job, self.folder, self.config, self.total = job, Path(job['folder']), make_config(**job['config']), job['steps']
-        self.warmup, self.runtime = min(5, self.total // 3), start(self.config)
 
-    def _load(self, name: str) -> nn.Module: return load_model(self.folder / name, self.task.auto_class, 0, **self.task.model_kwargs)
+    def __init__(self, job: dict):
+        self.job = job
+        self.folder = Path(job['folder'])
+        self.config = make_config(**job['config'])
+        self.total = job['steps']
+        self.warmup = min(5, self.total // 3)
+        self.runtime = start(self.config)
+
+    def _load(self, name: str) -> nn.Module:
+        return load_model(self.folder / name, self.task.auto_class, 0, **self.task.model_kwargs)
+
     @functools.cached_property
-    def student(self) -> nn.Module: return self._load('student')  # the start; turns train copies
+    def student(self) -> nn.Module:
+        return self._load('student')  # the start; turns train copies
+
     @functools.cached_property
-    def teacher(self) -> nn.Module: return self._load('teacher').to(self.runtime.device).eval()
+    def teacher(self) -> nn.Module:
+        return self._load('teacher').to(self.runtime.device).eval()
+
     @functools.cached_property
-    def facts(self) -> dict: return read_json(self.folder / 'facts.json')
+    def facts(self) -> dict:
+        return read_json(self.folder / 'facts.json')
+
     @functools.cached_property
-    def corpus(self): return load_corpus(self.config.task, self.config.corpus)
+    def corpus(self):
+        return load_corpus(self.config.task, self.config.corpus)
+
     @functools.cached_property
-    def tokenizer(self): return load_tokenizer(self.config.teacher)
+    def tokenizer(self):
+        return load_tokenizer(self.config.teacher)
+
     @functools.cached_property
     def task(self) -> Task:
         task = make_task(self.config, self.corpus)
         task.encode(self.tokenizer, cache_path() / 'tokens')
         return in_blocks(task) if self.job['blocks'] else task
+
     @functools.cached_property
-    def signal(self): return open_signal(self.facts['signal'])
+    def signal(self):
+        return open_signal(self.facts['signal'])
+
     @functools.cached_property
-    def bare(self) -> list[dict]: return peers.examples(self.task)
+    def bare(self) -> list[dict]:
+        return peers.examples(self.task)
+
     @functools.cached_property
     def stored(self) -> list[dict]:
         everyone = Batch(np.arange(len(self.task.lengths('train'))), {}, torch.zeros(0), 0)
@@ -138,39 +239,68 @@ class Place:
 # %% ../../nbs/checks/06_bench.ipynb #ebe86d2b
 def train_kdnotes(
     place: Place,
-    turn: int,            # from 0; the seed
+    turn: int,  # from 0; the seed
     split: bool = False,  # also say where the time goes; makes it slower
-    online: bool = False, # the teacher in every step
-    widened: bool = True, # on a CPU without instructions for bf16, multiply in fp32
-) -> dict:                # examples_per_s, tokens_per_s, padding_share, losses [[step, loss], ...], parts {part: seconds}
+    online: bool = False,  # the teacher in every step
+    widened: bool = True,  # on a CPU without instructions for bf16, multiply in fp32
+) -> dict:  # examples_per_s, tokens_per_s, padding_share, losses [[step, loss], ...], parts {part: seconds}
     "One training with kdnotes."
-    config, runtime, task = place.turn_config(turn), place.runtime if widened else replace(place.runtime, widened=False), place.task
+    config = place.turn_config(turn)
+    runtime = place.runtime if widened else replace(place.runtime, widened=False)
+    task = place.task
     model = copy.deepcopy(place.student).to(runtime.device)
-    signal = None if not MODES[config.mode].kd else online_signal(task, place.teacher) if online else place.signal
+    signal = (
+        None if not MODES[config.mode].kd else online_signal(task, place.teacher) if online else place.signal
+    )
     watch = Stopwatch(model, task, signal, runtime, place.warmup) if split else None
     with watch or contextlib.nullcontext():
-        result = train(watch.task if split else task, model, config, runtime, lambda kind, **values: None, watch.signal if split else signal)
-    if result.examples_per_s is None: raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')
-    return dict(examples_per_s=result.examples_per_s, tokens_per_s=result.tokens_per_s, padding_share=result.padding_share,
-                losses=[[p['step'], p['loss']] for p in result.curve if 'loss' in p]) | (dict(parts=watch.parts) if split else {})
+        result = train(
+            watch.task if split else task,
+            model,
+            config,
+            runtime,
+            lambda kind, **values: None,
+            watch.signal if split else signal,
+        )
+    if result.examples_per_s is None:
+        raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')
+    return dict(
+        examples_per_s=result.examples_per_s,
+        tokens_per_s=result.tokens_per_s,
+        padding_share=result.padding_share,
+        losses=[[p['step'], p['loss']] for p in result.curve if 'loss' in p],
+    ) | (dict(parts=watch.parts) if split else {})
 
 # %% ../../nbs/checks/06_bench.ipynb #9fac1a97
 def train_peer(
     place: Place,
     turn: int,
     stored: bool = False,  # the teacher's logits are in the dataset
-    **options,             # of the peer
-) -> dict:                 # as `train_kdnotes`, without parts
+    **options,  # of the peer
+) -> dict:  # as `train_kdnotes`, without parts
     "One training with another library."
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / 'student').symlink_to(place.folder / 'student')
-        course = peers.Course(copy.deepcopy(place.student).to(place.runtime.device), None if stored else place.teacher, place.stored if stored else place.bare,
-                              place.tokenizer, place.turn_config(turn), place.runtime, place.total, Path(folder))
+        course = peers.Course(
+            copy.deepcopy(place.student).to(place.runtime.device),
+            None if stored else place.teacher,
+            place.stored if stored else place.bare,
+            place.tokenizer,
+            place.turn_config(turn),
+            place.runtime,
+            place.total,
+            Path(folder),
+        )
         training = getattr(peers, place.job['trains'])(course, **options)
-        with peers.Probe(training.model, place.runtime, place.total, place.warmup) as probe: training.run()
+        with peers.Probe(training.model, place.runtime, place.total, place.warmup) as probe:
+            training.run()
     found = probe.result()
-    return dict(examples_per_s=found['examples'] / found['seconds'], tokens_per_s=found['tokens'] / found['seconds'], padding_share=1 - found['tokens'] / found['cells'],
-                losses=[[i + 1, float(loss)] for i, loss in enumerate(training.losses)])
+    return dict(
+        examples_per_s=found['examples'] / found['seconds'],
+        tokens_per_s=found['tokens'] / found['seconds'],
+        padding_share=1 - found['tokens'] / found['cells'],
+        losses=[[i + 1, float(loss)] for i, loss in enumerate(training.losses)],
+    )
 
 # %% ../../nbs/checks/06_bench.ipynb #35e0c2f5
 def some_examples(
@@ -178,13 +308,19 @@ def some_examples(
     index: np.ndarray,  # (n,) of its training examples
 ) -> TaskView:
     "Some of a task's training examples as a task."
+
     def batch(split: str, own: np.ndarray, epoch: int = 0) -> Batch:
         return task.batch(split, index[own], epoch)
+
     return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
+
 
 def _parts(place: Place, teacher: nn.Module) -> dict:
     "What names a signal: as a run names its own."
-    return key_parts(place.task, place.config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32')
+    return key_parts(
+        place.task, place.config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32'
+    )
+
 
 def make_some_signal(place: Place, turn: int) -> dict:
     "The teacher's signal for some examples, into a folder that is thrown away."
@@ -193,34 +329,84 @@ def make_some_signal(place: Place, turn: int) -> dict:
     some = some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
     with tempfile.TemporaryDirectory() as folder:
         place.runtime.clock()  # a clock may note the energy, too: here it begins
-        made = make_signal(some, 'train', place.teacher, Path(folder) / 'signal', _parts(place, place.teacher), device=place.runtime.device)
+        made = make_signal(
+            some,
+            'train',
+            place.teacher,
+            Path(folder) / 'signal',
+            _parts(place, place.teacher),
+            device=place.runtime.device,
+        )
         place.runtime.clock()
-    return dict(examples_per_s=n / made.meta['teacher_s'], tokens_per_s=int(some.lengths('train').sum()) / made.meta['teacher_s'])
+    return dict(
+        examples_per_s=n / made.meta['teacher_s'],
+        tokens_per_s=int(some.lengths('train').sum()) / made.meta['teacher_s'],
+    )
+
 
 def measure_products(place: Place, turn: int) -> dict:
     "The machine's rates: large products and the student's, in fp32 and in the format of the race."
-    n, seconds = (256, .01) if place.config.smoke else (4096, 1.)
+    n, seconds = (256, 0.01) if place.config.smoke else (4096, 1.0)
     layer = layer_shapes(place.student.config, place.config.batch_size, round(place.facts['mean_tokens']))
-    return dict(rates={d: dict(large=product_rate([(1, n, n, n)], d, place.runtime, seconds), layer=product_rate(layer, d, place.runtime, seconds)) for d in {'fp32', place.runtime.dtype}})
+    return dict(
+        rates={
+            d: dict(
+                large=product_rate([(1, n, n, n)], d, place.runtime, seconds),
+                layer=product_rate(layer, d, place.runtime, seconds),
+            )
+            for d in {'fp32', place.runtime.dtype}
+        }
+    )
 
 # %% ../../nbs/checks/06_bench.ipynb #5d77bbfe
 def prepare(place: Place, turn: int) -> dict:  # the facts
     "Teacher, student's start and signal, into the job's folder."
-    task, job, c = place.task, place.job, place.config
-    teacher = load_model(job['teacher_run'] or c.teacher, task.auto_class, torch_seed(0, 'init'), None if job['teacher_run'] else task.label_prior, **task.model_kwargs).to(place.runtime.device)
-    if not job['teacher_run']: train(task, teacher, place.turn_config(0), place.runtime, lambda kind, **values: None)
-    for name, model in dict(teacher=teacher, student=(student := choose_layers(teacher.cpu(), tuple(job['layers'])))).items(): save_model(model, place.folder / name, place.tokenizer)
-    parts, lengths = _parts(place, teacher), task.lengths('train')
+    task = place.task
+    job = place.job
+    c = place.config
+    teacher = load_model(
+        job['teacher_run'] or c.teacher,
+        task.auto_class,
+        torch_seed(0, 'init'),
+        None if job['teacher_run'] else task.label_prior,
+        **task.model_kwargs,
+    ).to(place.runtime.device)
+    if not job['teacher_run']:
+        train(task, teacher, place.turn_config(0), place.runtime, lambda kind, **values: None)
+    for name, model in dict(
+        teacher=teacher, student=(student := choose_layers(teacher.cpu(), tuple(job['layers'])))
+    ).items():
+        save_model(model, place.folder / name, place.tokenizer)
+    parts = _parts(place, teacher)
+    lengths = task.lengths('train')
     signal = cache_path() / 'signals' / signal_key(**parts)
     make_signal(task, 'train', teacher, signal, parts, device=place.runtime.device)
     n = len(lengths)
-    facts = dict(teacher=f"finished run {Path(job['teacher_run']).parent.name}" if job['teacher_run'] else f'{place.total} steps of fine-tuning, for want of a finished baseline on this corpus',
-                 signal=str(signal), examples=n, mean_tokens=float(lengths.mean()), student_parameters=count_parameters(student), teacher_parameters=count_parameters(teacher),
-                 training_flops_per_example=3 * forward_flops(student.config, lengths) / n, teacher_flops_per_example=forward_flops(teacher.config, lengths) / n)
+    facts = dict(
+        teacher=f"finished run {Path(job['teacher_run']).parent.name}"
+        if job['teacher_run']
+        else f'{place.total} steps of fine-tuning, for want of a finished baseline on this corpus',
+        signal=str(signal),
+        examples=n,
+        mean_tokens=float(lengths.mean()),
+        student_parameters=count_parameters(student),
+        teacher_parameters=count_parameters(teacher),
+        training_flops_per_example=3 * forward_flops(student.config, lengths) / n,
+        teacher_flops_per_example=forward_flops(teacher.config, lengths) / n,
+    )
     write_json(place.folder / 'facts.json', facts)
     return facts
 
-TURNS = dict(kdnotes=train_kdnotes, huggingface=train_peer, sentence_transformers=train_peer, textbrewer=train_peer, signal=make_some_signal, products=measure_products, prepare=prepare)
+
+TURNS = dict(
+    kdnotes=train_kdnotes,
+    huggingface=train_peer,
+    sentence_transformers=train_peer,
+    textbrewer=train_peer,
+    signal=make_some_signal,
+    products=measure_products,
+    prepare=prepare,
+)
 
 # %% ../../nbs/checks/06_bench.ipynb #fef36c20
 def work(
@@ -234,10 +420,13 @@ def work(
     for line in sys.stdin:
         command = json.loads(line)
         reset_peaks(place.runtime)
-        done = TURNS[place.job['trains']](place, command['turn'], **place.job['options'], **(dict(split=True) if command['split'] else {}))
+        done = TURNS[place.job['trains']](
+            place, command['turn'], **place.job['options'], **(dict(split=True) if command['split'] else {})
+        )
         answers.write(json.dumps(done | peaks(place.runtime)) + '\n')
         answers.flush()
-        if place.runtime.device.type == 'cuda': torch.cuda.empty_cache()  # the next contestant's
+        if place.runtime.device.type == 'cuda':
+            torch.cuda.empty_cache()  # the next contestant's
     stop(place.runtime)
 
 # %% ../../nbs/checks/06_bench.ipynb #875524ca
@@ -247,33 +436,56 @@ def _environment(job: dict) -> dict[str, str]:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
     more = dict(HF_HUB_OFFLINE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-    if job['gpu']: more |= dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0])  # a second GPU would make some peers use both
+    if job['gpu']:
+        # a second GPU would make some peers use both
+        more |= dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0])
     return process_environment(job['threads']) | more
 
 # %% ../../nbs/checks/06_bench.ipynb #1631ba48
 class Crew:
     "A contestant's processes: started at once, idle until asked."
-    def __init__(self, name: str, job: dict, seconds: float = 1200.):  # most time for one answer
-        self.name, self.seconds, self.log, file = name, seconds, Path(job['folder']) / f'{name}.log', Path(job['folder']) / f'{name}.json'
+
+    def __init__(self, name: str, job: dict, seconds: float = 1200.0):  # most time for one answer
+        self.name = name
+        self.seconds = seconds
+        self.log = Path(job['folder']) / f'{name}.log'
+        file = Path(job['folder']) / f'{name}.json'
         write_json(file, job)
-        env, self.processes = _environment(job), []
+        env = _environment(job)
+        self.processes = []
         with open(self.log, 'wb') as log:
             for i in range(job['ranks'] * job['copies']):
-                place = dict(RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE=str(job['ranks'])) if job['ranks'] > 1 else {}
-                self.processes.append(subprocess.Popen([sys.executable, '-m', 'kdnotes.checks.bench', str(file)], env=env | place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0))
+                place = (
+                    dict(RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE=str(job['ranks']))
+                    if job['ranks'] > 1
+                    else {}
+                )
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, '-m', 'kdnotes.checks.bench', str(file)],
+                        env=env | place,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        bufsize=0,
+                    )
+                )
 
     def ask(self, turn: int, split: bool = False) -> list[dict]:  # an answer of each process
         "Let all of them take a turn."
         for p in self.processes:
-            with contextlib.suppress(BrokenPipeError): p.stdin.write(json.dumps(dict(turn=turn, split=split)).encode() + b'\n')
+            with contextlib.suppress(BrokenPipeError):
+                p.stdin.write(json.dumps(dict(turn=turn, split=split)).encode() + b'\n')
         end = time.monotonic() + self.seconds
         return [self._answer(p, end) for p in self.processes]
 
     def _answer(self, process: subprocess.Popen, end: float) -> dict:
         said = b''
         while not said.endswith(b'\n'):
-            if not select.select([process.stdout], [], [], max(0., end - time.monotonic()))[0]: raise BenchError(f'{self.name} did not answer within {self.seconds:g} s; see {self.log}')
-            if not (piece := os.read(process.stdout.fileno(), 1 << 16)): raise BenchError(f'{self.name} ended early: {_last_line(self.log)} (all output: {self.log})')
+            if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise BenchError(f'{self.name} did not answer within {self.seconds:g} s; see {self.log}')
+            if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+                raise BenchError(f'{self.name} ended early: {_last_line(self.log)} (all output: {self.log})')
             said += piece
         return json.loads(said)
 
@@ -286,105 +498,215 @@ class Crew:
             p.wait()
             p.stdout.close()
 
-def _last_line(log: Path) -> str: return next((line.strip() for line in reversed(log.read_text(errors='replace').splitlines()) if line.strip()), 'no output')
+
+def _last_line(log: Path) -> str:
+    return next(
+        (line.strip() for line in reversed(log.read_text(errors='replace').splitlines()) if line.strip()),
+        'no output',
+    )
 
 # %% ../../nbs/checks/06_bench.ipynb #b84c3530
 def together(answers: list[dict], job: dict, mean_tokens: float) -> dict:
     "One entry of a contestant's processes: ranks speak for all, copies are added up, memory is summed."
-    spoken = answers[:job['copies']]
-    entry = answers[0] | {k: sum(a[k] for a in spoken) for k in ('examples_per_s', 'tokens_per_s') if k in answers[0]}
-    for key in ('host_mib', 'device_mib'): entry[key] = None if answers[0][key] is None else sum(a[key] for a in answers)
-    if 'tokens_per_s' in entry: entry |= dict(counted_per_s=entry['examples_per_s'], examples_per_s=entry['tokens_per_s'] / mean_tokens)  # at the corpus' mean length
+    spoken = answers[: job['copies']]
+    entry = answers[0] | {
+        k: sum(a[k] for a in spoken) for k in ('examples_per_s', 'tokens_per_s') if k in answers[0]
+    }
+    for key in ('host_mib', 'device_mib'):
+        entry[key] = None if answers[0][key] is None else sum(a[key] for a in answers)
+    if 'tokens_per_s' in entry:
+        # at the corpus' mean length
+        entry |= dict(
+            counted_per_s=entry['examples_per_s'], examples_per_s=entry['tokens_per_s'] / mean_tokens
+        )
     return entry
 
+
 def heat(
-    jobs: dict[str, dict],       # contestant -> its job
+    jobs: dict[str, dict],  # contestant -> its job
     alternations: int,
-    mean_tokens: float,          # of all training examples
+    mean_tokens: float,  # of all training examples
     say: Callable[[str], None],  # told of every turn
 ) -> tuple[list[dict], dict[str, str]]:  # the turns; contestants that failed and why
     "All contestants, taking turns."
-    turns, failed, crews = [], {}, {}
+    turns = []
+    failed = {}
+    crews = {}
+
     def take(name: str, turn: int, split: bool = False):
-        try: entry = together(crews[name].ask(turn, split), jobs[name], mean_tokens)
+        try:
+            entry = together(crews[name].ask(turn, split), jobs[name], mean_tokens)
         except BenchError as e:
             failed[name] = str(e)
             crews.pop(name).close()
             return say(str(e))
         turns.append(dict(contestant=name, turn=turn, split=split) | entry)
-        if not split: say(f"round {turn + 1} of {alternations}: {name}" + (f" {entry['examples_per_s']:.1f} examples/s" if 'examples_per_s' in entry else ''))
+        if not split:
+            say(
+                f"round {turn + 1} of {alternations}: {name}"
+                + (f" {entry['examples_per_s']:.1f} examples/s" if 'examples_per_s' in entry else '')
+            )
+
     try:
-        for name, job in jobs.items(): crews[name] = Crew(name, job)
+        for name, job in jobs.items():
+            crews[name] = Crew(name, job)
         for turn in range(alternations):
-            for name in list(crews): take(name, turn)
+            for name in list(crews):
+                take(name, turn)
         for name in list(crews):
-            if jobs[name]['split']: take(name, alternations, split=True)
+            if jobs[name]['split']:
+                take(name, alternations, split=True)
     finally:
-        for crew in crews.values(): crew.close()
+        for crew in crews.values():
+            crew.close()
     return turns, failed
 
 # %% ../../nbs/checks/06_bench.ipynb #bd9a9d8e
-def _job(c: Contestant, folder: Path, common: dict, dtype: str, steps: int, corpus: str, mean_tokens: float = 0.) -> dict:
+def _job(
+    c: Contestant, folder: Path, common: dict, dtype: str, steps: int, corpus: str, mean_tokens: float = 0.0
+) -> dict:
     "What a contestant's workers are told."
     on = machine()
     mode = c.mode.replace('mixed', 'full') if dtype == 'fp32' else c.mode
     threads = c.threads or on.cores
-    several = dict(batch_size=32 * c.micro_batches * c.ranks, micro_batch_tokens=max(128, round(32 * mean_tokens))) if c.micro_batches > 1 else {}
+    several = (
+        dict(batch_size=32 * c.micro_batches * c.ranks, micro_batch_tokens=max(128, round(32 * mean_tokens)))
+        if c.micro_batches > 1
+        else {}
+    )
     mixed = dict(amp_dtype=dtype) if MODES[mode].precision == 'mixed' else {}
     one_rank = {} if MODES[mode].ranks == '1' else dict(ranks=c.ranks)
-    config = resolve(make_config(mode=mode, corpus=corpus, threads_per_rank=threads, warmup_fraction=0., **one_rank, **mixed, **several, **common), on, corpus)
-    return dict(trains=c.trains, options=c.options, split=c.split, ranks=c.ranks, copies=c.copies, threads=threads, gpu=on.device == 'cuda', folder=str(folder),
-                config=config.model_dump(mode='json'), steps=max(3, round(steps / c.micro_batches)), blocks=c.micro_batches > 1)
+    config = resolve(
+        make_config(
+            mode=mode,
+            corpus=corpus,
+            threads_per_rank=threads,
+            warmup_fraction=0.0,
+            **one_rank,
+            **mixed,
+            **several,
+            **common,
+        ),
+        on,
+        corpus,
+    )
+    return dict(
+        trains=c.trains,
+        options=c.options,
+        split=c.split,
+        ranks=c.ranks,
+        copies=c.copies,
+        threads=threads,
+        gpu=on.device == 'cuda',
+        folder=str(folder),
+        config=config.model_dump(mode='json'),
+        steps=max(3, round(steps / c.micro_batches)),
+        blocks=c.micro_batches > 1,
+    )
+
 
 def _prepared(folder: Path, common: dict, corpus: str, smoke: bool, say) -> dict:
     "The facts of a race, with its teacher, student and signal in the folder."
     kd = plan(make_config(mode='full_kd', corpus=corpus, **common))
     found = find_run_model(kd.teacher.run_id)
-    say(f'corpus {corpus}; teacher: ' + (f'finished run {kd.teacher.run_id}' if found else 'a few steps of fine-tuning') + '; making its signal')
-    job = _job(Contestant('prepare', '', 'mixed_baseline'), folder, common, 'auto', 6 if smoke else 60, corpus) | dict(teacher_run=str(found) if found else '', layers=kd.config.student_layers)
+    say(
+        f'corpus {corpus}; teacher: '
+        + (f'finished run {kd.teacher.run_id}' if found else 'a few steps of fine-tuning')
+        + '; making its signal'
+    )
+    job = _job(
+        Contestant('prepare', '', 'mixed_baseline'), folder, common, 'auto', 6 if smoke else 60, corpus
+    ) | dict(teacher_run=str(found) if found else '', layers=kd.config.student_layers)
     crew = Crew('prepare', job)
-    try: return crew.ask(0)[0]
-    finally: crew.close()
+    try:
+        return crew.ask(0)[0]
+    finally:
+        crew.close()
 
 # %% ../../nbs/checks/06_bench.ipynb #8f35e7c0
 def bench(
-    corpus: str = 'auto',        # auto | embedded | wikiqa | a folder | a hub id
-    steps: int = 50,             # measured in a turn, of 32 examples; 50 are one cycle of a peer's grouping by length
-    alternations: int = 5,       # rounds
-    contestants: str = 'all',    # 'all' | 'race' | 'scaling' | names with commas
-    dtype: str = 'bf16',         # bf16 | fp16 | fp32
-    smoke: bool = False,         # a few steps on a few examples: its numbers mean nothing
+    corpus: str = 'auto',  # auto | embedded | wikiqa | a folder | a hub id
+    steps: int = 50,  # measured in a turn, of 32 examples; 50 are one cycle of a peer's grouping by length
+    alternations: int = 5,  # rounds
+    contestants: str = 'all',  # 'all' | 'race' | 'scaling' | names with commas
+    dtype: str = 'bf16',  # bf16 | fp16 | fp32
+    smoke: bool = False,  # a few steps on a few examples: its numbers mean nothing
     say: Callable[[str], None] = lambda text: None,  # told of every turn
-    **common,                    # further fields of RunConfig for all: profile, teacher, student_layers, max_length
-) -> dict:                       # settings, environment, facts, missing, turns; also in runs/bench/<time>/bench.json
+    **common,  # further fields of RunConfig for all: profile, teacher, student_layers, max_length
+) -> dict:  # settings, environment, facts, missing, turns; also in runs/bench/<time>/bench.json
     "Race the contestants."
-    on, common = machine(), common | dict(smoke=smoke)
-    chosen, corpus, began, load = choose(contestants, on.device == 'cuda'), resolve_corpus('answer_selection', corpus), datetime.datetime.now(datetime.timezone.utc), os.getloadavg()[0]
-    if load > .5 * on.cores: say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
+    on = machine()
+    common = common | dict(smoke=smoke)
+    chosen = choose(contestants, on.device == 'cuda')
+    corpus = resolve_corpus('answer_selection', corpus)
+    began = datetime.datetime.now(datetime.timezone.utc)
+    load = os.getloadavg()[0]
+    if load > 0.5 * on.cores:
+        say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
     absent = {name: why for name, c in chosen.items() if (why := peers.missing(c.trains))}
-    for name, why in absent.items(): say(f'{name} is left out: {why}')
-    folder, total, turns = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S'), 6 if smoke else steps + 5, []
-    for c in chosen.values(): _job(c, folder, common, dtype, total, corpus)  # refuses what cannot be run, before anything is
+    for name, why in absent.items():
+        say(f'{name} is left out: {why}')
+    folder = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S')
+    total = 6 if smoke else steps + 5
+    turns = []
+    for c in chosen.values():
+        _job(c, folder, common, dtype, total, corpus)  # refuses what cannot be run, before anything is
     folder.mkdir(parents=True)
     facts = _prepared(folder, common, corpus, smoke, say)
-    for group in (RACE | OTHERS, SCALING, ACCUMULATED):  # who is compared takes turns; all at once would not fit into a laptop's memory
-        jobs = {name: _job(c, folder, common, dtype, total, corpus, facts['mean_tokens']) for name, c in chosen.items() if name in group and name not in absent}
+    # who is compared takes turns; all at once would not fit into a laptop's memory
+    for group in (RACE | OTHERS, SCALING, ACCUMULATED):
+        jobs = {
+            name: _job(c, folder, common, dtype, total, corpus, facts['mean_tokens'])
+            for name, c in chosen.items()
+            if name in group and name not in absent
+        }
         more, failed = heat(jobs, alternations, facts['mean_tokens'], say)
-        turns, absent = turns + more, absent | failed
-    for name in ('teacher', 'student'): shutil.rmtree(folder / name)
-    versions = {p: metadata.version(p) for p in ('torch', 'transformers', 'accelerate', 'datasets', 'sentence-transformers', 'textbrewer') if _installed(p)}
-    results = dict(schema=1, name=folder.name, began=began.isoformat(timespec='seconds'), minutes=round((datetime.datetime.now(datetime.timezone.utc) - began).total_seconds() / 60, 1),
-                   settings=dict(corpus=corpus, steps=steps, alternations=alternations, dtype=dtype, smoke=smoke, cores=on.cores, device=on.device, load_before=round(load, 2)) | {k: str(v) for k, v in common.items() if k != 'smoke'},
-                   about={name: c.about for name, c in chosen.items()}, environment=environment(), versions=versions, facts=facts, missing=absent, turns=turns)
+        turns = turns + more
+        absent = absent | failed
+    for name in ('teacher', 'student'):
+        shutil.rmtree(folder / name)
+    versions = {
+        p: metadata.version(p)
+        for p in ('torch', 'transformers', 'accelerate', 'datasets', 'sentence-transformers', 'textbrewer')
+        if _installed(p)
+    }
+    results = dict(
+        schema=1,
+        name=folder.name,
+        began=began.isoformat(timespec='seconds'),
+        minutes=round((datetime.datetime.now(datetime.timezone.utc) - began).total_seconds() / 60, 1),
+        settings=dict(
+            corpus=corpus,
+            steps=steps,
+            alternations=alternations,
+            dtype=dtype,
+            smoke=smoke,
+            cores=on.cores,
+            device=on.device,
+            load_before=round(load, 2),
+        )
+        | {k: str(v) for k, v in common.items() if k != 'smoke'},
+        about={name: c.about for name, c in chosen.items()},
+        environment=environment(),
+        versions=versions,
+        facts=facts,
+        missing=absent,
+        turns=turns,
+    )
     write_json(folder / 'bench.json', results)
     return results
 
+
 def _installed(package: str) -> bool:
-    try: return bool(metadata.version(package))
-    except metadata.PackageNotFoundError: return False
+    try:
+        return bool(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return False
+
 
 if __name__ == '__main__' and '__file__' in globals():
-    try: work(sys.argv[1])
+    try:
+        work(sys.argv[1])
     except KdnotesError as e:
         print(f'kdnotes: {e}', file=sys.stderr)
         raise SystemExit(1) from None

@@ -15,65 +15,119 @@ __all__ = ['COLD_EPOCHS', 'PEERS', 'AIMS', 'rounds', 'ratio', 'machine_rate', 't
 # %% ../../nbs/checks/07_bench_results.ipynb #12324512
 COLD_EPOCHS = 3
 
+
 def rounds(
-    results: dict,     # of `bench.bench`
-    contestant: str,   # its name; 'kdnotes_cold' is worked out
+    results: dict,  # of `bench.bench`
+    contestant: str,  # its name; 'kdnotes_cold' is worked out
     key: str = 'examples_per_s',
-) -> pd.Series:        # index: the round; empty: it did not take part
+) -> pd.Series:  # index: the round; empty: it did not take part
     "A contestant's number in each round."
     if contestant == 'kdnotes_cold':
-        if key not in ('examples_per_s', 'tokens_per_s'): return pd.Series(dtype=float)
-        warm, teacher = rounds(results, 'kdnotes', key), rounds(results, 'teacher', key)
+        if key not in ('examples_per_s', 'tokens_per_s'):
+            return pd.Series(dtype=float)
+        warm = rounds(results, 'kdnotes', key)
+        teacher = rounds(results, 'teacher', key)
         return (1 / (1 / warm + 1 / (COLD_EPOCHS * teacher))).dropna()
-    taken = {t['turn']: t[key] for t in results['turns'] if t['contestant'] == contestant and not t['split'] and t.get(key) is not None}
+    taken = {
+        t['turn']: t[key]
+        for t in results['turns']
+        if t['contestant'] == contestant and not t['split'] and t.get(key) is not None
+    }
     return pd.Series(taken, dtype=float)
+
 
 def ratio(
     results: dict,
-    first: str,    # a contestant
+    first: str,  # a contestant
     second: str,
     key: str = 'examples_per_s',
-) -> tuple[float, float, float] | None:  # median, lowest and highest of the rounds' quotients; None: one did not take part
+    # median, lowest and highest of the rounds' quotients; None: one did not take part
+) -> tuple[float, float, float] | None:
     "How many times as fast the first is."
     quotients = (rounds(results, first, key) / rounds(results, second, key)).dropna()
-    return (float(quotients.median()), float(quotients.min()), float(quotients.max())) if len(quotients) else None
+    return (
+        (float(quotients.median()), float(quotients.min()), float(quotients.max()))
+        if len(quotients)
+        else None
+    )
 
 # %% ../../nbs/checks/07_bench_results.ipynb #c3a0dd68
 def machine_rate(
     results: dict,
-    dtype: str,   # fp32 | bf16 | fp16
-    kind: str,    # 'large' | 'layer'
+    dtype: str,  # fp32 | bf16 | fp16
+    kind: str,  # 'large' | 'layer'
 ) -> float | None:  # operations per second, median over rounds
     "What the machine reached with matrix products."
-    taken = [t['rates'][dtype][kind] for t in results['turns'] if t['contestant'] == 'machine' and dtype in t['rates']]
+    taken = [
+        t['rates'][dtype][kind]
+        for t in results['turns']
+        if t['contestant'] == 'machine' and dtype in t['rates']
+    ]
     return float(np.median(taken)) if taken else None
+
 
 def _share(results: dict, name: str, rate: float, kind: str) -> float | None:
     "Useful operations a second, in percent of the machine's."
     dtype = 'fp32' if name in ('teacher', 'kdnotes_fp32') else results['settings']['dtype']
-    limit, facts = machine_rate(results, dtype, kind), results['facts']
-    return limit and 100 * rate * facts['teacher_flops_per_example' if name == 'teacher' else 'training_flops_per_example'] / limit
+    limit = machine_rate(results, dtype, kind)
+    facts = results['facts']
+    return (
+        limit
+        and 100
+        * rate
+        * facts['teacher_flops_per_example' if name == 'teacher' else 'training_flops_per_example']
+        / limit
+    )
+
 
 def _thirds(results: dict, name: str) -> list[float | None]:
     "Mean loss of the first, middle and last third of the steps, over all rounds."
-    points = [(step / t['losses'][-1][0], loss) for t in results['turns'] if t['contestant'] == name and not t['split'] for step, loss in t.get('losses', [])]
+    points = [
+        (step / t['losses'][-1][0], loss)
+        for t in results['turns']
+        if t['contestant'] == name and not t['split']
+        for step, loss in t.get('losses', [])
+    ]
     parts = [[loss for at, loss in points if low < at <= low + 1 / 3 + 1e-9] for low in (0, 1 / 3, 2 / 3)]
     return [float(np.mean(part)) if part else None for part in parts]
+
 
 def table(
     results: dict,
 ) -> pd.DataFrame:  # a row for each contestant that took part
     "Everything measured, one row a contestant."
     rows = {}
-    for name in [n for known in results['about'] for n in ([known, 'kdnotes_cold'] if known == 'kdnotes' else [known]) if n != 'machine']:
+    for name in [
+        n
+        for known in results['about']
+        for n in ([known, 'kdnotes_cold'] if known == 'kdnotes' else [known])
+        if n != 'machine'
+    ]:
         rates = rounds(results, name)
-        if rates.empty: continue
-        middle = {k: rounds(results, name, k).median() for k in ('tokens_per_s', 'padding_share', 'host_mib', 'device_mib')}
+        if rates.empty:
+            continue
+        middle = {
+            k: rounds(results, name, k).median()
+            for k in ('tokens_per_s', 'padding_share', 'host_mib', 'device_mib')
+        }
         first, mid, last = _thirds(results, name)
-        rows[name] = dict(what=results['about'].get(name, f'kdnotes, with the signal made anew and used for {COLD_EPOCHS} epochs'), examples_per_s=rates.median(), lowest=rates.min(), highest=rates.max(),
-                          tokens_per_s=middle['tokens_per_s'], padding_percent=100 * middle['padding_share'], host_mib=middle['host_mib'], device_mib=middle['device_mib'],
-                          of_large_percent=_share(results, name, rates.median(), 'large'), of_layer_percent=_share(results, name, rates.median(), 'layer'),
-                          loss_first=first, loss_middle=mid, loss_last=last)
+        rows[name] = dict(
+            what=results['about'].get(
+                name, f'kdnotes, with the signal made anew and used for {COLD_EPOCHS} epochs'
+            ),
+            examples_per_s=rates.median(),
+            lowest=rates.min(),
+            highest=rates.max(),
+            tokens_per_s=middle['tokens_per_s'],
+            padding_percent=100 * middle['padding_share'],
+            host_mib=middle['host_mib'],
+            device_mib=middle['device_mib'],
+            of_large_percent=_share(results, name, rates.median(), 'large'),
+            of_layer_percent=_share(results, name, rates.median(), 'layer'),
+            loss_first=first,
+            loss_middle=mid,
+            loss_last=last,
+        )
     return pd.DataFrame(rows).T.infer_objects()
 
 # %% ../../nbs/checks/07_bench_results.ipynb #bbad1fa1
@@ -82,25 +136,46 @@ def time_split(
 ) -> pd.DataFrame:  # index: the part; a column a contestant, percent of its time
     "The parts of a training, from the turns that were watched; the first rank's."
     watched = {t['contestant']: t['parts'] for t in results['turns'] if t['split'] and t.get('parts')}
-    shares = pd.DataFrame({name: pd.Series(parts) * 100 / sum(parts.values()) for name, parts in watched.items()})
-    order = [p for p in ('data', 'teacher', 'forward', 'losses', 'backward', 'waiting', 'optimizer', 'rest') if p in shares.index]
-    return shares.reindex(order).fillna(0.)
+    shares = pd.DataFrame(
+        {name: pd.Series(parts) * 100 / sum(parts.values()) for name, parts in watched.items()}
+    )
+    order = [
+        p
+        for p in ('data', 'teacher', 'forward', 'losses', 'backward', 'waiting', 'optimizer', 'rest')
+        if p in shares.index
+    ]
+    return shares.reindex(order).fillna(0.0)
 
 # %% ../../nbs/checks/07_bench_results.ipynb #feddae3f
 PEERS = ('hf_default', 'hf_grouped', 'hf_best', 'sentence_transformers', 'textbrewer')
+
 
 def ratios(
     results: dict,
 ) -> str:  # 'ratios: hf_default 6.3x ...; cold: hf_default 5.2x ...'
     "The ratio to each peer in one line."
-    def line(ours): return ' '.join(f'{p} {r[0]:.1f}x' for p in PEERS if (r := ratio(results, ours, p)))
-    warm, cold = line('kdnotes'), line('kdnotes_cold')
-    return 'ratios: ' + (f'{warm}; cold: {cold}' if cold else warm or 'none, since kdnotes or every peer was left out')
+
+    def line(ours):
+        return ' '.join(f'{p} {r[0]:.1f}x' for p in PEERS if (r := ratio(results, ours, p)))
+
+    warm = line('kdnotes')
+    cold = line('kdnotes_cold')
+    return 'ratios: ' + (
+        f'{warm}; cold: {cold}' if cold else warm or 'none, since kdnotes or every peer was left out'
+    )
+
 
 AIMS = (  # contestant, against, at least
-    ('kdnotes_cold', 'hf_default', 5.), ('kdnotes_cold', 'hf_grouped', 2.5), ('kdnotes', 'hf_default', 6.), ('kdnotes', 'hf_best', 2.), ('kdnotes', 'kdnotes_fp32', 3.),
-    ('kdnotes', 'student_alone', .95), ('2x1', '1x1', 1.35), ('2x1_accumulated', '2_apart', .95),
+    ('kdnotes_cold', 'hf_default', 5.0),
+    ('kdnotes_cold', 'hf_grouped', 2.5),
+    ('kdnotes', 'hf_default', 6.0),
+    ('kdnotes', 'hf_best', 2.0),
+    ('kdnotes', 'kdnotes_fp32', 3.0),
+    ('kdnotes', 'student_alone', 0.95),
+    ('2x1', '1x1', 1.35),
+    ('2x1_accumulated', '2_apart', 0.95),
 )
+
 
 def aims(
     results: dict,
@@ -110,11 +185,24 @@ def aims(
     for a, b, wanted in AIMS:
         if found := ratio(results, a, b):
             measured, lowest, highest = found
-            rows.append(dict(key=f'{a}_{b}', aim=f'{a} / {b}', wanted=wanted, measured=measured, lowest=lowest, highest=highest))
-    shares = rounds(results, 'kdnotes').map(lambda rate: _share(results, 'kdnotes', rate, 'large')).dropna() / 100
+            rows.append(
+                dict(
+                    key=f'{a}_{b}',
+                    aim=f'{a} / {b}',
+                    wanted=wanted,
+                    measured=measured,
+                    lowest=lowest,
+                    highest=highest,
+                )
+            )
+    shares = (
+        rounds(results, 'kdnotes').map(lambda rate: _share(results, 'kdnotes', rate, 'large')).dropna() / 100
+    )
     if len(shares):
         name = dict(key='useful_operations_large_products', aim='useful operations / large products')
-        rows.append(name | dict(wanted=.4, measured=shares.median(), lowest=shares.min(), highest=shares.max()))
+        rows.append(
+            name | dict(wanted=0.4, measured=shares.median(), lowest=shares.min(), highest=shares.max())
+        )
     frame = pd.DataFrame(rows, columns=['key', 'aim', 'wanted', 'measured', 'lowest', 'highest'])
     return frame.assign(met=frame.measured >= frame.wanted)
 
@@ -127,8 +215,13 @@ def text(
     shown = shown.drop(columns=[c for c in shown if shown[c].isna().all()])
     notes = [f'{name} is left out: {why}' for name, why in results['missing'].items()]
     smoke = ['a smoke run: its numbers mean nothing'] if results['settings']['smoke'] else []
-    parts = [shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''), time_split(results).round(1).to_string(), aims(results).drop(columns='key').round(2).to_string(index=False)]
+    parts = [
+        shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''),
+        time_split(results).round(1).to_string(),
+        aims(results).drop(columns='key').round(2).to_string(index=False),
+    ]
     return '\n\n'.join([*parts, '\n'.join([*notes, *smoke, ratios(results)])])
+
 
 def draw(
     results: dict,
@@ -139,12 +232,27 @@ def draw(
     rates = table(results).drop(index='teacher', errors='ignore')[::-1]
     if len(rates):
         low, middle, high = (rates[c].astype(float) for c in ('lowest', 'examples_per_s', 'highest'))
-        left.barh(rates.index, middle, xerr=[middle - low, high - middle], color=['tab:gray' if n in PEERS else 'tab:blue' for n in rates.index], ecolor='black', capsize=2)
+        left.barh(
+            rates.index,
+            middle,
+            xerr=[middle - low, high - middle],
+            color=['tab:gray' if n in PEERS else 'tab:blue' for n in rates.index],
+            ecolor='black',
+            capsize=2,
+        )
     left.set_xlabel('examples/s (median; lowest and highest round)')
     for name in ('kdnotes', *PEERS):
-        if name == 'textbrewer': continue  # its loss has another zero
-        points = pd.DataFrame([p for t in results['turns'] if t['contestant'] == name and not t['split'] for p in t['losses']], columns=['step', 'loss'])
-        if len(points): points.groupby('step').loss.mean().rolling(5, min_periods=1, center=True).mean().plot(ax=right, label=name)
+        if name == 'textbrewer':
+            continue  # its loss has another zero
+        points = pd.DataFrame(
+            [p for t in results['turns'] if t['contestant'] == name and not t['split'] for p in t['losses']],
+            columns=['step', 'loss'],
+        )
+        if len(points):
+            points.groupby('step').loss.mean().rolling(5, min_periods=1, center=True).mean().plot(
+                ax=right, label=name
+            )
     right.set(xlabel='step', ylabel='loss (mean over rounds, 5 steps)')
-    if right.lines: right.legend(frameon=False)
+    if right.lines:
+        right.legend(frameon=False)
     return figure

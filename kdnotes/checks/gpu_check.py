@@ -4,7 +4,19 @@
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #c15dca40
 from __future__ import annotations
-import argparse, contextlib, datetime, importlib.metadata, importlib.util, json, os, re, shutil, subprocess, sys, threading, time
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,35 +28,67 @@ __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'PATIENCE', 'versi
            'run', 'main']
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #bca30a35
-NEEDED = {'torch': '2.10', 'transformers': '5', 'pydantic': '2', 'tokenizers': '', 'safetensors': '', 'huggingface_hub': '', 'numpy': '', 'pandas': '', 'psutil': '', 'matplotlib': ''}  # module -> lowest version
-USEFUL = {'pynvml': 'energy and power (pip install nvidia-ml-py)', 'accelerate': 'the hf_ rows', 'datasets': 'the sentence_transformers row, and corpora from the hub',
-          'sentence_transformers': 'the sentence_transformers row', 'textbrewer': 'the textbrewer row'}  # module -> what is left out without it
+# module -> lowest version
+NEEDED = {
+    'torch': '2.10',
+    'transformers': '5',
+    'pydantic': '2',
+    'tokenizers': '',
+    'safetensors': '',
+    'huggingface_hub': '',
+    'numpy': '',
+    'pandas': '',
+    'psutil': '',
+    'matplotlib': '',
+}
+# module -> what is left out without it
+USEFUL = {
+    'pynvml': 'energy and power (pip install nvidia-ml-py)',
+    'accelerate': 'the hf_ rows',
+    'datasets': 'the sentence_transformers row, and corpora from the hub',
+    'sentence_transformers': 'the sentence_transformers row',
+    'textbrewer': 'the textbrewer row',
+}
+
 
 def version_at_least(found: str, wanted: str) -> bool:
     "Is a version, say '2.11.0+cu130', as high as one of numbers alone?"
     numbers = [int(n) for n in re.findall(r'\d+', found.partition('+')[0])[:3]]
     return numbers >= [int(n) for n in wanted.split('.')]
 
+
 def missing() -> list[str]:
     "What must be there and is not."
     absent = []
     for module, wanted in NEEDED.items():
-        if importlib.util.find_spec(module) is None: absent.append(module + f'>={wanted}' * bool(wanted))
-        elif wanted and not version_at_least(found := importlib.metadata.version(module), wanted): absent.append(f'{module}>={wanted} (found {found})')
+        if importlib.util.find_spec(module) is None:
+            absent.append(module + f'>={wanted}' * bool(wanted))
+        elif wanted and not version_at_least(found := importlib.metadata.version(module), wanted):
+            absent.append(f'{module}>={wanted} (found {found})')
     return absent
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #192be6a1
 def no_gpu() -> str | None:  # a sentence; None: there is one
     "Why torch has no GPU."
     import torch
-    if torch.cuda.is_available(): return None
-    why = f'torch {torch.__version__} was built without CUDA' if torch.version.cuda is None else f'torch {torch.__version__} sees no NVIDIA GPU (CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
+
+    if torch.cuda.is_available():
+        return None
+    why = (
+        f'torch {torch.__version__} was built without CUDA'
+        if torch.version.cuda is None
+        else f'torch {torch.__version__} sees no NVIDIA GPU (CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
+    )
     return f'{why}, so nothing can be checked; for a rehearsal on the CPU, use --device cpu --smoke'
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #b763a89b
 ORDER = ('machine', 'numbers', 'fits', 'doctor', 'energy', 'minilm', 'bert')
-LIMITS = dict(machine=120., numbers=90., fits=120., doctor=180., energy=170., minilm=180., bert=240.)  # seconds, and never more than are left of all
-SHORTEST, PATIENCE = 20., 15.  # seconds: with less a part is not begun; so long it may take to end after its time
+# seconds, and never more than are left of all
+LIMITS = dict(machine=120.0, numbers=90.0, fits=120.0, doctor=180.0, energy=170.0, minilm=180.0, bert=240.0)
+# seconds: with less a part is not begun; so long it may take to end after its time
+SHORTEST = 20.0
+PATIENCE = 15.0
+
 
 def work(
     job_file: str,  # a job with `part` and `out`, where what was found is written to
@@ -55,86 +99,156 @@ def work(
     from kdnotes.checks.gpu_numbers import sentence
     from kdnotes.checks.gpu_energy import PARTS
     from kdnotes.train.distributed import die_with_parent
+
     die_with_parent()
-    job, lines = read_json(job_file), sys.stdout
+    job = read_json(job_file)
+    lines = sys.stdout
+
     def say(line: str):
         lines.write(line + '\n')
         lines.flush()
+
     try:
-        with contextlib.redirect_stdout(sys.stderr): found = PARTS[job['part']](job, say)
+        with contextlib.redirect_stdout(sys.stderr):
+            found = PARTS[job['part']](job, say)
     except Exception as e:
-        if not isinstance(e, KdnotesError): sys.excepthook(type(e), e, e.__traceback__)
+        if not isinstance(e, KdnotesError):
+            sys.excepthook(type(e), e, e.__traceback__)
         found = dict(error=sentence(e))
-    write_json(job['out'], json.loads(json.dumps(found), parse_constant=lambda name: None))  # what is no number becomes null
+    # what is no number becomes null
+    write_json(job['out'], json.loads(json.dumps(found), parse_constant=lambda name: None))
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #f0a6916e
 def _made(
     part: str,
     job: dict,
-    folder: Path,   # the run's
+    folder: Path,  # the run's
     say: Callable[[str], None],
-) -> dict:          # what the part found, or its `error`; and `seconds`
+) -> dict:  # what the part found, or its `error`; and `seconds`
     "Start a part's process, tell what it says, and wait for it, but not for ever."
-    file, out, begin, late = folder / f'{part}.job.json', folder / f'{part}.json', time.monotonic(), threading.Event()
+    file = folder / f'{part}.job.json'
+    out = folder / f'{part}.json'
+    begin = time.monotonic()
+    late = threading.Event()
     file.write_text(json.dumps(job | dict(part=part, size=part, out=str(out))))
-    env = dict(os.environ, TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1') | ({'CUDA_VISIBLE_DEVICES': ''} if job['device'] == 'cpu' else {})
-    if part in ('minilm', 'bert') and job['device'] == 'cuda': env['CUDA_VISIBLE_DEVICES'] = os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]  # a second GPU would make some peers use both
-    with open(folder / f'{part}.log', 'w') as log: process = subprocess.Popen([sys.executable, '-m', 'kdnotes.checks.gpu_check', '--job', str(file)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+    env = dict(os.environ, TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1') | (
+        {'CUDA_VISIBLE_DEVICES': ''} if job['device'] == 'cpu' else {}
+    )
+    if part in ('minilm', 'bert') and job['device'] == 'cuda':
+        # a second GPU would make some peers use both
+        env['CUDA_VISIBLE_DEVICES'] = os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]
+    with open(folder / f'{part}.log', 'w') as log:
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'kdnotes.checks.gpu_check', '--job', str(file)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
     def end():
         late.set()
         process.kill()
+
     timer = threading.Timer(job['seconds'] + PATIENCE, end)
     timer.start()
     try:
-        for line in process.stdout: say(f'{part}: {line.rstrip()}')
+        for line in process.stdout:
+            say(f'{part}: {line.rstrip()}')
         process.wait()
     finally:
         timer.cancel()
         process.kill()
         process.wait()
     seconds = round(time.monotonic() - begin, 1)
-    if out.is_file(): return json.loads(out.read_text()) | dict(seconds=seconds)
-    last = next((line.strip() for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines()) if line.strip()), 'it said nothing')
-    return dict(error=f'it did not end within {seconds:.0f} s' if late.is_set() else f'its process ended with exit code {process.returncode}: {last}', seconds=seconds)
+    if out.is_file():
+        return json.loads(out.read_text()) | dict(seconds=seconds)
+    last = next(
+        (
+            line.strip()
+            for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines())
+            if line.strip()
+        ),
+        'it said nothing',
+    )
+    return dict(
+        error=f'it did not end within {seconds:.0f} s'
+        if late.is_set()
+        else f'its process ended with exit code {process.returncode}: {last}',
+        seconds=seconds,
+    )
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #5faa3b05
 def gpu_check(
-    device: str = 'cuda',      # 'cuda', or 'cpu' for a rehearsal
-    smoke: bool = False,       # tiny models and a few steps: its numbers mean nothing
+    device: str = 'cuda',  # 'cuda', or 'cpu' for a rehearsal
+    smoke: bool = False,  # tiny models and a few steps: its numbers mean nothing
     parts: Sequence[str] = ORDER,  # the first is always made
-    corpus: str = 'auto',      # auto | embedded | wikiqa | a folder | a hub id
-    models: str | None = None, # a folder with all-MiniLM-L6-v2/ and bert-base-uncased/; None: data/models
-    steps: int = 200,          # of a turn, of 32 examples each
-    alternations: int = 3,     # rounds
-    minutes: float = 9.5,      # for all parts together
+    corpus: str = 'auto',  # auto | embedded | wikiqa | a folder | a hub id
+    models: str | None = None,  # a folder with all-MiniLM-L6-v2/ and bert-base-uncased/; None: data/models
+    steps: int = 200,  # of a turn, of 32 examples each
+    alternations: int = 3,  # rounds
+    minutes: float = 9.5,  # for all parts together
     say: Callable[[str], None] = lambda line: None,  # told of everything as it comes
-) -> dict:                     # settings, useful, parts; also in runs/gpu-check/<time>/gpu_check.json
+) -> dict:  # settings, useful, parts; also in runs/gpu-check/<time>/gpu_check.json
     "Make all parts, one after the other."
     from kdnotes.core.config import root, runs_path
     from kdnotes.core.files import write_json
-    begin, began = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
+
+    begin = time.monotonic()
+    began = datetime.datetime.now(datetime.timezone.utc)
     folder = runs_path() / 'gpu-check' / began.strftime('%Y%m%dT%H%M%S')
     folder.mkdir(parents=True)
-    job = dict(device=device, smoke=smoke, corpus=corpus, models=str(models or root() / 'data' / 'models'), folder=str(folder), steps=steps, alternations=1 if smoke else alternations)
+    job = dict(
+        device=device,
+        smoke=smoke,
+        corpus=corpus,
+        models=str(models or root() / 'data' / 'models'),
+        folder=str(folder),
+        steps=steps,
+        alternations=1 if smoke else alternations,
+    )
     absent = {module: what for module, what in USEFUL.items() if importlib.util.find_spec(module) is None}
-    for module, what in absent.items(): say(f'{module} is not installed; without it there is no: {what}')
-    results = dict(schema=1, began=began.isoformat(timespec='seconds'), settings=dict(job, minutes=minutes), absent=absent, parts={})
+    for module, what in absent.items():
+        say(f'{module} is not installed; without it there is no: {what}')
+    results = dict(
+        schema=1,
+        began=began.isoformat(timespec='seconds'),
+        settings=dict(job, minutes=minutes),
+        absent=absent,
+        parts={},
+    )
     chosen = [p for p in ORDER if p in parts or p == 'machine']
     try:
         for i, part in enumerate(chosen):
             left = 60 * minutes - (time.monotonic() - begin)
             races = sum(p in ('minilm', 'bert') for p in chosen[i:])
             seconds = min(LIMITS[part], left / 2 if races == 2 and part == 'minilm' else left)
-            if 'error' in results['parts'].get('machine', {}): found = dict(error='it needs the first part')
-            elif seconds < SHORTEST: found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
-            else: found = _made(part, job | dict(seconds=seconds), folder, say)
+            if 'error' in results['parts'].get('machine', {}):
+                found = dict(error='it needs the first part')
+            elif seconds < SHORTEST:
+                found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
+            else:
+                found = _made(part, job | dict(seconds=seconds), folder, say)
             results['parts'][part] = found
-            if 'error' in found: say(f"{part}: {found['error']}")
-            elif part == 'machine': job |= dict(corpus=found['corpus'], teachers=found['teachers'])
-            write_json(folder / 'gpu_check.json', results | dict(failed=failures(results), complete=len(results['parts']) == len(chosen), minutes=round((time.monotonic() - begin) / 60, 1)))  # what is found stays, should the next part be the last
+            if 'error' in found:
+                say(f"{part}: {found['error']}")
+            elif part == 'machine':
+                job |= dict(corpus=found['corpus'], teachers=found['teachers'])
+            # what is found stays, should the next part be the last
+            write_json(
+                folder / 'gpu_check.json',
+                results
+                | dict(
+                    failed=failures(results),
+                    complete=len(results['parts']) == len(chosen),
+                    minutes=round((time.monotonic() - begin) / 60, 1),
+                ),
+            )
     finally:
         shutil.rmtree(folder / 'models', ignore_errors=True)
-        for leftover in folder.glob('*.job.json'): leftover.unlink()
+        for leftover in folder.glob('*.job.json'):
+            leftover.unlink()
     return results
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #4377c958
@@ -144,26 +258,32 @@ def failures(
     "What was wrong, a sentence each."
     wrong = []
     for part, found in results['parts'].items():
-        if 'error' in found: wrong.append(f"{part}: {found['error']}")
-        wrong += [f"{part}: {f['check']} of {f['of']}: {f['found']}" for f in found.get('findings', ()) if f['ok'] is False]
+        if 'error' in found:
+            wrong.append(f"{part}: {found['error']}")
+        wrong += [
+            f"{part}: {f['check']} of {f['of']}: {f['found']}"
+            for f in found.get('findings', ())
+            if f['ok'] is False
+        ]
     return wrong
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #1848d21e
 _PEAKS = (  # a GPU's name -> TFLOP/s by format of the products; sums in fp32
-    (r'H200|H100 80GB HBM3|H100 SXM', dict(fp32=67., tf32=495., bf16=989., fp16=989.)),
-    (r'H100.*PCIe', dict(fp32=51., tf32=378., bf16=756., fp16=756.)),
-    (r'A100', dict(fp32=19.5, tf32=156., bf16=312., fp16=312.)),
-    (r'L40S', dict(fp32=91.6, tf32=183., bf16=362., fp16=362.)),
-    (r'L4\b', dict(fp32=30.3, tf32=60., bf16=121., fp16=121.)),
-    (r'A10\b', dict(fp32=31.2, tf32=62.5, bf16=125., fp16=125.)),
-    (r'RTX 4090', dict(fp32=82.6, tf32=82.6, bf16=165., fp16=165.)),
-    (r'RTX 3090$', dict(fp32=35.6, tf32=35.6, bf16=71., fp16=71.)),
+    (r'H200|H100 80GB HBM3|H100 SXM', dict(fp32=67.0, tf32=495.0, bf16=989.0, fp16=989.0)),
+    (r'H100.*PCIe', dict(fp32=51.0, tf32=378.0, bf16=756.0, fp16=756.0)),
+    (r'A100', dict(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0)),
+    (r'L40S', dict(fp32=91.6, tf32=183.0, bf16=362.0, fp16=362.0)),
+    (r'L4\b', dict(fp32=30.3, tf32=60.0, bf16=121.0, fp16=121.0)),
+    (r'A10\b', dict(fp32=31.2, tf32=62.5, bf16=125.0, fp16=125.0)),
+    (r'RTX 4090', dict(fp32=82.6, tf32=82.6, bf16=165.0, fp16=165.0)),
+    (r'RTX 3090$', dict(fp32=35.6, tf32=35.6, bf16=71.0, fp16=71.0)),
     (r'RTX 3080$', dict(fp32=29.8, tf32=29.8, bf16=59.5, fp16=59.5)),
-    (r'T4\b', dict(fp32=8.1, fp16=65.)),
+    (r'T4\b', dict(fp32=8.1, fp16=65.0)),
 )
 
+
 def known_peak(
-    gpu: str,    # as CUDA calls it
+    gpu: str,  # as CUDA calls it
     dtype: str,  # fp32 | tf32 | bf16 | fp16
 ) -> float | None:  # operations per second
     "What a GPU could do at most."
@@ -172,21 +292,43 @@ def known_peak(
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #628ec5a7
 def rates_table(
-    found: dict,     # of the part 'minilm' or 'bert'
-    gpu: str = '',   # its name
-):                   # a data frame, one row a contestant
+    found: dict,  # of the part 'minilm' or 'bert'
+    gpu: str = '',  # its name
+):  # a data frame, one row a contestant
     "Speed, memory, energy and shares."
     import pandas as pd
-    rows, flops = {}, found['facts']
+
+    rows = {}
+    flops = found['facts']
     for name in dict.fromkeys(t['contestant'] for t in found['turns']):
         turns = [t for t in found['turns'] if t['contestant'] == name and not t['split']]
-        def middle(key, turns=turns): return median(values) if (values := [t[key] for t in turns if t.get(key) is not None]) else None
-        rate, dtype = middle('examples_per_s'), 'fp32' if name == 'teacher' else turns[0]['dtype']
-        useful = rate * flops['teacher_flops_per_example' if name == 'teacher' else 'training_flops_per_example']
-        limits = dict(large=found['rates'][dtype]['large'], shapes=found['rates'][dtype]['layer'], peak=known_peak(gpu, dtype))
-        rows[name] = dict(format=dtype, examples_per_s=rate, lowest=min(t['examples_per_s'] for t in turns), highest=max(t['examples_per_s'] for t in turns), tokens_per_s=middle('tokens_per_s'),
-                          padding_percent=None if (p := middle('padding_share')) is None else 100 * p, host_mib=middle('host_mib'), device_mib=middle('device_mib'), watts=middle('watts'), joules_per_example=middle('joules_per_example'),
-                          **{f'of_{k}_percent': limit and 100 * useful / limit for k, limit in limits.items()})
+
+        def middle(key, turns=turns):
+            return median(values) if (values := [t[key] for t in turns if t.get(key) is not None]) else None
+
+        rate = middle('examples_per_s')
+        dtype = 'fp32' if name == 'teacher' else turns[0]['dtype']
+        useful = (
+            rate * flops['teacher_flops_per_example' if name == 'teacher' else 'training_flops_per_example']
+        )
+        limits = dict(
+            large=found['rates'][dtype]['large'],
+            shapes=found['rates'][dtype]['layer'],
+            peak=known_peak(gpu, dtype),
+        )
+        rows[name] = dict(
+            format=dtype,
+            examples_per_s=rate,
+            lowest=min(t['examples_per_s'] for t in turns),
+            highest=max(t['examples_per_s'] for t in turns),
+            tokens_per_s=middle('tokens_per_s'),
+            padding_percent=None if (p := middle('padding_share')) is None else 100 * p,
+            host_mib=middle('host_mib'),
+            device_mib=middle('device_mib'),
+            watts=middle('watts'),
+            joules_per_example=middle('joules_per_example'),
+            **{f'of_{k}_percent': limit and 100 * useful / limit for k, limit in limits.items()},
+        )
     return pd.DataFrame(rows).T.infer_objects()
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #be2f04aa
@@ -195,54 +337,98 @@ def energy_text(
 ) -> str:
     "Power and energy of each mode, and why there is none."
     import pandas as pd
-    shown = pd.DataFrame(found['modes']).set_index('mode').drop(columns='reason').rename(columns=dict(joules='joules_per_1000_examples'))
+
+    shown = (
+        pd.DataFrame(found['modes'])
+        .set_index('mode')
+        .drop(columns='reason')
+        .rename(columns=dict(joules='joules_per_1000_examples'))
+    )
     shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or (shown[c] == '').all()])
-    lines = ['energy: each mode for a few seconds\n' + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep='')]
-    if signal := found.get('teacher'): lines.append(f"the teacher's signal took {signal['seconds']:.1f} s" + (f" and {signal['device_j']:,.0f} J" if signal['device_j'] is not None else ''))
-    lines += [f'no energy: {why}' for why in dict.fromkeys(m['reason'] for m in found['modes'] if m['reason'])]
+    lines = [
+        'energy: each mode for a few seconds\n'
+        + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep='')
+    ]
+    if signal := found.get('teacher'):
+        lines.append(
+            f"the teacher's signal took {signal['seconds']:.1f} s"
+            + (f" and {signal['device_j']:,.0f} J" if signal['device_j'] is not None else '')
+        )
+    lines += [
+        f'no energy: {why}' for why in dict.fromkeys(m['reason'] for m in found['modes'] if m['reason'])
+    ]
     return '\n'.join(lines)
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #8bd7d12a
 def text(
     results: dict,  # of `gpu_check`
-) -> str:           # the last line is the verdict
+) -> str:  # the last line is the verdict
     "Everything for a terminal."
     from kdnotes.checks.bench_results import ratios, time_split
-    parts, gpu = results['parts'], (results['parts'].get('machine', {}).get('gpu') or {}).get('name', '')
+
+    parts = results['parts']
+    gpu = (results['parts'].get('machine', {}).get('gpu') or {}).get('name', '')
     said = [energy_text(parts['energy'])] if parts.get('energy', {}).get('modes') else []
     for size in ('minilm', 'bert'):
-        if not (found := parts.get(size, {})).get('turns'): continue
+        if not (found := parts.get(size, {})).get('turns'):
+            continue
         shown = rates_table(found, gpu)
         shown = shown.drop(columns=[c for c in shown if shown[c].isna().all()])
         weights = parts['machine']['teachers'][size]['weights']
-        said += [f"{size}: {found['settings']['steps']} steps a turn, {found['settings']['alternations']} rounds, weights {weights}\n" + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''),
-                 'products reach, TFLOP/s: ' + '; '.join(f"{d} {r['large'] / 1e12:.3g} (large), {r['layer'] / 1e12:.3g} (the student's shapes)" for d, r in found['rates'].items())]
-        if not (split := time_split(found)).empty: said.append(split.round(1).to_string())
-        if found.get('energy_reason'): said.append(f"no energy: {found['energy_reason']}")
+        said += [
+            f"{size}: {found['settings']['steps']} steps a turn, {found['settings']['alternations']} rounds, weights {weights}\n"
+            + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''),
+            'products reach, TFLOP/s: '
+            + '; '.join(
+                f"{d} {r['large'] / 1e12:.3g} (large), {r['layer'] / 1e12:.3g} (the student's shapes)"
+                for d, r in found['rates'].items()
+            ),
+        ]
+        if not (split := time_split(found)).empty:
+            said.append(split.round(1).to_string())
+        if found.get('energy_reason'):
+            said.append(f"no energy: {found['energy_reason']}")
         said.append(f'{size} {ratios(found)}')
-    wrong, checks = failures(results), [f for p in parts.values() for f in p.get('findings', ()) if f['ok'] is not None]
-    said += [f'failed: {w}' for w in wrong] + ['a rehearsal: its numbers mean nothing'] * results['settings']['smoke']
+    wrong = failures(results)
+    checks = [f for p in parts.values() for f in p.get('findings', ()) if f['ok'] is not None]
+    said += [f'failed: {w}' for w in wrong] + ['a rehearsal: its numbers mean nothing'] * results['settings'][
+        'smoke'
+    ]
     skipped = sum(f['ok'] is None for p in parts.values() for f in p.get('findings', ()))
-    said.append(f"gpu-check: {len(wrong)} failed of {len(checks)} checks" if wrong else f'gpu-check: {len(checks)} checks passed, {skipped} do not apply here')
+    said.append(
+        f"gpu-check: {len(wrong)} failed of {len(checks)} checks"
+        if wrong
+        else f'gpu-check: {len(checks)} checks passed, {skipped} do not apply here'
+    )
     return '\n\n'.join(said)
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #6feaf95e
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     "What the command takes."
     parser.description = 'Checks a GPU machine in at most ten minutes: correctness in every number format, the memory of the paper profile, speed and energy beside other libraries.'
-    parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: a rehearsal, together with --smoke')
+    parser.add_argument(
+        '--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: a rehearsal, together with --smoke'
+    )
     parser.add_argument('--smoke', action='store_true', help='tiny models and a few steps')
-    parser.add_argument('--parts', default=','.join(ORDER), help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made")
+    parser.add_argument(
+        '--parts',
+        default=','.join(ORDER),
+        help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made",
+    )
     parser.add_argument('--corpus', default='auto', help='auto, embedded, wikiqa, a folder or a hub id')
-    parser.add_argument('--models', help='a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone (data/models)')
+    parser.add_argument(
+        '--models',
+        help='a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone (data/models)',
+    )
     parser.add_argument('--steps', type=int, default=200, help='of a turn (200)')
     parser.add_argument('--alternations', type=int, default=3, help='rounds (3)')
     parser.add_argument('--minutes', type=float, default=9.5, help='for everything (9.5)')
 
+
 def refusal(
     parser: argparse.ArgumentParser,  # of a command
-    unknown: Sequence[str],           # what it could not make use of
-) -> str:                             # a sentence; '': nothing is wrong
+    unknown: Sequence[str],  # what it could not make use of
+) -> str:  # a sentence; '': nothing is wrong
     "Why a command is not carried out that was given more than it takes, and what may have been meant."
     if not unknown:
         return ''
@@ -254,36 +440,66 @@ def refusal(
     advice = f'is it {near}?' if near else f'its options are {", ".join(options)}'
     return f'`{parser.prog}` has no option {name}; {advice}'
 
+
 def run(
     args: argparse.Namespace,
 ) -> int:  # exit code
     "The command."
+
     def refuse(why: str) -> int:
         print(f'kdnotes: {why}', file=sys.stderr)
         return 2
-    if absent := missing(): return refuse(f"these packages are missing or too old: {', '.join(absent)}; install them, or put them into a folder that PYTHONPATH names")
+
+    if absent := missing():
+        return refuse(
+            f"these packages are missing or too old: {', '.join(absent)}; install them, or put them into a folder that PYTHONPATH names"
+        )
     parts = args.parts.split(',')
-    if unknown := [p for p in parts if p not in ORDER]: return refuse(f"--parts names {unknown[0]!r}, which is none of {', '.join(ORDER)}")
-    if args.steps < 10 or args.alternations < 1: return refuse(f'--steps {args.steps} --alternations {args.alternations} is too little to measure; use at least 10 steps and one round')
-    if args.device == 'cpu' and not args.smoke: return refuse('--device cpu is a rehearsal of what a GPU would do, with tiny models; give --smoke too')
-    if args.device == 'cuda' and (why := no_gpu()): return refuse(why)
-    results = gpu_check(args.device, args.smoke, parts, args.corpus, args.models, args.steps, args.alternations, args.minutes, lambda line: print(line, flush=True))
+    if unknown := [p for p in parts if p not in ORDER]:
+        return refuse(f"--parts names {unknown[0]!r}, which is none of {', '.join(ORDER)}")
+    if args.steps < 10 or args.alternations < 1:
+        return refuse(
+            f'--steps {args.steps} --alternations {args.alternations} is too little to measure; use at least 10 steps and one round'
+        )
+    if args.device == 'cpu' and not args.smoke:
+        return refuse(
+            '--device cpu is a rehearsal of what a GPU would do, with tiny models; give --smoke too'
+        )
+    if args.device == 'cuda' and (why := no_gpu()):
+        return refuse(why)
+    results = gpu_check(
+        args.device,
+        args.smoke,
+        parts,
+        args.corpus,
+        args.models,
+        args.steps,
+        args.alternations,
+        args.minutes,
+        lambda line: print(line, flush=True),
+    )
     print('', text(results), sep='\n')
     return 1 if failures(results) else 0
 
+
 def main(
     argv: Sequence[str] | None = None,  # None: the process'
-) -> int:                               # exit code
+) -> int:  # exit code
     "Entry of `python -m kdnotes.checks.gpu_check`."
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ['--job']: return work(argv[1]) or 0
+    if argv[:1] == ['--job']:
+        return work(argv[1]) or 0
     parser = argparse.ArgumentParser('python -m kdnotes.checks.gpu_check', allow_abbrev=False)
     add_arguments(parser)
     args, unknown = parser.parse_known_args(argv)
     if why := refusal(parser, unknown):
         print(f'kdnotes: {why}', file=sys.stderr)
         return 2
-    try: return run(args)
-    except KeyboardInterrupt: return 130
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        return 130
 
-if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
+
+if __name__ == '__main__' and '__file__' in globals():
+    sys.exit(main())

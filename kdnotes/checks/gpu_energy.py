@@ -4,7 +4,9 @@
 
 # %% ../../nbs/checks/09_gpu_energy.ipynb #c49ff68f
 from __future__ import annotations
-import gc, shutil, time
+import gc
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from . import gpu_numbers as gp
@@ -20,57 +22,111 @@ from ..telemetry.sampler import Telemetry
 __all__ = ['QUIET_S', 'PAIRS', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'PARTS', 'slower', 'told', 'looks_right', 'powers']
 
 # %% ../../nbs/checks/09_gpu_energy.ipynb #d87ca31e
-QUIET_S, PAIRS = 3., 3           # before idle power is read; trainings without and with telemetry
-SECONDS, STEPS = 4., (20, 4000)  # a mode's training under telemetry, and how many steps that may be; in a rehearsal the fewest is 6
-MOST_SAMPLING = .01              # share of the time
+# before idle power is read; trainings without and with telemetry
+QUIET_S = 3.0
+PAIRS = 3
+# a mode's training under telemetry, and how many steps that may be; in a rehearsal the fewest is 6
+SECONDS = 4.0
+STEPS = (20, 4000)
+MOST_SAMPLING = 0.01  # share of the time
+
 
 def _signal(job: dict, pair, device: str, watch: Telemetry) -> Callable:
     "The teacher's signal about the training examples, from disk or made now."
-    folder, config = Path(job['folder']) / 'signal', pair.config
-    parts = dict(weights_sha256=weights_sha256(pair.teacher), corpus_sha256=job['corpus'], tokenizer_sha256='', split='train',
-                 max_length=config.max_length, forward_dtype='fp32', storage_dtype=config.signal_dtype, subset='gpu-check')
+    folder = Path(job['folder']) / 'signal'
+    config = pair.config
+    parts = dict(
+        weights_sha256=weights_sha256(pair.teacher),
+        corpus_sha256=job['corpus'],
+        tokenizer_sha256='',
+        split='train',
+        max_length=config.max_length,
+        forward_dtype='fp32',
+        storage_dtype=config.signal_dtype,
+        subset='gpu-check',
+    )
     if open_signal(folder) is None:
-        with watch.phase('teacher'): make_signal(pair.task, 'train', pair.teacher, folder, parts, device=device, storage_dtype=config.signal_dtype)
+        with watch.phase('teacher'):
+            make_signal(
+                pair.task,
+                'train',
+                pair.teacher,
+                folder,
+                parts,
+                device=device,
+                storage_dtype=config.signal_dtype,
+            )
         pair.teacher.cpu()
     return open_signal(folder)
 
+
 def _steps(job: dict, pair, here, model, signal, seconds: float) -> int:
     "As many steps as take about so long, after a training that warms the device up."
-    if job['smoke']: return 6
+    if job['smoke']:
+        return 6
     warm = tr.train(pair.task, model, tr.with_steps(pair.task, pair.config, STEPS[0]), here, _quiet, signal)
     rate = warm.examples_per_s or warm.examples / warm.train_s  # the first leaves the first steps out
     return round(min(max(seconds * rate / pair.config.batch_size, STEPS[0]), STEPS[1]))
 
-def _quiet(kind: str, **values) -> None: "No row is told."
 
-def _watched(job: dict, mode: str) -> dict:  # the summary of its telemetry, and dtype, examples, seconds, watts
+def _quiet(kind: str, **values) -> None:
+    "No row is told."
+
+
+def _watched(
+    job: dict,
+    mode: str,
+    # the summary of its telemetry, and dtype, examples, seconds, watts
+) -> dict:
     "A short training of a mode, and an evaluation, under telemetry."
     pair = gp.make_pair(job, 'minilm', mode, **dict(smoke=True) if job['smoke'] else {})
     here = Metered(start(pair.config), open_meter(job['device']))
     model = pair.student.to(here.device)
     if MODES[mode].kd:
-        with Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=0) as making: signal = _signal(job, pair, str(here.device), making)
+        with Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=0) as making:
+            signal = _signal(job, pair, str(here.device), making)
         teacher = making.summary()['phases'].get('teacher')
-    else: signal = teacher = None
+    else:
+        signal = teacher = None
     steps = _steps(job, pair, here, model, signal, SECONDS)
-    if not job['smoke']: time.sleep(QUIET_S)
+    if not job['smoke']:
+        time.sleep(QUIET_S)
     here.readings.clear()
-    with Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=.2 if job['smoke'] else 1.) as watch:
-        with watch.phase('student'): result = tr.train(pair.task, model, tr.with_steps(pair.task, pair.config, steps), here, _quiet, signal)
+    with Telemetry(
+        here.device.type, gpu_index=here.device.index or 0, idle_s=0.2 if job['smoke'] else 1.0
+    ) as watch:
+        with watch.phase('student'):
+            result = tr.train(
+                pair.task, model, tr.with_steps(pair.task, pair.config, steps), here, _quiet, signal
+            )
         watts = mean_power(here.readings, result.train_s)
-        with watch.phase('evaluation'): tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
-    return watch.summary() | dict(mode=mode, dtype=here.dtype, examples=result.examples, seconds=result.train_s, teacher=teacher, watts=watts)
+        with watch.phase('evaluation'):
+            tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
+    return watch.summary() | dict(
+        mode=mode,
+        dtype=here.dtype,
+        examples=result.examples,
+        seconds=result.train_s,
+        teacher=teacher,
+        watts=watts,
+    )
 
 # %% ../../nbs/checks/09_gpu_energy.ipynb #b49bd31c
 def slower(job: dict) -> list[float]:  # one a pair; .01 is one per cent
     "By how much a training is slower with its telemetry than without, the two taking turns."
     pair = gp.make_pair(job, 'minilm', 'mixed_student', **dict(smoke=True) if job['smoke'] else {})
     here = start(pair.config)
-    model, found = pair.student.to(here.device), []
+    model = pair.student.to(here.device)
+    found = []
     config = tr.with_steps(pair.task, pair.config, _steps(job, pair, here, model, None, SECONDS / 2))
-    def seconds(): return tr.train(pair.task, model, config, here, _quiet).train_s
+
+    def seconds():
+        return tr.train(pair.task, model, config, here, _quiet).train_s
+
     def watched():
-        with Telemetry(here.device.type, lambda row: None, gpu_index=here.device.index or 0, idle_s=0): return seconds()
+        with Telemetry(here.device.type, lambda row: None, gpu_index=here.device.index or 0, idle_s=0):
+            return seconds()
+
     for i in range(PAIRS):
         alone, beside = (seconds(), watched()) if i % 2 else (watched(), seconds())[::-1]
         found.append(beside / alone - 1)
@@ -79,57 +135,110 @@ def slower(job: dict) -> list[float]:  # one a pair; .01 is one per cent
 # %% ../../nbs/checks/09_gpu_energy.ipynb #cba17516
 def told(
     seen: dict,  # of a mode
-) -> dict:       # mode, format, idle_w, loaded_w, joules (of 1,000 examples), examples_per_s, gpu_percent, throttle, sampling_percent, reason
+    # mode, format, idle_w, loaded_w, joules (of 1,000 examples), examples_per_s, gpu_percent, throttle,
+    # sampling_percent, reason
+) -> dict:
     "A mode in a few numbers."
-    student, rate, watts = seen['phases']['student'], seen['examples'] / seen['seconds'], seen['watts']
-    held_back = ', '.join(f'{name} {share:.0%}' for name, share in (seen['devices'][0]['throttle'] or {}).items() if share >= .01 and name != 'gpu_idle')
-    return dict(mode=seen['mode'], format=seen['dtype'], idle_w=seen['energy']['idle_w'], loaded_w=watts, joules=watts and 1000 * watts / rate, examples_per_s=rate,
-                gpu_percent=student['gpu_percent'], throttle=held_back, sampling_percent=100 * seen['sampling']['overhead_share'],
-                reason=None if watts else seen['reasons'].get('phases.student.device_j', 'the training was too short for the counter'))
+    student = seen['phases']['student']
+    rate = seen['examples'] / seen['seconds']
+    watts = seen['watts']
+    held_back = ', '.join(
+        f'{name} {share:.0%}'
+        for name, share in (seen['devices'][0]['throttle'] or {}).items()
+        if share >= 0.01 and name != 'gpu_idle'
+    )
+    return dict(
+        mode=seen['mode'],
+        format=seen['dtype'],
+        idle_w=seen['energy']['idle_w'],
+        loaded_w=watts,
+        joules=watts and 1000 * watts / rate,
+        examples_per_s=rate,
+        gpu_percent=student['gpu_percent'],
+        throttle=held_back,
+        sampling_percent=100 * seen['sampling']['overhead_share'],
+        reason=None
+        if watts
+        else seen['reasons'].get('phases.student.device_j', 'the training was too short for the counter'),
+    )
+
 
 def looks_right(
-    row: dict,     # of `told`
+    row: dict,  # of `told`
     on_gpu: bool,
-) -> list[dict]:   # findings
+) -> list[dict]:  # findings
     "Can the readings be this GPU's, and is looking cheap?"
-    idle, loaded, known = row['idle_w'], row['loaded_w'], None not in (row['idle_w'], row['loaded_w'])
+    idle = row['idle_w']
+    loaded = row['loaded_w']
+    known = None not in (row['idle_w'], row['loaded_w'])
     power = f"no energy: {row['reason'] or 'no power before the training'}"
-    if known: power = f"{idle:.0f} W idle, {loaded:.0f} W loaded, {row['joules']:.0f} J for 1,000 examples"
-    cheap = row['sampling_percent'] < 100 * MOST_SAMPLING if on_gpu else None  # beside a rehearsal of a second it says nothing
-    return [gp.finding('energy', row['mode'], loaded > idle if known and on_gpu else None, power),
-            gp.finding('sampling', row['mode'], cheap, f"{row['sampling_percent']:.2f} % of the time at 10 Hz")]
+    if known:
+        power = f"{idle:.0f} W idle, {loaded:.0f} W loaded, {row['joules']:.0f} J for 1,000 examples"
+    # beside a rehearsal of a second it says nothing
+    cheap = row['sampling_percent'] < 100 * MOST_SAMPLING if on_gpu else None
+    return [
+        gp.finding('energy', row['mode'], loaded > idle if known and on_gpu else None, power),
+        gp.finding('sampling', row['mode'], cheap, f"{row['sampling_percent']:.2f} % of the time at 10 Hz"),
+    ]
 
 # %% ../../nbs/checks/09_gpu_energy.ipynb #c8ae94b0
 def _looking(job: dict, say: Callable[[str], None]) -> list[dict]:  # a finding
     "Does looking slow a training down?"
-    try: found = sorted(slower(job))
-    except Exception as e: return [gp.finding('sampling', 'training', False, gp.sentence(e))]
-    cheap = found[0] <= MOST_SAMPLING if job['device'] == 'cuda' else None  # one pair that differs by less shows that the others' difference is chance
-    seen = gp.finding('sampling', 'training', cheap, f'with telemetry {100 * found[len(found) // 2]:.1f} % slower ({100 * found[0]:.1f} to {100 * found[-1]:.1f} in {len(found)} pairs)')
-    say(f"{dict({True: 'ok', False: 'FAIL'}).get(seen['ok'], '-')} {seen['check']} {seen['of']}: {seen['found']}")
+    try:
+        found = sorted(slower(job))
+    except Exception as e:
+        return [gp.finding('sampling', 'training', False, gp.sentence(e))]
+    # one pair that differs by less shows that the others' difference is chance
+    cheap = found[0] <= MOST_SAMPLING if job['device'] == 'cuda' else None
+    seen = gp.finding(
+        'sampling',
+        'training',
+        cheap,
+        f'with telemetry {100 * found[len(found) // 2]:.1f} % slower ({100 * found[0]:.1f} to {100 * found[-1]:.1f} in {len(found)} pairs)',
+    )
+    say(
+        f"{dict({True: 'ok', False: 'FAIL'}).get(seen['ok'], '-')} {seen['check']} {seen['of']}: {seen['found']}"
+    )
     return [seen]
 
-def powers(job: dict, say: Callable[[str], None]) -> dict:  # findings, modes: rows of `told`, teacher: phase of the signal, missing
+
+def powers(
+    job: dict,
+    say: Callable[[str], None],
+    # findings, modes: rows of `told`, teacher: phase of the signal, missing
+) -> dict:
     "Every mode under telemetry, as many as there is time for."
-    begin, findings, rows, missing, teacher, slowest = time.monotonic(), [], [], {}, None, 0.
+    begin = time.monotonic()
+    findings = []
+    rows = []
+    missing = {}
+    teacher = None
+    slowest = 0.0
     for mode in MODES:
         now = time.monotonic()
         if now + 1.5 * slowest - begin > job['seconds'] - gp.ENDING:
             missing[mode] = 'there was no time left'
             continue
-        try: seen = _watched(job, mode)
+        try:
+            seen = _watched(job, mode)
         except Exception as e:
             findings.append(gp.finding('energy', mode, False, gp.sentence(e)))
             continue
         rows.append(told(seen))
-        teacher, slowest = seen['teacher'] or teacher, max(slowest, time.monotonic() - now)
+        teacher = seen['teacher'] or teacher
+        slowest = max(slowest, time.monotonic() - now)
         findings += looks_right(rows[-1], job['device'] == 'cuda')
-        for f in findings[-2:]: say(f"{dict({True: 'ok', False: 'FAIL'}).get(f['ok'], '-')} {f['check']} {mode}: {f['found']}")
+        for f in findings[-2:]:
+            say(f"{dict({True: 'ok', False: 'FAIL'}).get(f['ok'], '-')} {f['check']} {mode}: {f['found']}")
         gc.collect()
     shutil.rmtree(Path(job['folder']) / 'signal', ignore_errors=True)
-    if time.monotonic() + 3 * PAIRS * SECONDS - begin < job['seconds'] - gp.ENDING or job['smoke']: findings += _looking(job, say)
-    else: missing['trainings with and without telemetry'] = 'there was no time left'
-    for mode, why in missing.items(): say(f'{mode} is left out: {why}')
+    if time.monotonic() + 3 * PAIRS * SECONDS - begin < job['seconds'] - gp.ENDING or job['smoke']:
+        findings += _looking(job, say)
+    else:
+        missing['trainings with and without telemetry'] = 'there was no time left'
+    for mode, why in missing.items():
+        say(f'{mode} is left out: {why}')
     return dict(findings=findings, modes=rows, teacher=teacher, missing=missing)
+
 
 PARTS = gp.PARTS | dict(energy=powers)

@@ -4,7 +4,11 @@
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #cb0ef0f0
 from __future__ import annotations
-import copy, gc, itertools, shutil, time
+import copy
+import gc
+import itertools
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,22 +39,27 @@ __all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'finding', 'for
            'sentence', 'examined', 'longest', 'fits', 'repeated', 'contestants', 'Race', 'take_turn', 'compete']
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #56f062ad
-ENDING = 25.  # seconds that a part keeps for its beginning and its end
+ENDING = 25.0  # seconds that a part keeps for its beginning and its end
+
 
 def finding(check: str, of: str, ok: bool | None, found: str) -> dict:
     "What was checked, of what, whether it is well (None: it does not apply), and in words."
     return dict(check=check, of=of, ok=None if ok is None else bool(ok), found=found)
 
+
 def formats(
     job: dict,
 ) -> tuple[str, ...]:  # of products: fp32 | tf32 | bf16 | fp16
     "The number formats that can be tried on the job's device."
-    if job['device'] == 'cpu': return 'fp32', 'bf16'
-    return ('fp32', 'tf32', 'bf16', 'fp16') if machine().bf16 else ('fp32', 'fp16')  # tf32 and bf16 came together, with Ampere
+    if job['device'] == 'cpu':
+        return 'fp32', 'bf16'
+    # tf32 and bf16 came together, with Ampere
+    return ('fp32', 'tf32', 'bf16', 'fp16') if machine().bf16 else ('fp32', 'fp16')
+
 
 def settings(
     dtype: str,  # fp32 | tf32 | bf16 | fp16
-) -> dict:       # fields of `RunConfig`
+) -> dict:  # fields of `RunConfig`
     "What makes a mode compute in this format."
     return dict(amp_dtype=dtype) if dtype in ('bf16', 'fp16') else dict(precision=dtype)
 
@@ -58,28 +67,37 @@ def settings(
 @dataclass(frozen=True)
 class Size:
     "A teacher's architecture."
+
     profile: str
     width: int
     layers: int
     heads: int
     inner: int
-    turns: int = 1  # a turn has so many times the steps: one of less than two seconds says little of energy, whose counter moves in steps
+    # a turn has so many times the steps: one of less than two seconds says little of energy, whose counter
+    # moves in steps
+    turns: int = 1
+
 
 SIZES = {'minilm': Size('laptop', 384, 6, 12, 1536, turns=3), 'bert': Size('paper', 768, 12, 12, 3072)}
-_TINY, _VOCABULARY = Size('', 32, 2, 2, 64), 30522
+_TINY = Size('', 32, 2, 2, 64)
+_VOCABULARY = 30522
+
 
 def _tokenizer(folder: Path, texts: Iterator[str], vocabulary: int):
     "BERT's way of cutting texts, with the folder's vocabulary; without one, with the texts' own word pieces."
     if not (folder / 'vocab.txt').is_file():
         pieces = tokenizers.BertWordPieceTokenizer()
         pieces.train_from_iterator(texts, vocab_size=vocabulary, show_progress=False)
-        (folder / 'vocab.txt').write_text('\n'.join(sorted(words := pieces.get_vocab(), key=words.get)) + '\n', encoding='utf-8')
+        (folder / 'vocab.txt').write_text(
+            '\n'.join(sorted(words := pieces.get_vocab(), key=words.get)) + '\n', encoding='utf-8'
+        )
     return transformers.BertTokenizerFast.from_pretrained(folder)
+
 
 def random_teacher(
     size: Size,
-    folder: Path,            # made; may hold a vocab.txt
-    texts: Iterator[str],    # for word pieces where it holds none
+    folder: Path,  # made; may hold a vocab.txt
+    texts: Iterator[str],  # for word pieces where it holds none
     vocabulary: int = _VOCABULARY,  # rows of the table of words
 ) -> Path:
     "A BERT of a size with random weights, and a tokenizer."
@@ -87,28 +105,41 @@ def random_teacher(
     tokenizer = _tokenizer(folder, texts, vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        config = transformers.BertConfig(vocab_size=max(vocabulary, len(tokenizer)), hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads, intermediate_size=size.inner)
+        config = transformers.BertConfig(
+            vocab_size=max(vocabulary, len(tokenizer)),
+            hidden_size=size.width,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=size.inner,
+        )
         return save_model(transformers.BertModel(config), folder, tokenizer)
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #f3c2b681
 def find_teacher(
-    name: str,   # a key of `SIZES`
+    name: str,  # a key of `SIZES`
     job: dict,
     texts: Callable[[], Iterator[str]],  # of the corpus
-) -> dict:       # path; weights: where they come from
+) -> dict:  # path; weights: where they come from
     "A size's weights, random where none can be had."
-    size, why = SIZES[name], 'a dry run has tiny random weights'
+    size = SIZES[name]
+    why = 'a dry run has tiny random weights'
     source = PROFILES[size.profile].teacher
     carried = Path(job['models']) / source.rpartition('/')[2]
     for candidate in [] if job['smoke'] else [str(carried)] * carried.is_dir() + [source]:
         try:
             load_tokenizer(path := find_model(candidate))
             return dict(path=str(path), weights=f'those of {candidate}')
-        except KdnotesError as e: why = str(e)
+        except KdnotesError as e:
+            why = str(e)
     folder = Path(job['folder']) / 'models' / name
     folder.mkdir(parents=True)
-    if (carried / 'vocab.txt').is_file(): shutil.copy(carried / 'vocab.txt', folder)
-    path = random_teacher(_TINY, folder, texts(), 2000) if job['smoke'] else random_teacher(size, folder, texts())
+    if (carried / 'vocab.txt').is_file():
+        shutil.copy(carried / 'vocab.txt', folder)
+    path = (
+        random_teacher(_TINY, folder, texts(), 2000)
+        if job['smoke']
+        else random_teacher(size, folder, texts())
+    )
     return dict(path=str(path), weights=f'random ({why})')
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #f471ced2
@@ -116,78 +147,150 @@ def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, 
     "What the check is made on and with."
     gpu = None
     if job['device'] == 'cuda':
-        seen, meter = torch.cuda.get_device_properties(0), open_meter('cuda')
+        seen = torch.cuda.get_device_properties(0)
+        meter = open_meter('cuda')
         energy = meter.joules() is not None
-        gpu = dict(name=seen.name, count=torch.cuda.device_count(), memory_mib=seen.total_memory / 2**20, capability=f'{seen.major}.{seen.minor}', cuda=torch.version.cuda, driver=_driver(),
-                   energy=meter.source if energy else None, energy_reason=None if energy else meter.reasons.get('joules'))
-        say(f"{gpu['name']} with {gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']}, CUDA {gpu['cuda']}" + ('' if energy else f"; no energy: {gpu['energy_reason']}"))
+        gpu = dict(
+            name=seen.name,
+            count=torch.cuda.device_count(),
+            memory_mib=seen.total_memory / 2**20,
+            capability=f'{seen.major}.{seen.minor}',
+            cuda=torch.version.cuda,
+            driver=_driver(),
+            energy=meter.source if energy else None,
+            energy_reason=None if energy else meter.reasons.get('joules'),
+        )
+        say(
+            f"{gpu['name']} with {gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']}, CUDA {gpu['cuda']}"
+            + ('' if energy else f"; no energy: {gpu['energy_reason']}")
+        )
     on = environment(job['device'])
     say(f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}, {on['cpu']}")
     resolved = resolve_corpus('answer_selection', job['corpus'])
     corpus = load_corpus('answer_selection', resolved)
     say(f"corpus {corpus.name}: {len(corpus.splits['train'])} training examples")
-    def texts(): return (row[key] for row in corpus.splits['train'] for key in ('question', 'sentence'))
+
+    def texts():
+        return (row[key] for row in corpus.splits['train'] for key in ('question', 'sentence'))
+
     teachers = {name: find_teacher(name, job, texts) for name in SIZES}
-    for name, teacher in teachers.items(): say(f"{name}: weights {teacher['weights']}")
+    for name, teacher in teachers.items():
+        say(f"{name}: weights {teacher['weights']}")
     return dict(environment=on, gpu=gpu, corpus=resolved, teachers=teachers)
+
 
 def _driver() -> str | None:
     "The driver's version, where NVML tells."
-    try: import pynvml
-    except ImportError: return None
-    try: return pynvml.nvmlInit() or str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError: return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        return pynvml.nvmlInit() or str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #1f5f439a
-FAR = dict(fp32=3e-4, tf32=.02, fp16=.02, bf16=.15)  # share of the gradient's size, or of the loss
+FAR = dict(fp32=3e-4, tf32=0.02, fp16=0.02, bf16=0.15)  # share of the gradient's size, or of the loss
+
 
 def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
     "A resolved configuration of one rank, with a size's teacher."
     common = dict(profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], corpus=job['corpus'])
-    if job['smoke']: common |= dict(student_layers=(1,), threads_per_rank=1)
+    if job['smoke']:
+        common |= dict(student_layers=(1,), threads_per_rank=1)
     return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
 
-def make_pair(job: dict, size: str, mode: str = 'full_kd', **more) -> SimpleNamespace:  # config, task, teacher, student; on the CPU
+
+def make_pair(
+    job: dict,
+    size: str,
+    mode: str = 'full_kd',
+    **more,
+    # config, task, teacher, student; on the CPU
+) -> SimpleNamespace:
     "The teacher of a size and the student that learns from it."
     config = _configure(job, size, mode, **more)
     task = make_task(config, load_corpus(config.task, config.corpus))
     task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
     teacher = load_model(config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs)
-    return SimpleNamespace(config=config, task=task, teacher=teacher, student=choose_layers(teacher, config.student_layers) if config.student_layers else teacher)
+    return SimpleNamespace(
+        config=config,
+        task=task,
+        teacher=teacher,
+        student=choose_layers(teacher, config.student_layers) if config.student_layers else teacher,
+    )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #ba5585e4
 @dataclass(frozen=True)
 class _Gentle(Runtime):
     "A runtime whose losses in fp16 are scaled so little that no step is left out: formats are compared step by step."
-    def scaler(self) -> torch.amp.GradScaler: return torch.amp.GradScaler(self.device.type, init_scale=1024., enabled=self.dtype == 'fp16')
+
+    def scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(self.device.type, init_scale=1024.0, enabled=self.dtype == 'fp16')
+
 
 def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
     "The gradient of one step, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
-    student, teacher = still(pair.student).to(device).train(), copy.deepcopy(pair.teacher).to(device)
+    student = still(pair.student).to(device).train()
+    teacher = copy.deepcopy(pair.teacher).to(device)
     scaler = here.scaler()
-    tr.accumulate(student, pair.task, index, pair.config, here, scaler, tr.loss_weights(pair.task, pair.config), online_signal(pair.task, teacher))
-    return torch.cat([p.grad.flatten().float().cpu() for p in student.parameters() if p.grad is not None]) / scaler.get_scale()
+    tr.accumulate(
+        student,
+        pair.task,
+        index,
+        pair.config,
+        here,
+        scaler,
+        tr.loss_weights(pair.task, pair.config),
+        online_signal(pair.task, teacher),
+    )
+    return (
+        torch.cat([p.grad.flatten().float().cpu() for p in student.parameters() if p.grad is not None])
+        / scaler.get_scale()
+    )
+
 
 def _losses(pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
     "The losses of a short training, without dropout."
-    here, rows = _Gentle(device, dtype, math=set_matmul_precision(dtype)), []
-    tr.train(pair.task, still(pair.student).to(device), config, here, lambda kind, **v: rows.append(v['loss']) if kind == 'step' else None,
-             online_signal(pair.task, copy.deepcopy(pair.teacher).to(device)))
+    here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
+    rows = []
+    tr.train(
+        pair.task,
+        still(pair.student).to(device),
+        config,
+        here,
+        lambda kind, **v: rows.append(v['loss']) if kind == 'step' else None,
+        online_signal(pair.task, copy.deepcopy(pair.teacher).to(device)),
+    )
     return rows
+
 
 def same_numbers(job: dict, pair) -> Iterator[dict]:
     "Gradients and losses in every format, against the CPU's in fp32."
-    cpu, device = torch.device('cpu'), torch.device(job['device'])
+    cpu = torch.device('cpu')
+    device = torch.device(job['device'])
     index = next(tr.schedule_steps(pair.task, pair.config)[1]).index
     short = tr.with_steps(pair.task, pair.config, 4, micro_batch_tokens=NO_LIMIT)
-    wanted, expected = _gradient(pair, index, cpu, 'fp32'), _losses(pair, short, cpu, 'fp32')
+    wanted = _gradient(pair, index, cpu, 'fp32')
+    expected = _losses(pair, short, cpu, 'fp32')
     for dtype in formats(job):
         apart, _ = distance(_gradient(pair, index, device, dtype), wanted)
-        yield finding('gradient', dtype, apart <= FAR[dtype], f"{apart:.1e} of its size away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
+        yield finding(
+            'gradient',
+            dtype,
+            apart <= FAR[dtype],
+            f"{apart:.1e} of its size away from the CPU's in fp32; {FAR[dtype]:g} is allowed",
+        )
         found = _losses(pair, short, device, dtype)
         far = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(found, expected, strict=True))
-        yield finding('losses', dtype, far <= FAR[dtype], f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed")
+        yield finding(
+            'losses',
+            dtype,
+            far <= FAR[dtype],
+            f"of {len(found)} steps at most {far:.1e} away from the CPU's in fp32; {FAR[dtype]:g} is allowed",
+        )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #146ff3da
 def with_a_spike(
@@ -196,10 +299,15 @@ def with_a_spike(
 ) -> TaskView:
     "A task whose loss is far too large once."
     calls = itertools.count(1)
+
     def loss_terms(outputs, batch, signal) -> dict:
-        factor = 1e9 if next(calls) == at else 1.
-        return {name: (value * factor, n) for name, (value, n) in task.loss_terms(outputs, batch, signal).items()}
+        factor = 1e9 if next(calls) == at else 1.0
+        return {
+            name: (value * factor, n) for name, (value, n) in task.loss_terms(outputs, batch, signal).items()
+        }
+
     return TaskView(task, loss_terms=loss_terms)
+
 
 def overflow(
     pair,
@@ -207,45 +315,92 @@ def overflow(
 ) -> dict:  # a finding
     "A training in fp16 whose fourth step overflows."
     config = tr.with_steps(pair.task, pair.config, 6, mode='mixed_student', micro_batch_tokens=NO_LIMIT)
-    here, skipped, weights = Runtime(device, 'fp16', math=set_matmul_precision('fp16')), [], []
-    hook = register_optimizer_step_post_hook(lambda optimizer, *_: weights.append(checksums(p for group in optimizer.param_groups for p in group['params'])))
+    here = Runtime(device, 'fp16', math=set_matmul_precision('fp16'))
+    skipped = []
+    weights = []
+    hook = register_optimizer_step_post_hook(
+        lambda optimizer, *_: weights.append(
+            checksums(p for group in optimizer.param_groups for p in group['params'])
+        )
+    )
     model = copy.deepcopy(pair.student).to(device)
-    try: result = tr.train(with_a_spike(pair.task, 4), model, config, here, lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None)
-    finally: hook.remove()
-    good = 4 in skipped and len(skipped) == result.overflow_steps < 6 and weights[3] == weights[2] and weights[5] != weights[3] and all(p.isfinite().all() for p in model.parameters())
-    return finding('overflow', 'fp16', good, f"steps left out: {skipped}, the fourth overflows; the scale ends at {result.final_scale:g}")
+    try:
+        result = tr.train(
+            with_a_spike(pair.task, 4),
+            model,
+            config,
+            here,
+            lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None,
+        )
+    finally:
+        hook.remove()
+    good = (
+        4 in skipped
+        and len(skipped) == result.overflow_steps < 6
+        and weights[3] == weights[2]
+        and weights[5] != weights[3]
+        and all(p.isfinite().all() for p in model.parameters())
+    )
+    return finding(
+        'overflow',
+        'fp16',
+        good,
+        f"steps left out: {skipped}, the fourth overflows; the scale ends at {result.final_scale:g}",
+    )
+
 
 def resume(
     pair,
     device: torch.device,
     dtype: str,
-    folder: Path,   # for checkpoints
-) -> dict:          # a finding
+    folder: Path,  # for checkpoints
+) -> dict:  # a finding
     "A training with dropout, and one that takes up its checkpoint in the middle."
     config = tr.with_steps(pair.task, pair.config, 6, checkpoint_steps=3, checkpoint_minutes=1e6)
-    here, ends = Runtime(device, dtype, math=set_matmul_precision(dtype)), []
+    here = Runtime(device, dtype, math=set_matmul_precision(dtype))
+    ends = []
     for _ in range(2):
         model = copy.deepcopy(pair.student).to(device)
         signal = online_signal(pair.task, copy.deepcopy(pair.teacher).to(device))
-        result = tr.train(pair.task, model, config, here, lambda kind, **values: None, signal, folder, 'gpu-check')
+        result = tr.train(
+            pair.task, model, config, here, lambda kind, **values: None, signal, folder, 'gpu-check'
+        )
         ends.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     begin = torch.cat([p.detach().flatten() for p in pair.student.parameters()])
-    far, allowed = float((ends[1] - ends[0]).norm() / (ends[0] - begin).norm()), 0. if device.type == 'cpu' else .1
-    return finding('resume', dtype, result.resumed_at == [3] and far <= allowed, f'taken up at step {result.resumed_at}, {far:.1e} of the way from the undisturbed end; {allowed:g} is allowed')
+    far = float((ends[1] - ends[0]).norm() / (ends[0] - begin).norm())
+    allowed = 0.0 if device.type == 'cpu' else 0.1
+    return finding(
+        'resume',
+        dtype,
+        result.resumed_at == [3] and far <= allowed,
+        f'taken up at step {result.resumed_at}, {far:.1e} of the way from the undisturbed end; {allowed:g} is allowed',
+    )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #0bdaf9c2
 def numbers(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "Everything that compares numbers."
-    device, findings, pair = torch.device(job['device']), [], make_pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.)
+    device, findings, pair = (
+        torch.device(job['device']),
+        [],
+        make_pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.0),
+    )
     checkpoints, last = Path(job['folder']) / 'checkpoints', formats(job)[-1]
-    looks = {'gradient and losses': lambda: list(same_numbers(job, pair)), 'overflow': lambda: [overflow(pair, device)], 'resume': lambda: [resume(pair, device, last, checkpoints)]}
+    looks = {
+        'gradient and losses': lambda: list(same_numbers(job, pair)),
+        'overflow': lambda: [overflow(pair, device)],
+        'resume': lambda: [resume(pair, device, last, checkpoints)],
+    }
     for what, look in looks.items():
-        try: found = look()
-        except Exception as e: found = [finding(what, job['device'], False, sentence(e))]
+        try:
+            found = look()
+        except Exception as e:
+            found = [finding(what, job['device'], False, sentence(e))]
         findings += found
-        for f in found: say(f"{'ok' if f['ok'] else 'FAIL'} {f['check']} {f['of']}: {f['found']}")
+        for f in found:
+            say(f"{'ok' if f['ok'] else 'FAIL'} {f['check']} {f['of']}: {f['found']}")
     shutil.rmtree(checkpoints, ignore_errors=True)
     return dict(findings=findings)
+
 
 def sentence(error: BaseException) -> str:
     "An error in one line."
@@ -256,61 +411,113 @@ def sentence(error: BaseException) -> str:
 def examined(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "The doctor's checks."
     given = dict(profile='laptop', teacher=job['teachers']['minilm']['path'], corpus=job['corpus'])
-    if job['smoke']: given |= dict(student_layers=(1,), threads_per_rank=1, ranks=1)
-    configs = [make_config(mode=name, arm=f'{name}-{dtype}', **given, **settings(dtype)) for name, mode in MODES.items() for dtype in formats(job) if (dtype in ('bf16', 'fp16')) == (mode.precision == 'mixed')]
-    seen, late = [], []
+    if job['smoke']:
+        given |= dict(student_layers=(1,), threads_per_rank=1, ranks=1)
+    configs = [
+        make_config(mode=name, arm=f'{name}-{dtype}', **given, **settings(dtype))
+        for name, mode in MODES.items()
+        for dtype in formats(job)
+        if (dtype in ('bf16', 'fp16')) == (mode.precision == 'mixed')
+    ]
+    seen = []
+    late = []
     try:
-        for line in str(doctor(configs, seen.append, max(1., job['seconds'] - ENDING))).splitlines(): say(line)
+        for line in str(doctor(configs, seen.append, max(1.0, job['seconds'] - ENDING))).splitlines():
+            say(line)
     except Exception as e:  # what was found until then is kept
         late = [finding('doctor', 'all', False, sentence(e))]
         say(late[0]['found'])
-    return dict(findings=[finding(f.check, f.mode, None if f.result == 'skipped' else f.result != 'fail', f.found + f' -> {f.change}' * bool(f.change)) for f in seen] + late)
+    return dict(
+        findings=[
+            finding(
+                f.check,
+                f.mode,
+                None if f.result == 'skipped' else f.result != 'fail',
+                f.found + f' -> {f.change}' * bool(f.change),
+            )
+            for f in seen
+        ]
+        + late
+    )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #30b24e77
-CARD, CONTEXT = 10e9, .7e9  # bytes: of the card; of CUDA's context, kernels and libraries, which no allocator counts
+# bytes: of the card; of CUDA's context, kernels and libraries, which no allocator counts
+CARD = 10e9
+CONTEXT = 0.7e9
+
 
 def longest(
     task,
-    length: int,      # tokens of each example
+    length: int,  # tokens of each example
     vocabulary: int,
 ) -> TaskView:
     "A task whose examples are all as long as they may be, of all words there are."
     place = np.arange(length)
+
     def batch(split: str, index: np.ndarray, epoch: int = 0):
-        ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + place * 104729) % (vocabulary - 5) + 5)  # the same for an example each time
+        # the same for an example each time
+        ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + place * 104729) % (vocabulary - 5) + 5)
         second = torch.from_numpy(place >= length // 2).long().repeat(len(ids), 1)
         inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=second)
         return replace(task.batch(split, index, epoch), inputs=inputs, tokens=ids.numel())
+
     return TaskView(task, lengths=lambda split: np.full(len(task.lengths(split)), length), batch=batch)
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #deb7009e
 def _needed(job: dict, mode: str) -> dict:  # peaks in MiB, the format, the work
     "The memory of a short training of the profile at its largest."
     pair = make_pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
-    config, here = tr.with_steps(pair.task, pair.config, 3), start(pair.config)
+    config = tr.with_steps(pair.task, pair.config, 3)
+    here = start(pair.config)
     task = longest(pair.task, config.max_length, pair.teacher.config.vocab_size)
-    if here.device.type == 'cuda': torch.cuda.empty_cache()
+    if here.device.type == 'cuda':
+        torch.cuda.empty_cache()
     reset_peaks(here)
-    signal, model = None, pair.student.to(here.device)
+    signal = None
+    model = pair.student.to(here.device)
     if MODES[mode].kd:
         signal = online_signal(task, pair.teacher.to(here.device))
-        teacher_signal(task, pair.teacher, task.batch('train', np.arange(min(16384 // config.max_length, len(task.lengths('train'))))).to(here.device))
+        teacher_signal(
+            task,
+            pair.teacher,
+            task.batch('train', np.arange(min(16384 // config.max_length, len(task.lengths('train'))))).to(
+                here.device
+            ),
+        )
     tr.train(task, model, config, here, lambda kind, **values: None, signal)
     tr.predict(model, task, task.evaluation_sets[0], here)
     reserved = torch.cuda.max_memory_reserved(here.device) / 2**20 if here.device.type == 'cuda' else None
-    return dict(mode=mode, dtype=here.dtype, batch_size=config.batch_size, length=config.max_length, reserved_mib=reserved, **peaks(here))
+    return dict(
+        mode=mode,
+        dtype=here.dtype,
+        batch_size=config.batch_size,
+        length=config.max_length,
+        reserved_mib=reserved,
+        **peaks(here),
+    )
+
 
 def fits(job: dict, say: Callable[[str], None]) -> dict:  # findings, modes, allowed_mib
     "Every mode of the profile within the memory of a small card."
-    findings, modes, allowed, on_gpu = [], [], CARD - CONTEXT, job['device'] == 'cuda'
-    if on_gpu: torch.cuda.set_per_process_memory_fraction(min(1., allowed / torch.cuda.get_device_properties(0).total_memory), 0)
+    findings = []
+    modes = []
+    allowed = CARD - CONTEXT
+    on_gpu = job['device'] == 'cuda'
+    if on_gpu:
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, allowed / torch.cuda.get_device_properties(0).total_memory), 0
+        )
     for mode in MODES:
         try:
             modes.append(seen := _needed(job, mode))
             held = seen['reserved_mib'] if on_gpu else seen['host_mib']
-            ok, found = not on_gpu or held * 2**20 <= allowed, f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of {allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
-            if on_gpu: found += f", {seen['device_mib']:.0f} in use at most"
-        except Exception as e: ok, found = False, sentence(e)
+            ok = not on_gpu or held * 2**20 <= allowed
+            found = f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of {allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
+            if on_gpu:
+                found += f", {seen['device_mib']:.0f} in use at most"
+        except Exception as e:
+            ok = False
+            found = sentence(e)
         findings.append(finding('fits 10 GB', mode, ok, found))
         say(f"{'ok' if ok else 'FAIL'} {mode}: {found}")
         gc.collect()
@@ -324,10 +531,19 @@ def repeated(
     "A task whose training examples come several times in an epoch, so that a turn is a part of one."
     own = len(task.lengths('train'))
     lengths = np.tile(task.lengths('train'), times)
-    def its_lengths(split: str) -> np.ndarray: return lengths if split == 'train' else task.lengths(split)
-    def groups(split: str) -> np.ndarray: return np.arange(len(its_lengths(split)))
-    def batch(split: str, index: np.ndarray, epoch: int = 0): return task.batch(split, np.asarray(index) % own if split == 'train' else index, epoch)
-    def loss_counts(split: str, index: np.ndarray, epoch: int = 0) -> dict: return task.loss_counts(split, np.asarray(index) % own, epoch)
+
+    def its_lengths(split: str) -> np.ndarray:
+        return lengths if split == 'train' else task.lengths(split)
+
+    def groups(split: str) -> np.ndarray:
+        return np.arange(len(its_lengths(split)))
+
+    def batch(split: str, index: np.ndarray, epoch: int = 0):
+        return task.batch(split, np.asarray(index) % own if split == 'train' else index, epoch)
+
+    def loss_counts(split: str, index: np.ndarray, epoch: int = 0) -> dict:
+        return task.loss_counts(split, np.asarray(index) % own, epoch)
+
     return TaskView(task, lengths=its_lengths, groups=groups, batch=batch, loss_counts=loss_counts)
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #cca810c2
@@ -335,34 +551,79 @@ def contestants(
     job: dict,
 ) -> dict[str, tuple[race.Contestant, str, dict]]:  # name -> contestant, format, more settings
     "Who takes part on a device."
-    own, known = formats(job), race.RACE | race.OTHERS
+    own = formats(job)
+    known = race.RACE | race.OTHERS
     best = 'bf16' if 'bf16' in own else 'fp16'
     rows = {'teacher': (known['teacher'], best, {}), 'kdnotes': (known['kdnotes'], best, {})}
-    if best == 'bf16' and 'fp16' in own: rows['kdnotes_fp16'] = (replace(known['kdnotes'], about='warm, in fp16'), 'fp16', {})
-    if 'tf32' in own: rows['kdnotes_tf32'] = (replace(known['kdnotes_fp32'], about='warm, in tf32'), 'fp32', dict(precision='tf32'))
-    rows |= {name: (known[name], dtype, {}) for name, dtype in (('kdnotes_fp32', 'fp32'), ('student_alone', best), ('kdnotes_online', best))}
-    rows['kdnotes_256'] = (replace(known['kdnotes'], about='warm, 256 examples a step'), best, dict(batch_size=256, micro_batch_tokens=65536))
-    return rows | {name: (c, best, {}) for name, c in race.RACE.items() if name not in rows and name != 'machine'}
+    if best == 'bf16' and 'fp16' in own:
+        rows['kdnotes_fp16'] = (replace(known['kdnotes'], about='warm, in fp16'), 'fp16', {})
+    if 'tf32' in own:
+        rows['kdnotes_tf32'] = (
+            replace(known['kdnotes_fp32'], about='warm, in tf32'),
+            'fp32',
+            dict(precision='tf32'),
+        )
+    rows |= {
+        name: (known[name], dtype, {})
+        for name, dtype in (('kdnotes_fp32', 'fp32'), ('student_alone', best), ('kdnotes_online', best))
+    }
+    rows['kdnotes_256'] = (
+        replace(known['kdnotes'], about='warm, 256 examples a step'),
+        best,
+        dict(batch_size=256, micro_batch_tokens=65536),
+    )
+    return rows | {
+        name: (c, best, {}) for name, c in race.RACE.items() if name not in rows and name != 'machine'
+    }
+
 
 def _asks(c: race.Contestant) -> bool:
     "Does it ask the teacher while it is measured?"
-    return c.trains == 'signal' or bool(c.options.get('online')) or c.trains in peers.PACKAGES and not c.options.get('stored')
+    return (
+        c.trains == 'signal'
+        or bool(c.options.get('online'))
+        or c.trains in peers.PACKAGES
+        and not c.options.get('stored')
+    )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #7989e24b
 class Race:
     "The contestants of one size, in this process."
-    def __init__(self,
+
+    def __init__(
+        self,
         job: dict,  # with `size`
     ):
-        self.job, self.folder, self.total = job, Path(job['folder']) / job['size'], 6 if job['smoke'] else job['steps'] * SIZES[job['size']].turns + 5
-        self.chosen, self.meter, self.turns = contestants(job), open_meter(job['device']), []
-        self.missing = {name: why for name, (c, *_) in self.chosen.items() if (why := peers.missing(c.trains))}
+        self.job = job
+        self.folder = Path(job['folder']) / job['size']
+        self.total = 6 if job['smoke'] else job['steps'] * SIZES[job['size']].turns + 5
+        self.chosen = contestants(job)
+        self.meter = open_meter(job['device'])
+        self.turns = []
+        self.missing = {
+            name: why for name, (c, *_) in self.chosen.items() if (why := peers.missing(c.trains))
+        }
         self.folder.mkdir(parents=True)
         layers, (_, best, _) = self._job('kdnotes')['config']['student_layers'], self.chosen['kdnotes']
-        made = race.Place(self._job((race.Contestant('prepare', '', 'mixed_baseline'), best, {})) | dict(steps=6 if job['smoke'] else 20, teacher_run='', layers=layers))
+        made = race.Place(
+            self._job((race.Contestant('prepare', '', 'mixed_baseline'), best, {}))
+            | dict(steps=6 if job['smoke'] else 20, teacher_run='', layers=layers)
+        )
         self.facts = race.prepare(made, 0)
-        again = repeated(made.task, max(1, -(-256 * self.total // len(made.task.lengths('train')))) if not job['smoke'] else 1)
-        shared = dict(corpus=made.corpus, tokenizer=made.tokenizer, bare=made.bare, stored=made.stored, signal=made.signal, student=made.student, teacher=made.teacher.cpu(), facts=self.facts)
+        again = repeated(
+            made.task,
+            max(1, -(-256 * self.total // len(made.task.lengths('train')))) if not job['smoke'] else 1,
+        )
+        shared = dict(
+            corpus=made.corpus,
+            tokenizer=made.tokenizer,
+            bare=made.bare,
+            stored=made.stored,
+            signal=made.signal,
+            student=made.student,
+            teacher=made.teacher.cpu(),
+            facts=self.facts,
+        )
         self.places = {}
         for name in self.chosen:
             place = self.places[name] = race.Place(self._job(name))
@@ -371,16 +632,24 @@ class Race:
     def _job(self, who: str | tuple) -> dict:
         "What bench's functions are told of a contestant."
         (c, dtype, more), size = self.chosen[who] if isinstance(who, str) else who, self.job['size']
-        common = dict(profile=SIZES[size].profile, teacher=self.job['teachers'][size]['path'], smoke=self.job['smoke']) | (dict(student_layers=(1,)) if self.job['smoke'] else {})
+        common = dict(
+            profile=SIZES[size].profile, teacher=self.job['teachers'][size]['path'], smoke=self.job['smoke']
+        ) | (dict(student_layers=(1,)) if self.job['smoke'] else {})
         return race._job(c, self.folder, common | more, dtype, self.total, self.job['corpus'])
 
     def rates(self) -> dict[str, dict]:  # format -> large, layer: operations per second
         "What matrix products reach here."
-        n, seconds = (256, .01) if self.job['smoke'] else (8192 if self.job['device'] == 'cuda' else 2048, .5)
-        layer, found = layer_shapes(self.places['kdnotes'].student.config, 32, round(self.facts['mean_tokens'])), {}
+        n, seconds = (
+            (256, 0.01) if self.job['smoke'] else (8192 if self.job['device'] == 'cuda' else 2048, 0.5)
+        )
+        layer = layer_shapes(self.places['kdnotes'].student.config, 32, round(self.facts['mean_tokens']))
+        found = {}
         for dtype in formats(self.job):
             set_matmul_precision(dtype)
-            found[dtype] = dict(large=product_rate([(1, n, n, n)], dtype, self.places['kdnotes'].runtime, seconds), layer=product_rate(layer, dtype, self.places['kdnotes'].runtime, seconds))
+            found[dtype] = dict(
+                large=product_rate([(1, n, n, n)], dtype, self.places['kdnotes'].runtime, seconds),
+                layer=product_rate(layer, dtype, self.places['kdnotes'].runtime, seconds),
+            )
         return found
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #2bd0202d
@@ -389,51 +658,107 @@ def take_turn(
     name: str,
     turn: int,
     split: bool = False,  # also say where the time goes
-) -> dict:                # as of `bench.heat`, and watts, joules_per_example
+) -> dict:  # as of `bench.heat`, and watts, joules_per_example
     "A turn of one contestant, alone on the device."
     place, (c, *_) = contest.places[name], contest.chosen[name]
     runtime = place.runtime
     set_matmul_precision(runtime.dtype)
     place.teacher.to(runtime.device if _asks(c) else 'cpu')
     gc.collect()
-    if runtime.device.type == 'cuda': torch.cuda.empty_cache()
+    if runtime.device.type == 'cuda':
+        torch.cuda.empty_cache()
     reset_peaks(runtime.runtime)
     runtime.readings.clear()
     answer = race.TURNS[c.trains](place, turn, **c.options, **(dict(split=True) if split else {}))
     measured = place.config.batch_size * (place.total - place.warmup) / answer['examples_per_s']
     watts = mean_power(runtime.readings, measured)
     entry = race.together([answer | peaks(runtime.runtime)], place.job, contest.facts['mean_tokens'])
-    return dict(contestant=name, turn=turn, split=split, dtype=runtime.dtype, watts=watts, joules_per_example=watts and watts / entry['examples_per_s']) | entry
+    return (
+        dict(
+            contestant=name,
+            turn=turn,
+            split=split,
+            dtype=runtime.dtype,
+            watts=watts,
+            joules_per_example=watts and watts / entry['examples_per_s'],
+        )
+        | entry
+    )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #ca7fd45b
-def compete(job: dict, say: Callable[[str], None]) -> dict:  # settings, facts, rates, turns, missing: what `standings` reads
+def compete(
+    job: dict,
+    say: Callable[[str], None],
+    # settings, facts, rates, turns, missing: what `standings` reads
+) -> dict:
     "All rounds of one size, or as many as there is time for."
-    begin, contest = time.monotonic(), Race(job)
-    rates, missing, rounds, slowest = contest.rates(), dict(contest.missing), 0, 0.
-    for name, why in missing.items(): say(f'{name} is left out: {why}')
+    begin = time.monotonic()
+    contest = Race(job)
+    rates = contest.rates()
+    missing = dict(contest.missing)
+    rounds = 0
+    slowest = 0.0
+    for name, why in missing.items():
+        say(f'{name} is left out: {why}')
     for turn in range(job['alternations'] + 1):
         last = turn == job['alternations']
-        for name in [n for n in contest.chosen if n not in missing and (not last or contest.chosen[n][0].split and n in ('kdnotes', 'student_alone'))]:
+        for name in [
+            n
+            for n in contest.chosen
+            if n not in missing
+            and (not last or contest.chosen[n][0].split and n in ('kdnotes', 'student_alone'))
+        ]:
             now = time.monotonic()
-            if now + 1.5 * slowest - begin > job['seconds'] - ENDING: break
-            try: contest.turns.append(entry := take_turn(contest, name, turn, split=last))
+            if now + 1.5 * slowest - begin > job['seconds'] - ENDING:
+                break
+            try:
+                contest.turns.append(entry := take_turn(contest, name, turn, split=last))
             except Exception as e:
                 missing[name] = sentence(e)
                 say(f'{name} is left out: {missing[name]}')
                 continue
             slowest = max(slowest, time.monotonic() - now)
-            if not last: say(f"round {turn + 1} of {job['alternations']}: {name} {entry['examples_per_s']:.0f} examples/s")
+            if not last:
+                say(
+                    f"round {turn + 1} of {job['alternations']}: {name} {entry['examples_per_s']:.0f} examples/s"
+                )
         else:
             rounds += not last
             continue
         say(f"{rounds} of {job['alternations']} rounds were made whole in the time there was")
         break
-    for place in contest.places.values(): shutil.rmtree(place.facts['signal'], ignore_errors=True)
+    for place in contest.places.values():
+        shutil.rmtree(place.facts['signal'], ignore_errors=True)
     shutil.rmtree(contest.folder)
-    done, dtype = {t['contestant'] for t in contest.turns}, contest.places['kdnotes'].runtime.dtype
-    findings = [finding('bench', job['size'], 'kdnotes' in done, f"{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds" + ''.join(f'; {n}: {w}' for n, w in missing.items()))]
-    return dict(findings=findings, settings=dict(dtype=dtype, steps=contest.total - 5, alternations=rounds, smoke=job['smoke'], device=job['device'], corpus=job['corpus'], size=job['size']),
-                about={n: c.about for n, (c, *_) in contest.chosen.items()}, facts=contest.facts, rates=rates, turns=contest.turns, missing=missing, energy_reason=contest.meter.reasons.get('joules'))
+    done = {t['contestant'] for t in contest.turns}
+    dtype = contest.places['kdnotes'].runtime.dtype
+    findings = [
+        finding(
+            'bench',
+            job['size'],
+            'kdnotes' in done,
+            f"{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds"
+            + ''.join(f'; {n}: {w}' for n, w in missing.items()),
+        )
+    ]
+    return dict(
+        findings=findings,
+        settings=dict(
+            dtype=dtype,
+            steps=contest.total - 5,
+            alternations=rounds,
+            smoke=job['smoke'],
+            device=job['device'],
+            corpus=job['corpus'],
+            size=job['size'],
+        ),
+        about={n: c.about for n, (c, *_) in contest.chosen.items()},
+        facts=contest.facts,
+        rates=rates,
+        turns=contest.turns,
+        missing=missing,
+        energy_reason=contest.meter.reasons.get('joules'),
+    )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #e54497d8
 PARTS = dict(machine=look_around, numbers=numbers, fits=fits, doctor=examined, minilm=compete, bert=compete)

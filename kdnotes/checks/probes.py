@@ -4,7 +4,12 @@
 
 # %% ../../nbs/checks/02_probes.ipynb #c9155163
 from __future__ import annotations
-import contextlib, copy, functools, shutil, sys, warnings
+import contextlib
+import copy
+import functools
+import shutil
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -35,24 +40,40 @@ __all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'not_counted', 'checksums', 'wa
            'few_examples', 'few_signal', 'compare_signals', 'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
-_WAITS = ('aten::_local_scalar_dense', 'aten::nonzero', 'aten::masked_select', 'aten::equal', 'aten::is_nonzero')  # the host reads a number or a shape
+# the host reads a number or a shape
+_WAITS = (
+    'aten::_local_scalar_dense',
+    'aten::nonzero',
+    'aten::masked_select',
+    'aten::equal',
+    'aten::is_nonzero',
+)
+
 
 def _asker() -> str:
     "The innermost line of code outside torch that is running now."
-    frame, between = sys._getframe(2), (sys._getframe().f_code.co_filename, products.__file__)  # which pass on what others call
-    while frame and ('/torch/' in frame.f_code.co_filename or frame.f_code.co_filename in between): frame = frame.f_back
+    # which pass on what others call
+    frame = sys._getframe(2)
+    between = (sys._getframe().f_code.co_filename, products.__file__)
+    while frame and ('/torch/' in frame.f_code.co_filename or frame.f_code.co_filename in between):
+        frame = frame.f_back
     return '/'.join([*Path(frame.f_code.co_filename).parts[-2:]]) + f':{frame.f_lineno}' if frame else '?'
+
 
 class _Waits(TorchDispatchMode):
     "Counts the operations after which a GPU's host would wait."
+
     paused = False
+
     def __init__(self, found: Counter):
         super().__init__()
         self.found = found
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name in _WAITS and not _Waits.paused: self.found[_asker()] += 1
+        if func._schema.name in _WAITS and not _Waits.paused:
+            self.found[_asker()] += 1
         return func(*args, **(kwargs or {}))
+
 
 @contextlib.contextmanager
 def host_syncs(
@@ -61,14 +82,22 @@ def host_syncs(
     "Count what makes the host wait for the device."
     found = Counter()
     if device != 'cuda':
-        with _Waits(found): yield found
+        with _Waits(found):
+            yield found
         return
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter('always')
         torch.cuda.set_sync_debug_mode('warn')
-        try: yield found
-        finally: torch.cuda.set_sync_debug_mode('default')
-    found.update('/'.join(Path(w.filename).parts[-2:]) + f':{w.lineno}' for w in heard if 'called a synchronizing' in str(w.message))  # the first use of this mode warns of itself, too
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode('default')
+    # the first use of this mode warns of itself, too
+    found.update(
+        '/'.join(Path(w.filename).parts[-2:]) + f':{w.lineno}'
+        for w in heard
+        if 'called a synchronizing' in str(w.message)
+    )
 
 # %% ../../nbs/checks/02_probes.ipynb #42e7efc9
 @contextlib.contextmanager
@@ -76,8 +105,11 @@ def _replaced(owner, name: str, value) -> Iterator:
     "Another attribute for a while; gives the one before."
     before = getattr(owner, name)
     setattr(owner, name, value)
-    try: yield before
-    finally: setattr(owner, name, before)
+    try:
+        yield before
+    finally:
+        setattr(owner, name, before)
+
 
 @contextlib.contextmanager
 def not_counted(
@@ -85,127 +117,202 @@ def not_counted(
 ) -> Iterator[None]:
     "A part of a step that would not be there without the doctor."
     before = torch.cuda.get_sync_debug_mode() if device == 'cuda' else None
-    if device == 'cuda': torch.cuda.set_sync_debug_mode('default')
+    if device == 'cuda':
+        torch.cuda.set_sync_debug_mode('default')
     try:
-        with _replaced(_Waits, 'paused', True): yield
+        with _replaced(_Waits, 'paused', True):
+            yield
     finally:
-        if device == 'cuda': torch.cuda.set_sync_debug_mode(before)
+        if device == 'cuda':
+            torch.cuda.set_sync_debug_mode(before)
 
 # %% ../../nbs/checks/02_probes.ipynb #6eb65fb8
 def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
     "Count the forwards of a DDP wrapper and its all-reduces, whichever communication hook it has."
-    register, has_hook = wrapper.register_comm_hook, []
+    register = wrapper.register_comm_hook
+    has_hook = []
+
     def counted(hook):
         @functools.wraps(hook)  # torch knows hooks by their names
         def all_reduce(state, bucket):
-            seen.buckets, seen.rounds = seen.buckets + 1, seen.rounds + bucket.is_last()
+            seen.buckets = seen.buckets + 1
+            seen.rounds = seen.rounds + bucket.is_last()
             return hook(state, bucket)
+
         return all_reduce
+
     def register_counted(state, hook):
         has_hook.append(True)
         register(state, counted(hook))
+
     def forward(*_):
         seen.wrapped += 1
-        if not has_hook: register_counted(None, allreduce_hook)  # what DDP does without a hook
+        if not has_hook:
+            register_counted(None, allreduce_hook)  # what DDP does without a hook
+
     wrapper.register_comm_hook = register_counted
     wrapper.register_forward_pre_hook(forward)
+
 
 @contextlib.contextmanager
 def _watch_halves(seen, device: str) -> Iterator[None]:
     "Count host syncs inside `accumulate` and `_update`; logging between steps may wait."
+
     def watched(half):
         def run(*args, **kwargs):
-            with host_syncs(device) as found: result = half(*args, **kwargs)
+            with host_syncs(device) as found:
+                result = half(*args, **kwargs)
             seen.waits.update(found)
             return result
+
         return run
-    with _replaced(tr, 'accumulate', watched(tr.accumulate)), _replaced(tr, '_update', watched(tr._update)): yield
+
+    with _replaced(tr, 'accumulate', watched(tr.accumulate)), _replaced(tr, '_update', watched(tr._update)):
+        yield
 
 # %% ../../nbs/checks/02_probes.ipynb #70c18f69
 _SAMPLE = 4_000_000  # numbers of a gradient that are compared with another training's
+
 
 def _numbers(tensors: Sequence[Tensor]) -> Tensor:  # (at most about _SAMPLE,) float32 on the CPU
     "Numbers spread evenly over all tensors."
     every = max(1, sum(t.numel() for t in tensors) // _SAMPLE)
     return torch.cat([t.detach().flatten()[::every].float() for t in tensors]).cpu()
 
+
 def checksums(
     tensors: Iterable[Tensor],  # float32
 ) -> list[int]:
     "A number for each tensor that changes with any of its bits."
-    return torch.stack([t.detach().float().contiguous().view(torch.int32).sum(dtype=torch.int64) for t in tensors]).tolist()
+    return torch.stack(
+        [t.detach().float().contiguous().view(torch.int32).sum(dtype=torch.int64) for t in tensors]
+    ).tolist()
 
-def _gradients(model: nn.Module) -> list[Tensor]: return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters() if p.requires_grad]
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters() if p.requires_grad]
+
 
 @contextlib.contextmanager
 def watch(
-    model: nn.Module,    # not wrapped
-    device: str = 'cpu', # 'cpu' or 'cuda'
+    model: nn.Module,  # not wrapped
+    device: str = 'cpu',  # 'cpu' or 'cuda'
     syncs: bool = True,  # count host syncs too
-) -> Iterator[SimpleNamespace]:  # steps (forwards, wrapped, rounds, buckets, numbers, checksums), waits (line of code -> times), formats (of linear layers), inputs, flags
+    # steps (forwards, wrapped, rounds, buckets, numbers, checksums), waits (line of code -> times), formats
+    # (of linear layers), inputs, flags
+) -> Iterator[SimpleNamespace]:
     "What a training of this model does."
     counts = dict(forwards=0, wrapped=0, rounds=0, buckets=0)
-    seen, construct = SimpleNamespace(**counts, steps=[], waits=Counter(), formats=Counter(), inputs=set(), flags=set()), DistributedDataParallel.__init__
+    seen = SimpleNamespace(**counts, steps=[], waits=Counter(), formats=Counter(), inputs=set(), flags=set())
+    construct = DistributedDataParallel.__init__
+
     def forward(module, args, kwargs):
-        if not torch.is_grad_enabled(): return
+        if not torch.is_grad_enabled():
+            return
         seen.forwards += 1
         seen.inputs |= kwargs.keys()
-        seen.flags.add((torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision))
-    def linear(module, args, output): seen.formats[output.dtype] += torch.is_grad_enabled()
+        seen.flags.add(
+            (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
+        )
+
+    def linear(module, args, output):
+        seen.formats[output.dtype] += torch.is_grad_enabled()
+
     def constructed(wrapper, *args, **kwargs):
         construct(wrapper, *args, **kwargs)
         _count_all_reduces(wrapper, seen)
+
     def step(optimizer, *_):
         with not_counted(device):
             gradients = _gradients(model)
-            seen.steps.append(SimpleNamespace(**{name: getattr(seen, name) for name in counts}, numbers=_numbers(gradients), checksums=checksums(gradients)))
+            seen.steps.append(
+                SimpleNamespace(
+                    **{name: getattr(seen, name) for name in counts},
+                    numbers=_numbers(gradients),
+                    checksums=checksums(gradients),
+                )
+            )
         vars(seen).update(counts)
-    hooks = [register_optimizer_step_pre_hook(step), model.register_forward_pre_hook(forward, with_kwargs=True)]
+
+    hooks = [
+        register_optimizer_step_pre_hook(step),
+        model.register_forward_pre_hook(forward, with_kwargs=True),
+    ]
     hooks += [m.register_forward_hook(linear) for m in model.modules() if isinstance(m, nn.Linear)]
     try:
-        with _replaced(DistributedDataParallel, '__init__', constructed), _watch_halves(seen, device) if syncs else contextlib.nullcontext(): yield seen
+        with (
+            _replaced(DistributedDataParallel, '__init__', constructed),
+            _watch_halves(seen, device) if syncs else contextlib.nullcontext(),
+        ):
+            yield seen
     finally:
-        for hook in hooks: hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 # %% ../../nbs/checks/02_probes.ipynb #a99cedc3
 def bf16_speed(
     runtime: Runtime,  # of a run in bf16
-    n: int = 768,      # side of the matrices
-) -> float:            # with the threads of now
+    n: int = 768,  # side of the matrices
+) -> float:  # with the threads of now
     "The rate of bf16's matrix products in this runtime, as a multiple of fp32's."
-    return product_rate([(1, n, n, n)], 'bf16', runtime, .05) / product_rate([(1, n, n, n)], 'fp32', runtime, .05)
+    return product_rate([(1, n, n, n)], 'bf16', runtime, 0.05) / product_rate(
+        [(1, n, n, n)], 'fp32', runtime, 0.05
+    )
 
 # %% ../../nbs/checks/02_probes.ipynb #30cc046b
 class Witness:
     "A teacher's signal for a trainer, and whether it is what the teacher says alone."
-    def __init__(self,
+
+    def __init__(
+        self,
         task,
         teacher: nn.Module,
         online: bool = True,  # is the teacher asked in the run too? then its host syncs count
     ):
-        self.online, self.task, self.copy, self.teacher = online, task, copy.deepcopy(teacher).eval().requires_grad_(False), teacher.train()
-        self.signal, self.heard, self.faults, self.got = te.online_signal(task, self.teacher), [], set(), set()
+        self.online = online
+        self.task = task
+        self.copy = copy.deepcopy(teacher).eval().requires_grad_(False)
+        self.teacher = teacher.train()
+        self.signal = te.online_signal(task, self.teacher)
+        self.heard = []
+        self.faults = set()
+        self.got = set()
         self.hook = self.teacher.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def _look(self, module, args, kwargs):
         self.got |= kwargs.keys()
         device = next(iter(kwargs.values())).device.type
-        self.faults |= {name for name, bad in {'in training mode': module.training, 'with a gradient': torch.is_grad_enabled(), 'under autocast': torch.is_autocast_enabled(device)}.items() if bad}
+        self.faults |= {
+            name
+            for name, bad in {
+                'in training mode': module.training,
+                'with a gradient': torch.is_grad_enabled(),
+                'under autocast': torch.is_autocast_enabled(device),
+            }.items()
+            if bad
+        }
 
     def __call__(self, batch) -> dict[str, Tensor]:
-        with contextlib.nullcontext() if self.online else not_counted(batch.labels.device.type): self.heard.append((batch, self.signal(batch)))
+        with contextlib.nullcontext() if self.online else not_counted(batch.labels.device.type):
+            self.heard.append((batch, self.signal(batch)))
         return self.heard[-1][1]
 
     @torch.no_grad()
     def error(self) -> float:  # share of the teacher's largest number
         "The largest difference from the teacher alone, over all that was asked; the witness is dismissed."
         self.hook.remove()
-        worst, largest = 0., 1e-12
+        worst = 0.0
+        largest = 1e-12
         for batch, signal in self.heard:
-            with te.fp32_products(): alone = self.task.signal(self.copy(**{k: v for k, v in batch.inputs.items() if k in model_inputs(self.copy)}), batch)
+            with te.fp32_products():
+                alone = self.task.signal(
+                    self.copy(**{k: v for k, v in batch.inputs.items() if k in model_inputs(self.copy)}),
+                    batch,
+                )
             for name, value in alone.items():
                 gap = (signal[name].float() - value.float()).abs().max().item()
-                worst, largest = max(worst, gap if gap == gap else float('inf')), max(largest, value.abs().max().item())
+                worst = max(worst, gap if gap == gap else float('inf'))
+                largest = max(largest, value.abs().max().item())
         return worst / largest
 
 # %% ../../nbs/checks/02_probes.ipynb #ab7f0a61
@@ -214,10 +321,12 @@ def distance(
     b: Tensor,  # (n,) what it should be
 ) -> tuple[float, float]:  # (size of a - b as a share of b's; how many times b is in a)
     "How far a gradient is from another."
-    if not (a.isfinite().all() and b.isfinite().all()): return float('nan'), float('nan')
-    a, b = a.double(), b.double()
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return float('nan'), float('nan')
+    a = a.double()
+    b = b.double()
     size = max((b @ b).item(), 1e-60)
-    return (((a - b) @ (a - b)).item() / size) ** .5, (a @ b).item() / size
+    return (((a - b) @ (a - b)).item() / size) ** 0.5, (a @ b).item() / size
 
 # %% ../../nbs/checks/02_probes.ipynb #12096da4
 def still(
@@ -227,102 +336,176 @@ def still(
     model = copy.deepcopy(model)
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ('drop' in name or (name == 'p' and 'drop' in type(module).__name__.lower())): setattr(module, name, 0.)
+            if isinstance(value, float) and (
+                'drop' in name or (name == 'p' and 'drop' in type(module).__name__.lower())
+            ):
+                setattr(module, name, 0.0)
     return model
 
-EXAMPLES, NO_LIMIT = 8, 10 ** 9  # of a step of the equality checks; tokens of a micro-batch
+
+# of a step of the equality checks; tokens of a micro-batch
+EXAMPLES = 8
+NO_LIMIT = 10**9
+
 
 def alike(
     lengths: np.ndarray,  # (n,) tokens of each example
     k: int = EXAMPLES,
-) -> np.ndarray:          # (k,) examples; of one length where there are so many
+) -> np.ndarray:  # (k,) examples; of one length where there are so many
     "Examples that any budget cuts into equal micro-batches."
     values, counts = np.unique(lengths, return_counts=True)
     enough = values[counts >= k]
-    if not len(enough): return np.argsort(lengths, kind='stable')[max(0, len(lengths) // 2 - k):][:k]
-    return np.flatnonzero(lengths == enough[np.abs(enough - np.quantile(lengths, .25)).argmin()])[:k]
+    if not len(enough):
+        return np.argsort(lengths, kind='stable')[max(0, len(lengths) // 2 - k) :][:k]
+    return np.flatnonzero(lengths == enough[np.abs(enough - np.quantile(lengths, 0.25)).argmin()])[:k]
+
 
 def accumulation(
-    task, model: nn.Module,  # without dropout
-    config: RunConfig,       # resolved
-    here: Runtime,           # of one rank
-    signal=None,             # the teacher's, for a KD mode
-) -> dict[int, tuple[float, float]]:  # micro-batches -> `distance` from the gradient of all at once; 1: all at once again
+    task,
+    model: nn.Module,  # without dropout
+    config: RunConfig,  # resolved
+    here: Runtime,  # of one rank
+    signal=None,  # the teacher's, for a KD mode
+    # micro-batches -> `distance` from the gradient of all at once; 1: all at once again
+) -> dict[int, tuple[float, float]]:
     "Gradients of 8 examples at once, twice, and in 2 and 4 micro-batches."
-    lengths, parts, full = task.lengths('train'), {}, None
-    index, scaler = alike(lengths), torch.amp.GradScaler(here.device.type, init_scale=1024., enabled=here.dtype == 'fp16')  # of a size that small gradients survive; distances are relative
+    lengths = task.lengths('train')
+    parts = {}
+    full = None
+    # of a size that small gradients survive; distances are relative
+    index = alike(lengths)
+    scaler = torch.amp.GradScaler(here.device.type, init_scale=1024.0, enabled=here.dtype == 'fp16')
     model.train()
     for k in (len(index), len(index), len(index) // 2, len(index) // 4):
         budget = config.model_copy(update=dict(micro_batch_tokens=max(1, k) * int(lengths[index].max())))
         model.zero_grad(set_to_none=True)
         tr.accumulate(model, task, index, budget, here, scaler, tr.loss_weights(task, config), signal)
         numbers = _numbers(_gradients(model))
-        if full is None: full = numbers
-        else: parts[len(tr._share(task, index, budget, here))] = distance(numbers, full)
+        if full is None:
+            full = numbers
+        else:
+            parts[len(tr._share(task, index, budget, here))] = distance(numbers, full)
     return parts
 
 # %% ../../nbs/checks/02_probes.ipynb #28d014f3
 def look_ahead(
-    task,               # encoded
+    task,  # encoded
     config: RunConfig,  # resolved
-    most: int = 2000,   # steps looked at
-) -> SimpleNamespace:   # steps, examples (of the run), padding (share of token positions), largest (examples of the largest micro-batch)
+    most: int = 2000,  # steps looked at
+    # steps, examples (of the run), padding (share of token positions), largest (examples of the largest
+    # micro-batch)
+) -> SimpleNamespace:
     "The run's micro-batches, without running them."
     total, steps = tr.schedule_steps(task, config)
-    lengths, seen, examples, tokens, cells, largest, size = task.lengths('train'), 0, 0, 0, 0, None, 0
+    lengths = task.lengths('train')
+    seen = 0
+    examples = 0
+    tokens = 0
+    cells = 0
+    largest = None
+    size = 0
     for step in steps:
-        if seen == most: break
-        seen, examples, tokens = seen + 1, examples + len(step.index), tokens + int(lengths[step.index].sum())
+        if seen == most:
+            break
+        seen = seen + 1
+        examples = examples + len(step.index)
+        tokens = tokens + int(lengths[step.index].sum())
         for rank in range(config.ranks):
-            for part in micro_batches(step.index, lengths, config.micro_batch_tokens, rank, config.ranks, task.groups('train')):
+            for part in micro_batches(
+                step.index, lengths, config.micro_batch_tokens, rank, config.ranks, task.groups('train')
+            ):
                 own = len(part) * int(lengths[part].max())
                 cells += own
-                if own > size: largest, size = part, own
-    return SimpleNamespace(steps=total, examples=round(examples * total / seen), padding=1 - tokens / cells, largest=largest)
+                if own > size:
+                    largest = part
+                    size = own
+    return SimpleNamespace(
+        steps=total, examples=round(examples * total / seen), padding=1 - tokens / cells, largest=largest
+    )
 
 # %% ../../nbs/checks/02_probes.ipynb #931e5225
 def activation_bytes(
-    task, model: nn.Module, index: np.ndarray,  # one micro-batch
-    config: RunConfig, here: Runtime, signal=None,  # as for `accumulation`
+    task,
+    model: nn.Module,
+    index: np.ndarray,  # one micro-batch
+    config: RunConfig,
+    here: Runtime,
+    signal=None,  # as for `accumulation`
 ) -> int:
     "What a forward keeps for its backward, weights not counted."
-    weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
+
     def keep(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights: kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
         return tensor
+
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tr.accumulate(model, task, index, config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT)), here, torch.amp.GradScaler(here.device.type, enabled=False), tr.loss_weights(task, config), signal)
+        tr.accumulate(
+            model,
+            task,
+            index,
+            config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT)),
+            here,
+            torch.amp.GradScaler(here.device.type, enabled=False),
+            tr.loss_weights(task, config),
+            signal,
+        )
     model.zero_grad(set_to_none=True)
     return sum(kept.values())
 
+
 def free_bytes(device: torch.device) -> int:
     "Memory a run could have."
-    if device.type == 'cuda': return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    free, group = psutil.virtual_memory().available, Path('/sys/fs/cgroup')
+    if device.type == 'cuda':
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    free = psutil.virtual_memory().available
+    group = Path('/sys/fs/cgroup')
     with contextlib.suppress(OSError, ValueError):  # a container's own limit; 'max' is none
         held = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
-        free = min(free, int((group / 'memory.max').read_text()) - int((group / 'memory.current').read_text()) + int(held['inactive_file']))
+        free = min(
+            free,
+            int((group / 'memory.max').read_text())
+            - int((group / 'memory.current').read_text())
+            + int(held['inactive_file']),
+        )
     return free + psutil.Process().memory_info().rss  # this process ends before the run begins
 
 # %% ../../nbs/checks/02_probes.ipynb #102ce46e
 _TEMPORARY = 1.25  # activations and what a backward needs for a moment
-_ALLOCATOR = {'cpu': (150 * 2 ** 20, .25), 'cuda': (0, .1)}  # what freed blocks cost: bytes, and a share of what is needed
+# what freed blocks cost: bytes, and a share of what is needed
+_ALLOCATOR = {'cpu': (150 * 2**20, 0.25), 'cuda': (0, 0.1)}
+
 
 def forecast_memory(
-    task, model: nn.Module, largest: np.ndarray,  # the largest micro-batch's examples, the longest first
-    config: RunConfig, here: Runtime, signal=None,  # as for `accumulation`
-    process: float = 0.,                          # bytes a process has before its models
-    online: int = 0,                              # parameters of a teacher that stays in memory
-) -> tuple[dict[str, float], float]:              # bytes of a rank by purpose; bytes of activations a token
+    task,
+    model: nn.Module,
+    largest: np.ndarray,  # the largest micro-batch's examples, the longest first
+    config: RunConfig,
+    here: Runtime,
+    signal=None,  # as for `accumulation`
+    process: float = 0.0,  # bytes a process has before its models
+    online: int = 0,  # parameters of a teacher that stays in memory
+) -> tuple[dict[str, float], float]:  # bytes of a rank by purpose; bytes of activations a token
     "The memory a rank will need."
     one, two = (activation_bytes(task, model, largest[[0] * k], config, here, signal) for k in (1, 2))
     weights = 4 * count_parameters(model)
-    needs = dict(process=process if here.device.type == 'cpu' else 0., weights=weights, gradients=weights, AdamW=2 * weights, teacher=4. * online, activations=_TEMPORARY * (max(0, 2 * one - two) + (two - one) * len(largest)))
+    needs = dict(
+        process=process if here.device.type == 'cpu' else 0.0,
+        weights=weights,
+        gradients=weights,
+        AdamW=2 * weights,
+        teacher=4.0 * online,
+        activations=_TEMPORARY * (max(0, 2 * one - two) + (two - one) * len(largest)),
+    )
     fixed, share = _ALLOCATOR[here.device.type]
     needs['allocator'] = fixed + share * (sum(needs.values()) - needs['process'])
-    return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / int(task.lengths('train')[largest[0]])
+    return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / int(
+        task.lengths('train')[largest[0]]
+    )
 
 # %% ../../nbs/checks/02_probes.ipynb #fed2d7be
 def few_examples(
@@ -330,49 +513,90 @@ def few_examples(
     index: np.ndarray,  # (n,) of its training examples, each once
 ) -> TaskView:
     "Some training examples of a task, numbered from 0; for a signal that is quickly made."
+
     def batch(split: str, own: np.ndarray, epoch: int = 0):
         return replace(task.batch(split, index[own], epoch), index=np.asarray(own))
+
     return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
 
+
 def few_signal(
-    task, teacher: nn.Module, index: np.ndarray,  # the examples
-    folder: Path, key: dict, here: Runtime,       # where to keep it, the same for all ranks; of `kdnotes.distill.teacher_cache.key_parts`; of this rank
-) -> tuple[Callable, Callable, float]:            # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an example took
+    task,
+    teacher: nn.Module,
+    index: np.ndarray,  # the examples
+    folder: Path,
+    key: dict,
+    # where to keep it, the same for all ranks; of `kdnotes.distill.teacher_cache.key_parts`; of this rank
+    here: Runtime,
+    # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an
+    # example took
+) -> tuple[Callable, Callable, float]:
     "The stored signal of some examples, made by all ranks as a run makes it."
     chosen = np.unique(index)
     few = few_examples(task, chosen)
     key = key | dict(subset=f"{key['subset']}-{sha256_text(str(chosen.tolist()))[:12]}")
-    signal = te.make_signal(few, 'train', teacher, folder, key, device=here.device, storage_dtype=key['storage_dtype'], rank=here.rank, ranks=here.ranks, barrier=here.barrier)
-    def right(batch): return signal(replace(batch, index=np.searchsorted(chosen, batch.index)))
-    def any_rows(batch): return signal(replace(batch, index=batch.index % len(chosen)))
+    signal = te.make_signal(
+        few,
+        'train',
+        teacher,
+        folder,
+        key,
+        device=here.device,
+        storage_dtype=key['storage_dtype'],
+        rank=here.rank,
+        ranks=here.ranks,
+        barrier=here.barrier,
+    )
+
+    def right(batch):
+        return signal(replace(batch, index=np.searchsorted(chosen, batch.index)))
+
+    def any_rows(batch):
+        return signal(replace(batch, index=batch.index % len(chosen)))
+
     return right, any_rows, signal.meta['teacher_s'] * here.ranks / len(chosen)
+
 
 def compare_signals(
     cached: dict[str, Tensor],  # name -> (n, ...)
     online: dict[str, Tensor],
-    storage_dtype: str,         # fp32 | fp16 | bf16
-) -> tuple[float, bool, str]:   # largest difference; is every number as near as promised?; the promise
+    storage_dtype: str,  # fp32 | fp16 | bf16
+) -> tuple[float, bool, str]:  # largest difference; is every number as near as promised?; the promise
     "The stored signal against the computed one."
-    bound, far = te.precision(storage_dtype), max((cached[k] - online[k]).abs().max().item() for k in online)
-    within = all(bool(((cached[k] - v).abs() <= 2 * bound['absolute'] + bound['relative'] * v.abs()).all()) for k, v in online.items())
+    bound = te.precision(storage_dtype)
+    far = max((cached[k] - online[k]).abs().max().item() for k in online)
+    within = all(
+        bool(((cached[k] - v).abs() <= 2 * bound['absolute'] + bound['relative'] * v.abs()).all())
+        for k, v in online.items()
+    )
     return far, within, f"a relative {bound['relative']:.0e} and {bound['absolute']:.0e}, in {storage_dtype}"
 
 # %% ../../nbs/checks/02_probes.ipynb #c72a9e2f
 def saved_and_loaded(
     task,
     model: nn.Module,  # of transformers, on its device
-    folder: Path,      # made, and removed again
-) -> tuple[list[str], float]:  # names of weights that are lost, new or different; largest difference of a logit
+    folder: Path,  # made, and removed again
+    # names of weights that are lost, new or different; largest difference of a logit
+) -> tuple[list[str], float]:
     "A model against the one that plain `from_pretrained` makes of its files."
     device = next(model.parameters()).device
     try:
         with quiet_loading():
             save_model(model, folder)
-            again = getattr(transformers, task.auto_class).from_pretrained(folder, attn_implementation=model.config._attn_implementation).to(device)
+            again = (
+                getattr(transformers, task.auto_class)
+                .from_pretrained(folder, attn_implementation=model.config._attn_implementation)
+                .to(device)
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    before, after = model.state_dict(), again.state_dict()
-    changed = sorted(name for name in before.keys() | after.keys() if name not in before or name not in after or not torch.equal(before[name], after[name]))
+    before = model.state_dict()
+    after = again.state_dict()
+    changed = sorted(
+        name
+        for name in before.keys() | after.keys()
+        if name not in before or name not in after or not torch.equal(before[name], after[name])
+    )
     inputs = task.batch('train', np.arange(min(4, len(task.lengths('train'))))).to(device).inputs
     training = model.training
     with torch.no_grad():

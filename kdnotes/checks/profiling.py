@@ -4,7 +4,10 @@
 
 # %% ../../nbs/checks/01_profiling.ipynb #75c80171
 from __future__ import annotations
-import contextlib, resource, threading, time
+import contextlib
+import resource
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,113 +23,178 @@ __all__ = ['layer_shapes', 'product_rate', 'reset_peaks', 'peaks', 'Stopwatch']
 
 # %% ../../nbs/checks/01_profiling.ipynb #c8260a9b
 def layer_shapes(
-    config,         # of a BERT-like transformers model
+    config,  # of a BERT-like transformers model
     examples: int,
-    length: int,    # tokens of each
+    length: int,  # tokens of each
 ) -> list[tuple[int, int, int, int]]:  # (how many at once, m, k, n): products of (m, k) with (k, n)
     "All matrix products of a layer's forward and backward."
-    h, f, t = config.hidden_size, getattr(config, 'intermediate_size', None) or config.hidden_dim, examples * length  # hidden_dim: DistilBERT's word
+    # hidden_dim: DistilBERT's word
+    h = config.hidden_size
+    f = getattr(config, 'intermediate_size', None) or config.hidden_dim
+    t = examples * length
     dense = [(h, h)] * 4 + [(h, f), (f, h)]
-    weights = [s for i, o in dense for s in ((1, t, i, o), (1, t, o, i), (1, o, t, i))]  # outputs, gradients of inputs, gradients of weights
-    heads, d = examples * config.num_attention_heads, h // config.num_attention_heads
-    return weights + [(heads, length, d, length)] * 2 + [(heads, length, length, d)] * 4  # scores and values, forward and backward
+    # outputs, gradients of inputs, gradients of weights
+    weights = [s for i, o in dense for s in ((1, t, i, o), (1, t, o, i), (1, o, t, i))]
+    heads = examples * config.num_attention_heads
+    d = h // config.num_attention_heads
+    # scores and values, forward and backward
+    return weights + [(heads, length, d, length)] * 2 + [(heads, length, length, d)] * 4
 
 # %% ../../nbs/checks/01_profiling.ipynb #8e28dae0
 def product_rate(
     shapes: list[tuple[int, int, int, int]],  # as `layer_shapes`
-    dtype: str,           # fp32 | tf32 | bf16 | fp16; tf32 as the runtime has set it
+    dtype: str,  # fp32 | tf32 | bf16 | fp16; tf32 as the runtime has set it
     runtime: Runtime,
-    seconds: float = 1.,  # to measure for; at least one round over all shapes
-) -> float:               # operations per second, 2 for each multiply-add
+    seconds: float = 1.0,  # to measure for; at least one round over all shapes
+) -> float:  # operations per second, 2 for each multiply-add
     "The rate of matrix products of some shapes, one after the other."
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(dtype, torch.float32)
-    pairs = [[torch.randn(b, *s, device=runtime.device, dtype=kind).squeeze(0) for s in ((m, k), (k, n))] for b, m, k, n in shapes]
+    pairs = [
+        [torch.randn(b, *s, device=runtime.device, dtype=kind).squeeze(0) for s in ((m, k), (k, n))]
+        for b, m, k, n in shapes
+    ]
+
     def rounds(count: int) -> float:
         begin = runtime.clock()
         with WidenedProducts() if runtime.widened else contextlib.nullcontext():
             for _ in range(count):
-                for a, b in pairs: a @ b
+                for a, b in pairs:
+                    a @ b
         return runtime.clock() - begin
+
     rounds(1)
     count = 1
-    while (taken := rounds(count)) < seconds: count = max(count + 1, min(10 * count, int(1.2 * count * seconds / max(taken, 1e-9))))
-    return count * sum(2. * b * m * k * n for b, m, k, n in shapes) / taken
+    while (taken := rounds(count)) < seconds:
+        count = max(count + 1, min(10 * count, int(1.2 * count * seconds / max(taken, 1e-9))))
+    return count * sum(2.0 * b * m * k * n for b, m, k, n in shapes) / taken
 
 # %% ../../nbs/checks/01_profiling.ipynb #8092efcc
 def reset_peaks(runtime: Runtime) -> None:
     "Begin to watch anew."
-    with contextlib.suppress(OSError): Path('/proc/self/clear_refs').write_text('5')  # 5: the high-water mark of resident memory (man 5 proc)
-    if runtime.device.type == 'cuda': torch.cuda.reset_peak_memory_stats(runtime.device)
+    with contextlib.suppress(OSError):
+        # 5: the high-water mark of resident memory (man 5 proc)
+        Path('/proc/self/clear_refs').write_text('5')
+    if runtime.device.type == 'cuda':
+        torch.cuda.reset_peak_memory_stats(runtime.device)
+
 
 def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU)
     "The most memory since the last reset."
-    try: host = next(int(line.split()[1]) for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM')) / 1024
-    except (OSError, StopIteration): host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return dict(host_mib=host, device_mib=torch.cuda.max_memory_allocated(runtime.device) / 2**20 if runtime.device.type == 'cuda' else None)
+    try:
+        host = (
+            next(
+                int(line.split()[1])
+                for line in Path('/proc/self/status').read_text().splitlines()
+                if line.startswith('VmHWM')
+            )
+            / 1024
+        )
+    except (OSError, StopIteration):
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return dict(
+        host_mib=host,
+        device_mib=torch.cuda.max_memory_allocated(runtime.device) / 2**20
+        if runtime.device.type == 'cuda'
+        else None,
+    )
 
 # %% ../../nbs/checks/01_profiling.ipynb #a2f99f01
 class Stopwatch:
     "Shares the time of a training out over its parts while a `with` block runs; train with its `task` and `signal`."
-    def __init__(self,
-        model: nn.Module,           # the one that is trained, not wrapped
+
+    def __init__(
+        self,
+        model: nn.Module,  # the one that is trained, not wrapped
         task: Task,
-        signal: Callable | None,    # the teacher's
+        signal: Callable | None,  # the teacher's
         runtime: Runtime,
-        warmup: int = 0,            # first optimizer steps to leave out
+        warmup: int = 0,  # first optimizer steps to leave out
     ):
-        self.model, self.runtime, self.warmup = model, runtime, warmup
-        self.task = TaskView(task, batch=partial(self.timed, 'data', task.batch), loss_terms=partial(self.timed, 'losses', task.loss_terms))
+        self.model = model
+        self.runtime = runtime
+        self.warmup = warmup
+        self.task = TaskView(
+            task,
+            batch=partial(self.timed, 'data', task.batch),
+            loss_terms=partial(self.timed, 'losses', task.loss_terms),
+        )
         self.signal = signal and (lambda batch: self.timed('teacher', signal, batch))
         self.parts: dict[str, float] = {}  # seconds of each part, up to the last optimizer step
-        self.steps, self._parts, self._last, self._backward = 0, {}, runtime.clock(), False
-        self._thread, self._lock, self._stack = threading.get_ident(), threading.Lock(), contextlib.ExitStack()
+        self.steps = 0
+        self._parts = {}
+        self._last = runtime.clock()
+        self._backward = False
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
 
     def mark(self, part: str) -> None:
         "The time since the last mark belongs to this part."
         with self._lock:  # on a GPU gradients are told of in another thread
             now = self.runtime.clock()
-            self._parts[part], self._last = self._parts.get(part, 0.) + now - self._last, now
+            self._parts[part], self._last = self._parts.get(part, 0.0) + now - self._last, now
 
     def timed(self, part: str, function: Callable, *args):
         "Call a function; its time belongs to this part."
-        if threading.get_ident() != self._thread: return function(*args)
+        if threading.get_ident() != self._thread:
+            return function(*args)
         self.mark('rest')
-        try: return function(*args)
-        finally: self.mark(part)
+        try:
+            return function(*args)
+        finally:
+            self.mark(part)
 
     def __enter__(self) -> Stopwatch:
         _listen(self, self._stack)
         return self
 
-    def __exit__(self, *_) -> None: self._stack.close()
+    def __exit__(self, *_) -> None:
+        self._stack.close()
 
 # %% ../../nbs/checks/01_profiling.ipynb #5157b94d
 def _listen(watch: Stopwatch, stack: contextlib.ExitStack) -> None:
     "Hook a stopwatch up with a model, with all optimizers and with clipping, until the stack closes."
+
     def gradient(_):
         watch._backward = True
         watch.mark('backward')
+
     def gap(*_):  # before clipping and before the step
         watch.mark('rest' if not watch._backward else 'waiting' if watch.runtime.ranks > 1 else 'optimizer')
         watch._backward = False
+
     def stepped(*_):
         watch.mark('optimizer')
         watch.steps += 1
-        if watch.steps <= watch.warmup: watch._parts = {}
+        if watch.steps <= watch.warmup:
+            watch._parts = {}
         watch.parts = dict(watch._parts)
+
     known = set()
+
     def forward(*_):
-        for p in watch.model.parameters():  # at each forward anew: a trainer may exchange parts of a model when it begins
+        # at each forward anew: a trainer may exchange parts of a model when it begins
+        for p in watch.model.parameters():
             if p.requires_grad and p not in known:
                 stack.callback(p.register_post_accumulate_grad_hook(gradient).remove)
                 known.add(p)
         watch.mark('rest')
-    for hook in (watch.model.register_forward_pre_hook(forward), watch.model.register_forward_hook(lambda *_: watch.mark('forward')),
-                 register_optimizer_step_pre_hook(gap), register_optimizer_step_post_hook(stepped)): stack.callback(hook.remove)
+
+    for hook in (
+        watch.model.register_forward_pre_hook(forward),
+        watch.model.register_forward_hook(lambda *_: watch.mark('forward')),
+        register_optimizer_step_pre_hook(gap),
+        register_optimizer_step_post_hook(stepped),
+    ):
+        stack.callback(hook.remove)
     clip = torch.nn.utils.clip_grad_norm_
+
     def clipped(*args, **kwargs):
         gap()
-        try: return clip(*args, **kwargs)
-        finally: watch.mark('optimizer')
+        try:
+            return clip(*args, **kwargs)
+        finally:
+            watch.mark('optimizer')
+
     torch.nn.utils.clip_grad_norm_ = clipped
     stack.callback(setattr, torch.nn.utils, 'clip_grad_norm_', clip)

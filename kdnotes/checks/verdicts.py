@@ -17,191 +17,339 @@ __all__ = ['CHECKS', 'RESULTS', 'TOLERANCE', 'Finding', 'Diagnosis', 'tolerance'
 
 # %% ../../nbs/checks/03_verdicts.ipynb #55ae6014
 CHECKS = {
-    'ranks':        'are gradients and weights equal on all ranks, to the last bit?',
-    'one rank':     'do the ranks together compute what one rank computes?',
+    'ranks': 'are gradients and weights equal on all ranks, to the last bit?',
+    'one rank': 'do the ranks together compute what one rank computes?',
     'accumulation': 'do micro-batches add up to the full batch?',
-    'all-reduce':   'are gradients summed over ranks once in an optimizer step?',
-    'wrapper':      "does each of the student's forwards pass the wrapper that sums gradients?",
-    'inputs':       'does each model get all the inputs it takes?',
-    'teacher':      'does the teacher say in the trainer what it says alone?',
-    'cache':        'is the stored signal the one computed beside the student?',
-    'saving':       'is the model the same after saving and loading?',
-    'precision':    'in which number format are products computed, and why?',
-    'host syncs':   'how often does the host wait for the device inside a step?',
-    'padding':      'how much of the work is padding?',
-    'memory':       'will it fit?',
-    'time':         'how long will it take?',
+    'all-reduce': 'are gradients summed over ranks once in an optimizer step?',
+    'wrapper': "does each of the student's forwards pass the wrapper that sums gradients?",
+    'inputs': 'does each model get all the inputs it takes?',
+    'teacher': 'does the teacher say in the trainer what it says alone?',
+    'cache': 'is the stored signal the one computed beside the student?',
+    'saving': 'is the model the same after saving and loading?',
+    'precision': 'in which number format are products computed, and why?',
+    'host syncs': 'how often does the host wait for the device inside a step?',
+    'padding': 'how much of the work is padding?',
+    'memory': 'will it fit?',
+    'time': 'how long will it take?',
 }
 RESULTS = ('ok', 'warn', 'fail', 'skipped')
+
 
 @dataclass(frozen=True)
 class Finding:
     "What one check found."
-    check: str        # a key of CHECKS
-    result: str       # one of RESULTS
-    found: str        # the figures
+
+    check: str  # a key of CHECKS
+    result: str  # one of RESULTS
+    found: str  # the figures
     change: str = ''  # what to do about it
     figure: str = ''  # the one figure a narrow table has room for
-    mode: str = ''    # the configuration's
+    mode: str = ''  # the configuration's
 
     @property
-    def cell(self) -> str: return {'ok': self.figure or 'ok', 'warn': f'{self.figure} !'.strip(), 'fail': 'FAIL', 'skipped': '-'}[self.result]
+    def cell(self) -> str:
+        return {
+            'ok': self.figure or 'ok',
+            'warn': f'{self.figure} !'.strip(),
+            'fail': 'FAIL',
+            'skipped': '-',
+        }[self.result]
 
 # %% ../../nbs/checks/03_verdicts.ipynb #df944996
 @dataclass(frozen=True)
 class Diagnosis:
     "All findings; `str` of it is for a terminal."
+
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
-    seconds: float = 0.
+    seconds: float = 0.0
 
     @property
-    def ok(self) -> bool: return not any(f.result == 'fail' for f in self.findings)
+    def ok(self) -> bool:
+        return not any(f.result == 'fail' for f in self.findings)
 
     def table(self) -> pd.DataFrame:  # mode, check, result, found, change
         "One row a finding."
-        return pd.DataFrame([{k: v for k, v in asdict(f).items() if k != 'figure'} for f in self.findings], columns=['mode', 'check', 'result', 'found', 'change'])
+        return pd.DataFrame(
+            [{k: v for k, v in asdict(f).items() if k != 'figure'} for f in self.findings],
+            columns=['mode', 'check', 'result', 'found', 'change'],
+        )
 
     def __str__(self) -> str:
         modes = list(dict.fromkeys(f.mode for f in self.findings))
-        body = [_by_check(self.findings)] if len(modes) == 1 else [_by_mode(self.findings, modes), *_troubles(self.findings)]
+        body = (
+            [_by_check(self.findings)]
+            if len(modes) == 1
+            else [_by_mode(self.findings, modes), *_troubles(self.findings)]
+        )
         count = Counter(f.result for f in self.findings)
-        verdict = f"{count['fail']} of {count.total() - count['skipped']} checks failed" if count['fail'] else f"{count['ok']} checks passed, {count['warn']} with a warning"
+        verdict = (
+            f"{count['fail']} of {count.total() - count['skipped']} checks failed"
+            if count['fail']
+            else f"{count['ok']} checks passed, {count['warn']} with a warning"
+        )
         return '\n'.join([*body, *(f'note: {n}' for n in self.notes), f'{verdict} ({self.seconds:.0f} s)'])
 
 # %% ../../nbs/checks/03_verdicts.ipynb #0ef8cd68
 def _columns(rows: Sequence[Sequence[str]]) -> str:
     "Rows of text, aligned."
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return '\n'.join('  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return '\n'.join(
+        '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
+
 
 def _by_check(findings: Sequence[Finding]) -> str:
     "A line a check; what to change on a line of its own."
-    lines = _columns([('check', 'result', findings[0].mode)] + [(f.check, f.result.upper() if f.result == 'fail' else f.result, f.found) for f in findings]).split('\n')
-    return '\n'.join([lines[0], *(line + (f'\n    -> {f.change}' if f.change else '') for line, f in zip(lines[1:], findings))])
+    lines = _columns(
+        [('check', 'result', findings[0].mode)]
+        + [(f.check, f.result.upper() if f.result == 'fail' else f.result, f.found) for f in findings]
+    ).split('\n')
+    return '\n'.join(
+        [
+            lines[0],
+            *(line + (f'\n    -> {f.change}' if f.change else '') for line, f in zip(lines[1:], findings)),
+        ]
+    )
+
 
 def _by_mode(findings: Sequence[Finding], modes: Sequence[str]) -> str:
     "A line a mode."
     cells = {(f.mode, f.check): f.cell for f in findings}
-    return _columns([('', *CHECKS)] + [(mode, *(cells.get((mode, check), '-') for check in CHECKS)) for mode in modes])
+    return _columns(
+        [('', *CHECKS)] + [(mode, *(cells.get((mode, check), '-') for check in CHECKS)) for mode in modes]
+    )
+
 
 def _troubles(findings: Sequence[Finding]) -> list[str]:
     "What is wrong, and what to change; modes that share a trouble share its lines."
     shared: dict[tuple, list[str]] = {}
     for f in findings:
-        if f.result in ('fail', 'warn'): shared.setdefault((f.result != 'fail', f.result, f.check, f.found, f.change), []).append(f.mode)
-    return [f"{result.upper() if result == 'fail' else result} {check} ({', '.join(modes)}): {found}" + (f'\n    -> {change}' if change else '')
-            for (_, result, check, found, change), modes in sorted(shared.items(), key=lambda item: item[0][0])]
+        if f.result in ('fail', 'warn'):
+            shared.setdefault((f.result != 'fail', f.result, f.check, f.found, f.change), []).append(f.mode)
+    return [
+        f"{result.upper() if result == 'fail' else result} {check} ({', '.join(modes)}): {found}"
+        + (f'\n    -> {change}' if change else '')
+        for (_, result, check, found, change), modes in sorted(shared.items(), key=lambda item: item[0][0])
+    ]
 
 # %% ../../nbs/checks/03_verdicts.ipynb #1e6ad356
-TOLERANCE = {'fp32': 1e-4, 'tf32': 1e-2, 'fp16': 1e-2, 'bf16': 5e-2}  # distance of two gradients as a share of their size: other order of sums, other roundings
+# distance of two gradients as a share of their size: other order of sums, other roundings
+TOLERANCE = {'fp32': 1e-4, 'tf32': 1e-2, 'fp16': 1e-2, 'bf16': 5e-2}
+
 
 def tolerance(
-    dtype: str,          # products are computed in: fp32 | tf32 | fp16 | bf16
+    dtype: str,  # products are computed in: fp32 | tf32 | fp16 | bf16
     sent: str = 'fp32',  # gradients travel between ranks in
-) -> float:              # share of the gradient's size
+) -> float:  # share of the gradient's size
     "How far apart sound gradients may be."
     return max(TOLERANCE[dtype], TOLERANCE.get(sent, 0))
 
+
 def _against(far: float, times: float) -> str:
     "A distance in words: a multiple where it is one."
-    return f'{times:.2f} times as large' if abs(times - 1) > .05 and far ** 2 - (times - 1) ** 2 < (.1 * times) ** 2 else f'{far:.1%} of its size away'
+    return (
+        f'{times:.2f} times as large'
+        if abs(times - 1) > 0.05 and far**2 - (times - 1) ** 2 < (0.1 * times) ** 2
+        else f'{far:.1%} of its size away'
+    )
+
 
 def judge_accumulation(
-    parts: dict[int, tuple[float, float]],  # micro-batches -> `distance` from the full batch's gradient; 1: the full batch again
-    allowed: float,                         # of `tolerance`
+    # micro-batches -> `distance` from the full batch's gradient; 1: the full batch again
+    parts: dict[int, tuple[float, float]],
+    allowed: float,  # of `tolerance`
 ) -> Finding:
     "Micro-batches against the full batch."
-    noise, rest = parts[1][0], {n: d for n, d in parts.items() if n > 1}
-    if np.isnan([d for d, _ in parts.values()]).any(): return Finding('accumulation', 'skipped', 'gradients are not finite at the first step')
-    if noise > allowed: return Finding('accumulation', 'skipped', f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is no dropout')
-    worst, found = max(d for d, _ in rest.values()), ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
-    if worst <= allowed: return Finding('accumulation', 'ok', f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their size from the full batch's", figure=f'{worst:.0e}')
-    own = all(abs(times / n - 1) < .2 for n, (_, times) in rest.items())
-    return Finding('accumulation', 'fail', f"against the full batch, the gradient is {found}" + ': the loss of each micro-batch is divided by its own, local count' * own,
-                   "divide by the counts of the whole step (Task.loss_counts)" if own else 'look for what couples the examples of a batch, and for a wrong divisor of the loss', f'{worst:.0e}')
+    noise = parts[1][0]
+    rest = {n: d for n, d in parts.items() if n > 1}
+    if np.isnan([d for d, _ in parts.values()]).any():
+        return Finding('accumulation', 'skipped', 'gradients are not finite at the first step')
+    if noise > allowed:
+        return Finding(
+            'accumulation',
+            'skipped',
+            f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is no dropout',
+        )
+    worst = max(d for d, _ in rest.values())
+    found = ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
+    if worst <= allowed:
+        return Finding(
+            'accumulation',
+            'ok',
+            f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their size from the full batch's",
+            figure=f'{worst:.0e}',
+        )
+    own = all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items())
+    return Finding(
+        'accumulation',
+        'fail',
+        f"against the full batch, the gradient is {found}"
+        + ': the loss of each micro-batch is divided by its own, local count' * own,
+        "divide by the counts of the whole step (Task.loss_counts)"
+        if own
+        else 'look for what couples the examples of a batch, and for a wrong divisor of the loss',
+        f'{worst:.0e}',
+    )
 
 # %% ../../nbs/checks/03_verdicts.ipynb #671a346a
 def judge_ranks(
-    checksums: list[dict[str, list[int]]],  # a rank: what ('gradients of step 1', ..., 'weights') -> a number for each tensor
-    names: Sequence[str],                   # of the tensors
+    # a rank: what ('gradients of step 1', ..., 'weights') -> a number for each tensor
+    checksums: list[dict[str, list[int]]],
+    names: Sequence[str],  # of the tensors
 ) -> Finding:
     "Ranks against each other."
     for what, first in checksums[0].items():
         others = [i for i, rank in enumerate(checksums) if rank[what] != first]
-        if not others: continue
+        if not others:
+            continue
         called = names if len(names) == len(first) else [what] * len(first)
         wrong = [name for name, a, b in zip(called, first, checksums[others[0]][what]) if a != b]
-        return Finding('ranks', 'fail', f"{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors ({wrong[0]}, ...)",
-                       'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank run each backward of a step')
+        return Finding(
+            'ranks',
+            'fail',
+            f"{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors ({wrong[0]}, ...)",
+            'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank run each backward of a step',
+        )
     steps = sum('gradients' in what for what in checksums[0])
-    return Finding('ranks', 'ok', f"losses, gradients and weights are equal to the last bit on {len(checksums)} ranks after {steps} steps", figure=f'{len(checksums)} equal')
+    return Finding(
+        'ranks',
+        'ok',
+        f"losses, gradients and weights are equal to the last bit on {len(checksums)} ranks after {steps} steps",
+        figure=f'{len(checksums)} equal',
+    )
+
 
 def judge_one_rank(
-    apart: list[tuple[float, float]],     # a step: `distance` of the ranks' gradient from one rank's
-    losses: list[tuple[float, float]],    # a step: the loss of the ranks, of one rank
+    apart: list[tuple[float, float]],  # a step: `distance` of the ranks' gradient from one rank's
+    losses: list[tuple[float, float]],  # a step: the loss of the ranks, of one rank
     ranks: int,
-    allowed: float,                       # of `tolerance`
+    allowed: float,  # of `tolerance`
 ) -> Finding:
     "The ranks together against one rank."
-    if np.isnan([*np.ravel(apart), *np.ravel(losses)]).any(): return Finding('one rank', 'skipped', 'gradients or losses are not finite at the first steps')
-    far, loss = max(d for d, _ in apart), max(abs(a - b) / max(abs(b), 1e-3) for a, b in losses)
+    if np.isnan([*np.ravel(apart), *np.ravel(losses)]).any():
+        return Finding('one rank', 'skipped', 'gradients or losses are not finite at the first steps')
+    far = max(d for d, _ in apart)
+    loss = max(abs(a - b) / max(abs(b), 1e-3) for a, b in losses)
     if far <= allowed and loss <= allowed:
-        return Finding('one rank', 'ok', f"{ranks} ranks: gradients {far:.1e} of their size and losses {loss:.1e} from one rank's", figure=f'{far:.0e}')
-    return Finding('one rank', 'fail', f"against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss {losses[0][0]:.4g} instead of {losses[0][1]:.4g}",
-                   'divide every loss by the count of the whole step and multiply it by the number of ranks, since the wrapper takes the mean', f'{far:.0e}')
+        return Finding(
+            'one rank',
+            'ok',
+            f"{ranks} ranks: gradients {far:.1e} of their size and losses {loss:.1e} from one rank's",
+            figure=f'{far:.0e}',
+        )
+    return Finding(
+        'one rank',
+        'fail',
+        f"against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss {losses[0][0]:.4g} instead of {losses[0][1]:.4g}",
+        'divide every loss by the count of the whole step and multiply it by the number of ranks, since the wrapper takes the mean',
+        f'{far:.0e}',
+    )
 
 # %% ../../nbs/checks/03_verdicts.ipynb #0761daac
 def judge_counts(
-    steps: Sequence,         # of `probes.watch`: forwards, wrapped, rounds, buckets of each optimizer step, on one rank
+    # of `probes.watch`: forwards, wrapped, rounds, buckets of each optimizer step, on one rank
+    steps: Sequence,
     ranks: int,
-    each_micro: bool = False, # does the configuration ask for an all-reduce at each micro-batch?
+    each_micro: bool = False,  # does the configuration ask for an all-reduce at each micro-batch?
 ) -> list[Finding]:
     "All-reduces and forwards of optimizer steps."
-    if ranks == 1: return [Finding(check, 'skipped', 'one rank has nothing to sum') for check in ('all-reduce', 'wrapper')]
-    rounds, buckets, forwards, wrapped = (sorted({getattr(s, name) for s in steps}) for name in ('rounds', 'buckets', 'forwards', 'wrapped'))
-    def several(values): return ' or '.join(map(str, values))
+    if ranks == 1:
+        return [
+            Finding(check, 'skipped', 'one rank has nothing to sum') for check in ('all-reduce', 'wrapper')
+        ]
+    rounds, buckets, forwards, wrapped = (
+        sorted({getattr(s, name) for s in steps}) for name in ('rounds', 'buckets', 'forwards', 'wrapped')
+    )
+
+    def several(values):
+        return ' or '.join(map(str, values))
+
     found = f"{several(rounds)} round(s) of all-reduces a step ({several(buckets)} buckets) with {several(forwards)} micro-batch(es) a rank"
-    fault = '' if rounds == [1] or each_micro and rounds == forwards else 'gradients are never summed: let the forward pass the DDP wrapper' if rounds == [0] else 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
+    fault = (
+        ''
+        if rounds == [1] or each_micro and rounds == forwards
+        else 'gradients are never summed: let the forward pass the DDP wrapper'
+        if rounds == [0]
+        else 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
+    )
     passed = f"{sum(s.wrapped for s in steps)} of the student's {sum(s.forwards for s in steps)} forwards passed the DDP wrapper"
     through = all(s.wrapped == s.forwards for s in steps)
-    return [Finding('all-reduce', 'fail' if fault else 'ok', found, fault, f'{several(rounds)} round'),
-            Finding('wrapper', 'ok' if through else 'fail', passed, '' if through else 'call the wrapped model, never what is inside it (model.module)')]
+    return [
+        Finding('all-reduce', 'fail' if fault else 'ok', found, fault, f'{several(rounds)} round'),
+        Finding(
+            'wrapper',
+            'ok' if through else 'fail',
+            passed,
+            '' if through else 'call the wrapped model, never what is inside it (model.module)',
+        ),
+    ]
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a0a00500
 def judge_syncs(
-    waits: Counter,   # line of code -> times, of `probes.host_syncs`
-    forwards: int,    # over which they were counted
-    dtype: str,       # fp32 | tf32 | fp16 | bf16
-    device: str,      # 'cpu' or 'cuda'
+    waits: Counter,  # line of code -> times, of `probes.host_syncs`
+    forwards: int,  # over which they were counted
+    dtype: str,  # fp32 | tf32 | fp16 | bf16
+    device: str,  # 'cpu' or 'cuda'
 ) -> Finding:
     "How often the host waits for the device."
-    if not waits: return Finding('host syncs', 'ok', 'none inside a step', figure='0')
+    if not waits:
+        return Finding('host syncs', 'ok', 'none inside a step', figure='0')
     library = {line: n for line, n in waits.items() if line.startswith('transformers/')}
-    own, free = waits.total() - sum(library.values()), 2 * forwards * (dtype == 'fp16')  # the overflow flag of loss scaling
-    each, lines = waits.total() / max(1, forwards), ', '.join(f'{line} ({n / max(1, forwards):.2g})' for line, n in waits.most_common(3))
+    # the overflow flag of loss scaling
+    own = waits.total() - sum(library.values())
+    free = 2 * forwards * (dtype == 'fp16')
+    each = waits.total() / max(1, forwards)
+    lines = ', '.join(f'{line} ({n / max(1, forwards):.2g})' for line, n in waits.most_common(3))
     found = f'the host reads a number from the device {each:.2g} times a micro-batch: {lines}'
-    if own <= free and (device == 'cpu' or not library): return Finding('host syncs', 'ok', found + '; free on a CPU, a short wait on a GPU' * (device == 'cpu'), figure=f'{each:.1f}')
-    return Finding('host syncs', 'warn', found, 'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor inside a step', f'{each:.1f}')
+    if own <= free and (device == 'cpu' or not library):
+        return Finding(
+            'host syncs',
+            'ok',
+            found + '; free on a CPU, a short wait on a GPU' * (device == 'cpu'),
+            figure=f'{each:.1f}',
+        )
+    return Finding(
+        'host syncs',
+        'warn',
+        found,
+        'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor inside a step',
+        f'{each:.1f}',
+    )
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a99cf56b
 _FORMATS = {'fp32': 'float32', 'tf32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
 
+
 def judge_precision(
-    outputs: set[str],             # formats of what linear layers give
-    weights: set[str],             # formats of the weights
-    flags: set[tuple[str, str]],   # what fp32 products mean during forwards: (cuda, onednn)
-    dtype: str,                    # what the configuration resolves to: fp32 | tf32 | fp16 | bf16
-    reason: str,                   # why
-    faster: float | None = None,   # rate of bf16 products as a multiple of fp32's; None: not measured
+    outputs: set[str],  # formats of what linear layers give
+    weights: set[str],  # formats of the weights
+    flags: set[tuple[str, str]],  # what fp32 products mean during forwards: (cuda, onednn)
+    dtype: str,  # what the configuration resolves to: fp32 | tf32 | fp16 | bf16
+    reason: str,  # why
+    faster: float | None = None,  # rate of bf16 products as a multiple of fp32's; None: not measured
 ) -> Finding:
     "The number format in effect."
     said = ' or '.join(f'cuda {cuda}, onednn {onednn}' for cuda, onednn in sorted(flags))
     found = f"{dtype}: {reason}; linear layers give {' and '.join(sorted(outputs))}, weights are {' and '.join(sorted(weights))}; fp32 products: {said}"
-    if outputs != {_FORMATS[dtype]} or weights != {'float32'} or flags != {('tf32' if dtype == 'tf32' else 'ieee', 'ieee')}:
-        return Finding('precision', 'fail', found, 'keep weights in float32, let autocast alone choose the format of products, and leave the switches of torch.backends alone', dtype)
-    if faster is not None: found += f'; bf16 products run at {faster:.1f} times the rate of fp32 here'
-    if faster is not None and faster < 1: return Finding('precision', 'warn', found, 'this CPU has no fast bf16, so a mixed mode saves no time here', dtype)
+    if (
+        outputs != {_FORMATS[dtype]}
+        or weights != {'float32'}
+        or flags != {('tf32' if dtype == 'tf32' else 'ieee', 'ieee')}
+    ):
+        return Finding(
+            'precision',
+            'fail',
+            found,
+            'keep weights in float32, let autocast alone choose the format of products, and leave the switches of torch.backends alone',
+            dtype,
+        )
+    if faster is not None:
+        found += f'; bf16 products run at {faster:.1f} times the rate of fp32 here'
+    if faster is not None and faster < 1:
+        return Finding(
+            'precision', 'warn', found, 'this CPU has no fast bf16, so a mixed mode saves no time here', dtype
+        )
     return Finding('precision', 'ok', found, figure=dtype)
 
 # %% ../../nbs/checks/03_verdicts.ipynb #c5a69190
@@ -209,74 +357,158 @@ def judge_inputs(
     got: dict[str, tuple[set, set]],  # a model's role -> (the batch's inputs that it takes, those it got)
 ) -> Finding:
     "Inputs that get lost on the way."
-    lost = [f"the {who} does not get {' and '.join(sorted(takes - has))}" for who, (takes, has) in got.items() if takes - has]
-    if lost: return Finding('inputs', 'fail', '; '.join(lost), 'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on what the model takes')
-    return Finding('inputs', 'ok', '; '.join(f"the {who} gets {', '.join(sorted(takes))}" for who, (takes, _) in got.items()), figure='all')
+    lost = [
+        f"the {who} does not get {' and '.join(sorted(takes - has))}"
+        for who, (takes, has) in got.items()
+        if takes - has
+    ]
+    if lost:
+        return Finding(
+            'inputs',
+            'fail',
+            '; '.join(lost),
+            'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on what the model takes',
+        )
+    return Finding(
+        'inputs',
+        'ok',
+        '; '.join(f"the {who} gets {', '.join(sorted(takes))}" for who, (takes, _) in got.items()),
+        figure='all',
+    )
+
 
 def judge_teacher(
-    error: float,      # largest error of the trainer's signal, as a share of the teacher's largest number
-    faults: set[str],  # what was wrong with the teacher's forwards: 'in training mode', 'with a gradient', 'under autocast'
+    error: float,  # largest error of the trainer's signal, as a share of the teacher's largest number
+    # what was wrong with the teacher's forwards: 'in training mode', 'with a gradient', 'under autocast'
+    faults: set[str],
 ) -> Finding:
     "The teacher in the trainer against the teacher alone."
-    found, figure = f'the largest error of its signal is {error:.1e} of its largest number', f'{error:.0e}'
-    if faults: return Finding('teacher', 'fail', f"the teacher runs {' and '.join(sorted(faults))}; {found}", 'call teacher.eval() before its first forward, and run it under no_grad and outside autocast', figure)
-    if not error < 1e-4: return Finding('teacher', 'fail', f'the teacher says something else in the trainer than alone; {found}', "give it the student's batch, whole and in the same order (see 'inputs')", figure)
-    return Finding('teacher', 'ok', f'in eval mode, without gradients, in its own number format; {found}', figure=figure)
+    found = f'the largest error of its signal is {error:.1e} of its largest number'
+    figure = f'{error:.0e}'
+    if faults:
+        return Finding(
+            'teacher',
+            'fail',
+            f"the teacher runs {' and '.join(sorted(faults))}; {found}",
+            'call teacher.eval() before its first forward, and run it under no_grad and outside autocast',
+            figure,
+        )
+    if not error < 1e-4:
+        return Finding(
+            'teacher',
+            'fail',
+            f'the teacher says something else in the trainer than alone; {found}',
+            "give it the student's batch, whole and in the same order (see 'inputs')",
+            figure,
+        )
+    return Finding(
+        'teacher', 'ok', f'in eval mode, without gradients, in its own number format; {found}', figure=figure
+    )
+
 
 def judge_cache(
-    far: float,        # largest difference between the stored and the computed signal
-    within: bool,      # all of them are as small as promised
-    promise: str,      # in words
+    far: float,  # largest difference between the stored and the computed signal
+    within: bool,  # all of them are as small as promised
+    promise: str,  # in words
 ) -> Finding:
     "The stored signal against the computed one."
     found = f'at most {far:.1e} from the one computed beside the student; promised are {promise}'
-    return Finding('cache', 'ok' if within else 'fail', found, '' if within else "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index", f'{far:.0e}')
+    return Finding(
+        'cache',
+        'ok' if within else 'fail',
+        found,
+        ''
+        if within
+        else "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index",
+        f'{far:.0e}',
+    )
+
 
 def judge_saving(
     changed: Sequence[str],  # names of weights that are lost, new or different after loading
-    apart: float,            # largest difference of a logit between the two models
-    attention: str,          # 'sdpa' | 'eager'
+    apart: float,  # largest difference of a logit between the two models
+    attention: str,  # 'sdpa' | 'eager'
 ) -> Finding:
     "The model before it was saved against the one that was loaded."
-    how = 'SDPA' if attention == 'sdpa' else f'{attention}, since this architecture has no SDPA in transformers'
-    if not changed and apart <= 1e-5: return Finding('saving', 'ok', f'loaded again, it has the same weights and answers; its attention is {how}', figure='same')
-    found = f'{len(changed)} weights differ after loading ({changed[0]}, ...)' if changed else f'the same weights, but logits that differ by up to {apart:.1e}'
-    return Finding('saving', 'fail', found, 'a run would save another model than it trained: choose another teacher, or other student_layers')
+    how = (
+        'SDPA' if attention == 'sdpa' else f'{attention}, since this architecture has no SDPA in transformers'
+    )
+    if not changed and apart <= 1e-5:
+        return Finding(
+            'saving',
+            'ok',
+            f'loaded again, it has the same weights and answers; its attention is {how}',
+            figure='same',
+        )
+    found = (
+        f'{len(changed)} weights differ after loading ({changed[0]}, ...)'
+        if changed
+        else f'the same weights, but logits that differ by up to {apart:.1e}'
+    )
+    return Finding(
+        'saving',
+        'fail',
+        found,
+        'a run would save another model than it trained: choose another teacher, or other student_layers',
+    )
 
 # %% ../../nbs/checks/03_verdicts.ipynb #e43671ad
 def judge_padding(
     share: float,  # of the token positions
-    limits: str,   # the settings it depends on
+    limits: str,  # the settings it depends on
 ) -> Finding:
     "How much of the work is padding."
     found = f'{share:.1%} of the token positions are padding, with {limits}'
-    if share < .2: return Finding('padding', 'ok', found, figure=f'{share:.0%}')
-    return Finding('padding', 'warn', found, 'lower micro_batch_tokens: smaller micro-batches hold examples of more equal length', f'{share:.0%}')
+    if share < 0.2:
+        return Finding('padding', 'ok', found, figure=f'{share:.0%}')
+    return Finding(
+        'padding',
+        'warn',
+        found,
+        'lower micro_batch_tokens: smaller micro-batches hold examples of more equal length',
+        f'{share:.0%}',
+    )
+
 
 def judge_memory(
     needs: dict[str, float],  # bytes of a rank by purpose; 'activations' among them
-    token: float,             # bytes of activations a token
-    free: float,              # bytes
-    sharing: int,             # ranks that share them
-    largest: str,             # the largest micro-batch
+    token: float,  # bytes of activations a token
+    free: float,  # bytes
+    sharing: int,  # ranks that share them
+    largest: str,  # the largest micro-batch
 ) -> Finding:
     "Will it fit?"
-    total, gib = sharing * sum(needs.values()), 2 ** 30
-    found = (f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {sharing} rank(s), each with {', '.join(f'{k} {v / 2 ** 20:.0f}' for k, v in needs.items() if v)} MiB; "
-             f'the largest micro-batch is {largest}')
-    if total <= .85 * free: return Finding('memory', 'ok', found, figure=f'{total / gib:.2f} GiB')
-    tokens = int((.8 * free / sharing - sum(needs.values()) + needs['activations']) / token)
-    change = f'set micro_batch_tokens to at most {tokens}' if tokens >= 128 else 'take a smaller model, fewer ranks, or a machine with more memory'
+    total = sharing * sum(needs.values())
+    gib = 2**30
+    found = f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {sharing} rank(s), each with {', '.join(f'{k} {v / 2**20:.0f}' for k, v in needs.items() if v)} MiB; the largest micro-batch is {largest}"
+    if total <= 0.85 * free:
+        return Finding('memory', 'ok', found, figure=f'{total / gib:.2f} GiB')
+    tokens = int((0.8 * free / sharing - sum(needs.values()) + needs['activations']) / token)
+    change = (
+        f'set micro_batch_tokens to at most {tokens}'
+        if tokens >= 128
+        else 'take a smaller model, fewer ranks, or a machine with more memory'
+    )
     return Finding('memory', 'fail' if total > free else 'warn', found, change, f'{total / gib:.2f} GiB')
 
-def duration(seconds: float) -> str: return f'{seconds:.0f} s' if seconds < 120 else f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
+
+def duration(seconds: float) -> str:
+    return (
+        f'{seconds:.0f} s'
+        if seconds < 120
+        else f'{seconds / 60:.0f} min'
+        if seconds < 7200
+        else f'{seconds / 3600:.1f} h'
+    )
+
 
 def judge_time(
     parts: dict[str, float],  # seconds by purpose
-    before: float,            # seconds of a teacher's training that has to come first
-    seen: str,                # what the forecast rests on
+    before: float,  # seconds of a teacher's training that has to come first
+    seen: str,  # what the forecast rests on
 ) -> Finding:
     "How long it will take; a forecast is never a fault."
-    told, total = ', '.join(f'{k} {duration(v)}' for k, v in parts.items() if v), duration(sum(parts.values()))
+    told = ', '.join(f'{k} {duration(v)}' for k, v in parts.items() if v)
+    total = duration(sum(parts.values()))
     first = f'; its teacher is trained before, in about {duration(before)}' if before else ''
     return Finding('time', 'ok', f'forecast {total} ({told}){first}: {seen}', figure=total)

@@ -4,7 +4,11 @@
 
 # %% ../../nbs/core/01_config.ipynb #6f7c8547
 from __future__ import annotations
-import hashlib, importlib, json, os, re
+import hashlib
+import importlib
+import json
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,7 +28,10 @@ __all__ = ['TASKS', 'FIRST_TASK', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'F
 # %% ../../nbs/core/01_config.ipynb #b48611c9
 class KdnotesError(Exception):
     "An error of the user's input or surroundings, told in one sentence."
-    def _render_traceback_(self, *args, **kwargs) -> list[str]: return [f'{type(self).__name__}: {self}']
+
+    def _render_traceback_(self, *args, **kwargs) -> list[str]:
+        return [f'{type(self).__name__}: {self}']
+
 
 class ConfigError(KdnotesError, ValueError):
     "A parameter that does not exist, or a value it cannot have."
@@ -35,11 +42,13 @@ TASKS = {
     'text_classification': 'kdnotes.tasks.text_classification',
 }
 
-FIRST_TASK = 'answer_selection'  # older than the others: its studies and stored signals keep the names they had
+# older than the others: its studies and stored signals keep the names they had
+FIRST_TASK = 'answer_selection'
+
 
 def task_info(
     task: str,  # of TASKS
-):              # a `tasks.base.TaskInfo`
+):  # a `tasks.base.TaskInfo`
     "What is known of a task; its module is imported when it is first asked for."
     if task not in TASKS:
         raise ConfigError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
@@ -49,41 +58,78 @@ def task_info(
 @dataclass(frozen=True)
 class Mode:
     "The factors a mode fixes."
-    network: str    # 'teacher' (the teacher's architecture) or 'student'
+
+    network: str  # 'teacher' (the teacher's architecture) or 'student'
     precision: str  # 'fp32' or 'mixed' (fp16 or bf16 by `amp_dtype`)
-    kd: bool        # does the loss see the teacher?
-    ranks: str      # '1' or 'auto' (as many processes as the machine has room for)
-    role: str       # why it is in the study
+    kd: bool  # does the loss see the teacher?
+    ranks: str  # '1' or 'auto' (as many processes as the machine has room for)
+    role: str  # why it is in the study
+
 
 MODES = {
-    'baseline':          Mode('teacher', 'fp32',  False, '1',    'procedure 1; its model teaches the KD arms'),
-    'full_kd':           Mode('student', 'fp32',  True,  'auto', 'procedure 2'),
-    'mixed_kd':          Mode('student', 'mixed', True,  'auto', 'procedure 3'),
-    'parallel_baseline': Mode('teacher', 'fp32',  False, 'auto', 'control: ranks'),
-    'mixed_baseline':    Mode('teacher', 'mixed', False, '1',    'control: precision of the teacher'),
-    'full_student':      Mode('student', 'fp32',  False, 'auto', 'control: KD'),
-    'mixed_student':     Mode('student', 'mixed', False, 'auto', 'control: KD in mixed precision'),
+    'baseline': Mode('teacher', 'fp32', False, '1', 'procedure 1; its model teaches the KD arms'),
+    'full_kd': Mode('student', 'fp32', True, 'auto', 'procedure 2'),
+    'mixed_kd': Mode('student', 'mixed', True, 'auto', 'procedure 3'),
+    'parallel_baseline': Mode('teacher', 'fp32', False, 'auto', 'control: ranks'),
+    'mixed_baseline': Mode('teacher', 'mixed', False, '1', 'control: precision of the teacher'),
+    'full_student': Mode('student', 'fp32', False, 'auto', 'control: KD'),
+    'mixed_student': Mode('student', 'mixed', False, 'auto', 'control: KD in mixed precision'),
 }
 PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
-CHAIN = (('baseline', 'parallel_baseline'), ('parallel_baseline', 'full_student'), ('full_student', 'full_kd'), ('full_kd', 'mixed_kd'))
+CHAIN = (
+    ('baseline', 'parallel_baseline'),
+    ('parallel_baseline', 'full_student'),
+    ('full_student', 'full_kd'),
+    ('full_kd', 'mixed_kd'),
+)
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
 # %% ../../nbs/core/01_config.ipynb #7fa6717e
 FACTOR_SETTINGS = {
-    'network':      {'network', 'init', 'student_layers', 'student_init', 'epochs', 'learning_rate', 'warmup_fraction', 'weight_decay',
-                     'teacher_run_id', 'teacher_seed', 'initial'},  # one architecture, its start, and its tuned setting
-    'precision':    {'precision', 'amp_dtype'},
-    'kd':           {'kd', 'temperature', 'alpha', 'signal', 'signal_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss',
-                     'relation_weight', 'teacher_run_id', 'teacher_seed', 'teacher_mode'},
-    'ranks':        {'ranks', 'threads_per_rank', 'backend'},
-    'init':         {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
+    # one architecture, its start, and its tuned setting
+    'network': {
+        'network',
+        'init',
+        'student_layers',
+        'student_init',
+        'epochs',
+        'learning_rate',
+        'warmup_fraction',
+        'weight_decay',
+        'teacher_run_id',
+        'teacher_seed',
+        'initial',
+    },
+    'precision': {'precision', 'amp_dtype'},
+    'kd': {
+        'kd',
+        'temperature',
+        'alpha',
+        'signal',
+        'signal_dtype',
+        'dialect',
+        'min_probability',
+        'top_k',
+        'hidden_loss',
+        'hidden_weight',
+        'hidden_layers',
+        'relation_loss',
+        'relation_weight',
+        'teacher_run_id',
+        'teacher_seed',
+        'teacher_mode',
+    },
+    'ranks': {'ranks', 'threads_per_rank', 'backend'},
+    'init': {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
     'signal_dtype': {'signal_dtype'},
-    'transfer':     {'transfer', 'initial'},
+    'transfer': {'transfer', 'initial'},
 }
+
 
 def factor_settings(
     task: str,  # of TASKS
-) -> dict[str, set[str]]:  # factor -> the recorded settings that are part of it, the task's own ones among them
+    # factor -> the recorded settings that are part of it, the task's own ones among them
+) -> dict[str, set[str]]:
     "What changes along with a factor."
     own = task_info(task).factor_settings
     return {factor: names | own.get(factor, set()) for factor, names in FACTOR_SETTINGS.items()}
@@ -92,38 +138,41 @@ def factor_settings(
 @dataclass(frozen=True)
 class Profile:
     "A pair of models."
-    teacher: str                    # a hub id or a folder
-    student: str | None             # a hub id or folder for `student_init='hub'`; None: the profile has none
-    student_layers: tuple[int, ...] # layers of the teacher the student starts from, counted from 0
+
+    teacher: str  # a hub id or a folder
+    student: str | None  # a hub id or folder for `student_init='hub'`; None: the profile has none
+    student_layers: tuple[int, ...]  # layers of the teacher the student starts from, counted from 0
+
 
 PROFILES = {
     'laptop': Profile('sentence-transformers/all-MiniLM-L6-v2', None, (1, 3, 5)),
-    'paper':  Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
+    'paper': Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
 }
 
 # %% ../../nbs/core/01_config.ipynb #e64d2481
 def spread_layers(
-    n_layers: int,        # of the teacher, >= 1
-) -> tuple[int, ...]:     # half of them, counted from 0
+    n_layers: int,  # of the teacher, >= 1
+) -> tuple[int, ...]:  # half of them, counted from 0
     "The layers of a teacher that its student keeps when nobody says which: every second one, from the second on."
     return tuple(range(1, n_layers, 2)) or (0,)
 
 # %% ../../nbs/core/01_config.ipynb #04a0d484
 def default_setting(
-    task: str,     # of TASKS
-    corpus: str,   # the corpus' resolved name
+    task: str,  # of TASKS
+    corpus: str,  # the corpus' resolved name
     network: str,  # 'teacher' or 'student'
     transfer: str = 'none',  # the resolved name of the corpus learnt first
-) -> dict:         # epochs, learning_rate, warmup_fraction, tuning_id, and what the task adds
+) -> dict:  # epochs, learning_rate, warmup_fraction, tuning_id, and what the task adds
     "The setting used for a network on a corpus when a run gives none."
     return task_info(task).default_setting(corpus, network, transfer)
 
 # %% ../../nbs/core/01_config.ipynb #7fc703c3
 def read_texts(
     values: dict[str, Any],  # by name
-    fields: dict,            # a model's `model_fields`
+    fields: dict,  # a model's `model_fields`
 ) -> dict[str, Any]:
     "What a text cannot say by itself, as a terminal and papermill hand it over: nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`)."
+
     def read(name, value):
         annotation = str(fields[name].annotation) if name in fields and isinstance(value, str) else ''
         if 'None' in annotation and value.lower() in ('none', 'null'):
@@ -131,10 +180,13 @@ def read_texts(
         if 'tuple' in annotation:
             return [v.strip() for v in value.strip('[]() ').split(',') if v.strip()]
         return value
+
     return {name: read(name, value) for name, value in values.items()}
+
 
 class TaskSettings(BaseModel):
     "What only one task reads; a task's own settings are a subclass."
+
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
 
     @model_validator(mode='before')
@@ -145,72 +197,104 @@ class TaskSettings(BaseModel):
 # %% ../../nbs/core/01_config.ipynb #32273838
 class RunConfig(BaseModel):
     "One run: what is trained, on what, how, and where its record goes. `None` and `'auto'` are filled in by `resolve`."
+
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
-    mode: Literal[tuple(MODES)] = 'mixed_kd'    # a point in four factors
+    mode: Literal[tuple(MODES)] = 'mixed_kd'  # a point in four factors
     task: Literal[tuple(TASKS)] = 'answer_selection'  # what is learnt
-    corpus: str = 'auto'                        # auto | embedded | a published corpus' name | a folder | a hub id
-    columns: str | None = None                  # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names
-    transfer: str = 'none'                      # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it starts from its pretrained weights
-    seed: int = Field(0, ge=0, lt=2**32)        # of data order, dropout and head
-    profile: Literal[tuple(PROFILES)] = 'laptop'  # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
+    corpus: str = 'auto'  # auto | embedded | a published corpus' name | a folder | a hub id
+    # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names
+    columns: str | None = None
+    # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it
+    # starts from its pretrained weights
+    transfer: str = 'none'
+    seed: int = Field(0, ge=0, lt=2**32)  # of data order, dropout and head
+    # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
+    profile: Literal[tuple(PROFILES)] = 'laptop'
     study: str = Field('default', pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')  # the folder under runs/
-    arm: str | None = Field(None, pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')  # name in comparisons; None: the mode
+    # name in comparisons; None: the mode
+    arm: str | None = Field(None, pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')
     # the models
-    teacher: str | None = None                  # hub id or folder; None: the profile's
-    student: str | None = None                  # hub id or folder, for student_init='hub'; None: the profile's
-    student_layers: tuple[int, ...] | None = None  # layers of the teacher kept in the student; None: every second one
-    student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = 'teacher_finetuned'  # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
-    head_bias: Literal['prior', 'zero'] = 'prior'  # where a new head's bias starts: at the log share of each training label, or at 0
+    teacher: str | None = None  # hub id or folder; None: the profile's
+    student: str | None = None  # hub id or folder, for student_init='hub'; None: the profile's
+    # layers of the teacher kept in the student; None: every second one
+    student_layers: tuple[int, ...] | None = None
+    # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
+    student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = (
+        'teacher_finetuned'
+    )
+    # where a new head's bias starts: at the log share of each training label, or at 0
+    head_bias: Literal['prior', 'zero'] = 'prior'
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
     teacher_mode: Literal['baseline', 'mixed_baseline'] = 'baseline'  # whose model teaches a student
-    teacher_setting: Literal['own', 'shared'] = 'own'  # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as in a study, where the study's baseline teaches
-    teacher_epochs: float | None = Field(None, gt=0, le=1000)  # of the teacher's training; None: as teacher_setting says, here and below
+    # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as
+    # in a study, where the study's baseline teaches
+    teacher_setting: Literal['own', 'shared'] = 'own'
+    # of the teacher's training; None: as teacher_setting says, here and below
+    teacher_epochs: float | None = Field(None, gt=0, le=1000)
     teacher_learning_rate: float | None = Field(None, gt=0, le=1)  # its peak
-    teacher_warmup_fraction: float | None = Field(None, ge=0, lt=1)  # share of its steps with a rising learning rate
+    # share of its steps with a rising learning rate
+    teacher_warmup_fraction: float | None = Field(None, ge=0, lt=1)
     teacher_weight_decay: float | None = Field(None, ge=0, le=1)  # AdamW's
     teacher_batch_size: int | None = Field(None, ge=1, le=65536)  # examples per optimizer step
-    teacher_micro_batch_tokens: int | None = Field(None, ge=16)  # most tokens, padding included, it puts through at once
+    # most tokens, padding included, it puts through at once
+    teacher_micro_batch_tokens: int | None = Field(None, ge=16)
     # distillation
     temperature: float = Field(2.0, gt=0, le=100)  # T of the soft targets, > 0
-    alpha: float = Field(0.5, ge=0, le=1)       # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
-    signal: Literal['cached', 'online'] = 'cached'  # the teacher's outputs: computed once and stored, or at every step
+    alpha: float = Field(0.5, ge=0, le=1)  # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
+    # the teacher's outputs: computed once and stored, or at every step
+    signal: Literal['cached', 'online'] = 'cached'
     signal_dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32'  # in which they are stored
     # other losses than the study's: off unless asked for
-    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'  # the system whose weights alpha and 1 - alpha are meant to be
+
+    # the system whose weights alpha and 1 - alpha are meant to be
+    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'
     min_probability: float | None = Field(None, gt=0, le=1)  # the teacher's classes below it are cut off
-    top_k: int | None = Field(None, ge=1)                    # all but the teacher's k largest classes are cut off
-    hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'   # between hidden states of student and teacher; needs signal='online'
-    hidden_weight: float = Field(1., gt=0, le=1000)  # beside those of hard and soft targets
-    hidden_layers: tuple[int, ...] | None = None  # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was made of
-    relation_loss: Literal['none', 'values'] = 'none'        # between the last layers' value relations; needs signal='online'
-    relation_weight: float = Field(1., gt=0, le=1000)  # beside those of hard and soft targets
+    top_k: int | None = Field(None, ge=1)  # all but the teacher's k largest classes are cut off
+    # between hidden states of student and teacher; needs signal='online'
+    hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'
+    hidden_weight: float = Field(1.0, gt=0, le=1000)  # beside those of hard and soft targets
+    # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was
+    # made of
+    hidden_layers: tuple[int, ...] | None = None
+    # between the last layers' value relations; needs signal='online'
+    relation_loss: Literal['none', 'values'] = 'none'
+    relation_weight: float = Field(1.0, gt=0, le=1000)  # beside those of hard and soft targets
     # precision and parallelism
     precision: Literal['fp32', 'tf32', 'mixed'] | None = None  # None: the mode's
-    amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'        # of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
-    ranks: int | Literal['auto'] = Field('auto')               # training processes, 1 to 1024; 'auto': the visible GPUs, or two on a CPU
-    threads_per_rank: int | Literal['auto'] | None = 'auto'    # 'auto': the cores, shared; None: on a GPU
+    # of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
+    amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'
+    # training processes, 1 to 1024; 'auto': the visible GPUs, or two on a CPU
+    ranks: int | Literal['auto'] = Field('auto')
+    threads_per_rank: int | Literal['auto'] | None = 'auto'  # 'auto': the cores, shared; None: on a GPU
     # optimisation
-    epochs: float | None = Field(None, gt=0, le=1000)          # passes over the training examples; None: the corpus' setting, here and below
-    learning_rate: float | None = Field(None, gt=0, le=1)      # peak, after warm-up
-    warmup_fraction: float | None = Field(None, ge=0, lt=1)    # share of the steps with a rising learning rate
-    weight_decay: float = Field(0.01, ge=0, le=1)              # AdamW's
-    max_grad_norm: float = Field(1.0, gt=0)                    # gradients are scaled down to it
-    batch_size: int = Field(32, ge=1, le=65536)  # examples per optimizer step, over all ranks and micro-batches
-    micro_batch_tokens: int = Field(8192, ge=16) # most tokens, padding included, a rank puts through at once
-    max_length: int = Field(128, ge=8, le=512)   # tokens of a pair; the longer text is cut
-    tuning_id: str | None = None                 # the search that chose the setting; None: the setting's own
-    smoke: bool = False                          # a few steps on a few examples of the same corpus
+
+    # passes over the training examples; None: the corpus' setting, here and below
+    epochs: float | None = Field(None, gt=0, le=1000)
+    learning_rate: float | None = Field(None, gt=0, le=1)  # peak, after warm-up
+    warmup_fraction: float | None = Field(None, ge=0, lt=1)  # share of the steps with a rising learning rate
+    weight_decay: float = Field(0.01, ge=0, le=1)  # AdamW's
+    max_grad_norm: float = Field(1.0, gt=0)  # gradients are scaled down to it
+    # examples per optimizer step, over all ranks and micro-batches
+    batch_size: int = Field(32, ge=1, le=65536)
+    micro_batch_tokens: int = Field(8192, ge=16)  # most tokens, padding included, a rank puts through at once
+    max_length: int = Field(128, ge=8, le=512)  # tokens of a pair; the longer text is cut
+    tuning_id: str | None = None  # the search that chose the setting; None: the setting's own
+    smoke: bool = False  # a few steps on a few examples of the same corpus
     # gradients between ranks
-    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'  # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed training goes nearly where it would have gone)
+
+    # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed
+    # training goes nearly where it would have gone)
+    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'
     gradient_sync: Literal['delayed', 'every'] = 'delayed'  # once a step, or after every micro-batch
-    bucket_mib: float = Field(25., gt=0, le=1024)  # MiB of gradients that travel together
+    bucket_mib: float = Field(25.0, gt=0, le=1024)  # MiB of gradients that travel together
     # safety: changes no result
-    checkpoint_minutes: float = Field(5., gt=0)  # save a training's state so often
+    checkpoint_minutes: float = Field(5.0, gt=0)  # save a training's state so often
     checkpoint_steps: int | None = Field(None, ge=1)  # and after so many steps; None: by the clock alone
-    gradient_stats: int = Field(0, ge=0)             # ranges of the layers' gradients every n steps, as rows; 0: never
+    gradient_stats: int = Field(0, ge=0)  # ranges of the layers' gradients every n steps, as rows; 0: never
     keep_checkpoints: int = Field(2, ge=1, le=100)  # the newest ones
 
-    task_settings: SerializeAsAny[BaseModel]    # a TaskSettings: what only the task reads; `make_config` takes its fields by their own names
+    # a TaskSettings: what only the task reads; `make_config` takes its fields by their own names
+    task_settings: SerializeAsAny[BaseModel]
 
     @model_validator(mode='before')
     @classmethod
@@ -223,15 +307,29 @@ class RunConfig(BaseModel):
             if isinstance(value := getattr(self, name), int) and not 1 <= value <= 1024:
                 raise ValueError(f'{name}={value} must be between 1 and 1024')
         if self.student_init == 'hub' and not (self.student or PROFILES[self.profile].student):
-            raise ValueError(f"student_init='hub' needs student=<hub id or folder>, since profile {self.profile!r} names none")
-        if self.student_init == 'transferred' and self.transfer == 'none': raise ValueError("student_init='transferred' needs transfer=<corpus> that the student learns first")
+            raise ValueError(
+                f"student_init='hub' needs student=<hub id or folder>, since profile {self.profile!r} names none"
+            )
+        if self.student_init == 'transferred' and self.transfer == 'none':
+            raise ValueError(
+                "student_init='transferred' needs transfer=<corpus> that the student learns first"
+            )
         if self.ranks not in (1, 'auto') and MODES[self.mode].ranks == '1':
-            raise ValueError(f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; use a parallel mode')
+            raise ValueError(
+                f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; use a parallel mode'
+            )
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
-            raise ValueError(f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}')
-        mixed = {MODES[self.mode].precision, MODES[self.teacher_mode].precision if needs_teacher(self) else ''}
+            raise ValueError(
+                f'precision={self.precision!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}'
+            )
+        mixed = {
+            MODES[self.mode].precision,
+            MODES[self.teacher_mode].precision if needs_teacher(self) else '',
+        }
         if self.amp_dtype != 'auto' and 'mixed' not in mixed:
-            raise ValueError(f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out')
+            raise ValueError(
+                f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out'
+            )
         _check_losses(self)
         _check_inside(self)
         task_info(self.task).check(self)
@@ -239,32 +337,54 @@ class RunConfig(BaseModel):
         return self
 
 # %% ../../nbs/core/01_config.ipynb #268028b7
-NEED_TEACHER = ('dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')  # settings that play no part without KD
+# settings that play no part without KD
+NEED_TEACHER = ('dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')
+
 
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that cannot be meant."
     if not MODES[config.mode].kd:
         for name in NEED_TEACHER:
-            if (value := getattr(config, name)) != RunConfig.model_fields[name].default: raise ValueError(f'{name}={value!r} needs a teacher, and mode={config.mode!r} learns from none; use a KD mode')
+            if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+                raise ValueError(
+                    f'{name}={value!r} needs a teacher, and mode={config.mode!r} learns from none; use a KD mode'
+                )
     for name in ('hidden', 'relation'):
-        if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1: raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
+        if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1:
+            raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
-        raise ValueError(f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'")
+        raise ValueError(
+            f"dialect={config.dialect!r} knows no soft targets that are cut off; leave min_probability and top_k out, or use dialect='canonical'"
+        )
+
 
 def _check_inside(config: RunConfig) -> None:
     "Refuse losses on the teacher's inside that cannot be meant."
     for name in ('hidden_loss', 'relation_loss'):
         if getattr(config, name) != 'none' and config.signal != 'online':
-            raise ValueError(f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached")
+            raise ValueError(
+                f"{name}={getattr(config, name)!r} needs signal='online', since a teacher's inside is too large to be cached"
+            )
     layers = config.hidden_layers
     profile = PROFILES[config.profile]
-    own = config.student_layers or (profile.student_layers if config.teacher in (None, profile.teacher) else None)  # None: the plan knows, which has seen the teacher
+    # None: the plan knows, which has seen the teacher
+    own = config.student_layers or (
+        profile.student_layers if config.teacher in (None, profile.teacher) else None
+    )
     if config.hidden_loss == 'none':
-        if layers is not None: raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
+        if layers is not None:
+            raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
     elif config.student_init == 'hub':
-        if not layers: raise ValueError("hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0")
-    elif layers is not None and own is not None and len(layers) != len(own): raise ValueError(f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student')
-    if layers and min(layers) < 0: raise ValueError(f'hidden_layers={layers} must be counted from 0')
+        if not layers:
+            raise ValueError(
+                "hidden_loss needs hidden_layers with student_init='hub': for each layer of the student the teacher's that it learns from, counted from 0"
+            )
+    elif layers is not None and own is not None and len(layers) != len(own):
+        raise ValueError(
+            f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers of the student'
+        )
+    if layers and min(layers) < 0:
+        raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../../nbs/core/01_config.ipynb #5e0b8a41
 TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
@@ -276,10 +396,12 @@ TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
     'teacher_micro_batch_tokens': 'micro_batch_tokens',
 }
 
+
 def needs_teacher(config: RunConfig) -> bool:
     "Does this run learn from a fine-tuned teacher, or start from one?"
     mode = MODES[config.mode]
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
+
 
 def _check_teacher(config: RunConfig) -> None:
     "Refuse to change a teacher that there is not."
@@ -288,31 +410,50 @@ def _check_teacher(config: RunConfig) -> None:
     for name in ('teacher_setting', *TEACHER_CHANGES):
         value = getattr(config, name)
         if value != RunConfig.model_fields[name].default:
-            start = f' with student_init={config.student_init!r}' if MODES[config.mode].network == 'student' else ''
-            raise ValueError(f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out')
+            start = (
+                f' with student_init={config.student_init!r}'
+                if MODES[config.mode].network == 'student'
+                else ''
+            )
+            raise ValueError(
+                f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out'
+            )
 
 # %% ../../nbs/core/01_config.ipynb #3f2a5a2a
 def parameters(
     task: str | None = None,  # of TASKS; None: those of all tasks
-) -> dict[str, Any]:          # name -> pydantic's field, in the order they are declared
+) -> dict[str, Any]:  # name -> pydantic's field, in the order they are declared
     "The parameters of a run, the task's own ones among them."
-    own = {name: field for t in ([task] if task else TASKS) for name, field in task_info(t).settings.model_fields.items()}
+    own = {
+        name: field
+        for t in ([task] if task else TASKS)
+        for name, field in task_info(t).settings.model_fields.items()
+    }
     return {name: field for name, field in RunConfig.model_fields.items() if name != 'task_settings'} | own
+
 
 def _no_parameter(name: str, allowed: Iterable[str]) -> str:
     "What to say of a name that is none: the nearest ones, else all if they are few."
     allowed = sorted(allowed)
-    near = ' or '.join(map(repr, get_close_matches(name, allowed, 3, .5)))
+    near = ' or '.join(map(repr, get_close_matches(name, allowed, 3, 0.5)))
     if near:
         return f'there is no parameter {name!r}; is it {near}?'
-    return f'there is no parameter {name!r}; ' + (f"the parameters are {', '.join(allowed)}" if len(allowed) <= 20 else '`kdnotes doctor --help` lists them all')
+    return f'there is no parameter {name!r}; ' + (
+        f"the parameters are {', '.join(allowed)}"
+        if len(allowed) <= 20
+        else '`kdnotes doctor --help` lists them all'
+    )
+
 
 def _refuse_name(name: str, task: str) -> None:
     "Say that a task does not read a parameter, or that there is none of this name."
     readers = [t for t in TASKS if name in task_info(t).settings.model_fields]
     if readers:
-        raise ConfigError(f"{name} is a setting of task={' and '.join(map(repr, readers))}, and task={task!r} does not read it; leave it out")
+        raise ConfigError(
+            f"{name} is a setting of task={' and '.join(map(repr, readers))}, and task={task!r} does not read it; leave it out"
+        )
     raise ConfigError(_no_parameter(name, parameters(task)))
+
 
 def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
     "The first problem of a pydantic report as a sentence."
@@ -320,12 +461,16 @@ def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
     if error['type'] == 'value_error':
         return str(error['ctx']['error'])
     where = '.'.join(str(part) for part in error['loc'] if str(part) in fields)
-    rules = dict.fromkeys(e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0])  # one for each type the field may have
+    # one for each type the field may have
+    rules = dict.fromkeys(
+        e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
+    )
     return f"{where}={error.get('input')!r} is refused: {', or '.join(rules)}"
+
 
 def make_config(
     **parameters: Any,  # fields of `RunConfig`, and the task's own by their names
-) -> RunConfig:         # validated
+) -> RunConfig:  # validated
     "A configuration, or a `ConfigError` of one sentence."
     task = parameters.get('task', RunConfig.model_fields['task'].default)
     if task not in TASKS:
@@ -333,7 +478,11 @@ def make_config(
     kind = task_info(task).settings
     nested = parameters.get('task_settings') or {}
     own = dict(nested) | {name: value for name, value in parameters.items() if name in kind.model_fields}
-    common = {name: value for name, value in parameters.items() if name not in kind.model_fields and name != 'task_settings'}
+    common = {
+        name: value
+        for name, value in parameters.items()
+        if name not in kind.model_fields and name != 'task_settings'
+    }
     for name in common:
         if name not in RunConfig.model_fields:
             _refuse_name(name, task)
@@ -342,9 +491,10 @@ def make_config(
     except ValidationError as e:
         raise ConfigError(_sentence(e.errors(), {*RunConfig.model_fields, *kind.model_fields})) from None
 
+
 def with_values(
     config: RunConfig,
-    **values: Any,   # by their flat names; they are not validated
+    **values: Any,  # by their flat names; they are not validated
 ) -> RunConfig:
     "A configuration with other values, the task's own ones among them."
     own = {name: value for name, value in values.items() if name in type(config.task_settings).model_fields}
@@ -353,161 +503,271 @@ def with_values(
         common['task_settings'] = config.task_settings.model_copy(update=own)
     return config.model_copy(update=common)
 
+
 def flat(
     config: RunConfig,
     changed: bool = False,  # only those that differ from their defaults
-) -> dict[str, Any]:        # JSON-able
+) -> dict[str, Any]:  # JSON-able
     "All values of a configuration by their flat names."
     values = config.model_dump(mode='json', exclude={'task_settings'}, exclude_defaults=changed)
     return values | config.task_settings.model_dump(mode='json', exclude_defaults=changed)
 
 # %% ../../nbs/core/01_config.ipynb #bee860c8
 def parameters_from(
-    before: dict,      # what existed before the parameters cell: `dict(globals())`
-    namespace: dict,   # the notebook's `globals()` now
+    before: dict,  # what existed before the parameters cell: `dict(globals())`
+    namespace: dict,  # the notebook's `globals()` now
     allowed: set[str] | None = None,  # parameter names; None: those of `parameters`
-) -> dict:             # name -> value
+) -> dict:  # name -> value
     "The parameters a notebook was given; unknown names are refused."
     allowed = set(parameters()) if allowed is None else allowed
-    def refuse(name): raise ConfigError(_no_parameter(name, allowed))
-    if not isinstance(before, dict): refuse('before')
-    first = before.setdefault('', set(namespace))  # names at the first call: when a cell is run again, what later cells made is no parameter
+
+    def refuse(name):
+        raise ConfigError(_no_parameter(name, allowed))
+
+    if not isinstance(before, dict):
+        refuse('before')
+    # names at the first call: when a cell is run again, what later cells made is no parameter
+    first = before.setdefault('', set(namespace))
     for name in sorted(first - allowed - {'before'}):
         changed = name in namespace and (name not in before or namespace[name] is not before[name])
-        if changed and not name.startswith('_') and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name): refuse(name)
+        if (
+            changed
+            and not name.startswith('_')
+            and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name)
+        ):
+            refuse(name)
     return {name: namespace[name] for name in sorted(allowed) if name in namespace}
 
 # %% ../../nbs/core/01_config.ipynb #915ed64a
 @dataclass(frozen=True)
 class Machine:
     "What resolving needs to know about the machine."
-    device: str          # 'cpu' or 'cuda'
-    cores: int           # usable CPU cores
-    gpus: int = 0        # visible GPUs
-    bf16: bool = True    # has the device instructions for bf16?
 
-WIDENED = 'this CPU has no instructions for bf16: products of rounded factors are computed in fp32, so mixed precision saves no time here'  # in the reason for a precision
+    device: str  # 'cpu' or 'cuda'
+    cores: int  # usable CPU cores
+    gpus: int = 0  # visible GPUs
+    bf16: bool = True  # has the device instructions for bf16?
+
+
+# in the reason for a precision
+WIDENED = 'this CPU has no instructions for bf16: products of rounded factors are computed in fp32, so mixed precision saves no time here'
+
 
 def resolve_precision(
     precision: str,  # 'fp32' | 'tf32' | 'mixed'
     amp_dtype: str,  # 'auto' | 'fp16' | 'bf16'
-    device: str,     # 'cpu' | 'cuda'
+    device: str,  # 'cpu' | 'cuda'
     bf16: bool = True,  # has the device instructions for bf16?
 ) -> tuple[str, str]:  # (fp32 | tf32 | fp16 | bf16, the reason)
     "The number format products are computed in, and why."
-    if precision == 'fp32': return 'fp32', 'the mode trains in fp32; TF32 is off'
+    if precision == 'fp32':
+        return 'fp32', 'the mode trains in fp32; TF32 is off'
     if precision == 'tf32':
-        if device != 'cuda': raise ConfigError(f"precision='tf32' needs an NVIDIA GPU, and the device is {device!r}; use precision='fp32'")
+        if device != 'cuda':
+            raise ConfigError(
+                f"precision='tf32' needs an NVIDIA GPU, and the device is {device!r}; use precision='fp32'"
+            )
         return 'tf32', 'asked for by precision=tf32'
     if device == 'cpu' and amp_dtype == 'fp16':
-        raise ConfigError("amp_dtype='fp16' is refused on a CPU, where fp16 products are emulated and hundreds of times slower; use amp_dtype='bf16' or a GPU")
-    if amp_dtype == 'auto' and device == 'cuda': return 'fp16', 'auto on CUDA: fp16 with dynamic loss scaling'
-    reason = 'auto on a CPU: bf16, which needs no loss scaling' if amp_dtype == 'auto' else f'asked for by amp_dtype={amp_dtype}'
-    if amp_dtype == 'fp16': return 'fp16', reason
-    if not bf16 and device == 'cuda': raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
+        raise ConfigError(
+            "amp_dtype='fp16' is refused on a CPU, where fp16 products are emulated and hundreds of times slower; use amp_dtype='bf16' or a GPU"
+        )
+    if amp_dtype == 'auto' and device == 'cuda':
+        return 'fp16', 'auto on CUDA: fp16 with dynamic loss scaling'
+    reason = (
+        'auto on a CPU: bf16, which needs no loss scaling'
+        if amp_dtype == 'auto'
+        else f'asked for by amp_dtype={amp_dtype}'
+    )
+    if amp_dtype == 'fp16':
+        return 'fp16', reason
+    if not bf16 and device == 'cuda':
+        raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
     return 'bf16', reason + f'; {WIDENED}' * (not bf16)
 
 # %% ../../nbs/core/01_config.ipynb #00ac566a
-_RANKS_A_CORE = 4  # more processes than cores are slow and use memory each; a few more are useful to try parallel code
+# more processes than cores are slow and use memory each; a few more are useful to try parallel code
+_RANKS_A_CORE = 4
+
 
 def resolve_ranks(
-    ranks: int | str,             # 'auto' or a number
+    ranks: int | str,  # 'auto' or a number
     threads_per_rank: int | str | None,  # 'auto' or a number; ignored on CUDA
-    mode_ranks: str,              # '1' or 'auto', the mode's
+    mode_ranks: str,  # '1' or 'auto', the mode's
     machine: Machine,
-) -> tuple[int, int | None]:      # (ranks, threads per rank; None on CUDA)
+) -> tuple[int, int | None]:  # (ranks, threads per rank; None on CUDA)
     "How many processes train, and with how many threads each."
-    if mode_ranks == '1': ranks = 1
-    elif ranks == 'auto': ranks = max(1, machine.gpus) if machine.device == 'cuda' else min(machine.cores, 2)
+    if mode_ranks == '1':
+        ranks = 1
+    elif ranks == 'auto':
+        ranks = max(1, machine.gpus) if machine.device == 'cuda' else min(machine.cores, 2)
     if machine.device == 'cuda':
-        if ranks > machine.gpus: raise ConfigError(f'ranks={ranks} needs as many GPUs, and {machine.gpus} are visible; lower ranks or free CUDA_VISIBLE_DEVICES')
+        if ranks > machine.gpus:
+            raise ConfigError(
+                f'ranks={ranks} needs as many GPUs, and {machine.gpus} are visible; lower ranks or free CUDA_VISIBLE_DEVICES'
+            )
         return ranks, None
     if ranks > (most := _RANKS_A_CORE * machine.cores):
-        raise ConfigError(f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed')
+        raise ConfigError(
+            f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); use at most {most}, and as many ranks as cores for speed'
+        )
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
 
 # %% ../../nbs/core/01_config.ipynb #2a298240
 def resolve(
     config: RunConfig,
     machine: Machine,
-    corpus: str,      # the corpus' resolved name: 'embedded', 'wikiqa', a folder or a hub id
+    corpus: str,  # the corpus' resolved name: 'embedded', 'wikiqa', a folder or a hub id
     transfer: str = 'none',  # that of the corpus learnt first
     teacher_depth: int | None = None,  # layers of the teacher; None: the profile's teacher, or nobody asks
-) -> RunConfig:       # nothing says auto
+) -> RunConfig:  # nothing says auto
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
-    mode, profile = MODES[config.mode], PROFILES[config.profile]
+    mode = MODES[config.mode]
+    profile = PROFILES[config.profile]
     ranks, threads = resolve_ranks(config.ranks, config.threads_per_rank, mode.ranks, machine)
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device, machine.bf16)
     if dtype == 'fp16' and config.gradient_dtype == 'powersgd' and ranks > 1:
-        raise ConfigError("gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'")
+        raise ConfigError(
+            "gradient_dtype='powersgd' carries the errors of past steps on, which an overflow of fp16 would make infinite for good; use amp_dtype='bf16' or gradient_dtype='fp32'"
+        )
     student = mode.network == 'student'
     usual_layers = profile.student_layers if teacher_depth is None else spread_layers(teacher_depth)
     layers = (config.student_layers or usual_layers) if student and config.student_init != 'hub' else None
     setting = default_setting(config.task, corpus, mode.network, transfer)
     given = flat(config)
-    if any(given[k] not in (None, 'auto', setting[k]) for k in setting): setting['tuning_id'] = None  # another setting than the one that was searched for
-    return with_values(config,
-        corpus=corpus, transfer=transfer, arm=config.arm or config.mode, precision=precision,
-        amp_dtype=dtype if precision == 'mixed' else 'auto', ranks=ranks, threads_per_rank=threads,
+    if any(given[k] not in (None, 'auto', setting[k]) for k in setting):
+        setting['tuning_id'] = None  # another setting than the one that was searched for
+    return with_values(
+        config,
+        corpus=corpus,
+        transfer=transfer,
+        arm=config.arm or config.mode,
+        precision=precision,
+        amp_dtype=dtype if precision == 'mixed' else 'auto',
+        ranks=ranks,
+        threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
-        student_layers=layers, hidden_layers=None if config.hidden_loss == 'none' else config.hidden_layers or layers,
-        teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed) if student else None,
+        student_layers=layers,
+        hidden_layers=None if config.hidden_loss == 'none' else config.hidden_layers or layers,
+        teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)
+        if student
+        else None,
         **_teachers_own(config, corpus, transfer),
-        **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting})
+        **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
+    )
+
 
 def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
     "For each setting of the task that a student's teacher may have another value of: what the teacher had; None without a teacher."
     own = task_info(config.task).teacher_settings
     if MODES[config.mode].network == 'teacher':
         return dict.fromkeys(own)
-    given, usual = flat(config), default_setting(config.task, corpus, 'teacher', transfer)
-    return {name: next((given[k] for k in (name, same) if given[k] not in (None, 'auto')), usual[same]) for name, same in own.items()}
+    given = flat(config)
+    usual = default_setting(config.task, corpus, 'teacher', transfer)
+    return {
+        name: next((given[k] for k in (name, same) if given[k] not in (None, 'auto')), usual[same])
+        for name, same in own.items()
+    }
 
 # %% ../../nbs/core/01_config.ipynb #e4905c97
 def factors(
     config: RunConfig,  # resolved
-) -> dict:              # network, precision, kd, ranks, init, signal_dtype, transfer
+) -> dict:  # network, precision, kd, ranks, init, signal_dtype, transfer
     "The factors a comparison checks."
     mode = MODES[config.mode]
-    return dict(network=mode.network, precision=resolved_dtype(config), kd=mode.kd, ranks=config.ranks,
-                init=config.student_init if mode.network == 'student' else 'pretrained',
-                signal_dtype=config.signal_dtype if mode.kd else None, transfer=None if config.transfer == 'none' else config.transfer)
+    return dict(
+        network=mode.network,
+        precision=resolved_dtype(config),
+        kd=mode.kd,
+        ranks=config.ranks,
+        init=config.student_init if mode.network == 'student' else 'pretrained',
+        signal_dtype=config.signal_dtype if mode.kd else None,
+        transfer=None if config.transfer == 'none' else config.transfer,
+    )
+
 
 def losses_in_words(
     config: RunConfig,  # resolved
-) -> str:               # say 'T=2, alpha=0.5, 1 * ranking ranknet'
+) -> str:  # say 'T=2, alpha=0.5, 1 * ranking ranknet'
     "What a run minimises."
-    first = f'T={config.temperature:g}, alpha={config.alpha:g}' if MODES[config.mode].kd else 'none: hard targets alone'
-    own = [f'in the words of {config.dialect}'] * (config.dialect != 'canonical') + [f'{k}={value:g}' for k in ('min_probability', 'top_k') if (value := getattr(config, k))]
+    first = (
+        f'T={config.temperature:g}, alpha={config.alpha:g}'
+        if MODES[config.mode].kd
+        else 'none: hard targets alone'
+    )
+    own = [f'in the words of {config.dialect}'] * (config.dialect != 'canonical') + [
+        f'{k}={value:g}' for k in ('min_probability', 'top_k') if (value := getattr(config, k))
+    ]
     values = flat(config)
-    losses = [name.removesuffix('_loss') for name in values if name.endswith('_loss') and values[name] != 'none']
-    named = {f"{name} {values[f'{name}_loss']}": values[f'{name}_weight'] for name in sorted(losses, key=('ranking', 'hidden', 'relation').index)}
+    losses = [
+        name.removesuffix('_loss') for name in values if name.endswith('_loss') and values[name] != 'none'
+    ]
+    named = {
+        f"{name} {values[f'{name}_loss']}": values[f'{name}_weight']
+        for name in sorted(losses, key=('ranking', 'hidden', 'relation').index)
+    }
     return ', '.join([first, *own, *(f'{weight:g} * {name}' for name, weight in named.items())])
+
 
 def resolved_dtype(
     config: RunConfig,  # resolved
-) -> str:               # fp32 | tf32 | fp16 | bf16
+) -> str:  # fp32 | tf32 | fp16 | bf16
     "The number format a resolved configuration trains in."
     return config.amp_dtype if config.precision == 'mixed' else config.precision
 
 # %% ../../nbs/core/01_config.ipynb #ed7ac391
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
 OF_THE_TEACHER = {'teacher_setting', *TEACHER_CHANGES}
-NOT_SCIENCE = {'study', 'arm', 'mode', 'profile', 'seed', 'corpus', 'teacher', 'student', 'amp_dtype', 'tuning_id', 'columns'} | SAFETY | OF_THE_TEACHER  # safety, names and paths, or told by factors, by the corpus' and the weights' sha256, by the teacher's run_id
+# safety, names and paths, or told by factors, by the corpus' and the weights' sha256, by the teacher's run_id
+NOT_SCIENCE = (
+    {
+        'study',
+        'arm',
+        'mode',
+        'profile',
+        'seed',
+        'corpus',
+        'teacher',
+        'student',
+        'amp_dtype',
+        'tuning_id',
+        'columns',
+    }
+    | SAFETY
+    | OF_THE_TEACHER
+)
 KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
-LATER = {'teacher_mode', 'gradient_dtype', 'gradient_sync', 'bucket_mib', 'dialect', 'min_probability', 'top_k',
-         'hidden_loss', 'hidden_weight', 'hidden_layers', 'relation_loss', 'relation_weight'}  # settings younger than the first evidence: left out at their defaults, so that its run_ids hold
+# settings younger than the first evidence: left out at their defaults, so that its run_ids hold
+LATER = {
+    'teacher_mode',
+    'gradient_dtype',
+    'gradient_sync',
+    'bucket_mib',
+    'dialect',
+    'min_probability',
+    'top_k',
+    'hidden_loss',
+    'hidden_weight',
+    'hidden_layers',
+    'relation_loss',
+    'relation_weight',
+}
+
 
 def settings(
     config: RunConfig,  # resolved
-) -> dict:              # flat, JSON-able, without the seed
+) -> dict:  # flat, JSON-able, without the seed
     "Every resolved setting that can change a run's result, without its seed."
-    mode, task, values = MODES[config.mode], task_info(config.task), flat(config)
+    mode = MODES[config.mode]
+    task = task_info(config.task)
+    values = flat(config)
     fields = parameters(config.task)
     unused = {name for name in LATER | task.later if values[name] == fields[name].default}
-    values = {name: value for name, value in values.items() if name not in NOT_SCIENCE | unused} | factors(config)
+    values = {name: value for name, value in values.items() if name not in NOT_SCIENCE | unused} | factors(
+        config
+    )
     if not mode.kd:
         values |= dict.fromkeys(KD_SETTINGS)
     if mode.network == 'teacher':
@@ -517,27 +777,43 @@ def settings(
         values.pop('teacher_mode', None)
     return values
 
+
 def run_id(
-    config: RunConfig,        # resolved
-    corpus_sha256: str,       # of the corpus' content
-    initial: dict,            # what the weights start from: sha256 of files, or the teacher's run_id and layers
-    schema: int,              # of the record
-) -> str:                     # '<mode>-s<seed>-<12 hex digits>'
+    config: RunConfig,  # resolved
+    corpus_sha256: str,  # of the corpus' content
+    initial: dict,  # what the weights start from: sha256 of files, or the teacher's run_id and layers
+    schema: int,  # of the record
+) -> str:  # '<mode>-s<seed>-<12 hex digits>'
     "The name a run's science gives it; never the study, a path, the host or a version."
-    science = settings(config) | dict(seed=config.seed, corpus_sha256=corpus_sha256, initial=initial, schema=schema)
+    science = settings(config) | dict(
+        seed=config.seed, corpus_sha256=corpus_sha256, initial=initial, schema=schema
+    )
     digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()
     return f'{config.mode}-s{config.seed}-{digest[:12]}'
 
 # %% ../../nbs/core/01_config.ipynb #e57f1c82
 def root() -> Path:
     "The folder that holds `runs/`, `figures/` and `data/`."
-    if home := os.environ.get('KDNOTES_HOME'): return Path(home).resolve()
+    if home := os.environ.get('KDNOTES_HOME'):
+        return Path(home).resolve()
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
-        if (folder / 'settings.ini').exists() and (folder / 'nbs').is_dir(): return folder
+        if (folder / 'settings.ini').exists() and (folder / 'nbs').is_dir():
+            return folder
     return here
 
-def runs_path() -> Path: return root() / 'runs'
-def cache_path() -> Path: return root() / 'runs' / '.cache'
-def figures_path(study: str) -> Path: return root() / 'figures' / study
-def evidence_path() -> Path: return root() / 'thesis' / 'data'
+
+def runs_path() -> Path:
+    return root() / 'runs'
+
+
+def cache_path() -> Path:
+    return root() / 'runs' / '.cache'
+
+
+def figures_path(study: str) -> Path:
+    return root() / 'figures' / study
+
+
+def evidence_path() -> Path:
+    return root() / 'thesis' / 'data'

@@ -4,7 +4,11 @@
 
 # %% ../../nbs/core/02_files.ipynb #047e1749
 from __future__ import annotations
-import fcntl, hashlib, json, os, secrets
+import fcntl
+import hashlib
+import json
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +21,15 @@ __all__ = ['FileError', 'BusyError', 'atomic_write', 'sha256_file', 'sha256_text
 class FileError(KdnotesError):
     "A file that is missing, broken, or could not be written as asked."
 
+
 class BusyError(KdnotesError):
     "Something is locked by another process."
 
 # %% ../../nbs/core/02_files.ipynb #2305cbf3
 def atomic_write(
-    path: str | Path,   # the file; its folder is made when missing
+    path: str | Path,  # the file; its folder is made when missing
     data: str | bytes,  # the whole content; text is written as UTF-8
-) -> Path:              # the file
+) -> Path:  # the file
     "Replace a file in one step."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,11 +46,14 @@ def atomic_write(
     _sync_folder(path.parent)
     return path
 
+
 def _sync_folder(folder: Path) -> None:
     "Bring a folder's own entries to the disk: the rename lives there."
     fd = os.open(folder, os.O_RDONLY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 # %% ../../nbs/core/02_files.ipynb #c1881b1b
 def sha256_file(
@@ -54,12 +62,14 @@ def sha256_file(
     "The sha256 of a file's bytes, read in pieces of 1 MiB."
     digest = hashlib.sha256()
     with open(path, 'rb') as f:
-        while piece := f.read(1 << 20): digest.update(piece)
+        while piece := f.read(1 << 20):
+            digest.update(piece)
     return digest.hexdigest()
+
 
 def sha256_text(
     *parts: str,  # any number of texts; their order and borders count
-) -> str:         # 64 hex digits
+) -> str:  # 64 hex digits
     "The sha256 of a sequence of texts."
     digest = hashlib.sha256()
     for part in parts:
@@ -71,33 +81,45 @@ def sha256_text(
 def write_json(
     path: str | Path,
     obj: dict,  # JSON-able; no NaN, no infinity
-) -> Path:      # the file
+) -> Path:  # the file
     "Write a JSON file in one step, with sorted keys."
-    try: text = json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
+    try:
+        text = json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
-        raise FileError(f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for what is unknown') from None
+        raise FileError(
+            f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for what is unknown'
+        ) from None
     return atomic_write(path, text + '\n')
+
 
 def read_json(
     path: str | Path,
 ) -> dict:
     "Read a JSON file that holds an object."
-    try: obj = json.loads(Path(path).read_text(encoding='utf-8'))
-    except OSError as e: raise FileError(f'{path} cannot be read: {e.strerror}; check the path') from None
-    except (ValueError, RecursionError) as e: raise FileError(f'{path} is not valid JSON ({e}); delete it or restore it') from None
-    if not isinstance(obj, dict): raise FileError(f'{path} holds a {type(obj).__name__} where an object was expected; delete it or restore it')
+    try:
+        obj = json.loads(Path(path).read_text(encoding='utf-8'))
+    except OSError as e:
+        raise FileError(f'{path} cannot be read: {e.strerror}; check the path') from None
+    except (ValueError, RecursionError) as e:
+        raise FileError(f'{path} is not valid JSON ({e}); delete it or restore it') from None
+    if not isinstance(obj, dict):
+        raise FileError(
+            f'{path} holds a {type(obj).__name__} where an object was expected; delete it or restore it'
+        )
     return obj
 
 # %% ../../nbs/core/02_files.ipynb #ca2fd3cd
 @contextmanager
 def lock(
-    path: str | Path,   # the lock file; made when missing, never removed
+    path: str | Path,  # the lock file; made when missing, never removed
     wait: bool = True,  # False: raise BusyError at once if another holds it
 ) -> Iterator[None]:
     "Hold a file's exclusive lock inside a `with`."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, 'a') as f:
-        try: fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError: raise BusyError(f'{path} is held by another process; wait for it to end, or stop it') from None
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f'{path} is held by another process; wait for it to end, or stop it') from None
         yield

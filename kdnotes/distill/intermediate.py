@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from ..core.config import ConfigError, RunConfig
 from ..tasks.batching import Batch
-from .intermediate_losses import HiddenProjections, captured, hidden_cosine, hidden_mse, relation_kl, value_projections
+from kdnotes.distill.intermediate_losses import (
+    HiddenProjections,
+    captured,
+    hidden_cosine,
+    hidden_mse,
+    relation_kl,
+    value_projections,
+)
 from .models import model_inputs
 from .teacher_cache import online_signal, teacher_signal
 from ..tasks.base import Task, TaskView
@@ -24,35 +31,51 @@ def looks_inside(config: RunConfig) -> bool:
     "Does this run learn from hidden states or relations?"
     return config.hidden_loss != 'none' or config.relation_loss != 'none'
 
+
 class WithInside(nn.Module):
     "A model whose outputs have `inside`: `hidden_0`, `hidden_1`, ... and `values`, (n, length, width) each."
-    def __init__(self,
-        model: nn.Module,         # of transformers
+
+    def __init__(
+        self,
+        model: nn.Module,  # of transformers
         layers: tuple[int, ...],  # whose hidden states: 0 is the embeddings' output, 1 the first layer's
-        values: bool,             # the last layer's value vectors too
+        values: bool,  # the last layer's value vectors too
         projections: HiddenProjections | None = None,  # of these layers
     ):
         super().__init__()
-        self.model, self.layers, self.values, self.projections = model, layers, values, projections
+        self.model = model
+        self.layers = layers
+        self.values = values
+        self.projections = projections
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None):
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ):
         "The model's outputs."
         given = dict(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-        inputs = {name: value for name, value in given.items() if value is not None and name in model_inputs(self.model)}
+        inputs = {
+            name: value
+            for name, value in given.items()
+            if value is not None and name in model_inputs(self.model)
+        }
         with captured(value_projections(self.model)[-1:] if self.values else []) as values:
             outputs = self.model(**inputs, output_hidden_states=bool(self.layers))
         states = [outputs.hidden_states[layer] for layer in self.layers]
-        if self.projections: states = [self.projections(layer, state) for layer, state in zip(self.layers, states)]
-        outputs.inside = {f'hidden_{place}': state for place, state in enumerate(states)} | ({'values': values[0]} if self.values else {})
+        if self.projections:
+            states = [self.projections(layer, state) for layer, state in zip(self.layers, states)]
+        outputs.inside = {f'hidden_{place}': state for place, state in enumerate(states)} | (
+            {'values': values[0]} if self.values else {}
+        )
         return outputs
 
 # %% ../../nbs/distill/04_intermediate.ipynb #cbe35a33
 def with_intermediate(
     task: Task,
     config: RunConfig,  # resolved: hidden_loss, hidden_layers, relation_loss
-    heads: int = 1,     # relation heads
+    heads: int = 1,  # relation heads
 ) -> TaskView:
     "A task with the loss terms of intermediate layers beside its own; counts are real tokens."
+
     def signal(outputs, batch: Batch) -> dict[str, Tensor]:
         return task.signal(outputs, batch) | outputs.inside
 
@@ -62,9 +85,15 @@ def with_intermediate(
         if config.hidden_loss != 'none':
             distance = {'mse': hidden_mse, 'cosine': hidden_cosine}[config.hidden_loss]
             names = [n for n in outputs.inside if n != 'values']
-            terms['hidden'] = sum(distance(outputs.inside[n], signal[n], mask, 'sum') for n in names) / len(names), batch.tokens
+            terms['hidden'] = (
+                sum(distance(outputs.inside[n], signal[n], mask, 'sum') for n in names) / len(names),
+                batch.tokens,
+            )
         if config.relation_loss != 'none':
-            terms['relation'] = relation_kl(outputs.inside['values'], signal['values'], mask, heads, 'sum'), batch.tokens
+            terms['relation'] = (
+                relation_kl(outputs.inside['values'], signal['values'], mask, heads, 'sum'),
+                batch.tokens,
+            )
         return terms
 
     def loss_counts(split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
@@ -76,18 +105,28 @@ def with_intermediate(
 # %% ../../nbs/distill/04_intermediate.ipynb #926af584
 class InsideSignal:
     "The signal of a teacher that is looked into."
-    def __init__(self, task: Task, teacher: nn.Module, config: RunConfig):
-        layers, n = tuple(config.hidden_layers or ()), teacher.config.num_hidden_layers
-        if layers and max(layers) >= n: raise ConfigError(f'hidden_layers={layers} must be numbers from 0 to {n - 1}, since the teacher has {n} layers')
-        self.shape, self._task = teacher.config, with_intermediate(task, config)
-        self._teacher = WithInside(teacher, tuple(layer + 1 for layer in layers), config.relation_loss != 'none')
 
-    def __call__(self, batch: Batch) -> dict[str, Tensor]: return teacher_signal(self._task, self._teacher, batch)
+    def __init__(self, task: Task, teacher: nn.Module, config: RunConfig):
+        layers = tuple(config.hidden_layers or ())
+        n = teacher.config.num_hidden_layers
+        if layers and max(layers) >= n:
+            raise ConfigError(
+                f'hidden_layers={layers} must be numbers from 0 to {n - 1}, since the teacher has {n} layers'
+            )
+        self.shape = teacher.config
+        self._task = with_intermediate(task, config)
+        self._teacher = WithInside(
+            teacher, tuple(layer + 1 for layer in layers), config.relation_loss != 'none'
+        )
+
+    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+        return teacher_signal(self._task, self._teacher, batch)
+
 
 def online_teacher(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
-    config: RunConfig,   # resolved
+    config: RunConfig,  # resolved
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "The signal a configuration asks for, computed when it is asked for."
     return InsideSignal(task, teacher, config) if looks_inside(config) else online_signal(task, teacher)
@@ -96,18 +135,31 @@ def online_teacher(
 def open_student(
     task: Task,
     student: nn.Module,  # on its device
-    config: RunConfig,   # resolved
+    config: RunConfig,  # resolved
     signal: Callable | None,  # of `online_teacher`, where the configuration looks inside
-    seed: int,           # of the projections, equal on all ranks
+    seed: int,  # of the projections, equal on all ranks
 ) -> tuple[Task, nn.Module]:  # what a training is given: the same two where there is nothing to look at
     "The task with all its terms, and the student with what is trained beside it."
-    if not looks_inside(config): return task, student
-    shape, teacher, taught = student.config, getattr(signal, 'shape', None), tuple(config.hidden_layers or ())
-    if teacher is None: raise ConfigError('hidden_loss and relation_loss need the signal of a teacher that is looked into; make it with kdnotes.distill.intermediate.online_teacher')
+    if not looks_inside(config):
+        return task, student
+    shape = student.config
+    teacher = getattr(signal, 'shape', None)
+    taught = tuple(config.hidden_layers or ())
+    if teacher is None:
+        raise ConfigError(
+            'hidden_loss and relation_loss need the signal of a teacher that is looked into; make it with kdnotes.distill.intermediate.online_teacher'
+        )
     if taught and len(taught) != shape.num_hidden_layers:
-        raise ConfigError(f'hidden_layers={taught} must name a layer of the teacher for each of the {shape.num_hidden_layers} layers of the student')
-    layers, projections = tuple(range(1, len(taught) + 1)), None
+        raise ConfigError(
+            f'hidden_layers={taught} must name a layer of the teacher for each of the {shape.num_hidden_layers} layers of the student'
+        )
+    layers = tuple(range(1, len(taught) + 1))
+    projections = None
     if taught and shape.hidden_size != teacher.hidden_size:
-        projections = HiddenProjections(dict(zip(layers, taught)), shape.hidden_size, teacher.hidden_size, seed).to(next(student.parameters()).device)
+        projections = HiddenProjections(
+            dict(zip(layers, taught)), shape.hidden_size, teacher.hidden_size, seed
+        ).to(next(student.parameters()).device)
     heads = math.gcd(shape.num_attention_heads, teacher.num_attention_heads)
-    return with_intermediate(task, config, heads), WithInside(student, layers, config.relation_loss != 'none', projections)
+    return with_intermediate(task, config, heads), WithInside(
+        student, layers, config.relation_loss != 'none', projections
+    )

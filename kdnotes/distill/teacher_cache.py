@@ -4,7 +4,10 @@
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #dc9b0ec2
 from __future__ import annotations
-import contextlib, hashlib, json, time
+import contextlib
+import hashlib
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 import numpy as np
@@ -24,12 +27,16 @@ __all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'o
 class SignalError(KdnotesError):
     "A teacher signal that cannot be made, stored or believed."
 
+
 @contextlib.contextmanager
 def fp32_products() -> Iterator[None]:
     "Products in fp32 on a GPU, whatever the training around it does: one signal serves all formats, tf32 too."
     before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, 'ieee'
-    try: yield
-    finally: torch.backends.cuda.matmul.fp32_precision = before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
 
 @torch.no_grad()
 def teacher_signal(
@@ -38,9 +45,13 @@ def teacher_signal(
     batch: Batch,
 ) -> dict[str, Tensor]:  # name -> (n, *shape) float32, no gradient
     "What the teacher says about a batch, whatever surrounds the call."
-    if any(module.training for module in teacher.modules()): teacher.eval()
+    if any(module.training for module in teacher.modules()):
+        teacher.eval()
     with torch.autocast(batch.labels.device.type, enabled=False), fp32_products():
-        return {name: value.float() for name, value in task.signal(call(teacher, batch.inputs), batch).items()}
+        return {
+            name: value.float() for name, value in task.signal(call(teacher, batch.inputs), batch).items()
+        }
+
 
 def online_signal(
     task: Task,
@@ -52,29 +63,44 @@ def online_signal(
 # %% ../../nbs/distill/03_teacher_cache.ipynb #0d5b6407
 SIGNAL_SCHEMA = 1
 
+
 def signal_key(
-    weights_sha256: str,    # of the teacher's weights
-    corpus_sha256: str,     # of the corpus' content
+    weights_sha256: str,  # of the teacher's weights
+    corpus_sha256: str,  # of the corpus' content
     tokenizer_sha256: str,  # of how texts become tokens
-    split: str,             # 'train'
-    max_length: int,        # tokens at which a pair is cut
-    forward_dtype: str,     # what the teacher computes in: 'fp32'
-    storage_dtype: str,     # what is stored: 'fp32' | 'fp16' | 'bf16'
-    subset: str,            # which of the split's examples: 'all', or the rule that left some out
-) -> str:                   # 32 hex digits
+    split: str,  # 'train'
+    max_length: int,  # tokens at which a pair is cut
+    forward_dtype: str,  # what the teacher computes in: 'fp32'
+    storage_dtype: str,  # what is stored: 'fp32' | 'fp16' | 'bf16'
+    subset: str,  # which of the split's examples: 'all', or the rule that left some out
+) -> str:  # 32 hex digits
     "The name of a signal's content."
-    return sha256_text(json.dumps([SIGNAL_SCHEMA, weights_sha256, corpus_sha256, tokenizer_sha256, split, int(max_length), forward_dtype, storage_dtype, subset]))[:32]
+    return sha256_text(
+        json.dumps(
+            [
+                SIGNAL_SCHEMA,
+                weights_sha256,
+                corpus_sha256,
+                tokenizer_sha256,
+                split,
+                int(max_length),
+                forward_dtype,
+                storage_dtype,
+                subset,
+            ]
+        )
+    )[:32]
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #7442bdaf
 def key_parts(
     task: Task,
-    config: RunConfig,      # resolved, of a run that wants the signal
-    teacher: nn.Module,     # with the weights that answer
-    tokenizer,              # the teacher's
-    corpus_sha256: str,     # of the corpus' content
+    config: RunConfig,  # resolved, of a run that wants the signal
+    teacher: nn.Module,  # with the weights that answer
+    tokenizer,  # the teacher's
+    corpus_sha256: str,  # of the corpus' content
     split: str = 'train',
     storage_dtype: str | None = None,  # None: the configuration's
-) -> dict:                  # the arguments of `signal_key`
+) -> dict:  # the arguments of `signal_key`
     "What names the signal of a configuration."
     subset = task.signal_key()
     if config.task != FIRST_TASK:  # the first task's signals keep the names they have
@@ -91,37 +117,52 @@ def key_parts(
     )
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #4d60a5ef
-_STORAGE = {'fp32': (torch.float32, np.float32, 0.), 'fp16': (torch.float16, np.float16, 2**-11), 'bf16': (torch.bfloat16, np.uint16, 2**-8)}  # torch's, numpy's, error of rounding
+# torch's, numpy's, error of rounding
+_STORAGE = {
+    'fp32': (torch.float32, np.float32, 0.0),
+    'fp16': (torch.float16, np.float16, 2**-11),
+    'bf16': (torch.bfloat16, np.uint16, 2**-8),
+}
+
 
 def precision(
     storage_dtype: str,  # 'fp32' | 'fp16' | 'bf16'
-) -> dict[str, float]:   # relative: of rounding to the storage's format; absolute: of float32 sums in another order
+    # relative: of rounding to the storage's format; absolute: of float32 sums in another order
+) -> dict[str, float]:
     "How far a cached number may be from the one computed online."
     return dict(relative=_STORAGE[storage_dtype][2], absolute=1e-5)
 
+
 def _encode(
-    values: Tensor,      # float32, any device
+    values: Tensor,  # float32, any device
     storage_dtype: str,
-) -> np.ndarray:         # what goes to the disk
+) -> np.ndarray:  # what goes to the disk
     "Numbers as they are stored."
     stored = values.to(_STORAGE[storage_dtype][0]).cpu()
-    return (stored.view(torch.int16) if storage_dtype == 'bf16' else stored).numpy().view(_STORAGE[storage_dtype][1])
+    return (
+        (stored.view(torch.int16) if storage_dtype == 'bf16' else stored)
+        .numpy()
+        .view(_STORAGE[storage_dtype][1])
+    )
+
 
 def _decode(
     stored: np.ndarray,  # from the disk
     storage_dtype: str,
-) -> Tensor:             # float32, on the CPU
+) -> Tensor:  # float32, on the CPU
     "Stored numbers as float32."
-    if storage_dtype == 'bf16': return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
+    if storage_dtype == 'bf16':
+        return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(stored).float()
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #5b8c6ee5
 def _checksum(
     path: Path,
-    blocks: int = 64,        # of 1 MiB; a file with no more of them is hashed whole
-) -> str:                    # 64 hex digits
+    blocks: int = 64,  # of 1 MiB; a file with no more of them is hashed whole
+) -> str:  # 64 hex digits
     "A hash of a file's size and of blocks spread over it."
-    size, block = path.stat().st_size, 1 << 20
+    size = path.stat().st_size
+    block = 1 << 20
     n = -(-size // block)
     digest = hashlib.sha256(str(size).encode())
     with open(path, 'rb') as f:
@@ -130,20 +171,33 @@ def _checksum(
             digest.update(f.read(block))
     return digest.hexdigest()
 
-def _digest(meta: dict) -> str: return sha256_text(json.dumps(meta, sort_keys=True))
+
+def _digest(meta: dict) -> str:
+    return sha256_text(json.dumps(meta, sort_keys=True))
+
 
 class Signal:
     "A stored signal, called with a batch."
-    def __init__(self,
+
+    def __init__(
+        self,
         folder: Path,
         meta: dict,  # of `meta.json`: key, key_parts, examples, teacher_s, storage_dtype, precision, arrays
     ):
-        self.folder, self.meta = folder, meta
-        self._arrays = {name: np.load(folder / f'{name}.npy', mmap_mode='r', allow_pickle=False) for name in meta['arrays']}
+        self.folder = folder
+        self.meta = meta
+        self._arrays = {
+            name: np.load(folder / f'{name}.npy', mmap_mode='r', allow_pickle=False)
+            for name in meta['arrays']
+        }
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         "The rows of the batch's examples, float32, on its device."
-        return {name: to_device(_decode(rows[batch.index], self.meta['storage_dtype']), batch.labels.device) for name, rows in self._arrays.items()}
+        return {
+            name: to_device(_decode(rows[batch.index], self.meta['storage_dtype']), batch.labels.device)
+            for name, rows in self._arrays.items()
+        }
+
 
 def open_signal(
     folder: str | Path,
@@ -152,10 +206,13 @@ def open_signal(
     folder = Path(folder)
     try:
         meta = read_json(folder / 'meta.json')
-        if meta.pop('sha256') != _digest(meta) or meta['schema'] != SIGNAL_SCHEMA: return None
-        if any(_checksum(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()): return None
+        if meta.pop('sha256') != _digest(meta) or meta['schema'] != SIGNAL_SCHEMA:
+            return None
+        if any(_checksum(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()):
+            return None
         return Signal(folder, meta)
-    except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError): return None
+    except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #b409d0de
 def _begun(
@@ -166,9 +223,17 @@ def _begun(
     "What an interrupted call has left of this signal."
     try:
         known = read_json(folder / 'partial.json')
-        arrays = {name: np.load(folder / f'{name}.partial', mmap_mode='r', allow_pickle=False) for name in shapes}
-        return float(known['seconds']) if known['key'] == key and all(arrays[name].shape == shape for name, shape in shapes.items()) else None
-    except (FileError, OSError, ValueError, KeyError, TypeError, EOFError): return None
+        arrays = {
+            name: np.load(folder / f'{name}.partial', mmap_mode='r', allow_pickle=False) for name in shapes
+        }
+        return (
+            float(known['seconds'])
+            if known['key'] == key and all(arrays[name].shape == shape for name, shape in shapes.items())
+            else None
+        )
+    except (FileError, OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
 
 def _prepare(
     folder: Path,
@@ -178,7 +243,8 @@ def _prepare(
 ) -> float:  # seconds it took so far
     "Arrays to be filled, those of an interrupted call or new ones: every number that is missing is NaN."
     (folder / 'meta.json').unlink(missing_ok=True)
-    if (seconds := _begun(folder, key, shapes)) is not None: return seconds
+    if (seconds := _begun(folder, key, shapes)) is not None:
+        return seconds
     (folder / 'partial.json').unlink(missing_ok=True)
     for name, shape in shapes.items():
         row = _encode(torch.full(shape[1:], float('nan')), storage_dtype)
@@ -186,31 +252,50 @@ def _prepare(
         try:
             with open(folder / f'{name}.partial', 'wb') as f:
                 np.lib.format.write_array_header_1_0(f, header)
-                for start in range(0, shape[0], 4096): f.write(row.tobytes() * min(4096, shape[0] - start))
-        except OSError as e: raise SignalError(f'{folder} could not be written ({e.strerror}); free some room, or use signal=online') from None
-    write_json(folder / 'partial.json', dict(key=key, seconds=0.))
-    return 0.
+                for start in range(0, shape[0], 4096):
+                    f.write(row.tobytes() * min(4096, shape[0] - start))
+        except OSError as e:
+            raise SignalError(
+                f'{folder} could not be written ({e.strerror}); free some room, or use signal=online'
+            ) from None
+    write_json(folder / 'partial.json', dict(key=key, seconds=0.0))
+    return 0.0
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #ebba8044
 def _write_rows(
-    task: Task, split: str, teacher: nn.Module, folder: Path,
+    task: Task,
+    split: str,
+    teacher: nn.Module,
+    folder: Path,
     batches: list[np.ndarray],  # this rank's examples
-    device: str, storage_dtype: str,
+    device: str,
+    storage_dtype: str,
     every: Callable[[], None],  # called after each batch
 ) -> None:
     "This rank's rows, into the arrays all ranks share; those that are there stay."
-    arrays = {name: np.load(folder / f'{name}.partial', mmap_mode='r+', allow_pickle=False) for name in task.signal_spec}
+    arrays = {
+        name: np.load(folder / f'{name}.partial', mmap_mode='r+', allow_pickle=False)
+        for name in task.signal_spec
+    }
     for index in batches:
-        if all(_decode(array[index], storage_dtype).isfinite().all() for array in arrays.values()): continue
+        if all(_decode(array[index], storage_dtype).isfinite().all() for array in arrays.values()):
+            continue
         for name, values in teacher_signal(task, teacher, task.batch(split, index).to(device)).items():
             stored = _encode(values, storage_dtype)
             finite = _decode(stored, storage_dtype).isfinite().reshape(len(index), -1).all(1).numpy()
             if not finite.all():
-                cause = f'does not fit {storage_dtype}; use signal_dtype=fp32' if values.isfinite().all() else 'is not finite; train the teacher again'
-                raise SignalError(f"the teacher's {name!r} for example {index[~finite][0]} of {split!r} {cause}")
+                cause = (
+                    f'does not fit {storage_dtype}; use signal_dtype=fp32'
+                    if values.isfinite().all()
+                    else 'is not finite; train the teacher again'
+                )
+                raise SignalError(
+                    f"the teacher's {name!r} for example {index[~finite][0]} of {split!r} {cause}"
+                )
             arrays[name][index] = stored
         every()
-    for array in arrays.values(): array.flush()
+    for array in arrays.values():
+        array.flush()
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #0354f24d
 def _finish(
@@ -222,38 +307,60 @@ def _finish(
     for name in names:
         array = np.load(folder / f'{name}.partial', mmap_mode='r', allow_pickle=False)
         for start in range(0, len(array), 65536):
-            if _decode(array[start:start + 65536].copy(), meta['storage_dtype']).isnan().any():
-                raise SignalError(f'{folder} lacks rows of {name!r} from {start} on, since a rank did not write its share; start the run again')
-    for name in names: (folder / f'{name}.partial').replace(folder / f'{name}.npy')
+            if _decode(array[start : start + 65536].copy(), meta['storage_dtype']).isnan().any():
+                raise SignalError(
+                    f'{folder} lacks rows of {name!r} from {start} on, since a rank did not write its share; start the run again'
+                )
+    for name in names:
+        (folder / f'{name}.partial').replace(folder / f'{name}.npy')
     meta = meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in names})
     write_json(folder / 'meta.json', meta | dict(sha256=_digest(meta)))
     (folder / 'partial.json').unlink(missing_ok=True)
 
+
 class _Spent:
     "The seconds a signal has taken, kept beside it every ten seconds: what is interrupted has cost something too."
-    def __init__(self, path: Path, key: str, before: float): self.path, self.key, self.before, self.began, self.told = path, key, before, time.monotonic(), time.monotonic()
-    def seconds(self) -> float: return self.before + time.monotonic() - self.began
+
+    def __init__(self, path: Path, key: str, before: float):
+        self.path = path
+        self.key = key
+        self.before = before
+        self.began = time.monotonic()
+        self.told = time.monotonic()
+
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.began
+
     def tell(self) -> None:
-        if time.monotonic() - self.told > 10: self.told = time.monotonic(); write_json(self.path, dict(key=self.key, seconds=self.seconds()))
+        if time.monotonic() - self.told > 10:
+            self.told = time.monotonic()
+            write_json(self.path, dict(key=self.key, seconds=self.seconds()))
+
 
 def _check_wishes(task: Task, split: str, key_parts: dict, storage_dtype: str) -> None:
     "Refuse what cannot be stored, or would be stored under a wrong name."
-    if storage_dtype not in _STORAGE: raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
+    if storage_dtype not in _STORAGE:
+        raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
     if (key_parts['split'], key_parts['storage_dtype']) != (split, storage_dtype):
-        raise ValueError(f"key_parts must name split {split!r} and storage_dtype {storage_dtype!r}, got {key_parts['split']!r} and {key_parts['storage_dtype']!r}")
+        raise ValueError(
+            f"key_parts must name split {split!r} and storage_dtype {storage_dtype!r}, got {key_parts['split']!r} and {key_parts['storage_dtype']!r}"
+        )
     for name, spec in task.signal_spec.items():
-        if spec.ragged: raise SignalError(f'the signal {name!r} has one row a token, which cannot be stored yet; use signal=online')
+        if spec.ragged:
+            raise SignalError(
+                f'the signal {name!r} has one row a token, which cannot be stored yet; use signal=online'
+            )
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #941da9ca
 def make_signal(
-    task: Task,                # encoded
-    split: str,                # 'train'
-    teacher: nn.Module,        # moved to the device, left in eval mode
-    folder: str | Path,        # of this signal alone; best named by its key
-    key_parts: dict,           # the arguments of `signal_key`
+    task: Task,  # encoded
+    split: str,  # 'train'
+    teacher: nn.Module,  # moved to the device, left in eval mode
+    folder: str | Path,  # of this signal alone; best named by its key
+    key_parts: dict,  # the arguments of `signal_key`
     device: str = 'cpu',
     storage_dtype: str = 'fp32',  # 'fp32' | 'fp16' | 'bf16'
-    tokens: int = 16384,       # of a batch, padding included; no gradients are kept, so large ones fit
+    tokens: int = 16384,  # of a batch, padding included; no gradients are kept, so large ones fit
     rank: int = 0,
     ranks: int = 1,
     barrier: Callable[[], None] = lambda: None,  # waits until every rank has come; needed when ranks > 1
@@ -261,18 +368,53 @@ def make_signal(
     "The stored signal of a split, made now unless it is there."
     _check_wishes(task, split, key_parts, storage_dtype)
     folder, key, lengths = Path(folder), signal_key(**key_parts), task.lengths(split)
-    whole = lambda: (signal := open_signal(folder)) is not None and signal.meta['key'] == key
+
+    def whole():
+        return (signal := open_signal(folder)) is not None and signal.meta['key'] == key
+
     with lock(folder / '.lock') if rank == 0 else contextlib.nullcontext():
-        before = _prepare(folder, key, {name: (len(lengths), *spec.shape) for name, spec in task.signal_spec.items()}, storage_dtype) if rank == 0 and not whole() else 0.
+        before = (
+            _prepare(
+                folder,
+                key,
+                {name: (len(lengths), *spec.shape) for name, spec in task.signal_spec.items()},
+                storage_dtype,
+            )
+            if rank == 0 and not whole()
+            else 0.0
+        )
         barrier()  # from here on meta.json is there exactly if nothing is to be made
-        made, spent = (folder / 'meta.json').exists(), _Spent(folder / 'partial.json', key, before)
+        made = (folder / 'meta.json').exists()
+        spent = _Spent(folder / 'partial.json', key, before)
         if not made:
             batches = micro_batches(np.arange(len(lengths)), lengths, tokens, rank, ranks)
-            _write_rows(task, split, teacher.to(device), folder, batches, device, storage_dtype, spent.tell if rank == 0 else lambda: None)
+            _write_rows(
+                task,
+                split,
+                teacher.to(device),
+                folder,
+                batches,
+                device,
+                storage_dtype,
+                spent.tell if rank == 0 else lambda: None,
+            )
         barrier()  # all rows are written
         if rank == 0 and not made:
-            _finish(folder, dict(schema=SIGNAL_SCHEMA, key=key, key_parts=key_parts, examples=len(lengths), storage_dtype=storage_dtype, precision=precision(storage_dtype),
-                                 ranks=ranks, teacher_s=spent.seconds()), list(task.signal_spec))
+            _finish(
+                folder,
+                dict(
+                    schema=SIGNAL_SCHEMA,
+                    key=key,
+                    key_parts=key_parts,
+                    examples=len(lengths),
+                    storage_dtype=storage_dtype,
+                    precision=precision(storage_dtype),
+                    ranks=ranks,
+                    teacher_s=spent.seconds(),
+                ),
+                list(task.signal_spec),
+            )
         barrier()  # it can be opened
-    if (signal := open_signal(folder)) is None: raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
+    if (signal := open_signal(folder)) is None:
+        raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
     return signal

@@ -4,16 +4,42 @@
 
 # %% ../../nbs/experiment/02_launch.ipynb #0f8778b6
 from __future__ import annotations
-import contextlib, errno, math, os, re, shutil, signal, subprocess, sys, time
+import contextlib
+import errno
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from ..train.checkpoint import checkpoints
-from ..core.config import MODES, KdnotesError, RunConfig, cache_path, factors, make_config, resolved_dtype, settings
+from kdnotes.core.config import (
+    MODES,
+    KdnotesError,
+    RunConfig,
+    cache_path,
+    factors,
+    make_config,
+    resolved_dtype,
+    settings,
+)
 from ..tasks.sources import Corpus, load_corpus
 from ..train.failures import EXIT_STOPPED, STOP, Stopped
 from .plan import Plan, choose_arms, make_task, plan, plan_study
-from ..records.store import RunFolder, export, find_record, find_run_model, lock_run, records, rows_after
+from kdnotes.records.store import (
+    RunFolder,
+    export,
+    find_record,
+    find_run_model,
+    lock_run,
+    records,
+    rows_after,
+)
 from ..records.schema import SCHEMA
 
 # %% auto #0
@@ -24,26 +50,31 @@ __all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 's
 class RunError(KdnotesError):
     "A training process that ended before its record was written."
 
+
 def run(
     config: RunConfig,
-    on_row: Callable[[dict], None] = lambda row: None,  # called with each row of the run and of its teacher, as it appears
-    say: Callable[[str], None] = lambda text: None,     # called with a sentence when something worth knowing happens
-) -> dict:                                              # the record
+    # called with each row of the run and of its teacher, as it appears
+    on_row: Callable[[dict], None] = lambda row: None,
+    # called with a sentence when something worth knowing happens
+    say: Callable[[str], None] = lambda text: None,
+) -> dict:  # the record
     "The record of a run, with its weights in the run folder: found, or made now after its teacher."
     return execute(plan(config), on_row, say)
+
 
 def execute(
     plan: Plan,
     on_row: Callable[[dict], None] = lambda row: None,
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs that are made at the same time, this one among them: for the record
-) -> dict:          # the record
+) -> dict:  # the record
     "Make a planned run, or find it done."
     folder = RunFolder(plan.config.study, plan.run_id)
     if _complete(folder):
         say(f'{plan.run_id} is done already')
         return folder.record()
-    if _adopt(folder, say): return folder.record()
+    if _adopt(folder, say):
+        return folder.record()
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
             say(f'{plan.run_id} needs its {name} first: {first.run_id}')
@@ -58,41 +89,62 @@ def execute(
 
 # %% ../../nbs/experiment/02_launch.ipynb #8077707a
 def make_runs(
-    plans: Sequence[Plan],                # of one study
-    make: Callable[[Plan, int], object],  # makes one run beside so many others, itself counted; a `KdnotesError` is that run's failure and not the study's
+    plans: Sequence[Plan],  # of one study
+    # makes one run beside so many others, itself counted; a `KdnotesError` is that run's failure and not the
+    # study's
+    make: Callable[[Plan, int], object],
     say: Callable[[str], None] = lambda text: None,
-    jobs: int = 1,                        # runs at the same time, on the same device: sooner done, and their times are left out
-    told: Callable[[dict], dict] = lambda record: record,  # what of a record `say` may show: a search keeps its test set to itself
-) -> dict[str, str]:                      # run_id -> why it failed
+    jobs: int = 1,  # runs at the same time, on the same device: sooner done, and their times are left out
+    # what of a record `say` may show: a search keeps its test set to itself
+    told: Callable[[dict], dict] = lambda record: record,
+) -> dict[str, str]:  # run_id -> why it failed
     "Make the runs that have no record yet; a `RunError` if all of them fail."
-    if not isinstance(jobs, int) or jobs < 1: raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    place, done, failed = {p.run_id: i for i, p in enumerate(plans)}, {r['run_id'] for r in records(plans[0].config.study)}, {}
+    if not isinstance(jobs, int) or jobs < 1:
+        raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
+    place, done, failed = (
+        {p.run_id: i for i, p in enumerate(plans)},
+        {r['run_id'] for r in records(plans[0].config.study)},
+        {},
+    )
     left = [p for p in plans if p.run_id not in done]
+
     def one(p, beside=1):
-        if p.run_id in place: say(f'{place[p.run_id] + 1} of {len(plans)}: {p.run_id}')
+        if p.run_id in place:
+            say(f'{place[p.run_id] + 1} of {len(plans)}: {p.run_id}')
         try:
             make(p, beside)
-            if not (found := find_record(p.run_id)): raise RunError('no record of this name was left, as when a corpus or a model changes meanwhile; start the study again')
+            if not (found := find_record(p.run_id)):
+                raise RunError(
+                    'no record of this name was left, as when a corpus or a model changes meanwhile; start the study again'
+                )
         except KdnotesError as e:
             failed[p.run_id] = str(e)
             say(f'   {p.run_id} failed: {e}')
-        else: say(f'   {p.run_id}: {_outcome(told(found[0]))}')
-    for p in left if jobs == 1 else (): one(p)  # in this thread, which is the one that an interrupt reaches
+        else:
+            say(f'   {p.run_id}: {_outcome(told(found[0]))}')
+
+    for p in left if jobs == 1 else ():
+        one(p)  # in this thread, which is the one that an interrupt reaches
     for stage in stages(left) if jobs > 1 else ():
-        with ThreadPoolExecutor(jobs) as pool: list(pool.map(lambda p, n=min(jobs, len(stage)): one(p, n), stage))
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(lambda p, n=min(jobs, len(stage)): one(p, n), stage))
     export(plans[0].config.study)  # a run whose study was stopped just after its end is not there yet
     failed = {i: why for i, why in failed.items() if i in place}
-    if len(failed) == len(plans): raise RunError(failures(failed, len(plans)))
+    if len(failed) == len(plans):
+        raise RunError(failures(failed, len(plans)))
     return failed
+
 
 def _outcome(record: dict) -> str:
     "A run in a line."
-    p, value = record['primary'], record['primary']['value']
+    p = record['primary']
+    value = record['primary']['value']
     return f"{p['set']} {p['metric']} {'unknown' if value is None else f'{value:.3f}'}, trained in {record['time']['train_s']:.0f} s"
+
 
 def failures(
     failed: dict[str, str],  # of `make_runs`
-    runs: int,               # of the study
+    runs: int,  # of the study
 ) -> str:
     "What failed, in a sentence."
     return f"{len(failed)} of {runs} runs failed: {'; '.join(f'{k} ({v})' for k, v in failed.items())}; put that right and start the study again"
@@ -101,33 +153,54 @@ def failures(
 def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
     "These runs and what they stand on, as far as it is not made: those of a stage stand on earlier ones alone."
     found: dict[str, tuple[int, Plan]] = {}
+
     def depth(p: Plan) -> int:  # 0: it is there
-        if p.run_id not in found: found[p.run_id] = 1 + max((depth(q) for q in (p.teacher, p.transfer) if q and find_run_model(q.run_id) is None), default=0), p
+        if p.run_id not in found:
+            found[p.run_id] = (
+                1
+                + max(
+                    (depth(q) for q in (p.teacher, p.transfer) if q and find_run_model(q.run_id) is None),
+                    default=0,
+                ),
+                p,
+            )
         return found[p.run_id][0]
-    for p in plans: depth(p)
+
+    for p in plans:
+        depth(p)
     return [[p for d, p in found.values() if d == stage] for stage in sorted({d for d, _ in found.values()})]
 
 # %% ../../nbs/experiment/02_launch.ipynb #9dfd2e76
-def _complete(folder: RunFolder) -> bool: return folder.record() is not None and (folder.path / 'model').is_dir()
+def _complete(folder: RunFolder) -> bool:
+    return folder.record() is not None and (folder.path / 'model').is_dir()
+
 
 def _link(old, new) -> None:
     "One file under two names; a copy where that cannot be, as on another file system."
-    try: os.link(old, new)
-    except OSError: shutil.copy2(old, new)
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copy2(old, new)
+
 
 def _adopt(folder: RunFolder, say) -> bool:
     "Link the files of a run that another study made; False when there is none."
     found = find_record(folder.run_id)
-    if not found or found[1] is None or not _complete(found[1]): return False
+    if not found or found[1] is None or not _complete(found[1]):
+        return False
     record, source = found
     folder.create()
     with lock_run(folder):
         for name in ('model', 'config.json', 'rows.jsonl', 'units.csv.gz', 'predictions.csv.gz'):
-            old, new = source.path / name, folder.path / name
-            if new.is_dir(): shutil.rmtree(new)  # of an attempt that failed here
+            old = source.path / name
+            new = folder.path / name
+            if new.is_dir():
+                shutil.rmtree(new)  # of an attempt that failed here
             new.unlink(missing_ok=True)
-            if old.is_dir(): shutil.copytree(old, new, copy_function=_link)
-            elif old.exists(): _link(old, new)
+            if old.is_dir():
+                shutil.copytree(old, new, copy_function=_link)
+            elif old.exists():
+                _link(old, new)
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')
@@ -137,52 +210,92 @@ def _adopt(folder: RunFolder, say) -> bool:
 # %% ../../nbs/experiment/02_launch.ipynb #5daa3000
 RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
 
+
 def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
     from kdnotes.train.distributed import die_with_parent, process_command, process_environment
-    folder.write_config(dict(config=plan.config.model_dump(mode='json'), run_id=plan.run_id, corpus_sha256=plan.corpus_sha256, initial=plan.initial, precision_reason=plan.reason,
-                             teacher_run_id=plan.teacher.run_id if plan.teacher else None, jobs=jobs))
-    if not checkpoints(folder.path / 'checkpoints'): (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
+
+    folder.write_config(
+        dict(
+            config=plan.config.model_dump(mode='json'),
+            run_id=plan.run_id,
+            corpus_sha256=plan.corpus_sha256,
+            initial=plan.initial,
+            precision_reason=plan.reason,
+            teacher_run_id=plan.teacher.run_id if plan.teacher else None,
+            jobs=jobs,
+        )
+    )
+    if not checkpoints(folder.path / 'checkpoints'):
+        (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
     log = folder.path / 'log.txt'
     with open(log, 'wb') as out:
-        command = process_command('kdnotes.experiment.launch', folder.path / 'config.json', ranks=plan.config.ranks, restarts=RESTARTS)
-        process = subprocess.Popen(command, env=process_environment(plan.config.threads_per_rank), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
-        try: code = _follow(process, folder, on_row)
+        command = process_command(
+            'kdnotes.experiment.launch',
+            folder.path / 'config.json',
+            ranks=plan.config.ranks,
+            restarts=RESTARTS,
+        )
+        process = subprocess.Popen(
+            command,
+            env=process_environment(plan.config.threads_per_rank),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            code = _follow(process, folder, on_row)
         except BaseException as e:
             process.send_signal(signal.SIGTERM)
             process.wait()
             folder.write_state('interrupted', reason=type(e).__name__)
             raise
-    if code: _refuse(folder, log, code)
+    if code:
+        _refuse(folder, log, code)
     folder.write_state('done')
 
 # %% ../../nbs/experiment/02_launch.ipynb #2323e954
-def _follow(process: subprocess.Popen, folder: RunFolder, on_row: Callable[[dict], None]) -> int:  # the exit code
+def _follow(
+    process: subprocess.Popen,
+    folder: RunFolder,
+    on_row: Callable[[dict], None],
+    # the exit code
+) -> int:
     "Hand over rows until the process ends."
     at = 0
     while True:
         code = process.poll()
         rows, at = rows_after(folder.path / 'rows.jsonl', at)
-        for row in rows: on_row(row)
-        if code is not None: return code
+        for row in rows:
+            on_row(row)
+        if code is not None:
+            return code
         time.sleep(0.3)
+
 
 def _refuse(folder: RunFolder, log: Path, code: int) -> None:
     "Tell why a run's process ended early."
     said = folder.state() or {}
     if _was_stopped(said, code):
         folder.write_state('interrupted', exit_code=code, reason='a signal')
-        raise RunError(f'{folder.path.name} was stopped before its end; the same command {_goes_on(folder)} (all output: {log})')
+        raise RunError(
+            f'{folder.path.name} was stopped before its end; the same command {_goes_on(folder)} (all output: {log})'
+        )
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
     why = said['reason'] if said.get('status') == 'failed' else _why(lines)
     folder.write_state('failed', exit_code=code, reason=why)
-    raise RunError(f'{folder.path.name} ended with exit code {code}: {why} (the same command {_goes_on(folder)}; all output: {log})')
+    raise RunError(
+        f'{folder.path.name} ended with exit code {code}: {why} (the same command {_goes_on(folder)}; all output: {log})'
+    )
+
 
 def _goes_on(folder: RunFolder) -> str:
     "What becomes of a run that is started again."
     saved = checkpoints(folder.path / 'checkpoints')
     return f'goes on from step {int(saved[0].name[5:])}' if saved else 'trains it again from its beginning'
+
 
 def _was_stopped(said: dict, code: int) -> bool:
     "Was a run asked to stop, by what its ranks said in state.json, or by its exit code where they said nothing?"
@@ -190,11 +303,20 @@ def _was_stopped(said: dict, code: int) -> bool:
         return code in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGINT)
     return said.get('status') == 'interrupted'
 
+
 def _why(lines: list[str]) -> str:
     "What to tell of ranks that left no word: our own error's sentence, else the first Python error, else the signal that ended one, else the last line."
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
-    errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line) and 'ChildFailedError' not in line]
-    signals = [f'{found[0]}, as when memory runs out' for line in lines if (found := re.search(r'Signal 9 \(SIGKILL\) received by PID \d+', line))]
+    errors = [
+        line
+        for line in lines
+        if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line) and 'ChildFailedError' not in line
+    ]
+    signals = [
+        f'{found[0]}, as when memory runs out'
+        for line in lines
+        if (found := re.search(r'Signal 9 \(SIGKILL\) received by PID \d+', line))
+    ]
     return next(iter([*own, *errors, *signals, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/02_launch.ipynb #1fdb4894
@@ -202,30 +324,61 @@ def progress() -> Callable[[dict], None]:  # give it every row
     "A progress bar for a run and, before it, its teacher."
     from IPython.display import display
     from tqdm import tqdm
+
     bar = dict(total=0, title='', handle=None)
+
     def show(text: str):
-        if bar['handle'] is None: bar['handle'] = display({'text/plain': text}, raw=True, display_id=True)
-        else: bar['handle'].update({'text/plain': text}, raw=True)
+        if bar['handle'] is None:
+            bar['handle'] = display({'text/plain': text}, raw=True, display_id=True)
+        else:
+            bar['handle'].update({'text/plain': text}, raw=True)
+
     def on_row(row: dict):
-        if row['kind'] == 'start': bar.update(total=row['steps'], handle=None, title=f"{row['ranks']} rank(s), {row['precision']}")
+        if row['kind'] == 'start':
+            bar.update(total=row['steps'], handle=None, title=f"{row['ranks']} rank(s), {row['precision']}")
         elif row['kind'] == 'step':
             rate = f"loss {row['loss']:.3f}, {row['examples'] / row['elapsed_s']:.0f} examples/s"
-            show(tqdm.format_meter(row['step'], bar['total'], row['elapsed_s'], ncols=110, unit='step', prefix=bar['title'], postfix=rate))
+            show(
+                tqdm.format_meter(
+                    row['step'],
+                    bar['total'],
+                    row['elapsed_s'],
+                    ncols=110,
+                    unit='step',
+                    prefix=bar['title'],
+                    postfix=rate,
+                )
+            )
+
     return on_row
 
 # %% ../../nbs/experiment/02_launch.ipynb #e779bb31
 def milestones(
     say: Callable[[str], None],
-    every_s: float = 30.,  # of training, at least, between two sentences
+    every_s: float = 30.0,  # of training, at least, between two sentences
 ) -> Callable[[dict], None]:  # give it every row
     "How far a run, and before it its teacher, has come: at most nine lines each."
-    steps, tenth, at_s = 1, 0, 0.
+    steps = 1
+    tenth = 0
+    at_s = 0.0
+
     def on_row(row: dict):
         nonlocal steps, tenth, at_s
-        if row['kind'] == 'start': steps, tenth, at_s = row['steps'], 0, 0.
-        elif row['kind'] == 'step' and tenth < (now := 10 * row['step'] // steps) < 10 and row['elapsed_s'] >= at_s + every_s:
-            tenth, at_s = now, row['elapsed_s']
-            say(f"   {100 * row['step'] // steps} %: step {row['step']} of {steps}, loss {row['loss']:.3f}, {row['examples'] / at_s:.0f} examples/s")
+        if row['kind'] == 'start':
+            steps = row['steps']
+            tenth = 0
+            at_s = 0.0
+        elif (
+            row['kind'] == 'step'
+            and tenth < (now := 10 * row['step'] // steps) < 10
+            and row['elapsed_s'] >= at_s + every_s
+        ):
+            tenth = now
+            at_s = row['elapsed_s']
+            say(
+                f"   {100 * row['step'] // steps} %: step {row['step']} of {steps}, loss {row['loss']:.3f}, {row['examples'] / at_s:.0f} examples/s"
+            )
+
     return on_row
 
 # %% ../../nbs/experiment/02_launch.ipynb #3536d29d
@@ -234,11 +387,13 @@ def _folder_of(config_file: str | Path) -> RunFolder:
     path = Path(config_file).resolve().parent
     return RunFolder(path.parent.name, path.name)
 
+
 def worker(
     config_file: str | Path,  # the run folder's config.json
 ) -> None:
     "One rank of a run: load, train, evaluate; the main rank writes the results."
     from kdnotes.train import distributed as rt
+
     rt.die_with_parent()
     begin = time.perf_counter()
     folder = _folder_of(config_file)
@@ -246,17 +401,38 @@ def worker(
     config = make_config(**job['config'])
     runtime = rt.start(config)
     corpus = load_corpus(config.task, config.corpus, config.columns)
-    if corpus.sha256 != job['corpus_sha256']: raise RunError(f'corpus {corpus.name} at {corpus.where} changed since the run was planned; start the run again')
+    if corpus.sha256 != job['corpus_sha256']:
+        raise RunError(
+            f'corpus {corpus.name} at {corpus.where} changed since the run was planned; start the run again'
+        )
     task = _encoded_task(config, corpus, runtime)
     model, start = _model(config, task, job)
     on_row = _row_writer(folder, runtime)
     runtime.barrier()  # the power before the training is read by all ranks while none works
     with _telemetry(runtime, on_row) as telemetry:
-        with telemetry.phase('teacher') if MODES[config.mode].kd else contextlib.nullcontext(): signal, teacher_s = _signal(config, task, job, corpus, runtime)
-        result, evaluation = _train(task, model.to(runtime.device), config, runtime, on_row, signal, folder, telemetry)
+        with telemetry.phase('teacher') if MODES[config.mode].kd else contextlib.nullcontext():
+            signal, teacher_s = _signal(config, task, job, corpus, runtime)
+        result, evaluation = _train(
+            task, model.to(runtime.device), config, runtime, on_row, signal, folder, telemetry
+        )
     on_row('end', step=result.steps, train_s=result.train_s, status='done')
     used = runtime.gather(telemetry.summary())
-    if runtime.main: _write(folder, job, config, corpus, runtime, task, model, start, teacher_s, result, evaluation, used, begin)
+    if runtime.main:
+        _write(
+            folder,
+            job,
+            config,
+            corpus,
+            runtime,
+            task,
+            model,
+            start,
+            teacher_s,
+            result,
+            evaluation,
+            used,
+            begin,
+        )
     runtime.barrier()
     rt.stop(runtime)
 
@@ -264,46 +440,87 @@ def worker(
 def _encoded_task(config: RunConfig, corpus: Corpus, runtime):
     "The task with its tokens; the main rank fills the cache, the others read it."
     from kdnotes.distill.models import load_tokenizer
-    task, tokenizer = make_task(config, corpus), load_tokenizer(config.teacher)
-    if runtime.main: task.encode(tokenizer, cache_path() / 'tokens')
+
+    task = make_task(config, corpus)
+    tokenizer = load_tokenizer(config.teacher)
+    if runtime.main:
+        task.encode(tokenizer, cache_path() / 'tokens')
     runtime.barrier()
-    if not runtime.main: task.encode(tokenizer, cache_path() / 'tokens')
+    if not runtime.main:
+        task.encode(tokenizer, cache_path() / 'tokens')
     return task
+
 
 def _model(config: RunConfig, task, job: dict):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
     from kdnotes.distill.models import choose_layers, load_model, weights_sha256
     from kdnotes.train.distributed import torch_seed
+
     mode = MODES[config.mode]
-    def fresh(source): return load_model(source, task.auto_class, torch_seed(config.seed, 'init'), task.label_prior if config.head_bias == 'prior' else None, **task.model_kwargs)
-    if mode.network == 'student' and config.student_init == 'hub': model = fresh(config.student)
-    elif 'teacher_run_id' in job['initial']: model = _made(task, job['teacher_run_id'])
-    elif 'transfer_run_id' in job['initial']: model = _made(task, job['initial']['transfer_run_id'])  # already cut to its layers where it is a student
-    else: model = fresh(config.teacher)
-    if 'layers' in job['initial']: model = choose_layers(model, config.student_layers)
+
+    def fresh(source):
+        return load_model(
+            source,
+            task.auto_class,
+            torch_seed(config.seed, 'init'),
+            task.label_prior if config.head_bias == 'prior' else None,
+            **task.model_kwargs,
+        )
+
+    if mode.network == 'student' and config.student_init == 'hub':
+        model = fresh(config.student)
+    elif 'teacher_run_id' in job['initial']:
+        model = _made(task, job['teacher_run_id'])
+    elif 'transfer_run_id' in job['initial']:
+        # already cut to its layers where it is a student
+        model = _made(task, job['initial']['transfer_run_id'])
+    else:
+        model = fresh(config.teacher)
+    if 'layers' in job['initial']:
+        model = choose_layers(model, config.student_layers)
     return model, weights_sha256(model)
+
 
 def _made(task, run_id: str):
     "The model of a finished run."
     from kdnotes.distill.models import load_model
+
     folder = find_run_model(run_id)
-    if folder is None: raise RunError(f'the weights runs/*/{run_id}/model are missing; start the run again and they are made first')
+    if folder is None:
+        raise RunError(
+            f'the weights runs/*/{run_id}/model are missing; start the run again and they are made first'
+        )
     return load_model(str(folder), task.auto_class, 0, **task.model_kwargs)
 
 # %% ../../nbs/experiment/02_launch.ipynb #6d35827d
-def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a callable on batches or None, seconds its cache took or None)
+# (a callable on batches or None, seconds its cache took or None)
+def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):
     "The teacher's signal, for a KD mode."
-    if not MODES[config.mode].kd: return None, None
+    if not MODES[config.mode].kd:
+        return None, None
     from kdnotes.distill import teacher_cache as te
     from kdnotes.distill.intermediate import online_teacher
     from kdnotes.distill.models import load_tokenizer
+
     model = _made(task, job['teacher_run_id']).to(runtime.device)
-    if config.signal == 'online': return online_teacher(task, model, config), None
+    if config.signal == 'online':
+        return online_teacher(task, model, config), None
     parts = te.key_parts(task, config, model, load_tokenizer(config.teacher), corpus.sha256)
     folder = cache_path() / 'signals' / te.signal_key(**parts)
     made = te.open_signal(folder) if runtime.main else None
     if not runtime.gather(made is not None)[0]:
-        te.make_signal(task, 'train', model, folder, parts, device=runtime.device, storage_dtype=config.signal_dtype, rank=runtime.rank, ranks=runtime.ranks, barrier=runtime.barrier)
+        te.make_signal(
+            task,
+            'train',
+            model,
+            folder,
+            parts,
+            device=runtime.device,
+            storage_dtype=config.signal_dtype,
+            rank=runtime.rank,
+            ranks=runtime.ranks,
+            barrier=runtime.barrier,
+        )
     runtime.barrier()
     signal = te.open_signal(folder)
     return signal, signal.meta['teacher_s']
@@ -311,29 +528,71 @@ def _signal(config: RunConfig, task, job: dict, corpus: Corpus, runtime):  # (a 
 # %% ../../nbs/experiment/02_launch.ipynb #8a9d068e
 def _row_writer(folder: RunFolder, runtime):
     "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
-    if not runtime.main: return lambda kind, **values: None
+    if not runtime.main:
+        return lambda kind, **values: None
     from kdnotes.records.tensorboard import tb_writer
+
     board = tb_writer(folder.path)
+
     def on_row(kind: str, **values):
         folder.append(kind, **values)
         board(dict(kind=kind, **values))
+
     return on_row
+
 
 def _telemetry(runtime, on_row):
     "The watch over this rank."
     from kdnotes.telemetry.sampler import Telemetry
-    return Telemetry(device=runtime.device.type, on_sample=lambda s: on_row('telemetry', **(s | {'rank': runtime.rank})), gpu_index=runtime.device.index or 0)
 
-def _train(task, model, config: RunConfig, runtime, on_row, signal, folder: RunFolder, telemetry):  # (the training's result, the evaluation)
+    return Telemetry(
+        device=runtime.device.type,
+        on_sample=lambda s: on_row('telemetry', **(s | {'rank': runtime.rank})),
+        gpu_index=runtime.device.index or 0,
+    )
+
+
+# (the training's result, the evaluation)
+def _train(task, model, config: RunConfig, runtime, on_row, signal, folder: RunFolder, telemetry):
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.loop import evaluate, train
-    with telemetry.phase('student'): result = train(task, model, config, runtime, on_row, signal, folder.path / 'checkpoints', folder.run_id, telemetry.phase)
-    with telemetry.phase('evaluation'): evaluation = evaluate(model, task, task.evaluation_sets, runtime)
-    if result.waited_s is not None: telemetry.add_phase_seconds('synchronisation', result.waited_s)
+
+    with telemetry.phase('student'):
+        result = train(
+            task,
+            model,
+            config,
+            runtime,
+            on_row,
+            signal,
+            folder.path / 'checkpoints',
+            folder.run_id,
+            telemetry.phase,
+        )
+    with telemetry.phase('evaluation'):
+        evaluation = evaluate(model, task, task.evaluation_sets, runtime)
+    if result.waited_s is not None:
+        telemetry.add_phase_seconds('synchronisation', result.waited_s)
     if runtime.main:
         last = task.evaluation_sets[0]
-        for name in task.evaluation_sets: on_row('eval', step=result.steps, epoch=result.epoch, set=name, metrics=evaluation.metrics[name], elapsed_s=result.train_s)
-        result.curve.append(dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=last, metric=task.primary.metric, value=evaluation.metrics[last].get(task.primary.metric)))
+        for name in task.evaluation_sets:
+            on_row(
+                'eval',
+                step=result.steps,
+                epoch=result.epoch,
+                set=name,
+                metrics=evaluation.metrics[name],
+                elapsed_s=result.train_s,
+            )
+        result.curve.append(
+            dict(
+                step=result.steps,
+                elapsed_s=round(result.train_s, 3),
+                set=last,
+                metric=task.primary.metric,
+                value=evaluation.metrics[last].get(task.primary.metric),
+            )
+        )
     return result, evaluation
 
 # %% ../../nbs/experiment/02_launch.ipynb #3399f17c
@@ -341,81 +600,197 @@ def _time(config: RunConfig, job: dict, train_s: float, teacher_s: float | None,
     "The time keys of a record."
     teacher = find_record(job['teacher_run_id']) if job['teacher_run_id'] else None
     teacher_train_s = teacher[0]['time']['train_s'] if teacher else None
-    transfer = find_record(i) if (i := job['initial'].get('transfer_run_id') or teacher and teacher[0]['initial'].get('transfer_run_id')) else None
-    return dict(train_s=train_s, teacher_s=teacher_s, teacher_train_s=teacher_train_s, total_s=train_s + (teacher_s or 0) + (teacher_train_s or 0), wall_s=wall_s,
-                transfer_s=transfer[0]['time']['total_s'] if transfer else None)
+    transfer = (
+        find_record(i)
+        if (
+            i := job['initial'].get('transfer_run_id')
+            or teacher
+            and teacher[0]['initial'].get('transfer_run_id')
+        )
+        else None
+    )
+    return dict(
+        train_s=train_s,
+        teacher_s=teacher_s,
+        teacher_train_s=teacher_train_s,
+        total_s=train_s + (teacher_s or 0) + (teacher_train_s or 0),
+        wall_s=wall_s,
+        transfer_s=transfer[0]['time']['total_s'] if transfer else None,
+    )
+
 
 def _throughput(task, model, result) -> dict:
     "Rates; useful FLOPs are the forward's and twice that for the backward (Kaplan et al. 2020, arXiv 2001.08361, table 1), padding not counted."
     from kdnotes.distill.models import forward_flops
+
     lengths = task.lengths('train')
-    rate = 3 * (forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)) / len(lengths) * result.examples_per_s if result.examples_per_s else None
-    if rate is not None and math.isnan(rate): rate = None
-    return dict(examples_per_s=result.examples_per_s, tokens_per_s=result.tokens_per_s, useful_flops_per_s=rate)
+    rate = (
+        3
+        * (forward_flops(model.config, lengths) + task.head_flops(model.config, lengths))
+        / len(lengths)
+        * result.examples_per_s
+        if result.examples_per_s
+        else None
+    )
+    if rate is not None and math.isnan(rate):
+        rate = None
+    return dict(
+        examples_per_s=result.examples_per_s, tokens_per_s=result.tokens_per_s, useful_flops_per_s=rate
+    )
+
 
 def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     "Why each null of a record is null."
-    known, no_kd = dict(reasons), not MODES[config.mode].kd
-    if record['time']['teacher_s'] is None: known['time.teacher_s'] = 'no KD in this mode' if no_kd else 'the teacher ran online; its time is in train_s'
-    if record['time']['teacher_train_s'] is None: known['time.teacher_train_s'] = 'no fine-tuned teacher in this run'
-    if record['amp']['final_scale'] is None: known |= {f'amp.{k}': f'no loss scaling in {record["precision"]}' for k in ('overflow_steps', 'final_scale')}
-    if record['throughput']['examples_per_s'] is None: known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
-    elif record['throughput']['useful_flops_per_s'] is None: known['throughput.useful_flops_per_s'] = 'the operations of this architecture cannot be counted'
+    known = dict(reasons)
+    no_kd = not MODES[config.mode].kd
+    if record['time']['teacher_s'] is None:
+        known['time.teacher_s'] = (
+            'no KD in this mode' if no_kd else 'the teacher ran online; its time is in train_s'
+        )
+    if record['time']['teacher_train_s'] is None:
+        known['time.teacher_train_s'] = 'no fine-tuned teacher in this run'
+    if record['amp']['final_scale'] is None:
+        known |= {
+            f'amp.{k}': f'no loss scaling in {record["precision"]}' for k in ('overflow_steps', 'final_scale')
+        }
+    if record['throughput']['examples_per_s'] is None:
+        known |= {f'throughput.{k}': 'the run was too short' for k in record['throughput']}
+    elif record['throughput']['useful_flops_per_s'] is None:
+        known['throughput.useful_flops_per_s'] = 'the operations of this architecture cannot be counted'
     return known
 
 # %% ../../nbs/experiment/02_launch.ipynb #eda0e051
 def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str, attention: str) -> dict:
     "The part of a record that says what was run, on what."
     from kdnotes.telemetry.sampler import environment
-    return dict(run_id=job['run_id'], study=config.study, task=config.task, mode=config.mode, arm=config.arm, factors=factors(config), settings=settings(config),
-        parallel=dict(ranks=runtime.ranks, threads_per_rank=runtime.threads, backend=runtime.backend, streams=None, graphs=None,
-                      reason='the mode has one rank' if MODES[config.mode].ranks == '1' else f'{runtime.ranks} rank(s) on {runtime.device.type}'),
-        seed=config.seed, teacher_seed=settings(config)['teacher_seed'], teacher_run_id=job['teacher_run_id'], corpus=corpus.name, corpus_sha256=corpus.sha256, **(dict(columns=config.columns) if config.columns else {}),
-        precision=runtime.dtype, widened=runtime.widened, precision_reason=f"{job['precision_reason']}; {runtime.math}", environment=environment(), smoke=config.smoke, tuning_id=config.tuning_id,
-        initial=job['initial'] | dict(start_sha256=start), models=dict(profile=config.profile, teacher=config.teacher, student=config.student, attention=attention))
 
-def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runtime, task, model, start: str, teacher_s, result, evaluation, used: list[dict], begin: float) -> None:
+    return dict(
+        run_id=job['run_id'],
+        study=config.study,
+        task=config.task,
+        mode=config.mode,
+        arm=config.arm,
+        factors=factors(config),
+        settings=settings(config),
+        parallel=dict(
+            ranks=runtime.ranks,
+            threads_per_rank=runtime.threads,
+            backend=runtime.backend,
+            streams=None,
+            graphs=None,
+            reason='the mode has one rank'
+            if MODES[config.mode].ranks == '1'
+            else f'{runtime.ranks} rank(s) on {runtime.device.type}',
+        ),
+        seed=config.seed,
+        teacher_seed=settings(config)['teacher_seed'],
+        teacher_run_id=job['teacher_run_id'],
+        corpus=corpus.name,
+        corpus_sha256=corpus.sha256,
+        **(dict(columns=config.columns) if config.columns else {}),
+        precision=runtime.dtype,
+        widened=runtime.widened,
+        precision_reason=f"{job['precision_reason']}; {runtime.math}",
+        environment=environment(),
+        smoke=config.smoke,
+        tuning_id=config.tuning_id,
+        initial=job['initial'] | dict(start_sha256=start),
+        models=dict(
+            profile=config.profile, teacher=config.teacher, student=config.student, attention=attention
+        ),
+    )
+
+
+def _write(
+    folder: RunFolder,
+    job: dict,
+    config: RunConfig,
+    corpus: Corpus,
+    runtime,
+    task,
+    model,
+    start: str,
+    teacher_s,
+    result,
+    evaluation,
+    used: list[dict],
+    begin: float,
+) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.models import count_parameters, load_tokenizer, save_model, weights_sha256
     from kdnotes.records.tensorboard import tb_record
     from kdnotes.telemetry.sampler import together, without_sums
     from kdnotes.telemetry.timeline import compact_gradients, compact_timeline
-    used, rows = together(used, runtime.device.type), folder.rows()
-    if result.resumed_at: used = without_sums(used, f'the run went on from step {result.resumed_at[-1]}, and only its last sitting was measured')
+
+    used = together(used, runtime.device.type)
+    rows = folder.rows()
+    if result.resumed_at:
+        used = without_sums(
+            used, f'the run went on from step {result.resumed_at[-1]}, and only its last sitting was measured'
+        )
     save_model(model, folder.path / 'model', load_tokenizer(config.teacher))
     folder.write_table('units', evaluation.units)
     folder.write_table('predictions', evaluation.predictions)
     where, metric, higher = task.primary
-    record = _identity(config, job, corpus, runtime, start, model.config._attn_implementation) | dict(schema=SCHEMA, params_total=count_parameters(model), model_sha256=weights_sha256(model),
-        primary=dict(set=where, metric=metric, higher_is_better=higher, value=evaluation.metrics[where][metric]), metrics=evaluation.metrics,
-        time=_time(config, job, result.train_s, teacher_s, time.perf_counter() - begin), throughput=_throughput(task, model, result), **{part: used[part] for part in ('memory', 'energy', 'utilisation', 'phases', 'devices', 'sampling')}, machine=used['machine'] | dict(jobs=job.get('jobs', 1)),
-        timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']), gradients=compact_gradients(rows), amp=dict(overflow_steps=result.overflow_steps, final_scale=result.final_scale), losses=result.losses,
-        padding_share=result.padding_share, steps=result.steps, resumed_at=result.resumed_at, examples=result.examples, tokens=result.tokens, curve=result.curve)
+    record = _identity(config, job, corpus, runtime, start, model.config._attn_implementation) | dict(
+        schema=SCHEMA,
+        params_total=count_parameters(model),
+        model_sha256=weights_sha256(model),
+        primary=dict(
+            set=where, metric=metric, higher_is_better=higher, value=evaluation.metrics[where][metric]
+        ),
+        metrics=evaluation.metrics,
+        time=_time(config, job, result.train_s, teacher_s, time.perf_counter() - begin),
+        throughput=_throughput(task, model, result),
+        **{part: used[part] for part in ('memory', 'energy', 'utilisation', 'phases', 'devices', 'sampling')},
+        machine=used['machine'] | dict(jobs=job.get('jobs', 1)),
+        timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']),
+        gradients=compact_gradients(rows),
+        amp=dict(overflow_steps=result.overflow_steps, final_scale=result.final_scale),
+        losses=result.losses,
+        padding_share=result.padding_share,
+        steps=result.steps,
+        resumed_at=result.resumed_at,
+        examples=result.examples,
+        tokens=result.tokens,
+        curve=result.curve,
+    )
     tb_record(folder.path, record)
     folder.write_record(record | dict(reasons=_reasons(config, record, used['reasons'])))
-    shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)  # the record is there: nothing will go on from them
+    # the record is there: nothing will go on from them
+    shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)
 
 # %% ../../nbs/experiment/02_launch.ipynb #c9979efb
 def main() -> None:
     "Entry of a rank: `python -m kdnotes.experiment.launch <run folder>/config.json`."
     folder = _folder_of(sys.argv[1])
     again = int(os.environ.get('TORCHELASTIC_RESTART_COUNT', 0))
-    if again and (folder.state() or {}).get('status') in ('failed', 'interrupted'): raise SystemExit(1)  # an error of the run itself, or a stop: a restart would not help
+    if again and (folder.state() or {}).get('status') in ('failed', 'interrupted'):
+        raise SystemExit(1)  # an error of the run itself, or a stop: a restart would not help
+
     def stopped(why: str):
-        if (folder.state() or {}).get('status') != 'failed':  # else this rank is stopped because another one failed
+        # else this rank is stopped because another one failed
+        if (folder.state() or {}).get('status') != 'failed':
             folder.write_state('interrupted', reason=why)
+
     def fail(why: str):
         folder.write_state('failed', reason=why)
         print(f'kdnotes: {why}', file=sys.stderr, flush=True)
         raise SystemExit(1)
+
     STOP.install(last_words=lambda: stopped('a signal before or after the training'))
-    try: worker(sys.argv[1])
+    try:
+        worker(sys.argv[1])
     except Stopped as e:
         stopped(str(e))
         raise SystemExit(EXIT_STOPPED) from None
-    except KdnotesError as e: fail(str(e))
+    except KdnotesError as e:
+        fail(str(e))
     except OSError as e:
-        if e.errno != errno.ENOSPC: raise
+        if e.errno != errno.ENOSPC:
+            raise
         fail(f'the disk of {folder.path} is full; free some room and start the run again: {_goes_on(folder)}')
 
-if __name__ == '__main__' and '__file__' in globals(): main()
+
+if __name__ == '__main__' and '__file__' in globals():
+    main()

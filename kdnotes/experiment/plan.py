@@ -40,16 +40,16 @@ __all__ = ['make_task', 'study_name', 'Plan', 'teacher_origin', 'teacher_config'
 def make_task(
     config: RunConfig,  # resolved
     corpus: Corpus,
-):                      # a `tasks.base.Task`, not yet encoded
+):  # a `tasks.base.Task`, not yet encoded
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
 
 # %% ../../nbs/experiment/01_plan.ipynb #9fd6d549
 def study_name(
-    corpus: str,          # its resolved name
+    corpus: str,  # its resolved name
     smoke: bool = False,  # smoke runs go to a study of their own
     task: str = FIRST_TASK,
-) -> str:                 # fit for a folder
+) -> str:  # fit for a folder
     "What a study is called that is given no name: a folder's last part, `microsoft-wiki_qa` for a hub id; behind another task's name."
     name = Path(corpus).name if Path(corpus).is_absolute() else corpus
     name = re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._')
@@ -58,22 +58,26 @@ def study_name(
     return f'{name}-smoke' if smoke else name
 
 # %% ../../nbs/experiment/01_plan.ipynb #27c293cd
-def _lined(lines: Sequence[tuple[str, str]]) -> str: return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
+def _lined(lines: Sequence[tuple[str, str]]) -> str:
+    return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
+
 
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
-    asked: RunConfig        # as it was given
-    config: RunConfig       # resolved
+
+    asked: RunConfig  # as it was given
+    config: RunConfig  # resolved
     run_id: str
     corpus_sha256: str
-    initial: dict           # what the weights start from
-    reason: str             # why this number format
-    teacher: Plan | None    # the run whose model teaches this one or gives it its start
+    initial: dict  # what the weights start from
+    reason: str  # why this number format
+    teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
 
     @property
-    def corpus(self) -> str: return f'{self.config.corpus} (sha256 {self.corpus_sha256[:12]})'
+    def corpus(self) -> str:
+        return f'{self.config.corpus} (sha256 {self.corpus_sha256[:12]})'
 
     @property
     def start(self) -> str:
@@ -88,7 +92,8 @@ class Plan:
 
     def explain(self) -> str:
         "What will run, and why so."
-        c, mode = self.config, MODES[self.config.mode]
+        c = self.config
+        mode = MODES[self.config.mode]
         threads = f', {c.threads_per_rank} thread(s) each' if c.threads_per_rank else ', a GPU each'
         lines = {
             'run_id': self.run_id,
@@ -100,7 +105,9 @@ class Plan:
             'setting': _setting(c),
         }
         if self.teacher:
-            lines['teacher'] = f'{self.teacher.run_id}, {_setting(self.teacher.config)}: {teacher_origin(self)}'
+            lines['teacher'] = (
+                f'{self.teacher.run_id}, {_setting(self.teacher.config)}: {teacher_origin(self)}'
+            )
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined(lines.items())
@@ -113,19 +120,22 @@ def teacher_origin(
     shared = plan.asked.teacher_setting == 'shared'
     origin = f"the study's {plan.teacher.config.mode}" if shared else "its corpus' setting"
     own = task_info(plan.asked.task).teacher_settings
-    names = [name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own, *TEACHER_CHANGES)]
+    names = [
+        name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own, *TEACHER_CHANGES)
+    ]
     given = flat(plan.asked, changed=True)
     changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
     return origin + (f', but {", ".join(changes)} as given' if changes else '')
+
 
 def _setting(config: RunConfig) -> str:
     return f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, {config.batch_size} examples a step'
 
 # %% ../../nbs/experiment/01_plan.ipynb #28e16843
 def teacher_config(
-    asked: RunConfig,   # of a student, as given
+    asked: RunConfig,  # of a student, as given
     config: RunConfig,  # the same, resolved
-) -> RunConfig:         # of the run that teaches it, not resolved
+) -> RunConfig:  # of the run that teaches it, not resolved
     "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
     where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher')
     if asked.teacher_setting == 'shared':
@@ -134,121 +144,212 @@ def teacher_config(
         setting = {name: flat(config)[name] for name in _same_inputs(config)}
         if MODES[config.teacher_mode].precision == 'mixed':
             setting['amp_dtype'] = asked.amp_dtype
-    changes = {to: getattr(asked, name) for name, to in TEACHER_CHANGES.items() if getattr(asked, name) is not None}
+    changes = {
+        to: getattr(asked, name) for name, to in TEACHER_CHANGES.items() if getattr(asked, name) is not None
+    }
     setting |= {name: getattr(config, name) for name in where} | changes
     setting |= {to: flat(config)[name] for name, to in task_info(config.task).teacher_settings.items()}
     return make_config(mode=config.teacher_mode, seed=config.teacher_seed, **setting)
 
+
 def _reaches_teacher(asked: RunConfig) -> dict:
     "What a student's run is given, as far as the arm that teaches it would take it."
-    given = {name: value for name, value in flat(asked, changed=True).items() if name not in ('mode', 'seed', 'arm')}
+    given = {
+        name: value
+        for name, value in flat(asked, changed=True).items()
+        if name not in ('mode', 'seed', 'arm')
+    }
     given = task_info(asked.task).without_kd(given)
     if (asked.precision == 'mixed') != (MODES[asked.teacher_mode].precision == 'mixed'):
         given.pop('precision', None)
     return _of_arm(asked.teacher_mode, given)
 
+
 def _same_inputs(config: RunConfig) -> tuple[str, ...]:
     "Settings that a model and the one it learns from have in common: both read the same examples."
     return ('head_bias', 'max_length', 'smoke', *task_info(config.task).input_settings)
 
+
 def transfer_config(
     config: RunConfig,  # resolved, with a transfer
-) -> RunConfig:         # of the run that all arms and seeds start from, not resolved
+) -> RunConfig:  # of the run that all arms and seeds start from, not resolved
     "The same network on the corpus that is learnt first: once, in the faster precision, in a study of its own."
     same = ('task', 'profile', 'teacher', *_same_inputs(config))
-    own = dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers) if config.student_init == 'transferred' and MODES[config.mode].network == 'student' else dict(mode='mixed_baseline')
-    return make_config(corpus=config.transfer, study=study_name(config.transfer, config.smoke, config.task), seed=0, **own, **{k: flat(config)[k] for k in same})
+    own = (
+        dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
+        if config.student_init == 'transferred' and MODES[config.mode].network == 'student'
+        else dict(mode='mixed_baseline')
+    )
+    return make_config(
+        corpus=config.transfer,
+        study=study_name(config.transfer, config.smoke, config.task),
+        seed=0,
+        **own,
+        **{k: flat(config)[k] for k in same},
+    )
 
 # %% ../../nbs/experiment/01_plan.ipynb #556fc464
 def plan(
     config: RunConfig,
-    on: Machine | None = None,      # None: this machine
-    corpora: dict[str, Corpus] | None = None,  # by resolved name, those that are loaded already; others are added, so that plans made together share them
+    on: Machine | None = None,  # None: this machine
+    # by resolved name, those that are loaded already; others are added, so that plans made together share
+    # them
+    corpora: dict[str, Corpus] | None = None,
 ) -> Plan:
     "Resolve a configuration and everything its run stands on; refuses what cannot be run."
     if on is None:
         from kdnotes.train.distributed import machine
+
         on = machine()
-    _, reason = resolve_precision(config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16)
+    _, reason = resolve_precision(
+        config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
+    )
     transfer = 'none' if config.transfer == 'none' else resolve_corpus(config.task, config.transfer)
-    asked, name, corpora = config, resolve_corpus(config.task, config.corpus), {} if corpora is None else corpora
+    asked = config
+    name = resolve_corpus(config.task, config.corpus)
+    corpora = {} if corpora is None else corpora
     depth = _teacher_depth(asked)
     config = resolve(asked, on, name, transfer, depth)
-    if config.transfer == config.corpus: raise ConfigError(f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none')
-    if name not in corpora: corpora[name] = load_corpus(config.task, name, config.columns)
+    if config.transfer == config.corpus:
+        raise ConfigError(
+            f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none'
+        )
+    if name not in corpora:
+        corpora[name] = load_corpus(config.task, name, config.columns)
     corpus = corpora[name]
-    if corpus.name != name: config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))  # a folder with a known corpus has its settings
+    if corpus.name != name:
+        # a folder with a known corpus has its settings
+        config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
     task_info(config.task).check_corpus(corpus, config)
     teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
-    first = plan(transfer_config(config), on, corpora) if config.transfer != 'none' and _starts_pretrained(config) else None
+    first = (
+        plan(transfer_config(config), on, corpora)
+        if config.transfer != 'none' and _starts_pretrained(config)
+        else None
+    )
     initial = _initial(config, teacher, first)
-    return Plan(asked, config, run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA), corpus.sha256, initial, reason, teacher, first)
+    return Plan(
+        asked,
+        config,
+        run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA),
+        corpus.sha256,
+        initial,
+        reason,
+        teacher,
+        first,
+    )
 
-def _starts_pretrained(config: RunConfig) -> bool: return MODES[config.mode].network == 'teacher' or config.student_init in ('teacher_pretrained', 'transferred')
+
+def _starts_pretrained(config: RunConfig) -> bool:
+    return MODES[config.mode].network == 'teacher' or config.student_init in (
+        'teacher_pretrained',
+        'transferred',
+    )
+
 
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:
     "What the weights start from."
     from kdnotes.distill.models import source_sha256
+
     student = MODES[config.mode].network == 'student'
-    if student: _check_student(config)
-    if student and config.student_init == 'hub': return dict(weights_sha256=source_sha256(config.student))
+    if student:
+        _check_student(config)
+    if student and config.student_init == 'hub':
+        return dict(weights_sha256=source_sha256(config.student))
     layers = dict(layers=list(config.student_layers)) if student else {}
-    if student and config.student_init == 'teacher_finetuned': return dict(teacher_run_id=teacher.run_id) | layers
-    if student and config.student_init == 'transferred': return dict(transfer_run_id=transfer.run_id)
-    return (dict(transfer_run_id=transfer.run_id) if transfer else dict(weights_sha256=source_sha256(config.teacher))) | layers
+    if student and config.student_init == 'teacher_finetuned':
+        return dict(teacher_run_id=teacher.run_id) | layers
+    if student and config.student_init == 'transferred':
+        return dict(transfer_run_id=transfer.run_id)
+    return (
+        dict(transfer_run_id=transfer.run_id)
+        if transfer
+        else dict(weights_sha256=source_sha256(config.teacher))
+    ) | layers
 
 # %% ../../nbs/experiment/01_plan.ipynb #958c600b
 def _teacher_depth(config: RunConfig) -> int | None:
     "The layers of a teacher that is not the profile's, where a student's own are to be chosen among them."
-    if MODES[config.mode].network == 'teacher' or config.student_layers or config.student_init == 'hub': return None
-    if config.teacher in (None, PROFILES[config.profile].teacher): return None
+    if MODES[config.mode].network == 'teacher' or config.student_layers or config.student_init == 'hub':
+        return None
+    if config.teacher in (None, PROFILES[config.profile].teacher):
+        return None
     from kdnotes.distill.models import depth, load_config
+
     return depth(load_config(config.teacher))
+
 
 def _check_student(config: RunConfig) -> None:
     "Refuse a student that does not fit its teacher or could not be saved, before a teacher is trained for it."
     from kdnotes.distill.models import check_student, load_config, load_tokenizer
+
     teacher = load_config(config.teacher)
     if config.student_init == 'hub':
         if load_tokenizer(config.student).get_vocab() != load_tokenizer(config.teacher).get_vocab():
-            raise ConfigError(f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, and both read the same token ids; choose two with one vocabulary')
+            raise ConfigError(
+                f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, and both read the same token ids; choose two with one vocabulary'
+            )
         student = load_config(config.student)
     else:
         student = check_student(config.teacher, config.student_layers).config
     _check_intermediate(config, student, teacher)
 
+
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
     "Refuse losses on intermediate layers that these architectures cannot have."
     from kdnotes.distill.intermediate_losses import value_projections
     from kdnotes.distill.models import build_model, check_hidden_states, depth
-    n_layers, layers = depth(teacher), config.hidden_layers
+
+    n_layers = depth(teacher)
+    layers = config.hidden_layers
     if layers and max(layers) >= n_layers:
-        raise ConfigError(f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, since the teacher {config.teacher!r} has {n_layers} layers')
+        raise ConfigError(
+            f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, since the teacher {config.teacher!r} has {n_layers} layers'
+        )
     if layers and len(layers) != depth(student):
-        raise ConfigError(f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} layers of the student')
+        raise ConfigError(
+            f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} layers of the student'
+        )
     for model in (student, teacher):
-        if config.hidden_loss != 'none': check_hidden_states(model)
-        if config.relation_loss != 'none': value_projections(build_model(model, 'AutoModelForSequenceClassification'))
+        if config.hidden_loss != 'none':
+            check_hidden_states(model)
+        if config.relation_loss != 'none':
+            value_projections(build_model(model, 'AutoModelForSequenceClassification'))
 
 # %% ../../nbs/experiment/01_plan.ipynb #69eacccd
 def choose_arms(
     arms: str,  # 'procedures', 'all', or names of modes with commas
 ) -> list[str]:
     "The modes a study compares."
-    names = {'procedures': list(PROCEDURES), 'all': list(MODES)}.get(arms) or [a.strip() for a in arms.split(',') if a.strip()]
+    names = {'procedures': list(PROCEDURES), 'all': list(MODES)}.get(arms) or [
+        a.strip() for a in arms.split(',') if a.strip()
+    ]
     for name in names:
-        if name not in MODES: raise ConfigError(f"arms={arms!r} names {name!r}, which is no mode; use 'procedures', 'all' or some of {', '.join(MODES)}")
-    if not names: raise ConfigError(f"arms={arms!r} names no mode; use 'procedures', 'all' or some of {', '.join(MODES)}")
+        if name not in MODES:
+            raise ConfigError(
+                f"arms={arms!r} names {name!r}, which is no mode; use 'procedures', 'all' or some of {', '.join(MODES)}"
+            )
+    if not names:
+        raise ConfigError(
+            f"arms={arms!r} names no mode; use 'procedures', 'all' or some of {', '.join(MODES)}"
+        )
     return list(dict.fromkeys(names))
 
 # %% ../../nbs/experiment/01_plan.ipynb #dde85a08
 def named(
-    **parameters,  # fields of RunConfig, and others that are left as they are; `study` left out or empty: the corpus' name, with -smoke for smoke runs
-) -> dict:         # the same, with the corpus' resolved name and the study's
+    # fields of RunConfig, and others that are left as they are; `study` left out or empty: the corpus' name,
+    # with -smoke for smoke runs
+    **parameters,
+) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found."
-    config = make_config(**{k: v for k, v in parameters.items() if k in ('task', 'corpus', 'smoke') or k == 'study' and v})
+    config = make_config(
+        **{k: v for k, v in parameters.items() if k in ('task', 'corpus', 'smoke') or k == 'study' and v}
+    )
     corpus = resolve_corpus(config.task, config.corpus)
-    return parameters | dict(corpus=corpus, study=parameters.get('study') or study_name(corpus, config.smoke, config.task))
+    return parameters | dict(
+        corpus=corpus, study=parameters.get('study') or study_name(corpus, config.smoke, config.task)
+    )
+
 
 def _of_arm(mode: str, common: dict) -> dict:
     "What an arm takes of a study's parameters."
@@ -271,22 +372,35 @@ def _of_arm(mode: str, common: dict) -> dict:
 
 # %% ../../nbs/experiment/01_plan.ipynb #e0e660e6
 def plan_study(
-    seeds: int = 3,           # seeds 0 .. seeds - 1
-    arms: str = 'procedures', # as for `choose_arms`
-    study: str = '',          # as for `named`
-    **common,                 # fields of RunConfig that all arms share
+    seeds: int = 3,  # seeds 0 .. seeds - 1
+    arms: str = 'procedures',  # as for `choose_arms`
+    study: str = '',  # as for `named`
+    **common,  # fields of RunConfig that all arms share
 ) -> list[Plan]:
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
     from kdnotes.train.distributed import stream
-    if not isinstance(seeds, int) or seeds < 1: raise ConfigError(f'seeds={seeds!r} must be a number of seeds, at least 1')
-    if given := {'mode', 'seed', 'arm'} & common.keys(): raise ConfigError(f"{' and '.join(sorted(given))} cannot be given to a whole study; `arms` names its modes and `seeds` says how many seeds")
+
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ConfigError(f'seeds={seeds!r} must be a number of seeds, at least 1')
+    if given := {'mode', 'seed', 'arm'} & common.keys():
+        raise ConfigError(
+            f"{' and '.join(sorted(given))} cannot be given to a whole study; `arms` names its modes and `seeds` says how many seeds"
+        )
     modes = choose_arms(arms)
     common = named(study=study, **common)
     own: dict[str, dict] = {mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes}
-    if idle := sorted(common.keys() - set().union(*own.values())): raise ConfigError(f"{' and '.join(idle)} would play no part in arms={arms!r}; leave it out, or add arms that have this factor")
-    configs = [make_config(mode=modes[i], seed=seed, **own[modes[i]]) for seed in range(seeds) for i in stream(seed, 'order').permutation(len(modes))]
+    if idle := sorted(common.keys() - set().union(*own.values())):
+        raise ConfigError(
+            f"{' and '.join(idle)} would play no part in arms={arms!r}; leave it out, or add arms that have this factor"
+        )
+    configs = [
+        make_config(mode=modes[i], seed=seed, **own[modes[i]])
+        for seed in range(seeds)
+        for i in stream(seed, 'order').permutation(len(modes))
+    ]
     corpora: dict[str, Corpus] = {}
     return [plan(config, corpora=corpora) for config in configs]
+
 
 def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
@@ -300,12 +414,17 @@ def explain_study(
     for p in plans:
         if p.teacher and p.teacher.run_id not in teachers.setdefault(teacher_origin(p), []):
             teachers[teacher_origin(p)].append(p.teacher.run_id)
-    return _lined([
-        ('study', first.study),
-        ('runs', f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each'),
-        ('corpus', plans[0].corpus),
-        ('teacher', first.teacher),
-        *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
-        *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
-        *(('distillation', words) for words in losses),
-    ])
+    return _lined(
+        [
+            ('study', first.study),
+            (
+                'runs',
+                f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each',
+            ),
+            ('corpus', plans[0].corpus),
+            ('teacher', first.teacher),
+            *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
+            *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
+            *(('distillation', words) for words in losses),
+        ]
+    )

@@ -22,38 +22,48 @@ DIALECTS = {  # name -> its weights: of the labels, then of the teacher
     'modelopt': ('kd_loss_weight',),
 }
 
+
 def _complete(
     dialect: str,
     weights: dict[str, float],
 ) -> dict[str, float]:  # with torchdistill's `beta`
     "A dialect's weights, checked."
-    if dialect not in DIALECTS: raise ValueError(f'dialect must be one of {list(DIALECTS)}, got {dialect!r}')
-    if dialect == 'torchdistill' and isinstance(weights.get('alpha'), (int, float)): weights = {'beta': 1 - weights['alpha']} | weights
-    if set(weights) != set(DIALECTS[dialect]): raise ValueError(f'weights of {dialect} must be {list(DIALECTS[dialect])}, got {list(weights)}')
+    if dialect not in DIALECTS:
+        raise ValueError(f'dialect must be one of {list(DIALECTS)}, got {dialect!r}')
+    if dialect == 'torchdistill' and isinstance(weights.get('alpha'), (int, float)):
+        weights = {'beta': 1 - weights['alpha']} | weights
+    if set(weights) != set(DIALECTS[dialect]):
+        raise ValueError(f'weights of {dialect} must be {list(DIALECTS[dialect])}, got {list(weights)}')
     top = 1 if dialect == 'modelopt' else math.inf
     for name, value in weights.items():
-        if not isinstance(value, (int, float)) or not (0 <= value <= top and math.isfinite(value)): raise ValueError(f"{dialect}'s {name} must be {'from 0 to 1' if top == 1 else '>= 0'}, got {value}")
+        if not isinstance(value, (int, float)) or not (0 <= value <= top and math.isfinite(value)):
+            raise ValueError(
+                f"{dialect}'s {name} must be {'from 0 to 1' if top == 1 else '>= 0'}, got {value}"
+            )
     return {name: weights[name] for name in DIALECTS[dialect]}
 
 # %% ../../nbs/losses/02_conventions.ipynb #ae24ace9
 def _on_labels(
-    student: Tensor,        # (..., classes)
+    student: Tensor,  # (..., classes)
     labels: Tensor | None,  # (...), -100 where there is none
-    dim: int = -1,          # where the classes are
-) -> Tensor:                # scalar
+    dim: int = -1,  # where the classes are
+) -> Tensor:  # scalar
     "Mean cross-entropy over the labelled rows; 0 if there is none."
-    if labels is None: return student.new_zeros(())
+    if labels is None:
+        return student.new_zeros(())
     rows = student.movedim(dim, -1)
-    if labels.shape != rows.shape[:-1]: raise ValueError(f'labels must be {tuple(rows.shape[:-1])}, one a row, got {tuple(labels.shape)}')
+    if labels.shape != rows.shape[:-1]:
+        raise ValueError(f'labels must be {tuple(rows.shape[:-1])}, one a row, got {tuple(labels.shape)}')
     total = F.cross_entropy(rows.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction='sum')
     return total / (labels != -100).sum().clamp(min=1)
+
 
 def _divergence(
     student: Tensor,
     teacher: Tensor,
     T: float,
     dim: int = -1,  # where the softmax is taken
-) -> Tensor:        # of the logits' shape, without T*T
+) -> Tensor:  # of the logits' shape, without T*T
     "Each class's part of KL(teacher || student) at temperature T."
     log_q, log_p = ((x / T).log_softmax(dim) for x in (student, teacher))
     return log_p.exp() * (log_p - log_q)
@@ -62,39 +72,55 @@ def _divergence(
 def _canonical(s, t, labels, T, hard, soft):
     return hard * _on_labels(s, labels) + soft * soft_target_kl(s, t, T)
 
+
 def _hf_distilbert(s, t, labels, T, alpha_mlm, alpha_ce):
     rows = s.numel() / s.shape[-1]
     return alpha_mlm * _on_labels(s, labels) + alpha_ce * _divergence(s, t, T).sum() / rows * T**2
+
 
 def _textbrewer(s, t, labels, T, hard_label_weight, kd_loss_weight):
     cross_entropy = -((t / T).softmax(-1) * (s / T).log_softmax(-1)).sum(-1)
     return hard_label_weight * _on_labels(s, labels) + kd_loss_weight * cross_entropy.mean()
 
+
 def _torchdistill(s, t, labels, T, alpha, beta):
     kl = _divergence(s, t, T, dim=1).sum() / len(s)  # its 'batchmean': by the first dimension alone
-    if labels is None or alpha == 0: return kl
+    if labels is None or alpha == 0:
+        return kl
     return alpha * _on_labels(s, labels, dim=1) + beta * T**2 * kl
+
 
 def _modelopt(s, t, labels, T, kd_loss_weight):
     kl = _divergence(s, t, T).mean()  # over rows and classes
     return (1 - kd_loss_weight) * _on_labels(s, labels) + kd_loss_weight * T**2 * kl
 
-_LOSSES = dict(canonical=_canonical, hf_distilbert=_hf_distilbert, textbrewer=_textbrewer, torchdistill=_torchdistill, modelopt=_modelopt)
+
+_LOSSES = dict(
+    canonical=_canonical,
+    hf_distilbert=_hf_distilbert,
+    textbrewer=_textbrewer,
+    torchdistill=_torchdistill,
+    modelopt=_modelopt,
+)
 
 # %% ../../nbs/losses/02_conventions.ipynb #0a4455ea
 def dialect_loss(
-    dialect: str,               # one of `DIALECTS`
-    student: Tensor,            # logits (rows, classes), or more leading dimensions; any float dtype, computed in float32
-    teacher: Tensor,            # logits of the same shape; no gradient is taken
-    labels: Tensor | None,      # (rows,), int64, -100 for a row without; None: the system is given no labels
-    T: float,                   # temperature, > 0
+    dialect: str,  # one of `DIALECTS`
+    # logits (rows, classes), or more leading dimensions; any float dtype, computed in float32
+    student: Tensor,
+    teacher: Tensor,  # logits of the same shape; no gradient is taken
+    labels: Tensor | None,  # (rows,), int64, -100 for a row without; None: the system is given no labels
+    T: float,  # temperature, > 0
     weights: dict[str, float],  # the dialect's own, say {'alpha': 0.5}
-) -> Tensor:                    # scalar float32
+) -> Tensor:  # scalar float32
     "What a system computes as its distillation loss."
     weights = _complete(dialect, weights)
-    if not T > 0: raise ValueError(f'T must be > 0, got {T}')
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
     if student.ndim < 2 or student.shape != teacher.shape:
-        raise ValueError(f'student and teacher must be logits (rows, classes) of one shape, got {tuple(student.shape)} and {tuple(teacher.shape)}')
+        raise ValueError(
+            f'student and teacher must be logits (rows, classes) of one shape, got {tuple(student.shape)} and {tuple(teacher.shape)}'
+        )
     return _LOSSES[dialect](student.float(), teacher.detach().float(), labels, T, **weights)
 
 # %% ../../nbs/losses/02_conventions.ipynb #fdf44c25
@@ -103,53 +129,80 @@ def _to_canonical(
     weights: dict[str, float],  # complete
     T: float,
     classes: int,
-    labelled: bool,             # are there labels?
-) -> tuple[float, float]:       # hard, soft
+    labelled: bool,  # are there labels?
+) -> tuple[float, float]:  # hard, soft
     "The canonical weights with the same gradient."
-    hard, soft = [*weights.values()] if dialect != 'modelopt' else (1 - weights['kd_loss_weight'], weights['kd_loss_weight'] / classes)
-    if dialect == 'textbrewer': soft /= T**2
-    if dialect == 'torchdistill' and (not labelled or hard == 0): soft = 1 / T**2
-    return (hard if labelled else 0.), soft
+    hard, soft = (
+        [*weights.values()]
+        if dialect != 'modelopt'
+        else (1 - weights['kd_loss_weight'], weights['kd_loss_weight'] / classes)
+    )
+    if dialect == 'textbrewer':
+        soft /= T**2
+    if dialect == 'torchdistill' and (not labelled or hard == 0):
+        soft = 1 / T**2
+    return (hard if labelled else 0.0), soft
 
-def _from_canonical(dialect: str, hard: float, soft: float, T: float, classes: int, labelled: bool) -> dict[str, float]:
+
+def _from_canonical(
+    dialect: str, hard: float, soft: float, T: float, classes: int, labelled: bool
+) -> dict[str, float]:
     "The other way, where there is one."
-    if dialect == 'textbrewer': soft *= T**2
+    if dialect == 'textbrewer':
+        soft *= T**2
     if dialect == 'torchdistill' and hard == 0:
         if not math.isclose(soft * T**2, 1, rel_tol=1e-6):
-            raise ValueError(f"torchdistill drops beta and T*T where alpha is 0 or there are no labels, so hard=0 must come with soft=1/T**2={1 / T**2:.6g}, got soft={soft:.6g}; multiply its criterion's factor by {soft * T**2:.6g} instead")
-        soft = 1.  # what `beta` is then by default; it has no effect
-    if dialect != 'modelopt': return dict(zip(DIALECTS[dialect], (hard, soft)))
+            raise ValueError(
+                f"torchdistill drops beta and T*T where alpha is 0 or there are no labels, so hard=0 must come with soft=1/T**2={1 / T**2:.6g}, got soft={soft:.6g}; multiply its criterion's factor by {soft * T**2:.6g} instead"
+            )
+        soft = 1.0  # what `beta` is then by default; it has no effect
+    if dialect != 'modelopt':
+        return dict(zip(DIALECTS[dialect], (hard, soft)))
     total = hard + soft * classes
     exists = math.isclose(total, 1, rel_tol=1e-6) if labelled else total <= 1 + 1e-6
     if not exists:
-        raise ValueError(f"modelopt's weights add up to 1, so hard + classes * soft must be {'' if labelled else 'at most '}1, got {hard:.6g} + {classes} * {soft:.6g} = {total:.6g}; divide both by {total:.6g} first")
-    return {'kd_loss_weight': min(soft * classes, 1.)}
+        raise ValueError(
+            f"modelopt's weights add up to 1, so hard + classes * soft must be {'' if labelled else 'at most '}1, got {hard:.6g} + {classes} * {soft:.6g} = {total:.6g}; divide both by {total:.6g} first"
+        )
+    return {'kd_loss_weight': min(soft * classes, 1.0)}
 
 # %% ../../nbs/losses/02_conventions.ipynb #68de28b2
 def translate(
     weights: dict[str, float],  # of the dialect `source`, say {'alpha': 0.5}
-    T: float,                   # temperature in both, > 0
-    source: str,                # one of `DIALECTS`
-    target: str,                # one of `DIALECTS`
-    shape: tuple[int, ...],     # of the logits: (rows, classes), or more leading dimensions; the number of rows does not matter
-    labelled: bool = True,      # False: the systems are given no labels
-) -> dict[str, float]:          # the weights of `target`; ValueError where there are none
+    T: float,  # temperature in both, > 0
+    source: str,  # one of `DIALECTS`
+    target: str,  # one of `DIALECTS`
+    # of the logits: (rows, classes), or more leading dimensions; the number of rows does not matter
+    shape: tuple[int, ...],
+    labelled: bool = True,  # False: the systems are given no labels
+) -> dict[str, float]:  # the weights of `target`; ValueError where there are none
     "The weights that give another dialect the same gradient for the same logits."
     complete = _complete(source, weights)
-    if target not in DIALECTS: raise ValueError(f'target must be one of {list(DIALECTS)}, got {target!r}')
-    if not T > 0: raise ValueError(f'T must be > 0, got {T}')
-    if len(shape) < 2 or shape[-1] < 1: raise ValueError(f'shape must be that of logits (rows, classes), got {tuple(shape)}')
+    if target not in DIALECTS:
+        raise ValueError(f'target must be one of {list(DIALECTS)}, got {target!r}')
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
+    if len(shape) < 2 or shape[-1] < 1:
+        raise ValueError(f'shape must be that of logits (rows, classes), got {tuple(shape)}')
     if 'torchdistill' in (source, target) and len(shape) > 2 and source != target:
-        raise ValueError(f'torchdistill takes dimension 1 for the classes, so for logits of shape {tuple(shape)} no weight gives the gradient of another dialect; flatten them to (rows, classes)')
-    return _from_canonical(target, *_to_canonical(source, complete, T, shape[-1], labelled), T, shape[-1], labelled)
+        raise ValueError(
+            f'torchdistill takes dimension 1 for the classes, so for logits of shape {tuple(shape)} no weight gives the gradient of another dialect; flatten them to (rows, classes)'
+        )
+    return _from_canonical(
+        target, *_to_canonical(source, complete, T, shape[-1], labelled), T, shape[-1], labelled
+    )
 
 # %% ../../nbs/losses/02_conventions.ipynb #9662368e
 def dialect_weights(
-    dialect: str,   # one of `DIALECTS`
-    alpha: float,   # its weight of the teacher, from 0 to 1; the labels get 1 - alpha
-    T: float,       # temperature, > 0
-    classes: int,   # of the logits
+    dialect: str,  # one of `DIALECTS`
+    alpha: float,  # its weight of the teacher, from 0 to 1; the labels get 1 - alpha
+    T: float,  # temperature, > 0
+    classes: int,  # of the logits
 ) -> dict[str, float]:  # 'hard', 'soft': the canonical weights
     "What a system's `alpha` on the teacher and the rest on the labels amounts to."
-    own = {'kd_loss_weight': alpha} if dialect == 'modelopt' else dict(zip(DIALECTS.get(dialect, ()), (1 - alpha, alpha)))
+    own = (
+        {'kd_loss_weight': alpha}
+        if dialect == 'modelopt'
+        else dict(zip(DIALECTS.get(dialect, ()), (1 - alpha, alpha)))
+    )
     return translate(own, T, dialect, 'canonical', (1, classes))

@@ -17,51 +17,64 @@ __all__ = ['hard_target_ce', 'soft_target_kl', 'combine_teachers', 'masked_reduc
 
 # %% ../../nbs/losses/01_targets.ipynb #d49f017d
 def _reduce(
-    rows: Tensor,    # one loss a row, any shape
+    rows: Tensor,  # one loss a row, any shape
     reduction: str,  # 'mean' | 'sum'
-) -> Tensor:         # scalar
+) -> Tensor:  # scalar
     "The rows' mean or sum."
-    if reduction not in ('mean', 'sum'): raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+    if reduction not in ('mean', 'sum'):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
     return getattr(rows, reduction)()
 
+
 def hard_target_ce(
-    logits: Tensor,            # (..., classes), any float dtype; computed in float32
-    labels: Tensor,            # (...), int64, each in [0, classes)
-    reduction: str = 'mean',   # 'mean' over the rows | 'sum'
-) -> Tensor:                   # scalar float32, nats
+    logits: Tensor,  # (..., classes), any float dtype; computed in float32
+    labels: Tensor,  # (...), int64, each in [0, classes)
+    reduction: str = 'mean',  # 'mean' over the rows | 'sum'
+) -> Tensor:  # scalar float32, nats
     "Cross-entropy of the labels."
     rows = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction='none')
     return _reduce(rows, reduction)
 
 # %% ../../nbs/losses/01_targets.ipynb #c7890555
 def _cut_off(
-    log_p: Tensor,                  # (..., classes) log-probabilities, float32
+    log_p: Tensor,  # (..., classes) log-probabilities, float32
     min_probability: float | None,  # None: no class is too small
-    top_k: int | None,              # None: all classes
-) -> Tensor:                        # (..., classes) log-probabilities of what is kept, finite
+    top_k: int | None,  # None: all classes
+) -> Tensor:  # (..., classes) log-probabilities of what is kept, finite
     "Drop the classes of small probability and renormalise the rest."
-    if min_probability is None and top_k is None: return log_p
+    if min_probability is None and top_k is None:
+        return log_p
     kept = torch.ones_like(log_p, dtype=torch.bool)
     if min_probability is not None:
-        if not 0 < min_probability <= 1: raise ValueError(f'min_probability must be > 0 and <= 1, got {min_probability}')
+        if not 0 < min_probability <= 1:
+            raise ValueError(f'min_probability must be > 0 and <= 1, got {min_probability}')
         kept &= log_p >= log_p.amax(-1, keepdim=True).clamp(max=math.log(min_probability))
     if top_k is not None:
-        if not isinstance(top_k, int) or not 1 <= top_k <= log_p.shape[-1]: raise ValueError(f'top_k must be a whole number from 1 to the {log_p.shape[-1]} classes, got {top_k}')
+        if not isinstance(top_k, int) or not 1 <= top_k <= log_p.shape[-1]:
+            raise ValueError(
+                f'top_k must be a whole number from 1 to the {log_p.shape[-1]} classes, got {top_k}'
+            )
         kept &= log_p >= log_p.topk(top_k).values[..., -1:]
     return log_p.masked_fill(~kept, -math.inf).log_softmax(-1).clamp(min=torch.finfo(log_p.dtype).min)
 
 # %% ../../nbs/losses/01_targets.ipynb #07bfe927
 def soft_target_kl(
-    student: Tensor,           # logits (..., classes), any float dtype; computed in float32
-    teacher: Tensor,           # logits (..., classes); no gradient is taken
-    T: float = 2.0,            # temperature, > 0; the factor T*T keeps the gradient's scale independent of T
-    reduction: str = 'mean',   # 'mean' over the rows | 'sum'
-    min_probability: float | None = None,  # teacher's classes below it are cut off (its largest never is), in (0, 1]
-    top_k: int | None = None,  # all but the teacher's k largest classes are cut off, 1 to classes; ties with the k-th stay
-) -> Tensor:                   # scalar float32, nats times T*T (Hinton et al. 2014, arXiv 1503.02531, section 2)
+    student: Tensor,  # logits (..., classes), any float dtype; computed in float32
+    teacher: Tensor,  # logits (..., classes); no gradient is taken
+    T: float = 2.0,  # temperature, > 0; the factor T*T keeps the gradient's scale independent of T
+    reduction: str = 'mean',  # 'mean' over the rows | 'sum'
+    # teacher's classes below it are cut off (its largest never is), in (0, 1]
+    min_probability: float | None = None,
+    # all but the teacher's k largest classes are cut off, 1 to classes; ties with the k-th stay
+    top_k: int | None = None,
+) -> Tensor:  # scalar float32, nats times T*T (Hinton et al. 2014, arXiv 1503.02531, section 2)
     "KL(teacher || student) of the tempered distributions, times `T*T`."
-    if not T > 0: raise ValueError(f'T must be > 0, got {T}')
-    if student.shape != teacher.shape: raise ValueError(f'student and teacher logits must have one shape, got {tuple(student.shape)} and {tuple(teacher.shape)}')
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
+    if student.shape != teacher.shape:
+        raise ValueError(
+            f'student and teacher logits must have one shape, got {tuple(student.shape)} and {tuple(teacher.shape)}'
+        )
     log_q = (student.float() / T).log_softmax(-1)
     log_p = _cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
     rows = F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1)
@@ -69,40 +82,52 @@ def soft_target_kl(
 
 # %% ../../nbs/losses/01_targets.ipynb #ae8b8d78
 def combine_teachers(
-    logits: Sequence[Tensor],                # one tensor (..., classes) a teacher, all of one shape
+    logits: Sequence[Tensor],  # one tensor (..., classes) a teacher, all of one shape
     weights: Sequence[float] | None = None,  # one a teacher, >= 0, divided by their sum; None: all equal
-    T: float = 2.0,                          # the temperature the result will be used at, > 0
-    mean_of: str = 'probabilities',          # 'probabilities' (arithmetic mean) | 'logits' (geometric)
-) -> Tensor:                                 # (..., classes) float32 logits of the combined teacher, no gradient
+    T: float = 2.0,  # the temperature the result will be used at, > 0
+    mean_of: str = 'probabilities',  # 'probabilities' (arithmetic mean) | 'logits' (geometric)
+) -> Tensor:  # (..., classes) float32 logits of the combined teacher, no gradient
     "The logits of a teacher that speaks for several."
-    if not T > 0: raise ValueError(f'T must be > 0, got {T}')
-    if mean_of not in ('probabilities', 'logits'): raise ValueError(f"mean_of must be 'probabilities' or 'logits', got {mean_of!r}")
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
+    if mean_of not in ('probabilities', 'logits'):
+        raise ValueError(f"mean_of must be 'probabilities' or 'logits', got {mean_of!r}")
     shapes = sorted({tuple(t.shape) for t in logits})
-    if len(shapes) != 1: raise ValueError(f'logits must hold at least one teacher, all of one shape, got shapes {shapes}')
+    if len(shapes) != 1:
+        raise ValueError(f'logits must hold at least one teacher, all of one shape, got shapes {shapes}')
     shares = np.ones(len(logits)) if weights is None else np.asarray(weights, dtype=np.float64)
-    if shares.shape != (len(logits),) or not (np.isfinite(shares) & (shares >= 0)).all() or not shares.sum() > 0:
-        raise ValueError(f'weights must be one number >= 0 for each of the {len(logits)} teachers and not all 0, got {weights}')
+    if (
+        shares.shape != (len(logits),)
+        or not (np.isfinite(shares) & (shares >= 0)).all()
+        or not shares.sum() > 0
+    ):
+        raise ValueError(
+            f'weights must be one number >= 0 for each of the {len(logits)} teachers and not all 0, got {weights}'
+        )
     voices = [(float(w), t.detach().float()) for w, t in zip(shares / shares.sum(), logits) if w]
-    if mean_of == 'logits': return sum(w * t for w, t in voices)
+    if mean_of == 'logits':
+        return sum(w * t for w, t in voices)
     return T * torch.stack([math.log(w) + (t / T).log_softmax(-1) for w, t in voices]).logsumexp(0)
 
 # %% ../../nbs/losses/01_targets.ipynb #7c4dd74c
 def masked_reduce(
-    values: Tensor,    # any shape, float32
-    mask: Tensor,      # bool, the same shape: which count
-    reduction: str,    # 'mean' over those that count (0 if none does) | 'sum'
-) -> Tensor:           # scalar
+    values: Tensor,  # any shape, float32
+    mask: Tensor,  # bool, the same shape: which count
+    reduction: str,  # 'mean' over those that count (0 if none does) | 'sum'
+) -> Tensor:  # scalar
     "Mean or sum of the values that count."
-    total = _reduce(torch.where(mask, values, 0.), 'sum' if reduction == 'mean' else reduction)
+    total = _reduce(torch.where(mask, values, 0.0), 'sum' if reduction == 'mean' else reduction)
     return total / mask.sum().clamp(min=1) if reduction == 'mean' else total
 
+
 def _pairs(
-    groups: Tensor,         # (n,) int
+    groups: Tensor,  # (n,) int
     labels: Tensor | None,  # (n,) the larger the better; None: every two rows of a group, once
-) -> Tensor:                # (n, n) bool, [i, j]: i is to be put above j
+) -> Tensor:  # (n, n) bool, [i, j]: i is to be put above j
     "Which rows are compared."
     same = groups[:, None] == groups
     return same.triu(1) if labels is None else same & (labels[:, None] > labels)
+
 
 def _check_rows(**rows: Tensor | None) -> None:
     "One number a row in each, and as many in all."
@@ -112,23 +137,25 @@ def _check_rows(**rows: Tensor | None) -> None:
 
 # %% ../../nbs/losses/01_targets.ipynb #ee091fad
 def ranknet(
-    scores: Tensor,           # (n,) the student's, any float dtype; computed in float32
-    groups: Tensor,           # (n,) int, the question of each row
-    labels: Tensor,           # (n,) the larger the better; pairs are rows of one group with different labels
+    scores: Tensor,  # (n,) the student's, any float dtype; computed in float32
+    groups: Tensor,  # (n,) int, the question of each row
+    labels: Tensor,  # (n,) the larger the better; pairs are rows of one group with different labels
     reduction: str = 'mean',  # 'mean' over the pairs (0 where there is none) | 'sum'
-) -> Tensor:                  # scalar float32, nats (Burges et al. 2005)
+) -> Tensor:  # scalar float32, nats (Burges et al. 2005)
     "The cost of putting a worse row above a better one."
     _check_rows(scores=scores, groups=groups, labels=labels)
     s = scores.float()
     return masked_reduce(F.softplus(s - s[:, None]), _pairs(groups, labels), reduction)
 
+
 def margin_mse(
-    student: Tensor,               # (n,) scores, any float dtype; computed in float32
-    teacher: Tensor,               # (n,) scores; no gradient is taken
-    groups: Tensor,                # (n,) int, the question of each row
-    labels: Tensor | None = None,  # (n,) pairs are rows with different labels; None: every two rows of a group
-    reduction: str = 'mean',       # 'mean' over the pairs (0 where there is none) | 'sum'
-) -> Tensor:                       # scalar float32, squared score (Hofstätter et al. 2020, arXiv 2010.02666)
+    student: Tensor,  # (n,) scores, any float dtype; computed in float32
+    teacher: Tensor,  # (n,) scores; no gradient is taken
+    groups: Tensor,  # (n,) int, the question of each row
+    # (n,) pairs are rows with different labels; None: every two rows of a group
+    labels: Tensor | None = None,
+    reduction: str = 'mean',  # 'mean' over the pairs (0 where there is none) | 'sum'
+) -> Tensor:  # scalar float32, squared score (Hofstätter et al. 2020, arXiv 2010.02666)
     "Squared difference of the student's margin and the teacher's."
     _check_rows(student=student, teacher=teacher, groups=groups, labels=labels)
     ahead = student.float() - teacher.detach().float()
@@ -138,26 +165,37 @@ def margin_mse(
 def pair_counts(
     groups,  # (n,) the question of each row: int or str
     labels,  # (n,) numbers >= 0, the larger the better
-) -> dict[str, int]:  # 'labelled': pairs of different labels (`ranknet`, `margin_mse` with labels); 'all': every two rows (`margin_mse` without)
+    # 'labelled': pairs of different labels (`ranknet`, `margin_mse` with labels); 'all': every two rows
+    # (`margin_mse` without)
+) -> dict[str, int]:
     "How many pairs the ranking losses add up over."
-    groups, labels = np.asarray(groups), np.asarray(labels)
-    if groups.ndim != 1 or groups.shape != labels.shape: raise ValueError(f'groups and labels must have one shape (n,), got {groups.shape} and {labels.shape}')
-    if not (labels >= 0).all(): raise ValueError(f'labels must be >= 0, got {labels.min()}; leave rows without a label out')
+    groups = np.asarray(groups)
+    labels = np.asarray(labels)
+    if groups.ndim != 1 or groups.shape != labels.shape:
+        raise ValueError(f'groups and labels must have one shape (n,), got {groups.shape} and {labels.shape}')
+    if not (labels >= 0).all():
+        raise ValueError(f'labels must be >= 0, got {labels.min()}; leave rows without a label out')
     _, group = np.unique(groups, return_inverse=True)
     _, label = np.unique(labels, return_inverse=True)
-    def pairs(of) -> int: return int(sum(n * (n - 1) // 2 for n in np.unique(of, return_counts=True)[1].tolist()))
+
+    def pairs(of) -> int:
+        return int(sum(n * (n - 1) // 2 for n in np.unique(of, return_counts=True)[1].tolist()))
+
     every = pairs(group)
     return {'labelled': every - pairs(group * (len(labels) + 1) + label), 'all': every}
 
 # %% ../../nbs/losses/01_targets.ipynb #296ab6ef
 def weighted_sum(
-    parts: dict[str, Tensor],   # name -> scalar loss
+    parts: dict[str, Tensor],  # name -> scalar loss
     weights: dict[str, float],  # name -> weight, >= 0; the same names
 ) -> tuple[Tensor, dict[str, Tensor]]:  # (scalar to minimise, the unweighted parts without gradient)
     "Sum of the parts by weight, and the parts for the log."
     if parts.keys() != weights.keys():
-        raise ValueError(f'parts and weights must name the same losses, got {sorted(parts)} and {sorted(weights)}')
-    if not any(weights.values()): raise ValueError(f'one weight must not be 0, got {weights}')
+        raise ValueError(
+            f'parts and weights must name the same losses, got {sorted(parts)} and {sorted(weights)}'
+        )
+    if not any(weights.values()):
+        raise ValueError(f'one weight must not be 0, got {weights}')
     # a part of weight 0 stays out, so that it cannot bring an infinity in (0 * inf is NaN)
     total = sum(weight * parts[name] for name, weight in weights.items() if weight)
     return total, {name: part.detach() for name, part in parts.items()}

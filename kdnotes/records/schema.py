@@ -4,7 +4,9 @@
 
 # %% ../../nbs/records/01_schema.ipynb #de1758f2
 from __future__ import annotations
-import math, sys, time
+import math
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 from ..core.config import WIDENED, MODES, KdnotesError
@@ -19,33 +21,62 @@ class RecordError(KdnotesError):
 
 # %% ../../nbs/records/01_schema.ipynb #cd6780c3
 SCHEMA = 2
-ADDED_TELEMETRY = ('temperature_c', 'sm_mhz', 'memory_mhz', 'throttle', 'load_average')  # by schema 2, in rows of kind telemetry
+# by schema 2, in rows of kind telemetry
+ADDED_TELEMETRY = ('temperature_c', 'sm_mhz', 'memory_mhz', 'throttle', 'load_average')
 ADDED = {  # by schema 2: key of a record -> the keys it holds
-    'tuning_id': (), 'phases': (), 'devices': (), 'timeline': (), 'gradients': (),
+    'tuning_id': (),
+    'phases': (),
+    'devices': (),
+    'timeline': (),
+    'gradients': (),
     'utilisation': ('cpu_percent', 'gpu_percent'),
     'machine': ('load_average_mean', 'busy_share', 'cpu_steal'),
     'sampling': ('interval_s', 'samples', 'overhead_share'),
 }
 
+
 def _from_1(old: dict) -> dict:
     "A record of schema 1 with nulls for what it did not hold, and the reason; a row or a state as it is."
-    if 'run_id' not in old: return dict.fromkeys(ADDED_TELEMETRY if old.get('kind') == 'telemetry' else ()) | old | dict(schema=SCHEMA)
+    if 'run_id' not in old:
+        return (
+            dict.fromkeys(ADDED_TELEMETRY if old.get('kind') == 'telemetry' else ())
+            | old
+            | dict(schema=SCHEMA)
+        )
     blanks = {key: dict.fromkeys(inner) if inner else None for key, inner in ADDED.items()}
-    reasons = {f'{key}.{name}': 'schema 1 did not record it' for key, inner in ADDED.items() for name in inner if key not in old}
-    return blanks | old | dict(schema=SCHEMA, reasons=reasons | old['reasons'] if isinstance(old.get('reasons'), dict) else old.get('reasons'))
+    reasons = {
+        f'{key}.{name}': 'schema 1 did not record it'
+        for key, inner in ADDED.items()
+        for name in inner
+        if key not in old
+    }
+    return (
+        blanks
+        | old
+        | dict(
+            schema=SCHEMA,
+            reasons=reasons | old['reasons'] if isinstance(old.get('reasons'), dict) else old.get('reasons'),
+        )
+    )
 
-MIGRATIONS: dict[int, Callable[[dict], dict]] = {1: _from_1}  # schema of an old record, row or state -> function that makes it one of SCHEMA
+
+# schema of an old record, row or state -> function that makes it one of SCHEMA
+MIGRATIONS: dict[int, Callable[[dict], dict]] = {1: _from_1}
+
 
 def of_this_schema(
-    obj: dict,   # a record, a row or a state as read
+    obj: dict,  # a record, a row or a state as read
     where: str,  # the file (and line) it came from
-) -> dict:       # of schema SCHEMA
+) -> dict:  # of schema SCHEMA
     "The object, migrated if the schema before wrote it; any other is refused."
     schema = obj.get('schema')
-    if type(schema) is int and schema in MIGRATIONS: return MIGRATIONS[schema](obj)
-    if type(schema) is int and schema == SCHEMA: return obj
-    raise RecordError(f'{where} is of schema {schema!r} and this version of kdnotes reads schema {SCHEMA}; '
-                      'read it with the version that wrote it, or move it away to have the run made again')
+    if type(schema) is int and schema in MIGRATIONS:
+        return MIGRATIONS[schema](obj)
+    if type(schema) is int and schema == SCHEMA:
+        return obj
+    raise RecordError(
+        f'{where} is of schema {schema!r} and this version of kdnotes reads schema {SCHEMA}; read it with the version that wrote it, or move it away to have the run made again'
+    )
 
 # %% ../../nbs/records/01_schema.ipynb #63da1fc6
 _KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a value read from JSON is that
@@ -53,80 +84,151 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a val
     'a name': lambda v: isinstance(v, str) and v.isprintable(),
     'a mode': lambda v: isinstance(v, str) and v in MODES,
     'true or false': lambda v: isinstance(v, bool),
-    'a finite number': lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max,
+    'a finite number': lambda v: (
+        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
+    ),
     'a whole number': lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63,
     'an object': lambda v: isinstance(v, dict),
     'a list of objects': lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
     'texts by name': lambda v: isinstance(v, dict) and all(_is(x, 'a text') for x in v.values()),
-    'numbers by name': lambda v: isinstance(v, dict) and all(_is(x, 'a finite number or null') for x in v.values()),
-    'numbers by set and name': lambda v: isinstance(v, dict) and all(_is(x, 'numbers by name') for x in v.values()),
-    'a list of points': lambda v: isinstance(v, list) and all(isinstance(p, dict) and 'step' in p and not wrong(p, _POINT) for p in v),
+    'numbers by name': lambda v: (
+        isinstance(v, dict) and all(_is(x, 'a finite number or null') for x in v.values())
+    ),
+    'numbers by set and name': lambda v: (
+        isinstance(v, dict) and all(_is(x, 'numbers by name') for x in v.values())
+    ),
+    'a list of points': lambda v: (
+        isinstance(v, list) and all(isinstance(p, dict) and 'step' in p and not wrong(p, _POINT) for p in v)
+    ),
 }
-_POINT = {'step': 'a whole number', 'loss': 'a finite number or null', 'value': 'a finite number or null', 'set': 'a name or null'}  # of a curve
+# of a curve
+_POINT = {
+    'step': 'a whole number',
+    'loss': 'a finite number or null',
+    'value': 'a finite number or null',
+    'set': 'a name or null',
+}
 
-def _is(value: Any, kind: str) -> bool: return value is None and kind.endswith(' or null') or _KINDS[kind.removesuffix(' or null')](value)
+
+def _is(value: Any, kind: str) -> bool:
+    return value is None and kind.endswith(' or null') or _KINDS[kind.removesuffix(' or null')](value)
+
 
 def wrong(
     obj: dict,
     kinds: dict[str, str],  # key, or two with a dot between -> kind
-) -> str:                   # why the object cannot be believed, or ''
+) -> str:  # why the object cannot be believed, or ''
     "The first of these keys whose value is of another kind; a key that is not there is none."
     for key, kind in kinds.items():
         outer, _, inner = key.rpartition('.')
         place, name = (obj.get(outer, {}), inner) if outer else (obj, key)
-        if name in place and not _is(place[name], kind): return f'{key!r} is not {kind}'
+        if name in place and not _is(place[name], kind):
+            return f'{key!r} is not {kind}'
     return ''
 
 # %% ../../nbs/records/01_schema.ipynb #ecbc36d0
 ROW_KEYS = {  # kind -> its keys, besides schema, kind and at_s (unix time)
-    'start':      ('ranks', 'threads_per_rank', 'steps', 'examples', 'precision', 'device'),
-    'step':       ('step', 'epoch', 'loss', 'losses', 'learning_rate', 'grad_norm', 'examples', 'tokens', 'elapsed_s'),
-    'eval':       ('step', 'epoch', 'set', 'metrics', 'elapsed_s'),
+    'start': ('ranks', 'threads_per_rank', 'steps', 'examples', 'precision', 'device'),
+    'step': (
+        'step',
+        'epoch',
+        'loss',
+        'losses',
+        'learning_rate',
+        'grad_norm',
+        'examples',
+        'tokens',
+        'elapsed_s',
+    ),
+    'eval': ('step', 'epoch', 'set', 'metrics', 'elapsed_s'),
     'checkpoint': ('step', 'path'),
-    'resume':     ('step', 'path'),
-    'overflow':   ('step', 'scale'),
-    'gradients':  ('step', 'scale', 'scaled', 'layers'),
-    'telemetry':  ('elapsed_s', 'rank', 'cpu_percent', 'host_mib', 'gpu_percent', 'device_mib', 'power_w', *ADDED_TELEMETRY),
-    'end':        ('step', 'train_s', 'status'),
+    'resume': ('step', 'path'),
+    'overflow': ('step', 'scale'),
+    'gradients': ('step', 'scale', 'scaled', 'layers'),
+    'telemetry': (
+        'elapsed_s',
+        'rank',
+        'cpu_percent',
+        'host_mib',
+        'gpu_percent',
+        'device_mib',
+        'power_w',
+        *ADDED_TELEMETRY,
+    ),
+    'end': ('step', 'train_s', 'status'),
 }
 
+
 def make_row(
-    kind: str,      # a key of ROW_KEYS
+    kind: str,  # a key of ROW_KEYS
     **values: Any,  # exactly the keys of that kind
-) -> dict:          # with schema, kind and at_s
+) -> dict:  # with schema, kind and at_s
     "A row, or a `RecordError` that names the key."
-    if kind not in ROW_KEYS: raise RecordError(f"there is no kind of row {kind!r}; the kinds are {', '.join(ROW_KEYS)}")
+    if kind not in ROW_KEYS:
+        raise RecordError(f"there is no kind of row {kind!r}; the kinds are {', '.join(ROW_KEYS)}")
     wrong = set(values) ^ set(ROW_KEYS[kind])
-    if wrong: raise RecordError(f"a row of kind {kind!r} has exactly {', '.join(ROW_KEYS[kind])}; missing or unknown: {', '.join(sorted(wrong))}")
+    if wrong:
+        raise RecordError(
+            f"a row of kind {kind!r} has exactly {', '.join(ROW_KEYS[kind])}; missing or unknown: {', '.join(sorted(wrong))}"
+        )
     return dict(schema=SCHEMA, kind=kind, at_s=time.time(), **_plain(values))
 
-_ROW_KINDS = {'step': 'a whole number', 'steps': 'a whole number', 'loss': 'a finite number or null', 'losses': 'numbers by name', 'metrics': 'numbers by name', 'set': 'a name'}
+
+_ROW_KINDS = {
+    'step': 'a whole number',
+    'steps': 'a whole number',
+    'loss': 'a finite number or null',
+    'losses': 'numbers by name',
+    'metrics': 'numbers by name',
+    'set': 'a name',
+}
+
 
 def check_row(row: dict, where: str) -> dict:
     "A row as read, of this schema and with the keys of its kind."
     row = of_this_schema(row, where)
     kind = row.get('kind')
-    if not isinstance(kind, str) or kind not in ROW_KEYS: why = f"it is of no kind there is ({', '.join(ROW_KEYS)})"
-    elif lacks := [k for k in ROW_KEYS[kind] if k not in row]: why = f"a row of kind {kind!r} has {', '.join(ROW_KEYS[kind])}, and it lacks {', '.join(lacks)}"
-    elif not (why := wrong(row, _ROW_KINDS)): return row
+    if not isinstance(kind, str) or kind not in ROW_KEYS:
+        why = f"it is of no kind there is ({', '.join(ROW_KEYS)})"
+    elif lacks := [k for k in ROW_KEYS[kind] if k not in row]:
+        why = f"a row of kind {kind!r} has {', '.join(ROW_KEYS[kind])}, and it lacks {', '.join(lacks)}"
+    elif not (why := wrong(row, _ROW_KINDS)):
+        return row
     raise RecordError(f'{where} is no row, since {why}; restore the file, or move it away')
+
 
 def _plain(value: Any) -> Any:
     "Numbers of numpy or torch as Python's; a number that JSON cannot say (a diverged loss, an overflown norm) as None."
-    if isinstance(value, dict): return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)): return [_plain(v) for v in value]
-    if hasattr(value, 'item'): value = value.item()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, 'item'):
+        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 # %% ../../nbs/records/01_schema.ipynb #a5e27a70
 RECORD_KEYS = {  # key -> the keys it must hold
-    'schema': (), 'run_id': (), 'study': (), 'task': (), 'mode': (), 'arm': (),
+    'schema': (),
+    'run_id': (),
+    'study': (),
+    'task': (),
+    'mode': (),
+    'arm': (),
     'factors': ('network', 'precision', 'kd', 'ranks', 'init', 'signal_dtype', 'transfer'),
-    'settings': (), 'initial': (),
+    'settings': (),
+    'initial': (),
     'parallel': ('ranks', 'threads_per_rank', 'backend', 'streams', 'graphs', 'reason'),
-    'seed': (), 'teacher_seed': (), 'teacher_run_id': (), 'corpus': (), 'corpus_sha256': (), 'precision': (), 'precision_reason': (),
+    'seed': (),
+    'teacher_seed': (),
+    'teacher_run_id': (),
+    'corpus': (),
+    'corpus_sha256': (),
+    'precision': (),
+    'precision_reason': (),
     'environment': ('torch', 'transformers', 'python', 'device', 'cpu', 'git', 'load_average', 'cpu_steal'),
-    'params_total': (), 'model_sha256': (),
+    'params_total': (),
+    'model_sha256': (),
     'primary': ('set', 'metric', 'higher_is_better', 'value'),
     'metrics': (),
     'time': ('train_s', 'teacher_s', 'teacher_train_s', 'total_s', 'wall_s'),
@@ -134,37 +236,63 @@ RECORD_KEYS = {  # key -> the keys it must hold
     'memory': ('peak_device_mib', 'peak_host_mib'),
     'energy': ('device_j', 'mean_w', 'idle_w', 'source'),
     'amp': ('overflow_steps', 'final_scale'),
-    'losses': (), 'reasons': (), **ADDED,
+    'losses': (),
+    'reasons': (),
+    **ADDED,
 }
-NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation', 'machine', 'sampling')  # a null in these is explained in `reasons`
-_RECORD_KINDS = {key: kind for kind, keys in {
-    'a mode': ['mode'],
-    'a name': ['run_id', 'study', 'task', 'arm', 'corpus_sha256', 'primary.set', 'primary.metric'],
-    'a name or null': ['teacher_run_id', 'tuning_id'],
-    'a text': ['corpus', 'precision', 'precision_reason', 'model_sha256'],
-    'a text or null': ['environment.torch', 'environment.device', 'environment.cpu', 'environment.git', 'energy.source'],
-    'a whole number': ['seed', 'params_total', 'parallel.ranks'],
-    'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank'],
-    'a finite number or null': ['primary.value', 'energy.device_j', 'energy.mean_w', 'energy.idle_w'],
-    'true or false': ['primary.higher_is_better', 'widened'],
-    'an object': ['settings', 'initial'],
-    'texts by name': ['reasons'],
-    'numbers by name': ['time', 'throughput', 'memory', 'utilisation', 'amp', 'losses', 'machine', 'sampling'],
-    'numbers by set and name': ['metrics'],
-    'numbers by set and name or null': ['phases'],
-    'a list of objects or null': ['devices', 'timeline', 'gradients'],
-    'a list of points': ['curve'],
-}.items() for key in keys}
+# a null in these is explained in `reasons`
+NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation', 'machine', 'sampling')
+_RECORD_KINDS = {
+    key: kind
+    for kind, keys in {
+        'a mode': ['mode'],
+        'a name': ['run_id', 'study', 'task', 'arm', 'corpus_sha256', 'primary.set', 'primary.metric'],
+        'a name or null': ['teacher_run_id', 'tuning_id'],
+        'a text': ['corpus', 'precision', 'precision_reason', 'model_sha256'],
+        'a text or null': [
+            'environment.torch',
+            'environment.device',
+            'environment.cpu',
+            'environment.git',
+            'energy.source',
+        ],
+        'a whole number': ['seed', 'params_total', 'parallel.ranks'],
+        'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank'],
+        'a finite number or null': ['primary.value', 'energy.device_j', 'energy.mean_w', 'energy.idle_w'],
+        'true or false': ['primary.higher_is_better', 'widened'],
+        'an object': ['settings', 'initial'],
+        'texts by name': ['reasons'],
+        'numbers by name': [
+            'time',
+            'throughput',
+            'memory',
+            'utilisation',
+            'amp',
+            'losses',
+            'machine',
+            'sampling',
+        ],
+        'numbers by set and name': ['metrics'],
+        'numbers by set and name or null': ['phases'],
+        'a list of objects or null': ['devices', 'timeline', 'gradients'],
+        'a list of points': ['curve'],
+    }.items()
+    for key in keys
+}
 
 # %% ../../nbs/records/01_schema.ipynb #003ded8a
 def _fault(record: dict) -> tuple[str, str]:
     "What is wrong with a record and what its writer can do about it, or two empty texts."
     for key, inner in RECORD_KEYS.items():
-        if key not in record: return f'it has no {key!r}', f'every record has {", ".join(RECORD_KEYS)}'
+        if key not in record:
+            return f'it has no {key!r}', f'every record has {", ".join(RECORD_KEYS)}'
         for name in inner:
-            if not isinstance(record[key], dict) or name not in record[key]: return f"it has no '{key}.{name}'", f"{key!r} holds {', '.join(inner)}"
-    if name := _not_finite(record): return f'{name!r} is not a finite number', 'give null and a reason'
-    if why := wrong(record, _RECORD_KINDS): return why, 'give one'
+            if not isinstance(record[key], dict) or name not in record[key]:
+                return f"it has no '{key}.{name}'", f"{key!r} holds {', '.join(inner)}"
+    if name := _not_finite(record):
+        return f'{name!r} is not a finite number', 'give null and a reason'
+    if why := wrong(record, _RECORD_KINDS):
+        return why, 'give one'
     for key in NEEDS_REASON:
         for name in RECORD_KEYS[key]:
             if record[key][name] is None and not record['reasons'].get(f'{key}.{name}'):
@@ -174,29 +302,41 @@ def _fault(record: dict) -> tuple[str, str]:
         return f"'primary.value' is not metrics[{p['set']!r}][{p['metric']!r}]", 'copy it from there'
     return '', ''
 
+
 def check_record(
     record: dict,
 ) -> None:
     "Refuse to write a record that lacks a key, a reason for a null, or a number."
     why, advice = _fault(record)
-    if why: raise RecordError(f"the record of run {record.get('run_id')!r} is not written, since {why}; {advice}")
+    if why:
+        raise RecordError(f"the record of run {record.get('run_id')!r} is not written, since {why}; {advice}")
+
 
 def check_read(
     record: dict,
-    where: str,   # the file (and line) it came from
+    where: str,  # the file (and line) it came from
     **home: str,  # what its place says: study, run_id
-) -> dict:        # of this schema
+) -> dict:  # of this schema
     "A record as read, or a `RecordError` that says why it cannot be believed."
     record = of_this_schema(record, where)
-    if why := _fault(record)[0]: raise RecordError(f'{where} is no record of a run, since {why}; restore it, or move it away to have the run made again')
+    if why := _fault(record)[0]:
+        raise RecordError(
+            f'{where} is no record of a run, since {why}; restore it, or move it away to have the run made again'
+        )
     for key, value in home.items():
-        if record[key] != value: raise RecordError(f'{where} says {key}={record[key]!r} and lies where {key}={value!r} belongs; move it back')
+        if record[key] != value:
+            raise RecordError(
+                f'{where} says {key}={record[key]!r} and lies where {key}={value!r} belongs; move it back'
+            )
     return record
+
 
 def _not_finite(value: Any, name: str = '') -> str:
     "The dotted name of the first NaN or infinity, or ''."
-    if isinstance(value, list): value = dict(enumerate(value))
-    if isinstance(value, dict): return next(filter(None, (_not_finite(v, f'{name}.{k}'.lstrip('.')) for k, v in value.items())), '')
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        return next(filter(None, (_not_finite(v, f'{name}.{k}'.lstrip('.')) for k, v in value.items())), '')
     return name if isinstance(value, float) and not math.isfinite(value) else ''
 
 # %% ../../nbs/records/01_schema.ipynb #4d7f60b2

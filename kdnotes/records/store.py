@@ -4,7 +4,13 @@
 
 # %% ../../nbs/records/02_store.ipynb #9de67b84
 from __future__ import annotations
-import fcntl, gzip, io, json, os, time, zlib
+import fcntl
+import gzip
+import io
+import json
+import os
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -14,7 +20,15 @@ from typing import Any
 import pandas as pd
 from ..core.config import evidence_path, runs_path
 from ..core.files import atomic_write, lock, read_json, write_json
-from .schema import SCHEMA, RecordError, check_read, check_record, check_row, make_row, of_this_schema
+from kdnotes.records.schema import (
+    SCHEMA,
+    RecordError,
+    check_read,
+    check_record,
+    check_row,
+    make_row,
+    of_this_schema,
+)
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
@@ -23,108 +37,144 @@ __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'witho
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
     path: Path,  # rows.jsonl
-    row: dict,   # from make_row
+    row: dict,  # from make_row
 ) -> None:
     "Add one line, in one write; a torn last line is removed first."
     line = (json.dumps(row, allow_nan=False) + '\n').encode()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # freed by the close; else one writer might take another's unfinished line for a torn one
+        # freed by the close; else one writer might take another's unfinished line for a torn one
+        fcntl.flock(fd, fcntl.LOCK_EX)
         size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b'\n': os.ftruncate(fd, path.read_bytes().rfind(b'\n') + 1)
-        if os.write(fd, line) != len(line): raise RecordError(f'{path} took only a part of a row, probably because the disk is full; free some space and resume')
-    finally: os.close(fd)
+        if size and os.pread(fd, 1, size - 1) != b'\n':
+            os.ftruncate(fd, path.read_bytes().rfind(b'\n') + 1)
+        if os.write(fd, line) != len(line):
+            raise RecordError(
+                f'{path} took only a part of a row, probably because the disk is full; free some space and resume'
+            )
+    finally:
+        os.close(fd)
+
 
 def read_rows(
-    path: Path,                # rows.jsonl
-    kind: str | None = None,   # only this kind
-) -> list[dict]:               # in the order written; [] when there is no file
+    path: Path,  # rows.jsonl
+    kind: str | None = None,  # only this kind
+) -> list[dict]:  # in the order written; [] when there is no file
     "The rows written so far, without a torn last line."
     return [row for row in rows_after(path, 0)[0] if kind in (None, row['kind'])]
 
+
 def rows_after(
     path: Path,  # rows.jsonl
-    at: int,     # bytes that are read already: 0, or what this gave before
-) -> tuple[list[dict], int]:  # the rows since then, in the order written, without a torn last line; bytes that are read now
+    at: int,  # bytes that are read already: 0, or what this gave before
+    # the rows since then, in the order written, without a torn last line; bytes that are read now
+) -> tuple[list[dict], int]:
     "What is new, for those who follow a run: a whole file read again and again costs more the longer it gets."
-    if not path.exists(): return [], at
+    if not path.exists():
+        return [], at
     with open(path, 'rb') as f:
         f.seek(at)
         new = f.read()
-    whole = new[:new.rfind(b'\n') + 1]
-    if not whole: return [], at
+    whole = new[: new.rfind(b'\n') + 1]
+    if not whole:
+        return [], at
     place = f'{path} after byte {at}' if at else str(path)
-    return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n')[:-1])], at + len(whole)
+    return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n')[:-1])], at + len(
+        whole
+    )
+
 
 def _json_lines(path: Path | str, lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
     "Each line's place and the object it holds."
     for n, line in enumerate(lines, 1):
-        try: obj = json.loads(line)
-        except (ValueError, RecursionError): obj = None
-        if not isinstance(obj, dict): raise RecordError(f'{path} line {n} is not a JSON object; restore the file, or move it away')
+        try:
+            obj = json.loads(line)
+        except (ValueError, RecursionError):
+            obj = None
+        if not isinstance(obj, dict):
+            raise RecordError(f'{path} line {n} is not a JSON object; restore the file, or move it away')
         yield f'{path} line {n}', obj
 
 # %% ../../nbs/records/02_store.ipynb #ceb3df2f
 def without_repeats(
     rows: Iterable[dict],  # in the order written
-) -> list[dict]:           # the same, without the steps a resume did again
+) -> list[dict]:  # the same, without the steps a resume did again
     "Drop the rows of steps that a later resume went back behind."
     kept = []
     for row in rows:
-        if row['kind'] == 'resume': kept = [r for r in kept if r.get('step', 0) <= row['step']]
+        if row['kind'] == 'resume':
+            kept = [r for r in kept if r.get('step', 0) <= row['step']]
         kept.append(row)
     return kept
 
 # %% ../../nbs/records/02_store.ipynb #e2ee7cd1
 TABLES = {  # table -> (its columns, digits of its floats)
-    'units':       (('split', 'set', 'unit', 'cluster', 'metric', 'value'), 6),
+    'units': (('split', 'set', 'unit', 'cluster', 'metric', 'value'), 6),
     'predictions': (('split', 'unit', 'item', 'label', 'score'), 9),
 }
 _RUN_COLUMNS = ('run_id', 'arm', 'seed')
 _TEXT = ('run_id', 'arm', 'split', 'set', 'unit', 'cluster', 'metric', 'item')
 
+
 def write_csv(
-    path: Path,       # *.csv.gz
+    path: Path,  # *.csv.gz
     df: pd.DataFrame,
-    digits: int,      # significant digits of floats
-) -> Path:            # the file
+    digits: int,  # significant digits of floats
+) -> Path:  # the file
     "Write a gzipped CSV in one step; equal frames make equal bytes."
     buffer = io.BytesIO()
     with gzip.GzipFile(filename='', fileobj=buffer, mode='wb', compresslevel=9, mtime=0) as f:
         f.write(df.to_csv(index=False, lineterminator='\n', float_format=f'%.{digits}g').encode())
     return atomic_write(path, buffer.getvalue())
 
+
 def read_csv(
-    path: Path,                  # *.csv.gz
-    columns: Iterable[str] = (), # that it must have
+    path: Path,  # *.csv.gz
+    columns: Iterable[str] = (),  # that it must have
 ) -> pd.DataFrame:
     "Read a gzipped CSV, ids as text."
     numbers = ('value', 'score')
     try:
-        df = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, str) | dict.fromkeys(numbers, float), keep_default_na=False, na_values=dict.fromkeys(numbers, ['']), compression='gzip')
-        if lacks := [c for c in columns if c not in df]: raise ValueError(f"no column {', '.join(lacks)}")
+        df = pd.read_csv(
+            path,
+            dtype=dict.fromkeys(_TEXT, str) | dict.fromkeys(numbers, float),
+            keep_default_na=False,
+            na_values=dict.fromkeys(numbers, ['']),
+            compression='gzip',
+        )
+        if lacks := [c for c in columns if c not in df]:
+            raise ValueError(f"no column {', '.join(lacks)}")
     except (OSError, EOFError, ValueError, zlib.error) as e:
-        raise RecordError(f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or move its run away to have it made again") from None
+        raise RecordError(
+            f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or move its run away to have it made again"
+        ) from None
     return df
 
 # %% ../../nbs/records/02_store.ipynb #87d65782
 STATUSES = ('running', 'interrupted', 'failed', 'done')
 
+
 def _check_state(state: dict, where: str) -> dict:
     "A state as read, of this schema and with one of STATUSES."
-    if (state := of_this_schema(state, where)).get('status') in STATUSES: return state
+    if (state := of_this_schema(state, where)).get('status') in STATUSES:
+        return state
     raise RecordError(f"{where} says of the run none of {', '.join(STATUSES)}; delete it or restore it")
+
 
 @dataclass(frozen=True)
 class RunFolder:
     "The files of one run."
-    study: str   # the folder under runs/
+
+    study: str  # the folder under runs/
     run_id: str  # the folder under that
 
     @property
-    def path(self) -> Path: return runs_path() / self.study / self.run_id
+    def path(self) -> Path:
+        return runs_path() / self.study / self.run_id
+
     @property
-    def done(self) -> bool: return (self.path / 'record.json').exists()
+    def done(self) -> bool:
+        return (self.path / 'record.json').exists()
 
     def create(self) -> RunFolder:
         "Make the folder; one that another schema wrote is refused untouched."
@@ -132,21 +182,41 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         return self
 
-    def append(self, kind: str, **values: Any) -> None: append_row(self.path / 'rows.jsonl', make_row(kind, **values))
-    def rows(self, kind: str | None = None) -> list[dict]: return read_rows(self.path / 'rows.jsonl', kind)
-    def write_config(self, config: dict) -> None: write_json(self.path / 'config.json', config)
-    def config(self) -> dict | None: return self._read('config.json')
+    def append(self, kind: str, **values: Any) -> None:
+        append_row(self.path / 'rows.jsonl', make_row(kind, **values))
+
+    def rows(self, kind: str | None = None) -> list[dict]:
+        return read_rows(self.path / 'rows.jsonl', kind)
+
+    def write_config(self, config: dict) -> None:
+        write_json(self.path / 'config.json', config)
+
+    def config(self) -> dict | None:
+        return self._read('config.json')
 
     def write_state(self, status: str, **more: Any) -> None:
         "Say how far the run is: one of STATUSES, with whatever explains it."
-        if status not in STATUSES: raise RecordError(f"there is no status {status!r}; a run is {', '.join(STATUSES)}")
-        write_json(self.path / 'state.json', dict(more, schema=SCHEMA, status=status, at_s=time.time(), pid=os.getpid()))
+        if status not in STATUSES:
+            raise RecordError(f"there is no status {status!r}; a run is {', '.join(STATUSES)}")
+        write_json(
+            self.path / 'state.json',
+            dict(more, schema=SCHEMA, status=status, at_s=time.time(), pid=os.getpid()),
+        )
 
-    def state(self) -> dict | None: return self._read('state.json', _check_state)
-    def write_table(self, name: str, df: pd.DataFrame) -> None: _write_table(self.path, name, df)
-    def table(self, name: str) -> pd.DataFrame: return read_csv(self.path / f'{name}.csv.gz', TABLES[name][0])
-    def write_record(self, record: dict) -> None: _write_record(self, record)
-    def record(self) -> dict | None: return self._read('record.json', partial(check_read, study=self.study, run_id=self.run_id))
+    def state(self) -> dict | None:
+        return self._read('state.json', _check_state)
+
+    def write_table(self, name: str, df: pd.DataFrame) -> None:
+        _write_table(self.path, name, df)
+
+    def table(self, name: str) -> pd.DataFrame:
+        return read_csv(self.path / f'{name}.csv.gz', TABLES[name][0])
+
+    def write_record(self, record: dict) -> None:
+        _write_record(self, record)
+
+    def record(self) -> dict | None:
+        return self._read('record.json', partial(check_read, study=self.study, run_id=self.run_id))
 
     def _read(self, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
         return check(read_json(path), str(path)) if (path := self.path / name).exists() else None
@@ -154,21 +224,29 @@ class RunFolder:
 # %% ../../nbs/records/02_store.ipynb #9e604fda
 def _write_table(folder: Path, name: str, df: pd.DataFrame) -> None:
     "Write one of TABLES, its columns checked."
-    if name not in TABLES: raise RecordError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
+    if name not in TABLES:
+        raise RecordError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
     columns, digits = TABLES[name]
     if wrong := set(columns) ^ set(df.columns):
-        raise RecordError(f"the table {name!r} has exactly {', '.join(columns)}; missing or unknown: {', '.join(sorted(wrong))}")
+        raise RecordError(
+            f"the table {name!r} has exactly {', '.join(columns)}; missing or unknown: {', '.join(sorted(wrong))}"
+        )
     write_csv(folder / f'{name}.csv.gz', df[list(columns)], digits)
+
 
 def _write_record(folder: RunFolder, record: dict) -> None:
     "Check a record, then write it in one step."
     check_record(record)
     for key in ('study', 'run_id'):
         if record[key] != getattr(folder, key):
-            raise RecordError(f'the record says {key}={record[key]!r} and its folder is {folder.path}; write it where it belongs')
+            raise RecordError(
+                f'the record says {key}={record[key]!r} and its folder is {folder.path}; write it where it belongs'
+            )
     for name in TABLES:
         if not (folder.path / f'{name}.csv.gz').exists():
-            raise RecordError(f'{folder.path} has no {name}.csv.gz, and the record is written last; write the table first')
+            raise RecordError(
+                f'{folder.path} has no {name}.csv.gz, and the record is written last; write the table first'
+            )
     write_json(folder.path / 'record.json', record)
 
 # %% ../../nbs/records/02_store.ipynb #8d341603
@@ -181,101 +259,146 @@ def lock_run(
 # %% ../../nbs/records/02_store.ipynb #fb1e3560
 def _evidence(study: str) -> tuple[Path, Path, Path]:
     "The exported records, units and predictions of a study."
-    return tuple(evidence_path() / f'{study}.{name}' for name in ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz'))
+    return tuple(
+        evidence_path() / f'{study}.{name}'
+        for name in ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz')
+    )
 
-def _exported_lines(path: Path) -> Iterator[tuple[str, dict]]: return _json_lines(path, path.read_bytes().rstrip().splitlines())
+
+def _exported_lines(path: Path) -> Iterator[tuple[str, dict]]:
+    return _json_lines(path, path.read_bytes().rstrip().splitlines())
+
 
 def _exported(study: str) -> dict[str, dict]:
     "run_id -> exported record, of this schema."
     path = _evidence(study)[0]
-    if not path.exists(): return {}
-    return {r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in _exported_lines(path))}
+    if not path.exists():
+        return {}
+    return {
+        r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in _exported_lines(path))
+    }
+
 
 def _folders(study: str) -> dict[str, RunFolder]:
     "run_id -> folder, of the study's finished runs."
     found = (RunFolder(study, p.parent.name) for p in sorted((runs_path() / study).glob('*/record.json')))
     return {folder.run_id: folder for folder in found}
 
+
 def export(
     study: str,
 ) -> None:
     "Merge a study's finished runs into the committed evidence."
-    with _exporting(study): _write_evidence(study, _found(study))
+    with _exporting(study):
+        _write_evidence(study, _found(study))
 
-def _exporting(study: str) -> AbstractContextManager: return lock(runs_path() / '.locks' / f'export-{study}.lock')
+
+def _exporting(study: str) -> AbstractContextManager:
+    return lock(runs_path() / '.locks' / f'export-{study}.lock')
+
 
 def _write_evidence(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> None:
     "Make a study's evidence hold these runs and no others; records last."
     records_path, units_path, predictions_path = _evidence(study)
     if not found:
-        for path in _evidence(study): path.unlink(missing_ok=True)
+        for path in _evidence(study):
+            path.unlink(missing_ok=True)
         return
     write_csv(units_path, units(study, found), TABLES['units'][1])
-    wide = _wide(_tables('predictions', study, [i for i, (_, folder) in found.items() if folder or i in _columns(predictions_path)]))
+    wide = _wide(
+        _tables(
+            'predictions',
+            study,
+            [i for i, (_, folder) in found.items() if folder or i in _columns(predictions_path)],
+        )
+    )
     write_csv(predictions_path, wide, 5)
-    lines = [json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False) for record, _ in found.values()]
+    lines = [
+        json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False)
+        for record, _ in found.values()
+    ]
     atomic_write(records_path, ''.join(line + '\n' for line in lines))
 
 # %% ../../nbs/records/02_store.ipynb #47845273
 def find_record(
     run_id: str,
-) -> tuple[dict, RunFolder | None] | None:  # the record and its folder (None: only exported); None: not done anywhere
+    # the record and its folder (None: only exported); None: not done anywhere
+) -> tuple[dict, RunFolder | None] | None:
     "A finished run, in `runs/*/` or in the evidence."
     for path in sorted(runs_path().glob(f'[!.]*/{run_id}/record.json')):
         folder = RunFolder(path.parent.parent.name, run_id)
         return folder.record(), folder
     for path in sorted(evidence_path().glob('*.records.jsonl')):
         for where, record in _exported_lines(path):
-            if record.get('run_id') == run_id: return check_read(record, where, study=path.name.removesuffix('.records.jsonl')), None
+            if record.get('run_id') == run_id:
+                return check_read(record, where, study=path.name.removesuffix('.records.jsonl')), None
+
 
 def find_run_model(
     run_id: str,
 ) -> Path | None:  # a folder for `from_pretrained`
     "The weights of a finished run, if a folder still has them."
     for path in sorted(runs_path().glob(f'[!.]*/{run_id}/record.json')):
-        if (path.parent / 'model' / 'model.safetensors').exists(): return path.parent / 'model'
+        if (path.parent / 'model' / 'model.safetensors').exists():
+            return path.parent / 'model'
+
 
 def _found(study: str, run_ids: Iterable[str] | None = None) -> dict[str, tuple[dict, RunFolder | None]]:
     "run_id -> record and folder: all of a study, or these, wherever they lie; sorted by id."
-    known = {i: (record, None) for i, record in _exported(study).items()} | {i: (folder.record(), folder) for i, folder in _folders(study).items()}
-    if run_ids is None: return dict(sorted(known.items()))
+    known = {i: (record, None) for i, record in _exported(study).items()} | {
+        i: (folder.record(), folder) for i, folder in _folders(study).items()
+    }
+    if run_ids is None:
+        return dict(sorted(known.items()))
     found = {i: known.get(i) or find_record(i) for i in sorted(run_ids)}
     if missing := [i for i, f in found.items() if f is None]:
-        raise RecordError(f"run {', '.join(missing)} is neither finished in {runs_path()} nor exported to {evidence_path()}; run it first")
+        raise RecordError(
+            f"run {', '.join(missing)} is neither finished in {runs_path()} nor exported to {evidence_path()}; run it first"
+        )
     return found
 
 # %% ../../nbs/records/02_store.ipynb #c2ce3c1c
 def records(
     study: str,
     run_ids: Iterable[str] | None = None,  # these runs, of whatever study; None: all of the study
-) -> list[dict]:                           # sorted by run_id, each run once
+) -> list[dict]:  # sorted by run_id, each run once
     "The records of finished runs, from folders and evidence."
     return [record for record, _ in _found(study, run_ids).values()]
+
 
 def units(
     study: str,
     run_ids: Iterable[str] | None = None,  # as for `records`
-) -> pd.DataFrame:                         # run_id, arm, seed, split, set, unit, cluster, metric, value; sorted by run_id
+) -> pd.DataFrame:  # run_id, arm, seed, split, set, unit, cluster, metric, value; sorted by run_id
     "The per-unit values of finished runs, from folders and evidence."
     return _tables('units', study, run_ids)
+
 
 def predictions(
     study: str,
     run_ids: Iterable[str] | None = None,  # as for `records`
-) -> pd.DataFrame:                         # run_id, arm, seed, split, unit, item, label, score; sorted by run_id
+) -> pd.DataFrame:  # run_id, arm, seed, split, unit, item, label, score; sorted by run_id
     "The scores of finished runs: exact from a folder, of five digits from evidence."
     return _tables('predictions', study, run_ids)
 
+
 def _tables(name: str, study: str, run_ids: Iterable[str] | None) -> pd.DataFrame:
     "One table of several runs, end to end."
-    columns, tables, exported = [*_RUN_COLUMNS, *TABLES[name][0]], [], {}
+    columns = [*_RUN_COLUMNS, *TABLES[name][0]]
+    tables = []
+    exported = {}
     for i, (record, folder) in _found(study, run_ids).items():
-        if folder: table = folder.table(name)
+        if folder:
+            table = folder.table(name)
         else:
             home = record['study']
             path = _evidence(home)[1 if name == 'units' else 2]
-            if home not in exported: exported[home] = dict(_by_run(path, name))
-            if i not in exported[home]: raise RecordError(f'{path} has no {name} of run {i}, though its record is exported; restore the file, or run it again')
+            if home not in exported:
+                exported[home] = dict(_by_run(path, name))
+            if i not in exported[home]:
+                raise RecordError(
+                    f'{path} has no {name} of run {i}, though its record is exported; restore the file, or run it again'
+                )
             table = exported[home][i]
         tables.append(table.assign(**{c: record[c] for c in _RUN_COLUMNS})[columns])
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
@@ -283,51 +406,110 @@ def _tables(name: str, study: str, run_ids: Iterable[str] | None) -> pd.DataFram
 # %% ../../nbs/records/02_store.ipynb #a923ac26
 _CANDIDATE = ['split', 'unit', 'item', 'label']
 
+
 def _wide(predictions: pd.DataFrame) -> pd.DataFrame:
     "A line a candidate, a column a run; candidates in the order in which they first come."
-    parts = [table.set_index(_CANDIDATE)['score'].rename(run_id) for run_id, table in predictions.groupby('run_id')]
+    parts = [
+        table.set_index(_CANDIDATE)['score'].rename(run_id) for run_id, table in predictions.groupby('run_id')
+    ]
     return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame(columns=_CANDIDATE)
+
 
 def _columns(path: Path) -> list[str]:
     "The runs whose predictions are exported."
     return [c for c in read_csv(path, _CANDIDATE).columns if c not in _CANDIDATE] if path.exists() else []
 
+
 def _by_run(path: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
     "Each exported run's table."
     table = read_csv(path, _CANDIDATE if name == 'predictions' else ['run_id', *TABLES[name][0]])
-    if name == 'units': yield from table.groupby('run_id', sort=False)
+    if name == 'units':
+        yield from table.groupby('run_id', sort=False)
     else:
-        for run_id in table.columns[len(_CANDIDATE):]: yield run_id, table[[*_CANDIDATE, run_id]].rename(columns={run_id: 'score'}).dropna(subset='score').astype({'score': float})
+        for run_id in table.columns[len(_CANDIDATE) :]:
+            yield (
+                run_id,
+                table[[*_CANDIDATE, run_id]]
+                .rename(columns={run_id: 'score'})
+                .dropna(subset='score')
+                .astype({'score': float}),
+            )
 
 # %% ../../nbs/records/02_store.ipynb #ff5d40fb
-_FLAT = ('run_id', 'study', 'task', 'mode', 'arm', 'seed', 'teacher_seed', 'corpus', 'precision', 'params_total')
+_FLAT = (
+    'run_id',
+    'study',
+    'task',
+    'mode',
+    'arm',
+    'seed',
+    'teacher_seed',
+    'corpus',
+    'precision',
+    'params_total',
+)
+
 
 def tidy(
     records: Iterable[dict],
-) -> pd.DataFrame:  # columns: names, device, ranks, primary, <set>.<metric>, train_s ... wall_s, examples_per_s ..., peak_host_mib ..., device_j ...
+    # columns: names, device, ranks, primary, <set>.<metric>, train_s ... wall_s, examples_per_s ...,
+    # peak_host_mib ..., device_j ...
+) -> pd.DataFrame:
     "One row a run."
-    return pd.DataFrame([{
-        **{k: r[k] for k in _FLAT}, 'device': r['environment']['device'], 'git': r['environment']['git'],
-        'ranks': r['parallel']['ranks'], 'primary': r['primary']['value'],
-        **{f'{s}.{name}': value for s, metrics in r['metrics'].items() for name, value in metrics.items()},
-        **r['time'], **r['throughput'], **r['memory'], **r['energy']} for r in records])
+    return pd.DataFrame(
+        [
+            {
+                **{k: r[k] for k in _FLAT},
+                'device': r['environment']['device'],
+                'git': r['environment']['git'],
+                'ranks': r['parallel']['ranks'],
+                'primary': r['primary']['value'],
+                **{
+                    f'{s}.{name}': value
+                    for s, metrics in r['metrics'].items()
+                    for name, value in metrics.items()
+                },
+                **r['time'],
+                **r['throughput'],
+                **r['memory'],
+                **r['energy'],
+            }
+            for r in records
+        ]
+    )
 
 # %% ../../nbs/records/02_store.ipynb #62141836
 def forget(
     study: str,
     run_ids: Iterable[str],
-) -> tuple[list[str], list[str]]:  # studies that have the folder of some of these runs too, which would be taken from there; runs of this study that stand on one of these and stay
+    # studies that have the folder of some of these runs too, which would be taken from there; runs of this
+    # study that stand on one of these and stay
+) -> tuple[list[str], list[str]]:
     "Take finished runs out of a study, so that they are made again: out of its evidence, and their folders aside, to `runs/.forgotten/`."
     run_ids = list(dict.fromkeys(run_ids))
     with _exporting(study):
         found = _found(study)
-        if unknown := [i for i in run_ids if i not in found]: raise RecordError(f"study {study!r} has no finished run {', '.join(unknown)}; it has {', '.join(found) or 'none'}")
+        if unknown := [i for i in run_ids if i not in found]:
+            raise RecordError(
+                f"study {study!r} has no finished run {', '.join(unknown)}; it has {', '.join(found) or 'none'}"
+            )
         folders = [folder for i in run_ids if (folder := found.pop(i)[1])]
         with ExitStack() as held:
-            for folder in folders: held.enter_context(lock_run(folder))  # all of them, or none is touched
+            for folder in folders:
+                held.enter_context(lock_run(folder))  # all of them, or none is touched
             for folder in folders:
                 (aside := runs_path() / '.forgotten' / study).mkdir(parents=True, exist_ok=True)
                 folder.path.rename(aside / f'{folder.run_id}-{time.time_ns()}')
             _write_evidence(study, found)
-    stand = [i for i, (r, _) in found.items() if {r['teacher_run_id'], r['initial'].get('teacher_run_id'), r['initial'].get('transfer_run_id')}.intersection(run_ids)]
-    return sorted({p.parent.parent.name for i in run_ids for p in runs_path().glob(f'[!.]*/{i}/record.json')}), stand
+    stand = [
+        i
+        for i, (r, _) in found.items()
+        if {
+            r['teacher_run_id'],
+            r['initial'].get('teacher_run_id'),
+            r['initial'].get('transfer_run_id'),
+        }.intersection(run_ids)
+    ]
+    return sorted(
+        {p.parent.parent.name for i in run_ids for p in runs_path().glob(f'[!.]*/{i}/record.json')}
+    ), stand

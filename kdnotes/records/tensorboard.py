@@ -13,61 +13,103 @@ __all__ = ['RECORD_PARTS', 'scalars_of', 'scalars_of_record', 'tb_writer', 'tb_r
 # %% ../../nbs/records/03_tensorboard.ipynb #29dbd7df
 def _numbers(value: object, name: str) -> dict[str, float]:
     "All numbers inside, by their path."
-    if isinstance(value, dict): return {k: v for key, inner in value.items() for k, v in _numbers(inner, f'{name}/{key}').items()}
+    if isinstance(value, dict):
+        return {k: v for key, inner in value.items() for k, v in _numbers(inner, f'{name}/{key}').items()}
     return {name: float(value)} if isinstance(value, (int, float)) and not isinstance(value, bool) else {}
 
+
 def scalars_of(
-    row: dict,           # of any kind
-) -> dict[str, float]:   # tag -> value
+    row: dict,  # of any kind
+) -> dict[str, float]:  # tag -> value
     "The curves' new points in a row."
-    kind, found = row['kind'], {}
-    if kind == 'step': found = {k: row[k] for k in ('loss', 'learning_rate', 'grad_norm', 'examples', 'tokens')} | {'loss/' + k: v for k, v in row['losses'].items()}
-    elif kind == 'eval': found = {f"{row['set']}/{k}": v for k, v in row['metrics'].items()}
-    elif kind == 'overflow': found = {'amp/overflow': 1, 'amp/loss_scale': row['scale']}
+    kind = row['kind']
+    found = {}
+    if kind == 'step':
+        found = {k: row[k] for k in ('loss', 'learning_rate', 'grad_norm', 'examples', 'tokens')} | {
+            'loss/' + k: v for k, v in row['losses'].items()
+        }
+    elif kind == 'eval':
+        found = {f"{row['set']}/{k}": v for k, v in row['metrics'].items()}
+    elif kind == 'overflow':
+        found = {'amp/overflow': 1, 'amp/loss_scale': row['scale']}
     elif kind == 'gradients':
-        found = {f"gradients/{layer['layer']}/{k}": layer[k] for layer in row['layers'] for k in ('zero', 'not_finite', 'largest', 'plain', 'scaled')}
-        if row['scaled']: found['amp/loss_scale'] = row['scale']
+        found = {
+            f"gradients/{layer['layer']}/{k}": layer[k]
+            for layer in row['layers']
+            for k in ('zero', 'not_finite', 'largest', 'plain', 'scaled')
+        }
+        if row['scaled']:
+            found['amp/loss_scale'] = row['scale']
     elif kind == 'telemetry':
         readings = {k: v for k, v in row.items() if k not in ('schema', 'kind', 'at_s', 'elapsed_s', 'rank')}
-        found = {f"telemetry/rank {row['rank']}/{k}": len(v) if isinstance(v, list) else v for k, v in readings.items()}
-    elif kind == 'end': found = {'time/train_s': row['train_s']}
-    return {k: v for tag, value in found.items() for k, v in _numbers(value, tag).items() if v == v}  # NaN is not itself
+        found = {
+            f"telemetry/rank {row['rank']}/{k}": len(v) if isinstance(v, list) else v
+            for k, v in readings.items()
+        }
+    elif kind == 'end':
+        found = {'time/train_s': row['train_s']}
+    # NaN is not itself
+    return {k: v for tag, value in found.items() for k, v in _numbers(value, tag).items() if v == v}
 
 # %% ../../nbs/records/03_tensorboard.ipynb #101ea304
-RECORD_PARTS = ('energy', 'time', 'phases', 'memory', 'utilisation', 'throughput', 'machine', 'sampling', 'amp', 'losses', 'metrics')
+RECORD_PARTS = (
+    'energy',
+    'time',
+    'phases',
+    'memory',
+    'utilisation',
+    'throughput',
+    'machine',
+    'sampling',
+    'amp',
+    'losses',
+    'metrics',
+)
+
 
 def scalars_of_record(
-    record: dict,        # of a run
-) -> dict[str, float]:   # tag -> value
+    record: dict,  # of a run
+) -> dict[str, float]:  # tag -> value
     "What is known at the end."
     return {k: v for part in RECORD_PARTS for k, v in _numbers(record.get(part), f'run/{part}').items()}
 
 # %% ../../nbs/records/03_tensorboard.ipynb #b1505032
 def _summary_writer(folder: Path, **more):  # None: TensorBoard is not installed
-    try: from torch.utils.tensorboard import SummaryWriter
-    except ImportError: return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
     return SummaryWriter(str(folder / 'tb'), **more)
 
+
 def tb_writer(
-    folder: Path,             # a run's folder; events go to its tb/
+    folder: Path,  # a run's folder; events go to its tb/
 ) -> Callable[[dict], None]:  # give it every row; it closes at the row of kind 'end'
     "Mirror rows into TensorBoard; does nothing where that is not installed."
     now = dict(writer=_summary_writer(folder), step=0)
+
     def mirror(row):
-        if now['writer'] is None: return
+        if now['writer'] is None:
+            return
         now['step'] = row.get('step', now['step'])
         if row['kind'] == 'resume':
             now['writer'].close()
             now['writer'] = _summary_writer(folder, purge_step=row['step'] + 1)
-        for tag, value in scalars_of(row).items(): now['writer'].add_scalar(tag, value, now['step'])
-        if row['kind'] == 'end': now['writer'] = now['writer'].close()
+        for tag, value in scalars_of(row).items():
+            now['writer'].add_scalar(tag, value, now['step'])
+        if row['kind'] == 'end':
+            now['writer'] = now['writer'].close()
+
     return mirror
 
+
 def tb_record(
-    folder: Path,   # a run's folder
+    folder: Path,  # a run's folder
     record: dict,
 ) -> None:
     "Mirror what is known at the end; does nothing where TensorBoard is not installed."
-    if (writer := _summary_writer(folder)) is None: return
-    for tag, value in scalars_of_record(record).items(): writer.add_scalar(tag, value, record.get('steps') or 0)
+    if (writer := _summary_writer(folder)) is None:
+        return
+    for tag, value in scalars_of_record(record).items():
+        writer.add_scalar(tag, value, record.get('steps') or 0)
     writer.close()

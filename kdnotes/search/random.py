@@ -4,7 +4,8 @@
 
 # %% ../../nbs/search/01_random.ipynb #1fd9bac3
 from __future__ import annotations
-import hashlib, json
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,40 +27,57 @@ __all__ = ['TUNING_SEED', 'Space', 'SPACES', 'LogUniform', 'OneOf', 'draws', 'tu
 # %% ../../nbs/search/01_random.ipynb #81ae8338
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
 
+
 @dataclass(frozen=True)
 class LogUniform:
     "Numbers from `low` to `high`, equally often in each power of ten."
+
     low: float
     high: float
-    def at(self, u: float) -> float: return float(f'{self.low * (self.high / self.low)**u:.2g}')  # u in [0, 1)
+
+    def at(self, u: float) -> float:
+        return float(f'{self.low * (self.high / self.low) ** u:.2g}')  # u in [0, 1)
+
 
 @dataclass(frozen=True)
 class OneOf:
     "One of some values."
+
     values: tuple
-    def at(self, u: float) -> Any: return self.values[int(u * len(self.values))]  # u in [0, 1)
+
+    def at(self, u: float) -> Any:
+        return self.values[int(u * len(self.values))]  # u in [0, 1)
+
 
 Space = dict[str, LogUniform | OneOf]  # field of RunConfig -> what is drawn
 
 SPACES: dict[str, Space] = {
-    'teacher': dict(learning_rate=LogUniform(2e-5, 2e-4), epochs=OneOf((1., 2., 3.))),
-    'student': dict(learning_rate=LogUniform(4e-5, 4e-4), epochs=OneOf((2., 3., 4.))),
+    'teacher': dict(learning_rate=LogUniform(2e-5, 2e-4), epochs=OneOf((1.0, 2.0, 3.0))),
+    'student': dict(learning_rate=LogUniform(4e-5, 4e-4), epochs=OneOf((2.0, 3.0, 4.0))),
 }
 
 # %% ../../nbs/search/01_random.ipynb #1be6ff05
 def draws(
     space: Space,
-    trials: int,   # >= 1
+    trials: int,  # >= 1
     seed: int = TUNING_SEED,
-) -> list[dict]:   # a setting each, no two alike
+) -> list[dict]:  # a setting each, no two alike
     "The settings of a search."
-    if not isinstance(trials, int) or trials < 1: raise ConfigError(f'trials={trials!r} must be a number of settings, at least 1')
-    points, names, found = Sobol(len(space), rng=np.random.default_rng(seed)), sorted(space), []
+    if not isinstance(trials, int) or trials < 1:
+        raise ConfigError(f'trials={trials!r} must be a number of settings, at least 1')
+    points = Sobol(len(space), rng=np.random.default_rng(seed))
+    names = sorted(space)
+    found = []
     for point in points.random_base2(int(np.ceil(np.log2(16 * trials)))):
         setting = {name: space[name].at(u) for name, u in zip(names, point)}
-        if setting not in found: found.append(setting)
-        if len(found) == trials: return found
-    raise ConfigError(f'trials={trials} is more than the {len(found)} settings found in this space; use fewer trials or a larger space')
+        if setting not in found:
+            found.append(setting)
+        if len(found) == trials:
+            return found
+    raise ConfigError(
+        f'trials={trials} is more than the {len(found)} settings found in this space; use fewer trials or a larger space'
+    )
+
 
 def tuning_id(
     study: str,
@@ -68,118 +86,213 @@ def tuning_id(
     trials: int,
     seed: int = TUNING_SEED,
     more: dict | None = None,  # what its trials have that is not usual, as of `plan_search`
-) -> str:          # '<study>-<arm>-<8 hex digits>'
+) -> str:  # '<study>-<arm>-<8 hex digits>'
     "The name of a search."
-    told = json.dumps([study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed] + [more] * bool(more), sort_keys=True)
+    told = json.dumps(
+        [study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed] + [more] * bool(more),
+        sort_keys=True,
+    )
     return f'{study}-{arm}-{hashlib.sha256(told.encode()).hexdigest()[:8]}'
 
 # %% ../../nbs/search/01_random.ipynb #6729f339
 @dataclass(frozen=True)
 class Search:
     "A search that has been made."
+
     id: str
     arm: str
     trials: pd.DataFrame  # of `judge`
-    chosen: dict          # field -> value of the best trial
+    chosen: dict  # field -> value of the best trial
 
-_USUAL = {'mode', 'seed', 'corpus', 'transfer', 'student_init', 'train_questions', 'ranks', 'threads_per_rank'} | SAFETY  # no part of a search's name: told by the study, looked at by `_check_name`, or the machine's
+
+# no part of a search's name: told by the study, looked at by `_check_name`, or the machine's
+_USUAL = {
+    'mode',
+    'seed',
+    'corpus',
+    'transfer',
+    'student_init',
+    'train_questions',
+    'ranks',
+    'threads_per_rank',
+} | SAFETY
+
 
 def plan_search(
-    mode: str,               # the arm that is tuned
+    mode: str,  # the arm that is tuned
     space: Space,
     trials: int = 6,
     study: str = 'default',  # whose arm it is; the trials' study is <study>-tuning
-    **common,                # fields of RunConfig that all trials share
+    **common,  # fields of RunConfig that all trials share
 ) -> list[tuple[dict, Plan]]:  # a setting and its run, in the order of the draws
     "The trials of a search."
-    if overlap := sorted(space.keys() & common.keys()): raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
-    if own := sorted({'seed', 'tuning_id'} & common.keys()): raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
-    id = tuning_id(study, mode, space, trials, more={k: v for k, v in flat(make_config(mode=mode, **common), changed=True).items() if k not in _USUAL})
+    if overlap := sorted(space.keys() & common.keys()):
+        raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
+    if own := sorted({'seed', 'tuning_id'} & common.keys()):
+        raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
+    id = tuning_id(
+        study,
+        mode,
+        space,
+        trials,
+        more={
+            k: v for k, v in flat(make_config(mode=mode, **common), changed=True).items() if k not in _USUAL
+        },
+    )
     corpora: dict[str, Corpus] = {}
-    planned = [(setting, plan(make_config(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting), corpora=corpora)) for setting in draws(space, trials)]
+    planned = [
+        (
+            setting,
+            plan(
+                make_config(
+                    mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting
+                ),
+                corpora=corpora,
+            ),
+        )
+        for setting in draws(space, trials)
+    ]
     _check_name(id, planned[0][1])
     return planned
 
+
 def _check_name(id: str, first: Plan) -> None:
     "Refuse a second search under the name of one that stood on something else."
-    own = dict(corpus=first.corpus_sha256[:12], transfer=first.config.transfer, start=factors(first.config)['init'])
+    own = dict(
+        corpus=first.corpus_sha256[:12], transfer=first.config.transfer, start=factors(first.config)['init']
+    )
     for r in records(first.config.study):
-        other = dict(corpus=r['corpus_sha256'][:12], transfer=r['factors']['transfer'] or 'none', start=r['factors']['init'])
+        other = dict(
+            corpus=r['corpus_sha256'][:12],
+            transfer=r['factors']['transfer'] or 'none',
+            start=r['factors']['init'],
+        )
         if r['tuning_id'] == id and r['arm'] == first.config.arm and other != own:
-            raise ConfigError(f"study {first.config.study!r} has trials of {id} with {' and '.join(f'{k} {v}' for k, v in other.items() if v != own[k])}; give this search another study name")
+            raise ConfigError(
+                f"study {first.config.study!r} has trials of {id} with {' and '.join(f'{k} {v}' for k, v in other.items() if v != own[k])}; give this search another study name"
+            )
 
 # %% ../../nbs/search/01_random.ipynb #f5fd1706
 def as_judged(
     trials: Sequence[dict],  # records
-) -> list[dict]:             # the same with the primary metric of the set that is not the test set; best first, a tie by name
+    # the same with the primary metric of the set that is not the test set; best first, a tie by name
+) -> list[dict]:
     "Trials as the search sees them."
     where = next(s for s in trials[0]['metrics'] if s != trials[0]['primary']['set'])
-    def told(r): return r | dict(primary=r['primary'] | dict(set=where, value=r['metrics'][where][r['primary']['metric']]))
+
+    def told(r):
+        return r | dict(
+            primary=r['primary'] | dict(set=where, value=r['metrics'][where][r['primary']['metric']])
+        )
+
     sign = -1 if trials[0]['primary']['higher_is_better'] else 1
     return sorted(map(told, trials), key=lambda r: (sign * r['primary']['value'], r['run_id']))
 
+
 def from_the_best(
-    judged: Sequence[dict],    # of `as_judged`
+    judged: Sequence[dict],  # of `as_judged`
     units: pd.DataFrame | None,  # theirs
-) -> list[Interval | None]:    # for each trial; None: for the best itself, and where there are no units
+) -> list[Interval | None]:  # for each trial; None: for the best itself, and where there are no units
     "What each trial has less (or more) than the best one, with the questions at random."
     values = unit_matrix(judged, units)
-    if values is None: return [None] * len(judged)
-    return [None] + [crossed_interval([values.loc[r['run_id']] - values.loc[judged[0]['run_id']]]) for r in judged[1:]]
+    if values is None:
+        return [None] * len(judged)
+    return [None] + [
+        crossed_interval([values.loc[r['run_id']] - values.loc[judged[0]['run_id']]]) for r in judged[1:]
+    ]
+
 
 def judge(
     settings: Sequence[dict],
-    records: Sequence[dict],      # of the trials, in the same order
+    records: Sequence[dict],  # of the trials, in the same order
     units: pd.DataFrame | None = None,  # theirs
-) -> pd.DataFrame:                # run_id, the settings, dev_<metric>, from_the_best with its 95 % interval; best first
+) -> pd.DataFrame:  # run_id, the settings, dev_<metric>, from_the_best with its 95 % interval; best first
     "The trials of a search."
-    judged, drawn = as_judged(records), {r['run_id']: s for s, r in zip(settings, records)}
+    judged = as_judged(records)
+    drawn = {r['run_id']: s for s, r in zip(settings, records)}
     name = '{set}_{metric}'.format(**judged[0]['primary'])
-    return pd.DataFrame([{'run_id': r['run_id']} | drawn[r['run_id']] | {name: r['primary']['value'], 'from_the_best': '' if d is None else f'{d:+.3f}'}
-                         for r, d in zip(judged, from_the_best(judged, units))])
+    return pd.DataFrame(
+        [
+            {'run_id': r['run_id']}
+            | drawn[r['run_id']]
+            | {name: r['primary']['value'], 'from_the_best': '' if d is None else f'{d:+.3f}'}
+            for r, d in zip(judged, from_the_best(judged, units))
+        ]
+    )
 
 # %% ../../nbs/search/01_random.ipynb #e15e2727
 def _made(plans: Sequence[Plan], say: Callable[[str], None], jobs: int, **more) -> list[dict]:
     "The records of runs of one study, once all are made."
-    failed = make_runs(plans, lambda p, beside: execute(p, milestones(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside), say, jobs, **more)
-    if failed: raise RunError(failures(failed, len(plans)))
+    failed = make_runs(
+        plans,
+        lambda p, beside: execute(
+            p, milestones(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside
+        ),
+        say,
+        jobs,
+        **more,
+    )
+    if failed:
+        raise RunError(failures(failed, len(plans)))
     found = {r['run_id']: r for r in records(plans[0].config.study)}
     return [found[p.run_id] for p in plans]
 
+
 def search(
     mode: str,
-    space: Space | None = None,   # None: the network's in SPACES
+    space: Space | None = None,  # None: the network's in SPACES
     trials: int = 6,
     study: str = 'default',
-    jobs: int = 1,                # trials that train at the same time, by one rank of one thread each where there are several
+    # trials that train at the same time, by one rank of one thread each where there are several
+    jobs: int = 1,
     say: Callable[[str], None] = lambda text: None,
     **common,
-) -> Search:                      # a `RunError` if a trial failed: the others are kept, and the next call makes it alone
+) -> Search:  # a `RunError` if a trial failed: the others are kept, and the next call makes it alone
     "Make the trials of a search, or find them done, and choose."
     space = space or SPACES[MODES[make_config(mode=mode).mode].network]
-    planned = plan_search(mode, space, trials, study, **(dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}) | common)
+    planned = plan_search(
+        mode, space, trials, study, **(dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}) | common
+    )
     made = _made([p for _, p in planned], say, jobs, told=lambda r: as_judged([r])[0])
-    table = judge([s for s, _ in planned], made, units(planned[0][1].config.study, [r['run_id'] for r in made]))
-    return Search(planned[0][1].config.tuning_id, mode, table, {name: table[name].tolist()[0] for name in space})
+    table = judge(
+        [s for s, _ in planned], made, units(planned[0][1].config.study, [r['run_id'] for r in made])
+    )
+    return Search(
+        planned[0][1].config.tuning_id, mode, table, {name: table[name].tolist()[0] for name in space}
+    )
 
 # %% ../../nbs/search/01_random.ipynb #50f008cc
 def tuned_plans(
     found: Search,
-    seeds: int,              # seeds 0 .. seeds - 1
+    seeds: int,  # seeds 0 .. seeds - 1
     study: str = 'default',  # the one that was searched for
-    **common,                # fields of RunConfig, as for the study's own runs
+    **common,  # fields of RunConfig, as for the study's own runs
 ) -> list[Plan]:
     "An arm with the setting that was searched for it, once a seed."
-    return [plan(make_config(mode=found.arm, seed=seed, study=f'{study}-sensitivity', tuning_id=found.id, **common, **found.chosen)) for seed in range(seeds)]
+    return [
+        plan(
+            make_config(
+                mode=found.arm,
+                seed=seed,
+                study=f'{study}-sensitivity',
+                tuning_id=found.id,
+                **common,
+                **found.chosen,
+            )
+        )
+        for seed in range(seeds)
+    ]
+
 
 def train_tuned(
     found: Search,
-    seeds: int,              # as for `tuned_plans`; 0: nothing is made
+    seeds: int,  # as for `tuned_plans`; 0: nothing is made
     study: str = 'default',
-    jobs: int = 1,           # runs at the same time on one device: their times are then left out by comparisons
+    jobs: int = 1,  # runs at the same time on one device: their times are then left out by comparisons
     say: Callable[[str], None] = lambda text: None,
     **common,
-) -> list[dict]:             # records, by seed
+) -> list[dict]:  # records, by seed
     "Train an arm with its own setting, or find it trained."
-    if not isinstance(seeds, int) or seeds < 0: raise ConfigError(f'seeds={seeds!r} must be a number of seeds, 0 for none')
+    if not isinstance(seeds, int) or seeds < 0:
+        raise ConfigError(f'seeds={seeds!r} must be a number of seeds, 0 for none')
     return _made(tuned_plans(found, seeds, study, **common), say, jobs) if seeds else []

@@ -19,7 +19,13 @@ from .batching import Batch, encode_pairs, pad_pairs
 from .embedded import embedded_answer_selection
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
-from .ranking_metrics import UNIT_METRICS, as_questions, choose_thresholds, evaluate_split, rank_candidates
+from kdnotes.tasks.ranking_metrics import (
+    UNIT_METRICS,
+    as_questions,
+    choose_thresholds,
+    evaluate_split,
+    rank_candidates,
+)
 from .squad import SquadError, answer_sentences, from_hub, read_squad
 from .base import Evaluation, Forward, Primary, SignalSpec, SoftTargets, TaskInfo
 
@@ -29,16 +35,32 @@ __all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPOR
            'AnswerSelection', 'worst', 'make']
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #4bb50e87
-TSV_COLUMNS = dict(question_id='QuestionID', question='Question', document_id='DocumentID', document_title='DocumentTitle',
-                   sentence_id='SentenceID', sentence='Sentence', label='Label')
-HUB_COLUMNS = dict(question_id='question_id', question='question', document_title='document_title', sentence='answer', label='label')
+TSV_COLUMNS = dict(
+    question_id='QuestionID',
+    question='Question',
+    document_id='DocumentID',
+    document_title='DocumentTitle',
+    sentence_id='SentenceID',
+    sentence='Sentence',
+    label='Label',
+)
+HUB_COLUMNS = dict(
+    question_id='question_id',
+    question='question',
+    document_title='document_title',
+    sentence='answer',
+    label='label',
+)
+
 
 def make_up_ids(
-    rows: Rows,         # changed in place
+    rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
 ) -> None:
     "Ids from the order of the rows: questions by their text, documents by their title, sentences by their place in the question."
-    questions, documents, sizes = {}, {}, {}
+    questions = {}
+    documents = {}
+    sizes = {}
     for row in rows:
         if 'question_id' in missing:
             row['question_id'] = f"Q{questions.setdefault(row['question'], len(questions))}"
@@ -53,64 +75,92 @@ def make_up_ids(
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #e6472cf7
 def check_rows(
-    rows: Rows,                  # keys of `TSV_COLUMNS`; all texts, label a text or an int, which becomes an int
-    place: Callable[[int], str], # says where row i is
+    rows: Rows,  # keys of `TSV_COLUMNS`; all texts, label a text or an int, which becomes an int
+    place: Callable[[int], str],  # says where row i is
     names: dict[str, str] = TSV_COLUMNS,  # what the source calls a key
 ) -> None:
     "Refuse the first row that is wrong."
-    texts, seen = {}, set()
+    texts = {}
+    seen = set()
     for i, row in enumerate(rows):
-        question, sentence = row['question_id'], row['sentence_id']
+        question = row['question_id']
+        sentence = row['sentence_id']
         for key in ('question_id', 'question', 'document_id', 'sentence_id'):
             if not row[key].strip():
-                raise CorpusError(f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the row')
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the row'
+                )
         if not row['sentence'].strip():
-            raise CorpusError(f"{place(i)}: question {question!r} stands there without a candidate ({names['sentence']} is empty); fill it in or remove the row")
+            raise CorpusError(
+                f"{place(i)}: question {question!r} stands there without a candidate ({names['sentence']} is empty); fill it in or remove the row"
+            )
         if row['label'] not in ('0', '1', 0, 1):
-            raise CorpusError(f"{place(i)}: {names['label']} is {row['label']!r} and must be 0 or 1; correct it (a tab inside a text shifts the columns)")
+            raise CorpusError(
+                f"{place(i)}: {names['label']} is {row['label']!r} and must be 0 or 1; correct it (a tab inside a text shifts the columns)"
+            )
         if (question, sentence) in seen:
-            raise CorpusError(f'{place(i)}: sentence {sentence!r} occurs twice in question {question!r}; give each candidate of a question its own id')
+            raise CorpusError(
+                f'{place(i)}: sentence {sentence!r} occurs twice in question {question!r}; give each candidate of a question its own id'
+            )
         if texts.setdefault(question, row['question']) != row['question']:
-            raise CorpusError(f'{place(i)}: question {question!r} has another text than in its first row; give each question its own id')
+            raise CorpusError(
+                f'{place(i)}: question {question!r} has another text than in its first row; give each question its own id'
+            )
         seen.add((question, sentence))
         row['label'] = int(row['label'])
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #3e73415a
 def check_split(
-    split: str,   # 'train' | 'dev' | 'test'
-    rows: Rows,   # checked by `check_rows`
-    where: str,   # the file or the hub's split
+    split: str,  # 'train' | 'dev' | 'test'
+    rows: Rows,  # checked by `check_rows`
+    where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
     if not rows:
-        raise CorpusError(f'{where}: there is no row below the header; a split needs at least one question with candidates')
+        raise CorpusError(
+            f'{where}: there is no row below the header; a split needs at least one question with candidates'
+        )
     labels = {}
     for row in rows:
         labels.setdefault(row['question_id'], set()).add(int(row['label']))
     if not any(1 in found for found in labels.values()):
-        raise CorpusError(f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column')
+        raise CorpusError(
+            f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column'
+        )
     if split != 'train' and not any(len(found) == 2 for found in labels.values()):
-        raise CorpusError(f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add candidates')
+        raise CorpusError(
+            f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add candidates'
+        )
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #be49bc8c
 def fingerprint(
     splits: dict[str, Rows],  # checked rows
-) -> str:                     # 64 hex digits
+) -> str:  # 64 hex digits
     "The sha256 of all that can change a number."
     parts = []
     for split in SPLITS:
-        documents, place = {}, {}
+        documents = {}
+        place = {}
         for question, sentence in sorted((r['question_id'], r['sentence_id']) for r in splits[split]):
             place[question, sentence] = len(place)
         for r in splits[split]:
             document = documents.setdefault(r['document_id'], len(documents))
-            parts += [split, r['question_id'], r['question'], r['document_title'], r['sentence'], str(r['label']),
-                      str(document), str(place[r['question_id'], r['sentence_id']])]
+            parts += [
+                split,
+                r['question_id'],
+                r['question'],
+                r['document_title'],
+                r['sentence'],
+                str(r['label']),
+                str(document),
+                str(place[r['question_id'], r['sentence_id']]),
+            ]
     return sha256_text(*parts)
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
 SQUAD_FILES = ('train-v1.1.json', 'train-v1.1.json.gz')
+
 
 def _squad_pairs(paragraphs: Callable[[], list]) -> dict[str, Rows]:
     "Pairs made of SQuAD's paragraphs."
@@ -119,55 +169,101 @@ def _squad_pairs(paragraphs: Callable[[], list]) -> dict[str, Rows]:
     except SquadError as e:
         raise CorpusError(str(e)) from None
 
+
 def _squad_folder(folder: Path) -> dict[str, Rows]:
     "Those of a local copy."
     path = next(folder / name for name in SQUAD_FILES if (folder / name).exists())
     return _squad_pairs(lambda: read_squad(path))
 
+
 CORPORA = CorpusRules(
-    columns=TSV_COLUMNS, hub_columns=HUB_COLUMNS, optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}), complete=make_up_ids,
-    check_rows=check_rows, check_split=check_split, fingerprint=fingerprint, embedded=embedded_answer_selection,
-    published='wikiqa', hub_id='microsoft/wiki_qa', published_files=tuple(f'WikiQA-{split}.tsv' for split in SPLITS),
-    made={'squad1': MadeCorpus('rajpurkar/squad', SQUAD_FILES, _squad_folder, lambda data: _squad_pairs(lambda: from_hub(data['train'])))},
-    known={WIKIQA_SHA256: 'wikiqa'})
+    columns=TSV_COLUMNS,
+    hub_columns=HUB_COLUMNS,
+    optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
+    complete=make_up_ids,
+    check_rows=check_rows,
+    check_split=check_split,
+    fingerprint=fingerprint,
+    embedded=embedded_answer_selection,
+    published='wikiqa',
+    hub_id='microsoft/wiki_qa',
+    published_files=tuple(f'WikiQA-{split}.tsv' for split in SPLITS),
+    made={
+        'squad1': MadeCorpus(
+            'rajpurkar/squad',
+            SQUAD_FILES,
+            _squad_folder,
+            lambda data: _squad_pairs(lambda: from_hub(data['train'])),
+        )
+    },
+    known={WIKIQA_SHA256: 'wikiqa'},
+)
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #02f06ace
 class AnswerSelectionSettings(TaskSettings):
     "What answer selection reads besides the settings of every task."
-    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'  # between candidates of one question, which then stay together in a step
-    ranking_weight: float = Field(1., ge=0, le=1000)  # beside those of hard and soft targets; 0: a control with the same steps
-    train_questions: Literal['auto', 'all', 'answered'] = 'auto'  # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
-    teacher_questions: Literal['auto', 'all', 'answered'] | None = 'auto'  # those a student's teacher was trained on; 'auto': `train_questions` where that is given, else the corpus' setting
+
+    # between candidates of one question, which then stay together in a step
+    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'
+    # beside those of hard and soft targets; 0: a control with the same steps
+    ranking_weight: float = Field(1.0, ge=0, le=1000)
+    # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
+    train_questions: Literal['auto', 'all', 'answered'] = 'auto'
+    # those a student's teacher was trained on; 'auto': `train_questions` where that is given, else the
+    # corpus' setting
+    teacher_questions: Literal['auto', 'all', 'answered'] | None = 'auto'
     document_title: bool | None = None  # the document's title before each sentence; None: the corpus' setting
 
-DEFAULTS = {  # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
-    ('*', 'teacher'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
-    ('*', 'student'):        dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
-    ('wikiqa', 'teacher'):   dict(epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
-    ('wikiqa', 'student'):   dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'),
-    ('squad1 -> wikiqa', 'teacher'): dict(epochs=2, learning_rate=1.1e-4, warmup_fraction=0.1, train_questions='answered', tuning_id='wikiqa-baseline-54e86cca'),
-    ('squad1 -> wikiqa', 'student'): dict(epochs=4, learning_rate=5.6e-5, warmup_fraction=0.1, train_questions='answered', tuning_id='wikiqa-full_kd-4b4353ba'),
-    ('squad1', 'teacher'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
-    ('squad1', 'student'):   dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
+
+# (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
+DEFAULTS = {
+    ('*', 'teacher'): dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
+    ('*', 'student'): dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
+    ('wikiqa', 'teacher'): dict(
+        epochs=4, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'
+    ),
+    ('wikiqa', 'student'): dict(
+        epochs=3, learning_rate=1e-4, warmup_fraction=0.1, train_questions='answered'
+    ),
+    ('squad1 -> wikiqa', 'teacher'): dict(
+        epochs=2,
+        learning_rate=1.1e-4,
+        warmup_fraction=0.1,
+        train_questions='answered',
+        tuning_id='wikiqa-baseline-54e86cca',
+    ),
+    ('squad1 -> wikiqa', 'student'): dict(
+        epochs=4,
+        learning_rate=5.6e-5,
+        warmup_fraction=0.1,
+        train_questions='answered',
+        tuning_id='wikiqa-full_kd-4b4353ba',
+    ),
+    ('squad1', 'teacher'): dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
+    ('squad1', 'student'): dict(epochs=1, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
     ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
 }
 
+
 def default_setting(
-    corpus: str,   # its resolved name
+    corpus: str,  # its resolved name
     network: str,  # 'teacher' or 'student'
     transfer: str = 'none',  # the resolved name of the corpus learnt first
-) -> dict:         # epochs, learning_rate, warmup_fraction, train_questions, document_title, tuning_id
+) -> dict:  # epochs, learning_rate, warmup_fraction, train_questions, document_title, tuning_id
     "The setting used for a network on a corpus when a run gives none."
     usual = dict(train_questions='all', document_title=False, tuning_id=None)
     known = next(name for name in (f'{transfer} -> {corpus}', corpus, '*') if (name, network) in DEFAULTS)
     return usual | DEFAULTS[known, network]
 
+
 def _check(config: RunConfig) -> None:
     "Refuse settings that cannot be meant."
     s = config.task_settings
     if s.ranking_loss == 'margin_mse' and not MODES[config.mode].kd:
-        raise ValueError(f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'")
+        raise ValueError(
+            f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'"
+        )
     if s.ranking_loss == 'none' and s.ranking_weight != 1:
         raise ValueError(f'ranking_weight={s.ranking_weight:g} weighs nothing; choose a ranking_loss too')
     if config.top_k and config.top_k > 2:
@@ -176,33 +272,43 @@ def _check(config: RunConfig) -> None:
 # %% ../../nbs/tasks/07_answer_selection.ipynb #e07b7e27
 def _front(
     rows: list[dict],
-    examples: int,   # at most about so many rows
+    examples: int,  # at most about so many rows
     questions: int,  # at most so many questions
-) -> list[dict]:     # whole questions in the split's order
+) -> list[dict]:  # whole questions in the split's order
     "A short split that still has clean questions."
     all_of = as_questions(rows)
-    picked = [q for q in chain(*zip_longest(np.flatnonzero(all_of.clean), np.flatnonzero(~all_of.clean))) if q is not None][:questions]
+    picked = [
+        q
+        for q in chain(*zip_longest(np.flatnonzero(all_of.clean), np.flatnonzero(~all_of.clean)))
+        if q is not None
+    ][:questions]
     n = 1 + sum(total < examples for total in accumulate(all_of.sizes[picked]))
     return [row for row, q in zip(rows, all_of.of) if q in set(picked[:n])]
 
+
 def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: bool) -> dict[str, list[dict]]:
     "The rows the settings ask for."
-    if train_questions not in ('all', 'answered'): raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
+    if train_questions not in ('all', 'answered'):
+        raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
     answered = {r['question_id'] for r in splits['train'] if r['label']}
     train = [r for r in splits['train'] if train_questions == 'all' or r['question_id'] in answered]
-    if not smoke: return splits | dict(train=train)
-    return dict(train=_front(train, 64, 64)) | {s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'}
+    if not smoke:
+        return splits | dict(train=train)
+    return dict(train=_front(train, 64, 64)) | {
+        s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'
+    }
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #a48ff2b3
 def two_logits(
     logits: Tensor,  # (n, 2), or (n, 1) of a model with one output, as cross-encoders have
-) -> Tensor:         # (n, 2)
+) -> Tensor:  # (n, 2)
     "The logits of wrong and right; of one output z they are 0 and z, whose softmax is its sigmoid."
     return torch.cat([torch.zeros_like(logits), logits], dim=1) if logits.shape[1] == 1 else logits
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #8efb052c
 class AnswerSelection:
     "Answer selection as a `Task`."
+
     name = 'answer_selection'
     auto_class = 'AutoModelForSequenceClassification'
     model_kwargs = {'num_labels': 2}
@@ -211,15 +317,17 @@ class AnswerSelection:
     signal_spec = {'logits': SignalSpec(shape=(2,))}
     evaluates_itself = False
 
-    def __init__(self,
+    def __init__(
+        self,
         corpus: Corpus,
-        max_length: int = 128,        # tokens of a pair; the longer text is cut
+        max_length: int = 128,  # tokens of a pair; the longer text is cut
         soft: SoftTargets = SoftTargets(),
-        train_questions: str = 'all', # 'all' | 'answered'
-        document_title: bool = False, # the document's title before each sentence: many sentences say only 'it' or 'he'
-        ranking_loss: str = 'none',   # 'none' | 'ranknet' | 'margin_mse'
-        ranking_weight: float = 1.,   # beside those of hard and soft targets
-        smoke: bool = False,          # a few questions of each split
+        train_questions: str = 'all',  # 'all' | 'answered'
+        # the document's title before each sentence: many sentences say only 'it' or 'he'
+        document_title: bool = False,
+        ranking_loss: str = 'none',  # 'none' | 'ranknet' | 'margin_mse'
+        ranking_weight: float = 1.0,  # beside those of hard and soft targets
+        smoke: bool = False,  # a few questions of each split
     ):
         if ranking_loss not in ('none', 'ranknet', 'margin_mse'):
             raise ValueError(f"ranking_loss must be 'none', 'ranknet' or 'margin_mse', got {ranking_loss!r}")
@@ -232,7 +340,8 @@ class AnswerSelection:
         self.smoke = smoke
         self.rows = _choose_rows(corpus.splits, train_questions, smoke)
         self.questions = {split: as_questions(rows) for split, rows in self.rows.items()}
-        self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])  # (2,)
+        # (2,)
+        self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
@@ -269,7 +378,9 @@ class AnswerSelection:
         "Which training pairs there are, and what is in them."
         return f"{self.train_questions}{'-titles' * self.document_title}{'-smoke' * self.smoke}"
 
-    def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]:
+    def loss_terms(
+        self, outputs, batch: Batch, signal: dict[str, Tensor] | None
+    ) -> dict[str, tuple[Tensor, int]]:
         "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits, and `ranking` between candidates where it is asked for."
         n = len(batch.labels)
         terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
@@ -287,7 +398,9 @@ class AnswerSelection:
             return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
         if not signal:
             raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
-        return margin_mse(scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, batch.labels, 'sum'), pairs
+        return margin_mse(
+            scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, batch.labels, 'sum'
+        ), pairs
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Examples of the pointwise terms, pairs of the ranking one."
@@ -309,12 +422,18 @@ class AnswerSelection:
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
         thresholds = choose_thresholds(self.questions['dev'], scores['dev']) if 'dev' in scores else None
-        metrics, units, predictions = {}, [], []
+        metrics = {}
+        units = []
+        predictions = []
         for split, its_scores in scores.items():
-            metrics[split], its_units, its_predictions = evaluate_split(split, self.questions[split], its_scores, thresholds)
+            metrics[split], its_units, its_predictions = evaluate_split(
+                split, self.questions[split], its_scores, thresholds
+            )
             units.append(its_units)
             predictions.append(its_predictions)
-        return Evaluation(metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True))
+        return Evaluation(
+            metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True)
+        )
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each pair is enough: scores and evaluate')
@@ -327,16 +446,27 @@ class AnswerSelection:
 # %% ../../nbs/tasks/07_answer_selection.ipynb #9b859567
 def worst(
     record: dict,
-    units: pd.DataFrame,        # of the run
+    units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run: split, unit, item, label, score
-    corpus: Corpus | None,      # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
-    n: int = 10,                # questions
-) -> pd.DataFrame:              # the primary metric, question, put first, correct; worst first
+    # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    corpus: Corpus | None,
+    n: int = 10,  # questions
+) -> pd.DataFrame:  # the primary metric, question, put first, correct; worst first
     "The questions a run got most wrong by its primary metric."
     where, metric, higher = (record['primary'][k] for k in ('set', 'metric', 'higher_is_better'))
-    texts = {(r['question_id'], r['sentence_id']): (r['question'], r['sentence']) for r in corpus.splits[where]} if corpus else {}
-    low = units[(units['split'] == where) & (units['metric'] == metric)].sort_values(['value', 'unit'], ascending=[higher, True]).head(n)
-    scored = predictions[(predictions['split'] == where) & predictions['unit'].isin(low['unit'])].sort_values(['score', 'item'], ascending=False)
+    texts = (
+        {(r['question_id'], r['sentence_id']): (r['question'], r['sentence']) for r in corpus.splits[where]}
+        if corpus
+        else {}
+    )
+    low = (
+        units[(units['split'] == where) & (units['metric'] == metric)]
+        .sort_values(['value', 'unit'], ascending=[higher, True])
+        .head(n)
+    )
+    scored = predictions[(predictions['split'] == where) & predictions['unit'].isin(low['unit'])].sort_values(
+        ['score', 'item'], ascending=False
+    )
     groups = dict(list(scored.groupby('unit')))
 
     def row(unit, value):
@@ -353,11 +483,21 @@ def worst(
 def make(
     corpus: Corpus,
     config: RunConfig,  # resolved
-) -> AnswerSelection:   # not yet encoded
+) -> AnswerSelection:  # not yet encoded
     "The task a configuration names."
     s = config.task_settings
     soft = SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
-    return AnswerSelection(corpus, config.max_length, soft, s.train_questions, bool(s.document_title), s.ranking_loss, s.ranking_weight, config.smoke)
+    return AnswerSelection(
+        corpus,
+        config.max_length,
+        soft,
+        s.train_questions,
+        bool(s.document_title),
+        s.ranking_loss,
+        s.ranking_weight,
+        config.smoke,
+    )
+
 
 def _without_kd(given: dict) -> dict:
     "MarginMSE learns from a teacher's scores; RankNet does not."
@@ -365,9 +505,25 @@ def _without_kd(given: dict) -> dict:
         return given
     return {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
 
+
 TASK = TaskInfo(
-    name='answer_selection', settings=AnswerSelectionSettings, make=make, corpora=CORPORA, default_setting=default_setting,
-    unit_name='questions', metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'}, margins={'map': (0.05, 0.02)}, examples=worst, check=_check,
-    teacher_settings={'teacher_questions': 'train_questions'}, input_settings=('document_title',), without_kd=_without_kd,
-    factor_settings={'network': {'train_questions', 'teacher_questions'}, 'kd': {'teacher_questions'}, 'init': {'teacher_questions'}},
-    later=frozenset({'ranking_loss', 'ranking_weight'}))
+    name='answer_selection',
+    settings=AnswerSelectionSettings,
+    make=make,
+    corpora=CORPORA,
+    default_setting=default_setting,
+    unit_name='questions',
+    metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'},
+    margins={'map': (0.05, 0.02)},
+    examples=worst,
+    check=_check,
+    teacher_settings={'teacher_questions': 'train_questions'},
+    input_settings=('document_title',),
+    without_kd=_without_kd,
+    factor_settings={
+        'network': {'train_questions', 'teacher_questions'},
+        'kd': {'teacher_questions'},
+        'init': {'teacher_questions'},
+    },
+    later=frozenset({'ranking_loss', 'ranking_weight'}),
+)

@@ -22,113 +22,160 @@ __all__ = ['SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'Forward', 'Tas
 @dataclass(frozen=True)
 class SignalSpec:
     "The shape of one teacher output that is kept for distillation."
+
     shape: tuple[int, ...]  # of one example; for a ragged signal, of one token
-    ragged: bool = False    # one row a token instead of one an example
-    integer: bool = False   # stored as int32, whatever the storage format of the others is
+    ragged: bool = False  # one row a token instead of one an example
+    integer: bool = False  # stored as int32, whatever the storage format of the others is
+
 
 class Primary(NamedTuple):
     "The metric a study is about; it is the mean of its units."
-    set: str                # the evaluation set, say 'test'
+
+    set: str  # the evaluation set, say 'test'
     metric: str
     higher_is_better: bool
+
 
 @dataclass(frozen=True)
 class Evaluation:
     "What evaluating a model gives."
+
     metrics: dict[str, dict[str, float | None]]  # by evaluation set, then by name
-    units: pd.DataFrame        # split, set, unit, cluster, metric, value: one row for each thing a metric averages over
+    # split, set, unit, cluster, metric, value: one row for each thing a metric averages over
+    units: pd.DataFrame
     predictions: pd.DataFrame  # split, unit, item, label, score
 
 # %% ../../nbs/tasks/05_base.ipynb #99088ff5
 @dataclass(frozen=True)
 class SoftTargets:
     "How a student learns from a teacher's logits."
-    temperature: float = 2.0   # T, > 0
-    alpha: float = 0.5         # weight of the teacher, 0 to 1; the labels get 1 - alpha
-    convention: str = 'canonical'  # the system whose weights alpha and 1 - alpha are meant to be, of `losses.conventions.DIALECTS`
-    min_probability: float | None = None  # the teacher's classes below it are cut off, in (0, 1]
-    top_k: int | None = None   # all but the teacher's k largest classes are cut off
 
-    def weights(self,
-        kd: bool,      # is there a teacher?
+    temperature: float = 2.0  # T, > 0
+    alpha: float = 0.5  # weight of the teacher, 0 to 1; the labels get 1 - alpha
+    # the system whose weights alpha and 1 - alpha are meant to be, of `losses.conventions.DIALECTS`
+    convention: str = 'canonical'
+    min_probability: float | None = None  # the teacher's classes below it are cut off, in (0, 1]
+    top_k: int | None = None  # all but the teacher's k largest classes are cut off
+
+    def weights(
+        self,
+        kd: bool,  # is there a teacher?
         classes: int,  # of the logits
     ) -> dict[str, float]:  # of the terms 'hard' and 'soft'
         "What the loss terms are multiplied by."
         if not kd:
-            return {'hard': 1.}
+            return {'hard': 1.0}
         return dialect_weights(self.convention, self.alpha, self.temperature, classes)
 
-    def loss(self,
+    def loss(
+        self,
         student: Tensor,  # logits (n, classes)
         teacher: Tensor,  # logits (n, classes)
-    ) -> Tensor:          # scalar, the sum over n
+    ) -> Tensor:  # scalar, the sum over n
         "The soft term of a batch."
-        return soft_target_kl(student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=self.top_k)
+        return soft_target_kl(
+            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=self.top_k
+        )
 
 # %% ../../nbs/tasks/05_base.ipynb #e9878379
 class Forward(Protocol):
     "A model in eval mode, without gradients, as one rank of several sees it."
+
     rank: int
     ranks: int
+
     def __call__(self, batch: Batch) -> Any: ...  # the model's outputs; the batch may be on any device
     def sum(self, values: np.ndarray) -> np.ndarray: ...  # over all ranks, on each of them
 
+
 class Task(Protocol):
     "What training, the teacher's signal and the record need of a task with a corpus."
+
     name: str
-    auto_class: str                       # the transformers head, say 'AutoModelForSequenceClassification'
-    model_kwargs: dict[str, Any]          # for its `from_pretrained`, say {'num_labels': 2}
+    auto_class: str  # the transformers head, say 'AutoModelForSequenceClassification'
+    model_kwargs: dict[str, Any]  # for its `from_pretrained`, say {'num_labels': 2}
     primary: Primary
-    evaluation_sets: tuple[str, ...]      # in the order they are evaluated; curves show the first
-    signal_spec: dict[str, SignalSpec]    # teacher outputs that distillation uses
-    label_prior: np.ndarray | None        # (classes,) share of each training label, where a new head's bias may start; None: the head is no classifier
-    evaluates_itself: bool                # `evaluate_model` instead of `scores` and `evaluate`
+    evaluation_sets: tuple[str, ...]  # in the order they are evaluated; curves show the first
+    signal_spec: dict[str, SignalSpec]  # teacher outputs that distillation uses
+    # (classes,) share of each training label, where a new head's bias may start; None: the head is no
+    # classifier
+    label_prior: np.ndarray | None
+    evaluates_itself: bool  # `evaluate_model` instead of `scores` and `evaluate`
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...
-    def lengths(self, split: str) -> np.ndarray: ...     # (n,) tokens of each example
-    def groups(self, split: str) -> np.ndarray: ...      # (n,) what neither a sampler nor a micro-batch may split; all different: nothing is together
+    def lengths(self, split: str) -> np.ndarray: ...  # (n,) tokens of each example
+    # (n,) what neither a sampler nor a micro-batch may split; all different: nothing is together
+    def groups(self, split: str) -> np.ndarray: ...
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch: ...
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: ...  # the teacher's part that is kept: (n, *shape), ragged (tokens, *shape)
-    def signal_key(self) -> str: ...      # every choice of the task that changes its training examples, for the name of a stored signal
-    def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]: ...  # name -> (sum, count)
-    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]: ...  # the counts, without a forward
-    def loss_weights(self, kd: bool) -> dict[str, float]: ...  # of each of its terms, with and without a teacher
-    def scores(self, outputs, batch: Batch) -> Tensor: ...             # (n, k) float32: what `evaluate` needs of each example
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation: ...  # (n, k) by evaluation set, rows in the split's order
-    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation: ...  # called on every rank
-    def head_flops(self, config, lengths: np.ndarray) -> float: ...  # operations of the head in one forward of examples of these lengths (tokens); `config` is the model's
+    # the teacher's part that is kept: (n, *shape), ragged (tokens, *shape)
+    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: ...
+    # every choice of the task that changes its training examples, for the name of a stored signal
+    def signal_key(self) -> str: ...
+    # name -> (sum, count)
+    def loss_terms(
+        self, outputs, batch: Batch, signal: dict[str, Tensor] | None
+    ) -> dict[str, tuple[Tensor, int]]: ...
+    # the counts, without a forward
+    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]: ...
+    # of each of its terms, with and without a teacher
+    def loss_weights(self, kd: bool) -> dict[str, float]: ...
+    # (n, k) float32: what `evaluate` needs of each example
+    def scores(self, outputs, batch: Batch) -> Tensor: ...
+    # (n, k) by evaluation set, rows in the split's order
+    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation: ...
+    # called on every rank
+    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation: ...
+    # operations of the head in one forward of examples of these lengths (tokens); `config` is the model's
+    def head_flops(self, config, lengths: np.ndarray) -> float: ...
 
 # %% ../../nbs/tasks/05_base.ipynb #5887b7c4
 @dataclass(frozen=True)
 class TaskInfo:
     "What is known of a task before a corpus is read."
+
     name: str
-    settings: type                 # a `config.TaskSettings`: the fields of a configuration that only this task reads
-    make: Callable[..., Task]      # (corpus, resolved config) -> the task, not yet encoded
-    corpora: Any                   # a `tasks.sources.CorpusRules`: where its texts come from, and what is refused
-    default_setting: Callable[[str, str, str], dict]  # (corpus, network, transfer) -> the setting of a run that gives none
-    unit_name: str                 # what the primary metric averages over, in the plural: 'questions'
-    metric_names: dict[str, str]   # what people call a metric: {'map': 'MAP'}; one that is not here is called by its key
-    margins: dict[str, tuple[float, float]]  # of each metric that can be primary: a difference that does not matter, and a stricter one
-    examples: Callable[..., pd.DataFrame]    # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
-    check: Callable[[Any], None] = lambda config: None             # refuses a configuration this task cannot mean, by a ValueError
-    check_corpus: Callable[..., None] = lambda corpus, config: None  # refuses a corpus that these settings cannot mean, in seconds
-    teacher_settings: dict[str, str] = field(default_factory=dict) # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
-    input_settings: tuple[str, ...] = ()  # settings that say what an example is: a student's teacher and a transfer have them too
-    without_kd: Callable[[dict], dict] = lambda given: given  # of flat settings that a student was given: those that a run without a teacher can have
-    factor_settings: dict[str, set[str]] = field(default_factory=dict)  # settings that belong to a factor of `config.FACTOR_SETTINGS`
-    later: frozenset[str] = frozenset()  # settings younger than this task's first evidence: left out of a run_id at their defaults
+    settings: type  # a `config.TaskSettings`: the fields of a configuration that only this task reads
+    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded
+    corpora: Any  # a `tasks.sources.CorpusRules`: where its texts come from, and what is refused
+    # (corpus, network, transfer) -> the setting of a run that gives none
+    default_setting: Callable[[str, str, str], dict]
+    unit_name: str  # what the primary metric averages over, in the plural: 'questions'
+    # what people call a metric: {'map': 'MAP'}; one that is not here is called by its key
+    metric_names: dict[str, str]
+    # of each metric that can be primary: a difference that does not matter, and a stricter one
+    margins: dict[str, tuple[float, float]]
+    # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
+    examples: Callable[..., pd.DataFrame]
+    # refuses a configuration this task cannot mean, by a ValueError
+    check: Callable[[Any], None] = lambda config: None
+    # refuses a corpus that these settings cannot mean, in seconds
+    check_corpus: Callable[..., None] = lambda corpus, config: None
+    # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
+    teacher_settings: dict[str, str] = field(default_factory=dict)
+    # settings that say what an example is: a student's teacher and a transfer have them too
+    input_settings: tuple[str, ...] = ()
+    # of flat settings that a student was given: those that a run without a teacher can have
+    without_kd: Callable[[dict], dict] = lambda given: given
+    # settings that belong to a factor of `config.FACTOR_SETTINGS`
+    factor_settings: dict[str, set[str]] = field(default_factory=dict)
+    # settings younger than this task's first evidence: left out of a run_id at their defaults
+    later: frozenset[str] = frozenset()
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:
     "A task with some members replaced; all others are the task's own."
-    def __init__(self,
+
+    def __init__(
+        self,
         task: Task,
-        **replaced: Any,  # members by name; a function gets the arguments of the member it replaces, without `self`
+        # members by name; a function gets the arguments of the member it replaces, without `self`
+        **replaced: Any,
     ):
         unknown = [name for name in replaced if not hasattr(task, name)]
         if unknown:
-            raise AttributeError(f"{', '.join(unknown)} cannot be replaced, since {type(task).__name__} has no such member")
+            raise AttributeError(
+                f"{', '.join(unknown)} cannot be replaced, since {type(task).__name__} has no such member"
+            )
         vars(self).update(replaced, task=task)
 
     def __getattr__(self, name: str) -> Any:

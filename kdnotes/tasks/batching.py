@@ -4,7 +4,9 @@
 
 # %% ../../nbs/tasks/01_batching.ipynb #ff9ab8a9
 from __future__ import annotations
-import io, json, zipfile
+import io
+import json
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 import numpy as np
@@ -19,13 +21,19 @@ __all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'epoch_s
 @dataclass(frozen=True)
 class Ragged:
     "Rows of different length in two flat arrays."
-    values: np.ndarray   # (total, ...) all rows, end to end
+
+    values: np.ndarray  # (total, ...) all rows, end to end
     offsets: np.ndarray  # (n + 1,) int64; row i is values[offsets[i]:offsets[i+1]]
 
-    def __len__(self) -> int: return len(self.offsets) - 1
-    def __getitem__(self, i: int) -> np.ndarray: return self.values[self.offsets[i]:self.offsets[i + 1]]
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
     @property
-    def lengths(self) -> np.ndarray: return np.diff(self.offsets)  # (n,)
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)  # (n,)
 
     @classmethod
     def from_rows(cls, rows: list, dtype=np.int32) -> Ragged:
@@ -40,38 +48,56 @@ def to_device(
     device: torch.device | str,
 ) -> Tensor:
     "A tensor on a device, without waiting for what a GPU still computes: a copy from memory that may be moved would wait."
-    return tensor.pin_memory().to(device, non_blocking=True) if tensor.device.type == 'cpu' and torch.device(device).type == 'cuda' else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if tensor.device.type == 'cpu' and torch.device(device).type == 'cuda'
+        else tensor.to(device)
+    )
+
 
 @dataclass(frozen=True)
 class Batch:
     "Examples ready for a model."
-    index: np.ndarray          # (n,) int64, positions of the examples in their split
-    inputs: dict[str, Tensor]  # what the model is called with: input_ids, attention_mask, token_type_ids, each (n, length) int64
-    labels: Tensor             # (n,) int64
-    tokens: int                # real tokens, padding not counted
+
+    index: np.ndarray  # (n,) int64, positions of the examples in their split
+    # what the model is called with: input_ids, attention_mask, token_type_ids, each (n, length) int64
+    inputs: dict[str, Tensor]
+    labels: Tensor  # (n,) int64
+    tokens: int  # real tokens, padding not counted
     groups: Tensor | None = None  # (n,) int64, what is compared by a ranking loss; None: a task without one
 
     def to(self, device) -> Batch:
         "The batch on a device; the index stays on the host."
         groups = None if self.groups is None else to_device(self.groups, device)
-        return replace(self, inputs={k: to_device(v, device) for k, v in self.inputs.items()}, labels=to_device(self.labels, device), groups=groups)
+        return replace(
+            self,
+            inputs={k: to_device(v, device) for k, v in self.inputs.items()},
+            labels=to_device(self.labels, device),
+            groups=groups,
+        )
 
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
 def encode_pairs(
-    tokenizer,                       # a fast Hugging Face tokenizer
-    first: list[str],                # (n) first texts, say questions
-    second: list[str] | None,        # (n) second texts, say sentences; None: there is one text an example
-    max_length: int,                 # most tokens of a pair, special ones included; the longer text is cut
-    cache_dir: Path | None = None,   # a folder, or no cache
-) -> tuple[Ragged, np.ndarray]:      # token ids (int32), and where the second segment starts in each row (n,) int32
+    tokenizer,  # a fast Hugging Face tokenizer
+    first: list[str],  # (n) first texts, say questions
+    second: list[str] | None,  # (n) second texts, say sentences; None: there is one text an example
+    max_length: int,  # most tokens of a pair, special ones included; the longer text is cut
+    cache_dir: Path | None = None,  # a folder, or no cache
+    # token ids (int32), and where the second segment starts in each row (n,) int32
+) -> tuple[Ragged, np.ndarray]:
     "Tokenise pairs (or single texts), or read them from the cache."
-    if cache_dir is None: return _encode_pairs(tokenizer, first, second, max_length)
-    key = sha256_text('pairs-1' if second else 'texts-1', _rules(tokenizer), str(max_length), *first, *(second or ()))
+    if cache_dir is None:
+        return _encode_pairs(tokenizer, first, second, max_length)
+    key = sha256_text(
+        'pairs-1' if second else 'texts-1', _rules(tokenizer), str(max_length), *first, *(second or ())
+    )
     path = Path(cache_dir) / f'{key[:32]}.npz'
     if path.exists():
         try:
-            with np.load(path, allow_pickle=False) as stored: return Ragged(stored['values'], stored['offsets']), stored['second']
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile): path.unlink(missing_ok=True)  # torn: made again below
+            with np.load(path, allow_pickle=False) as stored:
+                return Ragged(stored['values'], stored['offsets']), stored['second']
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            path.unlink(missing_ok=True)  # torn: made again below
     ids, start = _encode_pairs(tokenizer, first, second, max_length)
     _save_npz(path, values=ids.values, offsets=ids.offsets, second=start)
     return ids, start
@@ -79,14 +105,26 @@ def encode_pairs(
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def _rules(tokenizer) -> str:
     "How a tokenizer cuts texts, without the truncation and padding that happen to be set: a call leaves them behind."
-    if not tokenizer.is_fast: return repr(tokenizer)
-    return json.dumps(json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None), sort_keys=True)
+    if not tokenizer.is_fast:
+        return repr(tokenizer)
+    return json.dumps(
+        json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None), sort_keys=True
+    )
+
 
 def _encode_pairs(tokenizer, first, second, max_length):
-    encoded = tokenizer(first, second, truncation='longest_first', max_length=max_length, return_token_type_ids=True, return_attention_mask=False)
+    encoded = tokenizer(
+        first,
+        second,
+        truncation='longest_first',
+        max_length=max_length,
+        return_token_type_ids=True,
+        return_attention_mask=False,
+    )
     ids = Ragged.from_rows(encoded['input_ids'])
     types = encoded.get('token_type_ids') or [[0] * n for n in ids.lengths]
     return ids, np.array([t.index(1) if 1 in t else len(t) for t in types], dtype=np.int32)
+
 
 def _save_npz(path: Path, **arrays):
     "Write arrays so that a reader sees all of them or no file."
@@ -96,11 +134,12 @@ def _save_npz(path: Path, **arrays):
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
 def pad_pairs(
-    ids: Ragged,         # token ids of a split
+    ids: Ragged,  # token ids of a split
     second: np.ndarray,  # (n,) where the second segment starts
-    index: np.ndarray,   # (k,) which rows
-    pad_id: int = 0,     # the tokenizer's padding token
-) -> tuple[dict[str, Tensor], int]:  # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
+    index: np.ndarray,  # (k,) which rows
+    pad_id: int = 0,  # the tokenizer's padding token
+    # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
+) -> tuple[dict[str, Tensor], int]:
     "Rows as rectangular tensors, padded to the longest of them."
     lengths = ids.lengths[index]
     place = np.arange(max(int(lengths.max()), 1))
@@ -108,17 +147,20 @@ def pad_pairs(
     tokens = np.full(mask.shape, pad_id, dtype=np.int64)
     tokens[mask] = np.concatenate([ids[i] for i in index])
     types = mask & (place >= second[index][:, None])
-    return dict(input_ids=torch.from_numpy(tokens), attention_mask=torch.from_numpy(mask.astype(np.int64)),
-                token_type_ids=torch.from_numpy(types.astype(np.int64))), int(lengths.sum())
+    return dict(
+        input_ids=torch.from_numpy(tokens),
+        attention_mask=torch.from_numpy(mask.astype(np.int64)),
+        token_type_ids=torch.from_numpy(types.astype(np.int64)),
+    ), int(lengths.sum())
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
 def epoch_steps(
-    lengths: np.ndarray,        # (n,) tokens of each example
-    groups: np.ndarray,         # (n,) int; examples of one group are never split over two steps
-    batch_size: int,            # examples of an optimizer step
-    rng: np.random.Generator,   # made from (seed, epoch)
-    pool: int = 50,             # steps that share one sort by length
-) -> list[np.ndarray]:          # positions of each step's examples; every example once
+    lengths: np.ndarray,  # (n,) tokens of each example
+    groups: np.ndarray,  # (n,) int; examples of one group are never split over two steps
+    batch_size: int,  # examples of an optimizer step
+    rng: np.random.Generator,  # made from (seed, epoch)
+    pool: int = 50,  # steps that share one sort by length
+) -> list[np.ndarray]:  # positions of each step's examples; every example once
     "An epoch's optimizer steps: random, but of neighbours in length."
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(group, kind='stable'), np.cumsum(sizes)[:-1])
@@ -136,35 +178,48 @@ def epoch_steps(
 
 # %% ../../nbs/tasks/01_batching.ipynb #fb5c6a8b
 def micro_batches(
-    index: np.ndarray,    # the step's examples
+    index: np.ndarray,  # the step's examples
     lengths: np.ndarray,  # (n,) tokens of every example of the split
-    tokens: int,          # most tokens of a micro-batch, padding included
+    tokens: int,  # most tokens of a micro-batch, padding included
     rank: int = 0,
     ranks: int = 1,
-    groups: np.ndarray | None = None,  # (n,) of every example of the split: never split over ranks or micro-batches; None: each is its own
-) -> list[np.ndarray]:    # the rank's share in micro-batches; empty when the step has fewer examples (or groups) than ranks
+    # (n,) of every example of the split: never split over ranks or micro-batches; None: each is its own
+    groups: np.ndarray | None = None,
+    # the rank's share in micro-batches; empty when the step has fewer examples (or groups) than ranks
+) -> list[np.ndarray]:
     "The part of a step that a rank works on, cut by a token budget."
-    if groups is not None and len(set(groups[index].tolist())) < len(index): return _whole_groups(index, lengths, tokens, rank, ranks, groups)
-    mine = index[np.argsort(lengths[index], kind='stable')[::-1]][rank::ranks]  # longest first: memory trouble shows at once
-    batches, start = [], 0
+    if groups is not None and len(set(groups[index].tolist())) < len(index):
+        return _whole_groups(index, lengths, tokens, rank, ranks, groups)
+    # longest first: memory trouble shows at once
+    mine = index[np.argsort(lengths[index], kind='stable')[::-1]][rank::ranks]
+    batches = []
+    start = 0
     while start < len(mine):
         fit = max(1, tokens // max(1, int(lengths[mine[start]])))
-        batches.append(mine[start:start + fit])
+        batches.append(mine[start : start + fit])
         start += fit
     return batches
 
 # %% ../../nbs/tasks/01_batching.ipynb #fce5554c
-def _whole_groups(index: np.ndarray, lengths: np.ndarray, tokens: int, rank: int, ranks: int, groups: np.ndarray) -> list[np.ndarray]:
+def _whole_groups(
+    index: np.ndarray, lengths: np.ndarray, tokens: int, rank: int, ranks: int, groups: np.ndarray
+) -> list[np.ndarray]:
     "`micro_batches` of groups of several examples."
     members = [index[groups[index] == g] for g in np.unique(groups[index])]
     longest = [int(lengths[m].max()) for m in members]
-    loads, mine = [0] * ranks, []
+    loads = [0] * ranks
+    mine = []
     for g in sorted(range(len(members)), key=lambda g: -longest[g] * len(members[g])):
         least = loads.index(min(loads))
         loads[least] += longest[g] * len(members[g])
-        if least == rank: mine.append(g)
-    batches, most = [], 0
+        if least == rank:
+            mine.append(g)
+    batches = []
+    most = 0
     for g in sorted(mine, key=lambda g: -longest[g]):  # longest first: it sets the width of its micro-batch
-        if batches and most * (len(batches[-1]) + len(members[g])) <= tokens: batches[-1] = np.concatenate([batches[-1], members[g]])
-        else: batches, most = [*batches, members[g]], longest[g]
+        if batches and most * (len(batches[-1]) + len(members[g])) <= tokens:
+            batches[-1] = np.concatenate([batches[-1], members[g]])
+        else:
+            batches = [*batches, members[g]]
+            most = longest[g]
     return batches

@@ -18,49 +18,64 @@ __all__ = ['embedded_answer_selection', 'embedded_text_classification']
 @dataclass(frozen=True)
 class _Fact:
     "One fact of the table: what `entity` has as `attribute`."
+
     kind: str
-    entity: str      # its name inside a sentence: 'helium', 'the Nile'
+    entity: str  # its name inside a sentence: 'helium', 'the Nile'
     attribute: str
     value: str
-    phrasing: str    # key of the ways to ask for it and to state it
+    phrasing: str  # key of the ways to ask for it and to state it
+
 
 @cache
 def _table() -> dict:
     "The packaged table as read."
     return json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
 
+
 @cache
 def _facts() -> dict[str, dict[str, list[_Fact]]]:
     "Kind -> entity -> its facts, in the order of the table."
-    table, out = _table(), {}
+    table = _table()
+    out = {}
     for entity in table['entities']:
-        kind, name = entity['kind'], entity['name']
+        kind = entity['kind']
+        name = entity['name']
         keys = table['kinds'][kind]['facts']
-        out.setdefault(kind, {})[name] = [_Fact(kind, name, a, v, keys[a]) for a, v in entity['facts'].items()]
+        out.setdefault(kind, {})[name] = [
+            _Fact(kind, name, a, v, keys[a]) for a, v in entity['facts'].items()
+        ]
     return out
 
 # %% ../../nbs/tasks/03_embedded.ipynb #da71145a
-_SHARES = {'train': 0.36, 'dev': 0.17, 'test': 0.47}             # of the entities of each kind
+_SHARES = {'train': 0.36, 'dev': 0.17, 'test': 0.47}  # of the entities of each kind
 _ARTICLES = {'train': 128, 'dev': 60, 'test': 150}
-_SENTENCES = {'train': (6, 7), 'dev': (6, 6), 'test': (6, 6)}    # per article, from .. to
-_WORDINGS = {'train': (0, 0, 0, 1), 'dev': (0, 0, 1, 1, 3), 'test': (0, 0, 1, 1, 3)}  # which of the phrasings a split uses, the likelier the more often
-_ASKED, _MORE = 3, 2                                             # questions per article, the first answered; further attributes told
+_SENTENCES = {'train': (6, 7), 'dev': (6, 6), 'test': (6, 6)}  # per article, from .. to
+# which of the phrasings a split uses, the likelier the more often
+_WORDINGS = {'train': (0, 0, 0, 1), 'dev': (0, 0, 1, 1, 3), 'test': (0, 0, 1, 1, 3)}
+# questions per article, the first answered; further attributes told
+_ASKED = 3
+_MORE = 2
+
 
 @cache
 def _split(
     split: str,  # 'train' | 'dev' | 'test'
 ) -> dict[str, dict[str, list[_Fact]]]:  # kind -> entity -> facts
     "The entities that belong to a split."
-    out, names = {}, list(_SHARES)
-    low = sum(_SHARES[s] for s in names[:names.index(split)])
+    out = {}
+    names = list(_SHARES)
+    low = sum(_SHARES[s] for s in names[: names.index(split)])
     for kind, entities in _facts().items():
         order = Random(f'split {kind}').sample(list(entities), len(entities))
-        chosen = order[round(low*len(order)):round((low + _SHARES[split])*len(order))]
+        chosen = order[round(low * len(order)) : round((low + _SHARES[split]) * len(order))]
         out[kind] = {name: entities[name] for name in chosen}
     return out
 
 # %% ../../nbs/tasks/03_embedded.ipynb #3d840b53
-_NAMED, _CONTRASTED = 0.3, 0.1  # shares: subject named (not 'this river'), compared where possible
+# shares: subject named (not 'this river'), compared where possible
+_NAMED = 0.3
+_CONTRASTED = 0.1
+
 
 def _upper(
     text: str,
@@ -68,19 +83,22 @@ def _upper(
     "The text with a capital first letter, the rest as it is."
     return text[0].upper() + text[1:]
 
+
 def _state(
     fact: _Fact,
     other: _Fact | None,  # the same attribute of another entity, to compare with
-    subject: str,         # how the subject is called: its name or 'this river'
+    subject: str,  # how the subject is called: its name or 'this river'
     split: str,
     rng: Random,
-) -> str:                 # one sentence
+) -> str:  # one sentence
     "Say a fact in one of the split's ways."
     ways = [_table()['phrasings'][fact.phrasing]['say'][i] for i in _WORDINGS[split]]
     way = rng.choice(ways)
     sentence = way.format(s=subject, v=fact.value)
-    if other and way.startswith('{s} ') and rng.random() < _CONTRASTED: sentence = f'Unlike {other.entity}, {sentence}'
+    if other and way.startswith('{s} ') and rng.random() < _CONTRASTED:
+        sentence = f'Unlike {other.entity}, {sentence}'
     return _upper(sentence)
+
 
 def _contrast(
     fact: _Fact,
@@ -91,12 +109,17 @@ def _contrast(
 
 # %% ../../nbs/tasks/03_embedded.ipynb #dd706207
 def _distractors(
-    fact: _Fact,   # of the article's entity
+    fact: _Fact,  # of the article's entity
     split: str,
 ) -> list[_Fact]:  # the same attribute of others, none of which answers a question about `fact`
     "Facts that look like an answer and are none."
     found = [f for own in _split(split)[fact.kind].values() for f in own if f.attribute == fact.attribute]
-    return [f for f in found if f.entity != fact.entity and f.value != fact.value and _bare(fact.entity) not in f.value]
+    return [
+        f
+        for f in found
+        if f.entity != fact.entity and f.value != fact.value and _bare(fact.entity) not in f.value
+    ]
+
 
 def _bare(
     name: str,
@@ -104,11 +127,13 @@ def _bare(
     "A name without its article."
     return name.removeprefix('the ')
 
+
 @dataclass(frozen=True)
 class _Article:
     entity: str
-    asked: list[_Fact]               # the first is told in the article, the others are not
-    told: list[tuple[_Fact, str]]    # facts with their sentences, in the order of the article
+    asked: list[_Fact]  # the first is told in the article, the others are not
+    told: list[tuple[_Fact, str]]  # facts with their sentences, in the order of the article
+
 
 def _article(
     own: list[_Fact],  # the facts of the article's entity
@@ -117,18 +142,33 @@ def _article(
     "Write the article of an entity."
     rng = Random(f'article {split} {own[0].entity}')
     own = rng.sample(own, len(own))
-    asked, rest = own[:_ASKED], own[_ASKED:_ASKED + _MORE]
+    asked = own[:_ASKED]
+    rest = own[_ASKED : _ASKED + _MORE]
     noun = f"this {_table()['kinds'][own[0].kind]['noun']}"
     told = []
     for fact in [asked[0], *rest]:
         others = [f for f in _distractors(fact, split) if _contrast(fact, f)]
-        told.append((fact, _state(fact, rng.choice(others) if others else None, fact.entity if rng.random() < _NAMED else noun, split, rng)))
-    length, used = rng.randint(*_SENTENCES[split]), {f for f, _ in told}
-    for turn in range(4*length):
-        if len(told) == length: break
-        fact = (asked + rest)[turn % len(own[:_ASKED + _MORE])]
+        told.append(
+            (
+                fact,
+                _state(
+                    fact,
+                    rng.choice(others) if others else None,
+                    fact.entity if rng.random() < _NAMED else noun,
+                    split,
+                    rng,
+                ),
+            )
+        )
+    length = rng.randint(*_SENTENCES[split])
+    used = {f for f, _ in told}
+    for turn in range(4 * length):
+        if len(told) == length:
+            break
+        fact = (asked + rest)[turn % len(own[: _ASKED + _MORE])]
         others = [f for f in _distractors(fact, split) if f not in used]
-        if not others: continue
+        if not others:
+            continue
         other = rng.choice(others)
         used.add(other)
         told.append((other, _state(other, _contrast(other, fact), other.entity, split, rng)))
@@ -142,9 +182,10 @@ def _subjects(
     rich = [own for entities in _split(split).values() for own in entities.values() if len(own) > _ASKED]
     return Random(f'subjects {split}').sample(rich, _ARTICLES[split])
 
+
 def _rows(
     split: str,
-    first: int,    # number of the split's first article
+    first: int,  # number of the split's first article
 ) -> list[dict]:
     "The rows of a split, question by question."
     rows = []
@@ -155,22 +196,39 @@ def _rows(
             ways = _table()['phrasings'][asked.phrasing]['ask']
             question = ways[rng.choice(_WORDINGS[split])].format(s=asked.entity)
             for k, (fact, sentence) in enumerate(article.told):
-                rows.append(dict(question_id=f'E{i}-{j}', question=question, document_id=f'E{i}', document_title=_upper(_bare(article.entity)),
-                                 sentence_id=f'E{i}-S{k}', sentence=sentence, label=int(fact == asked)))
+                rows.append(
+                    dict(
+                        question_id=f'E{i}-{j}',
+                        question=question,
+                        document_id=f'E{i}',
+                        document_title=_upper(_bare(article.entity)),
+                        sentence_id=f'E{i}-S{k}',
+                        sentence=sentence,
+                        label=int(fact == asked),
+                    )
+                )
     return rows
 
-def embedded_answer_selection() -> dict[str, list[dict]]:  # split ('train', 'dev', 'test') -> rows: question_id, question, document_id, document_title, sentence_id, sentence (texts), label (0 or 1)
+
+def embedded_answer_selection(
+    # split ('train', 'dev', 'test') -> rows: question_id, question, document_id, document_title, sentence_id,
+    # sentence (texts), label (0 or 1)
+) -> dict[str, list[dict]]:
     "The embedded corpus in WikiQA's shape; the same rows at every call, in every process."
-    out, first = {}, 1
+    out = {}
+    first = 1
     for split in _SHARES:
         out[split] = _rows(split, first)
         first += _ARTICLES[split]
     return out
 
 # %% ../../nbs/tasks/03_embedded.ipynb #417607d7
-def embedded_text_classification() -> dict[str, list[dict]]:  # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
+def embedded_text_classification(
+    # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
+) -> dict[str, list[dict]]:
     "The embedded facts as single sentences with their subject's kind; the same rows at every call, in every process."
     return {split: _sentences(split) for split in _SHARES}
+
 
 def _sentences(split: str) -> list[dict]:
     "Each fact of a split's entities as a sentence, kinds mixed."
@@ -179,5 +237,13 @@ def _sentences(split: str) -> list[dict]:
     for i, fact in enumerate(Random(f'sentences {split}').sample(facts, len(facts))):
         rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
         subject = fact.entity if rng.random() < _NAMED else 'it'
-        rows.append(dict(id=f'{split}-{i}', text=_state(fact, None, subject, split, rng), second='', label=fact.kind, cluster=fact.entity))
+        rows.append(
+            dict(
+                id=f'{split}-{i}',
+                text=_state(fact, None, subject, split, rng),
+                second='',
+                label=fact.kind,
+                cluster=fact.entity,
+            )
+        )
     return rows

@@ -17,21 +17,30 @@ __all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidat
 @dataclass(frozen=True)
 class Questions:
     "A split's rows seen as questions with candidates."
-    ids: np.ndarray        # (q,) question ids, in order of their first row
+
+    ids: np.ndarray  # (q,) question ids, in order of their first row
     documents: np.ndarray  # (q,) document ids: questions on one document are one cluster
-    of: np.ndarray         # (n,) int64, the question of each row
-    items: np.ndarray      # (n,) sentence ids
-    labels: np.ndarray     # (n,) int64, 0 or 1
-    tie: np.ndarray        # (n,) int64, place of the sentence id among all, in string order
+    of: np.ndarray  # (n,) int64, the question of each row
+    items: np.ndarray  # (n,) sentence ids
+    labels: np.ndarray  # (n,) int64, 0 or 1
+    tie: np.ndarray  # (n,) int64, place of the sentence id among all, in string order
 
     @property
-    def sizes(self) -> np.ndarray: return np.bincount(self.of)  # (q,) candidates
+    def sizes(self) -> np.ndarray:
+        return np.bincount(self.of)  # (q,) candidates
+
     @property
-    def positives(self) -> np.ndarray: return np.bincount(self.of, self.labels).astype(np.int64)  # (q,) right ones
+    def positives(self) -> np.ndarray:
+        return np.bincount(self.of, self.labels).astype(np.int64)  # (q,) right ones
+
     @property
-    def answered(self) -> np.ndarray: return self.positives > 0  # (q,) bool
+    def answered(self) -> np.ndarray:
+        return self.positives > 0  # (q,) bool
+
     @property
-    def clean(self) -> np.ndarray: return self.answered & (self.positives < self.sizes)  # (q,) bool
+    def clean(self) -> np.ndarray:
+        return self.answered & (self.positives < self.sizes)  # (q,) bool
+
 
 def as_questions(
     rows: list[dict],  # of one split
@@ -42,24 +51,44 @@ def as_questions(
     documents = {r['question_id']: r['document_id'] for r in reversed(rows)}
     items = np.array([r['sentence_id'] for r in rows], dtype=str)
     _, tie = np.unique(items, return_inverse=True)
-    return Questions(np.array(list(number)), np.array([documents[q] for q in number]), of, items, np.array([r['label'] for r in rows], dtype=np.int64), tie)
+    return Questions(
+        np.array(list(number)),
+        np.array([documents[q] for q in number]),
+        of,
+        items,
+        np.array([r['label'] for r in rows], dtype=np.int64),
+        tie,
+    )
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #07d3d8ea
 def counts(
     corpus: Corpus,
 ) -> pd.DataFrame:  # one row a split; pairs, positives, questions, answered, clean
     "How many pairs and questions a corpus has."
-    def of(q): return dict(pairs=len(q.of), positives=q.labels.sum(), questions=len(q.ids), answered=q.answered.sum(), clean=q.clean.sum())
+
+    def of(q):
+        return dict(
+            pairs=len(q.of),
+            positives=q.labels.sum(),
+            questions=len(q.ids),
+            answered=q.answered.sum(),
+            clean=q.clean.sum(),
+        )
+
     return pd.DataFrame({split: of(as_questions(corpus.splits[split])) for split in SPLITS}).T
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #2d89834b
 def rank_candidates(
     questions: Questions,
     scores: np.ndarray,  # (n,) or (n, 1), rows in the split's order
-) -> tuple[np.ndarray, np.ndarray]:  # (n,) rows, question after question, best first; (n,) the rank of each, from 1
+    # (n,) rows, question after question, best first; (n,) the rank of each, from 1
+) -> tuple[np.ndarray, np.ndarray]:
     "Order each question's candidates by score, ties by id descending."
     scores = np.asarray(scores, dtype=np.float32).ravel()
-    if len(scores) != len(questions.of): raise ValueError(f'scores has {len(scores)} rows and must have {len(questions.of)}, one for each pair in the order of the split')
+    if len(scores) != len(questions.of):
+        raise ValueError(
+            f'scores has {len(scores)} rows and must have {len(questions.of)}, one for each pair in the order of the split'
+        )
     order = np.lexsort((-questions.tie, -scores, questions.of))
     first = np.cumsum(questions.sizes) - questions.sizes
     return order, np.arange(len(order)) - first[questions.of[order]] + 1
@@ -67,14 +96,18 @@ def rank_candidates(
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #0b33718d
 def ranking_metrics(
     questions: Questions,
-    scores: np.ndarray,       # (n,) or (n, 1)
-) -> dict[str, np.ndarray]:   # map, mrr, p_at_1: (q,) each in [0, 1]; 0 for a question without a positive
+    scores: np.ndarray,  # (n,) or (n, 1)
+) -> dict[str, np.ndarray]:  # map, mrr, p_at_1: (q,) each in [0, 1]; 0 for a question without a positive
     "Average precision, reciprocal rank and precision at 1 of every question, as trec_eval defines them."
     order, rank = rank_candidates(questions, scores)
-    question, right, top = questions.of[order], questions.labels[order], rank == 1
+    question = questions.of[order]
+    right = questions.labels[order]
+    top = rank == 1
     total = np.cumsum(right)
     so_far = total - (total - right)[top][question]
-    precision = np.bincount(question, right * so_far / rank, len(questions.ids)) / np.maximum(questions.positives, 1)
+    precision = np.bincount(question, right * so_far / rank, len(questions.ids)) / np.maximum(
+        questions.positives, 1
+    )
     first = np.full(len(questions.ids), np.inf)
     np.minimum.at(first, question[right == 1], rank[right == 1])
     return dict(map=precision, mrr=1 / first, p_at_1=right[top].astype(float))
@@ -82,9 +115,9 @@ def ranking_metrics(
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #11235bba
 def best_threshold(
     scores: np.ndarray,  # (k,) float32, of what may be predicted
-    right: np.ndarray,   # (k,) 0 or 1
-    wanted: int,         # how many there are to find, >= right.sum()
-) -> float:              # predict where score >= threshold; the highest of equally good ones
+    right: np.ndarray,  # (k,) 0 or 1
+    wanted: int,  # how many there are to find, >= right.sum()
+) -> float:  # predict where score >= threshold; the highest of equally good ones
     "The score from which on predicting gives the best F1."
     order = np.argsort(-scores, kind='stable')
     ordered = scores[order]
@@ -92,57 +125,108 @@ def best_threshold(
     last_of_its_score = np.append(ordered[1:] != ordered[:-1], True)  # equal scores are predicted together
     return float(ordered[np.argmax(np.where(last_of_its_score, f1, -1))])
 
+
 def precision_recall_f1(
     scores: np.ndarray,  # (k,) float32
-    right: np.ndarray,   # (k,) 0 or 1
-    wanted: int,         # how many there are to find
+    right: np.ndarray,  # (k,) 0 or 1
+    wanted: int,  # how many there are to find
     threshold: float,
 ) -> tuple[float, float, float]:  # each in [0, 1]; precision is 0 where nothing is predicted
     "Precision, recall and F1 of predicting where the score reaches the threshold."
     predicted = scores >= threshold
-    hits, n = int(right[predicted].sum()), int(predicted.sum())
-    return hits / n if n else 0., hits / wanted if wanted else 0., 2 * hits / (n + wanted) if n + wanted else 0.
+    hits = int(right[predicted].sum())
+    n = int(predicted.sum())
+    return (
+        hits / n if n else 0.0,
+        hits / wanted if wanted else 0.0,
+        2 * hits / (n + wanted) if n + wanted else 0.0,
+    )
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #fbb4167e
 def _predicted(questions: Questions, scores: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
     "What may be predicted, of pairs and of questions: scores, right, wanted."
     order, rank = rank_candidates(questions, scores)
-    scores, top = np.asarray(scores, dtype=np.float32).ravel(), order[rank == 1]
-    return dict(pair=(scores, questions.labels, int(questions.labels.sum())), trigger=(scores[top], questions.labels[top], int(questions.answered.sum())))
+    scores = np.asarray(scores, dtype=np.float32).ravel()
+    top = order[rank == 1]
+    return dict(
+        pair=(scores, questions.labels, int(questions.labels.sum())),
+        trigger=(scores[top], questions.labels[top], int(questions.answered.sum())),
+    )
+
 
 def choose_thresholds(
-    questions: Questions,    # of dev
-    scores: np.ndarray,      # (n,) or (n, 1)
-) -> dict[str, float]:       # 'pair', 'trigger'
+    questions: Questions,  # of dev
+    scores: np.ndarray,  # (n,) or (n, 1)
+) -> dict[str, float]:  # 'pair', 'trigger'
     "The thresholds with the best F1 over pairs and over questions."
     return {name: best_threshold(*parts) for name, parts in _predicted(questions, scores).items()}
 
+
 def threshold_metrics(
     questions: Questions,
-    scores: np.ndarray,                   # (n,) or (n, 1)
+    scores: np.ndarray,  # (n,) or (n, 1)
     thresholds: dict[str, float] | None,  # of `choose_thresholds`; None: not known, and so are the metrics
-) -> dict[str, float | None]:             # pair_ and trigger_ with precision, recall, f1
+) -> dict[str, float | None]:  # pair_ and trigger_ with precision, recall, f1
     "Precision, recall and F1 of pairs and of answer triggering."
-    return {f'{name}_{metric}': value for name, parts in _predicted(questions, scores).items()
-            for metric, value in zip(('precision', 'recall', 'f1'), precision_recall_f1(*parts, thresholds[name]) if thresholds else (None,) * 3)}
+    return {
+        f'{name}_{metric}': value
+        for name, parts in _predicted(questions, scores).items()
+        for metric, value in zip(
+            ('precision', 'recall', 'f1'),
+            precision_recall_f1(*parts, thresholds[name]) if thresholds else (None,) * 3,
+        )
+    }
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #117e1880
-UNIT_METRICS = {'map': ('clean', 'map'), 'mrr': ('clean', 'mrr'), 'p_at_1': ('clean', 'p_at_1'), 'answered_map': ('answered', 'map'), 'raw_map': ('raw', 'map')}
+UNIT_METRICS = {
+    'map': ('clean', 'map'),
+    'mrr': ('clean', 'mrr'),
+    'p_at_1': ('clean', 'p_at_1'),
+    'answered_map': ('answered', 'map'),
+    'raw_map': ('raw', 'map'),
+}
+
 
 def evaluate_split(
-    split: str,                           # 'dev' | 'test'
+    split: str,  # 'dev' | 'test'
     questions: Questions,
-    scores: np.ndarray,                   # (n,) or (n, 1)
+    scores: np.ndarray,  # (n,) or (n, 1)
     thresholds: dict[str, float] | None,  # from dev
 ) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:  # metrics, units, predictions
     "Metrics of a split, what they average over, and the scores."
     values = ranking_metrics(questions, scores)
-    sets = dict(clean=questions.clean, answered=questions.answered, raw=np.ones(len(questions.ids), dtype=bool))
-    units, metrics = [], {}
+    sets = dict(
+        clean=questions.clean, answered=questions.answered, raw=np.ones(len(questions.ids), dtype=bool)
+    )
+    units = []
+    metrics = {}
     for metric, (name, of) in UNIT_METRICS.items():
-        own, value = sets[name], values[of][sets[name]]
-        units.append(pd.DataFrame(dict(split=split, set=name, unit=questions.ids[own], cluster=questions.documents[own], metric=metric, value=value)))
+        own = sets[name]
+        value = values[of][sets[name]]
+        units.append(
+            pd.DataFrame(
+                dict(
+                    split=split,
+                    set=name,
+                    unit=questions.ids[own],
+                    cluster=questions.documents[own],
+                    metric=metric,
+                    value=value,
+                )
+            )
+        )
         metrics[metric] = float(value.mean())
-    predictions = pd.DataFrame(dict(split=split, unit=questions.ids[questions.of], item=questions.items, label=questions.labels,
-                                    score=np.asarray(scores, dtype=np.float32).ravel()))
-    return metrics | threshold_metrics(questions, scores, thresholds), pd.concat(units, ignore_index=True), predictions
+    predictions = pd.DataFrame(
+        dict(
+            split=split,
+            unit=questions.ids[questions.of],
+            item=questions.items,
+            label=questions.labels,
+            score=np.asarray(scores, dtype=np.float32).ravel(),
+        )
+    )
+    return (
+        metrics | threshold_metrics(questions, scores, thresholds),
+        pd.concat(units, ignore_index=True),
+        predictions,
+    )

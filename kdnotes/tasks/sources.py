@@ -27,42 +27,52 @@ __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'C
 class CorpusError(KdnotesError):
     "A corpus that is missing, malformed, or does not come."
 
+
 Rows = list[dict[str, Any]]  # of one split, in the source's order
 SPLITS = ('train', 'dev', 'test')
+
 
 @dataclass(frozen=True)
 class Corpus:
     "Texts and labels, checked."
-    name: str                 # 'embedded', a published corpus' name, an absolute folder or a hub id; what records call it
-    kind: str                 # 'embedded' | 'folder' | 'hub'
-    where: str                # for people: the folder, the hub's address, or the embedded table
-    splits: dict[str, Rows]   # 'train', 'dev', 'test'
-    sha256: str               # of the content; equal content gives an equal hash wherever it came from
+
+    name: str  # 'embedded', a published corpus' name, an absolute folder or a hub id; what records call it
+    kind: str  # 'embedded' | 'folder' | 'hub'
+    where: str  # for people: the folder, the hub's address, or the embedded table
+    splits: dict[str, Rows]  # 'train', 'dev', 'test'
+    sha256: str  # of the content; equal content gives an equal hash wherever it came from
+
 
 @dataclass(frozen=True)
 class MadeCorpus:
     "A published corpus that does not come as three tables of the task's shape."
+
     hub_id: str
-    files: tuple[str, ...]                            # a local copy holds at least one of them
-    from_folder: Callable[[Path], dict[str, Rows]]    # splits of a local copy
-    from_hub: Callable[[Any], dict[str, Rows]]        # splits of a `datasets.DatasetDict`
+    files: tuple[str, ...]  # a local copy holds at least one of them
+    from_folder: Callable[[Path], dict[str, Rows]]  # splits of a local copy
+    from_hub: Callable[[Any], dict[str, Rows]]  # splits of a `datasets.DatasetDict`
+
 
 @dataclass(frozen=True)
 class CorpusRules:
     "Where a task's texts come from, what a row holds, and what is refused."
-    columns: dict[str, str]      # key of a row -> what a folder's files call the column
+
+    columns: dict[str, str]  # key of a row -> what a folder's files call the column
     hub_columns: dict[str, str]  # the same for the hub; keys that are not here are made up
-    optional: frozenset[str]     # keys that `complete` makes up where there is no such column
-    complete: Callable[[Rows, set[str]], None]                 # (rows, keys without a column): fills them in, in place
-    check_rows: Callable[[Rows, Callable[[int], str], dict[str, str]], None]  # (rows, where row i is, names of the columns): refuses the first wrong one
-    check_split: Callable[[str, Rows, str], None]              # (split, checked rows, where): refuses a split that cannot be trained or scored on
-    fingerprint: Callable[[dict[str, Rows]], str]              # sha256 of all that can change a number
-    embedded: Callable[[], dict[str, Rows]]                    # the project's own corpus
-    published: str               # name of the task's published corpus
-    hub_id: str                  # and where the hub has it
-    published_files: tuple[str, ...] = ()                      # what its files are called, by split; () : `train.tsv` and so on
+    optional: frozenset[str]  # keys that `complete` makes up where there is no such column
+    complete: Callable[[Rows, set[str]], None]  # (rows, keys without a column): fills them in, in place
+    # (rows, where row i is, names of the columns): refuses the first wrong one
+    check_rows: Callable[[Rows, Callable[[int], str], dict[str, str]], None]
+    # (split, checked rows, where): refuses a split that cannot be trained or scored on
+    check_split: Callable[[str, Rows, str], None]
+    fingerprint: Callable[[dict[str, Rows]], str]  # sha256 of all that can change a number
+    embedded: Callable[[], dict[str, Rows]]  # the project's own corpus
+    published: str  # name of the task's published corpus
+    hub_id: str  # and where the hub has it
+    published_files: tuple[str, ...] = ()  # what its files are called, by split; () : `train.tsv` and so on
     made: dict[str, MadeCorpus] = field(default_factory=dict)  # other published corpora, by name
-    known: dict[str, str] = field(default_factory=dict)        # sha256 -> name: a corpus with this content is called so wherever it was found
+    # sha256 -> name: a corpus with this content is called so wherever it was found
+    known: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -71,18 +81,22 @@ class CorpusRules:
 
 # %% ../../nbs/tasks/04_sources.ipynb #a4dd3549
 def column_names(
-    columns: str | None,     # 'key=column,key=column'; None: the usual names
-    usual: dict[str, str],   # key -> the usual name
-) -> dict[str, str]:         # key -> the name in this source
+    columns: str | None,  # 'key=column,key=column'; None: the usual names
+    usual: dict[str, str],  # key -> the usual name
+) -> dict[str, str]:  # key -> the name in this source
     "What a source calls the columns."
     names = dict(usual)
     for part in filter(None, (columns or '').split(',')):
         key, equals, name = (p.strip() for p in part.partition('='))
         if not (equals and key and name):
-            raise ConfigError(f"columns={columns!r} must be pairs key=column with commas between them, as in {next(iter(usual))}=my_column")
+            raise ConfigError(
+                f"columns={columns!r} must be pairs key=column with commas between them, as in {next(iter(usual))}=my_column"
+            )
         if key not in usual:
             near = get_close_matches(key, usual, 1)
-            raise ConfigError(f"columns={columns!r} names the key {key!r}, which a row does not have; {f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}")
+            raise ConfigError(
+                f"columns={columns!r} names the key {key!r}, which a row does not have; {f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}"
+            )
         names[key] = name
     return names
 
@@ -90,40 +104,54 @@ def column_names(
 @dataclass(frozen=True)
 class Table:
     "A file's cells as texts."
-    where: str                # the file, for messages
-    names: list[str]          # of its columns
-    cells: dict[str, list]    # name -> its cells, '' for a missing one
+
+    where: str  # the file, for messages
+    names: list[str]  # of its columns
+    cells: dict[str, list]  # name -> its cells, '' for a missing one
     place: Callable[[int], str]  # says where row i is
+
 
 def _text(path: Path) -> str:
     "A file's content, decoded strictly."
     try:
         data = path.read_bytes()
     except OSError as e:
-        raise CorpusError(f'{path} cannot be read ({e.strerror}); check that it is a file and its permissions') from None
+        raise CorpusError(
+            f'{path} cannot be read ({e.strerror}); check that it is a file and its permissions'
+        ) from None
     try:
         return data.decode('utf-8').removeprefix('\ufeff')
     except UnicodeDecodeError as e:
         line = data.count(b'\n', 0, e.start) + 1
-        raise CorpusError(f'{path}, line {line}: byte 0x{data[e.start]:02x} is not UTF-8; save the file as UTF-8') from None
+        raise CorpusError(
+            f'{path}, line {line}: byte 0x{data[e.start]:02x} is not UTF-8; save the file as UTF-8'
+        ) from None
+
 
 def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of columns that must be there
     "A tab-separated file."
     text = _text(path)
     if not text.strip():
-        raise CorpusError(f"{path} is empty; it must begin with the header {' '.join(needed)}, separated by tabs")
-    lines = [line.removesuffix('\r') for line in text.split('\n')]  # not splitlines, which also splits at U+2028 and the like
+        raise CorpusError(
+            f"{path} is empty; it must begin with the header {' '.join(needed)}, separated by tabs"
+        )
+    # not splitlines, which also splits at U+2028 and the like
+    lines = [line.removesuffix('\r') for line in text.split('\n')]
     header = lines[0].split('\t')
     if missing := [name for name in needed if name not in header]:
-        raise CorpusError(f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, separated by tabs; where a column has another name, say so with columns=")
-    rows, numbers = [], []
+        raise CorpusError(
+            f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, separated by tabs; where a column has another name, say so with columns="
+        )
+    rows = []
+    numbers = []
     for number, line in enumerate(lines[1:], 2):
         if not line:
             continue
         fields = line.split('\t')
         if len(fields) != len(header):
-            raise CorpusError(f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; '
-                              'complete the row or remove it (fields are separated by one tab)')
+            raise CorpusError(
+                f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete the row or remove it (fields are separated by one tab)'
+            )
         rows.append(fields)
         numbers.append(number)
     cells = {name: [row[i] for row in rows] for i, name in enumerate(header)}
@@ -135,6 +163,7 @@ def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
+
 def _as_text(cell: Any) -> str:
     "A cell as it would stand in a text file: whole numbers and truth values as integers."
     if cell is None or cell != cell:  # NaN
@@ -143,27 +172,37 @@ def _as_text(cell: Any) -> str:
         return str(int(cell))
     return str(cell)
 
+
 def _csv(path: str, **options):
     "A CSV file with every cell a text: neither `NA` nor `007` is anything else."
     import datasets
+
     texts = datasets.Features(dict.fromkeys(pd.read_csv(path, nrows=0).columns, datasets.Value('string')))
     return datasets.Dataset.from_csv(path, features=texts, keep_default_na=False, **options)
+
 
 def _read_with_datasets(path: Path) -> Table:
     "A CSV, JSON lines or Parquet file."
     if importlib.util.find_spec('datasets') is None:
-        raise CorpusError(f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or save the table as {path.stem}.tsv")
+        raise CorpusError(
+            f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or save the table as {path.stem}.tsv"
+        )
     if path.suffix != '.parquet' and not _text(path).strip():
         raise CorpusError(f'{path} is empty; it needs a row at least')
     import datasets
-    read = {'.csv': _csv, '.jsonl': datasets.Dataset.from_json, '.parquet': datasets.Dataset.from_parquet}[path.suffix]
+
+    read = {'.csv': _csv, '.jsonl': datasets.Dataset.from_json, '.parquet': datasets.Dataset.from_parquet}[
+        path.suffix
+    ]
     shown = datasets.utils.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         with tempfile.TemporaryDirectory() as cache:  # no second copy of a user's texts stays behind
             table = read(str(path), cache_dir=cache, keep_in_memory=True)
     except Exception as e:
-        raise CorpusError(f'{path} cannot be read as {path.suffix[1:]} ({_reason(e.__cause__ or e)}); correct the file') from None
+        raise CorpusError(
+            f'{path} cannot be read as {path.suffix[1:]} ({_reason(e.__cause__ or e)}); correct the file'
+        ) from None
     finally:
         if shown:
             datasets.enable_progress_bars()
@@ -171,42 +210,54 @@ def _read_with_datasets(path: Path) -> Table:
     line = 'line' if path.suffix == '.jsonl' else 'row'
     return Table(str(path), table.column_names, cells, lambda i: f'{path}, {line} {i + 1}')
 
+
 FORMATS = ('tsv', 'csv', 'jsonl', 'parquet')
 
+
 def read_rows(
-    path: Path,                   # ends in one of FORMATS
-    split: str,                   # 'train' | 'dev' | 'test': what it is used for
+    path: Path,  # ends in one of FORMATS
+    split: str,  # 'train' | 'dev' | 'test': what it is used for
     rules: CorpusRules,
-    columns: str | None = None,   # of `column_names`
-) -> Rows:                        # checked, in the file's order
+    columns: str | None = None,  # of `column_names`
+) -> Rows:  # checked, in the file's order
     "A split from a file."
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
     table = _read_tsv(path, needed) if path.suffix == '.tsv' else _read_with_datasets(path)
     return _rows_of(table, split, rules, names)
 
+
 def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]) -> Rows:
     "The rows of a table with these columns, checked."
     missing = {key for key, name in names.items() if name not in table.names}
     if lost := [names[key] for key in names if key in missing - rules.optional]:
-        raise CorpusError(f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'")
+        raise CorpusError(
+            f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'"
+        )
     kept = [key for key in names if key not in missing]
-    rows = [dict(zip(kept, cells, strict=True)) for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)]
+    rows = [
+        dict(zip(kept, cells, strict=True))
+        for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)
+    ]
     rules.complete(rows, missing)
     rules.check_rows(rows, table.place, names)
     rules.check_split(split, rows, table.where)
     return rows
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
-PLAIN_NAMES = dict(train=('train',), dev=('dev', 'validation', 'valid'), test=('test',))  # of a split's file, without its ending
+# of a split's file, without its ending
+PLAIN_NAMES = dict(train=('train',), dev=('dev', 'validation', 'valid'), test=('test',))
+
 
 def find_folder(
     path: str | Path,  # absolute, or relative to the current folder or the project's root; `~` is understood
-) -> Path | None:      # absolute; None: there is no such folder
+) -> Path | None:  # absolute; None: there is no such folder
     "The folder a path means."
     path = Path(os.path.expanduser(path))
-    found = [base / path for base in (Path.cwd(), root()) if os.path.isdir(base / path)]  # unlike Path.is_dir: False for what no path can be
+    # unlike Path.is_dir: False for what no path can be
+    found = [base / path for base in (Path.cwd(), root()) if os.path.isdir(base / path)]
     return found[0].resolve() if found else None
+
 
 def split_files(
     folder: Path,
@@ -215,105 +266,166 @@ def split_files(
     "The file of each split."
     if any((folder / name).exists() for name in rules.published_files):
         if missing := [name for name in rules.published_files if not (folder / name).exists()]:
-            raise CorpusError(f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {', '.join(rules.published_files)}")
+            raise CorpusError(
+                f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {', '.join(rules.published_files)}"
+            )
         return {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
-    found = {split: [folder / f'{stem}.{end}' for stem in stems for end in FORMATS if (folder / f'{stem}.{end}').exists()] for split, stems in PLAIN_NAMES.items()}
+    found = {
+        split: [
+            folder / f'{stem}.{end}'
+            for stem in stems
+            for end in FORMATS
+            if (folder / f'{stem}.{end}').exists()
+        ]
+        for split, stems in PLAIN_NAMES.items()
+    }
     if not any(found.values()):
         return None
     for split, files in found.items():
         if len(files) > 1:
-            raise CorpusError(f"{folder} holds {' and '.join(f.name for f in files)}, and only one of them can be {split}; move the others away")
-    if missing := [f"{split}.{next(f for files in found.values() for f in files).suffix[1:]}" for split, files in found.items() if not files]:
-        raise CorpusError(f"{folder} has no {' and no '.join(missing)}; a corpus folder holds train, dev and test, each as one of {', '.join(FORMATS)}")
+            raise CorpusError(
+                f"{folder} holds {' and '.join(f.name for f in files)}, and only one of them can be {split}; move the others away"
+            )
+    if missing := [
+        f"{split}.{next(f for files in found.values() for f in files).suffix[1:]}"
+        for split, files in found.items()
+        if not files
+    ]:
+        raise CorpusError(
+            f"{folder} has no {' and no '.join(missing)}; a corpus folder holds train, dev and test, each as one of {', '.join(FORMATS)}"
+        )
     return {split: files[0] for split, files in found.items()}
 
+
 def read_folder(
-    folder: Path,                # holds one file for each split
+    folder: Path,  # holds one file for each split
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-) -> dict[str, Rows]:            # checked rows by split
+) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
     if files := split_files(folder, rules):
         return {split: read_rows(path, split, rules, columns) for split, path in files.items()}
-    looked = [', '.join(rules.published_files)] * bool(rules.published_files) + ['train, dev and test as ' + ', '.join(FORMATS)]
-    raise CorpusError(f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another folder")
+    looked = [', '.join(rules.published_files)] * bool(rules.published_files) + [
+        'train, dev and test as ' + ', '.join(FORMATS)
+    ]
+    raise CorpusError(
+        f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another folder"
+    )
 
 # %% ../../nbs/tasks/04_sources.ipynb #5313a4e2
-ANSWER_S, FETCH_S = 5, 300  # seconds the hub has to answer, and to deliver
+# seconds the hub has to answer, and to deliver
+ANSWER_S = 5
+FETCH_S = 300
 _HELP = 'check the network and the name, or use a folder or corpus=embedded'
+
 
 def _within(seconds: float, function: Callable[[], Any]) -> Any:
     "What a function returns, or a time-out; the thread that hangs is left behind."
     future = Future()
+
     def work():
         try:
             future.set_result(function())
         except BaseException as e:
             future.set_exception(e)
+
     threading.Thread(target=work, daemon=True).start()
     return future.result(seconds)
 
+
 def ask_hub(
-    hub_id: str,               # 'owner/name' of a dataset
-    seconds: float = ANSWER_S, # time it has to answer
+    hub_id: str,  # 'owner/name' of a dataset
+    seconds: float = ANSWER_S,  # time it has to answer
 ) -> None:
     "Refuse, within seconds, what the hub will not give."
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError
+
     if importlib.util.find_spec('datasets') is None:
-        raise CorpusError(f"the hub's dataset {hub_id!r} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or use a folder")
+        raise CorpusError(
+            f"the hub's dataset {hub_id!r} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or use a folder"
+        )
     if constants.HF_HUB_OFFLINE:
-        raise CorpusError(f'HF_HUB_OFFLINE is set, so the hub is not asked for {hub_id!r}; unset it, or use a folder or corpus=embedded')
+        raise CorpusError(
+            f'HF_HUB_OFFLINE is set, so the hub is not asked for {hub_id!r}; unset it, or use a folder or corpus=embedded'
+        )
     try:
         _within(seconds, lambda: HfApi().dataset_info(hub_id, timeout=2 * seconds))
     except RepositoryNotFoundError:
-        raise CorpusError(f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); correct the name') from None
+        raise CorpusError(
+            f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); correct the name'
+        ) from None
     except FutureTimeout:
-        raise CorpusError(f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; {_HELP}') from None
+        raise CorpusError(
+            f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; {_HELP}'
+        ) from None
     except Exception as e:
-        raise CorpusError(f'the hub ({constants.ENDPOINT}) could not be asked for {hub_id!r} ({_reason(e)}); {_HELP}') from None
+        raise CorpusError(
+            f'the hub ({constants.ENDPOINT}) could not be asked for {hub_id!r} ({_reason(e)}); {_HELP}'
+        ) from None
+
 
 def fetch_hub(
     hub_id: str,  # 'owner/name' of a dataset
-):                # a `datasets.DatasetDict`: a table for each split
+):  # a `datasets.DatasetDict`: a table for each split
     "A dataset from the hub, or from its cache where the hub is not to be asked."
     from huggingface_hub import constants
+
     if not constants.HF_HUB_OFFLINE:
         ask_hub(hub_id)
     import datasets
+
     try:
         return _within(FETCH_S, lambda: datasets.load_dataset(hub_id))
     except FutureTimeout:
-        raise CorpusError(f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or corpus=embedded') from None
+        raise CorpusError(
+            f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or corpus=embedded'
+        ) from None
     except Exception as e:
-        raise CorpusError(f"the hub's dataset {hub_id!r} could not be loaded ({_reason(e)}); {_HELP}") from None
+        raise CorpusError(
+            f"the hub's dataset {hub_id!r} could not be loaded ({_reason(e)}); {_HELP}"
+        ) from None
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
 def hub_rows(
-    table,                       # a `datasets.Dataset`, or a mapping of columns
-    split: str,                  # 'train' | 'dev' | 'test': what it is used for
-    where: str,                  # for messages, say "microsoft/wiki_qa, split 'train'"
+    table,  # a `datasets.Dataset`, or a mapping of columns
+    split: str,  # 'train' | 'dev' | 'test': what it is used for
+    where: str,  # for messages, say "microsoft/wiki_qa, split 'train'"
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-) -> Rows:                       # checked, in the hub's order
+) -> Rows:  # checked, in the hub's order
     "A split from a table of the hub."
     names = column_names(columns, rules.columns | rules.hub_columns if columns else rules.hub_columns)
-    cells = {name: [_as_text(cell) for cell in table[name]] for name in (getattr(table, 'column_names', None) or list(table)) if name in names.values()}
-    listed = Table(where, getattr(table, 'column_names', None) or list(table), cells, lambda i: f'{where}, row {i}')
-    rows_names = {key: name for key, name in (rules.columns | names).items() if key in names or key in rules.optional}
+    cells = {
+        name: [_as_text(cell) for cell in table[name]]
+        for name in (getattr(table, 'column_names', None) or list(table))
+        if name in names.values()
+    }
+    listed = Table(
+        where, getattr(table, 'column_names', None) or list(table), cells, lambda i: f'{where}, row {i}'
+    )
+    rows_names = {
+        key: name for key, name in (rules.columns | names).items() if key in names or key in rules.optional
+    }
     return _rows_of(listed, split, rules, {key: names.get(key, '') for key in rows_names})
 
+
 def read_hub(
-    hub_id: str,                 # 'owner/name' of a dataset with the splits train, validation and test
+    hub_id: str,  # 'owner/name' of a dataset with the splits train, validation and test
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-) -> dict[str, Rows]:            # checked rows by split
+) -> dict[str, Rows]:  # checked rows by split
     "The splits of a dataset on the hub."
     data = fetch_hub(hub_id)
     splits = dict(train='train', dev='validation', test='test')
     if missing := [s for s in splits.values() if s not in data]:
-        raise CorpusError(f"the hub's dataset {hub_id!r} has no split {missing[0]!r}; it has {', '.join(data)} and needs {', '.join(splits.values())}")
-    return {split: hub_rows(data[name], split, f'{hub_id}, split {name!r}', rules, columns) for split, name in splits.items()}
+        raise CorpusError(
+            f"the hub's dataset {hub_id!r} has no split {missing[0]!r}; it has {', '.join(data)} and needs {', '.join(splits.values())}"
+        )
+    return {
+        split: hub_rows(data[name], split, f'{hub_id}, split {name!r}', rules, columns)
+        for split, name in splits.items()
+    }
 
 # %% ../../nbs/tasks/04_sources.ipynb #23679749
 def _places(name: str) -> list[Path]:
@@ -322,21 +434,26 @@ def _places(name: str) -> list[Path]:
     named = [(find_folder(data) or Path(data).absolute()) / name] if data else []
     return [*named, root() / 'data' / name]
 
+
 def local_copy(
-    name: str,           # of a published corpus
+    name: str,  # of a published corpus
     rules: CorpusRules,  # of a task that knows it
-) -> Path | None:        # the first place that holds one of its files
+) -> Path | None:  # the first place that holds one of its files
     "A copy of a published corpus on this machine."
     if name in rules.made:
         files = rules.made[name].files
     else:
-        files = (*rules.published_files, *(f'{stem}.{end}' for stems in PLAIN_NAMES.values() for stem in stems for end in FORMATS))
+        files = (
+            *rules.published_files,
+            *(f'{stem}.{end}' for stems in PLAIN_NAMES.values() for stem in stems for end in FORMATS),
+        )
     return next((place for place in _places(name) if any((place / f).exists() for f in files)), None)
 
+
 def resolve_corpus(
-    task: str,    # of `config.TASKS`
+    task: str,  # of `config.TASKS`
     corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
-) -> str:         # never 'auto'; a folder is absolute
+) -> str:  # never 'auto'; a folder is absolute
     "The corpus a name means on this machine."
     rules = task_info(task).corpora
     if corpus in ('embedded', *rules.names):
@@ -354,38 +471,57 @@ def resolve_corpus(
     if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus):
         return corpus
     files = ', '.join(rules.published_files) or 'train, dev and test as ' + ', '.join(FORMATS)
-    raise CorpusError(f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, "
-                      f'a folder with {files}, or a hub id like {rules.hub_id}')
+    raise CorpusError(
+        f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, a folder with {files}, or a hub id like {rules.hub_id}"
+    )
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
 def load_corpus(
-    task: str,                   # of `config.TASKS`
-    corpus: str,                 # auto | embedded | a published corpus' name | a folder | a hub id
+    task: str,  # of `config.TASKS`
+    corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
     columns: str | None = None,  # which column holds what, of `column_names`; for folders and the hub
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     return load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
 
+
 def load_by_rules(
     rules: CorpusRules,
-    name: str,                   # of `resolve_corpus`
+    name: str,  # of `resolve_corpus`
     columns: str | None = None,
 ) -> Corpus:
     "What `load_corpus` does once the name is resolved."
-    folder = local_copy(name, rules) if name in rules.names else Path(name) if Path(name).is_absolute() else None
+    folder = (
+        local_copy(name, rules) if name in rules.names else Path(name) if Path(name).is_absolute() else None
+    )
     if columns and name in ('embedded', *rules.names):
-        raise ConfigError(f'columns={columns!r} is for files of your own, and the columns of corpus={name!r} are known; leave it out')
+        raise ConfigError(
+            f'columns={columns!r} is for files of your own, and the columns of corpus={name!r} are known; leave it out'
+        )
     if name == 'embedded':
-        kind, where, splits = 'embedded', 'the facts packaged with kdnotes', _checked(rules, name, rules.embedded())
+        kind = 'embedded'
+        where = 'the facts packaged with kdnotes'
+        splits = _checked(rules, name, rules.embedded())
     elif name in rules.made:
         kind, where, splits = _read_made(rules, name, folder)
     elif folder:
-        kind, where, splits = 'folder', str(folder), read_folder(folder, rules, columns)
+        kind = 'folder'
+        where = str(folder)
+        splits = read_folder(folder, rules, columns)
     else:
         hub_id = rules.hub_id if name == rules.published else name
-        kind, where, splits = 'hub', f'huggingface.co/datasets/{hub_id}', _from_hub(rules, name, lambda: read_hub(hub_id, rules, columns))
+        kind = 'hub'
+        where = f'huggingface.co/datasets/{hub_id}'
+        splits = _from_hub(rules, name, lambda: read_hub(hub_id, rules, columns))
     sha256 = rules.fingerprint(splits)
-    return Corpus(rules.known.get(sha256, rules.published if name == rules.hub_id else name), kind, where, splits, sha256)
+    return Corpus(
+        rules.known.get(sha256, rules.published if name == rules.hub_id else name),
+        kind,
+        where,
+        splits,
+        sha256,
+    )
+
 
 def _from_hub(rules: CorpusRules, name: str, read: Callable[[], Any]) -> Any:
     "What comes from the hub; where a published corpus does not, the error says where a copy was looked for."
@@ -396,6 +532,7 @@ def _from_hub(rules: CorpusRules, name: str, read: Callable[[], Any]) -> Any:
             raise
         raise CorpusError(f"no copy of {name} in {' or '.join(map(str, _places(name)))}, and {e}") from None
 
+
 def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str, str, dict[str, Rows]]:
     "Kind, place and splits of a corpus that has to be put into the task's shape."
     made = rules.made[name]
@@ -403,6 +540,7 @@ def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str,
         return 'folder', str(folder), _checked(rules, name, made.from_folder(folder))
     data = _from_hub(rules, name, lambda: fetch_hub(made.hub_id))
     return 'hub', f'huggingface.co/datasets/{made.hub_id}', _checked(rules, name, made.from_hub(data))
+
 
 def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str, Rows]:
     for split, rows in splits.items():

@@ -4,7 +4,11 @@
 
 # %% ../../nbs/tasks/02_squad.ipynb #9731a7d1
 from __future__ import annotations
-import gzip, hashlib, json, re, zlib
+import gzip
+import hashlib
+import json
+import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,74 +23,141 @@ __all__ = ['SquadError', 'Paragraph', 'read_squad', 'from_hub', 'sentence_spans'
 class SquadError(KdnotesError):
     "A SQuAD file that cannot be read or does not hold together."
 
+
 @dataclass(frozen=True)
 class Paragraph:
     "A context and what is asked about it."
-    title: str                # of its article
+
+    title: str  # of its article
     context: str
-    questions: tuple[tuple[str, str, tuple[int, int]], ...]  # (id, text, (begin, end) of the answer in the context, in characters)
+    # (id, text, (begin, end) of the answer in the context, in characters)
+    questions: tuple[tuple[str, str, tuple[int, int]], ...]
 
 # %% ../../nbs/tasks/02_squad.ipynb #e996ac90
 def _answer(where: str, context: str, question: dict) -> tuple[str, str, tuple[int, int]] | None:
     "A question's id, text and span; None: it has no answer."
-    try: id, text, answers = str(question['id']), ' '.join(question['question'].split()), question['answers']
-    except (KeyError, TypeError, AttributeError): raise SquadError(f'{where}: a question lacks id, question or answers; take the official file') from None
-    if not answers: return None
-    try: begin, answer = answers[0]['answer_start'], answers[0]['text']
-    except (KeyError, TypeError, IndexError): raise SquadError(f'{where}: the answer of question {id!r} lacks text or answer_start; take the official file') from None
-    if not (isinstance(answer, str) and isinstance(begin, int) and answer and context[begin:begin + len(answer)] == answer and begin >= 0):
-        raise SquadError(f'{where}: the answer of question {id!r} does not stand at character {begin!r} of its context; take the official file')
+    try:
+        id = str(question['id'])
+        text = ' '.join(question['question'].split())
+        answers = question['answers']
+    except (KeyError, TypeError, AttributeError):
+        raise SquadError(
+            f'{where}: a question lacks id, question or answers; take the official file'
+        ) from None
+    if not answers:
+        return None
+    try:
+        begin = answers[0]['answer_start']
+        answer = answers[0]['text']
+    except (KeyError, TypeError, IndexError):
+        raise SquadError(
+            f'{where}: the answer of question {id!r} lacks text or answer_start; take the official file'
+        ) from None
+    if not (
+        isinstance(answer, str)
+        and isinstance(begin, int)
+        and answer
+        and context[begin : begin + len(answer)] == answer
+        and begin >= 0
+    ):
+        raise SquadError(
+            f'{where}: the answer of question {id!r} does not stand at character {begin!r} of its context; take the official file'
+        )
     return id, text, (begin, begin + len(answer))
+
 
 def _paragraph(where: str, title: str, paragraph: Any) -> Paragraph:
     "One paragraph, checked."
-    if not (isinstance(paragraph, dict) and isinstance(paragraph.get('context'), str) and isinstance(paragraph.get('qas'), list)):
+    if not (
+        isinstance(paragraph, dict)
+        and isinstance(paragraph.get('context'), str)
+        and isinstance(paragraph.get('qas'), list)
+    ):
         raise SquadError(f'{where}: a paragraph of {title!r} lacks context or qas; take the official file')
-    return Paragraph(title, paragraph['context'], tuple(a for q in paragraph['qas'] if (a := _answer(where, paragraph['context'], q))))
+    return Paragraph(
+        title,
+        paragraph['context'],
+        tuple(a for q in paragraph['qas'] if (a := _answer(where, paragraph['context'], q))),
+    )
+
 
 def read_squad(
-    path: Path,         # JSON in SQuAD's shape, gzipped if it ends in .gz
-) -> list[Paragraph]:   # in the file's order
+    path: Path,  # JSON in SQuAD's shape, gzipped if it ends in .gz
+) -> list[Paragraph]:  # in the file's order
     "The paragraphs of a SQuAD file."
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
         articles = json.loads(data)['data']
-    except OSError as e: raise SquadError(f'{path} cannot be read ({e.strerror or e}); check the file and its permissions') from None
-    except (ValueError, KeyError, TypeError, EOFError, RecursionError, zlib.error): raise SquadError(f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file") from None
+    except OSError as e:
+        raise SquadError(
+            f'{path} cannot be read ({e.strerror or e}); check the file and its permissions'
+        ) from None
+    except (ValueError, KeyError, TypeError, EOFError, RecursionError, zlib.error):
+        raise SquadError(
+            f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file"
+        ) from None
     found = []
     for article in articles if isinstance(articles, list) else [None]:
-        if not (isinstance(article, dict) and isinstance(article.get('title'), str) and isinstance(article.get('paragraphs'), list)):
+        if not (
+            isinstance(article, dict)
+            and isinstance(article.get('title'), str)
+            and isinstance(article.get('paragraphs'), list)
+        ):
             raise SquadError(f'{path}: an article lacks title or paragraphs; take the official file')
         found += [_paragraph(str(path), article['title'].replace('_', ' '), p) for p in article['paragraphs']]
     return found
 
 # %% ../../nbs/tasks/02_squad.ipynb #f8e9f1ef
-_SECOND_COPY = '629df765b1980a5e'  # sha256 of the question with which the one context that stands next to its own copy begins again
+# sha256 of the question with which the one context that stands next to its own copy begins again
+_SECOND_COPY = '629df765b1980a5e'
+
 
 def from_hub(
-    table: Any,         # columns id, title, context, question, answers {text, answer_start}: a `datasets.Dataset` or a mapping of such columns
-) -> list[Paragraph]:   # in the table's order
+    # columns id, title, context, question, answers {text, answer_start}: a `datasets.Dataset` or a mapping of
+    # such columns
+    table: Any,
+) -> list[Paragraph]:  # in the table's order
     "The paragraphs of SQuAD as the hub gives it."
-    found, before = [], None
-    for id, title, context, question, answers in zip(*(list(table[c]) for c in ('id', 'title', 'context', 'question', 'answers'))):
+    found = []
+    before = None
+    for id, title, context, question, answers in zip(
+        *(list(table[c]) for c in ('id', 'title', 'context', 'question', 'answers'))
+    ):
         here = title.replace('_', ' '), context
-        if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY): found.append((*here, []))
-        found[-1][2].append(dict(id=id, question=question, answers=[dict(text=t, answer_start=int(s)) for t, s in zip(answers['text'], answers['answer_start'])]))
+        if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY):
+            found.append((*here, []))
+        found[-1][2].append(
+            dict(
+                id=id,
+                question=question,
+                answers=[
+                    dict(text=t, answer_start=int(s))
+                    for t, s in zip(answers['text'], answers['answer_start'])
+                ],
+            )
+        )
         before = here
     return [_paragraph('the hub', title, dict(context=context, qas=qas)) for title, context, qas in found]
 
 # %% ../../nbs/tasks/02_squad.ipynb #09ae1b2d
-_ABBREVIATIONS = set('mr mrs ms dr st jr sr vs no vol prof rev gen col capt lt sgt gov sen rep pres inc ltd co corp dept univ fig ca etc al jan feb mar apr jun jul aug sep sept oct nov dec op pp ed eds approx est'.split())
+_ABBREVIATIONS = set(
+    'mr mrs ms dr st jr sr vs no vol prof rev gen col capt lt sgt gov sen rep pres inc ltd co corp dept univ fig ca etc al jan feb mar apr jun jul aug sep sept oct nov dec op pp ed eds approx est'.split()
+)
 _END = re.compile(r'[.!?]["\')\]]*(?:\[[^\]]{1,30}\])*\s+(?=["\'(\[]?[A-Z0-9])')
+
 
 def sentence_spans(
     text: str,
 ) -> list[tuple[int, int]]:  # (begin, end) of each sentence, end to end; together the whole text
     "Where the sentences of a text lie."
-    found, begin = [], 0
+    found = []
+    begin = 0
     for end in _END.finditer(text):
-        last = (text[begin:end.start()].split() or [''])[-1].lstrip('("\'[').lower()
-        if text[end.start()] == '.' and (last in _ABBREVIATIONS or re.fullmatch(r'[a-z]|([a-z]\.)+[a-z]', last)): continue
+        last = (text[begin : end.start()].split() or [''])[-1].lstrip('("\'[').lower()
+        if text[end.start()] == '.' and (
+            last in _ABBREVIATIONS or re.fullmatch(r'[a-z]|([a-z]\.)+[a-z]', last)
+        ):
+            continue
         found.append((begin, end.end()))
         begin = end.end()
     return found + [(begin, len(text))] * bool(text[begin:].strip())
@@ -94,26 +165,48 @@ def sentence_spans(
 # %% ../../nbs/tasks/02_squad.ipynb #2a23ec9c
 def answer_sentences(
     paragraphs: Iterable[Paragraph],
-    per_paragraph: int = 2,   # questions drawn of each paragraph
-    held_out: int = 6,        # articles in `dev`, and as many in `test`
-    seed: int = 0,            # of both draws: the pairs are the same everywhere
-) -> dict[str, list[dict]]:   # 'train', 'dev', 'test' -> rows
+    per_paragraph: int = 2,  # questions drawn of each paragraph
+    held_out: int = 6,  # articles in `dev`, and as many in `test`
+    seed: int = 0,  # of both draws: the pairs are the same everywhere
+) -> dict[str, list[dict]]:  # 'train', 'dev', 'test' -> rows
     "SQuAD as answer selection."
-    paragraphs, rng = list(paragraphs), np.random.default_rng(seed)
+    paragraphs = list(paragraphs)
+    rng = np.random.default_rng(seed)
     titles = list(dict.fromkeys(p.title for p in paragraphs))
-    if len(titles) < 2 * held_out + 1: raise SquadError(f'{len(titles)} articles cannot be split into train, {held_out} of dev and {held_out} of test; take the official file')
+    if len(titles) < 2 * held_out + 1:
+        raise SquadError(
+            f'{len(titles)} articles cannot be split into train, {held_out} of dev and {held_out} of test; take the official file'
+        )
     order = rng.permutation(len(titles))
-    split = {titles[a]: 'dev' if i < held_out else 'test' if i < 2 * held_out else 'train' for i, a in enumerate(order)}
+    split = {
+        titles[a]: 'dev' if i < held_out else 'test' if i < 2 * held_out else 'train'
+        for i, a in enumerate(order)
+    }
     splits: dict[str, list[dict]] = dict(train=[], dev=[], test=[])
     for number, p in enumerate(paragraphs):
         sentences = sentence_spans(p.context)
-        for q in sorted(rng.permutation(len(p.questions))[:per_paragraph]): splits[split[p.title]] += _candidates(p, p.questions[q], sentences, f'P{number}')
+        for q in sorted(rng.permutation(len(p.questions))[:per_paragraph]):
+            splits[split[p.title]] += _candidates(p, p.questions[q], sentences, f'P{number}')
     return splits
 
-def _candidates(p: Paragraph, question: tuple[str, str, tuple[int, int]], sentences: list[tuple[int, int]], document: str) -> list[dict]:
+
+def _candidates(
+    p: Paragraph, question: tuple[str, str, tuple[int, int]], sentences: list[tuple[int, int]], document: str
+) -> list[dict]:
     "The rows of one question; none if no sentence is wrong."
     id, text, (begin, end) = question
     labels = [int(b < end and begin < e) for b, e in sentences]
-    if all(labels): return []
-    return [dict(question_id=id, question=text, document_id=document, document_title=p.title, sentence_id=f'{id}-{i}', sentence=' '.join(p.context[b:e].split()), label=label)
-            for i, ((b, e), label) in enumerate(zip(sentences, labels))]
+    if all(labels):
+        return []
+    return [
+        dict(
+            question_id=id,
+            question=text,
+            document_id=document,
+            document_title=p.title,
+            sentence_id=f'{id}-{i}',
+            sentence=' '.join(p.context[b:e].split()),
+            label=label,
+        )
+        for i, ((b, e), label) in enumerate(zip(sentences, labels))
+    ]

@@ -29,8 +29,9 @@ __all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'TASK', 'complete',
 # %% ../../nbs/tasks/08_text_classification.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
 
+
 def complete(
-    rows: Rows,         # changed in place
+    rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
 ) -> None:
     "Ids from the order of the rows; every example a cluster of its own."
@@ -42,8 +43,9 @@ def complete(
         if 'cluster' in missing:
             row['cluster'] = row['id']
 
+
 def check_rows(
-    rows: Rows,                   # keys of COLUMNS, all texts
+    rows: Rows,  # keys of COLUMNS, all texts
     place: Callable[[int], str],  # says where row i is
     names: dict[str, str] = COLUMNS,  # what the source calls a key
 ) -> None:
@@ -55,40 +57,56 @@ def check_rows(
         for key in needed:
             if not row[key].strip():
                 why = ', while other rows have one' if key == 'second' else ''
-                raise CorpusError(f'{place(i)}: {names.get(key) or key} is empty{why}; fill it in or remove the row')
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} is empty{why}; fill it in or remove the row'
+                )
         if row['id'] in seen:
-            raise CorpusError(f"{place(i)}: {names.get('id') or 'id'} {row['id']!r} occurs twice; give each example its own id")
+            raise CorpusError(
+                f"{place(i)}: {names.get('id') or 'id'} {row['id']!r} occurs twice; give each example its own id"
+            )
         seen.add(row['id'])
 
+
 def check_split(
-    split: str,   # 'train' | 'dev' | 'test'
-    rows: Rows,   # checked by `check_rows`
-    where: str,   # the file or the hub's split
+    split: str,  # 'train' | 'dev' | 'test'
+    rows: Rows,  # checked by `check_rows`
+    where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
     if not rows:
         raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
     if split == 'train' and len({row['label'] for row in rows}) < 2:
-        raise CorpusError(f"{where}: every label is {rows[0]['label']!r}, so there is nothing to learn; check the label column")
+        raise CorpusError(
+            f"{where}: every label is {rows[0]['label']!r}, so there is nothing to learn; check the label column"
+        )
+
 
 def fingerprint(
     splits: dict[str, Rows],  # checked rows
-) -> str:                     # 64 hex digits
+) -> str:  # 64 hex digits
     "The sha256 of texts, labels, order, and which examples share a cluster; ids are left out."
     parts = []
     for split in SPLITS:
         clusters = {}
         for r in splits[split]:
-            parts += [split, r['text'], r['second'], r['label'], str(clusters.setdefault(r['cluster'], len(clusters)))]
+            parts += [
+                split,
+                r['text'],
+                r['second'],
+                r['label'],
+                str(clusters.setdefault(r['cluster'], len(clusters))),
+            ]
     return sha256_text(*parts)
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
 
+
 def _hashed_split(id: str) -> str:
     "One in ten to `dev`, three in ten to `test`."
     share = int(sha256_text('split', id)[:8], 16) / 16**8
-    return 'dev' if share < .1 else 'test' if share < .4 else 'train'
+    return 'dev' if share < 0.1 else 'test' if share < 0.4 else 'train'
+
 
 def _imdb_folder(folder: Path) -> dict[str, Rows]:
     "Splits of a file with one JSON object a line: id, text, label."
@@ -97,34 +115,55 @@ def _imdb_folder(folder: Path) -> dict[str, Rows]:
     for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
         try:
             row = json.loads(line)
-            id, text, label = str(row['id']), str(row['text']), str(row['label'])
+            id = str(row['id'])
+            text = str(row['text'])
+            label = str(row['label'])
         except (ValueError, KeyError, TypeError):
-            raise CorpusError(f'{path}, line {number}: it is no JSON object with id, text and label; correct or remove the line') from None
+            raise CorpusError(
+                f'{path}, line {number}: it is no JSON object with id, text and label; correct or remove the line'
+            ) from None
         splits[_hashed_split(id)].append(dict(id=id, text=text, second='', label=label, cluster=id))
     return splits
 
+
 def _imdb_hub(data) -> dict[str, Rows]:
     "The hub's train and test; every tenth training review is `dev`."
-    found = {name: [dict(id=f'{name}-{i}', text=text, second='', label=str(label), cluster=f'{name}-{i}') for i, (text, label) in enumerate(zip(data[name]['text'], data[name]['label']))]
-             for name in ('train', 'test')}
+    found = {
+        name: [
+            dict(id=f'{name}-{i}', text=text, second='', label=str(label), cluster=f'{name}-{i}')
+            for i, (text, label) in enumerate(zip(data[name]['text'], data[name]['label']))
+        ]
+        for name in ('train', 'test')
+    }
     train = [row for i, row in enumerate(found['train']) if i % 10]
     return dict(train=train, dev=found['train'][::10], test=found['test'])
 
+
 CORPORA = CorpusRules(
-    columns=COLUMNS, hub_columns=dict(text='text', label='label'), optional=frozenset({'id', 'second', 'cluster'}), complete=complete,
-    check_rows=check_rows, check_split=check_split, fingerprint=fingerprint, embedded=embedded_text_classification,
-    published='imdb', hub_id='stanfordnlp/imdb', made={'imdb': MadeCorpus('stanfordnlp/imdb', _IMDB_FILES, _imdb_folder, _imdb_hub)})
+    columns=COLUMNS,
+    hub_columns=dict(text='text', label='label'),
+    optional=frozenset({'id', 'second', 'cluster'}),
+    complete=complete,
+    check_rows=check_rows,
+    check_split=check_split,
+    fingerprint=fingerprint,
+    embedded=embedded_text_classification,
+    published='imdb',
+    hub_id='stanfordnlp/imdb',
+    made={'imdb': MadeCorpus('stanfordnlp/imdb', _IMDB_FILES, _imdb_folder, _imdb_hub)},
+)
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e0cebb6f
 def class_names(
-    rows: Rows,    # of the training split
-) -> list[str]:    # in the order of the logits
+    rows: Rows,  # of the training split
+) -> list[str]:  # in the order of the logits
     "The classes there are."
     names = {row['label'] for row in rows}
     try:
         return sorted(names, key=int)
     except ValueError:
         return sorted(names)
+
 
 def _number(text: str) -> float | None:
     "A finite number; None: the text is none."
@@ -133,6 +172,7 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
 
 def check_labels(
     corpus: Corpus,
@@ -143,39 +183,54 @@ def check_labels(
         for split in SPLITS:
             for row in corpus.splits[split]:
                 if _number(row['label']) is None:
-                    raise CorpusError(f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, and target=number needs one; correct it, or use target=classes")
+                    raise CorpusError(
+                        f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, and target=number needs one; correct it, or use target=classes"
+                    )
         return
     names = class_names(corpus.splits['train'])
     if config.top_k and config.top_k > len(names):
-        raise CorpusError(f'top_k={config.top_k} is more than the {len(names)} classes of corpus {corpus.name!r}')
+        raise CorpusError(
+            f'top_k={config.top_k} is more than the {len(names)} classes of corpus {corpus.name!r}'
+        )
     if len(names) > max(50, len(corpus.splits['train']) // 4):
-        raise CorpusError(f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} training examples, too many for classes; use target=number, or check the label column")
+        raise CorpusError(
+            f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} training examples, too many for classes; use target=number, or check the label column"
+        )
     for split in ('dev', 'test'):
         for row in corpus.splits[split]:
             if row['label'] not in names:
-                raise CorpusError(f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no class of the training split ({', '.join(names[:10])}); correct it or remove the row")
+                raise CorpusError(
+                    f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no class of the training split ({', '.join(names[:10])}); correct it or remove the row"
+                )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e075aa02
 def class_metrics(
     logits: np.ndarray,  # (n, classes)
     labels: np.ndarray,  # (n,) int
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:  # metrics; values of the examples, for those that are means
+    # metrics; values of the examples, for those that are means
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     "Accuracy, negative log-likelihood, macro F1 and Matthews' correlation."
     from sklearn.metrics import f1_score, matthews_corrcoef
+
     log_p = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     predicted = logits.argmax(axis=1)
-    values = dict(accuracy=(predicted == labels).astype(float), nll=-log_p[np.arange(len(labels)), labels].astype(float))
+    values = dict(
+        accuracy=(predicted == labels).astype(float), nll=-log_p[np.arange(len(labels)), labels].astype(float)
+    )
     metrics = {name: float(v.mean()) for name, v in values.items()}
     metrics['macro_f1'] = float(f1_score(labels, predicted, average='macro', zero_division=0))
     metrics['matthews'] = float(matthews_corrcoef(labels, predicted))
     return metrics, values
 
+
 def number_metrics(
     outputs: np.ndarray,  # (n,) standardised
     targets: np.ndarray,  # (n,) standardised
-) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:  # metrics; values of the examples, for those that are means
+    # metrics; values of the examples, for those that are means
+) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:
     "Squared and absolute error in units of the training split's deviation; Pearson's and Spearman's correlation, None where one side does not vary."
     from scipy.stats import pearsonr, spearmanr
+
     values = dict(mse=(outputs - targets) ** 2, mae=np.abs(outputs - targets))
     metrics: dict[str, float | None] = {name: float(v.mean()) for name, v in values.items()}
     varies = len(targets) > 1 and np.ptp(outputs) > 0 and np.ptp(targets) > 0
@@ -186,7 +241,10 @@ def number_metrics(
 # %% ../../nbs/tasks/08_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
     "What text classification reads besides the settings of every task."
-    target: Literal['classes', 'number'] = 'classes'  # what a label is: the name of a class, or a number (a regression)
+
+    # what a label is: the name of a class, or a number (a regression)
+    target: Literal['classes', 'number'] = 'classes'
+
 
 DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
     ('*', 'teacher'): dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
@@ -195,45 +253,57 @@ DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
     ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
 }
 
+
 def default_setting(
-    corpus: str,   # its resolved name
+    corpus: str,  # its resolved name
     network: str,  # 'teacher' or 'student'
     transfer: str = 'none',  # the resolved name of the corpus learnt first; it changes nothing here
-) -> dict:         # epochs, learning_rate, warmup_fraction, tuning_id
+) -> dict:  # epochs, learning_rate, warmup_fraction, tuning_id
     "The setting used for a network on a corpus when a run gives none."
     known = corpus if (corpus, network) in DEFAULTS else '*'
     return dict(tuning_id=None) | DEFAULTS[known, network]
 
-ONLY_CLASSES = dict(temperature=2., top_k=None, min_probability=None, dialect='canonical')  # settings of soft targets, which a number has none of
+
+# settings of soft targets, which a number has none of
+ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect='canonical')
+
 
 def _check(config: RunConfig) -> None:
     "Refuse settings that a regression does not read."
     if config.task_settings.target == 'number':
         for name, usual in ONLY_CLASSES.items():
             if getattr(config, name) != usual:
-                raise ValueError(f'{name}={getattr(config, name)!r} belongs to soft targets over classes, and target=number has none; leave it out')
+                raise ValueError(
+                    f'{name}={getattr(config, name)!r} belongs to soft targets over classes, and target=number has none; leave it out'
+                )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #f25e0b2d
 class TextClassification:
     "Text classification and regression as a `Task`."
+
     name = 'text_classification'
     auto_class = 'AutoModelForSequenceClassification'
     evaluation_sets = ('dev', 'test')
     evaluates_itself = False
 
-    def __init__(self,
+    def __init__(
+        self,
         corpus: Corpus,
-        max_length: int = 128,      # tokens of an example; what is longer is cut
+        max_length: int = 128,  # tokens of an example; what is longer is cut
         soft: SoftTargets = SoftTargets(),
-        target: str = 'classes',    # 'classes' | 'number'
-        smoke: bool = False,        # a few examples of each split
+        target: str = 'classes',  # 'classes' | 'number'
+        smoke: bool = False,  # a few examples of each split
     ):
         self.max_length = max_length
         self.soft = soft
         self.target = target
         self.smoke = smoke
-        self.rows = {split: rows[:64 if split == 'train' else 48] if smoke else rows for split, rows in corpus.splits.items()}
-        self.classes = class_names(corpus.splits['train']) if target == 'classes' else []  # of all training rows, also in a smoke run
+        self.rows = {
+            split: rows[: 64 if split == 'train' else 48] if smoke else rows
+            for split, rows in corpus.splits.items()
+        }
+        # of all training rows, also in a smoke run
+        self.classes = class_names(corpus.splits['train']) if target == 'classes' else []
         self.outputs = len(self.classes) or 1
         self.primary = Primary('test', 'accuracy', True) if self.classes else Primary('test', 'mse', False)
         self.model_kwargs = {'num_labels': self.outputs}
@@ -244,14 +314,23 @@ class TextClassification:
         "Labels as the loss wants them, and their share in the training split."
         if self.classes:
             number = {name: i for i, name in enumerate(self.classes)}
-            self.labels = {split: np.array([number[r['label']] for r in rows], dtype=np.int64) for split, rows in self.rows.items()}
+            self.labels = {
+                split: np.array([number[r['label']] for r in rows], dtype=np.int64)
+                for split, rows in self.rows.items()
+            }
             counts = np.bincount(self.labels['train'], minlength=len(self.classes))
-            self.label_prior = (counts + 1) / (counts + 1).sum()  # one more of each: a class without an example here has no logarithm
+            # one more of each: a class without an example here has no logarithm
+            self.label_prior = (counts + 1) / (counts + 1).sum()
             return
         values = np.array([float(r['label']) for r in corpus.splits['train']])
         self.mean = float(values.mean())
         self.deviation = float(values.std())
-        self.labels = {split: ((np.array([float(r['label']) for r in rows]) - self.mean) / self.deviation).astype(np.float32) for split, rows in self.rows.items()}
+        self.labels = {
+            split: ((np.array([float(r['label']) for r in rows]) - self.mean) / self.deviation).astype(
+                np.float32
+            )
+            for split, rows in self.rows.items()
+        }
         self.label_prior = None
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
@@ -259,7 +338,9 @@ class TextClassification:
         self._encoded = {}
         for split, rows in self.rows.items():
             second = [r['second'] for r in rows] if rows[0]['second'] else None
-            self._encoded[split] = encode_pairs(tokenizer, [r['text'] for r in rows], second, self.max_length, cache_dir)
+            self._encoded[split] = encode_pairs(
+                tokenizer, [r['text'] for r in rows], second, self.max_length, cache_dir
+            )
         self._pad_id = tokenizer.pad_token_id or 0
 
     def lengths(self, split: str) -> np.ndarray:
@@ -284,7 +365,9 @@ class TextClassification:
         "Which training examples there are."
         return 'all-smoke' if self.smoke else 'all'
 
-    def loss_terms(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]:
+    def loss_terms(
+        self, outputs, batch: Batch, signal: dict[str, Tensor] | None
+    ) -> dict[str, tuple[Tensor, int]]:
         "Sums over the batch: `hard` against the labels, `soft` against a teacher's outputs; of a number both are squared errors."
         n = len(batch.labels)
         if self.classes:
@@ -292,7 +375,9 @@ class TextClassification:
             return terms | ({'soft': (self.soft.loss(outputs.logits, signal['logits']), n)} if signal else {})
         value = outputs.logits.float()[:, 0]
         terms = {'hard': ((value - batch.labels.float()).square().sum(), n)}
-        return terms | ({'soft': ((value - signal['logits'].float()[:, 0]).square().sum(), n)} if signal else {})
+        return terms | (
+            {'soft': ((value - signal['logits'].float()[:, 0]).square().sum(), n)} if signal else {}
+        )
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Examples, of each term."
@@ -302,7 +387,7 @@ class TextClassification:
         "Weights of `hard` and `soft`."
         if self.classes:
             return self.soft.weights(kd, len(self.classes))
-        return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.}
+        return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.0}
 
     def scores(self, outputs, batch: Batch) -> Tensor:
         "The outputs themselves, (n, classes) or (n, 1)."
@@ -310,14 +395,22 @@ class TextClassification:
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given."
-        metrics, units, predictions = {}, [], []
+        metrics = {}
+        units = []
+        predictions = []
         for split, its_scores in scores.items():
             metrics[split], values = self._measure(split, its_scores)
             rows = self.rows[split]
-            frame = dict(split=split, set='all', unit=[r['id'] for r in rows], cluster=[r['cluster'] for r in rows])
-            units += [pd.DataFrame(frame | dict(metric=metric, value=value)) for metric, value in values.items()]
+            frame = dict(
+                split=split, set='all', unit=[r['id'] for r in rows], cluster=[r['cluster'] for r in rows]
+            )
+            units += [
+                pd.DataFrame(frame | dict(metric=metric, value=value)) for metric, value in values.items()
+            ]
             predictions.append(self._predictions(split, its_scores))
-        return Evaluation(metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True))
+        return Evaluation(
+            metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True)
+        )
 
     def _measure(self, split: str, scores: np.ndarray) -> tuple[dict, dict]:
         "Metrics of a split, and the values of its examples."
@@ -330,9 +423,25 @@ class TextClassification:
         ids = [r['id'] for r in self.rows[split]]
         if not self.classes:
             labels = [float(r['label']) for r in self.rows[split]]
-            return pd.DataFrame(dict(split=split, unit=ids, item='value', label=labels, score=scores[:, 0].astype(np.float64) * self.deviation + self.mean))
+            return pd.DataFrame(
+                dict(
+                    split=split,
+                    unit=ids,
+                    item='value',
+                    label=labels,
+                    score=scores[:, 0].astype(np.float64) * self.deviation + self.mean,
+                )
+            )
         right = (self.labels[split][:, None] == np.arange(self.outputs)).astype(np.int64)
-        return pd.DataFrame(dict(split=split, unit=np.repeat(ids, self.outputs), item=np.tile(self.classes, len(ids)), label=right.ravel(), score=scores.astype(np.float32).ravel()))
+        return pd.DataFrame(
+            dict(
+                split=split,
+                unit=np.repeat(ids, self.outputs),
+                item=np.tile(self.classes, len(ids)),
+                label=right.ravel(),
+                score=scores.astype(np.float32).ravel(),
+            )
+        )
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each example is enough: scores and evaluate')
@@ -345,40 +454,68 @@ class TextClassification:
 # %% ../../nbs/tasks/08_text_classification.ipynb #1adfd894
 def worst(
     record: dict,
-    units: pd.DataFrame,        # of the run
+    units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    corpus: Corpus | None,      # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    corpus: Corpus | None,
     n: int = 10,
-) -> pd.DataFrame:              # text, label, predicted, and how wrong that is; worst first
+) -> pd.DataFrame:  # text, label, predicted, and how wrong that is; worst first
     "The examples a run got most wrong: by the squared error of a number, by the negative log-likelihood of a class."
     where = record['primary']['set']
     metric = 'nll' if record['primary']['metric'] == 'accuracy' else record['primary']['metric']
-    texts = {r['id']: ' | '.join(filter(None, (r['text'], r['second']))) for r in corpus.splits[where]} if corpus else {}
-    found = units[(units['split'] == where) & (units['metric'] == metric)].sort_values(['value', 'unit'], ascending=[False, True]).head(n)
+    texts = (
+        {r['id']: ' | '.join(filter(None, (r['text'], r['second']))) for r in corpus.splits[where]}
+        if corpus
+        else {}
+    )
+    found = (
+        units[(units['split'] == where) & (units['metric'] == metric)]
+        .sort_values(['value', 'unit'], ascending=[False, True])
+        .head(n)
+    )
     groups = dict(list(predictions[predictions['split'] == where].groupby('unit')))
 
     def row(unit, value):
         own = groups[unit]
         if list(own['item']) == ['value']:
-            label, said = f"{own['label'].iloc[0]:g}", f"{own['score'].iloc[0]:.3g}"
+            label = f"{own['label'].iloc[0]:g}"
+            said = f"{own['score'].iloc[0]:.3g}"
         else:
             label = own['item'][own['label'].astype(float) > 0].iloc[0]
             said = own['item'].iloc[int(own['score'].to_numpy().argmax())]
         return {'text': texts.get(unit, unit), 'label': label, 'predicted': said, metric: round(value, 3)}
 
-    return pd.DataFrame([row(unit, value) for unit, value in zip(found['unit'], found['value'])], columns=['text', 'label', 'predicted', metric])
+    return pd.DataFrame(
+        [row(unit, value) for unit, value in zip(found['unit'], found['value'])],
+        columns=['text', 'label', 'predicted', metric],
+    )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #bd325532
 def make(
     corpus: Corpus,
-    config: RunConfig,      # resolved
-) -> TextClassification:    # not yet encoded
+    config: RunConfig,  # resolved
+) -> TextClassification:  # not yet encoded
     "The task a configuration names."
     soft = SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
     return TextClassification(corpus, config.max_length, soft, config.task_settings.target, config.smoke)
 
+
 TASK = TaskInfo(
-    name='text_classification', settings=TextClassificationSettings, make=make, corpora=CORPORA, default_setting=default_setting,
-    unit_name='examples', metric_names={'macro_f1': 'macro F1', 'matthews': "Matthews' correlation", 'mse': 'squared error', 'mae': 'absolute error'},
-    margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)}, examples=worst, check=_check, check_corpus=check_labels,
-    input_settings=('target',))
+    name='text_classification',
+    settings=TextClassificationSettings,
+    make=make,
+    corpora=CORPORA,
+    default_setting=default_setting,
+    unit_name='examples',
+    metric_names={
+        'macro_f1': 'macro F1',
+        'matthews': "Matthews' correlation",
+        'mse': 'squared error',
+        'mae': 'absolute error',
+    },
+    margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)},
+    examples=worst,
+    check=_check,
+    check_corpus=check_labels,
+    input_settings=('target',),
+)

@@ -4,7 +4,9 @@
 
 # %% ../../nbs/telemetry/01_meters.ipynb #d1cdd7ca
 from __future__ import annotations
-import os, platform, time
+import os
+import platform
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,31 +19,34 @@ __all__ = ['MOST_W', 'THROTTLES', 'READINGS', 'PASSING', 'TRIES', 'SPARING', 'AP
 
 # %% ../../nbs/telemetry/01_meters.ipynb #3f603615
 def integrate_power(
-    t_s: Sequence[float],    # times of the samples, increasing, s
+    t_s: Sequence[float],  # times of the samples, increasing, s
     watts: Sequence[float],  # power at these times, W
-) -> float:                  # J; 0.0 for fewer than two samples
+) -> float:  # J; 0.0 for fewer than two samples
     "Energy of a sampled power trace, by the trapezoid rule."
-    if len(t_s) != len(watts): raise ValueError(f'{len(t_s)} times for {len(watts)} powers; give one power a time')
+    if len(t_s) != len(watts):
+        raise ValueError(f'{len(t_s)} times for {len(watts)} powers; give one power a time')
     steps = [b - a for a, b in zip(t_s, t_s[1:])]
-    if any(step < 0 for step in steps): raise ValueError('times must increase; sort the samples by time')
+    if any(step < 0 for step in steps):
+        raise ValueError('times must increase; sort the samples by time')
     return sum((p + q) / 2 * step for p, q, step in zip(watts, watts[1:], steps))
 
 # %% ../../nbs/telemetry/01_meters.ipynb #3c29cfc5
 def counted(
     readings: Sequence[float],  # of a counter that only grows, in the order read
-    wraps_at: float,            # value at which it starts again from 0; at most one wrap between two readings
-) -> float:                     # what was counted from the first reading to the last
+    wraps_at: float,  # value at which it starts again from 0; at most one wrap between two readings
+) -> float:  # what was counted from the first reading to the last
     "The growth of a counter that wraps."
     return sum((b - a) % wraps_at for a, b in zip(readings, readings[1:]))
 
 # %% ../../nbs/telemetry/01_meters.ipynb #2864073b
-MOST_W = 5000.  # no single GPU draws as much
+MOST_W = 5000.0  # no single GPU draws as much
+
 
 def counter_growth(
-    before: int,    # mJ
-    now: int,       # mJ
-    seconds: float, # between the two readings
-) -> int | None:    # mJ; None: the counter started anew
+    before: int,  # mJ
+    now: int,  # mJ
+    seconds: float,  # between the two readings
+) -> int | None:  # mJ; None: the counter started anew
     "What an energy counter counted between two readings, over a wrap at 32 or 64 bits."
     most = 1e3 * MOST_W * (seconds + 1)  # a second more, since the counter moves in steps
     grown = [now - before] + [counted((before, now), 2**bits) for bits in (32, 64) if now < before < 2**bits]
@@ -49,72 +54,124 @@ def counter_growth(
 
 # %% ../../nbs/telemetry/01_meters.ipynb #de836c25
 def visible_gpu(
-    gpu_index: int,                # torch's number of the GPU
-    visible: str | None,           # CUDA_VISIBLE_DEVICES; None: not set
+    gpu_index: int,  # torch's number of the GPU
+    visible: str | None,  # CUDA_VISIBLE_DEVICES; None: not set
     cuda_uuid: str | None = None,  # torch's UUID of it, without 'GPU-'
-) -> str | int:                    # 'GPU-...' or 'MIG-...', else NVML's index
+) -> str | int:  # 'GPU-...' or 'MIG-...', else NVML's index
     "What to ask NVML for."
-    if visible is None: entry = str(gpu_index)
+    if visible is None:
+        entry = str(gpu_index)
     else:
         entries = [e.strip() for e in visible.split(',') if e.strip()]
-        if gpu_index >= len(entries): raise LookupError(f'CUDA_VISIBLE_DEVICES={visible!r} shows {len(entries)} GPUs, and GPU {gpu_index} is none of them')
+        if gpu_index >= len(entries):
+            raise LookupError(
+                f'CUDA_VISIBLE_DEVICES={visible!r} shows {len(entries)} GPUs, and GPU {gpu_index} is none of them'
+            )
         entry = entries[gpu_index]
-    if not entry.isdigit(): return entry
+    if not entry.isdigit():
+        return entry
     return f'GPU-{cuda_uuid}' if cuda_uuid else int(entry)
 
+
 def gpu_handle(
-    nvml: Any,         # the module pynvml, initialised
-    name: str | int,   # from `visible_gpu`
-) -> Any:              # NVML's handle
+    nvml: Any,  # the module pynvml, initialised
+    name: str | int,  # from `visible_gpu`
+) -> Any:  # NVML's handle
     "NVML's handle of a GPU or MIG instance."
-    if isinstance(name, int): return nvml.nvmlDeviceGetHandleByIndex(name)
-    if not name.startswith('GPU-'): return nvml.nvmlDeviceGetHandleByUUID(name)
-    for uuid in (name, 'MIG-' + name.removeprefix('GPU-')):  # torch gives the UUID of a MIG instance as that of a GPU
-        try: return nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except nvml.NVMLError: pass
+    if isinstance(name, int):
+        return nvml.nvmlDeviceGetHandleByIndex(name)
+    if not name.startswith('GPU-'):
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    # torch gives the UUID of a MIG instance as that of a GPU
+    for uuid in (name, 'MIG-' + name.removeprefix('GPU-')):
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError:
+            pass
     readable = dict(_readable(nvml))
-    found = [uuid for uuid in readable if uuid.lower().startswith(name.lower())]  # CUDA takes the beginning of a UUID too
-    if len(found) != 1: raise LookupError(f'{len(found)} of the {len(readable)} GPUs that NVML can read have a UUID that begins with {name}')
+    # CUDA takes the beginning of a UUID too
+    found = [uuid for uuid in readable if uuid.lower().startswith(name.lower())]
+    if len(found) != 1:
+        raise LookupError(
+            f'{len(found)} of the {len(readable)} GPUs that NVML can read have a UUID that begins with {name}'
+        )
     return readable[found[0]]
+
 
 def _readable(nvml: Any) -> Iterator[tuple[str, Any]]:  # UUID, handle
     "The GPUs that may be looked at: on a shared machine others may be forbidden, and one may be lost."
     for i in range(nvml.nvmlDeviceGetCount()):
-        try: yield _text(nvml.nvmlDeviceGetUUID(handle := nvml.nvmlDeviceGetHandleByIndex(i))), handle
-        except nvml.NVMLError: continue
+        try:
+            yield _text(nvml.nvmlDeviceGetUUID(handle := nvml.nvmlDeviceGetHandleByIndex(i))), handle
+        except nvml.NVMLError:
+            continue
 
-def _text(answer: str | bytes) -> str: return answer.decode() if isinstance(answer, bytes) else answer  # bytes from an older pynvml
+
+def _text(answer: str | bytes) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer  # bytes from an older pynvml
 
 # %% ../../nbs/telemetry/01_meters.ipynb #8ca55376
-THROTTLES = ('gpu_idle', 'applications_clocks_setting', 'sw_power_cap', 'hw_slowdown', 'sync_boost', 'sw_thermal_slowdown', 'hw_thermal_slowdown',
-             'hw_power_brake_slowdown', 'display_clock_setting')  # by bit
+# by bit
+THROTTLES = (
+    'gpu_idle',
+    'applications_clocks_setting',
+    'sw_power_cap',
+    'hw_slowdown',
+    'sync_boost',
+    'sw_thermal_slowdown',
+    'hw_thermal_slowdown',
+    'hw_power_brake_slowdown',
+    'display_clock_setting',
+)
+
 
 def throttle_names(
-    bits: int,      # as NVML gives them
-) -> list[str]:     # some of THROTTLES, in their order
+    bits: int,  # as NVML gives them
+) -> list[str]:  # some of THROTTLES, in their order
     "Why a clock is lower than it could be."
-    return [THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1]
+    return [
+        THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1
+    ]
 
 # %% ../../nbs/telemetry/01_meters.ipynb #ca00a1b5
 READINGS = ('gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle')
-PASSING, TRIES = (10, 19, 21, 27, 999), 5  # NVML's codes of timeout, in use, no data, not ready, unknown; failures in a row of which the last is final
-_MEMORY_V2, _POWER_INSTANT = 0x2000028, 186  # nvmlMemory_v2, NVML_FI_DEV_POWER_INSTANT: an older pynvml has no names for them
+# NVML's codes of timeout, in use, no data, not ready, unknown; failures in a row of which the last is final
+PASSING = (10, 19, 21, 27, 999)
+TRIES = 5
+# nvmlMemory_v2, NVML_FI_DEV_POWER_INSTANT: an older pynvml has no names for them
+_MEMORY_V2 = 0x2000028
+_POWER_INSTANT = 186
 
-SPARING = 2000.  # who looks sparingly asks a question again after so many times what its answer took: none takes more than 0.05 % of the time
+# who looks sparingly asks a question again after so many times what its answer took: none takes more than
+# 0.05 % of the time
+SPARING = 2000.0
+
 
 class _Driver:
     "A device of NVML that is asked one question after another."
-    def __init__(self, nvml: Any, handle: Any): self.nvml, self.handle, self.reasons, self.failures, self.kept, self.held = nvml, handle, {}, {}, {}, {}  # kept: when to ask again, the answer; held: how often that was given for a new one
+
+    def __init__(self, nvml: Any, handle: Any):
+        # kept: when to ask again, the answer; held: how often that was given for a new one
+        self.nvml = nvml
+        self.handle = handle
+        self.reasons = {}
+        self.failures = {}
+        self.kept = {}
+        self.held = {}
 
     def _newer(self, new: tuple, old: tuple, take: Callable = lambda answer: answer) -> tuple:
         "The newer form of a question where the driver knows it."
-        try: take(getattr(self.nvml, new[0])(self.handle, *new[1:]))
-        except (self.nvml.NVMLError, AttributeError, TypeError): return old  # TypeError: a pynvml whose function takes no version
+        try:
+            take(getattr(self.nvml, new[0])(self.handle, *new[1:]))
+        except (self.nvml.NVMLError, AttributeError, TypeError):
+            return old  # TypeError: a pynvml whose function takes no version
         return new
 
     def _milliwatts(self, answer: Any) -> int:
-        if isinstance(answer, int): return answer
-        if answer[0].nvmlReturn: raise self.nvml.NVMLError(answer[0].nvmlReturn)  # each field has its own
+        if isinstance(answer, int):
+            return answer
+        if answer[0].nvmlReturn:
+            raise self.nvml.NVMLError(answer[0].nvmlReturn)  # each field has its own
         return answer[0].value.uiVal
 
     def _holds(self, key: str) -> bool:
@@ -123,14 +180,25 @@ class _Driver:
         self.held[key] = self.held.get(key, 0) + holds
         return holds
 
-    def _ask(self, key: str, question: str, *more: Any, take: Callable = lambda answer: answer, sparing: bool = False) -> Any:
-        if key in self.reasons: return None
-        if sparing and self._holds(key): return self.kept[key][1]
+    def _ask(
+        self,
+        key: str,
+        question: str,
+        *more: Any,
+        take: Callable = lambda answer: answer,
+        sparing: bool = False,
+    ) -> Any:
+        if key in self.reasons:
+            return None
+        if sparing and self._holds(key):
+            return self.kept[key][1]
         begin = time.thread_time()
-        try: answer = take(getattr(self.nvml, question)(self.handle, *more))
+        try:
+            answer = take(getattr(self.nvml, question)(self.handle, *more))
         except (self.nvml.NVMLError, AttributeError) as e:
             self.failures[key] = self.failures.get(key, 0) + 1
-            if getattr(e, 'value', None) not in PASSING or self.failures[key] >= TRIES: self.reasons[key] = f'{question}: {e}'
+            if getattr(e, 'value', None) not in PASSING or self.failures[key] >= TRIES:
+                self.reasons[key] = f'{question}: {e}'
             return None
         self.failures.pop(key, None)
         self.kept[key] = time.perf_counter() + SPARING * (time.thread_time() - begin), answer
@@ -139,130 +207,220 @@ class _Driver:
 # %% ../../nbs/telemetry/01_meters.ipynb #5f23a19f
 class GpuMeter(_Driver):
     "One GPU or MIG instance, read through NVML."
+
     source = 'NVML energy counter'
 
     def __init__(self, nvml: Any, handle: Any):
         super().__init__(nvml, handle)
-        self.millijoules, self.last = 0, None
+        self.millijoules = 0
+        self.last = None
         self.memory = self._newer(('nvmlDeviceGetMemoryInfo', _MEMORY_V2), ('nvmlDeviceGetMemoryInfo',))
-        self.power = self._newer(('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self._milliwatts)
+        self.power = self._newer(
+            ('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self._milliwatts
+        )
         if self._in_mig():
             why = 'a MIG instance shares its GPU, whose readings include the work of others'
-            self.reasons |= dict.fromkeys(('gpu_percent', 'power_w', 'joules') if self._is_instance() else ('gpu_percent', 'power_w', 'joules', 'device_mib'), why)
+            self.reasons |= dict.fromkeys(
+                ('gpu_percent', 'power_w', 'joules')
+                if self._is_instance()
+                else ('gpu_percent', 'power_w', 'joules', 'device_mib'),
+                why,
+            )
 
-    def _is_instance(self) -> bool: return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle))
+    def _is_instance(self) -> bool:
+        return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle))
 
     def _in_mig(self) -> bool:
-        try: return self._is_instance() or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
-        except self.nvml.NVMLError: return False  # no MIG on this GPU
+        try:
+            return self._is_instance() or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
+        except self.nvml.NVMLError:
+            return False  # no MIG on this GPU
 
-    def identity(self) -> dict: return dict(uuid=self._ask('uuid', 'nvmlDeviceGetUUID', take=_text), name=self._ask('name', 'nvmlDeviceGetName', take=_text))
+    def identity(self) -> dict:
+        return dict(
+            uuid=self._ask('uuid', 'nvmlDeviceGetUUID', take=_text),
+            name=self._ask('name', 'nvmlDeviceGetName', take=_text),
+        )
 
     def read(self, sparing: bool = False) -> dict:
-        ask, nvml = partial(self._ask, sparing=sparing), self.nvml
-        return dict(gpu_percent=ask('gpu_percent', 'nvmlDeviceGetUtilizationRates', take=lambda rates: rates.gpu),
-                    device_mib=ask('device_mib', *self.memory, take=lambda memory: memory.used / 2**20),
-                    power_w=ask('power_w', *self.power, take=lambda answer: self._milliwatts(answer) / 1e3),
-                    temperature_c=ask('temperature_c', 'nvmlDeviceGetTemperature', nvml.NVML_TEMPERATURE_GPU),
-                    sm_mhz=ask('sm_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_SM),
-                    memory_mhz=ask('memory_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_MEM),
-                    throttle=ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons'))
+        ask = partial(self._ask, sparing=sparing)
+        nvml = self.nvml
+        return dict(
+            gpu_percent=ask('gpu_percent', 'nvmlDeviceGetUtilizationRates', take=lambda rates: rates.gpu),
+            device_mib=ask('device_mib', *self.memory, take=lambda memory: memory.used / 2**20),
+            power_w=ask('power_w', *self.power, take=lambda answer: self._milliwatts(answer) / 1e3),
+            temperature_c=ask('temperature_c', 'nvmlDeviceGetTemperature', nvml.NVML_TEMPERATURE_GPU),
+            sm_mhz=ask('sm_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_SM),
+            memory_mhz=ask('memory_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_MEM),
+            throttle=ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons'),
+        )
 
     def joules(self, sparing: bool = False) -> float | None:  # since the first call
-        if sparing and 'joules' not in self.reasons and self._holds('joules'): return self.millijoules / 1e3
-        now, at = self._ask('joules', 'nvmlDeviceGetTotalEnergyConsumption'), time.monotonic()
-        if now is None: return None
+        if sparing and 'joules' not in self.reasons and self._holds('joules'):
+            return self.millijoules / 1e3
+        now = self._ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
+        at = time.monotonic()
+        if now is None:
+            return None
         grown = 0 if self.last is None else counter_growth(self.last[1], now, at - self.last[0])
-        if grown is None: self.reasons['joules'] = 'the energy counter started anew, as after a reset of the device'
-        else: self.millijoules, self.last = self.millijoules + grown, (at, now)
+        if grown is None:
+            self.reasons['joules'] = 'the energy counter started anew, as after a reset of the device'
+        else:
+            self.millijoules = self.millijoules + grown
+            self.last = (at, now)
         return None if grown is None else self.millijoules / 1e3
 
 # %% ../../nbs/telemetry/01_meters.ipynb #5f110dad
 def cpu_name() -> str:
     "The processor's name, as Linux gives it."
     info = Path('/proc/cpuinfo')
-    names = [line.partition(':')[2].strip() for line in info.read_text().splitlines() if line.startswith('model name')] if info.exists() else []
+    names = (
+        [
+            line.partition(':')[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith('model name')
+        ]
+        if info.exists()
+        else []
+    )
     return names[0] if names else platform.processor() or platform.machine()
+
 
 class CpuMeter:
     "The machine's CPU packages, read through RAPL."
-    source, held = 'RAPL counters of all CPU packages, other processes included', {}
 
-    def __init__(self, folder: str | Path = '/sys/class/powercap'):  # raises OSError where there is no readable counter
+    source = 'RAPL counters of all CPU packages, other processes included'
+    held = {}
+
+    # raises OSError where there is no readable counter
+    def __init__(self, folder: str | Path = '/sys/class/powercap'):
         self.reasons = dict.fromkeys((*READINGS, 'uuid'), 'no GPU was used')
         del self.reasons['power_w']  # follows from the counter
-        self.packages = [p for p in sorted(Path(folder).glob('intel-rapl:*')) if p.name.count(':') == 1 and (p / 'name').read_text().startswith('package')]
-        if not self.packages: raise OSError('this machine has no RAPL counters')
+        self.packages = [
+            p
+            for p in sorted(Path(folder).glob('intel-rapl:*'))
+            if p.name.count(':') == 1 and (p / 'name').read_text().startswith('package')
+        ]
+        if not self.packages:
+            raise OSError('this machine has no RAPL counters')
         self.microjoules, self.last = 0, [self._reading(p) for p in self.packages]
 
-    def identity(self) -> dict: return dict(uuid=None, name=cpu_name())
-    def read(self, sparing: bool = False) -> dict: return dict.fromkeys(READINGS)
-    def _reading(self, package: Path, name: str = 'energy_uj') -> int: return int((package / name).read_text())
+    def identity(self) -> dict:
+        return dict(uuid=None, name=cpu_name())
+
+    def read(self, sparing: bool = False) -> dict:
+        return dict.fromkeys(READINGS)
+
+    def _reading(self, package: Path, name: str = 'energy_uj') -> int:
+        return int((package / name).read_text())
 
     def joules(self, sparing: bool = False) -> float | None:
-        if 'joules' in self.reasons: return None
+        if 'joules' in self.reasons:
+            return None
         try:
             for i, package in enumerate(self.packages):
                 now = self._reading(package)
-                self.microjoules += counted((self.last[i], now), self._reading(package, 'max_energy_range_uj') + 1)
+                self.microjoules += counted(
+                    (self.last[i], now), self._reading(package, 'max_energy_range_uj') + 1
+                )
                 self.last[i] = now
-        except (OSError, ValueError) as e: self.reasons['joules'] = f'a RAPL counter could not be read any more: {e}'
+        except (OSError, ValueError) as e:
+            self.reasons['joules'] = f'a RAPL counter could not be read any more: {e}'
         return None if 'joules' in self.reasons else self.microjoules / 1e6
+
 
 class NoMeter:
     "No device that could be read, and why."
-    source, held = None, {}
+
+    source = None
+    held = {}
+
     def __init__(
         self,
-        why: str,       # there is no energy
+        why: str,  # there is no energy
         gpu: str = '',  # why there are no readings of a GPU; empty: for the same reason
-    ): self.gpu, self.reasons = gpu, dict.fromkeys((*READINGS, 'uuid', 'name'), gpu or why) | dict(power_w=why, joules=why)
+    ):
+        self.gpu = gpu
+        self.reasons = dict.fromkeys((*READINGS, 'uuid', 'name'), gpu or why) | dict(power_w=why, joules=why)
 
-    def identity(self) -> dict: return dict(uuid=None, name=cpu_name() if self.gpu else None)
-    def read(self, sparing: bool = False) -> dict: return dict.fromkeys(READINGS)
-    def joules(self, sparing: bool = False) -> None: return None
+    def identity(self) -> dict:
+        return dict(uuid=None, name=cpu_name() if self.gpu else None)
+
+    def read(self, sparing: bool = False) -> dict:
+        return dict.fromkeys(READINGS)
+
+    def joules(self, sparing: bool = False) -> None:
+        return None
 
 # %% ../../nbs/telemetry/01_meters.ipynb #954e0878
 def open_meter(
-    device: str,         # 'cpu' or 'cuda'
+    device: str,  # 'cpu' or 'cuda'
     gpu_index: int = 0,  # torch's number of the GPU
 ) -> GpuMeter | CpuMeter | NoMeter:
     "The best meter there is for a device; never an error."
     try:
-        if device != 'cuda': return CpuMeter()
+        if device != 'cuda':
+            return CpuMeter()
         import pynvml
+
         pynvml.nvmlInit()
-        return GpuMeter(pynvml, gpu_handle(pynvml, visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))))
-    except PermissionError: return NoMeter('the RAPL counters can be read by the superuser only', gpu='no GPU was used')
-    except Exception as e: return NoMeter(f'NVML cannot read the GPU: {e}') if device == 'cuda' else NoMeter(f'{e}', gpu='no GPU was used')
+        return GpuMeter(
+            pynvml,
+            gpu_handle(
+                pynvml, visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))
+            ),
+        )
+    except PermissionError:
+        return NoMeter('the RAPL counters can be read by the superuser only', gpu='no GPU was used')
+    except Exception as e:
+        return (
+            NoMeter(f'NVML cannot read the GPU: {e}')
+            if device == 'cuda'
+            else NoMeter(f'{e}', gpu='no GPU was used')
+        )
+
 
 def _cuda_uuid(gpu_index: int) -> str | None:
     "Torch's UUID of a GPU, if torch sees one."
     import torch
+
     return str(torch.cuda.get_device_properties(gpu_index).uuid) if torch.cuda.is_available() else None
 
 # %% ../../nbs/telemetry/01_meters.ipynb #9796f945
-APART_S = .5  # between two readings: asking takes up to three milliseconds of the training's time
+APART_S = 0.5  # between two readings: asking takes up to three milliseconds of the training's time
+
 
 class Metered:
     "A runtime whose clock notes down the energy, too."
-    def __init__(self,
+
+    def __init__(
+        self,
         runtime: Any,  # a `Runtime`
         meter: GpuMeter | CpuMeter | NoMeter,
-    ): self.runtime, self.meter, self.readings = runtime, meter, []  # (seconds, joules or None)
-    def __getattr__(self, name: str): return getattr(self.runtime, name)
+    ):
+        # (seconds, joules or None)
+        self.runtime = runtime
+        self.meter = meter
+        self.readings = []
+
+    def __getattr__(self, name: str):
+        return getattr(self.runtime, name)
+
     def clock(self) -> float:
         now = self.runtime.clock()
-        if not self.readings or now - self.readings[-1][0] > APART_S: self.readings.append((now, self.meter.joules()))
+        if not self.readings or now - self.readings[-1][0] > APART_S:
+            self.readings.append((now, self.meter.joules()))
         return now
+
 
 def mean_power(
     readings: list[tuple[float, float | None]],  # seconds, joules; in order
-    seconds: float,    # the last ones that count
-    least: float = .3, # readings that are nearer to each other say little: a counter moves in steps
-) -> float | None:     # watts; None: the meter says nothing, or too little
+    seconds: float,  # the last ones that count
+    least: float = 0.3,  # readings that are nearer to each other say little: a counter moves in steps
+) -> float | None:  # watts; None: the meter says nothing, or too little
     "The power over the end of a turn."
-    if not readings: return None
+    if not readings:
+        return None
     end, after = readings[-1]
     begin, before = min(readings, key=lambda reading: abs(end - seconds - reading[0]))
     return None if None in (before, after) or end - begin < least else (after - before) / (end - begin)

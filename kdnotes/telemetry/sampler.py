@@ -4,7 +4,12 @@
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #cecce039
 from __future__ import annotations
-import math, os, platform, subprocess, threading, time
+import math
+import os
+import platform
+import subprocess
+import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,87 +21,129 @@ from typing import Any
 import numpy as np
 import psutil
 from ..core.config import root
-from .meters import READINGS, CpuMeter, GpuMeter, NoMeter, cpu_name, integrate_power, open_meter, throttle_names
+from kdnotes.telemetry.meters import (
+    READINGS,
+    CpuMeter,
+    GpuMeter,
+    NoMeter,
+    cpu_name,
+    integrate_power,
+    open_meter,
+    throttle_names,
+)
 
 # %% auto #0
 __all__ = ['COLUMNS', 'PATIENCE_S', 'SAMPLE_KEYS', 'BUSY_SHARE', 'energy_of', 'Telemetry', 'is_busy', 'summarise', 'together',
            'without_sums', 'environment', 'git_commit']
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #08068548
-COLUMNS = ('elapsed_s', 'cpu_s', 'host_mib', *READINGS, 'joules')  # cpu_s: of this process so far; joules: of the device's counter so far
+# cpu_s: of this process so far; joules: of the device's counter so far
+COLUMNS = ('elapsed_s', 'cpu_s', 'host_mib', *READINGS, 'joules')
+
 
 def _numbers(trace: dict, key: str, first: int = 0, end: int | None = None) -> np.ndarray:
     "A part of a column; NaN where there was no answer."
     return np.array(trace[key][first:end], dtype=float)
+
 
 def _mean(trace: dict, key: str, first: int = 0, end: int | None = None) -> float | None:
     "The mean of a reading; None unless it was read every time."
     values = _numbers(trace, key, first, end)
     return float(values.mean()) if len(values) and np.isfinite(values).all() else None
 
+
 def energy_of(
-    trace: dict,            # of COLUMNS
-    first: int = 0,         # sample that the part begins with
+    trace: dict,  # of COLUMNS
+    first: int = 0,  # sample that the part begins with
     last: int | None = None,  # sample that it ends with; None: the last
 ) -> tuple[float | None, str | None]:  # joules; 'counter', 'power' or None
     "The energy between two samples: the counter's where it was read all the time, else power integrated."
     part = slice(first, None if last is None else last + 1)
     t, joules, watts = (_numbers(trace, k)[part] for k in ('elapsed_s', 'joules', 'power_w'))
-    if len(t) < 2: return None, None
-    if np.isfinite(joules).all(): return float(joules[-1] - joules[0]), 'counter'
-    return (integrate_power(t.tolist(), watts.tolist()), 'power') if np.isfinite(watts).all() else (None, None)
+    if len(t) < 2:
+        return None, None
+    if np.isfinite(joules).all():
+        return float(joules[-1] - joules[0]), 'counter'
+    return (
+        (integrate_power(t.tolist(), watts.tolist()), 'power') if np.isfinite(watts).all() else (None, None)
+    )
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #e6f91b83
 class Telemetry:
     "Samples this process and its device while a `with` block runs."
+
     def __init__(
         self,
-        device: str = 'cpu',       # 'cpu' or 'cuda'
-        on_sample: Callable[[dict], None] | None = None,  # gets SAMPLE_KEYS; called in the thread, the last time in the caller's
-        interval_s: float = 0.1,   # time between samples, > 0
-        gpu_index: int = 0,        # torch's number of the GPU
-        idle_s: float = 1.0,       # how long idle power is watched for
-        row_s: float = 1.0,        # least time between two calls of on_sample
+        device: str = 'cpu',  # 'cpu' or 'cuda'
+        # gets SAMPLE_KEYS; called in the thread, the last time in the caller's
+        on_sample: Callable[[dict], None] | None = None,
+        interval_s: float = 0.1,  # time between samples, > 0
+        gpu_index: int = 0,  # torch's number of the GPU
+        idle_s: float = 1.0,  # how long idle power is watched for
+        row_s: float = 1.0,  # least time between two calls of on_sample
     ):
-        if interval_s <= 0: raise ValueError(f'interval_s must be > 0, got {interval_s}; 0.1 is the default')
-        self.device, self.on_sample, self.interval_s, self.gpu_index, self.idle_s, self.row_s = device, on_sample, interval_s, gpu_index, idle_s, row_s
-        self.trace, self.loads, self.reasons, self.process = {key: array('d') for key in COLUMNS}, array('d'), {}, psutil.Process()
-        self.pieces, self.waited, self.bridged, self.busy_s, self._told, self._now = [], {}, {}, 0., 0, None
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        if interval_s <= 0:
+            raise ValueError(f'interval_s must be > 0, got {interval_s}; 0.1 is the default')
+        self.device = device
+        self.on_sample = on_sample
+        self.interval_s = interval_s
+        self.gpu_index = gpu_index
+        self.idle_s = idle_s
+        self.row_s = row_s
+        self.trace = {key: array('d') for key in COLUMNS}
+        self.loads = array('d')
+        self.reasons = {}
+        self.process = psutil.Process()
+        self.pieces = []
+        self.waited = {}
+        self.bridged = {}
+        self.busy_s = 0.0
+        self._told = 0
+        self._now = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=_watch, args=(self,), daemon=True, name='telemetry')
 
     def __enter__(self) -> Telemetry:
         _begin(self)
         return self
 
-    def __exit__(self, *_) -> None: _end(self)
+    def __exit__(self, *_) -> None:
+        _end(self)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:  # 'teacher', 'student', 'evaluation'
         "What runs in this block belongs to a phase, and to no phase around it."
         before = self._now
         _change(self, name)
-        try: yield
-        finally: _change(self, before and before[0])
+        try:
+            yield
+        finally:
+            _change(self, before and before[0])
 
     def add_phase_seconds(self, name: str, seconds: float) -> None:
         "Time that was spent inside other phases."
-        self.waited[name] = self.waited.get(name, 0.) + seconds
+        self.waited[name] = self.waited.get(name, 0.0) + seconds
 
-    def summary(self) -> dict: return summarise(self)
+    def summary(self) -> dict:
+        return summarise(self)
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a69494c7
-PATIENCE_S = 2.  # with a device that does not answer: a driver that hangs must not hang the run
+PATIENCE_S = 2.0  # with a device that does not answer: a driver that hangs must not hang the run
+
 
 def _begin(t: Telemetry) -> None:
     "Look at the idle device, then start to sample."
     t.meter = open_meter(t.device, t.gpu_index)
     t.identity, (t.idle_w, t.idle_gpu_percent) = t.meter.identity(), _idle(t.meter, t.idle_s)
     _device_peak_mib(t.device, t.gpu_index, reset=True)
-    t.begin_s, t.begin_cpu_s, t.begin_machine = time.perf_counter(), _cpu_s(t.process), psutil.cpu_times()
+    t.begin_s = time.perf_counter()
+    t.begin_cpu_s = _cpu_s(t.process)
+    t.begin_machine = psutil.cpu_times()
     _sample(t, exact=True)
     t.loads.append(os.getloadavg()[0])
     t._thread.start()
+
 
 def _end(t: Telemetry) -> None:
     "Stop sampling, and read what is read once."
@@ -104,7 +151,9 @@ def _end(t: Telemetry) -> None:
     t._thread.join(timeout=PATIENCE_S)
     _sample(t, exact=True)
     t.loads.append(os.getloadavg()[0])
-    t.wall_s, t.cpu_s, t.end_machine = time.perf_counter() - t.begin_s, _cpu_s(t.process) - t.begin_cpu_s, psutil.cpu_times()
+    t.wall_s = time.perf_counter() - t.begin_s
+    t.cpu_s = _cpu_s(t.process) - t.begin_cpu_s
+    t.end_machine = psutil.cpu_times()
     t.peak_device_mib = _device_peak_mib(t.device, t.gpu_index)
     _tell(t)
 
@@ -112,32 +161,40 @@ def _end(t: Telemetry) -> None:
 def _change(t: Telemetry, name: str | None) -> None:
     "End a phase, and begin another one or none."
     mark = time.perf_counter(), _cpu_s(t.process), _sample(t, exact=True)
-    if t._now: t.pieces.append((*t._now, mark))
+    if t._now:
+        t.pieces.append((*t._now, mark))
     t._now = name and (name, mark)
+
 
 def _watch(t: Telemetry) -> None:
     "The thread's work: samples, and now and then a row."
     told = due = time.perf_counter()
     while True:
-        due = max(due + t.interval_s, time.perf_counter() + t.interval_s / 2)  # asking takes its time out of the pause; a device that is slow to answer still gets one
-        if t._stop.wait(due - time.perf_counter()): return
+        # asking takes its time out of the pause; a device that is slow to answer still gets one
+        due = max(due + t.interval_s, time.perf_counter() + t.interval_s / 2)
+        if t._stop.wait(due - time.perf_counter()):
+            return
         _sample(t)
-        if time.perf_counter() - told < t.row_s: continue
+        if time.perf_counter() - told < t.row_s:
+            continue
         told = time.perf_counter()
         t.loads.append(os.getloadavg()[0])
         _tell(t)
 
+
 def _sample(
     t: Telemetry,
     exact: bool = False,  # read the counter now, whatever that costs
-) -> int | None:          # its place in the trace; None: there is none
+) -> int | None:  # its place in the trace; None: there is none
     "One sample, by the thread or at a change of phases."
     begin = time.thread_time()
     if not t._lock.acquire(timeout=PATIENCE_S):  # the thread is stuck in the driver: do not follow it there
         t.reasons.setdefault('samples', f'the device did not answer for {PATIENCE_S:g} s')
         return None
-    try: return _append(t, exact)
-    except Exception as e: t.reasons.setdefault('samples', f'a sample failed: {type(e).__name__}: {e}')
+    try:
+        return _append(t, exact)
+    except Exception as e:
+        t.reasons.setdefault('samples', f'a sample failed: {type(e).__name__}: {e}')
     finally:
         t.busy_s += time.thread_time() - begin
         t._lock.release()
@@ -146,41 +203,62 @@ def _sample(
 def _append(t: Telemetry, exact: bool) -> int:
     "Add what the machine shows now to the trace."
     seen = t.meter.read(sparing=True)
-    seen |= dict(joules=t.meter.joules(sparing=not exact and seen['power_w'] is not None), elapsed_s=time.perf_counter() - t.begin_s, cpu_s=_cpu_s(t.process) - t.begin_cpu_s,
-                                 host_mib=t.process.memory_info().rss / 2**20)
-    if seen['power_w'] is None and seen['joules'] is not None: seen['power_w'] = _counted_power(t, seen)
-    for key, column in t.trace.items(): column.append(float('nan') if seen[key] is None else seen[key])
-    for key in (*READINGS, 'joules'): _bridge(t, key)
+    seen |= dict(
+        joules=t.meter.joules(sparing=not exact and seen['power_w'] is not None),
+        elapsed_s=time.perf_counter() - t.begin_s,
+        cpu_s=_cpu_s(t.process) - t.begin_cpu_s,
+        host_mib=t.process.memory_info().rss / 2**20,
+    )
+    if seen['power_w'] is None and seen['joules'] is not None:
+        seen['power_w'] = _counted_power(t, seen)
+    for key, column in t.trace.items():
+        column.append(float('nan') if seen[key] is None else seen[key])
+    for key in (*READINGS, 'joules'):
+        _bridge(t, key)
     return len(t.trace['elapsed_s']) - 1
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a1fd516d
 def _bridge(t: Telemetry, key: str) -> None:
     "What the driver had no time to answer lies on the line between the readings beside it; a throttle's bits are those of before."
-    column, at = t.trace[key], t.trace['elapsed_s']
+    column = t.trace[key]
+    at = t.trace['elapsed_s']
     last = len(column) - 1
-    if last < 1 or math.isnan(column[last]) or not math.isnan(column[last - 1]): return
+    if last < 1 or math.isnan(column[last]) or not math.isnan(column[last - 1]):
+        return
     before = next((i for i in range(last - 1, -1, -1) if not math.isnan(column[i])), None)
-    if before is None: return
+    if before is None:
+        return
     for i in range(before + 1, last):
-        column[i] = column[before] if key == 'throttle' else float(np.interp(at[i], (at[before], at[last]), (column[before], column[last])))
+        column[i] = (
+            column[before]
+            if key == 'throttle'
+            else float(np.interp(at[i], (at[before], at[last]), (column[before], column[last])))
+        )
     t.bridged[key] = t.bridged.get(key, 0) + last - before - 1
+
 
 def _counted_power(t: Telemetry, seen: dict) -> float | None:
     "The power since the last sample where there is a counter alone; that of before where the two are too near."
-    if not t.trace['joules']: return t.idle_w
+    if not t.trace['joules']:
+        return t.idle_w
     step = seen['elapsed_s'] - t.trace['elapsed_s'][-1]
-    return (seen['joules'] - t.trace['joules'][-1]) / step if step > .01 else t.trace['power_w'][-1]
+    return (seen['joules'] - t.trace['joules'][-1]) / step if step > 0.01 else t.trace['power_w'][-1]
+
 
 def _cpu_s(process: psutil.Process) -> float:
     "CPU time a process has used, on all cores."
     times = process.cpu_times()
     return times.user + times.system
 
+
 def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float | None:
     "The most memory torch's allocator handed out on a GPU since the last reset; None without one."
-    if device != 'cuda': return None
+    if device != 'cuda':
+        return None
     import torch
-    if not torch.cuda.is_available(): return None
+
+    if not torch.cuda.is_available():
+        return None
     if reset:
         torch.cuda.init()  # there is nothing to reset before
         torch.cuda.reset_peak_memory_stats(gpu_index)
@@ -190,147 +268,279 @@ def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float 
 def _idle(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> tuple[float | None, float | None]:  # W, %
     "A device that this process leaves alone for some seconds: the lowest of ten readings of power and of kernels running; power is what a counter counts where there is no reading of it."
     try:
-        before, begin, seen = meter.joules(), time.perf_counter(), [meter.read()]
-        if before is None and seen[0]['power_w'] is None and seen[0]['gpu_percent'] is None: return None, None
+        before = meter.joules()
+        begin = time.perf_counter()
+        seen = [meter.read()]
+        if before is None and seen[0]['power_w'] is None and seen[0]['gpu_percent'] is None:
+            return None, None
         for _ in range(9):
             time.sleep(seconds / 9)
             seen.append(meter.read())
         watts, percent = (_known([s[key] for s in seen], min) for key in ('power_w', 'gpu_percent'))
-        if watts is not None or before is None: return watts, percent
-        after, took = meter.joules(), time.perf_counter() - begin
-        return (after - before) / took if after is not None and took > .01 else None, percent
-    except Exception: return None, None
+        if watts is not None or before is None:
+            return watts, percent
+        after = meter.joules()
+        took = time.perf_counter() - begin
+        return (after - before) / took if after is not None and took > 0.01 else None, percent
+    except Exception:
+        return None, None
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #aec26a3f
 SAMPLE_KEYS = ('elapsed_s', 'cpu_percent', 'host_mib', *READINGS, 'load_average')
 
+
 def _tell(t: Telemetry) -> None:
     "Hand on what the samples since the last row show; a listener that fails is not called again."
-    first, end = t._told, len(t.trace[COLUMNS[-1]])  # the column that is written last: all have as many
-    if t.on_sample is None or first == end: return
-    t._told, begin = end, time.thread_time()
-    try: t.on_sample(_row(t, first, end))
+    # the column that is written last: all have as many
+    first = t._told
+    end = len(t.trace[COLUMNS[-1]])
+    if t.on_sample is None or first == end:
+        return
+    t._told = end
+    begin = time.thread_time()
+    try:
+        t.on_sample(_row(t, first, end))
     except Exception as e:
         t.reasons['on_sample'] = f'on_sample failed and was not called again: {type(e).__name__}: {e}'
         t.on_sample = None
     t.busy_s += time.thread_time() - begin
+
 
 def _row(t: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS
     "The samples from `first` to before `end` as one."
     before = max(0, first - 1)
     took, cpu_s = (t.trace[k][end - 1] - t.trace[k][before] for k in ('elapsed_s', 'cpu_s'))
     means = {key: _mean(t.trace, key, first, end) for key in ('host_mib', *READINGS)}
-    if means['throttle'] is not None: means['throttle'] = throttle_names(reduce(or_, map(int, t.trace['throttle'][first:end])))
-    return dict(elapsed_s=t.trace['elapsed_s'][end - 1], cpu_percent=100 * cpu_s / took if took > .01 else None, **means, load_average=t.loads[-1])
+    if means['throttle'] is not None:
+        means['throttle'] = throttle_names(reduce(or_, map(int, t.trace['throttle'][first:end])))
+    return dict(
+        elapsed_s=t.trace['elapsed_s'][end - 1],
+        cpu_percent=100 * cpu_s / took if took > 0.01 else None,
+        **means,
+        load_average=t.loads[-1],
+    )
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #d4910029
-BUSY_SHARE = .05  # a run on all cores loses at least this share of its time to others; seeds of one arm on a quiet machine differ by about as much
+# a run on all cores loses at least this share of its time to others; seeds of one arm on a quiet machine
+# differ by about as much
+BUSY_SHARE = 0.05
+
 
 def _used_s(times: Any) -> float:
     "CPU time used by anyone, of `psutil.cpu_times()`; that of guests is in `user`."
-    return times.user + times.system + sum(getattr(times, kind, 0.) for kind in ('nice', 'irq', 'softirq'))
+    return times.user + times.system + sum(getattr(times, kind, 0.0) for kind in ('nice', 'irq', 'softirq'))
+
 
 def _machine(t: Telemetry) -> dict:
     "What the machine did meanwhile."
-    used_s, steal = _used_s(t.end_machine) - _used_s(t.begin_machine), _steal_percent(t.begin_machine, t.end_machine)
-    loads = dict(load_average_start=t.loads[0], load_average_mean=sum(t.loads) / len(t.loads), load_average_end=t.loads[-1])
-    return dict(cores=(cores := psutil.cpu_count()), wall_s=t.wall_s, used_cpu_s=used_s, own_cpu_s=t.cpu_s, **loads, cpu_steal=steal,
-                busy_share=_others(cores, used_s, t.cpu_s, t.wall_s), idle_gpu_percent=t.idle_gpu_percent)
+    used_s = _used_s(t.end_machine) - _used_s(t.begin_machine)
+    steal = _steal_percent(t.begin_machine, t.end_machine)
+    loads = dict(
+        load_average_start=t.loads[0],
+        load_average_mean=sum(t.loads) / len(t.loads),
+        load_average_end=t.loads[-1],
+    )
+    return dict(
+        cores=(cores := psutil.cpu_count()),
+        wall_s=t.wall_s,
+        used_cpu_s=used_s,
+        own_cpu_s=t.cpu_s,
+        **loads,
+        cpu_steal=steal,
+        busy_share=_others(cores, used_s, t.cpu_s, t.wall_s),
+        idle_gpu_percent=t.idle_gpu_percent,
+    )
+
 
 def _others(cores: int, used_s: float, own_s: float, wall_s: float) -> float:
     "The share of the machine that went to others; its clock moves in hundredths of a second."
-    return min(1., max(0., used_s - own_s) / (cores * wall_s))
+    return min(1.0, max(0.0, used_s - own_s) / (cores * wall_s))
+
 
 def is_busy(
     machine: dict,  # `machine` of a summary or a record
-) -> bool | None:   # None: not known
+) -> bool | None:  # None: not known
     "Did others take so much of the machine that times should not be compared?"
-    if machine.get('busy_share') is None: return None
-    return machine['busy_share'] + (machine.get('cpu_steal') or 0.) / 100 > BUSY_SHARE or (machine.get('idle_gpu_percent') or 0.) > 100 * BUSY_SHARE
+    if machine.get('busy_share') is None:
+        return None
+    return (
+        machine['busy_share'] + (machine.get('cpu_steal') or 0.0) / 100 > BUSY_SHARE
+        or (machine.get('idle_gpu_percent') or 0.0) > 100 * BUSY_SHARE
+    )
+
 
 def _steal_percent(before: Any, after: Any) -> float | None:
     "Stolen share of the CPU time between two readings of `psutil.cpu_times`; None where the system does not count it."
     total = sum(after) - sum(before)
-    return round(100 * (after.steal - before.steal) / total, 3) if hasattr(after, 'steal') and total > 0 else None
+    return (
+        round(100 * (after.steal - before.steal) / total, 3)
+        if hasattr(after, 'steal') and total > 0
+        else None
+    )
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #c5e6084a
 def _phases(t: Telemetry) -> dict[str, dict]:
     "Seconds, energy, CPU time and utilisation of each phase."
-    found = {name: [piece[1:] for piece in t.pieces if piece[0] == name] for name in dict.fromkeys(piece[0] for piece in t.pieces)}
-    def total(values): return None if None in (values := list(values)) else sum(values)
-    def energy(begin, end): return None if None in (begin[2], end[2]) else energy_of(t.trace, begin[2], end[2])[0]
-    def percent(pieces): return _weighted([(_mean(t.trace, 'gpu_percent', b[2], e[2] + 1), e[0] - b[0]) for b, e in pieces if None not in (b[2], e[2])])
+    found = {
+        name: [piece[1:] for piece in t.pieces if piece[0] == name]
+        for name in dict.fromkeys(piece[0] for piece in t.pieces)
+    }
+
+    def total(values):
+        return None if None in (values := list(values)) else sum(values)
+
+    def energy(begin, end):
+        return None if None in (begin[2], end[2]) else energy_of(t.trace, begin[2], end[2])[0]
+
+    def percent(pieces):
+        return _weighted(
+            [
+                (_mean(t.trace, 'gpu_percent', b[2], e[2] + 1), e[0] - b[0])
+                for b, e in pieces
+                if None not in (b[2], e[2])
+            ]
+        )
+
     def measured(pieces):
-        return dict(seconds=sum(e[0] - b[0] for b, e in pieces), device_j=total(energy(b, e) for b, e in pieces),
-                    cpu_s=sum(e[1] - b[1] for b, e in pieces), gpu_percent=percent(pieces))
-    waited = {name: dict(seconds=s, device_j=None, cpu_s=None, gpu_percent=None) for name, s in t.waited.items()}
+        return dict(
+            seconds=sum(e[0] - b[0] for b, e in pieces),
+            device_j=total(energy(b, e) for b, e in pieces),
+            cpu_s=sum(e[1] - b[1] for b, e in pieces),
+            gpu_percent=percent(pieces),
+        )
+
+    waited = {
+        name: dict(seconds=s, device_j=None, cpu_s=None, gpu_percent=None) for name, s in t.waited.items()
+    }
     return waited | {name: measured(pieces) for name, pieces in found.items()}
+
 
 def _weighted(pairs: list[tuple[float | None, float]]) -> float | None:
     "The mean of values, each with its weight; None if one is missing."
-    if not pairs or any(value is None for value, _ in pairs): return None
-    return sum(value * weight for value, weight in pairs) / (sum(weight for _, weight in pairs) or 1.)
+    if not pairs or any(value is None for value, _ in pairs):
+        return None
+    return sum(value * weight for value, weight in pairs) / (sum(weight for _, weight in pairs) or 1.0)
+
 
 def _device(t: Telemetry, energy: dict, gpu_percent: float | None) -> dict:
     "A device and how it was used."
     most = {key: _numbers(t.trace, key) for key in ('temperature_c', 'device_mib')}
-    return dict(rank=0, **t.identity, device_j=energy['device_j'], mean_w=energy['mean_w'], idle_w=energy['idle_w'], gpu_percent=gpu_percent,
-                **{key: float(v.max()) if len(v) and np.isfinite(v).all() else None for key, v in most.items()},
-                sm_mhz=_mean(t.trace, 'sm_mhz'), memory_mhz=_mean(t.trace, 'memory_mhz'), throttle=_throttled(t))
+    return dict(
+        rank=0,
+        **t.identity,
+        device_j=energy['device_j'],
+        mean_w=energy['mean_w'],
+        idle_w=energy['idle_w'],
+        gpu_percent=gpu_percent,
+        **{key: float(v.max()) if len(v) and np.isfinite(v).all() else None for key, v in most.items()},
+        sm_mhz=_mean(t.trace, 'sm_mhz'),
+        memory_mhz=_mean(t.trace, 'memory_mhz'),
+        throttle=_throttled(t),
+    )
+
 
 def _throttled(t: Telemetry) -> dict[str, float] | None:  # name -> share of the samples
     "What held the clock back, and how often."
-    if _mean(t.trace, 'throttle') is None: return None
+    if _mean(t.trace, 'throttle') is None:
+        return None
     samples = [throttle_names(int(bits)) for bits in t.trace['throttle']]
-    return {name: sum(name in names for names in samples) / len(samples) for name in sorted({name for names in samples for name in names})}
+    return {
+        name: sum(name in names for names in samples) / len(samples)
+        for name in sorted({name for names in samples for name in names})
+    }
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #3a2c8350
 def summarise(
     t: Telemetry,  # after its `with` block
-) -> dict:         # memory, energy, utilisation, phases, machine, devices, sampling, reasons
+) -> dict:  # memory, energy, utilisation, phases, machine, devices, sampling, reasons
     "What a run used, as one process saw it."
     joules, how = energy_of(t.trace)
-    source = how and dict(counter=t.meter.source, power=f"power integrated over {len(t.trace['elapsed_s'])} samples")[how]
-    host, gaps = _numbers(t.trace, 'host_mib'), np.diff(_numbers(t.trace, 'elapsed_s'))
-    energy = dict(device_j=joules, mean_w=None if joules is None else joules / t.wall_s, idle_w=t.idle_w, source=source)
+    source = (
+        how
+        and dict(counter=t.meter.source, power=f"power integrated over {len(t.trace['elapsed_s'])} samples")[
+            how
+        ]
+    )
+    host = _numbers(t.trace, 'host_mib')
+    gaps = np.diff(_numbers(t.trace, 'elapsed_s'))
+    energy = dict(
+        device_j=joules, mean_w=None if joules is None else joules / t.wall_s, idle_w=t.idle_w, source=source
+    )
     gpu_percent = _mean(t.trace, 'gpu_percent')
     result = dict(
-        memory=dict(peak_device_mib=t.peak_device_mib, peak_host_mib=float(host.max()) if len(host) else None), energy=energy,
+        memory=dict(
+            peak_device_mib=t.peak_device_mib, peak_host_mib=float(host.max()) if len(host) else None
+        ),
+        energy=energy,
         utilisation=dict(cpu_percent=100 * t.cpu_s / t.wall_s, gpu_percent=gpu_percent),
-        phases=_phases(t), machine=_machine(t), devices=[_device(t, energy, gpu_percent)],
-        sampling=dict(interval_s=t.interval_s, samples=len(t.trace['elapsed_s']), longest_gap_s=float(gaps.max()) if len(gaps) else None,
-                      overhead_share=t.busy_s / t.wall_s))
-    return result | dict(reasons={name: _why(t, name) for name in _nulls(result)} | t.reasons | _bridges(t) | _holds(t))
+        phases=_phases(t),
+        machine=_machine(t),
+        devices=[_device(t, energy, gpu_percent)],
+        sampling=dict(
+            interval_s=t.interval_s,
+            samples=len(t.trace['elapsed_s']),
+            longest_gap_s=float(gaps.max()) if len(gaps) else None,
+            overhead_share=t.busy_s / t.wall_s,
+        ),
+    )
+    return result | dict(
+        reasons={name: _why(t, name) for name in _nulls(result)} | t.reasons | _bridges(t) | _holds(t)
+    )
+
 
 def _bridges(t: Telemetry) -> dict[str, str]:
     "What was read in between others only."
     told = f"{sum(t.bridged.values())} readings ({', '.join(f'{key} {n}' for key, n in t.bridged.items())})"
-    return {'bridged': f'the driver had no time for {told}; they lie between those beside them'} if t.bridged else {}
+    return (
+        {'bridged': f'the driver had no time for {told}; they lie between those beside them'}
+        if t.bridged
+        else {}
+    )
+
 
 def _holds(t: Telemetry) -> dict[str, str]:
     "What was read less often, since the answer is dear."
     told = ', '.join(f'{key} {n}' for key, n in t.meter.held.items() if n)
-    return {'held': f'to spare the training, the last answer was taken once more, of {len(t.trace["elapsed_s"])} samples: {told}; energy is read anew where a phase begins and ends'} if told else {}
+    return (
+        {
+            'held': f'to spare the training, the last answer was taken once more, of {len(t.trace["elapsed_s"])} samples: {told}; energy is read anew where a phase begins and ends'
+        }
+        if told
+        else {}
+    )
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #96f4a5d3
 _CAUSES = {  # the last part of a null's name -> the meter's reasons that explain it
-    'peak_device_mib': ('device_mib',), 'device_j': ('power_w', 'joules'), 'mean_w': ('power_w', 'joules'), 'source': ('power_w', 'joules'),
-    'idle_w': ('power_w', 'joules'), 'idle_gpu_percent': ('gpu_percent',),
+    'peak_device_mib': ('device_mib',),
+    'device_j': ('power_w', 'joules'),
+    'mean_w': ('power_w', 'joules'),
+    'source': ('power_w', 'joules'),
+    'idle_w': ('power_w', 'joules'),
+    'idle_gpu_percent': ('gpu_percent',),
 }
+
 
 def _nulls(value: Any, name: str = '') -> list[str]:
     "The dotted names of all nulls."
-    if isinstance(value, list): value = dict(enumerate(value))
-    if isinstance(value, dict): return [found for k, v in value.items() for found in _nulls(v, f'{name}.{k}'.lstrip('.'))]
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        return [found for k, v in value.items() for found in _nulls(v, f'{name}.{k}'.lstrip('.'))]
     return [name] if value is None else []
+
 
 def _why(t: Telemetry, name: str) -> str:
     "Why a value is null."
     part, _, key = name.rpartition('.')
-    if part.startswith('phases.') and part[7:] in t.waited: return 'this time lies inside other phases, and so do its energy and its work'
-    if name == 'machine.cpu_steal': return 'the system does not count stolen time, or the run was too short for its clock'
+    if part.startswith('phases.') and part[7:] in t.waited:
+        return 'this time lies inside other phases, and so do its energy and its work'
+    if name == 'machine.cpu_steal':
+        return 'the system does not count stolen time, or the run was too short for its clock'
     causes = [c for c in _CAUSES.get(key, (key,)) if c in t.meter.reasons]
-    return '; '.join(dict.fromkeys(t.meter.reasons[c] + _until(t, c) for c in causes)) or t.reasons.get('samples', 'the device gives no such reading')
+    return '; '.join(dict.fromkeys(t.meter.reasons[c] + _until(t, c) for c in causes)) or t.reasons.get(
+        'samples', 'the device gives no such reading'
+    )
+
 
 def _until(t: Telemetry, reading: str) -> str:
     "When a reading was there for the last time, if ever."
@@ -340,90 +550,188 @@ def _until(t: Telemetry, reading: str) -> str:
 # %% ../../nbs/telemetry/02_sampler.ipynb #9e6a17fe
 def together(
     summaries: Sequence[dict],  # one `Telemetry.summary()` a rank, in the order of ranks, of one machine
-    device: str,                # 'cpu' or 'cuda'
-) -> dict:                      # the same shape; `devices` has a row a rank
+    device: str,  # 'cpu' or 'cuda'
+) -> dict:  # the same shape; `devices` has a row a rank
     "What all ranks used: memory and CPU time added, energy added over the devices there are, times and percentages averaged."
-    owner = ['the packages' if device != 'cuda' else s['devices'][0]['uuid'] or rank for rank, s in enumerate(summaries)]
-    def once(values, rule=max): return sum(rule(v for v, o in zip(values, owner) if o == who) for who in dict.fromkeys(owner))  # a device counts once
-    def combine(part, **how): return {key: _known([s[part][key] for s in summaries], rule) for key, rule in how.items()}
+    owner = [
+        'the packages' if device != 'cuda' else s['devices'][0]['uuid'] or rank
+        for rank, s in enumerate(summaries)
+    ]
+
+    def once(values, rule=max):
+        # a device counts once
+        return sum(rule(v for v, o in zip(values, owner) if o == who) for who in dict.fromkeys(owner))
+
+    def combine(part, **how):
+        return {key: _known([s[part][key] for s in summaries], rule) for key, rule in how.items()}
+
     result = dict(
         memory=combine('memory', peak_device_mib=sum, peak_host_mib=sum),
-        energy=combine('energy', device_j=once, mean_w=once, idle_w=lambda values: once(values, min), source=lambda values: values[0]),
+        energy=combine(
+            'energy',
+            device_j=once,
+            mean_w=once,
+            idle_w=lambda values: once(values, min),
+            source=lambda values: values[0],
+        ),
         utilisation=combine('utilisation', cpu_percent=sum, gpu_percent=_average),
-        phases=_phases_together(summaries, owner), machine=_machine_together([s['machine'] for s in summaries]),
+        phases=_phases_together(summaries, owner),
+        machine=_machine_together([s['machine'] for s in summaries]),
         devices=[s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)],
-        sampling=combine('sampling', interval_s=max, samples=sum, longest_gap_s=max, overhead_share=max))
+        sampling=combine('sampling', interval_s=max, samples=sum, longest_gap_s=max, overhead_share=max),
+    )
     return result | dict(reasons=_reasons_together(result, summaries))
+
 
 def without_sums(
     used: dict,  # of `together`
-    why: str,    # it is not the whole run
+    why: str,  # it is not the whole run
 ) -> dict:
     "Energy and phases are sums over a run: those of its last sitting would look like them, so they are null."
     sums = ('device_j', 'mean_w')
-    parts = dict(energy=used['energy'] | dict.fromkeys(sums), devices=[device | dict.fromkeys(sums) for device in used['devices']],
-                 phases={name: dict.fromkeys(phase) for name, phase in used['phases'].items()})
+    parts = dict(
+        energy=used['energy'] | dict.fromkeys(sums),
+        devices=[device | dict.fromkeys(sums) for device in used['devices']],
+        phases={name: dict.fromkeys(phase) for name, phase in used['phases'].items()},
+    )
     nulls = (name for name in _nulls(parts) if name.startswith('phases.') or name.endswith(sums))
     return used | parts | dict(reasons=used['reasons'] | dict.fromkeys(nulls, why))
 
-def _average(values: list[float]) -> float: return sum(values) / len(values)
-def _known(values: list, how: Callable) -> Any: return None if None in values else how(values)
+
+def _average(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _known(values: list, how: Callable) -> Any:
+    return None if None in values else how(values)
+
 
 def _phases_together(summaries: Sequence[dict], owner: list) -> dict[str, dict]:
     "Each phase over the ranks that had it."
     result = {}
     for name in dict.fromkeys(name for s in summaries for name in s['phases']):
-        ranks, whose = zip(*((s['phases'][name], who) for s, who in zip(summaries, owner) if name in s['phases']))
-        energies = {who: _known([r['device_j'] for r, w in zip(ranks, whose) if w == who], max) for who in whose}  # a device counts once
-        result[name] = dict(seconds=_average([r['seconds'] for r in ranks]), device_j=_known(list(energies.values()), sum),
-                            cpu_s=_known([r['cpu_s'] for r in ranks], sum), gpu_percent=_known([r['gpu_percent'] for r in ranks], _average))
+        ranks, whose = zip(
+            *((s['phases'][name], who) for s, who in zip(summaries, owner) if name in s['phases'])
+        )
+        # a device counts once
+        energies = {
+            who: _known([r['device_j'] for r, w in zip(ranks, whose) if w == who], max) for who in whose
+        }
+        result[name] = dict(
+            seconds=_average([r['seconds'] for r in ranks]),
+            device_j=_known(list(energies.values()), sum),
+            cpu_s=_known([r['cpu_s'] for r in ranks], sum),
+            gpu_percent=_known([r['gpu_percent'] for r in ranks], _average),
+        )
     return result
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #6e975216
 def _machine_together(ranks: list[dict]) -> dict:
     "One machine as all ranks saw it: what none of them used went to others."
-    used_s, wall_s, own_s = max(m['used_cpu_s'] for m in ranks), max(m['wall_s'] for m in ranks), sum(m['own_cpu_s'] for m in ranks)
-    steal, idle_gpu_percent = (_known([m[key] for m in ranks], max) for key in ('cpu_steal', 'idle_gpu_percent'))
-    loads = {key: sum(m[key] for m in ranks) / len(ranks) for key in ('load_average_start', 'load_average_mean', 'load_average_end')}
-    return dict(ranks[0], wall_s=wall_s, used_cpu_s=used_s, own_cpu_s=own_s, cpu_steal=steal, **loads,
-                busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s), idle_gpu_percent=idle_gpu_percent)
+    used_s = max(m['used_cpu_s'] for m in ranks)
+    wall_s = max(m['wall_s'] for m in ranks)
+    own_s = sum(m['own_cpu_s'] for m in ranks)
+    steal, idle_gpu_percent = (
+        _known([m[key] for m in ranks], max) for key in ('cpu_steal', 'idle_gpu_percent')
+    )
+    loads = {
+        key: sum(m[key] for m in ranks) / len(ranks)
+        for key in ('load_average_start', 'load_average_mean', 'load_average_end')
+    }
+    return dict(
+        ranks[0],
+        wall_s=wall_s,
+        used_cpu_s=used_s,
+        own_cpu_s=own_s,
+        cpu_steal=steal,
+        **loads,
+        busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s),
+        idle_gpu_percent=idle_gpu_percent,
+    )
+
 
 def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]:
     "Why each null is null, and what else went wrong; a rank is named where not all say the same."
-    def named(name, rank): return f'devices.{rank}.{name[10:]}' if name.startswith('devices.0.') else name
-    local = [{named(name, rank): why for name, why in s['reasons'].items()} for rank, s in enumerate(summaries)]
+
+    def named(name, rank):
+        return f'devices.{rank}.{name[10:]}' if name.startswith('devices.0.') else name
+
+    local = [
+        {named(name, rank): why for name, why in s['reasons'].items()} for rank, s in enumerate(summaries)
+    ]
     reasons = {}
-    for name in dict.fromkeys([*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged', 'held'))]):
+    for name in dict.fromkeys(
+        [*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged', 'held'))]
+    ):
         said = {rank: r[name] for rank, r in enumerate(local) if name in r}
         same = len(said) == len(summaries) and len(set(said.values())) == 1 or name.startswith('devices.')
-        reasons[name] = next(iter(said.values())) if same and said else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
+        reasons[name] = (
+            next(iter(said.values()))
+            if same and said
+            else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
+        )
     return reasons
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #e6e073b9
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()
 
+
 def environment(
     device: str | None = None,  # 'cpu' or 'cuda'; None: cuda where torch sees a GPU
-) -> dict:                      # torch, transformers, python, device, cpu, git, load_average, cpu_steal (%)
+) -> dict:  # torch, transformers, python, device, cpu, git, load_average, cpu_steal (%)
     "The software and the machine a run ran on."
     import torch
+
     on_gpu = torch.cuda.is_available() if device is None else device == 'cuda'
     cpu = f'{cpu_name()}, {psutil.cpu_count()} cores'
-    return dict(torch=torch.__version__, transformers=_version('transformers'), python=platform.python_version(),
-                device=torch.cuda.get_device_name() if on_gpu else cpu, cpu=cpu, git=git_commit(),
-                load_average=list(os.getloadavg()), cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()))
+    return dict(
+        torch=torch.__version__,
+        transformers=_version('transformers'),
+        python=platform.python_version(),
+        device=torch.cuda.get_device_name() if on_gpu else cpu,
+        cpu=cpu,
+        git=git_commit(),
+        load_average=list(os.getloadavg()),
+        cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()),
+    )
+
 
 def _version(package: str) -> str | None:
-    try: return version(package)
-    except PackageNotFoundError: return None
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
 
 def git_commit(
     folder: Path | None = None,  # None: that of this module, if its repository has the module
-) -> str | None:                 # '<sha>', '<sha>-dirty' when a tracked file differs that is no evidence and no figure (runs write those themselves), None outside git
+    # '<sha>', '<sha>-dirty' when a tracked file differs that is no evidence and no figure (runs write those
+    # themselves), None outside git
+) -> str | None:
     "The commit the code stands at."
     here = folder or (Path(__file__).parent if '__file__' in globals() else root())
-    def git(*args): return subprocess.run(['git', '-C', str(here), *args], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    def git(*args):
+        return subprocess.run(
+            ['git', '-C', str(here), *args], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
     try:
-        if not folder and '__file__' in globals(): git('ls-files', '--error-unmatch', Path(__file__).name)  # an installed copy may lie in a repository of something else
-        return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--untracked-files=no', '--', ':/', ':(top,exclude)thesis/data', ':(top,exclude)figures') else '')
-    except (OSError, subprocess.SubprocessError): return None
+        if not folder and '__file__' in globals():
+            # an installed copy may lie in a repository of something else
+            git('ls-files', '--error-unmatch', Path(__file__).name)
+        return git('rev-parse', 'HEAD') + (
+            '-dirty'
+            if git(
+                'status',
+                '--porcelain',
+                '--untracked-files=no',
+                '--',
+                ':/',
+                ':(top,exclude)thesis/data',
+                ':(top,exclude)figures',
+            )
+            else ''
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None

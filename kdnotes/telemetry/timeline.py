@@ -13,49 +13,93 @@ __all__ = ['TRACE', 'compact_timeline', 'compact_gradients']
 # %% ../../nbs/telemetry/03_timeline.ipynb #4a4d7132
 TRACE = {  # what a timeline shows -> how a stretch of samples becomes one number
     'cpu_percent': np.mean,  # 100: one core is busy
-    'host_mib':    np.max,
+    'host_mib': np.max,
     'gpu_percent': np.mean,
-    'device_mib':  np.max,
-    'power_w':     np.mean,
+    'device_mib': np.max,
+    'power_w': np.mean,
 }
 
-def _short(value, digits: int) -> float: return float(f'{value:.{digits}g}')
+
+def _short(value, digits: int) -> float:
+    return float(f'{value:.{digits}g}')
+
 
 def _last_sitting(samples: list[dict]) -> list[dict]:
     "The samples of the lowest rank from the last time the clock started anew."
     first = min((s.get('rank') or 0 for s in samples), default=0)
     samples = [s for s in samples if (s.get('rank') or 0) == first]
     starts = [i for i in range(1, len(samples)) if samples[i]['elapsed_s'] < samples[i - 1]['elapsed_s']]
-    return samples[starts[-1] if starts else 0:]
+    return samples[starts[-1] if starts else 0 :]
+
 
 def compact_timeline(
     samples: Iterable[dict],  # in order: elapsed_s, rank and some of TRACE; other keys are ignored
-    points: int = 60,         # at most so many, >= 1
-) -> list[dict]:              # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch without samples is left out
+    points: int = 60,  # at most so many, >= 1
+    # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch
+    # without samples is left out
+) -> list[dict]:
     "A run's samples as a short list, the same for the same samples."
-    if points < 1: raise ValueError(f'points={points} must be >= 1; 60 are enough for a figure')
+    if points < 1:
+        raise ValueError(f'points={points} must be >= 1; 60 are enough for a figure')
     samples = _last_sitting(list(samples))
-    if not samples: return []
+    if not samples:
+        return []
     width = max(samples[-1]['elapsed_s'] / points, 1e-9)
     stretches: dict[int, list[dict]] = {}
-    for s in samples: stretches.setdefault(min(int(s['elapsed_s'] / width), points - 1), []).append(s)
-    def reduced(held, key, how): return _short(how(seen), 4) if (seen := [s[key] for s in held if s.get(key) is not None]) else None
-    return [dict(elapsed_s=_short((i + .5) * width, 5)) | {key: reduced(held, key, how) for key, how in TRACE.items()} for i, held in sorted(stretches.items())]
+    for s in samples:
+        stretches.setdefault(min(int(s['elapsed_s'] / width), points - 1), []).append(s)
+
+    def reduced(held, key, how):
+        return _short(how(seen), 4) if (seen := [s[key] for s in held if s.get(key) is not None]) else None
+
+    return [
+        dict(elapsed_s=_short((i + 0.5) * width, 5))
+        | {key: reduced(held, key, how) for key, how in TRACE.items()}
+        for i, held in sorted(stretches.items())
+    ]
 
 # %% ../../nbs/telemetry/03_timeline.ipynb #e4a472e5
 def _layer(row: dict) -> dict:
     "A layer's histogram in bins of two exponents, as shares of all its numbers."
-    first, counts = row['log2_from'], row['log2_counts']
+    first = row['log2_from']
+    counts = row['log2_counts']
     counts = [0] * (first % 2) + list(counts) + [0] * ((first + len(counts)) % 2)
     shares = [_short((a + b) / row['elements'], 4) for a, b in zip(counts[::2], counts[1::2])]
-    return dict(layer=row['layer'], elements=row['elements'], zero=_short(row['zero'], 4), not_finite=_short(row['not_finite'], 4), log2_from=first - first % 2, shares=shares)
+    return dict(
+        layer=row['layer'],
+        elements=row['elements'],
+        zero=_short(row['zero'], 4),
+        not_finite=_short(row['not_finite'], 4),
+        log2_from=first - first % 2,
+        shares=shares,
+    )
+
 
 def compact_gradients(
     rows: Iterable[dict],  # of kind `gradients`, in order; others are ignored
-    moments: int = 3,      # at most so many steps, >= 1
-) -> list[dict] | None:    # step, scale and layers: layer, elements, zero, not_finite (shares), log2_from, shares (of bins two exponents wide); None: no such rows
+    moments: int = 3,  # at most so many steps, >= 1
+    # step, scale and layers: layer, elements, zero, not_finite (shares), log2_from, shares (of bins two
+    # exponents wide); None: no such rows
+) -> list[dict] | None:
     "The sizes of a run's gradients, layer by layer at a few steps and without their loss scale."
-    if moments < 1: raise ValueError(f'moments={moments} must be >= 1; 3 show the start, the middle and the end')
-    rows = list({row['step']: row for row in rows if row['kind'] == 'gradients'}.values())  # of a step done twice, what came last
-    chosen = sorted({round(i) for i in np.linspace(0, len(rows) - 1, min(moments, len(rows)))}) if moments > 1 else [len(rows) - 1]
-    return [dict(step=rows[i]['step'], scale=rows[i]['scale'], layers=[_layer(layer) for layer in rows[i]['layers']]) for i in chosen] if rows else None
+    if moments < 1:
+        raise ValueError(f'moments={moments} must be >= 1; 3 show the start, the middle and the end')
+    # of a step done twice, what came last
+    rows = list({row['step']: row for row in rows if row['kind'] == 'gradients'}.values())
+    chosen = (
+        sorted({round(i) for i in np.linspace(0, len(rows) - 1, min(moments, len(rows)))})
+        if moments > 1
+        else [len(rows) - 1]
+    )
+    return (
+        [
+            dict(
+                step=rows[i]['step'],
+                scale=rows[i]['scale'],
+                layers=[_layer(layer) for layer in rows[i]['layers']],
+            )
+            for i in chosen
+        ]
+        if rows
+        else None
+    )

@@ -10,4 +10,5 @@ import sys
 from .build import main
 
 # %% ../../nbs/thesis/04_main.ipynb #5d78819c
-if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())
+if __name__ == '__main__' and '__file__' in globals():
+    sys.exit(main())

@@ -4,7 +4,11 @@
 
 # %% ../../nbs/thesis/03_build.ipynb #f58c9437
 from __future__ import annotations
-import inspect, os, re, shutil, sys
+import inspect
+import os
+import re
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,38 +51,66 @@ def evidence_alone(
     before = os.environ.get('KDNOTES_HOME')
     with TemporaryDirectory() as folder:
         (Path(folder) / 'thesis').mkdir()
-        (Path(folder) / 'thesis' / 'data').symlink_to((where / 'thesis' / 'data').resolve(), target_is_directory=True)
+        (Path(folder) / 'thesis' / 'data').symlink_to(
+            (where / 'thesis' / 'data').resolve(), target_is_directory=True
+        )
         os.environ['KDNOTES_HOME'] = folder
-        try: yield Path(folder)
+        try:
+            yield Path(folder)
         finally:
-            if before is None: del os.environ['KDNOTES_HOME']
-            else: os.environ['KDNOTES_HOME'] = before
+            if before is None:
+                del os.environ['KDNOTES_HOME']
+            else:
+                os.environ['KDNOTES_HOME'] = before
 
 # %% ../../nbs/thesis/03_build.ipynb #43911376
-PARTS = ('main', 'sensitivity', 'without_transfer', 'without_bf16', 'gpu', 'tuning', 'transfer', 'gpu_transfer')
-ENOUGH_SEEDS = 5  # from so many on the crossed test keeps its level in simulations (nbs/analysis/08_coverage.ipynb)
-LISTED = ('tuning', 'transfer', 'gpu_transfer')  # parts whose runs are told one by one, with no comparison and no figure
+PARTS = (
+    'main',
+    'sensitivity',
+    'without_transfer',
+    'without_bf16',
+    'gpu',
+    'tuning',
+    'transfer',
+    'gpu_transfer',
+)
+# from so many on the crossed test keeps its level in simulations (nbs/analysis/08_coverage.ipynb)
+ENOUGH_SEEDS = 5
+# parts whose runs are told one by one, with no comparison and no figure
+LISTED = ('tuning', 'transfer', 'gpu_transfer')
+
 
 def planned(
     plan: dict,  # thesis/plan.json
-    part: str,   # one of PARTS
-) -> list[tuple[str, str, str]]:  # (arm, seed, run_id), the seed of a trial with more behind it; [] for a part that is not in the plan
+    part: str,  # one of PARTS
+    # (arm, seed, run_id), the seed of a trial with more behind it; [] for a part that is not in the plan
+) -> list[tuple[str, str, str]]:
     "The runs a part of the thesis rests on."
-    return [(arm, seed, i) for arm, by_seed in plan['parts'].get(part, {}).get('runs', {}).items() for seed, i in by_seed.items()]
+    return [
+        (arm, seed, i)
+        for arm, by_seed in plan['parts'].get(part, {}).get('runs', {}).items()
+        for seed, i in by_seed.items()
+    ]
+
 
 def part_records(
     plan: dict,
     part: str,
 ) -> list[dict]:  # in the home at hand
     "The records of a part, or a `ThesisError` that names each run that is missing."
-    study, runs = plan['parts'][part]['study'], planned(plan, part)
+    study = plan['parts'][part]['study']
+    runs = planned(plan, part)
     known = {r['run_id']: r for r in records(study)}
     if missing := [f'{i} (arm {arm}, seed {seed})' for arm, seed, i in runs if i not in known]:
-        raise ThesisError(f"the thesis rests on run {', '.join(missing)}, and thesis/data/{study}.records.jsonl does not have it; "
-                          f"restore it, or say anew what the thesis rests on with: python -m kdnotes.thesis pin {part}={study}")
+        raise ThesisError(
+            f"the thesis rests on run {', '.join(missing)}, and thesis/data/{study}.records.jsonl does not have it; restore it, or say anew what the thesis rests on with: python -m kdnotes.thesis pin {part}={study}"
+        )
     found = [known[i] for _, _, i in runs]
     for (arm, seed, i), r in zip(runs, found):
-        if (r['arm'], str(r['seed'])) != (arm, seed.split()[0]): raise ThesisError(f"run {i} is arm {r['arm']}, seed {r['seed']} in its record and arm {arm}, seed {seed} in thesis/plan.json; pin {part}={study} again")
+        if (r['arm'], str(r['seed'])) != (arm, seed.split()[0]):
+            raise ThesisError(
+                f"run {i} is arm {r['arm']}, seed {r['seed']} in its record and arm {arm}, seed {seed} in thesis/plan.json; pin {part}={study} again"
+            )
     return found
 
 # %% ../../nbs/thesis/03_build.ipynb #720f134c
@@ -86,63 +118,154 @@ def _check_starts(plan: dict, found: Sequence[dict]) -> None:
     "Runs that gave others their first weights are among what the thesis rests on."
     known = {i for part in PARTS for *_, i in planned(plan, part)}
     if lost := sorted({i for r in found if (i := r['initial'].get('transfer_run_id')) and i not in known}):
-        raise ThesisError(f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; say so with: python -m kdnotes.thesis pin transfer=<its study>")
+        raise ThesisError(
+            f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; say so with: python -m kdnotes.thesis pin transfer=<its study>"
+        )
+
 
 def pin(
-    where: Path,             # the checkout
-    studies: dict[str, str], # part -> study; parts that are not named stay as they are; '' takes one out
-) -> Path:                   # thesis/plan.json
+    where: Path,  # the checkout
+    studies: dict[str, str],  # part -> study; parts that are not named stay as they are; '' takes one out
+) -> Path:  # thesis/plan.json
     "Write down which runs the thesis rests on: all of these studies that are in the evidence."
     path = where / 'thesis' / 'plan.json'
     plan = read_json(path)
     for part, study in studies.items():
-        if part not in PARTS: raise ThesisError(f"there is no part {part!r} of the thesis; the parts are {', '.join(PARTS)}")
+        if part not in PARTS:
+            raise ThesisError(f"there is no part {part!r} of the thesis; the parts are {', '.join(PARTS)}")
         plan['parts'].pop(part, None)
-        if not study: continue
-        with evidence_alone(where): arms = arms_of(records(study))
-        if not arms: raise ThesisError(f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs are exported as they end')
-        if part == 'without_bf16' and (wrong := [r['run_id'] for runs in arms.values() for r in runs if r['precision'] == 'bf16' and not widened(r)]):
-            raise ThesisError(f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; without_bf16 is for a study of a processor that has no instructions for them")
-        def name(r, runs): return str(r['seed']) if sum(x['seed'] == r['seed'] for x in runs) == 1 else f"{r['seed']} {r['run_id'].rpartition('-')[2]}"  # trials share a seed
-        plan['parts'][part] = dict(study=study, runs={arm: {name(r, runs): r['run_id'] for r in runs} for arm, runs in arms.items()})
+        if not study:
+            continue
+        with evidence_alone(where):
+            arms = arms_of(records(study))
+        if not arms:
+            raise ThesisError(
+                f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs are exported as they end'
+            )
+        if part == 'without_bf16' and (
+            wrong := [
+                r['run_id']
+                for runs in arms.values()
+                for r in runs
+                if r['precision'] == 'bf16' and not widened(r)
+            ]
+        ):
+            raise ThesisError(
+                f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; without_bf16 is for a study of a processor that has no instructions for them"
+            )
+
+        def name(r, runs):
+            # trials share a seed
+            return (
+                str(r['seed'])
+                if sum(x['seed'] == r['seed'] for x in runs) == 1
+                else f"{r['seed']} {r['run_id'].rpartition('-')[2]}"
+            )
+
+        plan['parts'][part] = dict(
+            study=study, runs={arm: {name(r, runs): r['run_id'] for r in runs} for arm, runs in arms.items()}
+        )
     return write_json(path, plan)
 
 # %% ../../nbs/thesis/03_build.ipynb #700a9b3e
 def overlap(
-    target: Corpus,   # whose test set is looked at
-    source: Corpus,   # all of which may have been trained on
-    words: int = 8,   # in a row, letters' case and marks aside
-) -> dict[str, Any]:  # words; sentences, of how many questions (and their ids), that share so many words in a row with one of the source's; how many of them are correct; questions that are the same
+    target: Corpus,  # whose test set is looked at
+    source: Corpus,  # all of which may have been trained on
+    words: int = 8,  # in a row, letters' case and marks aside
+    # words; sentences, of how many questions (and their ids), that share so many words in a row with one of
+    # the source's; how many of them are correct; questions that are the same
+) -> dict[str, Any]:
     "What a model that was trained on another corpus has read of a test set before."
-    def split(text): return re.findall(r'\w+', text.lower())
-    def windows(text): return (hash(tuple(w[i:i + words])) for w in [split(text)] for i in range(len(w) - words + 1))
-    rows = [r for part in source.splits.values() for r in part]
-    known, asked = {h for text in {r['sentence'] for r in rows} for h in windows(text)}, {tuple(split(r['question'])) for r in rows}
-    found = [r for r in target.splits['test'] if any(h in known for h in windows(r['sentence']))]
-    return dict(words=words, sentences=len(found), questions=len({r['question_id'] for r in found}), ids=sorted({r['question_id'] for r in found}), correct=sum(r['label'] for r in found),
-                same_questions=sum(tuple(split(q)) in asked for q in {r['question'] for r in target.splits['test']}))
 
-def corpus_facts() -> dict:  # source, sha256, splits -> pairs, positives, questions, answered, clean; overlap with SQuAD, where that is
+    def split(text):
+        return re.findall(r'\w+', text.lower())
+
+    def windows(text):
+        return (hash(tuple(w[i : i + words])) for w in [split(text)] for i in range(len(w) - words + 1))
+
+    rows = [r for part in source.splits.values() for r in part]
+    known = {h for text in {r['sentence'] for r in rows} for h in windows(text)}
+    asked = {tuple(split(r['question'])) for r in rows}
+    found = [r for r in target.splits['test'] if any(h in known for h in windows(r['sentence']))]
+    return dict(
+        words=words,
+        sentences=len(found),
+        questions=len({r['question_id'] for r in found}),
+        ids=sorted({r['question_id'] for r in found}),
+        correct=sum(r['label'] for r in found),
+        same_questions=sum(tuple(split(q)) in asked for q in {r['question'] for r in target.splits['test']}),
+    )
+
+
+def corpus_facts(
+    # source, sha256, splits -> pairs, positives, questions, answered, clean; overlap with SQuAD, where that
+    # is
+) -> dict:
     "Counts of WikiQA, from the copies at hand."
     corpus = load_corpus('answer_selection', 'wikiqa')
-    seen = dict(overlap=overlap(corpus, load_corpus('answer_selection', 'squad1'))) if local_copy('squad1', CORPORA) else {}
-    return seen | dict(source='kdnotes.tasks.answer_selection.counts of the published files', sha256=corpus.sha256[:12], splits={split: {k: int(n) for k, n in row.items()} for split, row in counts(corpus).T.to_dict().items()})
+    seen = (
+        dict(overlap=overlap(corpus, load_corpus('answer_selection', 'squad1')))
+        if local_copy('squad1', CORPORA)
+        else {}
+    )
+    return seen | dict(
+        source='kdnotes.tasks.answer_selection.counts of the published files',
+        sha256=corpus.sha256[:12],
+        splits={
+            split: {k: int(n) for k, n in row.items()} for split, row in counts(corpus).T.to_dict().items()
+        },
+    )
 
 # %% ../../nbs/thesis/03_build.ipynb #c7cb2d04
 def bench_facts(
     results: dict,  # of `make bench`: runs/bench/<time>/bench.json
-) -> dict:          # source, table (text), uncommitted: were there changes that were not committed?; ratio -> value (median), lowest, highest, wanted, reached
+    # source, table (text), uncommitted: were there changes that were not committed?; ratio -> value (median),
+    # lowest, highest, wanted, reached
+) -> dict:
     "A benchmark in few numbers. Contestants whose names begin with a digit are its part about scaling, and have a table of their own where they ran alone."
     own = {t['contestant'] for t in results['turns']} - {'machine'}
     names = [c for c in results['about'] if c in own and (not c[0].isdigit() or 'kdnotes' not in own)]
+
     def row(name):
-        rate, tokens, memory = (rounds(results, name, key) for key in ('examples_per_s', 'tokens_per_s', 'host_mib'))
-        return {'contestant': name, 'what it is': results['about'][name], 'examples/s': f'{rate.median():.0f} ({rate.min():.0f} to {rate.max():.0f})', 'tokens/s': f'{tokens.median():,.0f}', 'MiB': f'{memory.median():,.0f}'}
-    kept = bench_aims(results | dict(turns=[t for t in results['turns'] if t['contestant'] in (*names, 'machine')]))
-    told = {r['key']: dict(value=r['measured'], lowest=r['lowest'], highest=r['highest'], wanted=r['wanted'], reached=r['met']) for r in kept.to_dict('records')}
-    env, setting = results['environment'], results['settings']
-    return dict(source=f"make bench, begun {results['began']}, commit {commits([results])[0]}", uncommitted=uncommitted(results), device=env['device'], torch=env['torch'], rounds=setting['alternations'], steps=setting['steps'],
-                dtype=setting['dtype'], minutes=results['minutes'], table=plain(pd.DataFrame([row(n) for n in names if len(rounds(results, n))])), ratios=flat(told))
+        rate, tokens, memory = (
+            rounds(results, name, key) for key in ('examples_per_s', 'tokens_per_s', 'host_mib')
+        )
+        return {
+            'contestant': name,
+            'what it is': results['about'][name],
+            'examples/s': f'{rate.median():.0f} ({rate.min():.0f} to {rate.max():.0f})',
+            'tokens/s': f'{tokens.median():,.0f}',
+            'MiB': f'{memory.median():,.0f}',
+        }
+
+    kept = bench_aims(
+        results | dict(turns=[t for t in results['turns'] if t['contestant'] in (*names, 'machine')])
+    )
+    told = {
+        r['key']: dict(
+            value=r['measured'],
+            lowest=r['lowest'],
+            highest=r['highest'],
+            wanted=r['wanted'],
+            reached=r['met'],
+        )
+        for r in kept.to_dict('records')
+    }
+    env = results['environment']
+    setting = results['settings']
+    return dict(
+        source=f"make bench, begun {results['began']}, commit {commits([results])[0]}",
+        uncommitted=uncommitted(results),
+        device=env['device'],
+        torch=env['torch'],
+        rounds=setting['alternations'],
+        steps=setting['steps'],
+        dtype=setting['dtype'],
+        minutes=results['minutes'],
+        table=plain(pd.DataFrame([row(n) for n in names if len(rounds(results, n))])),
+        ratios=flat(told),
+    )
+
 
 def facts_of(
     where: Path,  # the checkout
@@ -153,34 +276,107 @@ def facts_of(
 # %% ../../nbs/thesis/03_build.ipynb #18d2510d
 def _cells(frame: pd.DataFrame) -> dict:
     "A table of text."
-    def cell(x): return '-' if x is None or x == '' or x != x else x if isinstance(x, str) else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
+
+    def cell(x):
+        return (
+            '-'
+            if x is None or x == '' or x != x
+            else x
+            if isinstance(x, str)
+            else f'{x:,.0f}'
+            if abs(x) >= 100
+            else f'{x:.3g}'
+        )
+
     return plain(frame.map(cell).reset_index(names=''))
+
 
 def _modes_facts(
     modes: Sequence[dict],  # of the check's part 'energy'
-) -> dict:                  # energy: table; mixed: step -> a, b, format, and what b has of a's speed, energy and watts: a measurement each, so without an interval
+    # energy: table; mixed: step -> a, b, format, and what b has of a's speed, energy and watts: a measurement
+    # each, so without an interval
+) -> dict:
     "What each mode draws."
-    columns = dict(format='format', idle_w='idle, W', loaded_w='loaded, W', joules='J / 1,000 examples', examples_per_s='examples/s', gpu_percent='GPU, %', sampling_percent='sampling, %')
+    columns = dict(
+        format='format',
+        idle_w='idle, W',
+        loaded_w='loaded, W',
+        joules='J / 1,000 examples',
+        examples_per_s='examples/s',
+        gpu_percent='GPU, %',
+        sampling_percent='sampling, %',
+    )
     by = {m['mode']: m for m in modes if m['joules']}
-    pairs = {key: (by[a], by[b]) for key, (a, b) in STEPS.items() if key in PRECISION_STEPS and {a, b} <= by.keys()}
-    return dict(energy=_cells(pd.DataFrame(modes).set_index('mode')[list(columns)].rename(columns=columns)),
-                mixed={key: dict(a=a['mode'], b=b['mode'], format=b['format']) | {name: b[k] / a[k] for name, k in dict(speed='examples_per_s', energy='joules', watts='loaded_w').items()} for key, (a, b) in pairs.items()})
+    pairs = {
+        key: (by[a], by[b]) for key, (a, b) in STEPS.items() if key in PRECISION_STEPS and {a, b} <= by.keys()
+    }
+    return dict(
+        energy=_cells(pd.DataFrame(modes).set_index('mode')[list(columns)].rename(columns=columns)),
+        mixed={
+            key: dict(a=a['mode'], b=b['mode'], format=b['format'])
+            | {
+                name: b[k] / a[k]
+                for name, k in dict(speed='examples_per_s', energy='joules', watts='loaded_w').items()
+            }
+            for key, (a, b) in pairs.items()
+        },
+    )
+
 
 def gpu_facts(
     results: dict,  # of `make gpu-check`: runs/gpu-check/<time>/gpu_check.json
-) -> dict:          # source, device, failed, energy, memory and rates (tables, text); what was not measured, or not in a whole round, is not there
+    # source, device, failed, energy, memory and rates (tables, text); what was not measured, or not in a
+    # whole round, is not there
+) -> dict:
     "A GPU check in few numbers."
-    if results['settings']['smoke']: raise ThesisError('the results of gpu-check are those of a rehearsal, whose numbers mean nothing; run it on a GPU')
-    if not results.get('complete', True): raise ThesisError('gpu-check was interrupted, so its results are those of some parts only; run it again')
-    parts, gpu = results['parts'], results['parts']['machine'].get('gpu') or {}
-    found = dict(source=f"make gpu-check, begun {results['began']}", device=gpu.get('name', results['settings']['device']), failed=results['failed'])
-    if modes := parts.get('energy', {}).get('modes'): found |= _modes_facts(modes)
+    if results['settings']['smoke']:
+        raise ThesisError(
+            'the results of gpu-check are those of a rehearsal, whose numbers mean nothing; run it on a GPU'
+        )
+    if not results.get('complete', True):
+        raise ThesisError(
+            'gpu-check was interrupted, so its results are those of some parts only; run it again'
+        )
+    parts = results['parts']
+    gpu = results['parts']['machine'].get('gpu') or {}
+    found = dict(
+        source=f"make gpu-check, begun {results['began']}",
+        device=gpu.get('name', results['settings']['device']),
+        failed=results['failed'],
+    )
+    if modes := parts.get('energy', {}).get('modes'):
+        found |= _modes_facts(modes)
     if held := parts.get('fits', {}).get('modes'):
-        found |= dict(memory=_cells(pd.DataFrame(held).set_index('mode')[['dtype', 'device_mib', 'reserved_mib']].rename(columns=dict(dtype='format', device_mib='in use, MiB', reserved_mib='held, MiB'))),
-                      batch=dict(examples=held[0]['batch_size'], tokens=held[0]['length']))
-    names = dict(format='format', examples_per_s='examples/s', lowest='lowest', highest='highest', device_mib='MiB', watts='W', joules_per_example='J / example')
-    whole = {size: parts[size] for size in ('minilm', 'bert') if parts.get(size, {}).get('turns') and parts[size]['settings']['alternations']}
-    return found | dict(rounds={size: part['settings']['alternations'] for size, part in whole.items()}) | {size: _cells(rates_table(part, found['device'])[list(names)].rename(columns=names)) for size, part in whole.items()}
+        found |= dict(
+            memory=_cells(
+                pd.DataFrame(held)
+                .set_index('mode')[['dtype', 'device_mib', 'reserved_mib']]
+                .rename(columns=dict(dtype='format', device_mib='in use, MiB', reserved_mib='held, MiB'))
+            ),
+            batch=dict(examples=held[0]['batch_size'], tokens=held[0]['length']),
+        )
+    names = dict(
+        format='format',
+        examples_per_s='examples/s',
+        lowest='lowest',
+        highest='highest',
+        device_mib='MiB',
+        watts='W',
+        joules_per_example='J / example',
+    )
+    whole = {
+        size: parts[size]
+        for size in ('minilm', 'bert')
+        if parts.get(size, {}).get('turns') and parts[size]['settings']['alternations']
+    }
+    return (
+        found
+        | dict(rounds={size: part['settings']['alternations'] for size, part in whole.items()})
+        | {
+            size: _cells(rates_table(part, found['device'])[list(names)].rename(columns=names))
+            for size, part in whole.items()
+        }
+    )
 
 # %% ../../nbs/thesis/03_build.ipynb #9dd43043
 def coverage_facts(
@@ -188,81 +384,164 @@ def coverage_facts(
 ) -> dict:  # source, trials, questions, table (text), outside (sentences)
     "Coverage and false positives, of the seed the notebook uses."
     from kdnotes.analysis.coverage import SETTINGS, coverage_table, outside
+
     made = coverage_table(np.random.default_rng(2026), trials=trials)
-    said = [f"{r['setting']}, {r['seeds']} seeds: {r['column']} in {r['percent']:.1f} %, wanted {r['aim']} %" for r in outside(made, trials).to_dict('records')]
+    said = [
+        f"{r['setting']}, {r['seeds']} seeds: {r['column']} in {r['percent']:.1f} %, wanted {r['aim']} %"
+        for r in outside(made, trials).to_dict('records')
+    ]
     name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
     usual = ~name.isin([s.name for s in SETTINGS if s.edge])
-    inner, few = made[usual & (seeds >= 5)], made[usual & (seeds == 3)]
-    ends = {f'{where}_{short}_{end}': getattr(part[column], end)() for where, part in (('five', inner), ('three', few)) for short, column in (('covers', 'crossed covers'), ('rejects', 'crossed rejects')) for end in ('min', 'max')}
-    return dict(source='nbs/analysis/08_coverage.ipynb', trials=trials, questions=122, table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()), outside=said) | {k: plain(x) for k, x in ends.items()}
+    inner = made[usual & (seeds >= 5)]
+    few = made[usual & (seeds == 3)]
+    ends = {
+        f'{where}_{short}_{end}': getattr(part[column], end)()
+        for where, part in (('five', inner), ('three', few))
+        for short, column in (('covers', 'crossed covers'), ('rejects', 'crossed rejects'))
+        for end in ('min', 'max')
+    }
+    return dict(
+        source='nbs/analysis/08_coverage.ipynb',
+        trials=trials,
+        questions=122,
+        table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()),
+        outside=said,
+    ) | {k: plain(x) for k, x in ends.items()}
+
 
 def write_facts(
-    where: Path,            # the checkout
-    sources: Sequence[str], # corpus | coverage | results of `make bench` or `make gpu-check`
-) -> list[Path]:            # the files
+    where: Path,  # the checkout
+    sources: Sequence[str],  # corpus | coverage | results of `make bench` or `make gpu-check`
+) -> list[Path]:  # the files
     "Write the facts that no record holds."
-    folder, made, benches = where / 'thesis' / 'data', {}, {}
+    folder = where / 'thesis' / 'data'
+    made = {}
+    benches = {}
     for source in sources:
-        if source in ('corpus', 'coverage'): made[source] = corpus_facts() if source == 'corpus' else coverage_facts()
-        elif 'parts' in (results := read_json(source)): made['gpu'] = gpu_facts(results)
-        elif 'turns' in results: benches['race' if any(t['contestant'] == 'kdnotes' for t in results['turns']) else 'scaling'] = bench_facts(results)
-        else: raise ThesisError(f'{source} holds neither results of make bench nor of make gpu-check; give runs/bench/<time>/bench.json or runs/gpu-check/<time>/gpu_check.json')
-    return [write_json(folder / f'{name}.json', facts) for name, facts in (made | ({'bench': benches} if benches else {})).items()]
+        if source in ('corpus', 'coverage'):
+            made[source] = corpus_facts() if source == 'corpus' else coverage_facts()
+        elif 'parts' in (results := read_json(source)):
+            made['gpu'] = gpu_facts(results)
+        elif 'turns' in results:
+            benches['race' if any(t['contestant'] == 'kdnotes' for t in results['turns']) else 'scaling'] = (
+                bench_facts(results)
+            )
+        else:
+            raise ThesisError(
+                f'{source} holds neither results of make bench nor of make gpu-check; give runs/bench/<time>/bench.json or runs/gpu-check/<time>/gpu_check.json'
+            )
+    return [
+        write_json(folder / f'{name}.json', facts)
+        for name, facts in (made | ({'bench': benches} if benches else {})).items()
+    ]
 
 # %% ../../nbs/thesis/03_build.ipynb #d3524518
 def compiled(
     where: Path,  # the checkout
-) -> bytes:       # the PDF
+) -> bytes:  # the PDF
     "The thesis as typst sets it, or a `ThesisError`."
     import typst
-    try: pdf, warnings = typst.compile_with_warnings(str(where / 'thesis' / 'thesis.typ'), root=str(where), ignore_system_fonts=True)
-    except typst.TypstError as e: raise ThesisError(f"typst stops: {re.sub('^(assertion failed|panicked with): ', '', e.message)}") from None
-    if warnings: raise ThesisError(f"typst warns, and a thesis has no warnings: {'; '.join(w.message for w in warnings)}")
+
+    try:
+        pdf, warnings = typst.compile_with_warnings(
+            str(where / 'thesis' / 'thesis.typ'), root=str(where), ignore_system_fonts=True
+        )
+    except typst.TypstError as e:
+        raise ThesisError(
+            f"typst stops: {re.sub('^(assertion failed|panicked with): ', '', e.message)}"
+        ) from None
+    if warnings:
+        raise ThesisError(
+            f"typst warns, and a thesis has no warnings: {'; '.join(w.message for w in warnings)}"
+        )
     return pdf
+
 
 def figure_values(
     evidence: Evidence,  # of one study
-    where: Path,         # the checkout
-) -> dict:               # name -> path from the checkout's root and caption, or reason
+    where: Path,  # the checkout
+) -> dict:  # name -> path from the checkout's root and caption, or reason
     "A study's figures, drawn, as chapters ask for them."
-    return {f.name: dict(path=f'/figures/{evidence.study}/{f.path.name}', caption=f.caption) if f.path else dict(reason=f.reason) for f in draw_evidence(evidence, where / 'figures' / evidence.study)}
+    return {
+        f.name: dict(path=f'/figures/{evidence.study}/{f.path.name}', caption=f.caption)
+        if f.path
+        else dict(reason=f.reason)
+        for f in draw_evidence(evidence, where / 'figures' / evidence.study)
+    }
 
 # %% ../../nbs/thesis/03_build.ipynb #a5e90e58
 def corpus_table(
     facts: dict,  # of `facts_of`
 ) -> pd.DataFrame:  # a row a split, text
     "Counts of the corpus."
-    names = dict(questions='questions', answered='answered', clean='clean', pairs='pairs', positives='correct pairs')
-    return pd.DataFrame([{'': split} | {title: f"{facts['corpus']['splits'][split][k]:,}" for k, title in names.items()} for split in ('train', 'dev', 'test')])
+    names = dict(
+        questions='questions', answered='answered', clean='clean', pairs='pairs', positives='correct pairs'
+    )
+    return pd.DataFrame(
+        [
+            {'': split} | {title: f"{facts['corpus']['splits'][split][k]:,}" for k, title in names.items()}
+            for split in ('train', 'dev', 'test')
+        ]
+    )
 
-def _without(e: Evidence, questions: Sequence[str]) -> dict:  # left: questions; arm -> mean of the primary metric
+
+def _without(
+    e: Evidence,
+    questions: Sequence[str],
+    # left: questions; arm -> mean of the primary metric
+) -> dict:
     "What the arms reach on the other questions."
     p = e.records[0]['primary']
-    rows = e.units[(e.units['split'] == p['set']) & (e.units['metric'] == p['metric']) & ~e.units['unit'].isin(questions)]
+    rows = e.units[
+        (e.units['split'] == p['set']) & (e.units['metric'] == p['metric']) & ~e.units['unit'].isin(questions)
+    ]
     return dict(left=rows['unit'].nunique(), **rows.groupby('arm')['value'].mean())
+
 
 def build(
     where: Path,  # the checkout
-) -> Path:        # thesis/thesis.pdf
+) -> Path:  # thesis/thesis.pdf
     "Delete and make again the generated values, the figures and the PDF."
-    thesis, plan, facts = where / 'thesis', read_json(where / 'thesis' / 'plan.json'), facts_of(where)
+    thesis = where / 'thesis'
+    plan = read_json(where / 'thesis' / 'plan.json')
+    facts = facts_of(where)
     pdf = thesis / 'thesis.pdf'
     pdf.unlink(missing_ok=True)
     shutil.rmtree(thesis / 'generated', ignore_errors=True)
-    for part in plan['parts'].values(): shutil.rmtree(where / 'figures' / part['study'], ignore_errors=True)
-    values: dict[str, Any] = dict(aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]), alpha=.05, enough_seeds=ENOUGH_SEEDS, facts=facts, pairs={name: p.default for name, p in inspect.signature(answer_sentences).parameters.items() if name in ('per_paragraph', 'held_out')}, tables=dict(corpus=corpus_table(facts)))
+    for part in plan['parts'].values():
+        shutil.rmtree(where / 'figures' / part['study'], ignore_errors=True)
+    values: dict[str, Any] = dict(
+        aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]),
+        alpha=0.05,
+        enough_seeds=ENOUGH_SEEDS,
+        facts=facts,
+        pairs={
+            name: p.default
+            for name, p in inspect.signature(answer_sentences).parameters.items()
+            if name in ('per_paragraph', 'held_out')
+        },
+        tables=dict(corpus=corpus_table(facts)),
+    )
     rests_on: dict[str, dict] = {}
     with evidence_alone(where):
-        runs = {part: part_records(plan, part) for part in plan['parts']}  # of all parts, before anything is made
+        # of all parts, before anything is made
+        runs = {part: part_records(plan, part) for part in plan['parts']}
         for part, found in runs.items():
             rests_on |= {r['run_id']: r for r in found if part != 'main'}
             _check_starts(plan, found)
             if part in LISTED:
-                values[part] = trial_values(found, units(found[0]['study'], [r['run_id'] for r in found]), runs['main']) if part == 'tuning' else transfer_values(found)
+                values[part] = (
+                    trial_values(found, units(found[0]['study'], [r['run_id'] for r in found]), runs['main'])
+                    if part == 'tuning'
+                    else transfer_values(found)
+                )
                 continue
             e = evidence(found[0]['study'], [r['run_id'] for r in found])
             values[part] = part_values(e, plan['aims']) | dict(figures=figure_values(e, where))
-            if part == 'main': values[part]['without_overlap'] = _without(e, facts['corpus'].get('overlap', {}).get('ids', ()))
+            if part == 'main':
+                values[part]['without_overlap'] = _without(
+                    e, facts['corpus'].get('overlap', {}).get('ids', ())
+                )
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
     write_json(thesis / 'generated' / 'values.json', flat(values))
     pdf.write_bytes(compiled(where))
@@ -271,17 +550,23 @@ def build(
 # %% ../../nbs/thesis/03_build.ipynb #f9963586
 USAGE = 'usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] [without_transfer=<study>] [without_bf16=<study>] [gpu=<study>] [tuning=<study>] [transfer=<study>] [gpu_transfer=<study>] | facts corpus | coverage | <bench.json or gpu_check.json> ...'
 
+
 def main(
     arguments: Sequence[str] | None = None,  # None: those of the command line
 ) -> int:  # exit status
     "build | pin part=study ... | facts source ..."
     command, *rest = arguments if arguments is not None else sys.argv[1:] or ['build']
     try:
-        if {'-h', '--help'} & {command, *rest}: print(USAGE)
-        elif command == 'build' and not rest: print(build(root()))
-        elif command == 'pin' and rest and all('=' in a for a in rest): print(pin(root(), dict(a.split('=', 1) for a in rest)))
-        elif command == 'facts' and rest: print(*write_facts(root(), rest), sep='\n')
-        else: raise ThesisError(USAGE)
+        if {'-h', '--help'} & {command, *rest}:
+            print(USAGE)
+        elif command == 'build' and not rest:
+            print(build(root()))
+        elif command == 'pin' and rest and all('=' in a for a in rest):
+            print(pin(root(), dict(a.split('=', 1) for a in rest)))
+        elif command == 'facts' and rest:
+            print(*write_facts(root(), rest), sep='\n')
+        else:
+            raise ThesisError(USAGE)
     except KdnotesError as e:
         print(e, file=sys.stderr)
         return 1

@@ -7,7 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 import numpy as np
 import pandas as pd
-from ..analysis.compare import ONE_SEED, TIMES, VERDICTS, Comparison, Verdict, sentence, times_as, unit_matrix, verdict_on
+from kdnotes.analysis.compare import (
+    ONE_SEED,
+    TIMES,
+    VERDICTS,
+    Comparison,
+    Verdict,
+    sentence,
+    times_as,
+    unit_matrix,
+    verdict_on,
+)
 from ..analysis.plotting import metric_name
 from ..analysis.tests import ALPHA, MARGINS, Family, PValue, holm, interval_test, p_text, p_words
 from ..analysis.intervals import Interval, ratio_interval
@@ -20,22 +30,31 @@ __all__ = ['NOT_RUN', 'STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 's
 # %% ../../nbs/thesis/01_steps.ipynb #a3e0b939
 NOT_RUN = 'one of them has no runs'
 
+
 def _verdict_on(comparison: Comparison | None, about: str) -> Verdict:
     "The verdict of a comparison that may not be there."
     return Verdict('not_tested', NOT_RUN) if comparison is None else verdict_on(comparison, about)
 
+
 def _step_verdict(found: Verdict, up: bool, words: tuple[str, str]) -> str:
     "A verdict as chapters choose by it: the word for up or down, 'open' or 'not_tested'."
-    names = {'significant': words[0] if up else words[1], 'not_significant': 'open', 'not_tested': 'not_tested'}
+    names = {
+        'significant': words[0] if up else words[1],
+        'not_significant': 'open',
+        'not_tested': 'not_tested',
+    }
     return names[found.code]
+
 
 def verdict(
     comparison: Comparison | None,  # None: an arm has no runs
 ) -> str:  # 'gains' | 'loses' | 'open' | 'not_tested'
     "What the primary metric does from a to b, as far as a test tells."
-    c, found = comparison, _verdict_on(comparison, 'primary')
+    c = comparison
+    found = _verdict_on(comparison, 'primary')
     up = found.code == 'significant' and (c.difference.estimate > 0) == c.primary['higher_is_better']
     return _step_verdict(found, up, ('gains', 'loses'))
+
 
 def pace(
     comparison: Comparison | None,
@@ -45,6 +64,7 @@ def pace(
     found = _verdict_on(comparison, key)
     up = found.code == 'significant' and comparison.speedup[key].estimate > 1
     return _step_verdict(found, up, ('faster', 'slower'))
+
 
 def keeps(
     comparison: Comparison | None,
@@ -57,15 +77,23 @@ def keeps(
 
 # %% ../../nbs/thesis/01_steps.ipynb #d609a9ac
 STEPS = {  # key -> (a, b)
-    'ranks': ('baseline', 'parallel_baseline'), 'network': ('parallel_baseline', 'full_student'), 'kd': ('full_student', 'full_kd'), 'precision': ('full_kd', 'mixed_kd'),
-    'teacher_precision': ('baseline', 'mixed_baseline'), 'student_precision': ('full_student', 'mixed_student'), 'kd_mixed': ('mixed_student', 'mixed_kd'),
-    'procedure_2': ('baseline', 'full_kd'), 'procedure_3': ('baseline', 'mixed_kd'),
+    'ranks': ('baseline', 'parallel_baseline'),
+    'network': ('parallel_baseline', 'full_student'),
+    'kd': ('full_student', 'full_kd'),
+    'precision': ('full_kd', 'mixed_kd'),
+    'teacher_precision': ('baseline', 'mixed_baseline'),
+    'student_precision': ('full_student', 'mixed_student'),
+    'kd_mixed': ('mixed_student', 'mixed_kd'),
+    'procedure_2': ('baseline', 'full_kd'),
+    'procedure_3': ('baseline', 'mixed_kd'),
 }
+
 
 def _own_times(c: Comparison) -> list[str]:
     "Times there is something to say about; without a teacher in either arm the total is the training again."
     again = c.speedup and c.speedup.get('total_s') == c.speedup.get('train_s')
     return [k for k in TIMES if (k in c.speedup or k in c.reasons) and not (again and k == 'total_s')]
+
 
 def short(
     comparison: Comparison | None,
@@ -74,8 +102,10 @@ def short(
     c = comparison
     if c is None:
         return 'not run'
+
     def corrected(p):
         return '' if p is None else f', corrected {p_words(p)}'
+
     said = []
     if c.difference:
         said.append(f"{metric_name(c.primary['metric'])} {c.difference:+.4f}{corrected(c.p_holm)}")
@@ -83,7 +113,13 @@ def short(
         if key in c.speedup:
             name = {'train_s': 'training', 'total_s': 'total'}[key]
             said.append(f'{name} {times_as(c.speedup[key])}{corrected(c.p_times_holm.get(key))}')
-    seeds = f'{c.n_seeds} seeds' if c.n_seeds > 1 else 'one seed, so nothing about others' if c.n_seeds else 'not compared'
+    seeds = (
+        f'{c.n_seeds} seeds'
+        if c.n_seeds > 1
+        else 'one seed, so nothing about others'
+        if c.n_seeds
+        else 'not compared'
+    )
     units = f', {c.n_units} {c.unit_name}' if c.n_units else ''
     return '; '.join([*said, seeds + units])
 
@@ -92,14 +128,17 @@ def _verdicts(c: Comparison | None) -> dict[str, str]:
     "Verdicts on accuracy and times, and the reason of each that was not tested."
     found = dict(verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'))
     about = dict(verdict='primary', train='train_s', total='total_s')
-    reasons = {f'{k}_reason': _verdict_on(c, about[k]).reason for k, code in found.items() if code == 'not_tested'}
+    reasons = {
+        f'{k}_reason': _verdict_on(c, about[k]).reason for k, code in found.items() if code == 'not_tested'
+    }
     return found | reasons
+
 
 def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
-    times_told: bool = False,       # the whole study has no times, which is said once and not of each comparison
+    times_told: bool = False,  # the whole study has no times, which is said once and not of each comparison
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
@@ -108,28 +147,44 @@ def step_values(
     else:
         said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if not times_told)]
     values = dict(
-        a=a, b=b, **_verdicts(c),
-        keeps=keeps(c, MARGINS[0]), keeps_strictly=keeps(c, MARGINS[1]),
-        sentence=' '.join(dict.fromkeys(said)), short=short(c),
-        n_seeds=c.n_seeds if c else 0, compared=c is not None,
+        a=a,
+        b=b,
+        **_verdicts(c),
+        keeps=keeps(c, MARGINS[0]),
+        keeps_strictly=keeps(c, MARGINS[1]),
+        sentence=' '.join(dict.fromkeys(said)),
+        short=short(c),
+        n_seeds=c.n_seeds if c else 0,
+        compared=c is not None,
     )
     if c is None or c.difference is None:
         return values
     return values | dict(
-        difference=c.difference, p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, bootstrap=c.bootstrap,
-        train_ratio=c.speedup.get('train_s'), total_ratio=c.speedup.get('total_s'),
+        difference=c.difference,
+        p=c.p,
+        p_holm=c.p_holm,
+        p_permutation=c.p_permutation,
+        bootstrap=c.bootstrap,
+        train_ratio=c.speedup.get('train_s'),
+        total_ratio=c.speedup.get('total_s'),
     )
 
 # %% ../../nbs/thesis/01_steps.ipynb #56b9e240
 def borderline(
     comparisons: Sequence[Comparison],
-    least: float = .01,
+    least: float = 0.01,
 ) -> str:  # 'a -> b (accuracy, training time); ...' or 'none'
     "Which differences have a corrected p below 0.05 that is not below `least`."
+
     def found(c):
         times = c.p_times_holm
-        corrected = {'accuracy': c.p_holm, 'training time': times.get('train_s'), 'total time': times.get('total_s')}
+        corrected = {
+            'accuracy': c.p_holm,
+            'training time': times.get('train_s'),
+            'total time': times.get('total_s'),
+        }
         return [what for what, p in corrected.items() if p is not None and least <= p < ALPHA]
+
     return '; '.join(f"{c.a} -> {c.b} ({', '.join(found(c))})" for c in comparisons if found(c)) or 'none'
 
 # %% ../../nbs/thesis/01_steps.ipynb #a635b6f4
@@ -137,28 +192,42 @@ def changed_pairs(
     a: Sequence[dict],
     b: Sequence[dict],
     its_units: pd.DataFrame,
-) -> dict:  # pairs of a seed and a unit that both arms have; changed: those whose primary metric differs; {} where there are none
+    # pairs of a seed and a unit that both arms have; changed: those whose primary metric differs; {} where
+    # there are none
+) -> dict:
     "How much there is that a difference of two arms could rest on."
     by_seed = [{r['seed']: r for r in runs} for runs in (a, b)]
     seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
     x, y = (unit_matrix([runs[s] for s in seeds], its_units) if seeds else None for runs in by_seed)
-    if x is None or y is None or set(x.columns) != set(y.columns): return {}
-    return dict(pairs=x.size, changed=int((~np.isclose(y[x.columns].to_numpy(), x.to_numpy(), atol=1e-6)).sum()))
+    if x is None or y is None or set(x.columns) != set(y.columns):
+        return {}
+    return dict(
+        pairs=x.size, changed=int((~np.isclose(y[x.columns].to_numpy(), x.to_numpy(), atol=1e-6)).sum())
+    )
+
 
 def quiet_times(
     a: Sequence[dict],  # of one machine
     b: Sequence[dict],
-) -> dict:              # busy: seeds with a run during which others used the machine; quiet: the ratio of training times without them, as text; {} where there was none
+    # busy: seeds with a run during which others used the machine; quiet: the ratio of training times without
+    # them, as text; {} where there was none
+) -> dict:
     "What a comparison of times says without the runs that shared the machine."
     by_seed = [{r['seed']: r for r in runs} for runs in (a, b)]
     seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
     busy = {s for runs in by_seed for s in seeds if is_busy(runs[s].get('machine') or {})}
-    if not busy: return {}
+    if not busy:
+        return {}
     kept = [s for s in seeds if s not in busy]
-    if len(kept) < 2: return dict(busy=len(busy))
+    if len(kept) < 2:
+        return dict(busy=len(busy))
     ratio = ratio_interval(*([runs[s]['time']['train_s'] for s in kept] for runs in by_seed))
-    test = interval_test(ratio, 1., log=True)
-    p = f'{p_words(test.p)}, uncorrected' if test.p is not None else f"{VERDICTS['not_tested']}, since {test.reason}"
+    test = interval_test(ratio, 1.0, log=True)
+    p = (
+        f'{p_words(test.p)}, uncorrected'
+        if test.p is not None
+        else f"{VERDICTS['not_tested']}, since {test.reason}"
+    )
     return dict(busy=len(busy), quiet=f'{times_as(ratio)} (95% interval, {len(kept)} seeds; {p})')
 
 # %% ../../nbs/thesis/01_steps.ipynb #74ecc7a2
@@ -170,20 +239,26 @@ def memory_ratio(
     for kind in ('device', 'host'):
         mib = [{r['seed']: x for r in runs if (x := r['memory'][f'peak_{kind}_mib'])} for runs in (a, b)]
         seeds = sorted(mib[0].keys() & mib[1].keys())
-        if seeds: return ratio_interval([mib[1][s] for s in seeds], [mib[0][s] for s in seeds]), kind
+        if seeds:
+            return ratio_interval([mib[1][s] for s in seeds], [mib[0][s] for s in seeds]), kind
     return None
+
 
 PRECISION_STEPS = ('precision', 'student_precision', 'teacher_precision')
 
+
 def memory_values(
     arms: dict[str, list[dict]],  # arm -> its runs, of one machine
-) -> dict:                        # step -> verdict: 'more' | 'less' | 'open' | 'not_tested', the latter with its reason; ratio and a sentence, where seeds can be paired
+    # step -> verdict: 'more' | 'less' | 'open' | 'not_tested', the latter with its reason; ratio and a
+    # sentence, where seeds can be paired
+) -> dict:
     "What mixed precision does to memory: t tests on logarithms, corrected within these steps."
     found = {key: memory_ratio(*(arms.get(arm, ()) for arm in STEPS[key])) for key in PRECISION_STEPS}
-    tests = {key: interval_test(of[0], 1., log=True) for key, of in found.items() if of}
+    tests = {key: interval_test(of[0], 1.0, log=True) for key, of in found.items() if of}
     family = Family('memory', PRECISION_STEPS)
     p = holm({key: tests[key].p if key in tests else None for key in PRECISION_STEPS}, family)
     return {key: _memory_step(key, found[key], tests.get(key), p[key]) for key in PRECISION_STEPS}
+
 
 def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | None, p: float | None) -> dict:
     "The values of one step of precision."
@@ -199,7 +274,8 @@ def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | No
     begin = 'No difference detected: ' if result.code == 'not_significant' else ''
     seeds = 'one seed' if ratio.n == 1 else f'{ratio.n} seeds'
     values = dict(
-        verdict=_step_verdict(result, ratio.estimate > 1, ('more', 'less')), ratio=ratio,
+        verdict=_step_verdict(result, ratio.estimate > 1, ('more', 'less')),
+        ratio=ratio,
         sentence=f'{begin}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run together ({rests}; {seeds}).',
     )
     return values | (dict(verdict_reason=result.reason) if result.reason else {})
@@ -207,9 +283,23 @@ def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | No
 # %% ../../nbs/thesis/01_steps.ipynb #43326e80
 def amp_values(
     found: Sequence[dict],
-) -> dict:  # runs, steps; overflows: steps that were left out, none: were there none?; low, high: the scale at the end, one: are they equal?; {} where no run was scaled
+    # runs, steps; overflows: steps that were left out, none: were there none?; low, high: the scale at the
+    # end, one: are they equal?; {} where no run was scaled
+) -> dict:
     "Loss scales and steps left out, over runs."
     scaled = [r for r in found if r['amp']['final_scale'] is not None]
     scales = [r['amp']['final_scale'] for r in scaled]
     overflows = sum(r['amp']['overflow_steps'] for r in scaled)
-    return dict(runs=len(scaled), steps=sum(r['steps'] for r in scaled), overflows=overflows, none=not overflows, low=min(scales), high=max(scales), one=min(scales) == max(scales)) if scaled else {}
+    return (
+        dict(
+            runs=len(scaled),
+            steps=sum(r['steps'] for r in scaled),
+            overflows=overflows,
+            none=not overflows,
+            low=min(scales),
+            high=max(scales),
+            one=min(scales) == max(scales),
+        )
+        if scaled
+        else {}
+    )

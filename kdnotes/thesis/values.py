@@ -8,9 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 import numpy as np
 import pandas as pd
-from ..analysis.compare import Comparison, _differences, _pairs, commits, sentence, study_factorial, uncommitted, unit_matrix
+from kdnotes.analysis.compare import (
+    Comparison,
+    _differences,
+    _pairs,
+    commits,
+    sentence,
+    study_factorial,
+    uncommitted,
+    unit_matrix,
+)
 from ..core.config import MODES
-from ..analysis.costs import Table, amortised, cost_table, mean_cost, payback_table, signal_cost, sizes_of, training_cost
+from kdnotes.analysis.costs import (
+    Table,
+    amortised,
+    cost_table,
+    mean_cost,
+    payback_table,
+    signal_cost,
+    sizes_of,
+    training_cost,
+)
 from ..analysis.plotting import arms_of
 from ..analysis.calibration import agreement, aligned, calibration_error, decision_test
 from ..analysis.figures import Evidence, pooled_gradients
@@ -19,7 +37,16 @@ from ..analysis.report import arms_table, metrics_table, pareto_front, starts_ma
 from ..analysis.tests import MARGINS, p_text, power, power_table
 from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..telemetry.sampler import BUSY_SHARE, is_busy
-from .steps import PRECISION_STEPS, STEPS, amp_values, borderline, changed_pairs, memory_values, quiet_times, step_values
+from kdnotes.thesis.steps import (
+    PRECISION_STEPS,
+    STEPS,
+    amp_values,
+    borderline,
+    changed_pairs,
+    memory_values,
+    quiet_times,
+    step_values,
+)
 from ..analysis.comparable import of_one_machine, timed
 from ..search.random import SPACES, as_judged, from_the_best
 
@@ -32,21 +59,33 @@ __all__ = ['CORPUS_NAMES', 'POWER_STEPS', 'FIRST_SCALE', 'TOLD_ONCE', 'flat', 'p
 
 # %% ../../nbs/thesis/02_values.ipynb #fa93a0bd
 def flat(
-    values: Any,     # nested dictionaries
+    values: Any,  # nested dictionaries
     prefix: str = '',
-) -> dict[str, Any]: # dotted key -> number, text, truth, list or None
+) -> dict[str, Any]:  # dotted key -> number, text, truth, list or None
     "Nested groups as dotted keys."
-    if isinstance(values, Interval): values = {k: getattr(values, k) for k in ('estimate', 'low', 'high', 'n', 'units', 'level', 'reason')}
-    if isinstance(values, dict) and values.keys() != {'head', 'rows'}: return {k: v for name, inner in values.items() for k, v in flat(inner, f'{prefix}.{name}' if prefix else str(name)).items()}
+    if isinstance(values, Interval):
+        values = {k: getattr(values, k) for k in ('estimate', 'low', 'high', 'n', 'units', 'level', 'reason')}
+    if isinstance(values, dict) and values.keys() != {'head', 'rows'}:
+        return {
+            k: v
+            for name, inner in values.items()
+            for k, v in flat(inner, f'{prefix}.{name}' if prefix else str(name)).items()
+        }
     return {prefix: plain(values)}  # a table is one value
+
 
 def plain(value: Any) -> Any:
     "JSON's kinds; eight digits are enough for any text and are the same on every machine."
-    if isinstance(value, pd.DataFrame): return dict(head=[str(c) for c in value.columns], rows=value.astype(str).values.tolist())
-    if isinstance(value, (list, tuple)): return [plain(v) for v in value]
-    if isinstance(value, (bool, np.bool_)): return bool(value)
-    if isinstance(value, (int, np.integer)): return int(value)
-    if isinstance(value, (float, np.floating)): return float(f'{value:.8g}') if np.isfinite(value) else None
+    if isinstance(value, pd.DataFrame):
+        return dict(head=[str(c) for c in value.columns], rows=value.astype(str).values.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(f'{value:.8g}') if np.isfinite(value) else None
     return value
 
 # %% ../../nbs/thesis/02_values.ipynb #fbc88f56
@@ -54,51 +93,118 @@ def _among(values: Sequence[Any], between: str = ', ') -> str:
     "Different values as text: 'a', or 'a, b'."
     return between.join(dict.fromkeys(str(v) for v in values))
 
+
 CORPUS_NAMES = {'wikiqa': 'WikiQA', 'embedded': "the project's embedded corpus"}
+
 
 def _ratio_of_sizes(found: Sequence[dict]) -> float | None:
     "Parameters of the student's network over those of the teacher's."
     size = {r['factors']['network']: r['params_total'] for r in found}
     return size['student'] / size['teacher'] if len(size) == 2 else None
 
+
 def about_values(
     found: Sequence[dict],  # of one study
     its_units: pd.DataFrame,
 ) -> dict:
     "What was run, on what, and where."
-    arms, first, env, times = arms_of(found), found[0], [r['environment'] for r in found], timed(found)
+    arms = arms_of(found)
+    first = found[0]
+    env = [r['environment'] for r in found]
+    times = timed(found)
     seeds = {arm: len(runs) for arm, runs in arms.items()}
     one = its_units[its_units['run_id'] == first['run_id']]
     loads = [x[0] if isinstance(x, list) else x for e in env if (x := e.get('load_average')) is not None]
     return dict(
-        study=first['study'], task=first['task'], corpus=first['corpus'], corpus_sha256=first['corpus_sha256'][:12], n_runs=len(found), n_arms=len(arms), metric=first['primary']['metric'], set=first['primary']['set'],
-        corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']), formats=(formats := _among([r['precision'] for r in found])), formats_in_words=' and '.join(formats.rsplit(', ', 1)), params_ratio=_ratio_of_sizes(found), student_layers=next((len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None),
-        seeds=_among(sorted({r['seed'] for r in found})), n_seeds=len({r['seed'] for r in found}), fewest_seeds=min(seeds.values()), most_seeds=max(seeds.values()), seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}' if len(set(seeds.values())) > 1 else str(min(seeds.values())), teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
+        study=first['study'],
+        task=first['task'],
+        corpus=first['corpus'],
+        corpus_sha256=first['corpus_sha256'][:12],
+        n_runs=len(found),
+        n_arms=len(arms),
+        metric=first['primary']['metric'],
+        set=first['primary']['set'],
+        corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']),
+        formats=(formats := _among([r['precision'] for r in found])),
+        formats_in_words=' and '.join(formats.rsplit(', ', 1)),
+        params_ratio=_ratio_of_sizes(found),
+        student_layers=next(
+            (len(layers) for r in found if (layers := r['settings'].get('student_layers'))), None
+        ),
+        seeds=_among(sorted({r['seed'] for r in found})),
+        n_seeds=len({r['seed'] for r in found}),
+        fewest_seeds=min(seeds.values()),
+        most_seeds=max(seeds.values()),
+        seeds_an_arm=f'{min(seeds.values())} to {max(seeds.values())}'
+        if len(set(seeds.values())) > 1
+        else str(min(seeds.values())),
+        teacher=_among([r['models']['teacher'] for r in found if 'models' in r]),
         init=_among([r['factors']['init'] for r in found if r['factors']['network'] == 'student']),
-        tuned=_among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None, profile=_among([r['models']['profile'] for r in found if 'models' in r]), commits=commits(found), transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
-        transferred=any((r['factors']['transfer'] or 'none') != 'none' for r in found), tuned_student=next((i.rsplit('-', 2)[1] for r in found if r['factors']['network'] == 'student' and (i := r.get('tuning_id'))), None),
-        counts={f'{split}_{kind}': n for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()},
-        machine=dict(cpu=_among([e['cpu'] for e in env], ' and '), device=_among([e['device'] for e in env], ' and '), torch=_among([e['torch'] for e in env]), transformers=_among([e['transformers'] for e in env]),
-                     python=_among([e['python'] for e in env]), load_low=min(loads, default=None), load_high=max(loads, default=None)),
-        energy=any(r['energy']['device_j'] is not None for r in times.runs), energy_reason=times.note if not times.runs else _among([r['reasons'].get('energy.device_j', 'it was read') for r in times.runs]))
+        tuned=_among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None,
+        profile=_among([r['models']['profile'] for r in found if 'models' in r]),
+        commits=commits(found),
+        transfer=_among([r['factors']['transfer'] or 'none' for r in found]),
+        transferred=any((r['factors']['transfer'] or 'none') != 'none' for r in found),
+        tuned_student=next(
+            (
+                i.rsplit('-', 2)[1]
+                for r in found
+                if r['factors']['network'] == 'student' and (i := r.get('tuning_id'))
+            ),
+            None,
+        ),
+        counts={
+            f'{split}_{kind}': n
+            for (split, kind), n in one.groupby(['split', 'set'])['unit'].nunique().items()
+        },
+        machine=dict(
+            cpu=_among([e['cpu'] for e in env], ' and '),
+            device=_among([e['device'] for e in env], ' and '),
+            torch=_among([e['torch'] for e in env]),
+            transformers=_among([e['transformers'] for e in env]),
+            python=_among([e['python'] for e in env]),
+            load_low=min(loads, default=None),
+            load_high=max(loads, default=None),
+        ),
+        energy=any(r['energy']['device_j'] is not None for r in times.runs),
+        energy_reason=times.note
+        if not times.runs
+        else _among([r['reasons'].get('energy.device_j', 'it was read') for r in times.runs]),
+    )
 
 # %% ../../nbs/thesis/02_values.ipynb #8909425a
 def settings_table(
     found: Sequence[dict],
 ) -> pd.DataFrame:  # setting, teacher network, student network; text
     "The recorded settings by network."
+
     def recorded(network, name):
-        seen = {str(r['settings'].get(name)) for r in found if r['factors']['network'] == network and r['settings'].get(name) is not None}
+        seen = {
+            str(r['settings'].get(name))
+            for r in found
+            if r['factors']['network'] == network and r['settings'].get(name) is not None
+        }
         return '-' if not seen else seen.pop() if len(seen) == 1 else 'by arm: ' + ', '.join(sorted(seen))
-    names = sorted({k for r in found for k in r['settings']} - {'task', 'smoke', 'network', 'teacher_seed', 'kd'})
-    return pd.DataFrame([dict(setting=k, teacher=recorded('teacher', k), student=recorded('student', k)) for k in names]).rename(columns={'teacher': "teacher's network", 'student': "student's network"})
+
+    names = sorted(
+        {k for r in found for k in r['settings']} - {'task', 'smoke', 'network', 'teacher_seed', 'kd'}
+    )
+    return pd.DataFrame(
+        [dict(setting=k, teacher=recorded('teacher', k), student=recorded('student', k)) for k in names]
+    ).rename(columns={'teacher': "teacher's network", 'student': "student's network"})
 
 # %% ../../nbs/thesis/02_values.ipynb #6cf766d5
 def tuned_table(
     found: Sequence[dict],
-) -> pd.DataFrame:  # arm, search, what searches of its network draw; text; one row where all runs of an arm have one setting
+    # arm, search, what searches of its network draw; text; one row where all runs of an arm have one setting
+) -> pd.DataFrame:
     "The setting that was chosen for each arm, and by which search."
-    rows = [{'arm': arm, 'search': r.get('tuning_id') or '-'} | {k: str(r['settings'].get(k)) for k in sorted(SPACES[MODES[r['mode']].network])} for arm, runs in arms_of(found).items() for r in runs]
+    rows = [
+        {'arm': arm, 'search': r.get('tuning_id') or '-'}
+        | {k: str(r['settings'].get(k)) for k in sorted(SPACES[MODES[r['mode']].network])}
+        for arm, runs in arms_of(found).items()
+        for r in runs
+    ]
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
 
 # %% ../../nbs/thesis/02_values.ipynb #175babb8
@@ -109,174 +215,381 @@ def machine_table(
     env = [r['environment'] for r in found]
     loads = [x[0] if isinstance(x, list) else x for e in env if (x := e.get('load_average')) is not None]
     stolen = [x for e in env if (x := e.get('cpu_steal')) is not None]
-    rows = {k: _among([e[k] for e in env]) for k in ('device', 'cpu', 'torch', 'transformers', 'python')} | {'precision': _among([f"{r['precision']}: {r['precision_reason']}" for r in found])}
-    rows |= {'load average': f'{min(loads):.1f} to {max(loads):.1f}' if loads else '-', 'stolen time, %': f'{min(stolen):.2f} to {max(stolen):.2f}' if stolen else '-', 'commits': _among(commits(found))}
+    rows = {k: _among([e[k] for e in env]) for k in ('device', 'cpu', 'torch', 'transformers', 'python')} | {
+        'precision': _among([f"{r['precision']}: {r['precision_reason']}" for r in found])
+    }
+    rows |= {
+        'load average': f'{min(loads):.1f} to {max(loads):.1f}' if loads else '-',
+        'stolen time, %': f'{min(stolen):.2f} to {max(stolen):.2f}' if stolen else '-',
+        'commits': _among(commits(found)),
+    }
     return pd.DataFrame(list(rows.items()), columns=['', 'in the records'])
+
 
 def effects_table(
     comparisons: Sequence[tuple[str, Comparison]],
 ) -> pd.DataFrame:  # a row a comparison, text
     "Every comparison in numbers, with its p and the corrected p."
-    def ratio(c, key): return f'{c.speedup[key]:.2f}' if key in c.speedup else '-'
-    return pd.DataFrame([{'a': c.a, 'b': c.b, 'factor': (c.attribution and c.attribution.factor) or 'several', 'seeds': c.n_seeds, 'difference': f'{c.difference:+.3f}' if c.difference else '-', 'p': p_text(c.p), 'p (Holm)': p_text(c.p_holm),
-                          'training': ratio(c, 'train_s'), 'total': ratio(c, 'total_s')} for _, c in comparisons])
+
+    def ratio(c, key):
+        return f'{c.speedup[key]:.2f}' if key in c.speedup else '-'
+
+    return pd.DataFrame(
+        [
+            {
+                'a': c.a,
+                'b': c.b,
+                'factor': (c.attribution and c.attribution.factor) or 'several',
+                'seeds': c.n_seeds,
+                'difference': f'{c.difference:+.3f}' if c.difference else '-',
+                'p': p_text(c.p),
+                'p (Holm)': p_text(c.p_holm),
+                'training': ratio(c, 'train_s'),
+                'total': ratio(c, 'total_s'),
+            }
+            for _, c in comparisons
+        ]
+    )
+
 
 def runs_table(
     found: Sequence[dict],
 ) -> pd.DataFrame:  # a row a run, text
     "Every run the thesis rests on; an asterisk after the commit stands for changes that were not committed."
-    def commit(r): return commits([r])[0][:7] + '*' * uncommitted(r)
-    def others(r): return '-' if (share := (r.get('machine') or {}).get('busy_share')) is None else f'{100 * share:.0f}'
-    def value(r): return '-' if r['primary']['value'] is None else f"{r['primary']['value']:.4f}"
-    return pd.DataFrame([{'run': r['run_id'], 'seed': r['seed'], f"{r['primary']['set']} {r['primary']['metric']}": value(r), 'train s': f"{r['time']['train_s']:.0f}", 'examples/s': f"{r['throughput']['examples_per_s'] or 0:.0f}",
-                          'others, %': others(r), 'commit': commit(r)} for runs in arms_of(found).values() for r in runs])
+
+    def commit(r):
+        return commits([r])[0][:7] + '*' * uncommitted(r)
+
+    def others(r):
+        return '-' if (share := (r.get('machine') or {}).get('busy_share')) is None else f'{100 * share:.0f}'
+
+    def value(r):
+        return '-' if r['primary']['value'] is None else f"{r['primary']['value']:.4f}"
+
+    return pd.DataFrame(
+        [
+            {
+                'run': r['run_id'],
+                'seed': r['seed'],
+                f"{r['primary']['set']} {r['primary']['metric']}": value(r),
+                'train s': f"{r['time']['train_s']:.0f}",
+                'examples/s': f"{r['throughput']['examples_per_s'] or 0:.0f}",
+                'others, %': others(r),
+                'commit': commit(r),
+            }
+            for runs in arms_of(found).values()
+            for r in runs
+        ]
+    )
+
 
 def models_table(
     found: Sequence[dict],
 ) -> pd.DataFrame:  # a row an arm, text
     "What each arm trains."
+
     def row(arm, r):
-        f, p = r['factors'], r['parallel']
+        f = r['factors']
+        p = r['parallel']
         first = f['transfer'] or 'none'
         begins = 'pretrained weights' if first == 'none' else f'weights after the transfer ({first})'
-        return {'arm': arm, 'network': f['network'], 'parameters': f"{r['params_total'] / 1e6:.1f} M", 'precision': r['precision'], 'KD': 'yes' if f['kd'] else 'no', 'ranks x threads': f"{p['ranks']} x {p['threads_per_rank']}",
-                'starts from': {'teacher_finetuned': 'its fine-tuned teacher', 'pretrained': begins, 'teacher_pretrained': f"layers of the teacher's {begins}", 'transferred': f'the distilled student of the transfer ({first})'}.get(f['init'], f['init']), 'optimizer steps': r.get('steps', '-')}
+        return {
+            'arm': arm,
+            'network': f['network'],
+            'parameters': f"{r['params_total'] / 1e6:.1f} M",
+            'precision': r['precision'],
+            'KD': 'yes' if f['kd'] else 'no',
+            'ranks x threads': f"{p['ranks']} x {p['threads_per_rank']}",
+            'starts from': {
+                'teacher_finetuned': 'its fine-tuned teacher',
+                'pretrained': begins,
+                'teacher_pretrained': f"layers of the teacher's {begins}",
+                'transferred': f'the distilled student of the transfer ({first})',
+            }.get(f['init'], f['init']),
+            'optimizer steps': r.get('steps', '-'),
+        }
+
     return pd.DataFrame([row(arm, runs[0]) for arm, runs in arms_of(found).items()])
 
 # %% ../../nbs/thesis/02_values.ipynb #c0d36bd1
-def _interval(i: Interval | None, spec: str) -> str: return '-' if i is None or np.isnan(i.estimate) else f'{i:{spec}}'
+def _interval(i: Interval | None, spec: str) -> str:
+    return '-' if i is None or np.isnan(i.estimate) else f'{i:{spec}}'
+
 
 def costs_table(
-    costs: Table,    # of `cost_table`
+    costs: Table,  # of `cost_table`
     payback: Table,  # of `payback_table`
-) -> pd.DataFrame:   # a row an arm, text; energy only where some was read
+) -> pd.DataFrame:  # a row an arm, text; energy only where some was read
     "What each arm costs, and after how many predictions a student has paid back its making."
-    names = {'example': 's / 1,000 trained', 'prediction': 's / 1,000 predicted', 'answer': 's / right answer'}
-    units = {'seconds': ('s', '.3g')} | ({'joules': ('J', '.3g')} if any(costs.table[f'{k}_joules'].notna().any() for k in names) else {})
+    names = {
+        'example': 's / 1,000 trained',
+        'prediction': 's / 1,000 predicted',
+        'answer': 's / right answer',
+    }
+    units = {'seconds': ('s', '.3g')} | (
+        {'joules': ('J', '.3g')} if any(costs.table[f'{k}_joules'].notna().any() for k in names) else {}
+    )
+
     def paid_back(arm):
-        if arm not in payback.table.index: return '-'
+        if arm not in payback.table.index:
+            return '-'
         runs, never, cell = payback.table.loc[arm, ['runs', 'never_seconds', 'seconds']]
         return _interval(cell, ',.0f') + (f'; never in {never} of {runs}' if never else '')
+
     def row(arm):
-        cells = {title.replace('s /', f'{unit} /'): _interval(costs.table.at[arm, f'{k}_{key}'], spec) for key, (unit, spec) in units.items() for k, title in names.items()}
+        cells = {
+            title.replace('s /', f'{unit} /'): _interval(costs.table.at[arm, f'{k}_{key}'], spec)
+            for key, (unit, spec) in units.items()
+            for k, title in names.items()
+        }
         return {'arm': arm} | cells | {'paid back after': paid_back(arm)}
+
     return pd.DataFrame([row(arm) for arm in costs.table.index])
+
 
 def shared_table(
     found: Sequence[dict],
     students: Sequence[int] = (1, 3, 10),  # that share one teacher and its signal
 ) -> pd.DataFrame:  # a row an arm of students, text
     "The seconds one student costs when so many share its teacher: geometric mean over seeds with its interval."
-    by_id, rows = {r['run_id']: r for r in found}, []
+    by_id = {r['run_id']: r for r in found}
+    rows = []
     for arm, runs in arms_of(found).items():
         taught = [(r, by_id[r['teacher_run_id']]) for r in runs if r['teacher_run_id'] in by_id]
-        if not taught: continue
-        each = [amortised(training_cost(r), training_cost(t), signal_cost(r, found), students)['seconds'] for r, t in taught]
-        rows.append({'arm': arm, 'training alone, s': f"{mean_cost([r['time']['train_s'] for r, _ in taught]):.0f}"} | {f"one of {m}, s": f'{mean_cost([e[m] for e in each]):.0f}' for m in students})
+        if not taught:
+            continue
+        each = [
+            amortised(training_cost(r), training_cost(t), signal_cost(r, found), students)['seconds']
+            for r, t in taught
+        ]
+        rows.append(
+            {'arm': arm, 'training alone, s': f"{mean_cost([r['time']['train_s'] for r, _ in taught]):.0f}"}
+            | {f"one of {m}, s": f'{mean_cost([e[m] for e in each]):.0f}' for m in students}
+        )
     return pd.DataFrame(rows)
+
 
 def cost_values(
     evidence: Evidence,
 ) -> dict:  # tables, or the reason why there is none
     "Costs of a study."
     found = evidence.times.runs
-    if not found: return dict(reason=evidence.times.note)
+    if not found:
+        return dict(reason=evidence.times.note)
     shared = shared_table(found)
     values = {'shared': shared} if len(shared) else {}
     first = found[0]['run_id']
-    try: sizes = sizes_of(predictions(evidence.study, [first]), evidence.units[evidence.units['run_id'] == first], found[0]['primary']['set'])
-    except RecordError: return values | dict(reason='this evidence holds no predictions, which tell how many candidates there are')  # its own words name a folder
-    costs, payback = cost_table(found, sizes), payback_table(found, sizes)
-    return values | dict(table=costs_table(costs, payback), reasons=sorted({why for k, why in (costs.reasons | payback.reasons).items() if not k.endswith('joules')}))
+    try:
+        sizes = sizes_of(
+            predictions(evidence.study, [first]),
+            evidence.units[evidence.units['run_id'] == first],
+            found[0]['primary']['set'],
+        )
+    except RecordError:
+        # its own words name a folder
+        return values | dict(
+            reason='this evidence holds no predictions, which tell how many candidates there are'
+        )
+    costs = cost_table(found, sizes)
+    payback = payback_table(found, sizes)
+    return values | dict(
+        table=costs_table(costs, payback),
+        reasons=sorted(
+            {why for k, why in (costs.reasons | payback.reasons).items() if not k.endswith('joules')}
+        ),
+    )
 
 # %% ../../nbs/thesis/02_values.ipynb #c6fa8c37
 def fidelity_row(
-    runs: Sequence[dict],                # of one arm
-    scores: dict[str, pd.DataFrame],     # run_id -> predictions
-    split: str,                          # the primary set
-    teachers: dict[int, str],            # seed -> run_id, for the arms that have no teacher
-) -> dict[str, str]:                     # a row of text
+    runs: Sequence[dict],  # of one arm
+    scores: dict[str, pd.DataFrame],  # run_id -> predictions
+    split: str,  # the primary set
+    teachers: dict[int, str],  # seed -> run_id, for the arms that have no teacher
+) -> dict[str, str]:  # a row of text
     "Calibration of an arm and agreement with its teachers, or with what would have been its teachers, where those are there."
-    row = {'arm': runs[0]['arm'], 'ECE': f"{calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split):.3f}"}
+    row = {
+        'arm': runs[0]['arm'],
+        'ECE': f"{calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split):.3f}",
+    }
     pairs = [(r['run_id'], r['teacher_run_id'] or teachers.get(r['seed'])) for r in runs]
-    taught = [(scores[run], scores[teacher]) for run, teacher in pairs if teacher in scores and teacher != run]
+    taught = [
+        (scores[run], scores[teacher]) for run, teacher in pairs if teacher in scores and teacher != run
+    ]
     found = agreement(*zip(*taught), split) if taught else {}
-    row |= {title: _interval(found.get(k), '.3f') for k, title in dict(top_1='same first', tau="Kendall's tau", kl='KL').items()}
+    row |= {
+        title: _interval(found.get(k), '.3f')
+        for k, title in dict(top_1='same first', tau="Kendall's tau", kl='KL').items()
+    }
     p = [decision_test(s, t, split).p for s, t in taught]
-    return row | {"McNemar's p": '-' if not p else p_text(p[0]) if len(p) == 1 else f'{p_text(min(p))} to {p_text(max(p))}'}
+    return row | {
+        "McNemar's p": '-'
+        if not p
+        else p_text(p[0])
+        if len(p) == 1
+        else f'{p_text(min(p))} to {p_text(max(p))}'
+    }
+
 
 def fidelity_values(
     evidence: Evidence,
 ) -> dict:  # a table, or the reason why there is none
     "Calibration and fidelity of a study."
     e = evidence
-    try: scored = predictions(e.study, [r['run_id'] for r in e.records])
-    except RecordError: return dict(reason='this evidence holds no predictions')  # its own words name a folder
+    try:
+        scored = predictions(e.study, [r['run_id'] for r in e.records])
+    except RecordError:
+        return dict(reason='this evidence holds no predictions')  # its own words name a folder
     scores = dict(list(scored.groupby('run_id', sort=False)))
-    if len(scores) < len(e.records): return dict(reason='this evidence holds no predictions of some runs')
-    arms, split = arms_of(e.records), e.records[0]['primary']['set']
+    if len(scores) < len(e.records):
+        return dict(reason='this evidence holds no predictions of some runs')
+    arms = arms_of(e.records)
+    split = e.records[0]['primary']['set']
     teachers = {r['seed']: r['run_id'] for r in arms.get('baseline', ())}
     a, b = ({r['seed']: scores[r['run_id']] for r in arms.get(arm, ())} for arm in STEPS['precision'])
-    moved = np.concatenate([np.abs(np.diff(aligned([a[s], b[s]], split)[[0, 1]].to_numpy(float))).ravel() for s in sorted(a.keys() & b.keys())] or [[]])
-    return dict(table=pd.DataFrame([fidelity_row(runs, scores, split, teachers) for runs in arms.values()])) | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if len(moved) else {})
+    moved = np.concatenate(
+        [
+            np.abs(np.diff(aligned([a[s], b[s]], split)[[0, 1]].to_numpy(float))).ravel()
+            for s in sorted(a.keys() & b.keys())
+        ]
+        or [[]]
+    )
+    return dict(
+        table=pd.DataFrame([fidelity_row(runs, scores, split, teachers) for runs in arms.values()])
+    ) | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if len(moved) else {})
 
 # %% ../../nbs/thesis/02_values.ipynb #e72f4d84
 def beside_table(
     comparisons: Sequence[tuple[str, Comparison]],
 ) -> pd.DataFrame:  # a row a comparison, text
     "Other intervals and tests of each difference; p of being worse by a margin is one-sided."
+
     def row(c):
         worse = {e.margin: e.p_noninferior for e in c.equivalences}
-        return {'a': c.a, 'b': c.b, 'bootstrap': _interval(c.bootstrap, '+.3f'), 'permutation p': p_text(c.p_permutation), 'd (questions)': _interval(c.effect_size, '+.2f'),
-                'd (seeds)': _interval(c.effect_size_seeds, '+.2f')} | {f'worse by {m:g}: p': p_text(worse.get(m)) for m in MARGINS}
+        return {
+            'a': c.a,
+            'b': c.b,
+            'bootstrap': _interval(c.bootstrap, '+.3f'),
+            'permutation p': p_text(c.p_permutation),
+            'd (questions)': _interval(c.effect_size, '+.2f'),
+            'd (seeds)': _interval(c.effect_size_seeds, '+.2f'),
+        } | {f'worse by {m:g}: p': p_text(worse.get(m)) for m in MARGINS}
+
     return pd.DataFrame([row(c) for _, c in comparisons])
+
 
 def factorial_table(
     found: Sequence[dict],
     its_units: pd.DataFrame,
 ) -> pd.DataFrame:  # a row an effect, text
     "Effects and interactions of the factors, as contrasts of arms; the interactions' p is corrected too, as a family of their own."
-    def remark(e): return '; '.join(filter(None, (e.reason, *(f"left out of {arm}: seed{'s' * (len(seeds) > 1)} {_among(seeds)}" for arm, seeds in e.left_out.items()))))
-    return pd.DataFrame([{'effect': e.name, 'seeds': e.interval.n if e.interval else '-', 'difference': _interval(e.interval, '+.3f'), 'p': p_text(e.p), 'p (Holm)': p_text(e.p_holm), 'remark': remark(e)} for e in study_factorial(found, its_units)])
+
+    def remark(e):
+        return '; '.join(
+            filter(
+                None,
+                (
+                    e.reason,
+                    *(
+                        f"left out of {arm}: seed{'s' * (len(seeds) > 1)} {_among(seeds)}"
+                        for arm, seeds in e.left_out.items()
+                    ),
+                ),
+            )
+        )
+
+    return pd.DataFrame(
+        [
+            {
+                'effect': e.name,
+                'seeds': e.interval.n if e.interval else '-',
+                'difference': _interval(e.interval, '+.3f'),
+                'p': p_text(e.p),
+                'p (Holm)': p_text(e.p_holm),
+                'remark': remark(e),
+            }
+            for e in study_factorial(found, its_units)
+        ]
+    )
+
 
 POWER_STEPS = (('full_student', 'full_kd'), ('baseline', 'full_kd'))  # the first one that has runs and spread
+
 
 def power_values(
     arms: dict[str, list[dict]],  # arm -> its runs
     its_units: pd.DataFrame,
-) -> dict:          # a, b: the step; strict: the chance at this study's size; table: by seeds and questions, text; {} where no step has seeds and units in pairs, and spread
+    # a, b: the step; strict: the chance at this study's size; table: by seeds and questions, text; {} where
+    # no step has seeds and units in pairs, and spread
+) -> dict:
     "How likely the crossed test is to see a difference of the stricter margin, from the variances seen in a step: two arms whose values hardly differ foretell nothing about others."
     for a, b in POWER_STEPS:
         pairs = _pairs(arms[a], arms[b])[0] if arms.get(a) and arms.get(b) else []
         d = _differences(pairs, its_units)[0] if pairs else None
-        if d is None or d.ndim < 2 or min(d.shape) < 2 or not any(variance := variance_components(d).variance): continue
-        table = power_table(MARGINS[1], variance, sorted({3, 5, 8, 12, d.shape[0]}), sorted({122, 500, 1000, d.shape[1]}))
-        return dict(a=a, b=b, strict=power(MARGINS[1], variance, *d.shape), table=table.map('{:.2f}'.format).reset_index())
+        if (
+            d is None
+            or d.ndim < 2
+            or min(d.shape) < 2
+            or not any(variance := variance_components(d).variance)
+        ):
+            continue
+        table = power_table(
+            MARGINS[1], variance, sorted({3, 5, 8, 12, d.shape[0]}), sorted({122, 500, 1000, d.shape[1]})
+        )
+        return dict(
+            a=a,
+            b=b,
+            strict=power(MARGINS[1], variance, *d.shape),
+            table=table.map('{:.2f}'.format).reset_index(),
+        )
     return {}
 
 # %% ../../nbs/thesis/02_values.ipynb #8a0bdea3
-def transfer_seconds(found: Sequence[dict]) -> dict[str, float]:  # 'teacher' and 'student', where they start from a transfer
+def transfer_seconds(
+    found: Sequence[dict],
+    # 'teacher' and 'student', where they start from a transfer
+) -> dict[str, float]:
     "What was waited for each network's first weights: that run's `total_s`, the same in all arms and seeds."
     return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
 
 # %% ../../nbs/thesis/02_values.ipynb #a5ede471
 FIRST_SCALE = 16  # log2 of the loss scale fp16 begins with
 
+
 def gradient_values(
     arms: dict[str, list[dict]],  # arm -> its runs
-) -> dict:                        # share of the numbers that are not zero, of the worst layer of any arm, and where that is; {} where no run recorded its gradients
+    # share of the numbers that are not zero, of the worst layer of any arm, and where that is; {} where no
+    # run recorded its gradients
+) -> dict:
     "What formats would do to gradients, as recorded."
-    tables = {arm: pooled_gradients(found) for arm, runs in arms.items() if (found := [m for r in runs for m in r.get('gradients') or ()])}
-    if not tables: return {}
+    tables = {
+        arm: pooled_gradients(found)
+        for arm, runs in arms.items()
+        if (found := [m for r in runs for m in r.get('gradients') or ()])
+    }
+    if not tables:
+        return {}
+
     def worst(beyond):
-        shares = {(arm, layer): float(t[layer][beyond(t.index)].sum()) for arm, t in tables.items() for layer in t}
+        shares = {
+            (arm, layer): float(t[layer][beyond(t.index)].sum()) for arm, t in tables.items() for layer in t
+        }
         arm, layer = max(shares, key=shares.get)
         return dict(share=shares[arm, layer], arm=arm, layer=layer)
-    return dict(steps=len({m['step'] for runs in arms.values() for r in runs for m in r.get('gradients') or ()}), lost=worst(lambda e: e < -24), coarse=worst(lambda e: e < -14),
-                lost_scaled=worst(lambda e: e + FIRST_SCALE < -24), over_scaled=worst(lambda e: e + FIRST_SCALE >= 16), lost_bf16=worst(lambda e: e < -126), first_scale=FIRST_SCALE)
+
+    return dict(
+        steps=len({m['step'] for runs in arms.values() for r in runs for m in r.get('gradients') or ()}),
+        lost=worst(lambda e: e < -24),
+        coarse=worst(lambda e: e < -14),
+        lost_scaled=worst(lambda e: e + FIRST_SCALE < -24),
+        over_scaled=worst(lambda e: e + FIRST_SCALE >= 16),
+        lost_bf16=worst(lambda e: e < -126),
+        first_scale=FIRST_SCALE,
+    )
 
 # %% ../../nbs/thesis/02_values.ipynb #d22545c8
-TOLD_ONCE = ('one_seed', 'commits', 'busy', 'times_left_out')  # codes of remarks that are said of the study and not again of each comparison
+# codes of remarks that are said of the study and not again of each comparison
+TOLD_ONCE = ('one_seed', 'commits', 'busy', 'times_left_out')
+
 
 def _study_notes(found: Sequence[dict]) -> list[str]:
     "What concerns the runs of a study as a whole, as clauses."
@@ -289,9 +602,12 @@ def _study_notes(found: Sequence[dict]) -> list[str]:
     said += [why for why in (times.note, *starts_made_again(found)) if why]
     kept = [r for r in found if r['run_id'] not in times.left_out]
     if busy := [r['run_id'] for r in kept if is_busy(r.get('machine') or {})]:
-        share = f'others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs'
+        share = (
+            f'others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs'
+        )
         said.append(f"{share}, whose times are unreliable: {', '.join(busy)}")
     return said
+
 
 def notes_on(
     found: Sequence[dict],
@@ -299,7 +615,11 @@ def notes_on(
     comparisons: Sequence[tuple[str, Comparison]] = (),  # of `compare.study_comparisons`
 ) -> list[str]:  # sentences
     "What a reader must know about the evidence."
-    unlike = [r['run_id'] for r in found if r['primary']['value'] is not None and unit_matrix([r], its_units) is None]
+    unlike = [
+        r['run_id']
+        for r in found
+        if r['primary']['value'] is not None and unit_matrix([r], its_units) is None
+    ]
     said = [
         f'the units of run {i} do not have the mean its record states; intervals of its arm rest on records alone'
         for i in unlike
@@ -315,77 +635,200 @@ def _front(e: Evidence) -> dict:  # front: arms, the cheapest first; student_on_
     students = [arm for arm in front if MODES[e.arms[arm][0]['mode']].network == 'student']
     return dict(front=front, student_on_front=bool(students))
 
+
 def part_values(
     evidence: Evidence,  # of one study
-    aims: dict,          # of the plan
+    aims: dict,  # of the plan
 ) -> dict:
     "All values of one study."
-    e, arms, measured = evidence, arms_of(evidence.records), arms_of(evidence.times.runs)
+    e = evidence
+    arms = arms_of(evidence.records)
+    measured = arms_of(evidence.times.runs)
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
-    steps = {key: step_values(a, b, pairs.get((a, b)), times_told=not e.times.runs) | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units) | quiet_times(measured.get(a, ()), measured.get(b, ())) for key, (a, b) in STEPS.items()}
+    steps = {
+        key: step_values(a, b, pairs.get((a, b)), times_told=not e.times.runs)
+        | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units)
+        | quiet_times(measured.get(a, ()), measured.get(b, ()))
+        for key, (a, b) in STEPS.items()
+    }
     return about_values(e.records, e.units) | dict(
-        arms={arm: e.values[arm] | dict(n=len(runs), steps=runs[0].get('steps'), params=runs[0]['params_total'] / 1e6, pairs=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1)) for arm, runs in arms.items()},
-        steps=steps, aims=aim_values(e.values, arms, aims), variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'], notes=notes_on(e.records, e.units, e.comparisons),
-        memory=memory_values(arms_of(of_one_machine(e.records).runs)), amp=amp_values(e.records), **_front(e), transfer_s=transfer_seconds(e.times.runs), gradients=gradient_values(arms), answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in PRECISION_STEPS)),
-        costs=cost_values(e), fidelity=fidelity_values(e), one_start=not starts_made_again(e.records), borderline=borderline([c for _, c in e.comparisons]),
-        tables=dict(arms=arms_table(e.records, e.values).reset_index(), metrics=metrics_table(e.records).reset_index(), comparisons=effects_table(e.comparisons), settings=settings_table(e.records), tuned=tuned_table(e.records),
-                    runs=runs_table(e.records), models=models_table(e.records), machine=machine_table(e.records), beside=beside_table(e.comparisons), factorial=factorial_table(e.records, e.units)),
-        power=power_values(arms, e.units))
+        arms={
+            arm: e.values[arm]
+            | dict(
+                n=len(runs),
+                steps=runs[0].get('steps'),
+                params=runs[0]['params_total'] / 1e6,
+                pairs=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1),
+            )
+            for arm, runs in arms.items()
+        },
+        steps=steps,
+        aims=aim_values(e.values, arms, aims),
+        variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'],
+        notes=notes_on(e.records, e.units, e.comparisons),
+        memory=memory_values(arms_of(of_one_machine(e.records).runs)),
+        amp=amp_values(e.records),
+        **_front(e),
+        transfer_s=transfer_seconds(e.times.runs),
+        gradients=gradient_values(arms),
+        answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in PRECISION_STEPS)),
+        costs=cost_values(e),
+        fidelity=fidelity_values(e),
+        one_start=not starts_made_again(e.records),
+        borderline=borderline([c for _, c in e.comparisons]),
+        tables=dict(
+            arms=arms_table(e.records, e.values).reset_index(),
+            metrics=metrics_table(e.records).reset_index(),
+            comparisons=effects_table(e.comparisons),
+            settings=settings_table(e.records),
+            tuned=tuned_table(e.records),
+            runs=runs_table(e.records),
+            models=models_table(e.records),
+            machine=machine_table(e.records),
+            beside=beside_table(e.comparisons),
+            factorial=factorial_table(e.records, e.units),
+        ),
+        power=power_values(arms, e.units),
+    )
 
 # %% ../../nbs/thesis/02_values.ipynb #3904da57
 def own_searches(
     trials: Sequence[dict],
     runs: Sequence[dict],  # of the study
-) -> dict[str, str]:       # student arm -> 'same': its own search chose what its runs have | 'other' | 'none': it was not searched for; and by each of these words the arms of it, as text, where there are any
+    # student arm -> 'same': its own search chose what its runs have | 'other' | 'none': it was not searched
+    # for; and by each of these words the arms of it, as text, where there are any
+) -> dict[str, str]:
     "Whether each student arm, tuned by itself, would have had another setting."
+
     def verdict(arm, settings):
         own = [r for r in trials if r['arm'] == arm]
         best = as_judged(own)[0]['settings'] if own else None
-        return 'none' if best is None else 'same' if all(best[k] == settings[k] for k in SPACES['student']) else 'other'
-    found = {arm: verdict(arm, of[0]['settings']) for arm, of in arms_of(runs).items() if MODES[of[0]['mode']].network == 'student'}
-    return found | {word: _among(arms) for word in ('same', 'other', 'none') if (arms := [arm for arm, w in found.items() if w == word])}
+        return (
+            'none'
+            if best is None
+            else 'same'
+            if all(best[k] == settings[k] for k in SPACES['student'])
+            else 'other'
+        )
+
+    found = {
+        arm: verdict(arm, of[0]['settings'])
+        for arm, of in arms_of(runs).items()
+        if MODES[of[0]['mode']].network == 'student'
+    }
+    return found | {
+        word: _among(arms)
+        for word in ('same', 'other', 'none')
+        if (arms := [arm for arm, w in found.items() if w == word])
+    }
+
 
 def trial_values(
     found: Sequence[dict],  # of the searches of one study
     units: pd.DataFrame | None = None,
     runs: Sequence[dict] = (),  # of the study they were made for
-) -> dict:                  # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them that the questions do not tell from it; None without units; starts: searches that began elsewhere; own: of `own_searches`
+    # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them
+    # that the questions do not tell from it; None without units; starts: searches that began elsewhere; own:
+    # of `own_searches`
+) -> dict:
     "The trials of random searches, best first."
     searches: dict[str, dict[tuple, dict]] = {}  # search -> setting -> run
-    def drawn(r): return SPACES[MODES[r['mode']].network]
-    for r in sorted(found, key=lambda r: r['run_id']): searches.setdefault(r['tuning_id'] or r['arm'], {}).setdefault(tuple(r['settings'][k] for k in drawn(r)), r)
-    rows, others = [], []
+
+    def drawn(r):
+        return SPACES[MODES[r['mode']].network]
+
+    for r in sorted(found, key=lambda r: r['run_id']):
+        searches.setdefault(r['tuning_id'] or r['arm'], {}).setdefault(
+            tuple(r['settings'][k] for k in drawn(r)), r
+        )
+    rows = []
+    others = []
     for name, tried in sorted(searches.items()):
         judged = as_judged(list(tried.values()))
-        apart, p = from_the_best(judged, units), judged[0]['primary']
+        apart = from_the_best(judged, units)
+        p = judged[0]['primary']
         others += filter(None, apart)
-        rows += [{'search': name} | {k: str(r['settings'][k]) for k in drawn(r)} | {f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}", 'from the best': _interval(d, '+.3f')} for r, d in zip(judged, apart)]
-    return dict(study=found[0]['study'], trials=min(map(len, searches.values())), seeds=_among(sorted({r['seed'] for r in found})), where=p['set'],
-                others=len(others) or None, open=sum(d.low <= 0 <= d.high for d in others) if others else None, starts=starts_made_again(found, 'arm'), own=own_searches(found, runs), tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)))
+        rows += [
+            {'search': name}
+            | {k: str(r['settings'][k]) for k in drawn(r)}
+            | {
+                f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}",
+                'from the best': _interval(d, '+.3f'),
+            }
+            for r, d in zip(judged, apart)
+        ]
+    return dict(
+        study=found[0]['study'],
+        trials=min(map(len, searches.values())),
+        seeds=_among(sorted({r['seed'] for r in found})),
+        where=p['set'],
+        others=len(others) or None,
+        open=sum(d.low <= 0 <= d.high for d in others) if others else None,
+        starts=starts_made_again(found, 'arm'),
+        own=own_searches(found, runs),
+        tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)),
+    )
 
 # %% ../../nbs/thesis/02_values.ipynb #3d566b18
 def transfer_values(
-    found: Sequence[dict],  # of one study: the teacher's network, and the student's where it has a transfer of its own
-) -> dict:                  # study, corpus, seeds, formats, teacher and student -> run_id, dev and test of the primary metric, seconds
+    # of one study: the teacher's network, and the student's where it has a transfer of its own
+    found: Sequence[dict],
+    # study, corpus, seeds, formats, teacher and student -> run_id, dev and test of the primary metric,
+    # seconds
+) -> dict:
     "The runs that gave others their first weights."
     p = found[0]['primary']
-    def one(r): return dict(run_id=r['run_id'], seconds=r['time']['total_s'], train_s=r['time']['train_s'], examples=r.get('examples')) | {k: r['settings'].get(k) for k in ('epochs', 'learning_rate', 'batch_size', 'alpha', 'temperature', 'train_questions')} | {split: r['metrics'][split][p['metric']] for split in r['metrics']}
-    return dict(study=found[0]['study'], corpus=found[0]['corpus'], seeds=_among(sorted({r['seed'] for r in found})), formats=_among([r['precision'] for r in found]), metric=p['metric'],
-                busy=max((x for r in found if (x := (r.get('machine') or {}).get('busy_share')) is not None), default=None), amp=amp_values(found), tables=dict(runs=runs_table(found))) | {r['factors']['network']: one(r) for r in found}
+
+    def one(r):
+        return (
+            dict(
+                run_id=r['run_id'],
+                seconds=r['time']['total_s'],
+                train_s=r['time']['train_s'],
+                examples=r.get('examples'),
+            )
+            | {
+                k: r['settings'].get(k)
+                for k in ('epochs', 'learning_rate', 'batch_size', 'alpha', 'temperature', 'train_questions')
+            }
+            | {split: r['metrics'][split][p['metric']] for split in r['metrics']}
+        )
+
+    return dict(
+        study=found[0]['study'],
+        corpus=found[0]['corpus'],
+        seeds=_among(sorted({r['seed'] for r in found})),
+        formats=_among([r['precision'] for r in found]),
+        metric=p['metric'],
+        busy=max(
+            (x for r in found if (x := (r.get('machine') or {}).get('busy_share')) is not None), default=None
+        ),
+        amp=amp_values(found),
+        tables=dict(runs=runs_table(found)),
+    ) | {r['factors']['network']: one(r) for r in found}
 
 # %% ../../nbs/thesis/02_values.ipynb #e20a2727
 def aim_values(
     by_arm: dict[str, dict[str, Interval]],  # of `arm_values`
     arms: dict[str, list[dict]],
-    aims: dict,                              # teacher, student, kept: at least
+    aims: dict,  # teacher, student, kept: at least
 ) -> dict:
     "What was aimed at, what was measured, and whether it was reached."
     teacher, student = (by_arm.get(arm, {}).get('primary') for arm in ('baseline', 'full_kd'))
-    by_seed = [{r['seed']: r['primary']['value'] for r in arms.get(arm, ())} for arm in ('full_kd', 'baseline')]
+    by_seed = [
+        {r['seed']: r['primary']['value'] for r in arms.get(arm, ())} for arm in ('full_kd', 'baseline')
+    ]
     seeds = [s for s in by_seed[0] if by_seed[0][s] and by_seed[1].get(s)]
     kept = ratio_interval([by_seed[0][s] for s in seeds], [by_seed[1][s] for s in seeds]) if seeds else None
+
     def aim(wanted, found):
         reached = bool(found and found.estimate >= wanted)
         told = bool(found and found.low is not None and (found.low >= wanted or found.high < wanted))
-        return dict(wanted=wanted, measured=found, reached=reached, told=told)  # told: the interval is on one side of what was wanted
-    return dict(teacher=aim(aims['teacher'], teacher), student=aim(aims['student'], student), kept=aim(aims['kept'], kept))
+        # told: the interval is on one side of what was wanted
+        return dict(wanted=wanted, measured=found, reached=reached, told=told)
+
+    return dict(
+        teacher=aim(aims['teacher'], teacher),
+        student=aim(aims['student'], student),
+        kept=aim(aims['kept'], kept),
+    )

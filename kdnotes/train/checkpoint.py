@@ -4,7 +4,10 @@
 
 # %% ../../nbs/train/05_checkpoint.ipynb #caa44d94
 from __future__ import annotations
-import json, os, random, shutil
+import json
+import os
+import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,25 +27,36 @@ __all__ = ['SCHEMA', 'MANIFEST', 'CheckpointError', 'checkpoints', 'save_checkpo
 class CheckpointError(KdnotesError):
     "A checkpoint that cannot be written, or is not what was written."
 
+
 SCHEMA = 1
 MANIFEST = 'manifest.json'
 
 # %% ../../nbs/train/05_checkpoint.ipynb #6a059fac
-def _digest(body: dict) -> str: return sha256_text(json.dumps(body, sort_keys=True, allow_nan=False))
+def _digest(body: dict) -> str:
+    return sha256_text(json.dumps(body, sort_keys=True, allow_nan=False))
 
-def _clear(path: Path) -> None: shutil.rmtree(path, ignore_errors=True)
+
+def _clear(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
 
 def _sync(path: Path) -> None:
     "Bring a file or a folder's entries to the disk."
     fd = os.open(path, os.O_RDONLY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     "A safetensors file, on the disk when this returns."
-    try: save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
-    except SafetensorError as e: raise OSError(str(e)) from None  # its writer tells a full disk in words of its own
+    try:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
+    except SafetensorError as e:
+        raise OSError(str(e)) from None  # its writer tells a full disk in words of its own
     _sync(path)
+
 
 def checkpoints(
     folder: str | Path,
@@ -52,81 +66,115 @@ def checkpoints(
 
 # %% ../../nbs/train/05_checkpoint.ipynb #3f9e3f4d
 def save_checkpoint(
-    folder: str | Path,   # of the run's checkpoints; made when missing
-    step: int,            # optimizer steps done
+    folder: str | Path,  # of the run's checkpoints; made when missing
+    step: int,  # optimizer steps done
     tensors: dict[str, dict[str, Tensor]],  # file name without ending -> name -> tensor
-    state: dict,          # JSON-able; floats come back to the last bit
-    key: str = '',        # whose checkpoint it is: the run_id
-    keep: int = 2,        # so many of the newest stay, >= 1
-) -> Path:                # the checkpoint's folder
+    state: dict,  # JSON-able; floats come back to the last bit
+    key: str = '',  # whose checkpoint it is: the run_id
+    keep: int = 2,  # so many of the newest stay, >= 1
+) -> Path:  # the checkpoint's folder
     "Write a checkpoint in one step, then remove the oldest."
     folder = Path(folder)
-    path, draft = folder / f'step-{step:08d}', folder / f'.step-{step:08d}.tmp'
+    path = folder / f'step-{step:08d}'
+    draft = folder / f'.step-{step:08d}.tmp'
     try:
         _clear(draft)
         draft.mkdir(parents=True)
-        for name, content in tensors.items(): _write_tensors(draft / f'{name}.safetensors', content)
+        for name, content in tensors.items():
+            _write_tensors(draft / f'{name}.safetensors', content)
         files = {p.name: [p.stat().st_size, sha256_file(p)] for p in sorted(draft.iterdir())}
         body = dict(schema=SCHEMA, key=key, step=step, state=state, files=files)
-        atomic_write(draft / MANIFEST, json.dumps(body | dict(sha256=_digest(body)), sort_keys=True, allow_nan=False))
+        atomic_write(
+            draft / MANIFEST, json.dumps(body | dict(sha256=_digest(body)), sort_keys=True, allow_nan=False)
+        )
         _clear(path)
         os.replace(draft, path)
         _sync(folder)
     except OSError as e:
         _clear(draft)
-        raise CheckpointError(f'{path} could not be written ({e.strerror or e}); free some room on that disk and start the run again: it goes on from the checkpoint before') from None
-    for old in checkpoints(folder)[keep:]: _clear(old)
+        raise CheckpointError(
+            f'{path} could not be written ({e.strerror or e}); free some room on that disk and start the run again: it goes on from the checkpoint before'
+        ) from None
+    for old in checkpoints(folder)[keep:]:
+        _clear(old)
     return path
 
 # %% ../../nbs/train/05_checkpoint.ipynb #42edc43b
 @dataclass(frozen=True)
 class Checkpoint:
     "A checkpoint that is whole."
+
     path: Path
     step: int
     tensors: dict[str, dict[str, Tensor]]  # on the CPU
     state: dict
 
+
 def read_checkpoint(
     path: str | Path,
-    key: str = '',    # whose it must be
+    key: str = '',  # whose it must be
 ) -> Checkpoint:
     "A checkpoint, or a `CheckpointError` that names the file that is not what was written."
     path = Path(path)
-    def refuse(name, why): raise CheckpointError(f'{path / name} {why}; the checkpoint is not used')
-    try: manifest = read_json(path / MANIFEST)
-    except (FileError, UnicodeDecodeError, RecursionError): refuse(MANIFEST, 'is missing or torn')
+
+    def refuse(name, why):
+        raise CheckpointError(f'{path / name} {why}; the checkpoint is not used')
+
+    try:
+        manifest = read_json(path / MANIFEST)
+    except (FileError, UnicodeDecodeError, RecursionError):
+        refuse(MANIFEST, 'is missing or torn')
     body = {k: v for k, v in manifest.items() if k != 'sha256'}
-    try: whole = manifest.get('sha256') == _digest(body)
-    except ValueError: whole = False  # a number that is none, which is never written
-    if not whole: refuse(MANIFEST, 'was changed after it was written')
-    if manifest.get('schema') != SCHEMA: refuse(MANIFEST, f"is of schema {manifest.get('schema')!r} and this version reads {SCHEMA}")
-    if manifest.get('key') != key: refuse(MANIFEST, f"belongs to {manifest.get('key')!r} and not to {key!r}")
-    try: files, step, state = dict(manifest['files']), int(manifest['step']), dict(manifest['state'])
-    except (KeyError, TypeError, ValueError): refuse(MANIFEST, 'lacks the step, the state or the files')
-    for name, entry in files.items(): _check_file(path, name, entry, refuse)
-    try: tensors = {name.removesuffix('.safetensors'): load_file(path / name) for name in files}
-    except (OSError, SafetensorError): refuse('', 'holds a file that is no safetensors file')
+    try:
+        whole = manifest.get('sha256') == _digest(body)
+    except ValueError:
+        whole = False  # a number that is none, which is never written
+    if not whole:
+        refuse(MANIFEST, 'was changed after it was written')
+    if manifest.get('schema') != SCHEMA:
+        refuse(MANIFEST, f"is of schema {manifest.get('schema')!r} and this version reads {SCHEMA}")
+    if manifest.get('key') != key:
+        refuse(MANIFEST, f"belongs to {manifest.get('key')!r} and not to {key!r}")
+    try:
+        files = dict(manifest['files'])
+        step = int(manifest['step'])
+        state = dict(manifest['state'])
+    except (KeyError, TypeError, ValueError):
+        refuse(MANIFEST, 'lacks the step, the state or the files')
+    for name, entry in files.items():
+        _check_file(path, name, entry, refuse)
+    try:
+        tensors = {name.removesuffix('.safetensors'): load_file(path / name) for name in files}
+    except (OSError, SafetensorError):
+        refuse('', 'holds a file that is no safetensors file')
     return Checkpoint(path, step, tensors, state)
+
 
 def _check_file(path: Path, name: str, entry, refuse: Callable) -> None:
     "Refuse a file that is not the one in the manifest."
-    if Path(name).name != name or not (isinstance(entry, list) and len(entry) == 2): refuse(MANIFEST, f'names a file it cannot have written: {name!r}')
+    if Path(name).name != name or not (isinstance(entry, list) and len(entry) == 2):
+        refuse(MANIFEST, f'names a file it cannot have written: {name!r}')
     size, digest = entry
-    if not (path / name).is_file(): refuse(name, 'is missing')
-    if (found := (path / name).stat().st_size) != size: refuse(name, f'has {found} bytes where {size} were written')
-    if sha256_file(path / name) != digest: refuse(name, 'was changed after it was written (its sha256 is another)')
+    if not (path / name).is_file():
+        refuse(name, 'is missing')
+    if (found := (path / name).stat().st_size) != size:
+        refuse(name, f'has {found} bytes where {size} were written')
+    if sha256_file(path / name) != digest:
+        refuse(name, 'was changed after it was written (its sha256 is another)')
 
 # %% ../../nbs/train/05_checkpoint.ipynb #55796281
 def newest_checkpoint(
     folder: str | Path,
     key: str = '',
-    say: Callable[[str], None] = lambda text: None,  # called with a sentence for each checkpoint that is not used
+    # called with a sentence for each checkpoint that is not used
+    say: Callable[[str], None] = lambda text: None,
 ) -> Checkpoint | None:  # None: there is none, or none is whole
     "The newest checkpoint that is as it was written."
     for path in checkpoints(folder):
-        try: return read_checkpoint(path, key)
-        except CheckpointError as e: say(str(e))
+        try:
+            return read_checkpoint(path, key)
+        except CheckpointError as e:
+            say(str(e))
     return None
 
 # %% ../../nbs/train/05_checkpoint.ipynb #b7b7533f
@@ -134,45 +182,74 @@ def random_states() -> dict[str, Tensor]:  # of this process: name -> uint8 or i
     "The states of every generator a training may draw from: torch's, its CUDA device's, numpy's and Python's."
     version, words, gauss = random.getstate()
     name, keys, pos, has_gauss, cached = np.random.get_state()
-    states = {'torch': torch.get_rng_state(), 'python': torch.tensor([version, *words], dtype=torch.int64), 'python_gauss': torch.tensor([float('nan') if gauss is None else gauss], dtype=torch.float64),
-              'numpy': torch.from_numpy(keys.astype(np.int64)), 'numpy_more': torch.tensor([pos, has_gauss, cached], dtype=torch.float64)}
+    states = {
+        'torch': torch.get_rng_state(),
+        'python': torch.tensor([version, *words], dtype=torch.int64),
+        'python_gauss': torch.tensor([float('nan') if gauss is None else gauss], dtype=torch.float64),
+        'numpy': torch.from_numpy(keys.astype(np.int64)),
+        'numpy_more': torch.tensor([pos, has_gauss, cached], dtype=torch.float64),
+    }
     return states | ({'cuda': torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
 
 def set_random_states(states: dict[str, Tensor]) -> None:  # from `random_states`
     "Put every generator back."
     torch.set_rng_state(states['torch'])
-    if 'cuda' in states and torch.cuda.is_available(): torch.cuda.set_rng_state(states['cuda'])
+    if 'cuda' in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states['cuda'])
     version, *words = states['python'].tolist()
     gauss = states['python_gauss'].item()
     random.setstate((version, tuple(words), None if gauss != gauss else gauss))
     pos, has_gauss, cached = states['numpy_more'].tolist()
-    np.random.set_state(('MT19937', states['numpy'].numpy().astype(np.uint32), int(pos), int(has_gauss), cached))
+    np.random.set_state(
+        ('MT19937', states['numpy'].numpy().astype(np.uint32), int(pos), int(has_gauss), cached)
+    )
 
 # %% ../../nbs/train/05_checkpoint.ipynb #c6768570
 def training_tensors(
-    model: nn.Module,                  # not wrapped
+    model: nn.Module,  # not wrapped
     optimizer: torch.optim.Optimizer,  # over the model's parameters
-    states: list[dict[str, Tensor]],   # `random_states` by rank
-) -> dict[str, dict[str, Tensor]]:     # for `save_checkpoint`
+    states: list[dict[str, Tensor]],  # `random_states` by rank
+) -> dict[str, dict[str, Tensor]]:  # for `save_checkpoint`
     "The tensors of a training: weights and buffers, the optimizer's moments, random states."
     weights = {name: p.detach() for name, p in model.named_parameters()} | dict(model.named_buffers())
-    moments = {f'{name}.{key}': torch.as_tensor(value) for name, p in model.named_parameters() for key, value in optimizer.state.get(p, {}).items()}
-    return dict(model=weights, optimizer=moments, random={f'{rank}.{name}': t for rank, of in enumerate(states) for name, t in of.items()})
+    moments = {
+        f'{name}.{key}': torch.as_tensor(value)
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state.get(p, {}).items()
+    }
+    return dict(
+        model=weights,
+        optimizer=moments,
+        random={f'{rank}.{name}': t for rank, of in enumerate(states) for name, t in of.items()},
+    )
+
 
 def restore_training(
     checkpoint: Checkpoint,
-    model: nn.Module,                  # of the same shape; its numbers are replaced in place
+    model: nn.Module,  # of the same shape; its numbers are replaced in place
     optimizer: torch.optim.Optimizer,  # over the model's parameters, as new
     rank: int = 0,
 ) -> None:
     "Put a training back to where a checkpoint was written, this process' random states included."
     weights, moments, states = (checkpoint.tensors[k] for k in ('model', 'optimizer', 'random'))
     here = dict(model.named_parameters()) | dict(model.named_buffers())
-    wrong = sorted(k for k in weights.keys() | here.keys() if k not in weights or k not in here or weights[k].shape != here[k].shape)
-    if wrong: raise CheckpointError(f'{checkpoint.path} holds another model: {wrong[0]} is missing or of another shape; move the checkpoint away')
+    wrong = sorted(
+        k
+        for k in weights.keys() | here.keys()
+        if k not in weights or k not in here or weights[k].shape != here[k].shape
+    )
+    if wrong:
+        raise CheckpointError(
+            f'{checkpoint.path} holds another model: {wrong[0]} is missing or of another shape; move the checkpoint away'
+        )
     with torch.no_grad():
-        for name, tensor in here.items(): tensor.copy_(weights[name])
+        for name, tensor in here.items():
+            tensor.copy_(weights[name])
     for name, p in model.named_parameters():
         found = {k.removeprefix(f'{name}.'): v for k, v in moments.items() if k.rpartition('.')[0] == name}
-        if found: optimizer.state[p] = {k: v if k == 'step' and p.device.type == 'cpu' else v.to(p.device) for k, v in found.items()}
+        if found:
+            optimizer.state[p] = {
+                k: v if k == 'step' and p.device.type == 'cpu' else v.to(p.device) for k, v in found.items()
+            }
     set_random_states({k.partition('.')[2]: v for k, v in states.items() if k.partition('.')[0] == str(rank)})

@@ -18,9 +18,15 @@ __all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'dr
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #f5b96d53
 class _Touched:
     "The rows of a table that a step touches, while it goes on."
+
     def __init__(self, weight: nn.Parameter, place: Tensor, padding: int | None):
-        self.weight, self.place, self.padding, self.local = weight, place, padding, torch.zeros_like(place)
-        self.now, self.rows, self.gradient = None, None, None
+        self.weight = weight
+        self.place = place
+        self.padding = padding
+        self.local = torch.zeros_like(place)
+        self.now = None
+        self.rows = None
+        self.gradient = None
 
     def begin(self, ids: Tensor) -> None:
         "Copy the rows of these token ids; only they can be looked up until `finish`."
@@ -28,13 +34,16 @@ class _Touched:
         self.rows, self.local[ids] = self.place[ids], torch.arange(len(ids))
         self.now = self.weight.detach()[self.rows].requires_grad_()
 
-    def look_up(self, ids: Tensor) -> Tensor: return F.embedding(self.local[ids], self.now)
+    def look_up(self, ids: Tensor) -> Tensor:
+        return F.embedding(self.local[ids], self.now)
 
     def finish(self, mean: Callable[[Tensor], Tensor]) -> Tensor:  # (touched, width)
         "The gradient, also in `weight.grad`, among zeros."
         gradient = mean(self.now.grad)
-        if self.padding is not None: gradient[self.rows == self.padding] = 0
-        if self.gradient is None: self.gradient = torch.zeros_like(self.weight)
+        if self.padding is not None:
+            gradient[self.rows == self.padding] = 0
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.weight)
         self.gradient[self.rows] = gradient
         self.weight.grad, self.now = self.gradient, None
         return gradient
@@ -46,23 +55,37 @@ class _Touched:
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #5e4dea34
 class RowsInUse(nn.Module):
     "An embedding that holds only the rows that training touches, called with the same token ids."
-    def __init__(self,
+
+    def __init__(
+        self,
         full: nn.Embedding,
-        used: Tensor,        # (k,) int64, sorted: token ids that occur
+        used: Tensor,  # (k,) int64, sorted: token ids that occur
     ):
         super().__init__()
-        self._full, self._used, self._start = [full], used, full.weight.detach().clone()  # in a list: not a submodule, so that its weights are no parameters here
+        # in a list: not a submodule, so that its weights are no parameters here
+        self._full = [full]
+        self._used = used
+        self._start = full.weight.detach().clone()
         place = torch.zeros(full.num_embeddings, dtype=torch.long, device=used.device)
         place[used] = torch.arange(len(used), device=used.device)
         self.register_buffer('_place', place, persistent=False)
         self.weight = nn.Parameter(full.weight.detach()[used].clone())
-        self.padding = None if full.padding_idx is None or full.padding_idx not in used else int(place[full.padding_idx])
+        self.padding = (
+            None if full.padding_idx is None or full.padding_idx not in used else int(place[full.padding_idx])
+        )
         self.touched = _Touched(self.weight, place, self.padding)
 
-    def forward(self, ids: Tensor) -> Tensor: return F.embedding(self._place[ids], self.weight, self.padding) if self.touched.now is None else self.touched.look_up(ids)
+    def forward(self, ids: Tensor) -> Tensor:
+        return (
+            F.embedding(self._place[ids], self.weight, self.padding)
+            if self.touched.now is None
+            else self.touched.look_up(ids)
+        )
 
-    def full(self,
-        decay: float,  # what weight decay made of an untouched row: the product of (1 - rate * decay) over the steps
+    def full(
+        self,
+        # what weight decay made of an untouched row: the product of (1 - rate * decay) over the steps
+        decay: float,
     ) -> nn.Embedding:
         "The whole table as it is now."
         table = self._full[0]
@@ -72,26 +95,35 @@ class RowsInUse(nn.Module):
         return table
 
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #0f0e0cca
-MOST_EXAMPLES, MOST_ROWS = 200_000, 0.8  # beyond so many examples, or so large a share of the table, the table stays whole
+# beyond so many examples, or so large a share of the table, the table stays whole
+MOST_EXAMPLES = 200_000
+MOST_ROWS = 0.8
+
 
 def rows_in_use(
     task: Task,
     vocabulary: int,  # rows of the table
     device='cpu',
-) -> Tensor | None:   # (k,) int64, sorted; None: keep the whole table
+) -> Tensor | None:  # (k,) int64, sorted; None: keep the whole table
     "The token ids that training examples hold."
     n = len(task.lengths('train'))
-    if n > MOST_EXAMPLES: return None
+    if n > MOST_EXAMPLES:
+        return None
     seen = torch.zeros(vocabulary, dtype=torch.bool)
-    for start in range(0, n, 1024): seen[task.batch('train', np.arange(start, min(n, start + 1024))).inputs['input_ids'].unique()] = True
+    for start in range(0, n, 1024):
+        seen[task.batch('train', np.arange(start, min(n, start + 1024))).inputs['input_ids'].unique()] = True
     return seen.nonzero().squeeze(1).to(device) if seen.float().mean() <= MOST_ROWS else None
 
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #3786a17a
 class Bits:
     "A stream of random 16-bit numbers for each step."
-    def __init__(self,
+
+    def __init__(
+        self,
         seed: int,  # of this run, purpose and rank
-    ): self._seed, self._generator = seed, None
+    ):
+        self._seed = seed
+        self._generator = None
 
     def start(self, step: int) -> None:
         "Begin a step's stream."
@@ -99,52 +131,86 @@ class Bits:
 
     def take(self, n: int) -> Tensor:  # (n,) int16, uniform over all 65,536 values
         "The next n numbers."
-        if self._generator is None: self.start(0)
+        if self._generator is None:
+            self.start(0)
         words = self._generator.integers(0, 2**64 - 1, size=-(-n // 4), dtype=np.uint64, endpoint=True)
         return torch.from_numpy(words.view(np.int16))[:n]
 
+
 def drop(
-    x: Tensor,   # any shape, floating point
-    p: float,    # share of elements set to 0, in [0, 1)
+    x: Tensor,  # any shape, floating point
+    p: float,  # share of elements set to 0, in [0, 1)
     bits: Bits,
 ) -> Tensor:
     "Dropout: zeros at random, the rest scaled so that the mean stays (Srivastava et al. 2014)."
     zeros = round(p * 65536)
-    keep = torch.ge(bits.take(x.numel()).view(x.shape), zeros - 32768, out=torch.empty(x.shape, dtype=x.dtype))  # 0 or 1 at once: passes over booleans are slow
+    # 0 or 1 at once: passes over booleans are slow
+    keep = torch.ge(
+        bits.take(x.numel()).view(x.shape), zeros - 32768, out=torch.empty(x.shape, dtype=x.dtype)
+    )
     return x * keep.mul_(65536 / (65536 - zeros))
 
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #c45173c6
 class _Dropout(nn.Module):
     "In the place of nn.Dropout."
+
     def __init__(self, p: float, bits: Bits):
         super().__init__()
-        self.p, self.bits = p, bits
-    def forward(self, x: Tensor) -> Tensor: return drop(x, self.p, self.bits) if self.training and self.p else x
+        self.p = p
+        self.bits = bits
 
-def _attention(module, query, key, value, attention_mask, dropout=0., scaling=None, **kwargs):  # (output (n, length, heads, width), None)
+    def forward(self, x: Tensor) -> Tensor:
+        return drop(x, self.p, self.bits) if self.training and self.p else x
+
+
+# (output (n, length, heads, width), None)
+def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
     "Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), its dropout from `Bits`."
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     ours = getattr(module, 'dropout', None)
-    if not (dropout and isinstance(ours, _Dropout)): return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    with torch.autocast(query.device.type, enabled=False):  # in the inputs' format, as torch's own function does: else each softmax is a detour over fp32
-        scores = (query * (query.shape[-1] ** -.5 if scaling is None else scaling)) @ key.transpose(-2, -1)
-        if attention_mask is not None: scores += torch.zeros(()).to(scores).where(attention_mask, float('-inf')) if attention_mask.dtype == torch.bool else attention_mask
+    if not (dropout and isinstance(ours, _Dropout)):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    # in the inputs' format, as torch's own function does: else each softmax is a detour over fp32
+    with torch.autocast(query.device.type, enabled=False):
+        scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-2, -1)
+        if attention_mask is not None:
+            scores += (
+                torch.zeros(()).to(scores).where(attention_mask, float('-inf'))
+                if attention_mask.dtype == torch.bool
+                else attention_mask
+            )
         return (drop(scores.softmax(-1), dropout, ours.bits) @ value).transpose(1, 2).contiguous(), None
+
 
 def _register() -> str:
     "The name transformers knows the attention by."
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
+
     AttentionInterface.register('kdnotes', _attention)
     AttentionMaskInterface.register('kdnotes', sdpa_mask)
     return 'kdnotes'
 
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #0e1f8f81
-def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (module, name, what was there) of each dropout; attention's name before
+def _exchange(
+    model: nn.Module,
+    bits: Bits,
+    # (module, name, what was there) of each dropout; attention's name before
+) -> tuple[list, str | None]:
     "Dropout modules and attention."
-    drops = [(module, name, child) for module in list(model.modules()) for name, child in module.named_children() if type(child) is nn.Dropout]
-    for module, name, child in drops: setattr(module, name, _Dropout(child.p, bits).train(child.training))
-    if not (hasattr(model, 'set_attn_implementation') and model.config._attn_implementation == 'sdpa'): return drops, None
+    drops = [
+        (module, name, child)
+        for module in list(model.modules())
+        for name, child in module.named_children()
+        if type(child) is nn.Dropout
+    ]
+    for module, name, child in drops:
+        setattr(module, name, _Dropout(child.p, bits).train(child.training))
+    if not (hasattr(model, 'set_attn_implementation') and model.config._attn_implementation == 'sdpa'):
+        return drops, None
     model.set_attn_implementation(_register())
     return drops, 'sdpa'
 
@@ -152,18 +218,28 @@ def _exchange(model: nn.Module, bits: Bits) -> tuple[list, str | None]:  # (modu
 def _table(model: nn.Module) -> nn.Embedding | None:
     "The word table, if some of its rows can stand for it."
     table = model.get_input_embeddings() if hasattr(model, 'get_input_embeddings') else None
-    tied = getattr(model, 'get_output_embeddings', lambda: None)()  # a language model's output layer may share the table and touch every row
+    # a language model's output layer may share the table and touch every row
+    tied = getattr(model, 'get_output_embeddings', lambda: None)()
     return table if type(table) is nn.Embedding and tied is None else None
 
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #89dbf35a
 class Shortcuts:
     "What was exchanged in a model."
+
     def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
         rows = None if used is None else RowsInUse(_table(model), used)
-        if rows: model.set_input_embeddings(rows)
-        self.model, self.decay, self._rows, self._drops, self._attention, self._bits = model, 1., rows, [], None, bits
-        self._narrow = rows is not None and bits is not None  # on a GPU the dense gradient costs less than to find out what is in it
-        if bits: self._drops, self._attention = _exchange(model, bits)
+        if rows:
+            model.set_input_embeddings(rows)
+        self.model = model
+        self.decay = 1.0
+        self._rows = rows
+        self._drops = []
+        self._attention = None
+        self._bits = bits
+        # on a GPU the dense gradient costs less than to find out what is in it
+        self._narrow = rows is not None and bits is not None
+        if bits:
+            self._drops, self._attention = _exchange(model, bits)
 
     def apart(self, model: nn.Module) -> list[str]:
         "The names of parameters whose gradients `finish` synchronises and the backward does not."
@@ -171,15 +247,27 @@ class Shortcuts:
 
     def start(self, step: int, ids: Callable[[], Tensor]) -> None:
         "Before each step; `ids` gives the token ids of its examples, of all ranks."
-        if self._bits: self._bits.start(step)
-        if self._narrow: self._rows.touched.begin(ids())
+        if self._bits:
+            self._bits.start(step)
+        if self._narrow:
+            self._rows.touched.begin(ids())
 
-    def finish(self, model: nn.Module, mean: Callable[[Tensor], Tensor]) -> list[Tensor]:  # all gradients, without rows that are zero: for norms
+    def finish(
+        self,
+        model: nn.Module,
+        mean: Callable[[Tensor], Tensor],
+        # all gradients, without rows that are zero: for norms
+    ) -> list[Tensor]:
         "After a step's last backward; `model`: the whole of what is trained, `mean`: over ranks, in place."
         rows = self._rows.touched.finish(mean) if self._narrow else None
-        return [rows if self._narrow and p is self._rows.weight else p.grad for p in model.parameters() if p.grad is not None]
+        return [
+            rows if self._narrow and p is self._rows.weight else p.grad
+            for p in model.parameters()
+            if p.grad is not None
+        ]
 
-    def clear(self, norm: Tensor) -> None: self._narrow and self._rows.touched.clear(norm)
+    def clear(self, norm: Tensor) -> None:
+        self._narrow and self._rows.touched.clear(norm)
 
     def decayed(self, rate: float, weight_decay: float) -> None:
         "After a step that was taken: what it did to the rows nobody touched."
@@ -188,29 +276,40 @@ class Shortcuts:
     @contextmanager
     def whole(self) -> Iterator[None]:
         "Inside, the model has its whole table: other texts may use other rows."
-        if self._rows: self.model.set_input_embeddings(self._rows.full(self.decay))
-        try: yield
+        if self._rows:
+            self.model.set_input_embeddings(self._rows.full(self.decay))
+        try:
+            yield
         finally:
-            if self._rows: self.model.set_input_embeddings(self._rows)
+            if self._rows:
+                self.model.set_input_embeddings(self._rows)
 
     def end(self) -> None:
         "Give the model back as it was, with what it has learned."
-        if self._rows is not None: self.model.set_input_embeddings(self._rows.full(self.decay))
-        for module, name, child in self._drops: setattr(module, name, child.train(module.training))
-        if self._attention: self.model.set_attn_implementation(self._attention)
-        self._rows, self._drops, self._attention, self._narrow = None, [], None, False
+        if self._rows is not None:
+            self.model.set_input_embeddings(self._rows.full(self.decay))
+        for module, name, child in self._drops:
+            setattr(module, name, child.train(module.training))
+        if self._attention:
+            self.model.set_attn_implementation(self._attention)
+        self._rows = None
+        self._drops = []
+        self._attention = None
+        self._narrow = False
 
 # %% ../../nbs/train/03_cpu_fast_path.ipynb #b4a20c45
 @contextmanager
 def shortcuts(
-    model: nn.Module,   # changed inside, given back after
+    model: nn.Module,  # changed inside, given back after
     task: Task,
     device: torch.device,
-    seed: int,          # of dropout, for this rank; without a meaning on a GPU, where dropout stays torch's own
+    seed: int,  # of dropout, for this rank; without a meaning on a GPU, where dropout stays torch's own
 ) -> Iterator[Shortcuts]:
     "A model that leaves out what training need not do."
     table = _table(model)
     used = rows_in_use(task, table.num_embeddings, device) if table else None
     short = Shortcuts(model, used, Bits(seed) if device.type == 'cpu' else None)
-    try: yield short
-    finally: short.end()
+    try:
+        yield short
+    finally:
+        short.end()

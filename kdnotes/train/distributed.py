@@ -4,7 +4,14 @@
 
 # %% ../../nbs/train/02_distributed.ipynb #72480454
 from __future__ import annotations
-import contextlib, ctypes, datetime, os, signal, sys, time, zlib
+import contextlib
+import ctypes
+import datetime
+import os
+import signal
+import sys
+import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -21,26 +28,35 @@ __all__ = ['STREAMS', 'SPINS', 'PLACES', 'machine', 'stream', 'torch_seed', 'set
 # %% ../../nbs/train/02_distributed.ipynb #11e286e8
 def _cpu_has_bf16() -> bool:
     "Has this CPU instructions for products in bf16? What torch cannot tell counts as yes."
-    told = [has for name, has in getattr(torch.cpu, 'get_capabilities', dict)().items() if name.endswith('bf16')]
+    told = [
+        has for name, has in getattr(torch.cpu, 'get_capabilities', dict)().items() if name.endswith('bf16')
+    ]
     return any(told) if told else True
+
 
 def machine() -> Machine:
     "What this machine offers: the CPU cores this process may use, and the visible GPUs."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    if torch.cuda.is_available(): return Machine('cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported(including_emulation=False))
+    if torch.cuda.is_available():
+        return Machine(
+            'cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported(including_emulation=False)
+        )
     return Machine('cpu', cores, bf16=_cpu_has_bf16())
 
 # %% ../../nbs/train/02_distributed.ipynb #595665ed
 STREAMS = ('init', 'data', 'dropout', 'order', 'teacher', 'tuning', 'bootstrap')
 
+
 def stream(
-    seed: int,   # the run's seed
-    name: str,   # one of STREAMS
+    seed: int,  # the run's seed
+    name: str,  # one of STREAMS
     *keys: int,  # epoch, rank, ...
 ) -> np.random.Generator:  # independent of every other (seed, name, keys)
     "The random stream of one purpose."
-    if name not in STREAMS: raise ValueError(f'stream {name!r} is none of {", ".join(STREAMS)}')
+    if name not in STREAMS:
+        raise ValueError(f'stream {name!r} is none of {", ".join(STREAMS)}')
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode()), *keys]))
+
 
 def torch_seed(seed: int, name: str, *keys: int) -> int:  # in [0, 2**63)
     "A seed for torch's generators, from the same streams."
@@ -49,7 +65,9 @@ def torch_seed(seed: int, name: str, *keys: int) -> int:  # in [0, 2**63)
 # %% ../../nbs/train/02_distributed.ipynb #1f8ba4db
 def set_matmul_precision(dtype: str) -> str:  # what is now in effect, for the record
     "Switch TF32 on for 'tf32' and off for everything else; and attention that is built for one shape off."
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32' if dtype == 'tf32' else 'ieee'
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = (
+        'tf32' if dtype == 'tf32' else 'ieee'
+    )
     torch.backends.mkldnn.matmul.fp32_precision = 'ieee'
     torch.backends.cuda.enable_cudnn_sdp(False)
     return f'fp32 products: cuda {torch.backends.cuda.matmul.fp32_precision}, onednn {torch.backends.mkldnn.matmul.fp32_precision}'
@@ -58,22 +76,33 @@ def set_matmul_precision(dtype: str) -> str:  # what is now in effect, for the r
 @dataclass(frozen=True)
 class Runtime:
     "The surroundings of one rank."
+
     device: torch.device
-    dtype: str             # fp32 | tf32 | fp16 | bf16: the format products are computed in
+    dtype: str  # fp32 | tf32 | fp16 | bf16: the format products are computed in
     rank: int = 0
     ranks: int = 1
-    threads: int | None = None   # CPU threads of this rank; None: on a GPU
-    backend: str | None = None   # gloo | nccl; None with one rank
-    math: str = ''               # what fp32 products mean here, read back from torch
-    widened: bool = False        # are products in bf16 computed in fp32? on a CPU without instructions for them (nbs/train/01_emulated_bf16.ipynb)
+    threads: int | None = None  # CPU threads of this rank; None: on a GPU
+    backend: str | None = None  # gloo | nccl; None with one rank
+    math: str = ''  # what fp32 products mean here, read back from torch
+    # are products in bf16 computed in fp32? on a CPU without instructions for them
+    # (nbs/train/01_emulated_bf16.ipynb)
+    widened: bool = False
 
     @property
-    def main(self) -> bool: return self.rank == 0  # the rank that writes
+    def main(self) -> bool:
+        return self.rank == 0  # the rank that writes
 
     def autocast(self, widened: bool = True):  # False: with torch's own products everywhere
         "A context in which products are computed in 16 bits, for fp16 and bf16; else one that does nothing."
-        if self.dtype not in ('fp16', 'bf16'): return contextlib.nullcontext()
-        return widened_autocast() if widened and self.widened else torch.autocast(self.device.type, dtype=torch.float16 if self.dtype == 'fp16' else torch.bfloat16)
+        if self.dtype not in ('fp16', 'bf16'):
+            return contextlib.nullcontext()
+        return (
+            widened_autocast()
+            if widened and self.widened
+            else torch.autocast(
+                self.device.type, dtype=torch.float16 if self.dtype == 'fp16' else torch.bfloat16
+            )
+        )
 
     def scaler(self) -> torch.amp.GradScaler:
         "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
@@ -81,21 +110,25 @@ class Runtime:
 
     def clock(self) -> float:  # seconds
         "The time, read after the device has finished what it was given."
-        if self.device.type == 'cuda': torch.cuda.synchronize(self.device)
+        if self.device.type == 'cuda':
+            torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
     def barrier(self) -> None:
         "Wait for the other ranks."
-        if self.ranks > 1: dist.barrier()
+        if self.ranks > 1:
+            dist.barrier()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         "The sum over ranks, on every rank."
-        if self.ranks > 1: dist.all_reduce(values)
+        if self.ranks > 1:
+            dist.all_reduce(values)
         return values
 
     def gather(self, value) -> list:  # one value a rank, in order of ranks
         "A small picklable value of every rank, on every rank."
-        if self.ranks == 1: return [value]
+        if self.ranks == 1:
+            return [value]
         values = [None] * self.ranks
         dist.all_gather_object(values, value)
         return values
@@ -103,12 +136,15 @@ class Runtime:
 # %% ../../nbs/train/02_distributed.ipynb #6847294c
 class Agreement:
     "The same yes-or-no questions at every step; a yes of any rank is everyone's yes, one step later (at once with one rank)."
+
     def __init__(self, runtime: Runtime):
-        self._ranks, self._pending = runtime.ranks, None
+        self._ranks = runtime.ranks
+        self._pending = None
         self._group = dist.new_group(backend='gloo') if runtime.backend == 'nccl' else None
 
     def __call__(self, *flags: bool) -> tuple[bool, ...]:  # the answers, in the order of the questions
-        if self._ranks == 1: return flags
+        if self._ranks == 1:
+            return flags
         answers = self.last() or (False,) * len(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
         self._pending = votes, dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -116,7 +152,8 @@ class Agreement:
 
     def last(self) -> tuple[bool, ...] | None:
         "Wait for the answer that is under way; None when nothing was asked."
-        if self._pending is None: return None
+        if self._pending is None:
+            return None
         (votes, work), self._pending = self._pending, None
         work.wait()
         return tuple(bool(v) for v in votes.tolist())
@@ -124,46 +161,83 @@ class Agreement:
 # %% ../../nbs/train/02_distributed.ipynb #d0632062
 class Waits:
     "How long a rank has waited for the others' gradients."
-    def __init__(self,
+
+    def __init__(
+        self,
         runtime: Runtime,
         parameters: list[torch.Tensor],  # that are trained
-        each: bool = False,              # is every backward pass synchronised, and not a step's last alone?
+        each: bool = False,  # is every backward pass synchronised, and not a step's last alone?
     ):
-        self.seconds = 0. if runtime.ranks > 1 and runtime.device.type == 'cpu' and not each else None  # None: not known, or nobody to wait for
-        self._begin, self._hook = None, None
-        if self.seconds is not None: self._hook = torch.autograd.graph.register_multi_grad_hook(parameters, self._own_done, mode='all')
+        # None: not known, or nobody to wait for
+        self.seconds = 0.0 if runtime.ranks > 1 and runtime.device.type == 'cpu' and not each else None
+        self._begin = None
+        self._hook = None
+        if self.seconds is not None:
+            self._hook = torch.autograd.graph.register_multi_grad_hook(parameters, self._own_done, mode='all')
 
-    def _own_done(self, _) -> None: self._begin = time.perf_counter()
+    def _own_done(self, _) -> None:
+        self._begin = time.perf_counter()
 
     def end(self) -> None:
         "The gradients of all ranks are here."
-        if self.seconds is not None and self._begin is not None: self.seconds, self._begin = self.seconds + time.perf_counter() - self._begin, None
+        if self.seconds is not None and self._begin is not None:
+            self.seconds = self.seconds + time.perf_counter() - self._begin
+            self._begin = None
 
     def close(self) -> float | None:  # the seconds
         "Watch no longer."
-        if self._hook: self._hook.remove()
+        if self._hook:
+            self._hook.remove()
         return self.seconds
 
 # %% ../../nbs/train/02_distributed.ipynb #e482bd8e
 SPINS = 10_000  # turns a thread waits before it sleeps
-PLACES = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_RESTART_COUNT')  # a rank's, among others
+# a rank's, among others
+PLACES = (
+    'RANK',
+    'LOCAL_RANK',
+    'WORLD_SIZE',
+    'LOCAL_WORLD_SIZE',
+    'GROUP_RANK',
+    'ROLE_RANK',
+    'ROLE_WORLD_SIZE',
+    'TORCHELASTIC_RUN_ID',
+    'TORCHELASTIC_RESTART_COUNT',
+)
+
 
 def process_environment(
     threads: int | None,  # of the process; None: as many as it likes
-) -> dict[str, str]:      # for subprocess
+) -> dict[str, str]:  # for subprocess
     "The environment variables of a process that trains; what the user has set stays, but a place in another group of ranks, such as a cluster's, is not handed on."
-    env = dict({k: v for k, v in os.environ.items() if k not in PLACES}, KDNOTES_HOME=str(root()), TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1')
-    if 'OMP_WAIT_POLICY' not in env: env.setdefault('GOMP_SPINCOUNT', str(SPINS))
+    env = dict(
+        {k: v for k, v in os.environ.items() if k not in PLACES},
+        KDNOTES_HOME=str(root()),
+        TOKENIZERS_PARALLELISM='false',
+        PYTHONUNBUFFERED='1',
+    )
+    if 'OMP_WAIT_POLICY' not in env:
+        env.setdefault('GOMP_SPINCOUNT', str(SPINS))
     return env | ({} if threads is None else dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads)))
 
+
 def process_command(
-    module: str,       # run with `python -m`
+    module: str,  # run with `python -m`
     *args: str | Path,
     ranks: int = 1,
-    restarts: int = 0, # of all ranks after one died
-) -> list[str]:        # for subprocess
+    restarts: int = 0,  # of all ranks after one died
+) -> list[str]:  # for subprocess
     "The command line of one process, or of as many ranks on this machine."
-    torchrun = ['-m', 'torch.distributed.run', '--nnodes=1', f'--nproc-per-node={ranks}', '--rdzv-backend=c10d', '--rdzv-endpoint=localhost:0', '--local-addr=localhost', f'--max-restarts={restarts}']
+    torchrun = [
+        '-m',
+        'torch.distributed.run',
+        '--nnodes=1',
+        f'--nproc-per-node={ranks}',
+        '--rdzv-backend=c10d',
+        '--rdzv-endpoint=localhost:0',
+        '--local-addr=localhost',
+        f'--max-restarts={restarts}',
+    ]
     return [sys.executable, *(torchrun if ranks > 1 else []), '-m', module, *map(str, args)]
 
 # %% ../../nbs/train/02_distributed.ipynb #23e5f0d8
@@ -172,30 +246,56 @@ def die_with_parent() -> None:
     if sys.platform == 'linux':
         parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
-        if os.getppid() != parent: os.kill(os.getpid(), signal.SIGTERM)  # it died in between
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)  # it died in between
+
 
 def _join(backend: str, device: torch.device | None, patience=datetime.timedelta(minutes=30)) -> None:
     "Meet the other ranks. torchrun starts ranks again beside the same store, so each attempt has keys of its own: an address left by a dead rank would be dialled for ever."
     store, rank, ranks = next(rendezvous('env://', timeout=patience))
-    dist.init_process_group(backend, store=dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store), rank=rank, world_size=ranks, timeout=patience, device_id=device)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store),
+        rank=rank,
+        world_size=ranks,
+        timeout=patience,
+        device_id=device,
+    )
+
 
 def start(
     config: RunConfig,  # resolved
 ) -> Runtime:
     "Set up this process as a rank: threads, device, number format, process group."
-    rank, ranks, local = (int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
+    rank, ranks, local = (
+        int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0))
+    )
     cuda = torch.cuda.is_available()
     device = torch.device('cuda', local) if cuda else torch.device('cpu')
-    if cuda: torch.cuda.set_device(device)
+    if cuda:
+        torch.cuda.set_device(device)
     else:
         torch.set_flush_denormal(True)  # before the first product: threads take it over when they are made
-        if config.threads_per_rank: torch.set_num_threads(config.threads_per_rank)
+        if config.threads_per_rank:
+            torch.set_num_threads(config.threads_per_rank)
     dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
     math = set_matmul_precision(dtype)
     backend = None if ranks == 1 else 'nccl' if cuda else 'gloo'
-    if backend: _join(backend, device if cuda else None)
-    return Runtime(device, dtype, rank, ranks, None if cuda else torch.get_num_threads(), backend, math, widened=dtype == 'bf16' and not cuda and not _cpu_has_bf16())
+    if backend:
+        _join(backend, device if cuda else None)
+    return Runtime(
+        device,
+        dtype,
+        rank,
+        ranks,
+        None if cuda else torch.get_num_threads(),
+        backend,
+        math,
+        widened=dtype == 'bf16' and not cuda and not _cpu_has_bf16(),
+    )
+
 
 def stop(runtime: Runtime) -> None:
     "Leave the process group."
-    if runtime.backend: dist.destroy_process_group()
+    if runtime.backend:
+        dist.destroy_process_group()

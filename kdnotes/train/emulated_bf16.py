@@ -17,10 +17,13 @@ __all__ = ['WidenedProducts', 'widened_autocast']
 # %% ../../nbs/train/01_emulated_bf16.ipynb #b3ea3ac2
 class _Linear(torch.autograd.Function):
     "F.linear in bf16: x (..., k), weight (n, k), bias (n,) or None."
+
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.formats = x.dtype, weight.dtype, None if bias is None else bias.dtype
-        x, weight, bias = x.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16().float()
+        x = x.bfloat16()
+        weight = weight.bfloat16()
+        bias = None if bias is None else bias.bfloat16().float()
         ctx.save_for_backward(x, weight)
         return F.linear(x.float(), weight.float(), bias).bfloat16()
 
@@ -29,15 +32,20 @@ class _Linear(torch.autograd.Function):
         (x, weight), (of_x, of_weight, of_bias), wide = ctx.saved_tensors, ctx.formats, gradient.float()
         flat = wide.flatten(0, -2)
         dx = (wide @ weight.float()).bfloat16().to(of_x) if ctx.needs_input_grad[0] else None
-        dweight = (flat.T @ x.flatten(0, -2).float()).bfloat16().to(of_weight) if ctx.needs_input_grad[1] else None
+        dweight = (
+            (flat.T @ x.flatten(0, -2).float()).bfloat16().to(of_weight) if ctx.needs_input_grad[1] else None
+        )
         return dx, dweight, flat.sum(0).bfloat16().to(of_bias) if ctx.needs_input_grad[2] else None
+
 
 class _Matmul(torch.autograd.Function):
     "a (..., m, k) @ b (..., k, n) in bf16, with the same leading sizes."
+
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
         ctx.formats = a.dtype, b.dtype
-        a, b = a.bfloat16(), b.bfloat16()
+        a = a.bfloat16()
+        b = b.bfloat16()
         ctx.save_for_backward(a, b)
         return (a.float() @ b.float()).bfloat16()
 
@@ -49,21 +57,36 @@ class _Matmul(torch.autograd.Function):
 # %% ../../nbs/train/01_emulated_bf16.ipynb #e132b106
 _PRODUCTS = {F.linear, torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm}
 
+
 def _in_bf16(a: Tensor, b: Tensor) -> bool:
     "Would torch compute their product in bf16, on the CPU?"
     autocast = torch.is_autocast_enabled('cpu') and torch.get_autocast_dtype('cpu') == torch.bfloat16
-    return a.device.type == 'cpu' and {a.dtype, b.dtype} <= ({torch.bfloat16, torch.float16, torch.float32} if autocast else {torch.bfloat16})
+    return a.device.type == 'cpu' and {a.dtype, b.dtype} <= (
+        {torch.bfloat16, torch.float16, torch.float32} if autocast else {torch.bfloat16}
+    )
+
 
 class WidenedProducts(TorchFunctionMode):
     "Inside, products in bf16 on the CPU are computed in fp32 from factors in bf16, and rounded to bf16; forward and backward."
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
         ours = None
-        if function in _PRODUCTS and not kwargs and _in_bf16(a := args[0], b := args[1]) and a.dim() > 1 and b.dim() > 1:
+        if (
+            function in _PRODUCTS
+            and not kwargs
+            and _in_bf16(a := args[0], b := args[1])
+            and a.dim() > 1
+            and b.dim() > 1
+        ):
             ours = _Linear if function is F.linear else _Matmul if a.shape[:-2] == b.shape[:-2] else None
-        if ours is None: return function(*args, **(kwargs or {}))
-        with torch.autocast('cpu', enabled=False): return ours.apply(*args, *[None] * (ours is _Linear and len(args) == 2))  # no bias
+        if ours is None:
+            return function(*args, **(kwargs or {}))
+        with torch.autocast('cpu', enabled=False):
+            return ours.apply(*args, *[None] * (ours is _Linear and len(args) == 2))  # no bias
+
 
 @contextmanager
 def widened_autocast() -> Iterator[None]:
     "torch.autocast in bf16 on the CPU, with these products."
-    with torch.autocast('cpu', dtype=torch.bfloat16), WidenedProducts(): yield
+    with torch.autocast('cpu', dtype=torch.bfloat16), WidenedProducts():
+        yield

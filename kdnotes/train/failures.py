@@ -4,7 +4,9 @@
 
 # %% ../../nbs/train/04_failures.ipynb #35992b7f
 from __future__ import annotations
-import os, re, signal
+import os
+import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 import torch
@@ -18,8 +20,10 @@ __all__ = ['EXIT_STOPPED', 'STOP', 'Stopped', 'TrainingError', 'StopSignal', 'fi
 # %% ../../nbs/train/04_failures.ipynb #f63141a4
 EXIT_STOPPED = 75
 
+
 class Stopped(KdnotesError):
     "A training that was asked to stop, and has saved its state."
+
 
 class TrainingError(KdnotesError):
     "A training that cannot go on."
@@ -27,13 +31,17 @@ class TrainingError(KdnotesError):
 # %% ../../nbs/train/04_failures.ipynb #f8ca913f
 class StopSignal:
     "Whether this process was asked to stop."
+
     def __init__(self):
-        self.requested, self._deferred, self._last_words = False, False, lambda: None
+        self.requested = False
+        self._deferred = False
+        self._last_words = lambda: None
 
     def install(self, last_words: Callable[[], None] = lambda: None) -> StopSignal:
         "Take over SIGTERM and SIGINT; `last_words` is called before the process ends at once."
         self._last_words = last_words
-        for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
         return self
 
     def _on_signal(self, *_):
@@ -47,37 +55,61 @@ class StopSignal:
     def deferred(self) -> Iterator[StopSignal]:
         "Inside, signals are remembered and nothing else."
         self._deferred = True
-        try: yield self
-        finally: self._deferred = False
+        try:
+            yield self
+        finally:
+            self._deferred = False
+
 
 STOP = StopSignal()  # this process' one; it takes no signals before `install`
 
 # %% ../../nbs/train/04_failures.ipynb #b9e1b9c3
 def finite(x) -> bool:
     "Whether all floating-point numbers in a tensor, or in the tensors of a model's output, are finite."
-    if isinstance(x, Tensor): return not x.is_floating_point() or bool(x.detach().isfinite().all())
-    if isinstance(x, dict): x = x.values()
-    return all(finite(v) for v in x) if isinstance(x, (tuple, list)) or hasattr(x, '__iter__') and not isinstance(x, str) else True
+    if isinstance(x, Tensor):
+        return not x.is_floating_point() or bool(x.detach().isfinite().all())
+    if isinstance(x, dict):
+        x = x.values()
+    return (
+        all(finite(v) for v in x)
+        if isinstance(x, (tuple, list)) or hasattr(x, '__iter__') and not isinstance(x, str)
+        else True
+    )
+
 
 def first_non_finite(
-    model: nn.Module,                   # not wrapped; its gradients are cleared
+    model: nn.Module,  # not wrapped; its gradients are cleared
     loss: Callable[[nn.Module], Tensor],  # the loss of a batch, through the model
-) -> str | None:                        # say 'the output of bert.encoder.layer.1.output.dense'; None: all is finite
+) -> str | None:  # say 'the output of bert.encoder.layer.1.output.dense'; None: all is finite
     "The first place of a forward and backward that is not finite."
     for name, p in model.named_parameters():
-        if not finite(p): return f'the weights {name}'
+        if not finite(p):
+            return f'the weights {name}'
     found: list[str] = []
+
     def look(name):
         def hook(module, args, output):
-            if not found and not finite(output): found.append(f'the output of {name}')
+            if not found and not finite(output):
+                found.append(f'the output of {name}')
+
         return hook
-    hooks = [m.register_forward_hook(look(name or type(m).__name__)) for name, m in model.named_modules() if not any(m.children())]
-    try: value = loss(model)
+
+    hooks = [
+        m.register_forward_hook(look(name or type(m).__name__))
+        for name, m in model.named_modules()
+        if not any(m.children())
+    ]
+    try:
+        value = loss(model)
     finally:
-        for h in hooks: h.remove()
-    if found: return found[0]
-    if not finite(value): return 'the loss itself, of finite outputs'
+        for h in hooks:
+            h.remove()
+    if found:
+        return found[0]
+    if not finite(value):
+        return 'the loss itself, of finite outputs'
     return _first_gradient(model, value)
+
 
 def _first_gradient(model: nn.Module, value: Tensor) -> str | None:
     "The first weights in the order of the backward, last layer first, whose gradient is not finite."
@@ -90,16 +122,23 @@ def _first_gradient(model: nn.Module, value: Tensor) -> str | None:
 # %% ../../nbs/train/04_failures.ipynb #f7744214
 def is_out_of_memory(error: BaseException) -> bool:
     "Does an error say that memory ran out, on a GPU or on the CPU?"
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or isinstance(error, RuntimeError) and bool(re.search(r"can't allocate memory|not enough memory|alloc_cpu|out of memory", str(error)))
+    return (
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        or isinstance(error, RuntimeError)
+        and bool(re.search(r"can't allocate memory|not enough memory|alloc_cpu|out of memory", str(error)))
+    )
+
 
 def out_of_memory(
-    step: int,      # from 0
+    step: int,  # from 0
     examples: int,  # of the largest micro-batch
-    length: int,    # its tokens an example
-    budget: int,    # config.micro_batch_tokens
-    where: str,     # 'cpu' | 'cuda:0'
+    length: int,  # its tokens an example
+    budget: int,  # config.micro_batch_tokens
+    where: str,  # 'cpu' | 'cuda:0'
 ) -> TrainingError:
     "The sentence for memory that ran out in a step."
     lower = max(16, min(budget, examples * length) // 2)
-    return TrainingError(f'memory ran out on {where} at step {step + 1}, in a micro-batch of {examples} examples of up to {length} tokens (micro_batch_tokens={budget}); '
-                         f'use micro_batch_tokens={lower}, which changes no result' + (', or else a shorter max_length or a smaller model' if examples == 1 else ''))
+    return TrainingError(
+        f'memory ran out on {where} at step {step + 1}, in a micro-batch of {examples} examples of up to {length} tokens (micro_batch_tokens={budget}); use micro_batch_tokens={lower}, which changes no result'
+        + (', or else a shorter max_length or a smaller model' if examples == 1 else '')
+    )

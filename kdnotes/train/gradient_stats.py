@@ -4,7 +4,8 @@
 
 # %% ../../nbs/train/06_gradient_stats.ipynb #f9b52a73
 from __future__ import annotations
-import math, re
+import math
+import re
 from collections.abc import Iterable
 import numpy as np
 import torch
@@ -16,23 +17,31 @@ __all__ = ['BORDERS', 'layer_of', 'gradient_ranges', 'draw_ranges', 'fitting_sca
 # %% ../../nbs/train/06_gradient_stats.ipynb #2bda13dd
 BORDERS = {  # exponents: below the first a number is too small, from the last on too large
     'fp16_below_subnormal': -24,  # it becomes 0, or the smallest number
-    'fp16_below_normal': -14,     # the former included; it loses bits
-    'fp16_above': 16,             # it becomes infinite; so does what lies between 65520 and 65536, which is not counted
+    'fp16_below_normal': -14,  # the former included; it loses bits
+    'fp16_above': 16,  # it becomes infinite; so does what lies between 65520 and 65536, which is not counted
     'bf16_below_normal': -126,
     'bf16_above': 128,
 }
 
+
 def layer_of(
     name: str,  # of a parameter, as in `named_parameters`
-) -> str:       # 'embeddings', 'layer <i>' or 'head'
+) -> str:  # 'embeddings', 'layer <i>' or 'head'
     "The part of a BERT-like model that a parameter belongs to."
-    if found := re.search(r'(?:^|\.)layers?\.(\d+)\.', name): return f'layer {found[1]}'
+    if found := re.search(r'(?:^|\.)layers?\.(\d+)\.', name):
+        return f'layer {found[1]}'
     return 'embeddings' if 'embed' in name else 'head'
 
 # %% ../../nbs/train/06_gradient_stats.ipynb #c63631cc
-_PIECE, _ZERO = 1 << 22, 256  # numbers looked at together; the place zeros are counted at
+# numbers looked at together; the place zeros are counted at
+_PIECE = 1 << 22
+_ZERO = 256
 
-def _count(gradients: list[Tensor]) -> Tensor:  # (258,) int64 on the device: numbers by exponent bits, zeros, the bits of the largest finite magnitude
+
+def _count(
+    gradients: list[Tensor],
+    # (258,) int64 on the device: numbers by exponent bits, zeros, the bits of the largest finite magnitude
+) -> Tensor:
     "A layer's numbers."
     counts = torch.zeros(258, dtype=torch.int64, device=gradients[0].device)
     one = counts.new_ones(())
@@ -44,64 +53,102 @@ def _count(gradients: list[Tensor]) -> Tensor:  # (258,) int64 on the device: nu
         counts.index_add_(0, exponent.masked_fill_(magnitude == 0, _ZERO), one.expand(len(piece)))
     return counts
 
+
 def _shares(by_exponent: dict[int, int], shift: int, elements: int) -> dict[str, float]:
     "What is beyond each border once `shift` is added to the exponents."
-    def beyond(e, border): return e + shift >= border if border > 0 else e + shift < border
-    return {name: sum(n for e, n in by_exponent.items() if beyond(e, border)) / elements for name, border in BORDERS.items()}
+
+    def beyond(e, border):
+        return e + shift >= border if border > 0 else e + shift < border
+
+    return {
+        name: sum(n for e, n in by_exponent.items() if beyond(e, border)) / elements
+        for name, border in BORDERS.items()
+    }
 
 # %% ../../nbs/train/06_gradient_stats.ipynb #4388684b
 def gradient_ranges(
     gradients: Iterable[tuple[str, Tensor | None]],  # a parameter's name and its gradient; None: it has none
-    scale: float = 1.,     # a loss scale: a power of two
+    scale: float = 1.0,  # a loss scale: a power of two
     scaled: bool = False,  # are the gradients multiplied by it already?
-) -> list[dict]:           # layer, elements, zero, not_finite (shares), largest, plain and scaled (shares beyond BORDERS), log2_from, log2_counts
+    # layer, elements, zero, not_finite (shares), largest, plain and scaled (shares beyond BORDERS),
+    # log2_from, log2_counts
+) -> list[dict]:
     "How large gradients are without and with a loss scale, layer by layer in the order of the parameters."
-    if not scale > 0 or math.frexp(scale)[0] != .5: raise ValueError(f'scale={scale!r} must be a power of two, such as 65536.0, which changes nothing but exponents')
+    if not scale > 0 or math.frexp(scale)[0] != 0.5:
+        raise ValueError(
+            f'scale={scale!r} must be a power of two, such as 65536.0, which changes nothing but exponents'
+        )
     layers: dict[str, list[Tensor]] = {}
     for name, gradient in gradients:
-        if gradient is not None: layers.setdefault(layer_of(name), []).append(gradient)
-    if not layers: return []
+        if gradient is not None:
+            layers.setdefault(layer_of(name), []).append(gradient)
+    if not layers:
+        return []
     counted = torch.stack([_count(group) for group in layers.values()]).cpu().numpy()  # the one read
     power = int(math.log2(scale))
     return [_row(layer, counts, -power if scaled else 0, power) for layer, counts in zip(layers, counted)]
+
 
 def _row(layer: str, counts: np.ndarray, undo: int, power: int) -> dict:
     "A layer's counts as shares; `undo` is added to exponents to get the gradients without a scale, `power` to those to get them with it."
     elements = int(counts[:257].sum())
     by_exponent = {int(bits) - 127 + undo: int(counts[bits]) for bits in np.flatnonzero(counts[:255])}
     first = min(by_exponent, default=0)
-    return dict(layer=layer, elements=elements, zero=int(counts[_ZERO]) / elements, not_finite=int(counts[255]) / elements,
-                largest=float(np.int32(counts[257]).view(np.float32)) * 2. ** undo, plain=_shares(by_exponent, 0, elements), scaled=_shares(by_exponent, power, elements),
-                log2_from=first, log2_counts=[by_exponent.get(e, 0) for e in range(first, max(by_exponent, default=-1) + 1)])
+    return dict(
+        layer=layer,
+        elements=elements,
+        zero=int(counts[_ZERO]) / elements,
+        not_finite=int(counts[255]) / elements,
+        largest=float(np.int32(counts[257]).view(np.float32)) * 2.0**undo,
+        plain=_shares(by_exponent, 0, elements),
+        scaled=_shares(by_exponent, power, elements),
+        log2_from=first,
+        log2_counts=[by_exponent.get(e, 0) for e in range(first, max(by_exponent, default=-1) + 1)],
+    )
 
 # %% ../../nbs/train/06_gradient_stats.ipynb #510a7f89
 def draw_ranges(
-    rows: list[dict],     # of `gradient_ranges`
-    scale: float = 1.,    # the one they were made with
-):                        # a matplotlib Figure
+    rows: list[dict],  # of `gradient_ranges`
+    scale: float = 1.0,  # the one they were made with
+):  # a matplotlib Figure
     "The magnitudes of each layer without and with the scale, between fp16's borders."
     from matplotlib.figure import Figure
-    figure = Figure(figsize=(6.4, .75 * len(rows) + 1.1), layout='constrained')
+
+    figure = Figure(figsize=(6.4, 0.75 * len(rows) + 1.1), layout='constrained')
     power = int(math.log2(scale))
     for axes, row in zip(np.atleast_1d(figure.subplots(len(rows), sharex=True)), rows):
-        exponents, shares = row['log2_from'] + np.arange(len(row['log2_counts'])), np.array(row['log2_counts']) / row['elements']
+        exponents = row['log2_from'] + np.arange(len(row['log2_counts']))
+        shares = np.array(row['log2_counts']) / row['elements']
         axes.bar(exponents, shares, width=1, align='edge', color='#BBBBBB', label='as computed')
-        if power: axes.step(np.append(exponents, exponents[-1:] + 1) + power, np.append(shares, shares[-1:]), where='post', color='#0072B2', linewidth=1.3, label=f'times {scale:g}')
-        for border, dashes in ((-24, ':'), (-14, '--'), (16, '-')): axes.axvline(border, color='black', linewidth=.9, linestyle=dashes)
+        if power:
+            axes.step(
+                np.append(exponents, exponents[-1:] + 1) + power,
+                np.append(shares, shares[-1:]),
+                where='post',
+                color='#0072B2',
+                linewidth=1.3,
+                label=f'times {scale:g}',
+            )
+        for border, dashes in ((-24, ':'), (-14, '--'), (16, '-')):
+            axes.axvline(border, color='black', linewidth=0.9, linestyle=dashes)
         axes.set_ylabel(row['layer'], rotation=0, ha='right', va='center', fontsize=8)
         axes.set_yticks([])
         axes.spines[['top', 'right', 'left']].set_visible(False)
     axes.set_xlim(min(-32, *(r['log2_from'] for r in rows if r['log2_counts'])), max(18, power + 2))
-    axes.set_xlabel("log2 of the magnitude; fp16's smallest number (dotted), smallest normal (dashed), largest (solid)", fontsize=8)
-    figure.axes[0].legend(fontsize=7, frameon=False, ncols=2, loc='lower right', bbox_to_anchor=(1, .95))
+    axes.set_xlabel(
+        "log2 of the magnitude; fp16's smallest number (dotted), smallest normal (dashed), largest (solid)",
+        fontsize=8,
+    )
+    figure.axes[0].legend(fontsize=7, frameon=False, ncols=2, loc='lower right', bbox_to_anchor=(1, 0.95))
     return figure
 
 # %% ../../nbs/train/06_gradient_stats.ipynb #5d8091e4
 def fitting_scale(
     rows: list[dict],  # of `gradient_ranges`
-    room: float = 16., # how much larger than these gradients others may be, >= 1
-) -> float:            # a power of two
+    room: float = 16.0,  # how much larger than these gradients others may be, >= 1
+) -> float:  # a power of two
     "The largest scale at which fp16 holds all gradients, with room."
-    largest = max((row['largest'] for row in rows), default=0.)
-    if not largest: raise ValueError('all gradients are zero, so that any scale fits: look at others')
-    return 2. ** math.floor(math.log2(65504 / (room * largest)))
+    largest = max((row['largest'] for row in rows), default=0.0)
+    if not largest:
+        raise ValueError('all gradients are zero, so that any scale fits: look at others')
+    return 2.0 ** math.floor(math.log2(65504 / (room * largest)))

@@ -4,7 +4,9 @@
 
 # %% ../../nbs/train/07_loop.ipynb #50f59ac7
 from __future__ import annotations
-import contextlib, time, warnings
+import contextlib
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,11 +17,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-from .checkpoint import newest_checkpoint, random_states, read_checkpoint, restore_training, save_checkpoint, training_tensors
+from kdnotes.train.checkpoint import (
+    newest_checkpoint,
+    random_states,
+    read_checkpoint,
+    restore_training,
+    save_checkpoint,
+    training_tensors,
+)
 from ..core.config import MODES, RunConfig
 from ..tasks.batching import Batch, epoch_steps, micro_batches
 from .gradient_stats import gradient_ranges
-from .failures import STOP, Stopped, TrainingError, first_non_finite, is_out_of_memory, out_of_memory
+from kdnotes.train.failures import (
+    STOP,
+    Stopped,
+    TrainingError,
+    first_non_finite,
+    is_out_of_memory,
+    out_of_memory,
+)
 from ..distill.intermediate import open_student
 from ..losses.targets import weighted_sum
 from ..distill.models import call
@@ -35,127 +51,169 @@ __all__ = ['LEAST_SCALE', 'Step', 'schedule_steps', 'with_steps', 'make_optimize
 @dataclass(frozen=True)
 class Step:
     "One optimizer step."
-    number: int        # from 0
-    epoch: int         # from 0
+
+    number: int  # from 0
+    epoch: int  # from 0
     index: np.ndarray  # its examples
     last_of_epoch: bool
 
+
 def schedule_steps(
     task: Task,
-    config: RunConfig,    # resolved: seed, epochs, batch_size, smoke
-    smoke_steps: int = 6, # steps of a smoke run
-    done: int = 0,        # steps to leave out: a resumed run's
+    config: RunConfig,  # resolved: seed, epochs, batch_size, smoke
+    smoke_steps: int = 6,  # steps of a smoke run
+    done: int = 0,  # steps to leave out: a resumed run's
 ) -> tuple[int, Iterator[Step]]:  # number of steps; the steps
     "All optimizer steps of a run, in order."
     lengths, groups = task.lengths('train'), task.groups('train')
-    def epoch(e: int) -> list[np.ndarray]: return epoch_steps(lengths, groups, config.batch_size, stream(config.seed, 'data', e))
+
+    def epoch(e: int) -> list[np.ndarray]:
+        return epoch_steps(lengths, groups, config.batch_size, stream(config.seed, 'data', e))
+
     first = epoch(0)
     total = max(1, round(config.epochs * len(first)))
-    if config.smoke: total = min(total, smoke_steps)
+    if config.smoke:
+        total = min(total, smoke_steps)
+
     def steps() -> Iterator[Step]:
-        number, e = 0, 0
+        number = 0
+        e = 0
         while number < total:
             indices = first if e == 0 else epoch(e)
-            for i, index in enumerate(indices[:total - number]):
-                if number + i >= done: yield Step(number + i, e, index, i == len(indices) - 1)
-            number, e = number + len(indices), e + 1
+            for i, index in enumerate(indices[: total - number]):
+                if number + i >= done:
+                    yield Step(number + i, e, index, i == len(indices) - 1)
+            number = number + len(indices)
+            e = e + 1
+
     return total, steps()
+
 
 def with_steps(
     task: Task,
     config: RunConfig,  # resolved
     steps: int,
-    **changes,          # of other fields
-) -> RunConfig:         # ends after so many optimizer steps: as much of an epoch as they are
+    **changes,  # of other fields
+) -> RunConfig:  # ends after so many optimizer steps: as much of an epoch as they are
     "A configuration for a short training."
     config = config.model_copy(update=dict(smoke=False) | changes)
-    return config.model_copy(update=dict(epochs=steps / schedule_steps(task, config.model_copy(update=dict(epochs=1.)))[0]))
+    return config.model_copy(
+        update=dict(epochs=steps / schedule_steps(task, config.model_copy(update=dict(epochs=1.0)))[0])
+    )
 
 # %% ../../nbs/train/07_loop.ipynb #55a10e9f
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     "AdamW; weight decay on matrices only."
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=vectors, weight_decay=0.)]
+    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=vectors, weight_decay=0.0)]
     return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
 
+
 def rate_factor(
-    step: int,      # from 0
-    total: int,     # steps of the run
+    step: int,  # from 0
+    total: int,  # steps of the run
     warmup: float,  # share of the steps with a rising rate
-) -> float:         # in (0, 1]
+) -> float:  # in (0, 1]
     "Linear warm-up, then linear decay; never 0, so that no step is idle."
     rise = max(1, round(warmup * total))
     return (step + 1) / rise if step < rise else (total - step) / max(1, total - rise + 1)
 
 # %% ../../nbs/train/07_loop.ipynb #ddb99845
-def _share(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, rank: int | None = None) -> list[np.ndarray]:
+def _share(
+    task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, rank: int | None = None
+) -> list[np.ndarray]:
     "A rank's micro-batches of a step; None: this one's."
-    return micro_batches(index, task.lengths('train'), config.micro_batch_tokens, runtime.rank if rank is None else rank, runtime.ranks, task.groups('train'))
+    return micro_batches(
+        index,
+        task.lengths('train'),
+        config.micro_batch_tokens,
+        runtime.rank if rank is None else rank,
+        runtime.ranks,
+        task.groups('train'),
+    )
+
 
 def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, own: int) -> int:
     "How often a rank with so many micro-batches of its own goes forward and backward in a step: at least once; where each backward is synchronised, as often as the busiest rank."
-    if config.gradient_sync == 'delayed' or runtime.ranks == 1: return max(1, own)
+    if config.gradient_sync == 'delayed' or runtime.ranks == 1:
+        return max(1, own)
     return max(1, *(len(_share(task, index, config, runtime, rank)) for rank in range(runtime.ranks)))
 
+
 def accumulate(
-    model: nn.Module,              # a model, or its DDP wrapper
+    model: nn.Module,  # a model, or its DDP wrapper
     task: Task,
-    index: np.ndarray,             # the step's examples, of all ranks
+    index: np.ndarray,  # the step's examples, of all ranks
     config: RunConfig,
     runtime: Runtime,
     scaler: torch.amp.GradScaler,
-    weights: dict[str, float],     # of the loss terms
+    weights: dict[str, float],  # of the loss terms
     signal: Callable[[Batch], dict[str, Tensor]] | None = None,  # the teacher's signal for a batch
-    epoch: int = 0,                # from 0; a task's masks may change with it
-) -> tuple[dict[str, Tensor], int, int]:  # this rank's share of each loss term; its tokens; those with padding
+    epoch: int = 0,  # from 0; a task's masks may change with it
+    # this rank's share of each loss term; its tokens; those with padding
+) -> tuple[dict[str, Tensor], int, int]:
     "Forward and backward of one step: gradients of the mean over the whole step, on every rank."
     counts = task.loss_counts('train', index, epoch)
     parts = _share(task, index, config, runtime)
     own = len(parts)
     passes = _passes(task, index, config, runtime, own)
     parts += [index[:1]] * (passes - own)  # a rank that has run out goes along, with a weight of 0
-    losses, tokens, cells = {}, 0, 0
+    losses = {}
+    tokens = 0
+    cells = 0
     for i, part in enumerate(parts):
         more = runtime.ranks > 1 and i < passes - 1 and config.gradient_sync == 'delayed'
         with model.no_sync() if more else contextlib.nullcontext():
             batch = task.batch('train', part, epoch).to(runtime.device)
-            with runtime.autocast(): outputs = call(model, batch.inputs)
+            with runtime.autocast():
+                outputs = call(model, batch.inputs)
             terms = task.loss_terms(outputs, batch, signal(batch) if signal else None)
-            shares = {name: float(i < own) * value / max(1, counts[name]) for name, (value, _) in terms.items()}
+            shares = {
+                name: float(i < own) * value / max(1, counts[name]) for name, (value, _) in terms.items()
+            }
             total, shares = weighted_sum(shares, weights)
             scaler.scale(total * runtime.ranks).backward()
-        if i < own: tokens, cells = tokens + batch.tokens, cells + batch.inputs['input_ids'].numel()
-        for name, value in (shares | {'total': total}).items(): losses[name] = losses.get(name, 0) + value.detach()
+        if i < own:
+            tokens = tokens + batch.tokens
+            cells = cells + batch.inputs['input_ids'].numel()
+        for name, value in (shares | {'total': total}).items():
+            losses[name] = losses.get(name, 0) + value.detach()
     return losses, tokens, cells
 
 # %% ../../nbs/train/07_loop.ipynb #1a20f2e5
 def predict(
-    model: nn.Module,   # not wrapped
+    model: nn.Module,  # not wrapped
     task: Task,
     split: str,
     runtime: Runtime,
-    tokens: int = 8192, # most tokens of a batch
-) -> np.ndarray:        # (n, k) float32 on every rank, rows in the split's order
+    tokens: int = 8192,  # most tokens of a batch
+) -> np.ndarray:  # (n, k) float32 on every rank, rows in the split's order
     "The model's scores of every example of a split."
     lengths = task.lengths(split)
-    training, scores = model.training, None
+    training = model.training
+    scores = None
     model.eval()
     with torch.inference_mode():
         for index in micro_batches(np.arange(len(lengths)), lengths, tokens, runtime.rank, runtime.ranks):
             batch = task.batch(split, index).to(runtime.device)
             part = task.scores(call(model, batch.inputs), batch).float().cpu()
-            if scores is None: scores = torch.zeros(len(lengths), part.shape[1])
+            if scores is None:
+                scores = torch.zeros(len(lengths), part.shape[1])
             scores[torch.from_numpy(index)] = part
     model.train(training)
-    if scores is None: scores = torch.zeros(len(lengths), max(runtime.gather(0)))  # fewer examples than ranks
-    elif len(lengths) < runtime.ranks: runtime.gather(scores.shape[1])
+    if scores is None:
+        scores = torch.zeros(len(lengths), max(runtime.gather(0)))  # fewer examples than ranks
+    elif len(lengths) < runtime.ranks:
+        runtime.gather(scores.shape[1])
     return runtime.sum(scores.to(runtime.device)).cpu().numpy()
 
 # %% ../../nbs/train/07_loop.ipynb #6503ef1e
 class ModelForward:
     "A `tasks.base.Forward`: what a task that evaluates a model itself may do with it."
-    def __init__(self,
+
+    def __init__(
+        self,
         model: nn.Module,  # in eval mode, not wrapped
         runtime: Runtime,
     ):
@@ -175,9 +233,9 @@ class ModelForward:
 
 # %% ../../nbs/train/07_loop.ipynb #3f327ba0
 def evaluate(
-    model: nn.Module,        # not wrapped
+    model: nn.Module,  # not wrapped
     task: Task,
-    sets: tuple[str, ...],   # evaluation sets
+    sets: tuple[str, ...],  # evaluation sets
     runtime: Runtime,
 ) -> Evaluation:
     "Metrics, units and predictions of a model."
@@ -194,20 +252,24 @@ def evaluate(
 @dataclass
 class TrainResult:
     "What a training gives besides the trained model."
+
     steps: int = 0
-    epoch: int = 0                    # of the last step, from 0
-    train_s: float = 0.               # from the first step to the last, evaluations left out
-    examples: int = 0                 # seen, over all ranks
-    tokens: int = 0                   # real tokens seen, over all ranks
-    padding_share: float = 0.         # padding / all token positions computed
+    epoch: int = 0  # of the last step, from 0
+    train_s: float = 0.0  # from the first step to the last, evaluations left out
+    examples: int = 0  # seen, over all ranks
+    tokens: int = 0  # real tokens seen, over all ranks
+    padding_share: float = 0.0  # padding / all token positions computed
     examples_per_s: float | None = None  # after the warm-up steps
     tokens_per_s: float | None = None
     losses: dict[str, float] = field(default_factory=dict)  # means since the last log
-    overflow_steps: int | None = None # steps skipped for an overflow; None: not fp16
+    overflow_steps: int | None = None  # steps skipped for an overflow; None: not fp16
     final_scale: float | None = None
     curve: list[dict] = field(default_factory=list)  # step, elapsed_s, loss or metric
-    resumed_at: list[int] = field(default_factory=list)  # steps a checkpoint was taken up at; empty: trained in one sitting
-    waited_s: float | None = None     # this rank for the others' gradients, in the last sitting; None: alone, or on a GPU
+    # steps a checkpoint was taken up at; empty: trained in one sitting
+    resumed_at: list[int] = field(default_factory=list)
+    # this rank for the others' gradients, in the last sitting; None: alone, or on a GPU
+    waited_s: float | None = None
+
 
 def loss_weights(
     task: Task,
@@ -223,23 +285,39 @@ def loss_weights(
 # %% ../../nbs/train/07_loop.ipynb #965b6f3c
 class _Meter:
     "Sums of losses, tokens and time; read at log steps."
+
     def __init__(self, runtime: Runtime, warmup: int):
-        self.runtime, self.warmup, self.losses, self.count, self.tokens, self.cells = runtime, warmup, {}, 0, 0, 0
-        self.examples, self.warm, self.paused_s, self.start = 0, None, 0., runtime.clock()
+        self.runtime = runtime
+        self.warmup = warmup
+        self.losses = {}
+        self.count = 0
+        self.tokens = 0
+        self.cells = 0
+        self.examples = 0
+        self.warm = None
+        self.paused_s = 0.0
+        self.start = runtime.clock()
 
     def add(self, step: Step, losses: dict[str, Tensor], tokens: int, cells: int):
-        for name, value in losses.items(): self.losses[name] = self.losses.get(name, 0) + value
-        self.count, self.tokens, self.cells, self.examples = self.count + 1, self.tokens + tokens, self.cells + cells, self.examples + len(step.index)
-        if step.number + 1 == self.warmup: self.warm = (self.elapsed(), self.examples, self.tokens)
+        for name, value in losses.items():
+            self.losses[name] = self.losses.get(name, 0) + value
+        self.count = self.count + 1
+        self.tokens = self.tokens + tokens
+        self.cells = self.cells + cells
+        self.examples = self.examples + len(step.index)
+        if step.number + 1 == self.warmup:
+            self.warm = (self.elapsed(), self.examples, self.tokens)
 
-    def elapsed(self) -> float: return self.runtime.clock() - self.start - self.paused_s
+    def elapsed(self) -> float:
+        return self.runtime.clock() - self.start - self.paused_s
 
     def read(self) -> tuple[dict[str, float], int]:
         "Mean losses since the last read and tokens so far, over all ranks."
         values = torch.stack([*self.losses.values()]).double() / self.count
         both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
         means = dict(zip(self.losses, both.tolist()))
-        self.losses, self.count = {}, 0
+        self.losses = {}
+        self.count = 0
         return means, int(both[-1].item())
 
     def state(self) -> dict:
@@ -249,10 +327,12 @@ class _Meter:
 
     def restore(self, state: dict):
         "Go on counting; the time between two sittings is not training."
-        for k in ('count', 'tokens', 'cells', 'examples'): setattr(self, k, state[k])
+        for k in ('count', 'tokens', 'cells', 'examples'):
+            setattr(self, k, state[k])
         self.warm = tuple(state['warm']) if state['warm'] else None
         self.losses = {k: torch.tensor(v, device=self.runtime.device) for k, v in state['losses'].items()}
-        self.start, self.paused_s = self.runtime.clock() - state['elapsed'], 0.
+        self.start = self.runtime.clock() - state['elapsed']
+        self.paused_s = 0.0
 
     @contextlib.contextmanager
     def pause(self):
@@ -262,15 +342,25 @@ class _Meter:
         self.paused_s += self.runtime.clock() - begin
 
 # %% ../../nbs/train/07_loop.ipynb #68d0007a
-def _update(model: nn.Module, optimizer, scaler, config: RunConfig, bad: Tensor, gradients: list[Tensor]) -> Tensor:  # the gradient's norm before clipping
+def _update(
+    model: nn.Module,
+    optimizer,
+    scaler,
+    config: RunConfig,
+    bad: Tensor,
+    gradients: list[Tensor],
+    # the gradient's norm before clipping
+) -> Tensor:
     "Clip, step and clear; `bad` (a number on the device) becomes 1 with the first norm that is not finite, and stays."
     if scaler.is_enabled():
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     else:
         norm = nn.utils.get_total_norm(gradients)
-        optimizer.grad_scale = (norm / config.max_grad_norm).clamp(min=1.)  # fused AdamW divides by it on its way: no pass over the gradients just to clip them
-        optimizer.found_inf = bad.logical_or_(~norm.isfinite()).float()     # and leaves everything as it is when this is 1
+        # fused AdamW divides by it on its way: no pass over the gradients just to clip them
+        optimizer.grad_scale = (norm / config.max_grad_norm).clamp(min=1.0)
+        # and leaves everything as it is when this is 1
+        optimizer.found_inf = bad.logical_or_(~norm.isfinite()).float()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -280,114 +370,198 @@ def _update(model: nn.Module, optimizer, scaler, config: RunConfig, bad: Tensor,
 def _send_rounded(dtype, bucket):  # without annotations: torch compares them with types, and would find texts
     "The mean over ranks, sent in 16 bits; torch's own hook of this kind refuses bf16 where there is no NCCL."
     rounded = bucket.buffer().to(dtype).div_(dist.get_world_size())
-    return dist.all_reduce(rounded, async_op=True).get_future().then(lambda sent: bucket.buffer().copy_(sent.value()[0]))
+    return (
+        dist.all_reduce(rounded, async_op=True)
+        .get_future()
+        .then(lambda sent: bucket.buffer().copy_(sent.value()[0]))
+    )
 
-def _wrap(model: nn.Module, config: RunConfig, runtime: Runtime, apart: list[str]) -> nn.Module:  # apart: names of parameters that are synchronised elsewhere
+
+def _wrap(
+    model: nn.Module,
+    config: RunConfig,
+    runtime: Runtime,
+    apart: list[str],
+    # apart: names of parameters that are synchronised elsewhere
+) -> nn.Module:
     "A model whose backward synchronises gradients; with one rank the model itself."
-    if runtime.ranks == 1: return model
+    if runtime.ranks == 1:
+        return model
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
     with warnings.catch_warnings():  # newer torch renames broadcast_buffers, older torch knows no other name
         warnings.filterwarnings('ignore', '.*broadcast_buffers', FutureWarning)
-        wrapped = DistributedDataParallel(model, device_ids=[runtime.device] if runtime.device.type == 'cuda' else None, gradient_as_bucket_view=True, broadcast_buffers=False,
-                                          bucket_cap_mb=config.bucket_mib)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[runtime.device] if runtime.device.type == 'cuda' else None,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            bucket_cap_mb=config.bucket_mib,
+        )
     del model._ddp_params_and_buffers_to_ignore  # only for this wrapper
-    if config.gradient_dtype in ('bf16', 'fp16'): wrapped.register_comm_hook(torch.bfloat16 if config.gradient_dtype == 'bf16' else torch.float16, _send_rounded)
+    if config.gradient_dtype in ('bf16', 'fp16'):
+        wrapped.register_comm_hook(
+            torch.bfloat16 if config.gradient_dtype == 'bf16' else torch.float16, _send_rounded
+        )
     elif config.gradient_dtype == 'powersgd':
-        wrapped.register_comm_hook(powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook)
+        wrapped.register_comm_hook(
+            powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10),
+            powerSGD_hook.powerSGD_hook,
+        )
     return wrapped
 
 # %% ../../nbs/train/07_loop.ipynb #4c643062
 @dataclass
 class _Training:
     "A training under way."
+
     task: Task
     model: nn.Module
     config: RunConfig
     runtime: Runtime
     on_row: Callable[..., None]
     signal: Callable | None
-    folder: Path | None    # for checkpoints; None: none are written
+    folder: Path | None  # for checkpoints; None: none are written
     key: str
     phase: Callable
     short: Shortcuts
 
     def __post_init__(self):
         self.total, _ = schedule_steps(self.task, self.config)
-        self.every, self.result, self.weights = max(1, self.total // 100), TrainResult(steps=self.total), loss_weights(self.task, self.config)
-        self.task, self.learner = open_student(self.task, self.model, self.config, self.signal, torch_seed(self.config.seed, 'init', 1))  # the model, and projections where there are some
-        self.wrapped, self.optimizer, self.scaler = _wrap(self.learner, self.config, self.runtime, self.short.apart(self.learner)), make_optimizer(self.learner, self.config), self.runtime.scaler()
-        self.bad, self.recent, self.agree = torch.zeros((), dtype=torch.bool, device=self.runtime.device), [], Agreement(self.runtime)
+        self.every = max(1, self.total // 100)
+        self.result = TrainResult(steps=self.total)
+        self.weights = loss_weights(self.task, self.config)
+        # the model, and projections where there are some
+        self.task, self.learner = open_student(
+            self.task, self.model, self.config, self.signal, torch_seed(self.config.seed, 'init', 1)
+        )
+        self.wrapped = _wrap(self.learner, self.config, self.runtime, self.short.apart(self.learner))
+        self.optimizer = make_optimizer(self.learner, self.config)
+        self.scaler = self.runtime.scaler()
+        self.bad = torch.zeros((), dtype=torch.bool, device=self.runtime.device)
+        self.recent = []
+        self.agree = Agreement(self.runtime)
         torch.manual_seed(torch_seed(self.config.seed, 'dropout', self.runtime.rank))
         self.learner.train()
-        self.meter, self.saved_s = _Meter(self.runtime, warmup=min(5, self.total // 3)), time.perf_counter()
-        self.waits = Waits(self.runtime, [p for p in self.learner.parameters() if p.requires_grad], self.config.gradient_sync == 'every')
+        self.meter = _Meter(self.runtime, warmup=min(5, self.total // 3))
+        self.saved_s = time.perf_counter()
+        self.waits = Waits(
+            self.runtime,
+            [p for p in self.learner.parameters() if p.requires_grad],
+            self.config.gradient_sync == 'every',
+        )
 
     def row(self, kind: str, **values):
         "Only the main rank tells."
-        if self.runtime.main: self.on_row(kind, **values)
+        if self.runtime.main:
+            self.on_row(kind, **values)
 
 # %% ../../nbs/train/07_loop.ipynb #8c285608
 def _tell_gradients(t: _Training, step: Step) -> None:
     "A `gradients` row: what each layer's gradients would lose in 16 bits."
-    scale = t.scale if (fp16 := t.scaler.is_enabled()) else 2. ** 16  # what fp16 begins with
-    if t.runtime.main: t.row('gradients', step=step.number + 1, scale=scale, scaled=fp16, layers=gradient_ranges(((name, p.grad) for name, p in t.model.named_parameters()), scale, fp16))
+    scale = t.scale if (fp16 := t.scaler.is_enabled()) else 2.0**16  # what fp16 begins with
+    if t.runtime.main:
+        t.row(
+            'gradients',
+            step=step.number + 1,
+            scale=scale,
+            scaled=fp16,
+            layers=gradient_ranges(((name, p.grad) for name, p in t.model.named_parameters()), scale, fp16),
+        )
 
-LEAST_SCALE = 1e-4  # of a loss in fp16; gradients that overflow even so are no matter of range (fairseq gives up at the same)
+
+# of a loss in fp16; gradients that overflow even so are no matter of range (fairseq gives up at the same)
+LEAST_SCALE = 1e-4
+
 
 def _step(t: _Training, step: Step) -> Tensor:  # the gradient's norm
     "One optimizer step."
-    for group in t.optimizer.param_groups: group['lr'] = t.config.learning_rate * rate_factor(step.number, t.total, t.config.warmup_fraction)
+    for group in t.optimizer.param_groups:
+        group['lr'] = t.config.learning_rate * rate_factor(step.number, t.total, t.config.warmup_fraction)
     t.short.start(step.number, lambda: t.task.batch('train', step.index, step.epoch).inputs['input_ids'])
-    try: t.meter.add(step, *accumulate(t.wrapped, t.task, step.index, t.config, t.runtime, t.scaler, t.weights, t.signal, step.epoch))
+    try:
+        t.meter.add(
+            step,
+            *accumulate(
+                t.wrapped, t.task, step.index, t.config, t.runtime, t.scaler, t.weights, t.signal, step.epoch
+            ),
+        )
     except (MemoryError, RuntimeError) as e:
-        if not is_out_of_memory(e): raise
+        if not is_out_of_memory(e):
+            raise
         parts = _share(t.task, step.index, t.config, t.runtime)
-        raise out_of_memory(step.number, max(map(len, parts)), int(t.task.lengths('train')[step.index].max()), t.config.micro_batch_tokens, str(t.runtime.device)) from None
+        raise out_of_memory(
+            step.number,
+            max(map(len, parts)),
+            int(t.task.lengths('train')[step.index].max()),
+            t.config.micro_batch_tokens,
+            str(t.runtime.device),
+        ) from None
     gradients = t.short.finish(t.learner, lambda gradient: t.runtime.sum(gradient).div_(t.runtime.ranks))
     t.waits.end()
-    if t.config.gradient_stats and (step.number + 1) % t.config.gradient_stats == 0: _tell_gradients(t, step)  # now, for the table of words has its gradient
+    if t.config.gradient_stats and (step.number + 1) % t.config.gradient_stats == 0:
+        _tell_gradients(t, step)  # now, for the table of words has its gradient
     norm = _update(t.learner, t.optimizer, t.scaler, t.config, t.bad, gradients)
     t.short.clear(norm)
     t.recent.append((step, norm))
-    before, t.scale = t.scale, t.scaler.get_scale()  # a host read a step, in fp16 only
+    # a host read a step, in fp16 only
+    before = t.scale
+    t.scale = t.scaler.get_scale()
     if t.scale < before:
         t.result.overflow_steps = (t.result.overflow_steps or 0) + 1
         t.row('overflow', step=step.number + 1, scale=before)
-        if t.scale < LEAST_SCALE: _explain(t, step)
-    else: t.short.decayed(group['lr'], t.config.weight_decay)
+        if t.scale < LEAST_SCALE:
+            _explain(t, step)
+    else:
+        t.short.decayed(group['lr'], t.config.weight_decay)
     return norm
 
 # %% ../../nbs/train/07_loop.ipynb #a01b0516
 def train(
-    task: Task,                    # encoded
-    model: nn.Module,              # on the runtime's device, weights in fp32; trained in place
-    config: RunConfig,             # resolved
+    task: Task,  # encoded
+    model: nn.Module,  # on the runtime's device, weights in fp32; trained in place
+    config: RunConfig,  # resolved
     runtime: Runtime,
-    on_row: Callable[..., None],   # on_row(kind, **values), called on the main rank only
+    on_row: Callable[..., None],  # on_row(kind, **values), called on the main rank only
     signal: Callable[[Batch], dict[str, Tensor]] | None = None,  # the teacher's, for a KD mode
     checkpoints: Path | None = None,  # the folder they are written to and resumed from; None: neither
-    key: str = '',                 # whose they are: the run_id
-    phase: Callable[[str], contextlib.AbstractContextManager] = lambda name: contextlib.nullcontext(),  # entered around evaluations on the way, with 'evaluation'
+    key: str = '',  # whose they are: the run_id
+    # entered around evaluations on the way, with 'evaluation'
+    phase: Callable[[str], contextlib.AbstractContextManager] = lambda name: contextlib.nullcontext(),
 ) -> TrainResult:
     "Train a model to the last step, from its newest checkpoint if there is one."
     with shortcuts(model, task, runtime.device, torch_seed(config.seed, 'dropout', runtime.rank)) as short:
         t = _Training(task, model, config, runtime, on_row, signal, checkpoints, key, phase, short)
-        t.row('start', ranks=runtime.ranks, threads_per_rank=runtime.threads, steps=t.total, examples=len(task.lengths('train')), precision=runtime.dtype, device=str(runtime.device))
-        with STOP.deferred(): _steps(t, _resume(t))
+        t.row(
+            'start',
+            ranks=runtime.ranks,
+            threads_per_rank=runtime.threads,
+            steps=t.total,
+            examples=len(task.lengths('train')),
+            precision=runtime.dtype,
+            device=str(runtime.device),
+        )
+        with STOP.deferred():
+            _steps(t, _resume(t))
     return _finish(t)
+
 
 def _steps(t: _Training, done: int) -> None:
     "All steps that are not done yet, with what is due between two of them."
     t.scale = t.scaler.get_scale()
     for step in schedule_steps(t.task, t.config, done=done)[1]:
-        norm, last = _step(t, step), step.number + 1 == t.total
+        norm = _step(t, step)
+        last = step.number + 1 == t.total
         log = (step.number + 1) % t.every == 0 or last
-        if log or t.runtime.device.type == 'cpu': _check(t, log)
-        if log: _log(t, step, norm)
+        if log or t.runtime.device.type == 'cpu':
+            _check(t, log)
+        if log:
+            _log(t, step, norm)
         if step.last_of_epoch and not last:
-            with t.meter.pause(), t.short.whole(), t.phase('evaluation'): _evaluate_on_the_way(t, step)
+            with t.meter.pause(), t.short.whole(), t.phase('evaluation'):
+                _evaluate_on_the_way(t, step)
         _save_or_stop(t, step, *t.agree(STOP.requested, _due(t)))
-    if answers := t.agree.last(): _save_or_stop(t, step, *answers)
+    if answers := t.agree.last():
+        _save_or_stop(t, step, *answers)
 
 # %% ../../nbs/train/07_loop.ipynb #9bcd94cc
 def _log(t: _Training, step: Step, norm: Tensor) -> None:
@@ -396,40 +570,86 @@ def _log(t: _Training, step: Step, norm: Tensor) -> None:
     elapsed = t.meter.elapsed()
     t.result.losses, t.result.tokens, t.result.epoch = means, tokens, step.epoch
     t.result.curve.append(dict(step=step.number + 1, elapsed_s=round(elapsed, 3), loss=means['total']))
-    t.row('step', step=step.number + 1, epoch=step.epoch, loss=means['total'], losses={k: v for k, v in means.items() if k != 'total'},
-          learning_rate=t.optimizer.param_groups[0]['lr'], grad_norm=float(norm), examples=t.meter.examples, tokens=tokens, elapsed_s=elapsed)
+    t.row(
+        'step',
+        step=step.number + 1,
+        epoch=step.epoch,
+        loss=means['total'],
+        losses={k: v for k, v in means.items() if k != 'total'},
+        learning_rate=t.optimizer.param_groups[0]['lr'],
+        grad_norm=float(norm),
+        examples=t.meter.examples,
+        tokens=tokens,
+        elapsed_s=elapsed,
+    )
+
 
 def _evaluate_on_the_way(t: _Training, step: Step) -> None:
     "A look at the first evaluation set; nothing is chosen by it."
-    name, elapsed = t.task.evaluation_sets[0], t.meter.elapsed()
+    name = t.task.evaluation_sets[0]
+    elapsed = t.meter.elapsed()
     metrics = evaluate(t.model, t.task, (name,), t.runtime).metrics[name]
-    t.result.curve.append(dict(step=step.number + 1, elapsed_s=round(elapsed, 3), set=name, metric=t.task.primary.metric, value=metrics.get(t.task.primary.metric)))
+    t.result.curve.append(
+        dict(
+            step=step.number + 1,
+            elapsed_s=round(elapsed, 3),
+            set=name,
+            metric=t.task.primary.metric,
+            value=metrics.get(t.task.primary.metric),
+        )
+    )
     t.row('eval', step=step.number + 1, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=elapsed)
+
 
 def _finish(t: _Training) -> TrainResult:
     "Totals over all ranks."
-    result, meter = t.result, t.meter
-    result.train_s, result.examples = meter.elapsed(), meter.examples
-    tokens, cells, warm = t.runtime.sum(torch.tensor([meter.tokens, meter.cells, meter.warm[2] if meter.warm else 0], dtype=torch.float64, device=t.runtime.device)).tolist()
-    result.tokens, result.padding_share = int(tokens), 1 - tokens / cells
+    result = t.result
+    meter = t.meter
+    result.train_s = meter.elapsed()
+    result.examples = meter.examples
+    tokens, cells, warm = t.runtime.sum(
+        torch.tensor(
+            [meter.tokens, meter.cells, meter.warm[2] if meter.warm else 0],
+            dtype=torch.float64,
+            device=t.runtime.device,
+        )
+    ).tolist()
+    result.tokens = int(tokens)
+    result.padding_share = 1 - tokens / cells
     if meter.warm and result.train_s > meter.warm[0]:
         seconds = result.train_s - meter.warm[0]
-        result.examples_per_s, result.tokens_per_s = (result.examples - meter.warm[1]) / seconds, (tokens - warm) / seconds
-    if t.scaler.is_enabled(): result.overflow_steps, result.final_scale = result.overflow_steps or 0, t.scaler.get_scale()
+        result.examples_per_s = (result.examples - meter.warm[1]) / seconds
+        result.tokens_per_s = (tokens - warm) / seconds
+    if t.scaler.is_enabled():
+        result.overflow_steps = result.overflow_steps or 0
+        result.final_scale = t.scaler.get_scale()
     result.waited_s = t.waits.close()
     return result
 
 # %% ../../nbs/train/07_loop.ipynb #cc371a24
 def _due(t: _Training) -> bool:
     "Is it time for a checkpoint, by the main rank's clock?"
-    return t.folder is not None and t.runtime.main and time.perf_counter() - t.saved_s > 60 * t.config.checkpoint_minutes
+    return (
+        t.folder is not None
+        and t.runtime.main
+        and time.perf_counter() - t.saved_s > 60 * t.config.checkpoint_minutes
+    )
+
 
 def _save_or_stop(t: _Training, step: Step, stop: bool, due: bool) -> None:
     "Between two steps: write a checkpoint if one is due, and leave if someone asked; a finished training needs none."
-    steps, done, path = t.config.checkpoint_steps, step.number + 1, None
+    steps = t.config.checkpoint_steps
+    done = step.number + 1
+    path = None
     if t.folder and (stop or done < t.total and (due or steps and done % steps == 0)):
-        with t.meter.pause(): path = _save(t, step)
-    if stop: raise Stopped(f'stopped after step {done} of {t.total}' + (f'; the same command goes on from there ({path})' if path else ', and nothing was saved'))
+        with t.meter.pause():
+            path = _save(t, step)
+    if stop:
+        raise Stopped(
+            f'stopped after step {done} of {t.total}'
+            + (f'; the same command goes on from there ({path})' if path else ', and nothing was saved')
+        )
+
 
 def _save(t: _Training, step: Step) -> Path:
     "A checkpoint of all ranks, written by the main one."
@@ -437,49 +657,87 @@ def _save(t: _Training, step: Step) -> Path:
     ranks = t.runtime.gather((random_states(), t.meter.state()))
     path = t.folder / f'step-{step.number + 1:08d}'
     if t.runtime.main:
-        state = dict(result=asdict(t.result), meters=[m for _, m in ranks], scaler=t.scaler.state_dict(), decay=t.short.decay)
-        save_checkpoint(t.folder, step.number + 1, training_tensors(t.learner, t.optimizer, [r for r, _ in ranks]), state, t.key, t.config.keep_checkpoints)
+        state = dict(
+            result=asdict(t.result),
+            meters=[m for _, m in ranks],
+            scaler=t.scaler.state_dict(),
+            decay=t.short.decay,
+        )
+        save_checkpoint(
+            t.folder,
+            step.number + 1,
+            training_tensors(t.learner, t.optimizer, [r for r, _ in ranks]),
+            state,
+            t.key,
+            t.config.keep_checkpoints,
+        )
     t.row('checkpoint', step=step.number + 1, path=path.name)
     t.runtime.barrier()
     t.saved_s = time.perf_counter()
     return path
 
+
 def _resume(t: _Training) -> int:  # steps done
     "Take up the newest checkpoint that is whole; the main rank's choice is everyone's."
-    if t.folder is None: return 0
+    if t.folder is None:
+        return 0
     found = newest_checkpoint(t.folder, t.key, warnings.warn) if t.runtime.main else None
     chosen = t.runtime.gather(found.step if found else 0)[0]
-    if not chosen: return 0
+    if not chosen:
+        return 0
     found = found or read_checkpoint(t.folder / f'step-{chosen:08d}', t.key)
     restore_training(found, t.learner, t.optimizer, t.runtime.rank)
     t.result = TrainResult(**found.state['result'])
     t.result.resumed_at.append(chosen)
     t.meter.restore(found.state['meters'][t.runtime.rank])
     t.short.decay = found.state['decay']
-    if t.scaler.is_enabled(): t.scaler.load_state_dict(found.state['scaler'])
+    if t.scaler.is_enabled():
+        t.scaler.load_state_dict(found.state['scaler'])
     t.row('resume', step=chosen, path=found.path.name)
     return chosen
 
 # %% ../../nbs/train/07_loop.ipynb #140b6c42
 def _check(t: _Training, wait: bool) -> None:
     "Stop at a loss or gradient that is not finite; with `wait`, all ranks look at their losses together."
-    recent, t.recent = t.recent, []
+    recent = t.recent
+    t.recent = []
     if not t.scaler.is_enabled():
         wrong = next((step for step, norm in recent if not norm.isfinite()), None) if bool(t.bad) else None
-        if wrong: _explain(t, wrong)
-    elif wait and recent and t.meter.losses and not bool(t.runtime.sum(t.meter.losses['total'].clone()).isfinite()): _explain(t, recent[-1][0])
+        if wrong:
+            _explain(t, wrong)
+    elif (
+        wait
+        and recent
+        and t.meter.losses
+        and not bool(t.runtime.sum(t.meter.losses['total'].clone()).isfinite())
+    ):
+        _explain(t, recent[-1][0])
+
 
 def _explain(t: _Training, step: Step) -> None:
     "Raise the error that names the step, the layer and the examples."
     found = []
     for part in _share(t.task, step.index, t.config, t.runtime):
         batch = t.task.batch('train', part, step.epoch).to(t.runtime.device)
+
         def loss(model):
-            with t.runtime.autocast(): outputs = call(model, batch.inputs)
-            return weighted_sum({k: v for k, (v, _) in t.task.loss_terms(outputs, batch, t.signal(batch) if t.signal else None).items()}, t.weights)[0]
-        if place := first_non_finite(t.learner, loss): found.append((place, part.tolist()))
+            with t.runtime.autocast():
+                outputs = call(model, batch.inputs)
+            return weighted_sum(
+                {
+                    k: v
+                    for k, (v, _) in t.task.loss_terms(
+                        outputs, batch, t.signal(batch) if t.signal else None
+                    ).items()
+                },
+                t.weights,
+            )[0]
+
+        if place := first_non_finite(t.learner, loss):
+            found.append((place, part.tolist()))
     found = [f for of in t.runtime.gather(found) for f in of]
     place, examples = found[0] if found else ('none when the step is done again', step.index.tolist())
     kept = f'; the checkpoint before it stays in {t.folder}' if t.folder else ''
-    raise TrainingError(f'loss or gradients are not finite at step {step.number + 1}; the first layer concerned: {place}, with training examples {", ".join(map(str, examples[:40]))}; '
-                        f'look at these, or lower learning_rate={t.config.learning_rate:g}{kept}')
+    raise TrainingError(
+        f'loss or gradients are not finite at step {step.number + 1}; the first layer concerned: {place}, with training examples {", ".join(map(str, examples[:40]))}; look at these, or lower learning_rate={t.config.learning_rate:g}{kept}'
+    )
