@@ -182,6 +182,7 @@ def kept(home): return {k: v for k, v in contents(home).items() if not k.startsw
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_through_papermill(home, tmp_path):
     "The doors are tried two at a time; each starts a kernel."
     content, told = FAULTS['label not 0/1']

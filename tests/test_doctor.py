@@ -9,6 +9,7 @@ from kdnotes import doctor as D
 from kdnotes.config import Machine, make_config
 from kdnotes.corpus import TSV_COLUMNS
 from kdnotes.diagnosis import CHECKS, RESULTS, Finding
+from kinds import one_of_each
 from notebooks import last_line, surroundings
 from ranks import launch
 from test_mutants import MUTANTS, Mutant, copy_package
@@ -80,8 +81,8 @@ def wrong(found: dict[str, Finding]) -> dict[str, str]: return {c: f'{f.result}:
 
 # ---- sound configurations ----
 
-@pytest.mark.parametrize('mode, parameters', [('full_kd', {}), ('mixed_kd', {}), ('mixed_kd', dict(signal='online')), ('full_kd', dict(signal_dtype='bf16', ranks=3)), ('parallel_baseline', {}), ('baseline', {}),
-                                              ('full_kd', dict(micro_batch_tokens=64, batch_size=20)), ('full_student', dict(student_init='hub')), ('full_kd', dict(gradient_dtype='fp16')), ('full_kd', dict(gradient_sync='every'))])
+@pytest.mark.parametrize('mode, parameters', one_of_each([('full_kd', {}), ('mixed_kd', {}), ('mixed_kd', dict(signal='online')), ('full_kd', dict(signal_dtype='bf16', ranks=3)), ('parallel_baseline', {}), ('baseline', {}),
+                                              ('full_kd', dict(micro_batch_tokens=64, batch_size=20)), ('full_student', dict(student_init='hub')), ('full_kd', dict(gradient_dtype='fp16')), ('full_kd', dict(gradient_sync='every'))], kind=lambda case: case[0] == 'baseline'))
 def test_a_sound_trainer(patient, tmp_path, mode, parameters):
     if parameters.get('student_init') == 'hub': parameters = parameters | dict(student=str(write_model(tmp_path / 'student', 'distilbert')), student_layers=None)
     found = examine(patient, tmp_path, mode=mode, **parameters)
@@ -112,7 +113,7 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
 ]
 
 
-@pytest.mark.parametrize('mutant, mode, checks, words', BROKEN, ids=[f'{m.name}, {mode}' for m, mode, *_ in BROKEN])
+@pytest.mark.parametrize('mutant, mode, checks, words', one_of_each(BROKEN), ids=[f'{m.name}, {mode}' for m, mode, *_ in BROKEN])
 def test_a_broken_trainer_is_named(patient, tmp_path, mutant, mode, checks, words):
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), mode)
     assert {c for c, f in found.items() if f.result == 'fail'} == set(checks), wrong(found)
@@ -151,6 +152,7 @@ def kdnotes(home, *arguments, package=None):
 def given(patient): return [x for k, v in patient.items() if k != 'home' for x in ('-p', f"{k}={','.join(map(str, v)) if isinstance(v, tuple) else v}")]
 
 
+@pytest.mark.exhaustive
 def test_the_command_with_every_mode(patient):
     done = kdnotes(patient['home'], 'doctor', *given(patient))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -168,6 +170,7 @@ def test_the_command_on_a_broken_trainer(patient, tmp_path):
     assert re.search(r"^wrapper +FAIL +0 of the student's", done.stdout, re.M) and re.search(r'^\d+ of \d+ checks failed', last_line(done.stdout))
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(patient, tmp_path):
     mutant = Mutant('one rank fails', 'trainer', 'counts = task.loss_counts(', "if runtime.rank: raise RuntimeError('rank one is ill')\n    counts = task.loss_counts(", '')
     done = kdnotes(patient['home'], 'doctor', '--mode', 'full_kd', *given(patient), package=copy_package(tmp_path / 'package', mutant))

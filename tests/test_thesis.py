@@ -50,6 +50,7 @@ def test_a_rebuild_is_what_is_tracked(copy):
     assert [name for name in tracked if tracked[name] != again[name]] == [], 'run `make thesis`'
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_changed_time_changes_the_text(copy):
     before, found = shown(copy), lines(copy)
     changed = next(r for r in found if r['arm'] == 'mixed_kd')
@@ -61,6 +62,7 @@ def test_a_changed_time_changes_the_text(copy):
     assert not any(key.startswith('facts.') for key in different)
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_changed_accuracy_changes_the_text_and_is_named(copy):
     "A record that no longer agrees with its units is believed by the averages and told to the reader."
     found = lines(copy)

@@ -30,26 +30,46 @@ def test_a_try_is_no_search():
     assert ignored.stdout.split() == tries
 
 
-@pytest.mark.slow
-def test_a_search_with_papermill(tmp_path):
+@pytest.fixture(scope='module')
+def searched(tmp_path_factory):
+    "The home of a search of two trials, through papermill."
+    tmp_path = tmp_path_factory.mktemp('searched')
     done = papermill(tmp_path, 'nbs/tune.ipynb', tmp_path / 'tune.ipynb', ('mode', 'full_student'), ('student_init', 'teacher_pretrained'), ('trials', 2), ('jobs', 2), ('seeds', 1), ('smoke', True))
     assert done.returncode == 0, done.stderr[-3000:]
+    return tmp_path
+
+
+def trials(home):
+    return [json.loads(line) for line in (home / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
+
+
+def last_words(home):
+    return nbformat.read(home / 'tune.ipynb', 4).cells[-1].outputs[0].text
+
+
+@pytest.mark.slow
+def test_a_search_with_papermill(searched):
+    tmp_path, records, last = searched, trials(searched), last_words(searched)
     assert {p.name.split('.')[0] for p in (tmp_path / 'thesis/data').iterdir()} == {'embedded-smoke-tuning', 'embedded-smoke-sensitivity'}
-    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
     assert {r['seed'] for r in records} == {TUNING_SEED} and len({r['tuning_id'] for r in records}) == 1 and len(records) == 2
     by_setting = {(r['settings']['learning_rate'], r['settings']['epochs']): r['metrics']['dev']['map'] for r in records}
     assert set(by_setting) == {(d['learning_rate'], d['epochs']) for d in draws(SPACES['student'], 2)}
     best = max(by_setting, key=by_setting.get)
     tuned = json.loads((tmp_path / 'thesis/data/embedded-smoke-sensitivity.records.jsonl').read_text())
     assert (tuned['seed'], tuned['tuning_id'], tuned['settings']['learning_rate'], tuned['settings']['epochs']) == (0, records[0]['tuning_id'], *best)
-    last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
     assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_search_goes_on_without_notebooks(searched):
+    tmp_path, records, last = searched, trials(searched), last_words(searched)
     asked = ('tune', '--mode', 'full_student', '--jobs', 2, '--seeds', 1, '-p', 'student_init=teacher_pretrained', '-p', 'smoke=true')
     again = command(tmp_path, *asked, '--trials', 2)
     assert again.returncode == 0 and again.stdout.endswith(last) and 'training' not in again.stdout, 'without a notebook: the same search, found done\n' + again.stderr
     wider, before = command(tmp_path, *asked, '--trials', 4), {r['run_id'] for r in records}
     assert wider.returncode == 0, wider.stderr
-    records = [json.loads(line) for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()]
+    records = trials(tmp_path)
     made = [r for r in records if r['run_id'] not in before]
     assert len(made) == 2 and {(r['machine']['jobs'], r['settings']['ranks'], r['settings']['threads_per_rank']) for r in made} == {(2, 1, 1)}
     for r in made: assert f"{r['run_id']}: dev map {r['metrics']['dev']['map']:.3f}, trained in " in wider.stdout, 'a search is not shown its test set'
