@@ -260,6 +260,7 @@ def kept(home):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_through_papermill(home, tmp_path):
     "The doors are tried two at a time; each starts a kernel."
     content, told = FAULTS['label not 0/1']

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
+from kinds import one_of_each
 from kdnotes.analysis import costs as C
 from kdnotes.analysis.costs import Cost, CostError, Sizes
 from kdnotes.analysis.intervals import Interval, mean_interval
@@ -51,8 +52,7 @@ def teacher(seed=0, **more):
 
 
 def test_every_formula_by_hand():
-    r = record()
-    made = 700 + 300 + 300
+    r, made = record(), 700 + 300 + 300
     assert C.predictions_made(r, SIZES) == made
     assert C.per_1000_examples(r) == Cost(50.0, 4_500.0)
     assert C.per_1000_predictions(r, SIZES) == Cost(
@@ -94,13 +94,13 @@ def test_a_student_that_is_not_cheaper_never_pays_back(made, why):
 
 def test_a_machine_without_energy_still_has_times():
     why = 'this machine has no RAPL counters'
-
-    def no_j(r):
-        return r | dict(
+    no_j = lambda r: (
+        r
+        | dict(
             phases={k: v | dict(device_j=None) for k, v in r['phases'].items()},
             reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in r['phases']},
         )
-
+    )
     r, t = no_j(record()), no_j(teacher())
     for cost in (
         C.training_cost(r),
@@ -148,9 +148,11 @@ def test_a_run_in_two_sittings_knows_the_energy_of_the_last_alone():
 
 
 def test_the_signal_is_paid_by_who_made_it():
-    maker = record(seed=0)
-    reader = record('mixed_kd', made=False)
-    stranger = record('full_kd', made=True) | dict(teacher_run_id='another')
+    maker, reader, stranger = (
+        record(seed=0),
+        record('mixed_kd', made=False),
+        record('full_kd', made=True) | dict(teacher_run_id='another'),
+    )
     assert C.signal_cost(maker) == Cost(10.0, 400.0) == C.signal_cost(reader, [stranger, maker])
     alone = C.signal_cost(reader, [stranger])
     assert alone.seconds == 10 and alone.joules is None and 'there already' in alone.reasons['joules']
@@ -268,34 +270,32 @@ def fieller_by_search(x, y):
     return min(inside), max(inside)
 
 
-def test_the_interval_of_a_ratio_of_means_is_fiellers():
-    rng = np.random.default_rng(0)
-    for n in (3, 5, 9):
-        x = rng.normal(10, 1, n)
-        y = rng.normal(4, 0.3, n)
-        i = C.ratio_of_means(x, y)
-        assert (
-            (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3)
-            and i.estimate == pytest.approx(x.mean() / y.mean())
-            and i.low < i.estimate < i.high
-        )
+@pytest.mark.parametrize('n', one_of_each((3, 5, 9)))
+def test_the_interval_of_a_ratio_of_means_is_fiellers(n):
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(10, 1, n), rng.normal(4, 0.3, n)
+    i = C.ratio_of_means(x, y)
+    assert (
+        (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3)
+        and i.estimate == pytest.approx(x.mean() / y.mean())
+        and i.low < i.estimate < i.high
+    )
 
 
 def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
     records = study(5)
-    # its teacher spends 550 J
     records[3] = records[3] | dict(
         phases=records[3]['phases'] | dict(evaluation=dict(seconds=2.0, device_j=560.0, cpu_s=1.0))
-    )
+    )  # its teacher spends 550 J
     found = C.payback_table(records, SIZES)
     row = found.table.loc['full_kd']
     assert (row.never_joules, row.never_seconds, found.reasons) == (1, 0, {})
     paid = [C.payback(r, t, SIZES) for t, r in zip(records[::2], records[1::2])]
-    x = np.array([p.extra.joules for p in paid])
-    y = np.array([p.saved.joules for p in paid])
+    x, y = np.array([p.extra.joules for p in paid]), np.array([p.saved.joules for p in paid])
     assert y.min() < 0 and row.joules.estimate == pytest.approx(x.mean() / y.mean()) and row.joules.n == 5
-    # worse than the four that pay back
-    assert row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * 0.9
+    assert (
+        row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * 0.9
+    )  # worse than the four that pay back
     records[3] = records[3] | dict(
         phases=records[3]['phases'] | dict(evaluation=dict(seconds=2.0, device_j=9_000.0, cpu_s=1.0))
     )

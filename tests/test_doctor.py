@@ -1,11 +1,6 @@
 "The doctor finds nothing wrong with a sound trainer, and names the fault of a broken one: mistakes put into a copy of the package, as in test_mutants.py."
 
-import json
-import os
-import re
-import string
-import subprocess
-import sys
+import json, os, re, string, subprocess, sys
 from pathlib import Path
 import numpy as np
 import pytest
@@ -15,6 +10,7 @@ from kdnotes.checks import doctor as D
 from kdnotes.core.config import Machine, make_config
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
 from kdnotes.checks.verdicts import CHECKS, RESULTS, Finding
+from kinds import one_of_each
 from notebooks import last_line, surroundings
 from ranks import launch
 from test_mutants import MUTANTS, Mutant, copy_package
@@ -126,8 +122,7 @@ def examine(
     patient: dict, folder: Path, package: Path | None = None, mode: str = 'full_kd', **parameters
 ) -> dict[str, Finding]:
     "The findings of one configuration, in real ranks."
-    home = patient['home']
-    given = {k: v for k, v in patient.items() if k != 'home'}
+    home, given = patient['home'], {k: v for k, v in patient.items() if k != 'home'}
     os.environ['KDNOTES_HOME'] = str(home)
     [job], _ = D._jobs([make_config(mode=mode, **given | parameters)], folder)
     found = launch('test_doctor:examined', job, str(home), ranks=job['ranks'], package=package)
@@ -151,18 +146,21 @@ def wrong(found: dict[str, Finding]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     'mode, parameters',
-    [
-        ('full_kd', {}),
-        ('mixed_kd', {}),
-        ('mixed_kd', dict(signal='online')),
-        ('full_kd', dict(signal_dtype='bf16', ranks=3)),
-        ('parallel_baseline', {}),
-        ('baseline', {}),
-        ('full_kd', dict(micro_batch_tokens=64, batch_size=20)),
-        ('full_student', dict(student_init='hub')),
-        ('full_kd', dict(gradient_dtype='fp16')),
-        ('full_kd', dict(gradient_sync='every')),
-    ],
+    one_of_each(
+        [
+            ('full_kd', {}),
+            ('mixed_kd', {}),
+            ('mixed_kd', dict(signal='online')),
+            ('full_kd', dict(signal_dtype='bf16', ranks=3)),
+            ('parallel_baseline', {}),
+            ('baseline', {}),
+            ('full_kd', dict(micro_batch_tokens=64, batch_size=20)),
+            ('full_student', dict(student_init='hub')),
+            ('full_kd', dict(gradient_dtype='fp16')),
+            ('full_kd', dict(gradient_sync='every')),
+        ],
+        kind=lambda case: case[0] == 'baseline',
+    ),
 )
 def test_a_sound_trainer(patient, tmp_path, mode, parameters):
     if parameters.get('student_init') == 'hub':
@@ -174,8 +172,7 @@ def test_a_sound_trainer(patient, tmp_path, mode, parameters):
         list(found) != [] and set(found) == set(CHECKS) and {f.result for f in found.values()} <= set(RESULTS)
     )
     assert not {c: w for c, w in wrong(found).items() if c != 'precision'}, 'a CPU may have no fast bf16'
-    ranks = mode not in ('baseline', 'mixed_baseline')
-    kd = mode.endswith('_kd')
+    ranks, kd = mode not in ('baseline', 'mixed_baseline'), mode.endswith('_kd')
     skipped = {c for c, f in found.items() if f.result == 'skipped'}
     assert skipped == {
         c
@@ -202,8 +199,8 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         Mutant(
             'forward past DDP',
             'train.loop',
-            'with runtime.autocast():\n                outputs = call(model, ',
-            "with runtime.autocast():\n                outputs = call(getattr(model, 'module', model), ",
+            'with runtime.autocast(): outputs = call(model, ',
+            "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ",
             '',
         ),
         'full_kd',
@@ -269,8 +266,8 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         Mutant(
             'autocast left out',
             'train.loop',
-            'with runtime.autocast():\n                outputs',
-            'with contextlib.nullcontext():\n                outputs',
+            'with runtime.autocast(): outputs',
+            'with contextlib.nullcontext(): outputs',
             '',
         ),
         'mixed_kd',
@@ -281,7 +278,7 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
 
 
 @pytest.mark.parametrize(
-    'mutant, mode, checks, words', BROKEN, ids=[f'{m.name}, {mode}' for m, mode, *_ in BROKEN]
+    'mutant, mode, checks, words', one_of_each(BROKEN), ids=[f'{m.name}, {mode}' for m, mode, *_ in BROKEN]
 )
 def test_a_broken_trainer_is_named(patient, tmp_path, mutant, mode, checks, words):
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), mode)
@@ -363,6 +360,7 @@ def given(patient):
     ]
 
 
+@pytest.mark.exhaustive
 def test_the_command_with_every_mode(patient):
     done = kdnotes(patient['home'], 'doctor', *given(patient))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -392,6 +390,7 @@ def test_the_command_on_a_broken_trainer(patient, tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(patient, tmp_path):
     mutant = Mutant(
         'one rank fails',

@@ -14,19 +14,8 @@ NOTEBOOKS = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpo
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY and p.stem != 'index']
 # room for one statement a line
-EXPORTED_LINES = 60
 MODULE_LINES = 600
 CELLS = 120
-LONGER = {  # exported cells that may be longer, and why
-    (
-        'core/01_config',
-        'RunConfig',
-    ): 'one field a line; a configuration in two classes would be harder to read',
-    (
-        'tasks/07_answer_selection',
-        'AnswerSelection',
-    ): 'the methods of the Task protocol, a few lines each; together they are the contract',
-}
 
 
 def cells(path: Path) -> list[dict]:
@@ -144,22 +133,21 @@ def test_files_the_readme_links_to_exist():
     assert targets and [t for t in targets if not (ROOT / t).exists()] == []
 
 
-@pytest.mark.parametrize('path', LIBRARY, ids=title)
-def test_a_library_notebook_is_small_enough_to_explain(path):
-    def names(source):
-        return {n.name for n in ast.parse(source).body if hasattr(n, 'name')}
+STATEMENTS = 30  # of a function, docstring and nested functions counted: more is a second idea
+LONGER = {}  # function -> its statements and why it may have them
 
-    sources = [re.sub(r'^#\|.*\n', '', s, flags=re.M) for s in exported(path)]
-    long = [
-        s
-        for s in sources
-        if len(s.splitlines()) > EXPORTED_LINES and not any((title(path), n) in LONGER for n in names(s))
-    ]
-    assert not long, f'an exported cell has two ideas when it passes {EXPORTED_LINES} lines:\n' + '\n'.join(
-        s.splitlines()[0] for s in long
-    )
-    assert len(cells(path)) <= CELLS
-    assert len(module_of(path).read_text(encoding='utf-8').splitlines()) <= MODULE_LINES
+
+def statements(function: ast.FunctionDef) -> int:
+    "The statements of a function, those inside its blocks and nested functions too."
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
+
+
+@pytest.mark.parametrize('path', LIBRARY, ids=title)
+def test_a_function_is_one_idea(path):
+    tree = ast.parse(module_of(path).read_text(encoding='utf-8'))
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    long = {f.name: statements(f) for f in functions if statements(f) > STATEMENTS and f.name not in LONGER}
+    assert not long, f'more than {STATEMENTS} statements: {long}'
 
 
 @pytest.mark.parametrize('path', LIBRARY, ids=title)

@@ -87,6 +87,7 @@ def test_a_rebuild_is_what_is_tracked(copy):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_changed_time_changes_the_text(copy):
     before = shown(copy)
     found = lines(copy)
@@ -100,6 +101,7 @@ def test_a_changed_time_changes_the_text(copy):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_changed_accuracy_changes_the_text_and_is_named(copy):
     "A record that no longer agrees with its units is believed by the averages and told to the reader."
     found = lines(copy)

@@ -1,7 +1,6 @@
 "The search as users start it; and the settings of the project are those its searches chose."
 
-import json
-import subprocess
+import json, subprocess
 import nbformat
 import numpy as np
 import pandas as pd
@@ -96,8 +95,10 @@ def test_a_try_is_no_search():
     assert ignored.stdout.split() == tries
 
 
-@pytest.mark.slow
-def test_a_search_with_papermill(tmp_path):
+@pytest.fixture(scope='module')
+def searched(tmp_path_factory):
+    "The home of a search of two trials, through papermill."
+    tmp_path = tmp_path_factory.mktemp('searched')
     done = papermill(
         tmp_path,
         'nbs/tune.ipynb',
@@ -110,14 +111,27 @@ def test_a_search_with_papermill(tmp_path):
         ('smoke', True),
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return tmp_path
+
+
+def trials(home):
+    return [
+        json.loads(line)
+        for line in (home / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()
+    ]
+
+
+def last_words(home):
+    return nbformat.read(home / 'tune.ipynb', 4).cells[-1].outputs[0].text
+
+
+@pytest.mark.slow
+def test_a_search_with_papermill(searched):
+    tmp_path, records, last = searched, trials(searched), last_words(searched)
     assert {p.name.split('.')[0] for p in (tmp_path / 'thesis/data').iterdir()} == {
         'embedded-smoke-tuning',
         'embedded-smoke-sensitivity',
     }
-    records = [
-        json.loads(line)
-        for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()
-    ]
     assert (
         {r['seed'] for r in records} == {TUNING_SEED}
         and len({r['tuning_id'] for r in records}) == 1
@@ -135,8 +149,13 @@ def test_a_search_with_papermill(tmp_path):
         tuned['settings']['learning_rate'],
         tuned['settings']['epochs'],
     ) == (0, records[0]['tuning_id'], *best)
-    last = nbformat.read(tmp_path / 'tune.ipynb', 4).cells[-1].outputs[0].text
     assert f"'learning_rate': {best[0]}" in last and records[0]['tuning_id'] in last
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_search_goes_on_without_notebooks(searched):
+    tmp_path, records, last = searched, trials(searched), last_words(searched)
     asked = (
         'tune',
         '--mode',
@@ -154,13 +173,9 @@ def test_a_search_with_papermill(tmp_path):
     assert again.returncode == 0 and again.stdout.endswith(last) and 'training' not in again.stdout, (
         'without a notebook: the same search, found done\n' + again.stderr
     )
-    wider = command(tmp_path, *asked, '--trials', 4)
-    before = {r['run_id'] for r in records}
+    wider, before = command(tmp_path, *asked, '--trials', 4), {r['run_id'] for r in records}
     assert wider.returncode == 0, wider.stderr
-    records = [
-        json.loads(line)
-        for line in (tmp_path / 'thesis/data/embedded-smoke-tuning.records.jsonl').read_text().splitlines()
-    ]
+    records = trials(tmp_path)
     made = [r for r in records if r['run_id'] not in before]
     assert len(made) == 2 and {
         (r['machine']['jobs'], r['settings']['ranks'], r['settings']['threads_per_rank']) for r in made
@@ -216,8 +231,9 @@ def test_the_distance_from_the_best_is_the_paired_t_interval_of_the_questions_th
     assert (
         from_the_best(judged, None) == [None] * 3 and judge([{}] * 3, made).from_the_best.tolist() == [''] * 3
     )
-    # not what the records hold
-    assert from_the_best(judged, units.assign(value=units['value'] + 0.1)) == [None] * 3
+    assert (
+        from_the_best(judged, units.assign(value=units['value'] + 0.1)) == [None] * 3
+    )  # not what the records hold
 
 
 @pytest.mark.parametrize(
