@@ -11,10 +11,8 @@ import numpy as np
 import pandas as pd
 from .config import CHAIN, CONTROLS, FACTOR_SETTINGS, MODES, PROCEDURES
 from .drawing import metric_name
-from kdnotes.significance import (
-    ALPHA, FACTORIAL, INTERACTIONS, MARGINS, Effect, Equivalence, Family, PValue, crossed_test,
-    effect_size, equivalence, factorial, holm, interval_test, p_words, permutation_test, seed_test,
-)
+from .significance import ALPHA, FACTORIAL, INTERACTIONS, MARGINS, Effect, Equivalence, Family, PValue, crossed_test, effect_size
+from .significance import equivalence, factorial, holm, interval_test, p_words, permutation_test, seed_test
 from .stats import Interval, bootstrap_interval, crossed_interval, mean_interval, number_texts, ratio_interval
 from .telemetry import BUSY_SHARE, is_busy
 from .timed import HARDWARE, Timed, timed
