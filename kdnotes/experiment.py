@@ -170,11 +170,12 @@ def _follow(process: subprocess.Popen, folder: RunFolder, on_row: Callable[[dict
 
 def _refuse(folder: RunFolder, log: Path, code: int) -> None:
     "Tell why a run's process ended early."
-    text = log.read_text(errors='replace')
-    if _was_stopped(folder, text, code):
+    said = folder.state() or {}
+    if _was_stopped(said, code):
         folder.write_state('interrupted', exit_code=code, reason='a signal')
         raise RunError(f'{folder.path.name} was stopped before its end; the same command {_goes_on(folder)} (all output: {log})')
-    why = _why([line.strip() for line in text.splitlines() if line.strip()])
+    lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
+    why = said['reason'] if said.get('status') == 'failed' else _why(lines)
     folder.write_state('failed', exit_code=code, reason=why)
     raise RunError(f'{folder.path.name} ended with exit code {code}: {why} (the same command {_goes_on(folder)}; all output: {log})')
 
@@ -183,14 +184,14 @@ def _goes_on(folder: RunFolder) -> str:
     saved = checkpoints(folder.path / 'checkpoints')
     return f'goes on from step {int(saved[0].name[5:])}' if saved else 'trains it again from its beginning'
 
-def _was_stopped(folder: RunFolder, text: str, code: int) -> bool:
-    "Was a rank or torchrun asked to stop, before any error?"
-    first = re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.S)
-    if (folder.state() or {}).get('status') == 'interrupted': return True  # a rank said so itself
-    return 'kdnotes: ' not in text and (code in (EXIT_STOPPED, -15) or 'SignalException' in text or bool(first and first[1] in ('75', '-15')))
+def _was_stopped(said: dict, code: int) -> bool:
+    "Was a run asked to stop, by what its ranks said in state.json, or by its exit code where they said nothing?"
+    if said.get('status') == 'running':
+        return code in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGINT)
+    return said.get('status') == 'interrupted'
 
 def _why(lines: list[str]) -> str:
-    "Our own error's sentence, else the first Python error, else the signal that ended a rank, else the last line."
+    "What to tell of ranks that left no word: our own error's sentence, else the first Python error, else the signal that ended one, else the last line."
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
     errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line) and 'ChildFailedError' not in line]
     signals = [f'{found[0]}, as when memory runs out' for line in lines if (found := re.search(r'Signal 9 \(SIGKILL\) received by PID \d+', line))]
@@ -370,7 +371,7 @@ def _identity(config: RunConfig, job: dict, corpus: Corpus, runtime, start: str,
         parallel=dict(ranks=runtime.ranks, threads_per_rank=runtime.threads, backend=runtime.backend, streams=None, graphs=None,
                       reason='the mode has one rank' if MODES[config.mode].ranks == '1' else f'{runtime.ranks} rank(s) on {runtime.device.type}'),
         seed=config.seed, teacher_seed=settings(config)['teacher_seed'], teacher_run_id=job['teacher_run_id'], corpus=corpus.name, corpus_sha256=corpus.sha256,
-        precision=runtime.dtype, precision_reason=f"{job['precision_reason']}; {runtime.math}", environment=environment(), smoke=config.smoke, tuning_id=config.tuning_id,
+        precision=runtime.dtype, widened=runtime.widened, precision_reason=f"{job['precision_reason']}; {runtime.math}", environment=environment(), smoke=config.smoke, tuning_id=config.tuning_id,
         initial=job['initial'] | dict(start_sha256=start), models=dict(profile=config.profile, teacher=config.teacher, student=config.student, attention=attention))
 
 def _write(folder: RunFolder, job: dict, config: RunConfig, corpus: Corpus, runtime, task, model, start: str, teacher_s, result, evaluation, used: list[dict], begin: float) -> None:
@@ -400,14 +401,17 @@ def main() -> None:
     folder = _folder_of(sys.argv[1])
     again = int(os.environ.get('TORCHELASTIC_RESTART_COUNT', 0))
     if again and (folder.state() or {}).get('status') in ('failed', 'interrupted'): raise SystemExit(1)  # an error of the run itself, or a stop: a restart would not help
+    def stopped(why: str):
+        if (folder.state() or {}).get('status') != 'failed':  # else this rank is stopped because another one failed
+            folder.write_state('interrupted', reason=why)
     def fail(why: str):
         folder.write_state('failed', reason=why)
         print(f'kdnotes: {why}', file=sys.stderr, flush=True)
         raise SystemExit(1)
-    STOP.install(last_words=lambda: folder.write_state('interrupted', reason='a signal before or after the training'))
+    STOP.install(last_words=lambda: stopped('a signal before or after the training'))
     try: worker(sys.argv[1])
     except Stopped as e:
-        folder.write_state('interrupted', reason=str(e))
+        stopped(str(e))
         raise SystemExit(EXIT_STOPPED) from None
     except KdnotesError as e: fail(str(e))
     except OSError as e:

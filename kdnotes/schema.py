@@ -7,11 +7,11 @@ from __future__ import annotations
 import math, sys, time
 from collections.abc import Callable
 from typing import Any
-from .config import MODES, KdnotesError
+from .config import WIDENED, MODES, KdnotesError
 
 # %% auto #0
 __all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'RecordError',
-           'of_this_schema', 'wrong', 'make_row', 'check_row', 'check_record', 'check_read']
+           'of_this_schema', 'wrong', 'make_row', 'check_row', 'check_record', 'check_read', 'widened']
 
 # %% ../nbs/38_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -146,7 +146,7 @@ _RECORD_KINDS = {key: kind for kind, keys in {
     'a whole number': ['seed', 'params_total', 'parallel.ranks'],
     'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank'],
     'a finite number or null': ['primary.value', 'energy.device_j', 'energy.mean_w', 'energy.idle_w'],
-    'true or false': ['primary.higher_is_better'],
+    'true or false': ['primary.higher_is_better', 'widened'],
     'an object': ['settings', 'initial'],
     'texts by name': ['reasons'],
     'numbers by name': ['time', 'throughput', 'memory', 'utilisation', 'amp', 'losses', 'machine', 'sampling'],
@@ -198,3 +198,10 @@ def _not_finite(value: Any, name: str = '') -> str:
     if isinstance(value, list): value = dict(enumerate(value))
     if isinstance(value, dict): return next(filter(None, (_not_finite(v, f'{name}.{k}'.lstrip('.')) for k, v in value.items())), '')
     return name if isinstance(value, float) and not math.isfinite(value) else ''
+
+# %% ../nbs/38_schema.ipynb #4d7f60b2
+def widened(
+    record: dict,  # of this schema
+) -> bool:
+    "Were a run's products in bf16 computed in fp32, as on a CPU without instructions for them?"
+    return record.get('widened', WIDENED in record['precision_reason'])

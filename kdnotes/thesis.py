@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 from .answer_selection import counts
 from .compare import commits, uncommitted
-from .config import WIDENED, KdnotesError, root
+from .config import KdnotesError, root
 from .corpus import Corpus, load_corpus, local_copy
 from .drawing import arms_of
 from .figures import Evidence, draw_evidence, evidence
 from .files import read_json, write_json
 from .gpu_check import rates_table
 from .records import records, units
+from .schema import widened
 from .significance import MARGINS
 from .squad import answer_sentences
 from .standings import aims as bench_aims, rounds
@@ -99,7 +100,7 @@ def pin(
         if not study: continue
         with evidence_alone(where): arms = arms_of(records(study))
         if not arms: raise ThesisError(f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs are exported as they end')
-        if part == 'without_bf16' and (wrong := [r['run_id'] for runs in arms.values() for r in runs if r['precision'] == 'bf16' and WIDENED not in r['precision_reason']]):
+        if part == 'without_bf16' and (wrong := [r['run_id'] for runs in arms.values() for r in runs if r['precision'] == 'bf16' and not widened(r)]):
             raise ThesisError(f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; without_bf16 is for a study of a processor that has no instructions for them")
         def name(r, runs): return str(r['seed']) if sum(x['seed'] == r['seed'] for x in runs) == 1 else f"{r['seed']} {r['run_id'].rpartition('-')[2]}"  # trials share a seed
         plan['parts'][part] = dict(study=study, runs={arm: {name(r, runs): r['run_id'] for r in runs} for arm, runs in arms.items()})

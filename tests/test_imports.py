@@ -64,7 +64,7 @@ EDGES = {
     'coverage': {'stats', 'significance'},
     'thesis_steps': {'telemetry', 'stats', 'drawing', 'significance', 'compare'},
     'thesis_values': {'config', 'telemetry', 'timed', 'tuning', 'stats', 'drawing', 'significance', 'compare', 'fidelity', 'costs', 'records', 'report', 'figures', 'thesis_steps'},
-    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'drawing', 'significance', 'compare', 'squad', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_steps', 'thesis_values'},
+    'thesis': {'config', 'files', 'corpus', 'answer_selection', 'records', 'schema', 'drawing', 'significance', 'compare', 'squad', 'standings', 'gpu_check', 'figures', 'coverage', 'thesis_steps', 'thesis_values'},
     'cli': {'config', 'files', 'plan', 'records', 'doctor', 'experiment', 'report', 'figures', 'gpu_check', 'tuning'},
 }
 

@@ -58,7 +58,7 @@ def given(record):
         parameters['precision'] = 'fp32'
     else:
         parameters |= dict(precision='mixed', amp_dtype=found['precision'])
-    return parameters | record['models']
+    return parameters | {name: record['models'][name] for name in ('profile', 'teacher', 'student')}
 
 
 def configuration_of(record, **changed):
