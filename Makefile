@@ -70,6 +70,8 @@ tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 J
 	    -p seeds '$(TUNED_SEEDS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
 test test-all test-rest check fuzz: export OMP_NUM_THREADS = 1
+# threads of one process that wait for each other leave the cores to the other process
+test test-all test-rest check fuzz: export OMP_WAIT_POLICY = passive
 # a file's tests stay together, in the order of tests/conftest.py: what they share is made once
 PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

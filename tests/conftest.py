@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop('VIRTUAL_ENV', None)  # IPython would mix in the packages of an environment named here
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that wait leave the cores to other tests
 os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get('PATH', '')])
 # absolute, for tests change the folder they run in
 if data := os.environ.get('KDNOTES_DATA'):
