@@ -251,7 +251,9 @@ def test_the_primary_metric_is_the_records():
         and 'change of test perplexity' in found.comparisons.columns
         and 'over seeds' in str(found)
     )
-    assert found.sentences and all('not tested, since 3 seed(s)' in s and 'detected' not in s for s in found.sentences)
+    assert found.sentences and all(
+        'not tested, since 3 seed(s)' in s and 'detected' not in s for s in found.sentences
+    )
 
 
 def test_arms_keep_their_look_whatever_else_is_there():
