@@ -292,8 +292,8 @@ def test_a_small_race(home, tiny):
 @pytest.mark.exhaustive
 def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
-    bench._prepared(home, common, 'embedded', True, lambda line: None)
-    job = bench._job(bench.RACE['kdnotes'], home, common, 'bf16', 6, 'embedded')
+    bench.prepare_race(home, common, 'embedded', True, lambda line: None)
+    job = bench.contestant_job(bench.RACE['kdnotes'], home, common, 'bf16', 6, 'embedded')
     jobs = dict(
         broken=job | dict(trains='nobody'), short=job | dict(steps=2), kdnotes=job | dict(split=False)
     )
@@ -312,9 +312,9 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
 @pytest.mark.exhaustive
 def test_two_ranks_and_two_apart(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
-    bench._prepared(home, common, 'embedded', True, lambda line: None)
+    bench.prepare_race(home, common, 'embedded', True, lambda line: None)
     jobs = {
-        name: bench._job(bench.ACCUMULATED[name], home, common, 'bf16', 48, 'embedded', 20.0)
+        name: bench.contestant_job(bench.ACCUMULATED[name], home, common, 'bf16', 48, 'embedded', 20.0)
         for name in ('2x1_accumulated', '2_apart')
     }
     assert {name: job['config']['batch_size'] for name, job in jobs.items()} == {

@@ -199,8 +199,8 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         Mutant(
             'forward past DDP',
             'train.loop',
-            'with runtime.autocast(): outputs = call(model, ',
-            "with runtime.autocast(): outputs = call(getattr(model, 'module', model), ",
+            'with runtime.autocast():\n                outputs = call(model, ',
+            "with runtime.autocast():\n                outputs = call(getattr(model, 'module', model), ",
             '',
         ),
         'full_kd',
@@ -266,8 +266,8 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         Mutant(
             'autocast left out',
             'train.loop',
-            'with runtime.autocast(): outputs',
-            'with contextlib.nullcontext(): outputs',
+            'with runtime.autocast():\n                outputs = call(model, ',
+            'with contextlib.nullcontext():\n                outputs = call(model, ',
             '',
         ),
         'mixed_kd',

@@ -284,7 +284,7 @@ def test_what_was_found_before_an_interruption_stays_and_models_do_not(tmp_path,
             raise KeyboardInterrupt
         (folder / 'models').mkdir()
         (folder / f'{part}.job.json').write_text('{}')
-        return dict(corpus='embedded', teachers={}, seconds=1.0)
+        return dict(task='answer_selection', corpus='embedded', teachers={}, seconds=1.0)
 
     monkeypatch.setattr(G, '_made', made)
     with pytest.raises(KeyboardInterrupt):

@@ -62,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         'ties in the order of the names',
-        'tasks.answer_selection',
+        'tasks.ranking_metrics',
         'np.lexsort((-questions.tie,',
         'np.lexsort((questions.tie,',
         'test_ranking_metrics.py::test_equal_to_trec_eval',
@@ -99,8 +99,8 @@ MUTANTS = [
     Mutant(
         'forward past DDP in call',
         'distill.models',
-        'return model(\n        **{',
-        'return unwrap(model)(\n        **{',
+        'return model(**given)',
+        'return unwrap(model)(**given)',
         equal_on_ranks,
     ),
     Mutant(
@@ -113,8 +113,8 @@ MUTANTS = [
     Mutant(
         'call drops token_type_ids',
         'distill.models',
-        '            if name in names\n        }',
-        "            if name in names and name != 'token_type_ids'\n        }",
+        'inputs.items() if name in names}',
+        "inputs.items() if name in names and name != 'token_type_ids'}",
         teacher_alone,
     ),
     Mutant(

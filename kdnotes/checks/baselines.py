@@ -14,17 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from ..core.config import RunConfig
+from ..core.config import KdnotesError, RunConfig
 from ..tasks.base import Task
 from ..distill.models import call
 from ..train.distributed import Runtime
 from ..train.loop import make_optimizer
 
 # %% auto #0
-__all__ = ['PACKAGES', 'Course', 'Training', 'examples', 'peer_loss', 'missing', 'huggingface', 'sentence_transformers',
-           'textbrewer', 'Probe']
+__all__ = ['PACKAGES', 'BaselineError', 'Course', 'Training', 'examples', 'peer_loss', 'missing', 'huggingface',
+           'sentence_transformers', 'textbrewer', 'Probe']
 
 # %% ../../nbs/checks/04_baselines.ipynb #6dfbd83e
+class BaselineError(KdnotesError):
+    "A training that another library is not set up for."
+
+
 @dataclass(frozen=True)
 class Course:
     "What a peer is given for one training."
@@ -59,6 +63,11 @@ def examples(
     rows = []
     for i in range(len(task.lengths(split))):
         batch = task.batch(split, np.array([i]))
+        if batch.labels.is_floating_point():
+            raise BaselineError(
+                f'the labels of task={task.name!r} are numbers here, and the other libraries are set up for '
+                'classes; name contestants of kdnotes alone'
+            )
         rows.append(
             {name: values[0].tolist() for name, values in batch.inputs.items()}
             | dict(labels=int(batch.labels[0]))

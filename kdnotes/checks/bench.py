@@ -66,7 +66,7 @@ from ..tasks.base import Task, TaskView
 # %% auto #0
 __all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'OTHERS', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks', 'Place',
            'train_kdnotes', 'train_peer', 'some_examples', 'make_some_signal', 'measure_products', 'prepare', 'work',
-           'Crew', 'together', 'heat', 'bench']
+           'Crew', 'together', 'heat', 'contestant_job', 'prepare_race', 'bench']
 
 # %% ../../nbs/checks/06_bench.ipynb #f24a8aa5
 class BenchError(KdnotesError):
@@ -562,8 +562,14 @@ def heat(
     return turns, failed
 
 # %% ../../nbs/checks/06_bench.ipynb #bd9a9d8e
-def _job(
-    c: Contestant, folder: Path, common: dict, dtype: str, steps: int, corpus: str, mean_tokens: float = 0.0
+def contestant_job(
+    c: Contestant,
+    folder: Path,  # with teacher, student and signal
+    common: dict,  # fields of `RunConfig` that all contestants share
+    dtype: str,  # of the matmuls: bf16 | fp16 | fp32 | auto
+    steps: int,  # of a turn, of 32 examples each
+    corpus: str,  # its resolved name
+    mean_tokens: float = 0.0,  # of the training examples, for several micro-batches a step
 ) -> dict:
     "What a contestant's workers are told."
     on = machine()
@@ -605,7 +611,13 @@ def _job(
     )
 
 
-def _prepared(folder: Path, common: dict, corpus: str, smoke: bool, say) -> dict:
+def prepare_race(
+    folder: Path,  # of the race; exists
+    common: dict,  # fields of `RunConfig` that all contestants share
+    corpus: str,  # its resolved name
+    smoke: bool,  # a few steps
+    say: Callable[[str], None],
+) -> dict:
     "The facts of a race, with its teacher, student and signal in the folder."
     kd = plan(make_config(mode='full_kd', corpus=corpus, **common))
     found = find_run_model(kd.teacher.run_id)
@@ -614,9 +626,10 @@ def _prepared(folder: Path, common: dict, corpus: str, smoke: bool, say) -> dict
         + (f'finished run {kd.teacher.run_id}' if found else 'a few steps of fine-tuning')
         + '; making its signal'
     )
-    job = _job(
-        Contestant('prepare', '', 'mixed_baseline'), folder, common, 'auto', 6 if smoke else 60, corpus
-    ) | dict(teacher_run=str(found) if found else '', layers=kd.config.student_layers)
+    teacher = Contestant('prepare', '', 'mixed_baseline')
+    steps = 6 if smoke else 60
+    job = contestant_job(teacher, folder, common, 'auto', steps, corpus)
+    job |= dict(teacher_run=str(found) if found else '', layers=kd.config.student_layers)
     crew = Crew('prepare', job)
     try:
         return crew.ask(0)[0]
@@ -632,13 +645,14 @@ def bench(
     dtype: str = 'bf16',  # bf16 | fp16 | fp32
     smoke: bool = False,  # a few steps on a few examples: its numbers mean nothing
     say: Callable[[str], None] = lambda text: None,  # told of every turn
-    **common,  # further fields of RunConfig for all: profile, teacher, student_layers, max_length
+    **common,  # further fields of RunConfig for all: task, profile, teacher, student_layers, max_length
 ) -> dict:  # settings, environment, facts, missing, turns; also in runs/bench/<time>/bench.json
     "Race the contestants."
     on = machine()
     common = common | dict(smoke=smoke)
     chosen = choose(contestants, on.device == 'cuda')
-    corpus = resolve_corpus('answer_selection', corpus)
+    # unknown fields are refused here, and a task that nobody names is the configuration's
+    corpus = resolve_corpus(make_config(**common).task, corpus)
     began = datetime.datetime.now(datetime.timezone.utc)
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
@@ -650,13 +664,14 @@ def bench(
     total = 6 if smoke else steps + 5
     turns = []
     for c in chosen.values():
-        _job(c, folder, common, dtype, total, corpus)  # refuses what cannot be run, before anything is
+        # refuses what cannot be run, before anything is
+        contestant_job(c, folder, common, dtype, total, corpus)
     folder.mkdir(parents=True)
-    facts = _prepared(folder, common, corpus, smoke, say)
+    facts = prepare_race(folder, common, corpus, smoke, say)
     # who is compared takes turns; all at once would not fit into a laptop's memory
     for group in (RACE | OTHERS, SCALING, ACCUMULATED):
         jobs = {
-            name: _job(c, folder, common, dtype, total, corpus, facts['mean_tokens'])
+            name: contestant_job(c, folder, common, dtype, total, corpus, facts['mean_tokens'])
             for name, c in chosen.items()
             if name in group and name not in absent
         }

@@ -119,6 +119,29 @@ def work(
     write_json(job['out'], json.loads(json.dumps(found), parse_constant=lambda name: None))
 
 # %% ../../nbs/checks/10_gpu_check.ipynb #f0a6916e
+def _process(
+    part: str,
+    job: dict,
+    file: Path,  # the job's
+    log,  # an open file, for what is printed to standard error
+) -> subprocess.Popen:
+    "Start a part."
+    env = dict(os.environ, TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1')
+    if job['device'] == 'cpu':
+        env['CUDA_VISIBLE_DEVICES'] = ''
+    elif part in ('minilm', 'bert'):
+        # a second GPU would make some peers use both
+        env['CUDA_VISIBLE_DEVICES'] = os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]
+    return subprocess.Popen(
+        [sys.executable, '-m', 'kdnotes.checks.gpu_check', '--job', str(file)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+    )
+
+
 def _made(
     part: str,
     job: dict,
@@ -131,21 +154,8 @@ def _made(
     begin = time.monotonic()
     late = threading.Event()
     file.write_text(json.dumps(job | dict(part=part, size=part, out=str(out))))
-    env = dict(os.environ, TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1') | (
-        {'CUDA_VISIBLE_DEVICES': ''} if job['device'] == 'cpu' else {}
-    )
-    if part in ('minilm', 'bert') and job['device'] == 'cuda':
-        # a second GPU would make some peers use both
-        env['CUDA_VISIBLE_DEVICES'] = os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]
     with open(folder / f'{part}.log', 'w') as log:
-        process = subprocess.Popen(
-            [sys.executable, '-m', 'kdnotes.checks.gpu_check', '--job', str(file)],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+        process = _process(part, job, file, log)
 
     def end():
         late.set()
@@ -179,21 +189,69 @@ def _made(
         seconds=seconds,
     )
 
+# %% ../../nbs/checks/10_gpu_check.ipynb #7be3f6c1
+def _absent(say: Callable[[str], None]) -> dict[str, str]:
+    "Packages that are useful and not installed, and what is missing without them."
+    absent = {module: what for module, what in USEFUL.items() if importlib.util.find_spec(module) is None}
+    for module, what in absent.items():
+        say(f'{module} is not installed; without it there is no: {what}')
+    return absent
+
+
+def _seconds_for(
+    parts: Sequence[str],  # this one and those still to come
+    left: float,  # seconds for all of them
+) -> float:
+    "The time a part may take; the first of two races leaves half of it to the second."
+    races = sum(part in ('minilm', 'bert') for part in parts)
+    if races == 2 and parts[0] == 'minilm':
+        left = left / 2
+    return min(LIMITS[parts[0]], left)
+
+
+def _part(
+    part: str,
+    job: dict,
+    results: dict,  # of the parts so far
+    seconds: float,  # that the part may take
+    say: Callable[[str], None],
+) -> dict:  # what it found, or its `error`
+    "Make a part, if it can be made."
+    if 'error' in results['parts'].get('machine', {}):
+        return dict(error='it needs the first part')
+    if seconds < SHORTEST:
+        minutes = results['settings']['minutes']
+        return dict(error=f'it was left out, since the {minutes:g} minutes were used up')
+    return _made(part, job | dict(seconds=seconds), Path(job['folder']), say)
+
+
+def _save(
+    results: dict,
+    folder: Path,  # the run's
+    parts: int,  # how many there are to make
+    minutes: float,  # so far
+) -> None:
+    "Write what is found: it stays, should the next part be the last."
+    from kdnotes.core.files import write_json
+
+    state = dict(failed=failures(results), complete=len(results['parts']) == parts, minutes=round(minutes, 1))
+    write_json(folder / 'gpu_check.json', results | state)
+
 # %% ../../nbs/checks/10_gpu_check.ipynb #5faa3b05
 def gpu_check(
     device: str = 'cuda',  # 'cuda', or 'cpu' for a rehearsal
     smoke: bool = False,  # tiny models and a few steps: its numbers mean nothing
     parts: Sequence[str] = ORDER,  # the first is always made
-    corpus: str = 'auto',  # auto | embedded | wikiqa | a folder | a hub id
+    corpus: str = 'auto',  # auto | embedded | a published corpus' name | a folder | a hub id
     models: str | None = None,  # a folder with all-MiniLM-L6-v2/ and bert-base-uncased/; None: data/models
     steps: int = 200,  # of a turn, of 32 examples each
     alternations: int = 3,  # rounds
     minutes: float = 9.5,  # for all parts together
     say: Callable[[str], None] = lambda line: None,  # told of everything as it comes
+    task: str | None = None,  # what is learnt; None: the configuration's default
 ) -> dict:  # settings, useful, parts; also in runs/gpu-check/<time>/gpu_check.json
     "Make all parts, one after the other."
     from kdnotes.core.config import root, runs_path
-    from kdnotes.core.files import write_json
 
     begin = time.monotonic()
     began = datetime.datetime.now(datetime.timezone.utc)
@@ -202,49 +260,31 @@ def gpu_check(
     job = dict(
         device=device,
         smoke=smoke,
+        task=task,
         corpus=corpus,
         models=str(models or root() / 'data' / 'models'),
         folder=str(folder),
         steps=steps,
         alternations=1 if smoke else alternations,
     )
-    absent = {module: what for module, what in USEFUL.items() if importlib.util.find_spec(module) is None}
-    for module, what in absent.items():
-        say(f'{module} is not installed; without it there is no: {what}')
     results = dict(
         schema=1,
         began=began.isoformat(timespec='seconds'),
         settings=dict(job, minutes=minutes),
-        absent=absent,
+        absent=_absent(say),
         parts={},
     )
     chosen = [p for p in ORDER if p in parts or p == 'machine']
     try:
         for i, part in enumerate(chosen):
-            left = 60 * minutes - (time.monotonic() - begin)
-            races = sum(p in ('minilm', 'bert') for p in chosen[i:])
-            seconds = min(LIMITS[part], left / 2 if races == 2 and part == 'minilm' else left)
-            if 'error' in results['parts'].get('machine', {}):
-                found = dict(error='it needs the first part')
-            elif seconds < SHORTEST:
-                found = dict(error=f'it was left out, since the {minutes:g} minutes were used up')
-            else:
-                found = _made(part, job | dict(seconds=seconds), folder, say)
+            seconds = _seconds_for(chosen[i:], 60 * minutes - (time.monotonic() - begin))
+            found = _part(part, job, results, seconds, say)
             results['parts'][part] = found
             if 'error' in found:
                 say(f"{part}: {found['error']}")
             elif part == 'machine':
-                job |= dict(corpus=found['corpus'], teachers=found['teachers'])
-            # what is found stays, should the next part be the last
-            write_json(
-                folder / 'gpu_check.json',
-                results
-                | dict(
-                    failed=failures(results),
-                    complete=len(results['parts']) == len(chosen),
-                    minutes=round((time.monotonic() - begin) / 60, 1),
-                ),
-            )
+                job |= {k: found[k] for k in ('task', 'corpus', 'teachers')}
+            _save(results, folder, len(chosen), (time.monotonic() - begin) / 60)
     finally:
         shutil.rmtree(folder / 'models', ignore_errors=True)
         for leftover in folder.glob('*.job.json'):
@@ -415,7 +455,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=','.join(ORDER),
         help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made",
     )
-    parser.add_argument('--corpus', default='auto', help='auto, embedded, wikiqa, a folder or a hub id')
+    parser.add_argument('--task', help='what is learnt (that of a run)')
+    parser.add_argument(
+        '--corpus', default='auto', help="auto, embedded, a published corpus' name, a folder or a hub id"
+    )
     parser.add_argument(
         '--models',
         help='a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone (data/models)',
@@ -454,6 +497,10 @@ def run(
         return refuse(
             f"these packages are missing or too old: {', '.join(absent)}; install them, or put them into a folder that PYTHONPATH names"
         )
+    from kdnotes.core.config import TASKS
+
+    if args.task not in (None, *TASKS):
+        return refuse(f"--task {args.task} is refused: the tasks are {', '.join(TASKS)}")
     parts = args.parts.split(',')
     if unknown := [p for p in parts if p not in ORDER]:
         return refuse(f"--parts names {unknown[0]!r}, which is none of {', '.join(ORDER)}")
@@ -468,15 +515,16 @@ def run(
     if args.device == 'cuda' and (why := no_gpu()):
         return refuse(why)
     results = gpu_check(
-        args.device,
-        args.smoke,
-        parts,
-        args.corpus,
-        args.models,
-        args.steps,
-        args.alternations,
-        args.minutes,
-        lambda line: print(line, flush=True),
+        device=args.device,
+        smoke=args.smoke,
+        parts=parts,
+        task=args.task,
+        corpus=args.corpus,
+        models=args.models,
+        steps=args.steps,
+        alternations=args.alternations,
+        minutes=args.minutes,
+        say=lambda line: print(line, flush=True),
     )
     print('', text(results), sep='\n')
     return 1 if failures(results) else 0

@@ -20,7 +20,16 @@ import transformers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import bench as race, baselines as peers
 from ..train import loop as tr
-from ..core.config import MODES, PROFILES, KdnotesError, RunConfig, cache_path, make_config, resolve
+from kdnotes.core.config import (
+    MODES,
+    PROFILES,
+    KdnotesError,
+    RunConfig,
+    cache_path,
+    make_config,
+    resolve,
+    task_info,
+)
 from ..tasks.sources import load_corpus, resolve_corpus
 from .doctor import doctor
 from ..experiment.launch import make_task
@@ -36,7 +45,8 @@ from ..telemetry.sampler import environment
 # %% auto #0
 __all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'finding', 'formats', 'settings', 'Size', 'random_teacher',
            'find_teacher', 'look_around', 'make_pair', 'same_numbers', 'with_a_spike', 'overflow', 'resume', 'numbers',
-           'sentence', 'examined', 'longest', 'fits', 'repeated', 'contestants', 'Race', 'take_turn', 'compete']
+           'sentence', 'examined', 'longest', 'fits', 'repeated', 'contestants', 'Race', 'take_turn', 'round_of',
+           'make_round', 'outcome', 'compete']
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #56f062ad
 ENDING = 25.0  # seconds that a part keeps for its beginning and its end
@@ -143,7 +153,7 @@ def find_teacher(
     return dict(path=str(path), weights=f'random ({why})')
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #f471ced2
-def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, gpu, corpus, teachers
+def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, gpu, task, corpus, teachers
     "What the check is made on and with."
     gpu = None
     if job['device'] == 'cuda':
@@ -166,17 +176,19 @@ def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, 
         )
     on = environment(job['device'])
     say(f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}, {on['cpu']}")
-    resolved = resolve_corpus('answer_selection', job['corpus'])
-    corpus = load_corpus('answer_selection', resolved)
+    task = make_config(**({'task': job['task']} if job['task'] else {})).task
+    resolved = resolve_corpus(task, job['corpus'])
+    corpus = load_corpus(task, resolved)
     say(f"corpus {corpus.name}: {len(corpus.splits['train'])} training examples")
 
     def texts():
-        return (row[key] for row in corpus.splits['train'] for key in ('question', 'sentence'))
+        read = task_info(task).texts
+        return (text for row in corpus.splits['train'] for text in read(row))
 
     teachers = {name: find_teacher(name, job, texts) for name in SIZES}
     for name, teacher in teachers.items():
         say(f"{name}: weights {teacher['weights']}")
-    return dict(environment=on, gpu=gpu, corpus=resolved, teachers=teachers)
+    return dict(environment=on, gpu=gpu, task=task, corpus=resolved, teachers=teachers)
 
 
 def _driver() -> str | None:
@@ -196,7 +208,12 @@ FAR = dict(fp32=3e-4, tf32=0.02, fp16=0.02, bf16=0.15)  # share of the gradient'
 
 def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
     "A resolved configuration of one rank, with a size's teacher."
-    common = dict(profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], corpus=job['corpus'])
+    common = dict(
+        task=job['task'],
+        profile=SIZES[size].profile,
+        teacher=job['teachers'][size]['path'],
+        corpus=job['corpus'],
+    )
     if job['smoke']:
         common |= dict(student_layers=(1,), threads_per_rank=1)
     return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
@@ -379,12 +396,11 @@ def resume(
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #0bdaf9c2
 def numbers(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "Everything that compares numbers."
-    device, findings, pair = (
-        torch.device(job['device']),
-        [],
-        make_pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.0),
-    )
-    checkpoints, last = Path(job['folder']) / 'checkpoints', formats(job)[-1]
+    device = torch.device(job['device'])
+    findings = []
+    pair = make_pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.0)
+    checkpoints = Path(job['folder']) / 'checkpoints'
+    last = formats(job)[-1]
     looks = {
         'gradient and losses': lambda: list(same_numbers(job, pair)),
         'overflow': lambda: [overflow(pair, device)],
@@ -410,7 +426,12 @@ def sentence(error: BaseException) -> str:
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #99b1ec54
 def examined(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "The doctor's checks."
-    given = dict(profile='laptop', teacher=job['teachers']['minilm']['path'], corpus=job['corpus'])
+    given = dict(
+        task=job['task'],
+        profile='laptop',
+        teacher=job['teachers']['minilm']['path'],
+        corpus=job['corpus'],
+    )
     if job['smoke']:
         given |= dict(student_layers=(1,), threads_per_rank=1, ranks=1)
     configs = [
@@ -595,6 +616,8 @@ class Race:
         job: dict,  # with `size`
     ):
         self.job = job
+        self.deadline = time.monotonic() + job['seconds'] - ENDING
+        self.slowest = 0.0  # seconds of a turn so far
         self.folder = Path(job['folder']) / job['size']
         self.total = 6 if job['smoke'] else job['steps'] * SIZES[job['size']].turns + 5
         self.chosen = contestants(job)
@@ -604,7 +627,8 @@ class Race:
             name: why for name, (c, *_) in self.chosen.items() if (why := peers.missing(c.trains))
         }
         self.folder.mkdir(parents=True)
-        layers, (_, best, _) = self._job('kdnotes')['config']['student_layers'], self.chosen['kdnotes']
+        layers = self._job('kdnotes')['config']['student_layers']
+        _, best, _ = self.chosen['kdnotes']
         made = race.Place(
             self._job((race.Contestant('prepare', '', 'mixed_baseline'), best, {}))
             | dict(steps=6 if job['smoke'] else 20, teacher_run='', layers=layers)
@@ -631,11 +655,17 @@ class Race:
 
     def _job(self, who: str | tuple) -> dict:
         "What bench's functions are told of a contestant."
-        (c, dtype, more), size = self.chosen[who] if isinstance(who, str) else who, self.job['size']
+        c, dtype, more = self.chosen[who] if isinstance(who, str) else who
+        size = self.job['size']
         common = dict(
-            profile=SIZES[size].profile, teacher=self.job['teachers'][size]['path'], smoke=self.job['smoke']
-        ) | (dict(student_layers=(1,)) if self.job['smoke'] else {})
-        return race._job(c, self.folder, common | more, dtype, self.total, self.job['corpus'])
+            task=self.job['task'],
+            profile=SIZES[size].profile,
+            teacher=self.job['teachers'][size]['path'],
+            smoke=self.job['smoke'],
+        )
+        if self.job['smoke']:
+            common |= dict(student_layers=(1,))
+        return race.contestant_job(c, self.folder, common | more, dtype, self.total, self.job['corpus'])
 
     def rates(self) -> dict[str, dict]:  # format -> large, layer: operations per second
         "What matrix products reach here."
@@ -660,7 +690,8 @@ def take_turn(
     split: bool = False,  # also say where the time goes
 ) -> dict:  # as of `bench.heat`, and watts, joules_per_example
     "A turn of one contestant, alone on the device."
-    place, (c, *_) = contest.places[name], contest.chosen[name]
+    place = contest.places[name]
+    c, *_ = contest.chosen[name]
     runtime = place.runtime
     set_matmul_precision(runtime.dtype)
     place.teacher.to(runtime.device if _asks(c) else 'cpu')
@@ -686,79 +717,88 @@ def take_turn(
     )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #ca7fd45b
-def compete(
-    job: dict,
+def round_of(
+    contest: Race,
+    turn: int,  # from 0; after the last round, a watched turn
+) -> list[str]:  # contestants, in the order of their turns
+    "Who takes a turn."
+    able = [name for name in contest.chosen if name not in contest.missing]
+    if turn < contest.job['alternations']:
+        return able
+    return [name for name in able if contest.chosen[name][0].split and name in ('kdnotes', 'student_alone')]
+
+
+def make_round(
+    contest: Race,
+    turn: int,
     say: Callable[[str], None],
-    # settings, facts, rates, turns, missing: what `standings` reads
-) -> dict:
-    "All rounds of one size, or as many as there is time for."
-    begin = time.monotonic()
-    contest = Race(job)
-    rates = contest.rates()
-    missing = dict(contest.missing)
-    rounds = 0
-    slowest = 0.0
-    for name, why in missing.items():
-        say(f'{name} is left out: {why}')
-    for turn in range(job['alternations'] + 1):
-        last = turn == job['alternations']
-        for name in [
-            n
-            for n in contest.chosen
-            if n not in missing
-            and (not last or contest.chosen[n][0].split and n in ('kdnotes', 'student_alone'))
-        ]:
-            now = time.monotonic()
-            if now + 1.5 * slowest - begin > job['seconds'] - ENDING:
-                break
-            try:
-                contest.turns.append(entry := take_turn(contest, name, turn, split=last))
-            except Exception as e:
-                missing[name] = sentence(e)
-                say(f'{name} is left out: {missing[name]}')
-                continue
-            slowest = max(slowest, time.monotonic() - now)
-            if not last:
-                say(
-                    f"round {turn + 1} of {job['alternations']}: {name} {entry['examples_per_s']:.0f} examples/s"
-                )
-        else:
-            rounds += not last
+) -> bool:  # was there time for all of it?
+    "A turn of each contestant; one that fails is not asked again."
+    rounds = contest.job['alternations']
+    last = turn == rounds
+    for name in round_of(contest, turn):
+        begin = time.monotonic()
+        if begin + 1.5 * contest.slowest > contest.deadline:
+            say(f'{turn} of {rounds} rounds were made whole in the time there was')
+            return False
+        try:
+            entry = take_turn(contest, name, turn, split=last)
+        except Exception as e:
+            contest.missing[name] = sentence(e)
+            say(f'{name} is left out: {contest.missing[name]}')
             continue
-        say(f"{rounds} of {job['alternations']} rounds were made whole in the time there was")
-        break
-    for place in contest.places.values():
-        shutil.rmtree(place.facts['signal'], ignore_errors=True)
-    shutil.rmtree(contest.folder)
+        contest.turns.append(entry)
+        contest.slowest = max(contest.slowest, time.monotonic() - begin)
+        if not last:
+            say(f"round {turn + 1} of {rounds}: {name} {entry['examples_per_s']:.0f} examples/s")
+    return True
+
+# %% ../../nbs/checks/08_gpu_numbers.ipynb #5d1c70ae
+def outcome(
+    contest: Race,
+    rounds: int,  # whole ones
+    rates: dict[str, dict],  # of `Race.rates`
+) -> dict:  # settings, facts, rates, turns, missing: what `standings` reads
+    "What a race gives, and whether kdnotes took part in it."
+    job = contest.job
     done = {t['contestant'] for t in contest.turns}
-    dtype = contest.places['kdnotes'].runtime.dtype
-    findings = [
-        finding(
-            'bench',
-            job['size'],
-            'kdnotes' in done,
-            f"{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds"
-            + ''.join(f'; {n}: {w}' for n, w in missing.items()),
-        )
-    ]
+    said = ''.join(f'; {name}: {why}' for name, why in contest.missing.items())
+    found = f'{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds{said}'
     return dict(
-        findings=findings,
+        findings=[finding('bench', job['size'], 'kdnotes' in done, found)],
         settings=dict(
-            dtype=dtype,
+            dtype=contest.places['kdnotes'].runtime.dtype,
             steps=contest.total - 5,
             alternations=rounds,
-            smoke=job['smoke'],
-            device=job['device'],
-            corpus=job['corpus'],
-            size=job['size'],
+            **{k: job[k] for k in ('smoke', 'device', 'task', 'corpus', 'size')},
         ),
-        about={n: c.about for n, (c, *_) in contest.chosen.items()},
+        about={name: c.about for name, (c, *_) in contest.chosen.items()},
         facts=contest.facts,
         rates=rates,
         turns=contest.turns,
-        missing=missing,
+        missing=contest.missing,
         energy_reason=contest.meter.reasons.get('joules'),
     )
+
+
+def compete(
+    job: dict,
+    say: Callable[[str], None],
+) -> dict:  # of `outcome`
+    "All rounds of one size, or as many as there is time for."
+    contest = Race(job)
+    rates = contest.rates()
+    for name, why in contest.missing.items():
+        say(f'{name} is left out: {why}')
+    rounds = 0
+    for turn in range(job['alternations'] + 1):
+        if not make_round(contest, turn, say):
+            break
+        rounds = min(turn + 1, job['alternations'])
+    for place in contest.places.values():
+        shutil.rmtree(place.facts['signal'], ignore_errors=True)
+    shutil.rmtree(contest.folder)
+    return outcome(contest, rounds, rates)
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #e54497d8
 PARTS = dict(machine=look_around, numbers=numbers, fits=fits, doctor=examined, minilm=compete, bert=compete)

@@ -32,7 +32,7 @@ from .base import Evaluation, Forward, Primary, SignalSpec, SoftTargets, TaskInf
 # %% auto #0
 __all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'DEFAULTS', 'TASK', 'make_up_ids',
            'check_rows', 'check_split', 'fingerprint', 'AnswerSelectionSettings', 'default_setting', 'two_logits',
-           'AnswerSelection', 'worst', 'make']
+           'AnswerSelection', 'worst', 'make', 'row_texts']
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #4bb50e87
 TSV_COLUMNS = dict(
@@ -499,6 +499,11 @@ def make(
     )
 
 
+def row_texts(row: dict) -> list[str]:
+    "What a model reads of a row: the question, then the candidate."
+    return [row['question'], row['sentence']]
+
+
 def _without_kd(given: dict) -> dict:
     "MarginMSE learns from a teacher's scores; RankNet does not."
     if given.get('ranking_loss') != 'margin_mse':
@@ -513,6 +518,7 @@ TASK = TaskInfo(
     corpora=CORPORA,
     default_setting=default_setting,
     unit_name='questions',
+    texts=row_texts,
     metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'},
     margins={'map': (0.05, 0.02)},
     examples=worst,

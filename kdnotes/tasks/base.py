@@ -142,6 +142,8 @@ class TaskInfo:
     unit_name: str  # what the primary metric averages over, in the plural: 'questions'
     # what people call a metric: {'map': 'MAP'}; one that is not here is called by its key
     metric_names: dict[str, str]
+    # the texts of a corpus' row that a model reads, in their order
+    texts: Callable[[dict], list[str]]
     # of each metric that can be primary: a difference that does not matter, and a stricter one
     margins: dict[str, tuple[float, float]]
     # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people

@@ -24,7 +24,7 @@ from .base import Evaluation, Forward, Primary, SignalSpec, SoftTargets, TaskInf
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'TASK', 'complete', 'check_rows', 'check_split', 'fingerprint',
            'class_names', 'check_labels', 'class_metrics', 'number_metrics', 'TextClassificationSettings',
-           'default_setting', 'TextClassification', 'worst', 'make']
+           'default_setting', 'TextClassification', 'worst', 'make', 'row_texts']
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -500,6 +500,11 @@ def make(
     return TextClassification(corpus, config.max_length, soft, config.task_settings.target, config.smoke)
 
 
+def row_texts(row: dict) -> list[str]:
+    "What a model reads of a row: its text, and a second one where there is one."
+    return [text for text in (row['text'], row['second']) if text]
+
+
 TASK = TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
@@ -507,6 +512,7 @@ TASK = TaskInfo(
     corpora=CORPORA,
     default_setting=default_setting,
     unit_name='examples',
+    texts=row_texts,
     metric_names={
         'macro_f1': 'macro F1',
         'matthews': "Matthews' correlation",
