@@ -9,7 +9,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from kdnotes.core.config import KdnotesError, Machine, make_config
-from kdnotes.experiment.launch import execute, plan, plan_study
+from kdnotes.experiment.launch import execute
+from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.distill.models import MINILM, MINILM_WHEEL, find_model, load_tokenizer
 from handmade import make_record, write_run
 from notebooks import ROOT, contents, last_line, papermill

@@ -14,7 +14,8 @@ from ranks import HERE, RankError, launch
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.core.config import make_config
-from kdnotes.experiment.launch import execute, plan
+from kdnotes.experiment.launch import execute
+from kdnotes.experiment.plan import plan
 from kdnotes.core.files import BusyError
 from kdnotes.records.store import RunFolder, lock_run, read_rows, without_repeats
 

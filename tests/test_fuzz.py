@@ -40,7 +40,7 @@ from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read
 from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.analysis.plotting import bind_figures
-from kdnotes.experiment.launch import choose_arms
+from kdnotes.experiment.plan import choose_arms
 from kdnotes.core.files import read_json
 from kdnotes.distill.models import ModelError, find_model
 from kdnotes.records.store import (

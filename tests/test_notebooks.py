@@ -18,7 +18,8 @@ from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import MODES, Machine, make_config
 from kdnotes.tasks.sources import load_corpus
-from kdnotes.experiment.launch import execute, plan
+from kdnotes.experiment.launch import execute
+from kdnotes.experiment.plan import plan
 from kdnotes.distill.models import weights_sha256
 from kdnotes.records.store import read_csv, read_rows, without_repeats
 from kdnotes.records.schema import RECORD_KEYS
@@ -542,7 +543,7 @@ def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
     own.mkdir(parents=True)
     (own / 'config.json').write_bytes((folder.parent / own.name / 'config.json').read_bytes())
     trainer = subprocess.Popen(
-        [sys.executable, '-m', 'kdnotes.experiment.launch', str(own / 'config.json')],
+        [sys.executable, '-m', 'kdnotes.experiment.worker', str(own / 'config.json')],
         env=surroundings(tmp_path),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ from kdnotes.core.config import (
     settings,
 )
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
-from kdnotes.experiment.launch import make_task, plan
+from kdnotes.experiment.plan import make_task, plan
 from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl

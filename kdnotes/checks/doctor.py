@@ -36,7 +36,9 @@ from kdnotes.core.config import (
 )
 from ..tasks.sources import load_corpus
 from .verdicts import CHECKS, Diagnosis, Finding
-from ..experiment.launch import _encoded_task, _model, _why, plan
+from ..experiment.launch import why_ended
+from ..experiment.plan import plan
+from ..experiment.worker import encoded_task, starting_model
 from ..distill.intermediate import looks_inside
 from ..distill.models import count_parameters, load_model, load_tokenizer, model_inputs
 from ..records.store import find_run_model
@@ -453,7 +455,7 @@ def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
         (*_NOT_TASK, 'max_length', 'temperature', *task_info(config.task).settings.model_fields, 'smoke'),
         lambda: load_corpus(config.task, config.corpus, config.columns),
     )
-    task = _once(shared, 'task', config, _NOT_TASK, lambda: _encoded_task(config, corpus, runtime))
+    task = _once(shared, 'task', config, _NOT_TASK, lambda: encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(case['teacher_run_id']) if case['teacher_run_id'] else None
     model = _once(
@@ -461,7 +463,7 @@ def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
         f'model {mode.network}',
         config,
         _NOT_MODEL,
-        lambda: _model(config, task, case | dict(initial=_stand_in(config, case['initial'])))[0].to(
+        lambda: starting_model(config, task, case | dict(initial=_stand_in(config, case['initial'])))[0].to(
             runtime.device
         ),
     )
@@ -615,7 +617,7 @@ def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], dead
         process.wait()
     if not process.returncode:
         return found
-    why = _why([line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()])
+    why = why_ended([line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()])
     if not found:
         raise DoctorError(
             f'the ranks ended with exit code {process.returncode} before the first check: {why}'
