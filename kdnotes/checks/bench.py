@@ -37,7 +37,7 @@ from kdnotes.core.config import (
 )
 from ..tasks.sources import load_corpus, resolve_corpus
 from ..tasks.batching import Batch
-from ..experiment.launch import make_task, plan
+from ..experiment.plan import make_task, plan
 from ..core.files import read_json, write_json
 from kdnotes.distill.models import (
     choose_layers,

@@ -32,7 +32,7 @@ from kdnotes.core.config import (
 )
 from ..tasks.sources import load_corpus, resolve_corpus
 from .doctor import doctor
-from ..experiment.launch import make_task
+from ..experiment.plan import make_task
 from ..telemetry.meters import Metered, mean_power, open_meter
 from ..distill.models import choose_layers, find_model, load_model, load_tokenizer, save_model
 from .probes import NO_LIMIT, checksums, distance, still
