@@ -180,8 +180,8 @@ MUTANTS = [
     Mutant(
         "a cache's rows by place in the batch",
         'distill.teacher_cache',
-        'rows[batch.index]',
-        'rows[:len(batch.index)]',
+        'self._arrays[name][rows]',
+        'self._arrays[name][: len(rows)]',
         cached,
     ),
     Mutant(

@@ -1,4 +1,7 @@
-"The teacher in training = the teacher alone; cached = online to the stated precision; a cache is whole or not there. On a tiny random BERT."
+"""The teacher in training is the teacher alone; cached is online to the stated precision; a cache is whole or missing.
+
+On a tiny random BERT.
+"""
 
 import copy
 import inspect
@@ -88,7 +91,10 @@ def tiny_teacher():
         )
 
 
-def close(a: dict, b: dict, bound=dict(relative=0.0, absolute=1e-5)) -> bool:
+EXACT = dict(relative=0.0, absolute=1e-5)
+
+
+def close(a: dict, b: dict, bound=EXACT) -> bool:
     return a.keys() == b.keys() and all(
         bool(((a[k] - b[k]).abs() <= bound['absolute'] + bound['relative'] * b[k].abs()).all()) for k in a
     )
@@ -410,12 +416,6 @@ def test_numbers_that_are_refused(task, tmp_path, value, dtype, message):
     assert '\n' not in str(e.value) and open_signal(tmp_path) is None
 
 
-def test_ragged_signals_are_refused(task, teacher, tmp_path):
-    task.signal_spec = {'hidden': SignalSpec((32,), ragged=True)}
-    with pytest.raises(SignalError, match='use signal=online'):
-        make_signal(task, 'train', teacher, tmp_path, KEY)
-
-
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='the system has no /dev/full to play a full disk')
 def test_a_full_disk(task, teacher, tmp_path):
     (tmp_path / 'logits.partial').symlink_to('/dev/full')
@@ -462,6 +462,158 @@ def test_a_rank_that_wrote_nothing_is_noticed(task, teacher, tmp_path):
     assert open_signal(tmp_path) is None
 
 
+# ---- one row a token, and integers ----
+
+
+class EachToken(Pairs):
+    "A number and a likeliest word for every token, a class for every pair."
+
+    signal_spec = {
+        'logits': SignalSpec((2,)),
+        'states': SignalSpec((2,), ragged=True),
+        'words': SignalSpec((), ragged=True, integer=True),
+        'classes': SignalSpec((1,), integer=True),
+    }
+    big = 2**24 + 1  # no float32
+
+    def signal(self, outputs, batch):
+        real = batch.inputs['attention_mask'].bool()
+        ids = batch.inputs['input_ids']
+        spread = outputs.logits[:, None] * ids[..., None]
+        likeliest = outputs.logits.argmax(1, keepdim=True)
+        return {
+            'logits': outputs.logits,
+            'states': spread[real],
+            'words': (ids * self.big * (1 - 2 * likeliest))[real],
+            'classes': likeliest,
+        }
+
+
+EACH = EachToken.signal_spec
+EACH_EXACT = dict(relative=0.0, absolute=1e-3)
+
+
+def same_as_online(signal, task, teacher, index, bound=EACH_EXACT) -> bool:
+    batch = task.batch('train', np.asarray(index))
+    cached = signal(batch)
+    online = online_signal(task, teacher)(batch)
+    assert {k: (v.shape, v.dtype) for k, v in cached.items()} == {
+        k: (v.shape, v.dtype) for k, v in online.items()
+    }
+    assert all(torch.equal(cached[name], online[name]) for name, spec in EACH.items() if spec.integer)
+    return close(cached, online, bound)
+
+
+ORDERS = [np.arange(41), np.arange(41)[::-1].copy(), [40, 40, 0], [5]]
+
+
+@pytest.mark.parametrize('dtype, relative', [('fp32', 1e-6), ('fp16', 2**-11), ('bf16', 2**-8)])
+def test_rows_of_tokens_and_integers_are_what_is_computed_online(teacher, tmp_path, dtype, relative):
+    task = EachToken()
+    signal = make_signal(
+        task, 'train', teacher, tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype, tokens=100
+    )
+    bound = dict(relative=relative, absolute=1e-2)
+    assert all(same_as_online(signal, task, teacher, index, bound) for index in ORDERS)
+    assert open_signal(tmp_path).meta == signal.meta
+    some = signal(task.batch('train', np.array([7, 3])))
+    n = task.lengths('train')
+    assert some['states'].shape == (n[7] + n[3], 2) and some['words'].dtype == torch.int64
+    assert some['words'].abs().max() > 2**26, 'a float32 would have rounded them'
+    assert not torch.equal(some['words'][: n[7]], some['words'][n[3] :]), 'in the order of the batch'
+
+
+def test_rows_of_tokens_go_on_after_an_interruption(teacher, tmp_path):
+    task = EachToken()
+    counted = Counted(teacher)
+    make_signal(task, 'train', counted, tmp_path / 'whole', KEY, tokens=64)
+    with pytest.raises(KeyboardInterrupt):
+        make_signal(task, 'train', Counted(teacher, fail_after=3), tmp_path / 'torn', KEY, tokens=64)
+    assert open_signal(tmp_path / 'torn') is None
+    again = Counted(teacher)
+    signal = make_signal(task, 'train', again, tmp_path / 'torn', KEY, tokens=64)
+    assert again.calls == counted.calls - 3
+    assert all(same_as_online(signal, task, teacher, index) for index in ORDERS)
+    flip(tmp_path / 'torn' / '_lengths.npy')
+    assert open_signal(tmp_path / 'torn') is None
+
+
+def test_an_interrupted_signal_of_other_numbers_is_begun_again(teacher, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        make_signal(EachToken(), 'train', Counted(teacher, fail_after=3), tmp_path, KEY, tokens=64)
+
+    class AsFloats(EachToken):
+        signal_spec = EACH | {'words': SignalSpec((), ragged=True)}
+
+    signal = make_signal(AsFloats(), 'train', teacher, tmp_path, KEY, tokens=64)
+    assert signal(signal_batch(AsFloats()))['words'].dtype == torch.float32
+
+
+def signal_batch(task):
+    return task.batch('train', task.all)
+
+
+def test_ranks_share_rows_of_tokens(tmp_path):
+    task = EachToken()
+    wait = threading.Barrier(2, timeout=60)
+    teachers = [Counted(tiny_teacher()) for _ in range(2)]
+    made = {}
+
+    def one(rank):
+        made[rank] = make_signal(
+            task, 'train', teachers[rank], tmp_path, KEY, tokens=64, rank=rank, ranks=2, barrier=wait.wait
+        )
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert all(t.calls for t in teachers)
+    assert all(same_as_online(made[rank], task, teachers[0].inner, task.all) for rank in range(2))
+
+
+def test_a_rank_that_wrote_no_integers_is_noticed(teacher, tmp_path):
+    task = EachToken()
+    task.signal_spec = {'words': EACH['words']}
+    task.signal = lambda outputs, batch: {'words': EachToken.signal(task, outputs, batch)['words']}
+    with pytest.raises(SignalError, match="lacks rows of 'words'.* a rank did not write its share"):
+        make_signal(task, 'train', teacher, tmp_path, KEY, rank=0, ranks=2)
+
+
+@pytest.mark.parametrize('value', [2**31, -(2**31)])
+def test_integers_that_do_not_fit(teacher, tmp_path, value):
+    task = EachToken()
+    task.signal_spec = {'classes': SignalSpec((), integer=True)}
+    task.signal = lambda outputs, batch: {
+        'classes': torch.where(torch.from_numpy(batch.index) == 17, value, 1)
+    }
+    with pytest.raises(SignalError, match="'classes' for example 17 of 'train' does not fit int32"):
+        make_signal(task, 'train', teacher, tmp_path, KEY)
+
+
+def test_a_number_of_a_token_that_is_not_finite_is_told_by_its_example(teacher, tmp_path):
+    task = EachToken()
+    task.signal_spec = {'states': SignalSpec((), ragged=True)}
+
+    def said(outputs, batch):
+        real = batch.inputs['attention_mask'].bool()
+        of = torch.from_numpy(batch.index)[:, None].expand(real.shape)[real]
+        return {'states': torch.where(of == 17, float('nan'), 1.0)}
+
+    task.signal = said
+    with pytest.raises(SignalError, match="'states' for example 17 of 'train' is not finite"):
+        make_signal(task, 'train', teacher, tmp_path, KEY)
+
+
+def test_a_signal_of_another_shape_than_its_specification(teacher, tmp_path):
+    task = EachToken()
+    task.signal_spec = {'states': SignalSpec((3,), ragged=True)}
+    task.signal = lambda outputs, batch: {'states': outputs.logits}
+    with pytest.raises(SignalError, match=r"the signal 'states' of 41 examples has the shape \(41, 2\)"):
+        make_signal(task, 'train', teacher, tmp_path, KEY)
+
+
 def one_process(store, rank, ranks, folder, start, said):
     "A rank of a run, in a process of its own; says how often it called the teacher."
     torch.set_num_threads(1)
@@ -487,7 +639,7 @@ def one_process(store, rank, ranks, folder, start, said):
 
 
 def test_two_runs_at_once_make_it_once(tmp_path):
-    "A run of two processes and a run of one, started together on one folder: one of them makes the signal, all read it."
+    "A run of two processes and a run of one on one folder: one of them makes the signal, all read it."
     fork = multiprocessing.get_context('fork')  # importing torch three times would take longer than the test
     said = fork.Queue()
     start = fork.Barrier(3)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from ..core.config import FIRST_TASK, KdnotesError, RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
 from ..core.files import FileError, lock, read_json, sha256_text, write_json
 from .models import call, tokenizer_sha256, weights_sha256
-from ..tasks.base import Task
+from ..tasks.base import SignalSpec, Task
 
 # %% auto #0
 __all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
@@ -30,8 +32,9 @@ class SignalError(KdnotesError):
 
 @contextlib.contextmanager
 def fp32_products() -> Iterator[None]:
-    "Products in fp32 on a GPU, whatever the training around it does: one signal serves all formats, tf32 too."
-    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, 'ieee'
+    "Matmuls in fp32 on a GPU, whatever the training around it does: one signal serves all formats, tf32 too."
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = 'ieee'
     try:
         yield
     finally:
@@ -43,14 +46,14 @@ def teacher_signal(
     task: Task,
     teacher: nn.Module,  # on the batch's device; put into eval mode, and left there
     batch: Batch,
-) -> dict[str, Tensor]:  # name -> (n, *shape) float32, no gradient
+) -> dict[str, Tensor]:  # name -> (n, *shape), ragged (tokens, *shape); float32 or int64, no gradient
     "What the teacher says about a batch, whatever surrounds the call."
     if any(module.training for module in teacher.modules()):
         teacher.eval()
+    integers = {name for name, spec in task.signal_spec.items() if spec.integer}
     with torch.autocast(batch.labels.device.type, enabled=False), fp32_products():
-        return {
-            name: value.float() for name, value in task.signal(call(teacher, batch.inputs), batch).items()
-        }
+        said = task.signal(call(teacher, batch.inputs), batch)
+        return {name: value.long() if name in integers else value.float() for name, value in said.items()}
 
 
 def online_signal(
@@ -123,6 +126,9 @@ _STORAGE = {
     'fp16': (torch.float16, np.float16, 2**-11),
     'bf16': (torch.bfloat16, np.uint16, 2**-8),
 }
+_INT32 = 'int32'  # how integers are stored
+# stands for a number that nobody has written yet: integers have no NaN
+_NO_INTEGER = -(2**31)
 
 
 def precision(
@@ -134,26 +140,36 @@ def precision(
 
 
 def _encode(
-    values: Tensor,  # float32, any device
+    values: Tensor,  # float32, or int64 for 'int32'; any device
     storage_dtype: str,
 ) -> np.ndarray:  # what goes to the disk
     "Numbers as they are stored."
-    stored = values.to(_STORAGE[storage_dtype][0]).cpu()
-    return (
-        (stored.view(torch.int16) if storage_dtype == 'bf16' else stored)
-        .numpy()
-        .view(_STORAGE[storage_dtype][1])
-    )
+    if storage_dtype == _INT32:
+        return values.clamp(_NO_INTEGER, 2**31 - 1).to(torch.int32).cpu().numpy()
+    in_torch, in_numpy, _ = _STORAGE[storage_dtype]
+    stored = values.to(in_torch).cpu()
+    if storage_dtype == 'bf16':
+        stored = stored.view(torch.int16)
+    return stored.numpy().view(in_numpy)
 
 
 def _decode(
     stored: np.ndarray,  # from the disk
     storage_dtype: str,
-) -> Tensor:  # float32, on the CPU
-    "Stored numbers as float32."
+) -> Tensor:  # float32, or int64 of 'int32'; on the CPU
+    "Stored numbers as they were given."
+    if storage_dtype == _INT32:
+        return torch.from_numpy(stored).long()
     if storage_dtype == 'bf16':
         return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(stored).float()
+
+
+def _written(
+    values: Tensor,  # of `_decode`
+) -> Tensor:  # bool, of the same shape
+    "Which numbers are an answer of the teacher, and not the mark of a missing one."
+    return values.isfinite() if values.is_floating_point() else values != _NO_INTEGER
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #5b8c6ee5
 def _checksum(
@@ -164,9 +180,12 @@ def _checksum(
     size = path.stat().st_size
     block = 1 << 20
     n = -(-size // block)
+    read = range(n)
+    if n > blocks:
+        read = sorted({i * (n - 1) // (blocks - 1) for i in range(blocks)})
     digest = hashlib.sha256(str(size).encode())
     with open(path, 'rb') as f:
-        for i in sorted({i * (n - 1) // (blocks - 1) for i in range(blocks)} if n > blocks else range(n)):
+        for i in read:
             f.seek(i * block)
             digest.update(f.read(block))
     return digest.hexdigest()
@@ -176,27 +195,53 @@ def _digest(meta: dict) -> str:
     return sha256_text(json.dumps(meta, sort_keys=True))
 
 
+_LENGTHS = '_lengths'  # the file with the rows of each example, where a signal is ragged
+
+
+def _offsets(
+    lengths: np.ndarray,  # (n,) rows of each example
+) -> np.ndarray:  # (n + 1,) int64: where its rows begin, and the end of them all
+    "Where the examples of a flat array are."
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _rows_of(
+    index: np.ndarray,  # (k,) examples
+    offsets: np.ndarray,  # of `_offsets`
+) -> np.ndarray:  # (rows,) int64
+    "The rows of some examples in a flat array, end to end in the examples' order."
+    lengths = offsets[index + 1] - offsets[index]
+    begins_at = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(offsets[index] - begins_at, lengths)
+
+
 class Signal:
     "A stored signal, called with a batch."
 
     def __init__(
         self,
         folder: Path,
-        meta: dict,  # of `meta.json`: key, key_parts, examples, teacher_s, storage_dtype, precision, arrays
+        # of `meta.json`: key, key_parts, examples, teacher_s, storage_dtype, precision, arrays; and which of
+        # the arrays are ragged and which integers
+        meta: dict,
     ):
         self.folder = folder
         self.meta = meta
-        self._arrays = {
-            name: np.load(folder / f'{name}.npy', mmap_mode='r', allow_pickle=False)
-            for name in meta['arrays']
-        }
+        self._arrays = {name: self._open(name) for name in meta['arrays'] if name != _LENGTHS}
+        self._offsets = _offsets(self._open(_LENGTHS)) if _LENGTHS in meta['arrays'] else None
+
+    def _open(self, name: str) -> np.ndarray:
+        return np.load(self.folder / f'{name}.npy', mmap_mode='r', allow_pickle=False)
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        "The rows of the batch's examples, float32, on its device."
-        return {
-            name: to_device(_decode(rows[batch.index], self.meta['storage_dtype']), batch.labels.device)
-            for name, rows in self._arrays.items()
-        }
+        "The rows of the batch's examples on its device, float32 or int64; of a ragged signal end to end."
+        return {name: to_device(self._read(name, batch.index), batch.labels.device) for name in self._arrays}
+
+    def _read(self, name: str, index: np.ndarray) -> Tensor:
+        "The rows of some examples."
+        storage_dtype = _INT32 if name in self.meta.get('integer', ()) else self.meta['storage_dtype']
+        rows = _rows_of(index, self._offsets) if name in self.meta.get('ragged', ()) else index
+        return _decode(self._arrays[name][rows], storage_dtype)
 
 
 def open_signal(
@@ -215,111 +260,208 @@ def open_signal(
         return None
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #b409d0de
+@dataclass(frozen=True)
+class _Array:
+    "How one signal lies on the disk."
+
+    shape: tuple[int, ...]  # of all rows
+    storage_dtype: str
+    ragged: bool  # one row a token instead of one an example
+
+
+def _arrays_of(
+    task: Task,
+    lengths: np.ndarray,  # (n,) tokens of each example
+    storage_dtype: str,  # of what is no integer
+) -> dict[str, _Array]:  # by signal
+    "The arrays that hold a task's signals."
+
+    def array(spec: SignalSpec) -> _Array:
+        rows = int(lengths.sum()) if spec.ragged else len(lengths)
+        return _Array((rows, *spec.shape), _INT32 if spec.integer else storage_dtype, spec.ragged)
+
+    return {name: array(spec) for name, spec in task.signal_spec.items()}
+
+
+def _rows_at_once(array: _Array) -> int:
+    "How many rows to hold in memory where a whole file is written or read: about 4 million numbers."
+    return max(1, (1 << 22) // max(1, math.prod(array.shape[1:])))
+
+
+def _missing_row(array: _Array) -> np.ndarray:
+    "A row that nobody has written yet, as it is stored."
+    if array.storage_dtype == _INT32:
+        return np.full(array.shape[1:], _NO_INTEGER, dtype=np.int32)
+    return _encode(torch.full(array.shape[1:], float('nan')), array.storage_dtype)
+
+
+def _partial(folder: Path, name: str, mode: str = 'r') -> np.ndarray:
+    "An array that is being filled."
+    return np.load(folder / f'{name}.partial', mmap_mode=mode, allow_pickle=False)
+
+
 def _begun(
     folder: Path,
     key: str,
-    shapes: dict[str, tuple[int, ...]],  # name -> (examples, *shape)
+    arrays: dict[str, _Array],
 ) -> float | None:  # seconds it took so far; None: nothing that can be gone on with
     "What an interrupted call has left of this signal."
     try:
         known = read_json(folder / 'partial.json')
-        arrays = {
-            name: np.load(folder / f'{name}.partial', mmap_mode='r', allow_pickle=False) for name in shapes
-        }
-        return (
-            float(known['seconds'])
-            if known['key'] == key and all(arrays[name].shape == shape for name, shape in shapes.items())
-            else None
-        )
+        for name, array in arrays.items():
+            left = _partial(folder, name)
+            if left.shape != array.shape or left.dtype != _missing_row(array).dtype:
+                return None
+        return float(known['seconds']) if known['key'] == key else None
     except (FileError, OSError, ValueError, KeyError, TypeError, EOFError):
         return None
+
+
+def _write_missing(path: Path, array: _Array) -> None:
+    "An array whose rows are all missing; real writes, so that a full disk is noticed now."
+    row = _missing_row(array)
+    header = dict(descr=np.lib.format.dtype_to_descr(row.dtype), fortran_order=False, shape=array.shape)
+    rows = array.shape[0]
+    at_once = _rows_at_once(array)
+    with open(path, 'wb') as f:
+        np.lib.format.write_array_header_1_0(f, header)
+        for start in range(0, rows, at_once):
+            f.write(row.tobytes() * min(at_once, rows - start))
 
 
 def _prepare(
     folder: Path,
     key: str,
-    shapes: dict[str, tuple[int, ...]],  # name -> (examples, *shape)
-    storage_dtype: str,
+    arrays: dict[str, _Array],
 ) -> float:  # seconds it took so far
-    "Arrays to be filled, those of an interrupted call or new ones: every number that is missing is NaN."
+    "Arrays to be filled, those of an interrupted call or new ones whose rows are all missing."
     (folder / 'meta.json').unlink(missing_ok=True)
-    if (seconds := _begun(folder, key, shapes)) is not None:
+    if (seconds := _begun(folder, key, arrays)) is not None:
         return seconds
     (folder / 'partial.json').unlink(missing_ok=True)
-    for name, shape in shapes.items():
-        row = _encode(torch.full(shape[1:], float('nan')), storage_dtype)
-        header = dict(descr=np.lib.format.dtype_to_descr(row.dtype), fortran_order=False, shape=shape)
-        try:
-            with open(folder / f'{name}.partial', 'wb') as f:
-                np.lib.format.write_array_header_1_0(f, header)
-                for start in range(0, shape[0], 4096):
-                    f.write(row.tobytes() * min(4096, shape[0] - start))
-        except OSError as e:
-            raise SignalError(
-                f'{folder} could not be written ({e.strerror}); free some room, or use signal=online'
-            ) from None
+    try:
+        for name, array in arrays.items():
+            _write_missing(folder / f'{name}.partial', array)
+    except OSError as e:
+        raise SignalError(
+            f'{folder} could not be written ({e.strerror}); free some room, or use signal=online'
+        ) from None
     write_json(folder / 'partial.json', dict(key=key, seconds=0.0))
     return 0.0
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #ebba8044
+@dataclass(frozen=True)
+class _Share:
+    "What one rank writes, and where."
+
+    task: Task
+    split: str
+    teacher: nn.Module  # on the device
+    folder: Path
+    arrays: dict[str, _Array]
+    batches: list[np.ndarray]  # this rank's examples
+    offsets: np.ndarray  # of the split's tokens
+    device: str
+
+    def places(self, name: str, index: np.ndarray) -> np.ndarray:
+        "Where the rows of these examples are."
+        return _rows_of(index, self.offsets) if self.arrays[name].ragged else index
+
+
 def _write_rows(
-    task: Task,
-    split: str,
-    teacher: nn.Module,
-    folder: Path,
-    batches: list[np.ndarray],  # this rank's examples
-    device: str,
-    storage_dtype: str,
+    share: _Share,
     every: Callable[[], None],  # called after each batch
 ) -> None:
     "This rank's rows, into the arrays all ranks share; those that are there stay."
-    arrays = {
-        name: np.load(folder / f'{name}.partial', mmap_mode='r+', allow_pickle=False)
-        for name in task.signal_spec
-    }
-    for index in batches:
-        if all(_decode(array[index], storage_dtype).isfinite().all() for array in arrays.values()):
+    files = {name: _partial(share.folder, name, 'r+') for name in share.arrays}
+
+    def done(name: str, index: np.ndarray) -> bool:
+        rows = files[name][share.places(name, index)]
+        return bool(_written(_decode(rows, share.arrays[name].storage_dtype)).all())
+
+    for index in share.batches:
+        if all(done(name, index) for name in files):
             continue
-        for name, values in teacher_signal(task, teacher, task.batch(split, index).to(device)).items():
-            stored = _encode(values, storage_dtype)
-            finite = _decode(stored, storage_dtype).isfinite().reshape(len(index), -1).all(1).numpy()
-            if not finite.all():
-                cause = (
-                    f'does not fit {storage_dtype}; use signal_dtype=fp32'
-                    if values.isfinite().all()
-                    else 'is not finite; train the teacher again'
-                )
-                raise SignalError(
-                    f"the teacher's {name!r} for example {index[~finite][0]} of {split!r} {cause}"
-                )
-            arrays[name][index] = stored
+        batch = share.task.batch(share.split, index).to(share.device)
+        for name, values in teacher_signal(share.task, share.teacher, batch).items():
+            files[name][share.places(name, index)] = _checked(share, name, index, values)
         every()
-    for array in arrays.values():
-        array.flush()
+    for file in files.values():
+        file.flush()
+
+
+def _checked(
+    share: _Share,
+    name: str,
+    index: np.ndarray,  # examples
+    values: Tensor,  # what the teacher said about them
+) -> np.ndarray:  # what is stored
+    "A signal as it is stored; numbers that cannot be are refused, with the example they belong to."
+    array = share.arrays[name]
+    places = share.places(name, index)
+    if values.shape != (len(places), *array.shape[1:]):
+        raise SignalError(
+            f'the signal {name!r} of {len(index)} examples has the shape {tuple(values.shape)}, and '
+            f'{(len(places), *array.shape[1:])} is what its specification says; correct the task'
+        )
+    stored = _encode(values, array.storage_dtype)
+    decoded = _decode(stored, array.storage_dtype)
+    fits = _written(decoded)
+    if array.storage_dtype == _INT32:
+        fits &= decoded == values.cpu()
+    if not fits.all():
+        first = int(fits.reshape(len(places), -1).all(1).logical_not().nonzero()[0])
+        example = (
+            np.searchsorted(share.offsets, places[first], 'right') - 1 if array.ragged else places[first]
+        )
+        cause = 'is not finite; train the teacher again'
+        if array.storage_dtype == _INT32:
+            cause = 'does not fit int32; use signal=online'
+        elif values.isfinite().all():
+            cause = f'does not fit {array.storage_dtype}; use signal_dtype=fp32'
+        raise SignalError(f"the teacher's {name!r} for example {example} of {share.split!r} {cause}")
+    return stored
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #0354f24d
+def _check_whole(folder: Path, name: str, array: _Array) -> None:
+    "Refuse an array that lacks rows."
+    file = _partial(folder, name)
+    at_once = _rows_at_once(array)
+    for start in range(0, len(file), at_once):
+        rows = _decode(file[start : start + at_once].copy(), array.storage_dtype)
+        if not _written(rows).all():
+            raise SignalError(
+                f'{folder} lacks rows of {name!r} from {start} on, since a rank did not write its share; '
+                'start the run again'
+            )
+
+
 def _finish(
     folder: Path,
-    meta: dict,  # all of it but the arrays
-    names: list[str],
+    meta: dict,  # all of it but what is known of the arrays
+    arrays: dict[str, _Array],
+    lengths: np.ndarray,  # (n,) tokens of each example
 ) -> None:
     "Check that all rows are there, and declare the signal made."
-    for name in names:
-        array = np.load(folder / f'{name}.partial', mmap_mode='r', allow_pickle=False)
-        for start in range(0, len(array), 65536):
-            if _decode(array[start : start + 65536].copy(), meta['storage_dtype']).isnan().any():
-                raise SignalError(
-                    f'{folder} lacks rows of {name!r} from {start} on, since a rank did not write its share; start the run again'
-                )
-    for name in names:
+    for name, array in arrays.items():
+        _check_whole(folder, name, array)
+    for name in arrays:
         (folder / f'{name}.partial').replace(folder / f'{name}.npy')
-    meta = meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in names})
+    files = list(arrays)
+    # left out where it is empty: signals without either are what they were
+    if ragged := [name for name, array in arrays.items() if array.ragged]:
+        np.save(folder / f'{_LENGTHS}.npy', np.asarray(lengths, dtype=np.int32))
+        files.append(_LENGTHS)
+        meta = meta | dict(ragged=ragged)
+    if integer := [name for name, array in arrays.items() if array.storage_dtype == _INT32]:
+        meta = meta | dict(integer=integer)
+    meta = meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in files})
     write_json(folder / 'meta.json', meta | dict(sha256=_digest(meta)))
     (folder / 'partial.json').unlink(missing_ok=True)
 
 
 class _Spent:
-    "The seconds a signal has taken, kept beside it every ten seconds: what is interrupted has cost something too."
+    "The seconds a signal has taken, kept beside it: an interrupted one has cost something too."
 
     def __init__(self, path: Path, key: str, before: float):
         self.path = path
@@ -337,19 +479,15 @@ class _Spent:
             write_json(self.path, dict(key=self.key, seconds=self.seconds()))
 
 
-def _check_wishes(task: Task, split: str, key_parts: dict, storage_dtype: str) -> None:
+def _check_wishes(split: str, key_parts: dict, storage_dtype: str) -> None:
     "Refuse what cannot be stored, or would be stored under a wrong name."
     if storage_dtype not in _STORAGE:
         raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
     if (key_parts['split'], key_parts['storage_dtype']) != (split, storage_dtype):
         raise ValueError(
-            f"key_parts must name split {split!r} and storage_dtype {storage_dtype!r}, got {key_parts['split']!r} and {key_parts['storage_dtype']!r}"
+            f'key_parts must name split {split!r} and storage_dtype {storage_dtype!r}, '
+            f'got {key_parts["split"]!r} and {key_parts["storage_dtype"]!r}'
         )
-    for name, spec in task.signal_spec.items():
-        if spec.ragged:
-            raise SignalError(
-                f'the signal {name!r} has one row a token, which cannot be stored yet; use signal=online'
-            )
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #941da9ca
 def make_signal(
@@ -366,54 +504,40 @@ def make_signal(
     barrier: Callable[[], None] = lambda: None,  # waits until every rank has come; needed when ranks > 1
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
-    _check_wishes(task, split, key_parts, storage_dtype)
-    folder, key, lengths = Path(folder), signal_key(**key_parts), task.lengths(split)
+    _check_wishes(split, key_parts, storage_dtype)
+    folder = Path(folder)
+    key = signal_key(**key_parts)
+    lengths = task.lengths(split)
+    arrays = _arrays_of(task, lengths, storage_dtype)
 
-    def whole():
-        return (signal := open_signal(folder)) is not None and signal.meta['key'] == key
+    def whole() -> bool:
+        signal = open_signal(folder)
+        return signal is not None and signal.meta['key'] == key
 
     with lock(folder / '.lock') if rank == 0 else contextlib.nullcontext():
-        before = (
-            _prepare(
-                folder,
-                key,
-                {name: (len(lengths), *spec.shape) for name, spec in task.signal_spec.items()},
-                storage_dtype,
-            )
-            if rank == 0 and not whole()
-            else 0.0
-        )
+        before = _prepare(folder, key, arrays) if rank == 0 and not whole() else 0.0
         barrier()  # from here on meta.json is there exactly if nothing is to be made
         made = (folder / 'meta.json').exists()
         spent = _Spent(folder / 'partial.json', key, before)
         if not made:
             batches = micro_batches(np.arange(len(lengths)), lengths, tokens, rank, ranks)
-            _write_rows(
-                task,
-                split,
-                teacher.to(device),
-                folder,
-                batches,
-                device,
-                storage_dtype,
-                spent.tell if rank == 0 else lambda: None,
+            share = _Share(
+                task, split, teacher.to(device), folder, arrays, batches, _offsets(lengths), device
             )
+            _write_rows(share, spent.tell if rank == 0 else lambda: None)
         barrier()  # all rows are written
         if rank == 0 and not made:
-            _finish(
-                folder,
-                dict(
-                    schema=SIGNAL_SCHEMA,
-                    key=key,
-                    key_parts=key_parts,
-                    examples=len(lengths),
-                    storage_dtype=storage_dtype,
-                    precision=precision(storage_dtype),
-                    ranks=ranks,
-                    teacher_s=spent.seconds(),
-                ),
-                list(task.signal_spec),
+            meta = dict(
+                schema=SIGNAL_SCHEMA,
+                key=key,
+                key_parts=key_parts,
+                examples=len(lengths),
+                storage_dtype=storage_dtype,
+                precision=precision(storage_dtype),
+                ranks=ranks,
+                teacher_s=spent.seconds(),
             )
+            _finish(folder, meta, arrays, lengths)
         barrier()  # it can be opened
     if (signal := open_signal(folder)) is None:
         raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
