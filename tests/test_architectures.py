@@ -29,7 +29,7 @@ from kdnotes.distill.models import (
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.records.store import RunFolder, find_run_model
 from kdnotes.train.distributed import Runtime
-from kdnotes.train.cpu_fast_path import shortcuts
+from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.loop import train
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,14 +213,14 @@ def test_the_fast_path_of_a_cpu_computes_the_same(kind):
     plain = gradients()
     table = next(name for name, p in model.named_parameters() if p is model.get_input_embeddings().weight)
     attention = model.config._attn_implementation
-    with shortcuts(model, task, torch.device('cpu'), 0) as short:
-        short.start(1, lambda: first.inputs['input_ids'])
+    with fast_path(model, task, torch.device('cpu'), 0) as fast_model:
+        fast_model.start(1, lambda: first.inputs['input_ids'])
         call(model, first.inputs).logits.square().sum().backward()
-        short.finish(model, lambda gradient: gradient)
+        fast_model.finish(model, lambda gradient: gradient)
         fast = {name: p.grad for name, p in model.named_parameters()}
         fast[table] = (
-            torch.zeros_like(plain[table]).index_copy(0, short._rows._used, fast[table])
-            if short._rows
+            torch.zeros_like(plain[table]).index_copy(0, fast_model._rows._used, fast[table])
+            if fast_model._rows
             else fast[table]
         )
         fast = {name: g.clone() for name, g in fast.items() if g is not None}

@@ -21,7 +21,7 @@ def dropout_config(ranks: int = RANKS):
 def trained_rank() -> dict:
     "What a rank does: train a student with dropout, and note each mask of the first step."
     from kdnotes.train import distributed as runtime
-    from kdnotes.train import cpu_fast_path as shortcuts
+    from kdnotes.train import cpu_fast_path
     from kdnotes.train import loop as trainer
 
     here = runtime.start(dropout_config())
@@ -29,7 +29,7 @@ def trained_rank() -> dict:
     start = trained_weights(student)
     losses = []
     masks = []
-    take = shortcuts.Bits.take
+    take = cpu_fast_path.Bits.take
 
     def noted(bits, n):
         numbers = take(bits, n)
@@ -40,7 +40,7 @@ def trained_rank() -> dict:
         if kind == 'step':
             losses.append(values['loss'])
 
-    shortcuts.Bits.take = noted
+    cpu_fast_path.Bits.take = noted
     trainer.train(SameWord(), student, dropout_config(), here, on_row)
     runtime.stop(here)
     return dict(start=start, weights=trained_weights(student), losses=losses, masks=masks)
@@ -56,7 +56,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     from kdnotes.tasks.batching import micro_batches
     from kdnotes.train.distributed import torch_seed
     from kdnotes.train.cpu_fast_path import Bits
-    from kdnotes.train.cpu_fast_path import Shortcuts
+    from kdnotes.train.cpu_fast_path import FastPath
     from kdnotes.train.loop import make_optimizer
     from kdnotes.train.loop import rate_factor
     from kdnotes.train.loop import schedule_steps
@@ -65,7 +65,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     task = SameWord()
     replicas = [tiny_bert(dropout=DROPOUT).train() for _ in range(RANKS)]
     own_dropout = [
-        Shortcuts(replica, None, Bits(torch_seed(config.seed, 'dropout', rank)))
+        FastPath(replica, None, Bits(torch_seed(config.seed, 'dropout', rank)))
         for rank, replica in enumerate(replicas)
     ]
     optimizers = [make_optimizer(replica, config) for replica in replicas]

@@ -13,6 +13,7 @@ from notebooks import ROOT, last_line, surroundings
 from kdnotes.checks import gpu_check as G, gpu_numbers as P, gpu_energy as W
 from kdnotes.telemetry import meters as M
 from kdnotes.train import loop as trainer
+from kdnotes.train import state as training_state
 
 CPU = torch.device('cpu')
 
@@ -80,7 +81,7 @@ def test_an_overflow_is_left_out(pair):
 
 
 def test_an_overflow_that_is_stepped_over_is_seen(pair, monkeypatch):
-    sound = trainer._update
+    sound = trainer.update_weights
 
     def careless(model, optimizer, scaler, *rest):
         for p in model.parameters():
@@ -88,7 +89,7 @@ def test_an_overflow_that_is_stepped_over_is_seen(pair, monkeypatch):
                 p.grad.nan_to_num_(0.0, 1.0, -1.0)
         return sound(model, optimizer, scaler, *rest)
 
-    monkeypatch.setattr(trainer, '_update', careless)
+    monkeypatch.setattr(trainer, 'update_weights', careless)
     assert not P.overflow(pair, CPU)['ok']
 
 
@@ -98,13 +99,13 @@ def test_a_resumed_training_ends_where_the_other_does(pair, tmp_path):
 
 
 def test_a_forgotten_moment_is_seen(pair, tmp_path, monkeypatch):
-    sound = trainer.restore_training
+    sound = training_state.restore_training
 
     def forgetful(checkpoint, model, optimizer, rank):
         sound(checkpoint, model, optimizer, rank)
         optimizer.state.clear()
 
-    monkeypatch.setattr(trainer, 'restore_training', forgetful)
+    monkeypatch.setattr(training_state, 'restore_training', forgetful)
     assert not P.resume(pair, CPU, 'fp32', tmp_path)['ok']
 
 

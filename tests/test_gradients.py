@@ -142,7 +142,7 @@ def test_of_the_trainer_between_backward_and_update(monkeypatch):
 
     def ranges(dtype):
         seen = []
-        update = trainer._update
+        update = trainer.update_weights
 
         def looked_at(model, optimizer, scaler, *rest):
             fp16 = scaler.is_enabled()
@@ -158,7 +158,7 @@ def test_of_the_trainer_between_backward_and_update(monkeypatch):
             return update(model, optimizer, scaler, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, '_update', looked_at)
+            patch.setattr(trainer, 'update_weights', looked_at)
             trainer.train(
                 SameWord(),
                 tiny_bert(),

@@ -137,12 +137,17 @@ MUTANTS = [
                 'if not found:\n            optimizer.state[p] =',
             ),
             ('begun at the first step again', 'train.loop', 'done=done)[1]', 'done=0)[1]'),
-            ("untouched rows' decay forgotten", 'train.loop', "t.short.decay = found.state['decay']", 'pass'),
+            (
+                "untouched rows' decay forgotten",
+                'train.state',
+                "t.fast_path.decay = found.state['decay']",
+                'pass',
+            ),
         )
     ),
     Mutant(
         'a step that is not finite is taken',
-        'train.loop',
+        'train.precision',
         'optimizer.found_inf =',
         '_ =',
         'test_resume.py::test_a_step_that_is_not_finite_is_not_taken',
@@ -160,7 +165,7 @@ MUTANTS = [
             (
                 'an overflow without a row',
                 'train.loop',
-                "t.row('overflow', step=step.number + 1, scale=before)",
+                "t.row('overflow', step=step.done, scale=before)",
                 'pass',
             ),
             (
@@ -201,7 +206,7 @@ MUTANTS = [
     Mutant(
         'products in fp32 on every CPU',
         'train.distributed',
-        "widened=dtype == 'bf16' and not cuda and not _cpu_has_bf16()",
+        "widened=dtype == 'bf16' and not cuda and not cpu_has_bf16()",
         "widened=dtype == 'bf16' and not cuda",
         'test_products.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
     ),

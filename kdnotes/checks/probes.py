@@ -156,7 +156,7 @@ def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
 
 @contextlib.contextmanager
 def _watch_halves(seen, device: str) -> Iterator[None]:
-    "Count host syncs inside `accumulate` and `_update`; logging between steps may wait."
+    "Count host syncs inside `accumulate` and `update_weights`; logging between steps may wait."
 
     def watched(half):
         def run(*args, **kwargs):
@@ -167,7 +167,10 @@ def _watch_halves(seen, device: str) -> Iterator[None]:
 
         return run
 
-    with _replaced(tr, 'accumulate', watched(tr.accumulate)), _replaced(tr, '_update', watched(tr._update)):
+    with (
+        _replaced(tr, 'accumulate', watched(tr.accumulate)),
+        _replaced(tr, '_update', watched(tr.update_weights)),
+    ):
         yield
 
 # %% ../../nbs/checks/02_probes.ipynb #70c18f69
@@ -384,7 +387,7 @@ def accumulation(
         if full is None:
             full = numbers
         else:
-            parts[len(tr._share(task, index, budget, here))] = distance(numbers, full)
+            parts[len(tr.rank_micro_batches(task, index, budget, here))] = distance(numbers, full)
     return parts
 
 # %% ../../nbs/checks/02_probes.ipynb #28d014f3
