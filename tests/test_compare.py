@@ -804,3 +804,43 @@ def test_a_small_difference_keeps_its_side_in_every_text(moved):
         float(x) != 0
         for x in f'{c.difference:+.3f}'.replace('[', '').replace(']', '').replace(',', '').split()
     )
+
+
+def lower_is_better(mode, value):
+    "Five runs whose primary metric is an error."
+    seeds = range(5)
+    more = dict(task='text_classification', metric='mse', higher=False)
+    return [make_record(mode, seed, value + 0.003 * seed, **more) for seed in seeds]
+
+
+def error_pair(value):
+    "Student without and with KD, and their comparison, corrected."
+    records = lower_is_better('full_student', 0.70) + lower_is_better('full_kd', value)
+    return study_comparisons(records, units_of(records).assign(metric='mse'))[0][1]
+
+
+def test_of_an_error_lower_is_better_in_words_and_margins():
+    less = error_pair(0.65)
+    assert verdict_on(less).code == 'significant' and less.difference.estimate < 0
+    assert '(better, significant' in explain(less)
+    assert sentence(less).startswith('squared error on the test set of full_kd was lower than')
+    # an improvement needs no word on how bad it may be
+    assert 'worse' not in sentence(less) and all(e.noninferior for e in less.equivalences)
+    more = error_pair(0.73)
+    assert '(worse, significant' in explain(more)
+    assert 'was higher than that of full_student' in sentence(more)
+    # the task's margins: 0.03 more is less than 0.05 and not less than 0.02
+    assert [(e.margin, e.noninferior) for e in more.equivalences] == [(0.05, True), (0.02, False)]
+    much = error_pair(0.80)
+    assert not any(e.noninferior for e in much.equivalences)
+    assert 'not worse by 0.05 or more is not shown either' in sentence(much)
+
+
+def test_margins_are_the_tasks():
+    records = [
+        make_record(mode, seed, 0.7, task='text_classification', metric='accuracy')
+        for mode in ('full_student', 'full_kd')
+        for seed in range(5)
+    ]
+    c = compare(records[:5], records[5:], units_of(records).assign(metric='accuracy'))
+    assert [e.margin for e in c.equivalences] == [0.02, 0.01] and c.unit_name == 'examples'

@@ -10,7 +10,7 @@ from kdnotes.analysis.costs import Cost, CostError, Sizes
 from kdnotes.analysis.intervals import Interval, mean_interval
 from handmade import make_record
 
-SIZES = Sizes({'dev': 300, 'test': 700}, questions=50, candidates=600)
+SIZES = Sizes({'dev': 300, 'test': 700}, metric='p_at_1', units=50, unit_examples=600)
 
 
 def record(
@@ -137,12 +137,12 @@ def test_a_record_of_the_schema_before_has_no_phases():
     assert 'does not say' in C.per_1000_examples(old).reasons['seconds']
 
 
-def test_a_run_in_two_sittings_knows_the_energy_of_the_last_alone():
+def test_a_run_in_two_sessions_knows_the_energy_of_the_last_alone():
     r = record(resumed_at=[4])
     assert (
         C.training_cost(r).seconds == 100
         and C.training_cost(r).joules is None
-        and 'several sittings' in C.training_cost(r).reasons['joules']
+        and 'several sessions' in C.training_cost(r).reasons['joules']
     )
     assert C.per_1000_predictions(r, SIZES).seconds is None
 
@@ -165,7 +165,7 @@ def test_no_right_answer_has_no_price():
         in C.per_right_answer(record(metrics={'dev': {}, 'test': {'p_at_1': 0.0}}), SIZES).reasons['seconds']
     )
     assert (
-        'no P@1'
+        'no p_at_1'
         in C.per_right_answer(record(metrics={'dev': {}, 'test': {'map': 0.7}}), SIZES).reasons['joules']
     )
 
@@ -206,11 +206,11 @@ def test_sizes_are_counted_in_the_tables():
         [('test', 'b', 'p_at_1'), ('test', 'b', 'map'), ('dev', 'a', 'p_at_1'), ('test', 'c', 'map')],
         columns=['split', 'unit', 'metric'],
     )
-    assert C.sizes_of(predictions, units) == Sizes(dict(dev=3, test=9), 1, 4)
+    assert C.sizes_of(predictions, units, 'test', 'p_at_1') == Sizes(dict(dev=3, test=9), 'p_at_1', 1, 4)
     with pytest.raises(CostError, match='take those of a run'):
-        C.sizes_of(predictions, units[units.metric == 'map'])
+        C.sizes_of(predictions, units[units.metric == 'map'], 'test', 'p_at_1')
     with pytest.raises(CostError, match='take those of one run'):
-        C.sizes_of(predictions, pd.concat([units, units]))
+        C.sizes_of(predictions, pd.concat([units, units]), 'test', 'p_at_1')
 
 
 # over seeds
@@ -313,7 +313,7 @@ def test_one_unknown_run_makes_the_arm_unknown():
     table = C.payback_table(records, SIZES)
     assert (
         table.table.loc['full_kd', 'seconds'] is None
-        and 'several sittings' in table.reasons['full_kd.seconds']
+        and 'several sessions' in table.reasons['full_kd.seconds']
     )
     assert 'a teacher is missing' in C.payback_table(study()[1:], SIZES).reasons['full_kd.joules']
 

@@ -43,7 +43,7 @@ def test_normal_data_have_the_variances_they_claim():
 
 @pytest.mark.parametrize('shift', [0.0, 0.3, -0.6])
 def test_the_truth_of_average_precision_is_exact(shift):
-    """By simulation of one seed and question at a time, which shares nothing with the formula but the cuts."""
+    """By simulation of one seed and unit at a time, which shares nothing with the formula but the cuts."""
     s = Setting('x', 0.3, 0.4, 0.5, ease=0.7, shift=shift)
     rng = np.random.default_rng(1)
     n = 400_000

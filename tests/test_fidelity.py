@@ -24,15 +24,15 @@ from kdnotes.analysis.calibration import (
 from kdnotes.analysis.intervals import StatsError, mean_interval
 
 
-def run(seed=0, questions=60, candidates=6, noise=0.3, sharp=1.0):
+def run(seed=0, units=60, candidates=6, noise=0.3, sharp=1.0):
     base = np.random.default_rng(0)
     rng = np.random.default_rng(seed + 100)
-    z = base.normal(-1, 1.5, questions * candidates)
+    z = base.normal(-1, 1.5, units * candidates)
     label = (base.random(z.size) < expit(z)).astype(int)
     return pd.DataFrame(
         dict(
             split='test',
-            unit=np.repeat([f'Q{i}' for i in range(questions)], candidates),
+            unit=np.repeat([f'Q{i}' for i in range(units)], candidates),
             item=[f'S{i:03d}' for i in range(z.size)],
             label=label,
             score=sharp * (z + noise * rng.normal(size=z.size)),
@@ -62,7 +62,7 @@ def test_ece_by_hand():
 
 @pytest.mark.parametrize('by, strategy', [('width', 'uniform'), ('mass', 'quantile')])
 def test_ece_and_bins_are_scikit_learns(by, strategy):
-    r = run(questions=100, candidates=10)  # 1,000 different probabilities: ten of equal mass hold 100 each
+    r = run(units=100, candidates=10)  # 1,000 different probabilities: ten of equal mass hold 100 each
     p = expit(r['score'].to_numpy())
     right, said = calibration_curve(r['label'], p, n_bins=10, strategy=strategy)
     bins = bin_of(p, 10, by)
@@ -79,16 +79,16 @@ def test_equal_probabilities_share_a_bin():
     ).tolist() == [9, 0]
 
 
-def test_brier_is_scikit_learns_and_its_interval_a_t_over_questions():
+def test_brier_is_scikit_learns_and_its_interval_a_t_over_units():
     runs = [run(s) for s in range(3)]
     i = brier(runs)
     assert i.estimate == pytest.approx(
         np.mean([brier_score_loss(r['label'], expit(r['score'])) for r in runs])
     ) and (i.n, i.units) == (3, 60)
-    single = brier(runs[:1])  # equally many candidates: the mean over questions
-    by_question = ((expit(runs[0]['score']) - runs[0]['label']) ** 2).groupby(runs[0]['unit']).mean()
+    single = brier(runs[:1])  # equally many candidates: the mean over units
+    by_unit = ((expit(runs[0]['score']) - runs[0]['label']) ** 2).groupby(runs[0]['unit']).mean()
     assert (single.low, single.high) == pytest.approx(
-        (mean_interval(by_question).low, mean_interval(by_question).high)
+        (mean_interval(by_unit).low, mean_interval(by_unit).high)
     ) and 'one seed' in single.method
     uneven = pd.concat([one([1.0] * 9, unit='A'), one([-2.0, 0.0], unit='B'), one([0.5], unit='C')])
     # candidates weigh equally
@@ -97,7 +97,7 @@ def test_brier_is_scikit_learns_and_its_interval_a_t_over_questions():
     )
 
 
-def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_questions():
+def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_units():
     runs = [run(s, sharp=3.0) for s in range(3)]
     i = calibration_error(runs, np.random.default_rng(0))
     assert (
@@ -110,11 +110,11 @@ def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_question
     few = calibration_error(
         [r[r['unit'].isin([f'Q{k}' for k in range(15)])] for r in runs], np.random.default_rng(0)
     )
-    assert few.se > 1.4 * i.se  # a quarter of the questions: about twice
+    assert few.se > 1.4 * i.se  # a quarter of the units: about twice
     assert 'equal width' in calibration_error(runs, np.random.default_rng(0), by='width').method
 
 
-def test_questions_are_drawn_whole():
+def test_units_are_drawn_whole():
     """A hundred copies of each candidate are no new information."""
     r = run(noise=0.0)
     copies = pd.concat([r.assign(item=r['item'] + f'-{k}') for k in range(20)])
@@ -191,7 +191,7 @@ def test_the_sides_of_the_divergence():
     )
 
 
-def test_a_question_without_an_order_has_no_rank_correlation():
+def test_a_unit_without_an_order_has_no_rank_correlation():
     both = pd.concat([one([1.0], unit='A'), one([2.0, 1.0], unit='B'), one([1.0, 1.0], unit='C')])
     assert agreement_values(both, both)['tau'].isna().tolist() == [True, False, True]
     i = agreement([both], [both])
@@ -210,8 +210,8 @@ def test_rows_find_each_other_whatever_their_order():
 
 
 def test_decisions_are_statsmodels_mcnemar():
-    student = run(1, questions=150, noise=2.0)
-    teacher = run(0, questions=150)
+    student = run(1, units=150, noise=2.0)
+    teacher = run(0, units=150)
     a = first_is_right(teacher)
     b = first_is_right(student)
     t = decision_test(student, teacher)

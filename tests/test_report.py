@@ -7,13 +7,15 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from handmade import make_record, units_of, write_run
+from handmade import make_record, write_run
 from kdnotes.analysis.compare import VERDICTS
+from kdnotes.analysis import figures as fg
 from kdnotes.analysis import report as rp
 from kdnotes.core.config import MODES, PROCEDURES, figures_path, runs_path
 from kdnotes.analysis.plotting import ORDER, arms_of, look, save_figure
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, export
+from kdnotes.tasks.sources import Corpus
 
 
 @pytest.fixture(autouse=True)
@@ -256,6 +258,24 @@ def test_the_primary_metric_is_the_records():
     )
 
 
+def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
+    modes = ('baseline', 'full_student', 'full_kd')
+    error = dict(baseline=0.5, full_student=0.7, full_kd=0.6)
+    seconds = dict(baseline=40.0, full_student=10.0, full_kd=20.0)
+    more = dict(task='text_classification', metric='mse', higher=False)
+    for mode in modes:
+        for seed in (0, 1, 2):
+            write_run(make_record(mode, seed, error[mode] + 0.003 * seed, seconds[mode] + seed, **more))
+    e = fg.evidence('made')
+    # the slowest arm has the smallest error: read as an accuracy, only the fastest would be on the front
+    assert rp.pareto_front(e.values, 'train_s', False) == ['full_student', 'full_kd', 'baseline']
+    label = rp.accuracy_figure(e.records, e.values).axes[0].get_ylabel()
+    assert label == 'squared error on test (lower is better)'
+    assert fg.effects_figure(e).axes[0].get_xlabel().endswith('(left: better)')
+    front = [s for s in rp.report('made').sentences if 'full_student -> full_kd' in s]
+    assert 'better in' not in front[0] and 'test mse -0.1' in front[0]
+
+
 def test_arms_keep_their_look_whatever_else_is_there():
     all_arms = arms_of(study(MODES))
     few = arms_of(study(('mixed_kd', 'baseline')))
@@ -295,10 +315,15 @@ def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatc
             dict(split='test', set='clean', unit=['Q3', 'Q4'], cluster='D', metric='map', value=[1 / 3, 1.0])
         ),
     )
-    monkeypatch.setattr(rp, '_texts', lambda record: {})
+    monkeypatch.setattr(rp, 'corpus_of', lambda record: None)
     worst = rp.run_worst(record, 1)
     assert worst.iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
-    monkeypatch.setattr(rp, '_texts', lambda record: {('Q3', i): ('why?', f'text {i}') for i in 'abc'})
+    rows = [
+        dict(question_id='Q3', sentence_id=i, question='why?', sentence=f'text {i}', label=int(i == 'a'))
+        for i in 'abc'
+    ]
+    corpus = Corpus('made', 'folder', 'made', {'test': rows}, '0' * 64)
+    monkeypatch.setattr(rp, 'corpus_of', lambda record: corpus)
     assert rp.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
 
 
@@ -308,7 +333,7 @@ def test_run_table_gives_reasons_for_nulls():
 
 
 def test_worst_follows_the_metrics_direction(monkeypatch):
-    monkeypatch.setattr(rp, '_texts', lambda record: {})
+    monkeypatch.setattr(rp, 'corpus_of', lambda record: None)
     for higher, unit in ((True, 'low'), (False, 'high')):
         record = make_record(higher=higher, seed=int(higher))
         folder = write_run(record)
@@ -336,11 +361,6 @@ def test_texts_come_from_the_runs_own_corpus_only():
     from kdnotes.tasks.sources import load_corpus
 
     corpus = load_corpus('answer_selection', 'embedded')
-    row = corpus.splits['test'][0]
-    assert rp._texts(make_record() | dict(corpus_sha256=corpus.sha256))[
-        row['question_id'], row['sentence_id']
-    ] == (row['question'], row['sentence'])
-    assert (
-        rp._texts(make_record()) == {}
-        and rp._texts(make_record(corpus='embedded') | dict(corpus='/nowhere')) == {}
-    )
+    assert rp.corpus_of(make_record() | dict(corpus_sha256=corpus.sha256)).splits == corpus.splits
+    assert rp.corpus_of(make_record()) is None
+    assert rp.corpus_of(make_record(corpus='embedded') | dict(corpus='/nowhere')) is None

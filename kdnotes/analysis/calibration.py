@@ -58,7 +58,7 @@ def aligned(
 
 
 def _values(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    "Scores (runs, candidates), labels, the question's number of each candidate, and how many questions there are."
+    "Scores (runs, candidates), labels, the unit's number of each candidate, and how many units there are."
     units, names = pd.factorize(table['unit'])
     return (
         table[list(range(table.shape[1] - 3))].to_numpy(float).T,
@@ -84,7 +84,7 @@ def bin_of(
 
 
 def _gaps(p: np.ndarray, label: np.ndarray, units: np.ndarray, n: int, bins: int, by: str) -> np.ndarray:
-    "Sums of probability minus label, by question and bin: (questions, bins)."
+    "Sums of probability minus label, by unit and bin: (units, bins)."
     which = bin_of(p, bins, by)
     return np.bincount(units * bins + which, p - label, n * bins).reshape(n, bins)
 
@@ -106,7 +106,7 @@ def brier(
     split: str = 'test',
     level: float = 0.95,
 ) -> Interval:
-    "Brier score over candidates, mean over seeds; crossed interval over seeds and questions."
+    "Brier score over candidates, mean over seeds; crossed interval over seeds and units."
     scores, label, units, n = _values(aligned(runs, split))
     sums = np.stack([np.bincount(units, v, n) for v in (expit(scores) - label) ** 2])
     return crossed_interval(sums * n / len(label), level)
@@ -126,15 +126,16 @@ def calibration_error(
     sizes = np.bincount(units, minlength=n)
     gaps = [_gaps(expit(s), label, units, n, bins, by) for s in scores]
 
-    def error(questions, gap):
-        return abs(questions @ gap).sum(-1) / (questions @ sizes)  # of drawn questions
+    def error(weights, gap):
+        return abs(weights @ gap).sum(-1) / (weights @ sizes)  # of drawn units
 
     estimate = float(np.mean([error(np.ones(n), g) for g in gaps]))
-    seeds, questions = draw_counts((len(scores), n), rng, n_draws)
-    se = float((sum(error(questions, g) * seeds[:, k] for k, g in enumerate(gaps)) / len(gaps)).std(ddof=1))
+    seed_draws, unit_draws = draw_counts((len(scores), n), rng, n_draws)
+    drawn = sum(error(unit_draws, g) * seed_draws[:, k] for k, g in enumerate(gaps)) / len(gaps)
+    se = float(drawn.std(ddof=1))
     half = float(ndtri((1 + level) / 2)) * se
     method = (
-        f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and questions"
+        f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and units"
         + (' (one seed tells nothing about other seeds)' if len(scores) == 1 else '')
     )
     return Interval(
@@ -155,14 +156,14 @@ def reliability(
     scores, label, units, n = _values(aligned(runs, split))
     p = expit(scores)
     which = bin_of(p.ravel(), bins, by).reshape(p.shape)
-    seeds, questions = draw_counts((len(p), n), rng, n_draws)
+    seed_draws, unit_draws = draw_counts((len(p), n), rng, n_draws)
     rows = []
     for k in np.unique(which):
         inside, right = (
             np.stack([np.bincount(units, w, n) for w in weights])
             for weights in (which == k, (which == k) * label)
         )
-        drawn = [np.einsum('ds,su,du->d', seeds, x, questions, optimize=True) for x in (inside, right)]
+        drawn = [np.einsum('ds,su,du->d', seed_draws, x, unit_draws, optimize=True) for x in (inside, right)]
         share = drawn[1][drawn[0] > 0] / drawn[0][drawn[0] > 0]
         seen = (which == k).any(0)  # in any run
         if right.sum() in (0, inside.sum()):
@@ -201,7 +202,7 @@ def agreement_values(
     split: str = 'test',
     threshold: float = 0.0,  # of the score, for decisions; 0 is a probability of one half
 ) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js, decisions
-    "Agreement of a student with its teacher, question by question."
+    "Agreement of a student with its teacher, unit by unit."
     table = aligned([student, teacher], split)
     s = expit(table[0].to_numpy(float))
     t = expit(table[1].to_numpy(float))
@@ -231,14 +232,14 @@ def agreement(
     threshold: float = 0.0,
     level: float = 0.95,
 ) -> dict[str, Interval]:  # top_1, tau, kl, js, decisions
-    "Agreement over seeds and questions."
+    "Agreement over seeds and units."
     if len(students) != len(teachers) or not students:
         raise StatsError(
             f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student its own teacher'
         )
     values = [agreement_values(s, t, split, threshold) for s, t in zip(students, teachers)]
     if any(not v.index.equals(values[0].index) for v in values):
-        raise StatsError('the seeds were not scored on the same questions; compare runs on one corpus')
+        raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
     matrices = {name: np.stack([v[name] for v in values]) for name in values[0]}
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
     return {name: crossed_interval(m, level) for name, m in matrices.items() if m.size}
@@ -247,8 +248,8 @@ def agreement(
 def first_is_right(
     run: pd.DataFrame,
     split: str = 'test',
-) -> pd.Series:  # by unit: is the first candidate a right answer; only questions with both labels
-    "Whether each question's first candidate is right."
+) -> pd.Series:  # by unit: is the first candidate a right answer; only units with both labels
+    "Whether each unit's first candidate is right."
     table = aligned([run], split)
     mixed = table.groupby('unit')['label'].transform('nunique') == 2
     return table[mixed].sort_values([0, 'item']).groupby('unit', sort=True)['label'].last().astype(bool)

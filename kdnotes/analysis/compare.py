@@ -15,11 +15,9 @@ from kdnotes.analysis.tests import (
     ALPHA,
     FACTORIAL,
     INTERACTIONS,
-    MARGINS,
     Effect,
     Equivalence,
     Family,
-    PValue,
     crossed_test,
     effect_size,
     equivalence,
@@ -43,9 +41,9 @@ from .comparable import HARDWARE, Timed, timed
 
 # %% auto #0
 __all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
-           'check_arm', 'commits', 'uncommitted', 'unit_matrix', 'Remark', 'Comparison', 'compare', 'Verdict',
-           'verdict_on', 'times_as', 'explain', 'sentence', 'difference_table', 'study_comparisons', 'corrected',
-           'chain_table', 'study_factorial']
+           'check_arm', 'commits', 'uncommitted', 'matched_pairs', 'unit_matrix', 'Remark', 'metric_differences',
+           'Comparison', 'compare', 'Verdict', 'verdict_on', 'times_as', 'explain', 'sentence', 'difference_table',
+           'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
 # %% ../../nbs/analysis/05_compare.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -219,7 +217,7 @@ def _matched(
     )
 
 
-def _pairs(
+def matched_pairs(
     a: Sequence[dict], b: Sequence[dict]
 ) -> tuple[list[tuple[dict, dict]], dict[str, tuple], str | None]:
     "Pairs sorted by seed, the seeds without a partner by arm, and why there are no pairs."
@@ -264,13 +262,13 @@ def _own_values(pairs: Sequence[tuple[dict, dict]]) -> np.ndarray:
     return np.array([b['primary']['value'] - a['primary']['value'] for a, b in pairs])
 
 
-def _differences(
+def metric_differences(
     pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None
 ) -> tuple[np.ndarray | None, list[Remark], str | None]:
     "b - a of the primary metric, (seeds, units) or (seeds,); remarks; why there is none."
     null = [r for pair in pairs for r in pair if r['primary']['value'] is None]
     why = [
-        f"the accuracy of {r['run_id']} is null: {r['reasons'].get('primary.value', 'no reason recorded')}"
+        f"the {r['primary']['metric']} of {r['run_id']} is null: {r['reasons'].get('primary.value', 'no reason recorded')}"
         for r in null
     ]
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
@@ -372,7 +370,7 @@ class Comparison:
     bootstrap: Interval | None = None  # of the difference
     effect_size: Interval | None = None  # Cohen's d_z over units of seed means
     effect_size_seeds: Interval | None = None  # Cohen's d_z over seeds of unit means
-    equivalences: tuple[Equivalence, ...] = ()  # for each of MARGINS
+    equivalences: tuple[Equivalence, ...] = ()  # for each of the task's margins
     # time key -> p of equal times, Student's t on logarithms
     p_times: dict[str, float | None] = field(default_factory=dict)
     # corrected over the same comparisons of that time
@@ -437,7 +435,7 @@ def compare(
     level: float = 0.95,  # confidence level
     times: Timed | None = None,  # whose times are used; None: chosen among these runs
     # of resamples and permutations. None: a new one from SEED, so that every comparison draws the same seeds
-    # and questions
+    # and units
     rng: np.random.Generator | None = None,
 ) -> Comparison:  # b against a
     "Pair two arms by seed and say what differs, by how much, and how sure that is."
@@ -445,14 +443,14 @@ def compare(
     left_out = {}
     none = _refusal(records_a, records_b)
     if not none:
-        pairs, left_out, none = _pairs(records_a, records_b)
+        pairs, left_out, none = matched_pairs(records_a, records_b)
     names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
     if none:
         return Comparison(*names, None, None, None, {}, (), left_out, {'comparison': none}, ())
     speedup, slow, reasons = _speedups(pairs, level, times or timed([r for pair in pairs for r in pair]))
     primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
     task = task_info(pairs[0][0]['task'])
-    d, warnings, why = _differences(pairs, units)
+    d, warnings, why = metric_differences(pairs, units)
     found = (
         {}
         if d is None
@@ -461,7 +459,7 @@ def compare(
             primary['higher_is_better'],
             level,
             rng or np.random.default_rng(SEED),
-            task.margins.get(primary['metric'], MARGINS),
+            task.margins.get(primary['metric'], ()),
         )
     )
     reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}

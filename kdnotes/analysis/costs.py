@@ -60,7 +60,7 @@ def _unknown(why: str) -> Cost:
 def _phase(record: dict, name: str) -> Cost:
     "A phase, as telemetry saw it."
     if record.get('resumed_at'):
-        return _unknown('the run was made in several sittings, and its phases are those of the last one')
+        return _unknown('the run was made in several sessions, and its phases are those of the last one')
     phase = (record.get('phases') or {}).get(name)
     if phase is None:
         return _unknown(
@@ -111,25 +111,27 @@ def signal_cost(
 class Sizes:
     "How much there is to predict."
 
-    pairs: dict[str, int]  # split -> its examples
-    questions: int  # that P@1 of the primary set is the mean over
-    candidates: int  # their examples
+    examples: dict[str, int]  # split -> its examples
+    metric: str  # whose mean over units is the share of right answers
+    units: int  # of the primary set that this metric is the mean over
+    unit_examples: int  # the examples of these units
 
 
 def sizes_of(
     predictions: pd.DataFrame,  # of one run: split, unit, ...
     units: pd.DataFrame,  # of one run: split, unit, metric, ...
-    split: str = 'test',  # the primary set
-    metric: str = 'p_at_1',
+    split: str,  # the primary set
+    metric: str,  # whose mean over units is the share of right answers
 ) -> Sizes:
     "Counted in a run's tables."
-    asked = units.loc[(units.split == split) & (units.metric == metric), 'unit']
-    if asked.empty:
+    counted = units.loc[(units.split == split) & (units.metric == metric), 'unit']
+    if counted.empty:
         raise CostError(f'the units hold no {metric!r} of {split!r}; take those of a run of this task')
-    if asked.duplicated().any():
-        raise CostError(f'the units hold {metric!r} of a question more than once; take those of one run')
-    pairs = {str(name): int(n) for name, n in predictions.split.value_counts(sort=False).items()}
-    return Sizes(pairs, len(asked), int(((predictions.split == split) & predictions.unit.isin(asked)).sum()))
+    if counted.duplicated().any():
+        raise CostError(f'the units hold {metric!r} of a unit more than once; take those of one run')
+    examples = {str(name): int(n) for name, n in predictions.split.value_counts(sort=False).items()}
+    theirs = (predictions.split == split) & predictions.unit.isin(counted)
+    return Sizes(examples, metric, len(counted), int(theirs.sum()))
 
 
 def predictions_made(
@@ -139,7 +141,8 @@ def predictions_made(
     "Examples that a run predicted in its evaluations."
     evaluated = [p for p in record.get('curve') or () if p.get('value') is not None]
     first = next((p['set'] for p in evaluated if p.get('set')), next(iter(record['metrics'])))
-    return sum(sizes.pairs[s] for s in record['metrics']) + max(0, len(evaluated) - 1) * sizes.pairs[first]
+    at_the_end = sum(sizes.examples[s] for s in record['metrics'])
+    return at_the_end + max(0, len(evaluated) - 1) * sizes.examples[first]
 
 # %% ../../nbs/analysis/07_costs.ipynb #0e4ca5ba
 def per_1000_examples(record: dict) -> Cost:
@@ -155,13 +158,13 @@ def per_1000_predictions(record: dict, sizes: Sizes) -> Cost:
 
 
 def per_right_answer(record: dict, sizes: Sizes) -> Cost:
-    "Prediction of all candidates of the primary set's questions, for each question whose first-ranked sentence is right."
-    share = record['metrics'][record['primary']['set']].get('p_at_1')
+    "Prediction of all examples of the primary set's units, for each unit that is answered right."
+    share = record['metrics'][record['primary']['set']].get(sizes.metric)
     if share is None:
-        return _unknown('the record has no P@1 of its primary set')
+        return _unknown(f'the record has no {sizes.metric} of its primary set')
     if not share:
         return _unknown('no answer is right')
-    return per_1000_predictions(record, sizes).times(sizes.candidates / 1000 / (share * sizes.questions))
+    return per_1000_predictions(record, sizes).times(sizes.unit_examples / 1000 / (share * sizes.units))
 
 # %% ../../nbs/analysis/07_costs.ipynb #623037c6
 def amortised(
@@ -283,7 +286,7 @@ def ratio_of_means(
             n,
             level,
             words,
-            reason='the mean saving of a prediction cannot be told from 0',
+            reason='the mean saving of a prediction does not differ significantly from 0',
         )
     half = np.sqrt(max(b * b - a * c, 0.0))
     return Interval(estimate, float((b - half) / a), float((b + half) / a), n, level, words, df=float(n - 1))

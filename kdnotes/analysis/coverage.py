@@ -16,8 +16,8 @@ from .intervals import StatsError, crossed_moments, draw_counts, studentised_lim
 __all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'Setting', 'draw', 'rates', 'coverage_table', 'outside']
 
 # %% ../../nbs/analysis/08_coverage.ipynb #78bdb2dc
-# of the latent ease; the value above each cut
-CUTS, VALUES = np.array([-1.4, -1.1, -0.85, -0.5, 0.15]), np.array([0.1, 0.2, 0.25, 1 / 3, 0.5, 1.0])
+CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
+VALUES = np.array([0.1, 0.2, 0.25, 1 / 3, 0.5, 1.0])  # below the first cut, and above each
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Setting:
 
     name: str
     seeds: float  # standard deviation of the effect of a seed on the difference (latent: on each arm)
-    questions: float  # of a question
-    rest: float  # of a seed with a question
+    units: float  # of a unit
+    rest: float  # of a seed with a unit
     ease: float | None = None  # of the ease that both arms share; None: normal data, without a metric
     shift: float = 0.0  # of arm b: the difference itself; latent where there is an ease
-    edge: bool = False  # a rare case, told apart from the others
+    edge: bool = False  # a rare case, reported apart from the others
 
     def truth(self) -> float:
-        "The mean difference over all seeds and questions there could be."
+        "The mean difference over all seeds and units there could be."
         if self.ease is None:
             return self.shift
-        spread = np.sqrt(self.ease**2 + self.seeds**2 + self.questions**2 + self.rest**2)
+        spread = np.sqrt(self.ease**2 + self.seeds**2 + self.units**2 + self.rest**2)
 
         def mean(shift):
             return float(VALUES[0] + np.diff(VALUES) @ ndtr((shift - CUTS) / spread))
@@ -46,7 +46,7 @@ class Setting:
 
 def draw(
     setting: Setting,
-    shape: tuple[int, int, int],  # trials, seeds, questions
+    shape: tuple[int, int, int],  # trials, seeds, units
     rng: np.random.Generator,
 ) -> np.ndarray:  # that shape: differences, b - a
     "Trials of a study."
@@ -55,7 +55,7 @@ def draw(
     def effects():
         return (
             setting.seeds * rng.normal(size=(R, S, 1))
-            + setting.questions * rng.normal(size=(R, 1, U))
+            + setting.units * rng.normal(size=(R, 1, U))
             + setting.rest * rng.normal(size=shape)
         )
 
@@ -82,26 +82,25 @@ COLUMNS = (
 def rates(
     setting: Setting,
     seeds: int,
-    questions: int,
+    units: int,
     rng: np.random.Generator,
     trials: int = 4000,
     n_draws: int = 400,  # resamples of the bootstrap; 0: no bootstrap
 ) -> dict[str, float]:  # percent
     "How often intervals cover and tests reject."
-    if seeds < 2 or questions < 2 or trials < 1:
-        raise StatsError(
-            f'{seeds} seeds, {questions} questions, {trials} trials: at least 2, 2 and 1 are needed'
-        )
+    if seeds < 2 or units < 2 or trials < 1:
+        raise StatsError(f'{seeds} seeds, {units} units, {trials} trials: at least 2, 2 and 1 are needed')
     truth = setting.truth()
     blocks = [min(BLOCK, trials - k) for k in range(0, trials, BLOCK)]
-    counted = [_block(setting, draw(setting, (n, seeds, questions), rng), rng, n_draws) for n in blocks]
+    counted = [_block(setting, draw(setting, (n, seeds, units), rng), rng, n_draws) for n in blocks]
     found = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
     return {name: found[name] for name in COLUMNS if name in found and (truth == 0 or 'covers' in name)}
 
 
 def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: int) -> dict[str, np.ndarray]:
     "Trial by trial: did it cover, did it reject."
-    (_, S, U), truth = d.shape, setting.truth()
+    _, S, U = d.shape
+    truth = setting.truth()
     mean, variance, df = crossed_moments(d)
     away = np.abs(mean - truth)
     found = {'crossed covers': away <= stdtrit(df, 0.975) * np.sqrt(variance)}
@@ -117,7 +116,7 @@ def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: i
         flip_p(d.mean(1), flips(U, rng, 999)) <= 0.05
     )
     if S >= LEAST_SEEDS:
-        found[f"seed flips {'misread' if setting.questions else 'reject'}"] = (
+        found[f"seed flips {'misread' if setting.units else 'reject'}"] = (
             flip_p(d.mean(2), flips(S, rng)) <= 0.05
         )
     return found
@@ -132,7 +131,7 @@ SETTINGS = (
     Setting('AP, seeds differ a little', 0.05, 0.35, 0.4, ease=0.9),
     Setting('AP, seeds differ', 0.15, 0.35, 0.4, ease=0.9),
     Setting('AP, b is better', 0.05, 0.35, 0.4, ease=0.9, shift=0.3),
-    Setting('questions alike', 0.03, 0.0, 0.19),
+    Setting('units alike', 0.03, 0.0, 0.19),
     Setting('edge: luck alone', 0.0, 0.0, 0.19, edge=True),
     Setting('edge: AP, arms hardly differ', 0.0, 0.0, 0.01, ease=0.9, edge=True),
 )
@@ -142,12 +141,12 @@ def coverage_table(
     rng: np.random.Generator,
     settings: Sequence[Setting] = SETTINGS,
     seeds: Sequence[int] = (3, 5, 8),
-    questions: int = 122,
+    units: int = 122,
     trials: int = 4000,
     n_draws: int = 400,
 ) -> pd.DataFrame:  # rows: setting, seeds; columns: percent, NaN where not counted
     "Coverage and false positives, setting by setting."
-    rows = {(s.name, n): rates(s, n, questions, rng, trials, n_draws) for s in settings for n in seeds}
+    rows = {(s.name, n): rates(s, n, units, rng, trials, n_draws) for s in settings for n in seeds}
     table = pd.DataFrame.from_dict(rows, orient='index').rename_axis(index=['setting', 'seeds'])
     return table[[c for c in COLUMNS if c in table]]
 

@@ -39,7 +39,6 @@ from kdnotes.analysis.report import (
     curves_figure,
     pareto_front,
     throughput_figure,
-    why_none,
 )
 from .intervals import Interval, StatsError
 from .comparable import Timed, timed

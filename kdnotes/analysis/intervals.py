@@ -12,10 +12,10 @@ from scipy.special import stdtrit
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['NOISE', 'MOST_DIGITS', 'TIE', 'StatsError', 'number_texts', 'Interval', 'mean_interval', 'mean_squares', 'Components',
-           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'paired_difference',
-           'ratio_interval', 'draw_counts', 'joint_bootstrap', 'studentised_limits', 'bootstrap_interval',
-           'compact_curve']
+__all__ = ['NOISE', 'MOST_DIGITS', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
+           'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
+           'paired_difference', 'ratio_interval', 'draw_counts', 'joint_bootstrap', 'studentised_limits',
+           'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -76,7 +76,7 @@ class Interval:
         return estimate if low is None else f'{estimate} [{low}, {high}]'
 
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
-def _numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
+def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     "Finite float64 numbers of the given dimension, or a `StatsError`."
     if not 0 < level < 1:
         raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
@@ -116,7 +116,7 @@ def mean_interval(
     level: float = 0.95,  # confidence level
 ) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
-    x = _numbers(values, 1, 'values', level)
+    x = checked_numbers(values, 1, 'values', level)
     if len(x) == 1:
         return Interval(
             float(x[0]), None, None, 1, level, 'one value', reason='one value has no spread; run more seeds'
@@ -155,7 +155,7 @@ def variance_components(
     matrix,  # (seeds, units), both >= 2
 ) -> Components:
     "Variance between seeds, between units, and of the rest, by the method of moments."
-    y = _numbers(matrix, 2, 'matrix', 0.5)
+    y = checked_numbers(matrix, 2, 'matrix', 0.5)
     S, U = y.shape
     if min(S, U) < 2:
         raise StatsError(
@@ -200,7 +200,7 @@ def crossed_interval(
     level: float = 0.95,  # confidence level
 ) -> Interval:  # of the mean over all seeds and units there could be
     "The mean's interval with seeds and units both random (Satterthwaite's t)."
-    y = _numbers(matrix, 2, 'matrix', level)
+    y = checked_numbers(matrix, 2, 'matrix', level)
     (S, U), mean = y.shape, y.mean()
     if S == U == 1:
         return Interval(
@@ -248,8 +248,8 @@ def paired_difference(
     level: float = 0.95,  # confidence level
 ) -> Interval:  # of mean(b) - mean(a)
     "b minus a, paired by seed and unit, both random."
-    a = _numbers(a, 2, 'a', level)
-    b = _numbers(b, 2, 'b', level)
+    a = checked_numbers(a, 2, 'a', level)
+    b = checked_numbers(b, 2, 'b', level)
     if a.shape != b.shape:
         raise StatsError(
             f'a and b of shapes {a.shape} and {b.shape} cannot be paired; keep the seeds and units both have'
@@ -263,8 +263,8 @@ def ratio_interval(
     level: float = 0.95,  # confidence level
 ) -> Interval:  # of a/b
     "How many times a is of b: geometric mean of the pairs' ratios, t interval on the log scale."
-    a = _numbers(times_a, 1, 'times_a', level)
-    b = _numbers(times_b, 1, 'times_b', level)
+    a = checked_numbers(times_a, 1, 'times_a', level)
+    b = checked_numbers(times_b, 1, 'times_b', level)
     if a.shape != b.shape:
         raise StatsError(f'{len(a)} and {len(b)} times cannot be paired; keep the seeds both have')
     if min(a.min(), b.min()) <= 0:
@@ -300,7 +300,7 @@ def joint_bootstrap(
     n_draws: int = 2000,
 ) -> dict[str, np.ndarray]:  # arm -> (draws,) means; draw k is of the same seeds and units in every arm
     "Means of several arms, resampled together."
-    matrices = {arm: _numbers(m, 2, f'arm {arm!r}', 0.5) for arm, m in matrices.items()}
+    matrices = {arm: checked_numbers(m, 2, f'arm {arm!r}', 0.5) for arm, m in matrices.items()}
     if len(shapes := {m.shape for m in matrices.values()}) != 1:
         raise StatsError(
             f'arms of shapes {sorted(shapes)} cannot be drawn together; keep the seeds and units all have'
@@ -358,7 +358,7 @@ def bootstrap_interval(
     level: float = 0.95,  # confidence level
 ) -> Interval:  # of the mean
     "Studentised bootstrap interval of the mean, seeds and units drawn again."
-    y = _numbers(matrix, 2, 'matrix', level)
+    y = checked_numbers(matrix, 2, 'matrix', level)
     S, U = y.shape
     if S == U == 1:
         return Interval(

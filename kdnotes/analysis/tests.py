@@ -17,19 +17,17 @@ from statsmodels.stats.multitest import multipletests
 from kdnotes.analysis.intervals import (
     Interval,
     StatsError,
-    _numbers,
+    checked_numbers,
     crossed_interval,
-    mean_interval,
     moments_of,
     number_texts,
-    variance_components,
 )
 
 # %% auto #0
-__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'MARGINS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue',
-           'interval_test', 'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'smallest_p',
-           'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'equivalence', 'power',
-           'seeds_needed', 'power_table', 'Effect', 'factorial']
+__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue', 'interval_test',
+           'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'smallest_p', 'seed_test',
+           'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'equivalence', 'power', 'seeds_needed',
+           'power_table', 'Effect', 'factorial']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def permutation_test(
     n_draws: int = 9999,  # random flips where there are too many to count
 ) -> PValue:  # statistic: the mean difference
     "Paired permutation test over units, on the means over seeds."
-    y = _numbers(matrix, 2, 'matrix', 0.5)
+    y = checked_numbers(matrix, 2, 'matrix', 0.5)
     x = y.mean(0)
     signs = flips(int((x != 0).sum()), rng, n_draws)
     return PValue(
@@ -160,7 +158,7 @@ def seed_test(
     n_draws: int = 9999,
 ) -> PValue:  # statistic: the mean
     "Flips of the seeds' signs: units fixed, seeds random; refused below 8 seeds."
-    x = _numbers(values, 1, 'values', 0.5)
+    x = checked_numbers(values, 1, 'values', 0.5)
     method = 'paired permutation over seeds; these units only'
     if len(x) < LEAST_SEEDS:
         return PValue(
@@ -224,7 +222,7 @@ def effect_size(
     level: float = 0.95,
 ) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
-    x = _numbers(values, 1, 'values', level)
+    x = checked_numbers(values, 1, 'values', level)
     n = len(x)
     words = "Cohen's d_z, noncentral t"
     if n < 2:
@@ -268,10 +266,6 @@ def _nct_cdf(t: float, df: float, nc: float) -> float:
     )
 
 # %% ../../nbs/analysis/02_tests.ipynb #d1403ca5
-# of the primary metric; the first is the study's, the second is reported with its power
-MARGINS = (0.05, 0.02)
-
-
 @dataclass(frozen=True)
 class Equivalence:
     "Is b as good as a, within a margin? One-sided t tests at 5 %."
@@ -358,7 +352,7 @@ def power(
     expected = np.array([units * s + e, seeds * u + e, e])
     sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
     square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
-    reach = stdtrit(its_df, (1 + level) / 2) * np.sqrt(square)  # a mean further from 0 is told
+    reach = stdtrit(its_df, (1 + level) / 2) * np.sqrt(square)  # a mean further from 0 is significant
     return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
 
 
@@ -441,7 +435,7 @@ def factorial(
         if missing := [arm for arm in weights if arm not in matrices]:
             found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}"))
             continue
-        matrix = sum(w * _numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items())
+        matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items())
         test = crossed_test(matrix)
         found.append(Effect(name, weights, crossed_interval(matrix, level), test.p, test.reason))
     return found

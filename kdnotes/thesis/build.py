@@ -27,10 +27,9 @@ from ..core.files import read_json, write_json
 from ..checks.gpu_check import rates_table
 from ..records.store import records, units
 from ..records.schema import widened
-from ..analysis.tests import MARGINS
 from ..tasks.squad import answer_sentences
 from ..checks.bench_results import aims as bench_aims, rounds
-from .steps import PRECISION_STEPS, STEPS
+from .steps import MARGINS, PRECISION_STEPS, STEPS
 from .values import flat, part_values, plain, transfer_values, trial_values
 
 # %% auto #0

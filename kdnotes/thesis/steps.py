@@ -19,16 +19,19 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from ..analysis.plotting import metric_name
-from ..analysis.tests import ALPHA, MARGINS, Family, PValue, holm, interval_test, p_text, p_words
+from ..core.config import task_info
+from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
 from ..analysis.intervals import Interval, ratio_interval
 from ..telemetry.sampler import is_busy
 
 # %% auto #0
-__all__ = ['NOT_RUN', 'STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short', 'step_values', 'borderline',
-           'changed_pairs', 'quiet_times', 'memory_ratio', 'memory_values', 'amp_values']
+__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short', 'step_values', 'borderline',
+           'pairs_by_seed', 'changed_pairs', 'quiet_times', 'memory_ratio', 'memory_values', 'amp_values']
 
 # %% ../../nbs/thesis/01_steps.ipynb #a3e0b939
 NOT_RUN = 'one of them has no runs'
+# of MAP, the thesis's metric; the first is the study's, the second is reported with its power
+MARGINS = task_info('answer_selection').margins['map']
 
 
 def _verdict_on(comparison: Comparison | None, about: str) -> Verdict:
@@ -68,7 +71,7 @@ def pace(
 
 def keeps(
     comparison: Comparison | None,
-    margin: float,  # one of significance.MARGINS
+    margin: float,  # one of MARGINS
 ) -> bool:
     "Is b shown to be no worse than a by a margin? Of values that are all the same it is seen, without a test."
     if comparison is None:
@@ -138,14 +141,14 @@ def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
-    times_told: bool = False,  # the whole study has no times, which is said once and not of each comparison
+    without_times: bool = False,  # the whole study has no times, which is said once and not of each comparison
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
     if c is None:
         said = [f'{a} and {b} are not compared, since {NOT_RUN}.']
     else:
-        said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if not times_told)]
+        said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if not without_times)]
     values = dict(
         a=a,
         b=b,
@@ -188,6 +191,15 @@ def borderline(
     return '; '.join(f"{c.a} -> {c.b} ({', '.join(found(c))})" for c in comparisons if found(c)) or 'none'
 
 # %% ../../nbs/thesis/01_steps.ipynb #a635b6f4
+def pairs_by_seed(
+    a: Sequence[dict],  # the runs of one arm
+    b: Sequence[dict],  # the runs of another
+) -> list[tuple[dict, dict]]:  # sorted by seed; only the seeds that both arms have
+    "The runs of two arms, paired by seed."
+    of_a, of_b = ({r['seed']: r for r in runs} for runs in (a, b))
+    return [(of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
+
+
 def changed_pairs(
     a: Sequence[dict],
     b: Sequence[dict],
@@ -196,14 +208,14 @@ def changed_pairs(
     # there are none
 ) -> dict:
     "How much there is that a difference of two arms could rest on."
-    by_seed = [{r['seed']: r for r in runs} for runs in (a, b)]
-    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
-    x, y = (unit_matrix([runs[s] for s in seeds], its_units) if seeds else None for runs in by_seed)
+    pairs = pairs_by_seed(a, b)
+    if not pairs:
+        return {}
+    x, y = (unit_matrix(runs, its_units) for runs in zip(*pairs))
     if x is None or y is None or set(x.columns) != set(y.columns):
         return {}
-    return dict(
-        pairs=x.size, changed=int((~np.isclose(y[x.columns].to_numpy(), x.to_numpy(), atol=1e-6)).sum())
-    )
+    same = np.isclose(y[x.columns].to_numpy(), x.to_numpy(), atol=1e-6)
+    return dict(pairs=x.size, changed=int((~same).sum()))
 
 
 def quiet_times(
@@ -213,22 +225,20 @@ def quiet_times(
     # them, as text; {} where there was none
 ) -> dict:
     "What a comparison of times says without the runs that shared the machine."
-    by_seed = [{r['seed']: r for r in runs} for runs in (a, b)]
-    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
-    busy = {s for runs in by_seed for s in seeds if is_busy(runs[s].get('machine') or {})}
+    pairs = pairs_by_seed(a, b)
+    quiet = [pair for pair in pairs if not any(is_busy(r.get('machine') or {}) for r in pair)]
+    busy = len(pairs) - len(quiet)
     if not busy:
         return {}
-    kept = [s for s in seeds if s not in busy]
-    if len(kept) < 2:
-        return dict(busy=len(busy))
-    ratio = ratio_interval(*([runs[s]['time']['train_s'] for s in kept] for runs in by_seed))
+    if len(quiet) < 2:
+        return dict(busy=busy)
+    ratio = ratio_interval(*([r['time']['train_s'] for r in runs] for runs in zip(*quiet)))
     test = interval_test(ratio, 1.0, log=True)
-    p = (
-        f'{p_words(test.p)}, uncorrected'
-        if test.p is not None
-        else f"{VERDICTS['not_tested']}, since {test.reason}"
-    )
-    return dict(busy=len(busy), quiet=f'{times_as(ratio)} (95% interval, {len(kept)} seeds; {p})')
+    if test.p is None:
+        tested = f"{VERDICTS['not_tested']}, since {test.reason}"
+    else:
+        tested = f'{p_words(test.p)}, uncorrected'
+    return dict(busy=busy, quiet=f'{times_as(ratio)} (95% interval, {len(quiet)} seeds; {tested})')
 
 # %% ../../nbs/thesis/01_steps.ipynb #74ecc7a2
 def memory_ratio(
@@ -237,10 +247,12 @@ def memory_ratio(
 ) -> tuple[Interval, str] | None:  # of b's over a's; 'host' | 'device'; None: no seed has both
     "Peaks of memory, of all ranks of a run together, paired by seed."
     for kind in ('device', 'host'):
-        mib = [{r['seed']: x for r in runs if (x := r['memory'][f'peak_{kind}_mib'])} for runs in (a, b)]
-        seeds = sorted(mib[0].keys() & mib[1].keys())
-        if seeds:
-            return ratio_interval([mib[1][s] for s in seeds], [mib[0][s] for s in seeds]), kind
+        key = f'peak_{kind}_mib'
+        measured = [[r for r in runs if r['memory'][key]] for runs in (a, b)]
+        pairs = pairs_by_seed(*measured)
+        if pairs:
+            of_a, of_b = ([r['memory'][key] for r in runs] for runs in zip(*pairs))
+            return ratio_interval(of_b, of_a), kind
     return None
 
 
@@ -283,10 +295,10 @@ def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | No
 # %% ../../nbs/thesis/01_steps.ipynb #43326e80
 def amp_values(
     found: Sequence[dict],
-    # runs, steps; overflows: steps that were left out, none: were there none?; low, high: the scale at the
+    # runs, steps; overflows: steps that were skipped, none: were there none?; low, high: the scale at the
     # end, one: are they equal?; {} where no run was scaled
 ) -> dict:
-    "Loss scales and steps left out, over runs."
+    "Loss scales and skipped steps, over runs."
     scaled = [r for r in found if r['amp']['final_scale'] is not None]
     scales = [r['amp']['final_scale'] for r in scaled]
     overflows = sum(r['amp']['overflow_steps'] for r in scaled)

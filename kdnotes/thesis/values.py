@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from kdnotes.analysis.compare import (
     Comparison,
-    _differences,
-    _pairs,
     commits,
+    matched_pairs,
+    metric_differences,
     sentence,
     study_factorial,
     uncommitted,
@@ -34,10 +34,11 @@ from ..analysis.calibration import agreement, aligned, calibration_error, decisi
 from ..analysis.figures import Evidence, pooled_gradients
 from ..records.store import RecordError, predictions
 from ..analysis.report import arms_table, metrics_table, pareto_front, starts_made_again
-from ..analysis.tests import MARGINS, p_text, power, power_table
+from ..analysis.tests import p_text, power, power_table
 from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..telemetry.sampler import BUSY_SHARE, is_busy
 from kdnotes.thesis.steps import (
+    MARGINS,
     PRECISION_STEPS,
     STEPS,
     amp_values,
@@ -384,6 +385,7 @@ def cost_values(
             predictions(evidence.study, [first]),
             evidence.units[evidence.units['run_id'] == first],
             found[0]['primary']['set'],
+            'p_at_1',
         )
     except RecordError:
         # its own words name a folder
@@ -521,10 +523,10 @@ def power_values(
     # a, b: the step; strict: the chance at this study's size; table: by seeds and questions, text; {} where
     # no step has seeds and units in pairs, and spread
 ) -> dict:
-    "How likely the crossed test is to see a difference of the stricter margin, from the variances seen in a step: two arms whose values hardly differ foretell nothing about others."
+    "How likely the crossed test is to see a difference of the stricter margin, from the variances seen in a step: two arms whose values hardly differ predict nothing about others."
     for a, b in POWER_STEPS:
-        pairs = _pairs(arms[a], arms[b])[0] if arms.get(a) and arms.get(b) else []
-        d = _differences(pairs, its_units)[0] if pairs else None
+        pairs = matched_pairs(arms[a], arms[b])[0] if arms.get(a) and arms.get(b) else []
+        d = metric_differences(pairs, its_units)[0] if pairs else None
         if (
             d is None
             or d.ndim < 2
@@ -646,7 +648,7 @@ def part_values(
     measured = arms_of(evidence.times.runs)
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
     steps = {
-        key: step_values(a, b, pairs.get((a, b)), times_told=not e.times.runs)
+        key: step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
         | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units)
         | quiet_times(measured.get(a, ()), measured.get(b, ()))
         for key, (a, b) in STEPS.items()
