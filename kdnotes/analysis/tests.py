@@ -435,7 +435,9 @@ def factorial(
         if missing := [arm for arm in weights if arm not in matrices]:
             found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}"))
             continue
-        matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items())
+        matrix = sum(
+            w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items()
+        )
         test = crossed_test(matrix)
         found.append(Effect(name, weights, crossed_interval(matrix, level), test.p, test.reason))
     return found
