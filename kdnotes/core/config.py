@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTOR_SETTINGS', 'PROFILES', 'NEED_TEACHER',
-           'TEACHER_CHANGES', 'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER',
+           'TEACHER_CHANGES', 'WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'KD_SETTINGS', 'LATER', 'TRAINING',
            'KdnotesError', 'ConfigError', 'task_info', 'Mode', 'factor_settings', 'Profile', 'spread_layers',
-           'default_setting', 'read_texts', 'TaskSettings', 'RunConfig', 'needs_teacher', 'parameters', 'make_config',
-           'with_values', 'flat', 'parameters_from', 'Machine', 'resolve_precision', 'resolve_ranks', 'resolve',
-           'factors', 'losses_in_words', 'resolved_dtype', 'settings', 'run_id', 'root', 'runs_path', 'cache_path',
-           'figures_path', 'evidence_path']
+           'default_setting', 'read_texts', 'TaskSettings', 'RunConfig', 'needs_teacher', 'teachers_mode', 'is_given',
+           'parameters', 'make_config', 'with_values', 'flat', 'parameters_from', 'Machine', 'resolve_precision',
+           'resolve_ranks', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'training_settings', 'settings',
+           'run_id', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../../nbs/core/01_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -225,7 +225,9 @@ class RunConfig(BaseModel):
     # where a new head's bias starts: at the log share of each training label, or at 0
     head_bias: Literal['prior', 'zero'] = 'prior'
     teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
-    teacher_mode: Literal['baseline', 'mixed_baseline'] = 'baseline'  # whose model teaches a student
+    # whose model teaches a student; 'given': `teacher` is fine-tuned already and is taken as it is, never
+    # trained
+    teacher_mode: Literal['baseline', 'mixed_baseline', 'given'] = 'baseline'
     # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as
     # in a study, where the study's baseline teaches
     teacher_setting: Literal['own', 'shared'] = 'own'
@@ -324,7 +326,7 @@ class RunConfig(BaseModel):
             )
         mixed = {
             MODES[self.mode].precision,
-            MODES[self.teacher_mode].precision if needs_teacher(self) else '',
+            MODES[teachers_mode(self)].precision if needs_teacher(self) else '',
         }
         if self.amp_dtype != 'auto' and 'mixed' not in mixed:
             raise ValueError(
@@ -334,6 +336,7 @@ class RunConfig(BaseModel):
         _check_inside(self)
         task_info(self.task).check(self)
         _check_teacher(self)
+        _check_given(self)
         return self
 
 # %% ../../nbs/core/01_config.ipynb #268028b7
@@ -403,6 +406,16 @@ def needs_teacher(config: RunConfig) -> bool:
     return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
 
 
+def teachers_mode(config: RunConfig) -> str:  # of MODES
+    "The mode of the run that teaches a student; a given teacher is the baseline of its study."
+    return 'baseline' if config.teacher_mode == 'given' else config.teacher_mode
+
+
+def is_given(config: RunConfig) -> bool:
+    "Is this run a fine-tuned model that is measured and never trained?"
+    return config.teacher_mode == 'given' and MODES[config.mode].network == 'teacher'
+
+
 def _check_teacher(config: RunConfig) -> None:
     "Refuse to change a teacher that there is not."
     if needs_teacher(config):
@@ -417,6 +430,38 @@ def _check_teacher(config: RunConfig) -> None:
             )
             raise ValueError(
                 f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; leave it out'
+            )
+
+# %% ../../nbs/core/01_config.ipynb #3c5e1f02
+def _check_given(config: RunConfig) -> None:
+    "Refuse a given teacher that would be trained, or that nobody names."
+    if config.teacher_mode != 'given':
+        return
+    mode = f'mode={config.mode!r}'
+    student = MODES[config.mode].network == 'student'
+    if config.teacher is None:
+        raise ValueError("teacher_mode='given' needs teacher=<folder or hub id> of a fine-tuned model")
+    if not student and config.mode != 'baseline':
+        raise ValueError(
+            f"teacher_mode='given' takes the teacher as it is, and {mode} would train it; leave this mode out, "
+            "since the given model is the 'baseline'"
+        )
+    if config.transfer != 'none':
+        raise ValueError(
+            f"transfer={config.transfer!r} would train the teacher first, and teacher_mode='given' takes it as "
+            'it is; leave one of them out'
+        )
+    if student and (config.student_init == 'teacher_pretrained' or not needs_teacher(config)):
+        raise ValueError(
+            f"teacher_mode='given' has nothing to give to {mode} with student_init={config.student_init!r}, which "
+            "starts from no fine-tuned teacher; use student_init='teacher_finetuned', or 'hub' in a KD mode"
+        )
+    for name in (*TEACHER_CHANGES, *task_info(config.task).teacher_settings):
+        value = flat(config)[name]
+        if value not in (None, 'auto'):
+            raise ValueError(
+                f"{name}={value!r} changes the teacher's training, and with teacher_mode='given' there is none; "
+                'leave it out'
             )
 
 # %% ../../nbs/core/01_config.ipynb #3f2a5a2a
@@ -636,7 +681,7 @@ def resolve(
     layers = (config.student_layers or usual_layers) if student and config.student_init != 'hub' else None
     setting = default_setting(config.task, corpus, mode.network, transfer)
     given = flat(config)
-    if any(given[k] not in (None, 'auto', setting[k]) for k in setting):
+    if is_given(config) or any(given[k] not in (None, 'auto', setting[k]) for k in setting):
         setting['tuning_id'] = None  # another setting than the one that was searched for
     return with_values(
         config,
@@ -662,7 +707,7 @@ def resolve(
 def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
     "For each setting of the task that a student's teacher may have another value of: what the teacher had; None without a teacher."
     own = task_info(config.task).teacher_settings
-    if MODES[config.mode].network == 'teacher':
+    if MODES[config.mode].network == 'teacher' or config.teacher_mode == 'given':
         return dict.fromkeys(own)
     given = flat(config)
     usual = default_setting(config.task, corpus, 'teacher', transfer)
@@ -677,12 +722,15 @@ def factors(
 ) -> dict:  # network, precision, kd, ranks, init, signal_dtype, transfer
     "The factors a comparison checks."
     mode = MODES[config.mode]
+    init = config.student_init
+    if mode.network == 'teacher':
+        init = 'given' if is_given(config) else 'pretrained'
     return dict(
         network=mode.network,
         precision=resolved_dtype(config),
         kd=mode.kd,
         ranks=config.ranks,
-        init=config.student_init if mode.network == 'student' else 'pretrained',
+        init=init,
         signal_dtype=config.signal_dtype if mode.kd else None,
         transfer=None if config.transfer == 'none' else config.transfer,
     )
@@ -692,6 +740,8 @@ def losses_in_words(
     config: RunConfig,  # resolved
 ) -> str:  # say 'T=2, alpha=0.5, 1 * ranking ranknet'
     "What a run minimises."
+    if is_given(config):
+        return 'none: the model is taken as it is'
     first = (
         f'T={config.temperature:g}, alpha={config.alpha:g}'
         if MODES[config.mode].kd
@@ -756,6 +806,31 @@ LATER = {
 }
 
 
+# what only a training reads
+TRAINING = {
+    'epochs',
+    'learning_rate',
+    'warmup_fraction',
+    'weight_decay',
+    'max_grad_norm',
+    'batch_size',
+    'micro_batch_tokens',
+    'head_bias',
+    'gradient_dtype',
+    'gradient_sync',
+    'bucket_mib',
+    'tuning_id',
+}
+
+
+def training_settings(
+    task: str,  # of TASKS
+) -> set[str]:
+    "What a model that is never trained does not read: the task's own settings too, unless they say what an example is."
+    info = task_info(task)
+    return TRAINING | (info.settings.model_fields.keys() - {*info.input_settings, *info.teacher_settings})
+
+
 def settings(
     config: RunConfig,  # resolved
 ) -> dict:  # flat, JSON-able, without the seed
@@ -775,7 +850,17 @@ def settings(
     if not needs_teacher(config):
         values |= dict.fromkeys(('teacher_seed', *task.teacher_settings))
         values.pop('teacher_mode', None)
+    if is_given(config):
+        values = _without_training(values, config.task)
     return values
+
+
+def _without_training(values: dict, task: str) -> dict:
+    "The settings of a given model: what only a training reads is null, or left out as where it has its default."
+    unread = training_settings(task)
+    younger = LATER | task_info(task).later
+    kept = {name: value for name, value in values.items() if not (name in unread and name in younger)}
+    return kept | dict.fromkeys(unread & kept.keys()) | dict(teacher_mode='given')
 
 
 def run_id(

@@ -17,7 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -32,9 +32,10 @@ from ..core.files import FileError, read_json, sha256_file, sha256_text, write_j
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'load_tokenizer', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of', 'load_model', 'unwrap',
-           'weights_sha256', 'save_model', 'depth', 'student_config', 'choose_layers', 'build_model',
-           'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
+           'load_tokenizer', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of', 'load_model',
+           'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'save_model', 'depth',
+           'student_config', 'choose_layers', 'build_model', 'check_hidden_states', 'check_student', 'count_parameters',
+           'forward_flops', 'model_inputs', 'call']
 
 # %% ../../nbs/distill/01_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -350,12 +351,25 @@ def load_model(
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "A pretrained model with its head, new or from the file."
     folder = find_model(source)
-    config = load_config(source)
-    attention = attention_of(config, auto_class)
+    model, info = _load(folder, auto_class, seed, model_kwargs)
+    _check_loaded(model, info, folder)
+    if label_prior is not None:
+        _start_at_prior(model, info['missing_keys'], label_prior)
+    return model
+
+
+def _load(
+    folder: Path,
+    auto_class: str,  # the transformers head
+    seed: int,  # of what the file does not have
+    model_kwargs: dict,  # for the model's config
+) -> tuple[nn.Module, dict]:  # the model and transformers' loading info
+    "A model as transformers loads it, with the global random state put back."
+    attention = attention_of(load_config(folder), auto_class)
     with torch.random.fork_rng(devices=[]), quiet_loading():
         torch.default_generator.manual_seed(seed)
         try:
-            model, info = getattr(transformers, auto_class).from_pretrained(
+            return getattr(transformers, auto_class).from_pretrained(
                 folder,
                 local_files_only=True,
                 use_safetensors=True,
@@ -368,10 +382,112 @@ def load_model(
         except Exception as e:
             # torn files, a config of an unknown kind, a head the architecture does not have
             raise _not_loaded(folder, auto_class, e) from e
-    _check_loaded(model, info, folder)
-    if label_prior is not None:
-        _start_at_prior(model, info['missing_keys'], label_prior)
+
+# %% ../../nbs/distill/01_models.ipynb #3c5e1f12
+def two_outputs(
+    model: nn.Module,  # a classifier of transformers with one output z; changed in place
+) -> nn.Module:  # the same, with the outputs 0 and z
+    "A head of one output as one of two classes, exactly: the softmax of 0 and z is the sigmoid of z."
+    heads = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == 1
+    ]
+    if not heads:
+        raise ModelError(
+            f'{type(model).__name__} has no linear layer with one output to make two of; give a model with two'
+        )
+    name, one = heads[-1]
+    two = nn.utils.skip_init(nn.Linear, one.in_features, 2, bias=one.bias is not None, dtype=one.weight.dtype)
+    with torch.no_grad():
+        for new, old in zip(two.parameters(), one.parameters()):
+            new.zero_()
+            new[1] = old[0]
+    model.set_submodule(name, two.train(one.training))
+    model.config.num_labels = 2
+    model.config.problem_type = None
+    model.num_labels = 2
     return model
+
+
+def load_given(
+    source: str | Path,  # as for `find_model`
+    auto_class: str,  # the transformers head
+    outputs: int | None = None,  # of the task's head; None: the task has no number of labels
+    # of the classes, in the order of the logits; empty, or their numbers: nothing to compare with
+    label_names: Sequence[str] = (),
+) -> nn.Module:  # float32, on the CPU, in eval mode
+    "A fine-tuned model with the head it has, which must be the task's."
+    folder = find_model(source)
+    model, info = _load(folder, auto_class, 0, {})
+    if info['missing_keys']:
+        raise ModelError(
+            f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
+            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; give a model '
+            'with its head, or train it by leaving teacher_mode=given out'
+        )
+    _check_loaded(model, info, folder)
+    if outputs is None:
+        return model
+    _check_outputs(model, source, outputs, label_names)
+    return two_outputs(model) if outputs == 2 and model.config.num_labels == 1 else model
+
+
+def _check_outputs(model: nn.Module, source: str | Path, outputs: int, label_names: Sequence[str]) -> None:
+    "Refuse a head whose outputs are not the task's classes."
+    found = model.config.num_labels
+    if outputs == 1:
+        raise ModelError(
+            f'{source!s} cannot be given as a teacher of numbers, since the scale of its output is not known; '
+            'train a teacher by leaving teacher_mode=given out'
+        )
+    if model.config.problem_type == 'multi_label_classification':
+        raise ModelError(
+            f'the head of {source!s} gives each label a probability of its own (multi_label_classification), and '
+            f'the task has {outputs} classes of which one is right; give a model of one label an example'
+        )
+    if found != outputs and (found, outputs) != (1, 2):
+        fitting = '2 outputs, or 1' if outputs == 2 else f'{outputs} outputs'
+        raise ModelError(
+            f'the head of {source!s} has {found} output(s), and the task has {outputs} classes; give a model '
+            f'with {fitting}'
+        )
+    named = [model.config.id2label[i] for i in range(found)]
+    unnamed = [f'LABEL_{i}' for i in range(found)]
+    numbers = [str(i) for i in range(outputs)]
+    if found == outputs and named != unnamed and list(label_names) not in ([], numbers, named):
+        raise ModelError(
+            f'the head of {source!s} names its classes {", ".join(named)}, and the corpus has '
+            f'{", ".join(label_names)}, in this order; rename the labels of the corpus, or give another model'
+        )
+
+
+def check_given(
+    source: str | Path,  # as for `find_model`
+    auto_class: str,  # the transformers head
+    outputs: int | None = None,  # as for `load_given`
+    label_names: Sequence[str] = (),  # as for `load_given`
+) -> None:
+    "Refuse a model that cannot be taken as it is, in seconds."
+    folder = find_model(source)
+    words = len(load_tokenizer(source))
+    config_file = sha256_file(folder / 'config.json')
+    known = _given_words(
+        str(source), source_sha256(source), config_file, auto_class, outputs, tuple(label_names)
+    )
+    if known is not None and words > known:
+        raise ModelError(
+            f'{source!s} has embeddings of {known} words, and its tokenizer has {words}; save the tokenizer there '
+            'that the model was trained with'
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _given_words(
+    source: str, weights: str, config_file: str, auto_class: str, outputs: int | None, label_names: tuple
+) -> int | None:
+    "The size of a given model's vocabulary; runs of a study ask about the same files again and again."
+    return getattr(load_given(source, auto_class, outputs, label_names).config, 'vocab_size', None)
 
 # %% ../../nbs/distill/01_models.ipynb #86ce03f2
 def unwrap(

@@ -19,6 +19,7 @@ from kdnotes.core.config import (
     RunConfig,
     factor_settings,
     flat,
+    is_given,
     losses_in_words,
     make_config,
     needs_teacher,
@@ -27,6 +28,8 @@ from kdnotes.core.config import (
     resolved_dtype,
     run_id,
     task_info,
+    teachers_mode,
+    training_settings,
 )
 from ..core.config import parameters as run_parameters
 from ..tasks.sources import Corpus, load_corpus, resolve_corpus
@@ -88,6 +91,8 @@ class Plan:
             source = f'{self.transfer.run_id}, trained on {self.config.transfer}'
         else:
             source = self.config.student or self.config.teacher
+            if is_given(self.config):
+                source += ', taken as it is'
         return f'layers {self.initial["layers"]} of {source}' if 'layers' in self.initial else source
 
     def explain(self) -> str:
@@ -117,6 +122,8 @@ def teacher_origin(
     plan: Plan,  # of a run that has a teacher
 ) -> str:
     "Where the setting of the teacher comes from."
+    if plan.asked.teacher_mode == 'given':
+        return 'the given model'
     shared = plan.asked.teacher_setting == 'shared'
     origin = f"the study's {plan.teacher.config.mode}" if shared else "its corpus' setting"
     own = task_info(plan.asked.task).teacher_settings
@@ -129,6 +136,8 @@ def teacher_origin(
 
 
 def _setting(config: RunConfig) -> str:
+    if is_given(config):
+        return 'not trained'
     return f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, {config.batch_size} examples a step'
 
 # %% ../../nbs/experiment/01_plan.ipynb #28e16843
@@ -142,14 +151,18 @@ def teacher_config(
         setting = _reaches_teacher(asked)
     else:
         setting = {name: flat(config)[name] for name in _same_inputs(config)}
-        if MODES[config.teacher_mode].precision == 'mixed':
+        if MODES[teachers_mode(config)].precision == 'mixed':
             setting['amp_dtype'] = asked.amp_dtype
     changes = {
         to: getattr(asked, name) for name, to in TEACHER_CHANGES.items() if getattr(asked, name) is not None
     }
     setting |= {name: getattr(config, name) for name in where} | changes
     setting |= {to: flat(config)[name] for name, to in task_info(config.task).teacher_settings.items()}
-    return make_config(mode=config.teacher_mode, seed=config.teacher_seed, **setting)
+    if config.teacher_mode == 'given':
+        unread = training_settings(config.task)
+        setting = {name: value for name, value in setting.items() if name not in unread}
+        setting['teacher_mode'] = 'given'
+    return make_config(mode=teachers_mode(config), seed=config.teacher_seed, **setting)
 
 
 def _reaches_teacher(asked: RunConfig) -> dict:
@@ -160,9 +173,9 @@ def _reaches_teacher(asked: RunConfig) -> dict:
         if name not in ('mode', 'seed', 'arm')
     }
     given = task_info(asked.task).without_kd(given)
-    if (asked.precision == 'mixed') != (MODES[asked.teacher_mode].precision == 'mixed'):
+    if (asked.precision == 'mixed') != (MODES[teachers_mode(asked)].precision == 'mixed'):
         given.pop('precision', None)
-    return _of_arm(asked.teacher_mode, given)
+    return _of_arm(teachers_mode(asked), given)
 
 
 def _same_inputs(config: RunConfig) -> tuple[str, ...]:
@@ -221,6 +234,8 @@ def plan(
         # a folder with a known corpus has its settings
         config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
     task_info(config.task).check_corpus(corpus, config)
+    if is_given(config):
+        _check_given(asked, config, corpus)
     teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
     first = (
         plan(transfer_config(config), on, corpora)
@@ -238,6 +253,20 @@ def plan(
         teacher,
         first,
     )
+
+
+def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
+    "Refuse a given teacher that does not fit its task, and settings of a training that it does not have."
+    from kdnotes.distill.models import check_given
+
+    unread = sorted(training_settings(config.task) & flat(asked, changed=True).keys())
+    if unread:
+        raise ConfigError(
+            f'{" and ".join(unread)} would change a training, and a given teacher is not trained; leave it out'
+        )
+    task = make_task(config, corpus)
+    names = getattr(task, 'classes', ())  # a task without it has no names of its own
+    check_given(config.teacher, task.auto_class, task.model_kwargs.get('num_labels'), names)
 
 
 def _starts_pretrained(config: RunConfig) -> bool:
@@ -368,6 +397,9 @@ def _of_arm(mode: str, common: dict) -> dict:
         lacks |= {'amp_dtype'}
     if own.ranks == '1':
         lacks |= {'ranks'}
+    if common.get('teacher_mode') == 'given' and own.network == 'teacher':
+        # the arm that is the given model; others of the teacher's network are refused for it
+        lacks = (lacks | training_settings(task)) - {'teacher_mode'}
     return {k: v for k, v in common.items() if k not in lacks}
 
 # %% ../../nbs/experiment/01_plan.ipynb #e0e660e6

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from ..core.config import MODES, KdnotesError, RunConfig, cache_path, factors, make_config, settings
+from kdnotes.core.config import (
+    MODES,
+    KdnotesError,
+    RunConfig,
+    cache_path,
+    factors,
+    is_given,
+    make_config,
+    settings,
+)
 from .launch import RunError, goes_on
 from .plan import make_task
 from ..records.schema import SCHEMA
@@ -122,7 +131,7 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
-    from kdnotes.distill.models import choose_layers, load_model, weights_sha256
+    from kdnotes.distill.models import choose_layers, load_given, load_model, weights_sha256
     from kdnotes.train.distributed import torch_seed
 
     initial = job['initial']
@@ -138,6 +147,8 @@ def starting_model(
     elif 'transfer_run_id' in initial:
         # already cut to its layers where it is a student
         model = _model_of_run(task, initial['transfer_run_id'])
+    elif config.teacher_mode == 'given':
+        model = load_given(config.teacher, task.auto_class, task.model_kwargs.get('num_labels'))
     else:
         model = fresh(config.teacher)
     if 'layers' in initial:
@@ -229,19 +240,21 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.loop import evaluate, train
 
-    folder = rank.folder
-    with telemetry.phase('student'):
-        result = train(
-            task,
-            model,
-            rank.config,
-            rank.runtime,
-            on_row,
-            signal,
-            folder.path / 'checkpoints',
-            folder.run_id,
-            telemetry.phase,
-        )
+    if is_given(rank.config):
+        result = _untrained(rank, task, on_row)
+    else:
+        with telemetry.phase('student'):
+            result = train(
+                task,
+                model,
+                rank.config,
+                rank.runtime,
+                on_row,
+                signal,
+                rank.folder.path / 'checkpoints',
+                rank.folder.run_id,
+                telemetry.phase,
+            )
     with telemetry.phase('evaluation'):
         evaluation = evaluate(model, task, task.evaluation_sets, rank.runtime)
     if result.waited_s is not None:
@@ -249,6 +262,23 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     if rank.runtime.main:
         _add_evaluation(task, result, evaluation, on_row)
     return result, evaluation
+
+
+def _untrained(rank: Rank, task, on_row: Callable):  # a TrainResult
+    "What a given model has of a training: no step, no second and no example."
+    from kdnotes.train.loop import TrainResult
+
+    runtime = rank.runtime
+    on_row(
+        'start',
+        ranks=runtime.ranks,
+        threads_per_rank=runtime.threads,
+        steps=0,
+        examples=len(task.lengths('train')),
+        precision=runtime.dtype,
+        device=str(runtime.device),
+    )
+    return TrainResult()
 
 
 def _add_evaluation(task, result, evaluation, on_row: Callable) -> None:
@@ -330,7 +360,8 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
         why = f'no loss scaling in {record["precision"]}'
         known |= {f'amp.{name}': why for name in ('overflow_steps', 'final_scale')}
     if record['throughput']['examples_per_s'] is None:
-        known |= {f'throughput.{name}': 'the run was too short' for name in record['throughput']}
+        why = 'a given teacher is not trained' if is_given(config) else 'the run was too short'
+        known |= {f'throughput.{name}': why for name in record['throughput']}
     elif record['throughput']['useful_flops_per_s'] is None:
         known['throughput.useful_flops_per_s'] = 'the operations of this architecture cannot be counted'
     return known

@@ -1,0 +1,231 @@
+"A fine-tuned model is taken as it is: measured, recorded, learnt from, never trained; a wrong head is refused."
+
+from pathlib import Path
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from architectures import configs, write_teacher
+from kdnotes.core.config import KdnotesError, Machine, make_config
+from kdnotes.distill import models
+from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
+from kdnotes.experiment.launch import run
+from kdnotes.experiment.plan import make_task, plan, plan_study
+from kdnotes.records.store import RunFolder, find_run_model
+from kdnotes.tasks.sources import load_corpus
+
+HEAD = 'AutoModelForSequenceClassification'
+CPU = Machine('cpu', 2)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    "Runs and caches of the test's own; no real hub is asked."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', True)
+
+
+def teacher_with(folder: Path, outputs: int = 2, kind: str = 'bert', **of_config) -> Path:
+    "A random classifier with so many outputs."
+    config = configs(2)[kind]
+    config.num_labels = outputs
+    for name, value in of_config.items():
+        setattr(config, name, value)
+    return write_teacher(folder / f'{kind}-{outputs}', config)
+
+
+def asked(folder, mode='baseline', **given):
+    shared = dict(corpus='embedded', smoke=True, teacher_mode='given', teacher=str(folder), ranks='auto')
+    if mode != 'baseline':
+        shared |= dict(student_layers=(1,), ranks=1, epochs=1)
+    return make_config(mode=mode, **shared | given)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def measured_by_hand(folder, config) -> dict:
+    "The metrics by plain transformers, one pair at a time."
+    task = make_task(config, load_corpus(config.task, 'embedded'))
+    task.encode(models.load_tokenizer(folder))
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    scores = {}
+    for split in task.evaluation_sets:
+        found = []
+        for i in range(len(task.lengths(split))):
+            inputs = task.batch(split, np.array([i])).inputs
+            with torch.no_grad():
+                logits = call(model, inputs).logits[0]
+            if config.task == 'text_classification':
+                found.append(logits.tolist())
+            else:
+                found.append([logits[0].item() if len(logits) == 1 else (logits[1] - logits[0]).item()])
+        scores[split] = np.array(found, dtype=np.float32)
+    return task.evaluate(scores).metrics
+
+
+# ---- the head ----
+
+
+@pytest.mark.parametrize('kind', configs(2))
+def test_one_output_becomes_two_with_the_same_answers(kind, tmp_path):
+    folder = teacher_with(tmp_path, 1, kind)
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    model = load_given(folder, HEAD, 2)
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+    with torch.no_grad():
+        z = call(plain, inputs).logits[:, 0]
+        both = call(model, inputs).logits
+    assert both.shape == (3, 2) and torch.equal(both[:, 0], torch.zeros(3)) and z.std() > 1e-3
+    assert torch.allclose(both.softmax(1)[:, 1], z.sigmoid(), atol=1e-6)
+    again = load_model(models.save_model(model, tmp_path / 'saved'), HEAD, 0, num_labels=2)
+    assert weights_sha256(again) == weights_sha256(model) and load_given(folder, HEAD, None).num_labels == 1
+
+
+def test_a_model_without_a_single_output_has_none_to_make_two_of():
+    with pytest.raises(KdnotesError, match='no linear layer with one output'):
+        two_outputs(hf.AutoModelForSequenceClassification.from_config(configs(2)['bert']))
+
+
+# ---- its run ----
+
+
+@pytest.mark.parametrize('outputs', [1, 2])
+def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_path):
+    folder = teacher_with(tmp_path, outputs)
+    before = files_of(folder)
+    student = run(asked(folder, 'full_kd'))
+    found = RunFolder(student['study'], student['teacher_run_id'])
+    given = found.record()
+    assert given['run_id'] == plan(asked(folder)).run_id
+    by_hand = measured_by_hand(folder, plan(asked(folder)).config)
+    for name, metrics in by_hand.items():
+        assert given['metrics'][name].keys() == metrics.keys()
+        for metric, value in metrics.items():
+            assert given['metrics'][name][metric] == pytest.approx(value, abs=1e-5), (name, metric)
+    assert (given['steps'], given['examples'], given['time']['train_s']) == (0, 0, 0.0)
+    assert given['mode'] == 'baseline' and given['factors']['init'] == 'given'
+    assert given['settings']['teacher_mode'] == 'given' and given['settings']['epochs'] is None
+    assert given['reasons']['throughput.examples_per_s'] == 'a given teacher is not trained'
+    assert (
+        given['phases'].keys() == {'evaluation'} and given['model_sha256'] == given['initial']['start_sha256']
+    )
+    assert len(found.table('units')) and len(found.table('predictions'))
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(find_run_model(given['run_id']))
+    assert plain.config.num_labels == 2
+    assert student['initial']['teacher_run_id'] == given['run_id'] and student['steps'] > 0
+    assert student['settings']['teacher_mode'] == 'given'
+    assert files_of(folder) == before, 'the folder that was given stays as it was'
+
+
+def test_its_name_does_not_depend_on_a_training(tmp_path):
+    folder = teacher_with(tmp_path)
+    other = teacher_with(tmp_path / 'other', initializer_range=0.1)
+    students = [
+        plan(asked(folder, 'full_kd', **given), CPU)
+        for given in (dict(), dict(epochs=3), dict(batch_size=8, head_bias='zero', learning_rate=1e-3))
+    ]
+    names = {p.teacher.run_id for p in students} | {plan(asked(folder), CPU).run_id}
+    assert len(names) == 1 and len({p.run_id for p in students}) == 3
+    trained = plan(make_config(mode='baseline', corpus='embedded', smoke=True, teacher=str(folder)), CPU)
+    names |= {trained.run_id, plan(asked(other), CPU).run_id, plan(asked(folder, max_length=64), CPU).run_id}
+    assert len(names) == 4, 'and on the weights and the length of its texts it does'
+    assert 'the given model' in students[0].explain() and 'not trained' in students[0].explain()
+
+
+def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
+    folder = teacher_with(tmp_path)
+    shared = dict(
+        corpus='embedded', smoke=True, teacher=str(folder), teacher_mode='given', student_layers=(1,)
+    )
+    found = {
+        p.config.mode: p for p in plan_study(1, 'baseline,full_kd,mixed_kd', epochs=2, batch_size=8, **shared)
+    }
+    assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['baseline'].run_id}
+    assert found['baseline'].run_id == found['full_kd'].teacher.run_id
+    for arms in ('all', 'baseline,parallel_baseline', 'mixed_baseline'):
+        with pytest.raises(KdnotesError, match="mode='(parallel|mixed)_baseline' would train it"):
+            plan_study(1, arms, **shared)
+    with pytest.raises(KdnotesError, match='epochs would play no part'):
+        plan_study(1, 'baseline', epochs=2, **{k: v for k, v in shared.items() if k != 'student_layers'})
+
+
+# ---- refusals ----
+
+
+def refused(config, words):
+    with pytest.raises(KdnotesError, match=words) as caught:
+        plan(config, CPU)
+    assert '\n' not in str(caught.value)
+
+
+def classification(folder, **given):
+    return asked(folder, task='text_classification', **given)
+
+
+def test_a_head_of_other_outputs_is_refused(tmp_path):
+    refused(
+        asked(teacher_with(tmp_path, 3)),
+        r'has 3 output\(s\), and the task has 2 classes; give .* 2 outputs, or 1',
+    )
+    two = load_corpus('text_classification', 'embedded')
+    classes = sorted({row['label'] for row in two.splits['train']})
+    wrong = teacher_with(tmp_path / 'more', len(classes) + 1)
+    refused(
+        classification(wrong), rf'has {len(classes) + 1} output\(s\), and the task has {len(classes)} classes'
+    )
+    with pytest.raises(KdnotesError, match='cannot be given as a teacher of numbers'):
+        load_given(teacher_with(tmp_path / 'number', 1), HEAD, 1)
+
+
+def test_a_head_that_names_other_classes_is_refused(tmp_path):
+    corpus = load_corpus('text_classification', 'embedded')
+    classes = sorted({row['label'] for row in corpus.splits['train']})
+    names = dict(enumerate(classes))
+    right = teacher_with(tmp_path / 'right', len(classes), id2label=names)
+    assert plan(classification(right), CPU).initial['weights_sha256']
+    turned = teacher_with(tmp_path / 'turned', len(classes), id2label=dict(enumerate(classes[::-1])))
+    refused(classification(turned), 'names its classes .*, and the corpus has .*, in this order')
+    many = teacher_with(tmp_path / 'many', 2, problem_type='multi_label_classification')
+    refused(asked(many), 'multi_label_classification')
+
+
+def test_a_plain_encoder_is_refused(tmp_path):
+    folder = teacher_with(tmp_path)
+    hf.AutoModel.from_config(configs(2)['bert']).save_pretrained(folder)
+    refused(
+        asked(folder), 'is no fine-tuned model: .* has no classifier.bias of BertForSequenceClassification'
+    )
+    refused(asked(folder, 'full_kd'), 'is no fine-tuned model')
+
+
+def test_a_missing_or_foreign_tokenizer_is_refused(tmp_path):
+    folder = teacher_with(tmp_path)
+    small = teacher_with(tmp_path / 'small', vocab_size=50)
+    refused(asked(small), 'has embeddings of 50 words, and its tokenizer has')
+    for name in ('tokenizer.json', 'vocab.txt'):
+        (folder / name).unlink(missing_ok=True)
+    refused(asked(folder), 'has no tokenizer')
+
+
+@pytest.mark.parametrize(
+    'given, words',
+    [
+        (dict(mode='mixed_baseline'), "mode='mixed_baseline' would train it"),
+        (dict(mode='parallel_baseline'), "mode='parallel_baseline' would train it"),
+        (dict(mode='full_kd', teacher_epochs=2), 'teacher_epochs=2.0 changes the teacher'),
+        (dict(mode='full_kd', teacher_questions='answered'), "teacher_questions='answered' changes"),
+        (dict(mode='full_kd', student_init='teacher_pretrained'), 'has nothing to give to mode='),
+        (dict(mode='full_kd', transfer='squad1'), 'would train the teacher first'),
+        (dict(mode='full_kd', teacher=None), 'needs teacher=<folder or hub id>'),
+        (dict(mode='baseline', epochs=2, batch_size=8), 'batch_size and epochs would change a training'),
+    ],
+)
+def test_a_training_of_what_is_given_is_refused(given, words, tmp_path):
+    mode = given.pop('mode')
+    parameters = dict(corpus='embedded', teacher_mode='given', teacher=str(teacher_with(tmp_path))) | given
+    with pytest.raises(KdnotesError, match=words) as caught:
+        plan(make_config(mode=mode, **parameters), CPU)
+    assert '\n' not in str(caught.value)
