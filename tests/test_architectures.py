@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 from architectures import ARCHITECTURES, REFUSED, configs, random_model, write_teacher
 from helpers import SameWord, flat, tiny_config
+from kinds import one_of_each
 from kdnotes.distill import models
 from kdnotes.core.config import KdnotesError, Machine, make_config, spread_layers
 from kdnotes.tasks.sources import load_corpus
@@ -281,7 +282,7 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['modernbert', 'deberta_v2', 'electra', 'distilbert', 'roberta'])
+@pytest.mark.parametrize('kind', one_of_each(['modernbert', 'deberta_v2', 'electra', 'distilbert', 'roberta']))
 def test_the_whole_road(kind, teacher_folder):
     "Plan, teacher, student, save, plain `from_pretrained`: the predictions that were recorded."
     config = make_config(
