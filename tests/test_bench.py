@@ -346,7 +346,7 @@ def test_the_notebook_ends_in_the_ratios(tmp_path):
         'nbs/bench.ipynb',
         tmp_path / 'bench.ipynb',
         ('corpus', 'embedded'),
-        ('contestants', 'kdnotes,teacher,hf_best'),
+        ('contestants', 'kdnotes,hf_best'),
         ('alternations', 1),
         ('smoke', True),
     )
