@@ -1,8 +1,10 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
-# what `make study` trains: CORPUS embedded | wikiqa | a folder | a hub id; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
+# what `make study` trains: TASK answer_selection | text_classification; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
+# COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
-# JOBS runs at the same time on one device, whose times are then left out; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
+# JOBS runs at the same time on one device, whose times are then not compared; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
+TASK    ?= answer_selection
 CORPUS  ?= embedded
 SEEDS   ?= 3
 ARMS    ?= procedures
@@ -37,9 +39,17 @@ export KDNOTES_DATA
 endif
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment named here
+# set here, and not with ?=: the environment's COLUMNS is the width of a terminal
+COLUMNS :=
+unexport COLUMNS
+# a text as one word of the shell; the name and the value of name=value, whose value may hold = too
+quoted = '$(subst ','\'',$(1))'
+name_of = $(firstword $(subst =, ,$(1)))
+value_of = $(patsubst $(call name_of,$(1))=%,%,$(1))
 # what a study is called, and its parameters as papermill takes them
-NAME = kdnotes name -p 'corpus=$(CORPUS)' -p 'study=$(STUDY)' $(SHORT:%=-p smoke=true) $(P:%=-p '%')
-GIVEN = -r corpus '$(CORPUS)' -r profile '$(PROFILE)' -r transfer '$(TRANSFER)' -r student_init '$(INIT)' $(SHORT:%=-p smoke True) $(foreach p,$(P),-r '$(subst =,' ',$(p))')
+NAME = kdnotes name -p $(call quoted,task=$(TASK)) -p $(call quoted,corpus=$(CORPUS)) -p $(call quoted,study=$(STUDY)) $(SHORT:%=-p smoke=true) $(foreach p,$(P),-p $(call quoted,$(p)))
+GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile '$(PROFILE)' -r transfer $(call quoted,$(TRANSFER)) -r student_init '$(INIT)' \
+    $(SHORT:%=-p smoke True) $(foreach p,$(P),-r $(call quoted,$(call name_of,$(p))) $(call quoted,$(call value_of,$(p))))
 # papermill's line for each cell, its word on parameters that are not in the notebook (which refuses those it does not know), and each kernel's warning that it talks to this machine over TCP
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
@@ -59,12 +69,12 @@ $(DONE): pyproject.toml constraints.txt
 	.venv/bin/python -m pip check
 	@touch $@
 
-study: setup  ## train and compare the arms: CORPUS=embedded SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...' SMOKE=1 for a try
+study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...' SMOKE=1 for a try
 	@study=$$($(NAME)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: everything it says is kept in $$folder/study.ipynb, its table in $$folder/table.txt" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds '$(SEEDS)' -r arms '$(ARMS)' \
 	    -p gradient_stats '$(GRADIENT_STATS)' -p jobs '$(JOBS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
 
-tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and CORPUS, TRANSFER, INIT, PROFILE, STUDY, P as for study
+tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@study=$$($(NAME)) && folder='$(RUNS)'/$$study-tuning && mkdir -p "$$folder" && echo "search $$study-tuning: everything it says is kept in $$folder/tune-$(MODE).ipynb" && \
 	papermill nbs/tune.ipynb "$$folder/tune-$(MODE).ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' \
 	    -p seeds '$(TUNED_SEEDS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2

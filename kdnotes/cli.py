@@ -72,8 +72,16 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _comments(of: type) -> dict[str, str]:
-    "The comment at each field of a model's source."
-    return dict(re.findall(r'^    (\w+): .*? # (.*)$', inspect.getsource(of), re.M))
+    "The comment beside each field of a model's source, else the one right above it."
+    found = {}
+    above: list[str] = []
+    for line in inspect.getsource(of).splitlines():
+        field = re.match(r'    (\w+): (?:.*? # (.*))?', line)
+        if field:
+            found[field[1]] = field[2] or ' '.join(above)
+        comment = re.match(r'    # (.*)', line)
+        above = [*above, comment[1]] if comment else []
+    return found
 
 
 def _fields(without: Sequence[str], **defaults: str) -> str:
@@ -91,12 +99,18 @@ def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> 
     for name, field in of.model_fields.items():
         if name in (*without, 'task_settings'):
             continue
-        default = defaults.get(name, field.default)
-        given = 'none' if default is None else str(default).lower() if isinstance(default, bool) else default
         choices = _choices(field.annotation)
-        words = [' | '.join(choices) if len(choices) > 1 else '', comments.get(name, '')]
+        words = [' | '.join(choices) if len(choices) > 1 else '', comments[name]]
+        given = _as_typed(defaults.get(name, field.default))
         lines.append(f'  {name}={given}'.ljust(36) + '; '.join(filter(None, words)))
     return lines
+
+
+def _as_typed(value: Any) -> str:
+    "A value as it is given on the command line."
+    if value is None:
+        return 'none'
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parameters(parser: argparse.ArgumentParser, without: Sequence[str] = (), **defaults: str) -> None:
@@ -120,9 +134,8 @@ def _doctor(args: argparse.Namespace) -> int:
     shows = sys.stderr.isatty()
 
     def on_finding(finding):
-        print(
-            f'\r{finding.mode} {finding.check}'.ljust(40), end='', file=sys.stderr, flush=True
-        ) if shows else None
+        if shows:
+            print(f'\r{finding.mode} {finding.check}'.ljust(40), end='', file=sys.stderr, flush=True)
 
     diagnosis = doctor(configs, on_finding, args.timeout)
     if shows:
@@ -140,7 +153,10 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(MODES)}; may be given several times",
     )
     _parameters(parser)
-    parser.description = 'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, padding, memory, time. Without --mode, all modes.'
+    parser.description = (
+        'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, '
+        'padding, memory, time. Without --mode, all modes.'
+    )
     parser.add_argument(
         '--timeout', type=float, default=600.0, metavar='S', help='seconds all checks may take together (600)'
     )
@@ -152,7 +168,8 @@ def _shared(args: argparse.Namespace) -> dict[str, str]:
     for name in ('seeds', 'arms', *vars(args)):  # study's, which `name` is asked about too, and its own
         if name in parameters:
             raise ConfigError(
-                f'{name} is no parameter of a run; write --{name} {parameters[name]} instead of -p {name}={parameters[name]}'
+                f'{name} is no parameter of a run; '
+                f'write --{name} {parameters[name]} instead of -p {name}={parameters[name]}'
             )
     return parameters
 
@@ -167,48 +184,40 @@ def _name(args: argparse.Namespace) -> int:
 
 def _name_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm'), corpus='embedded')
-    parser.description = "Says what a study with these parameters is called: -p study=NAME, or the corpus' name. Its runs are in runs/NAME/."
+    parser.description = (
+        "Says what a study with these parameters is called: -p study=NAME, or the corpus' name. "
+        'Its runs are in runs/NAME/.'
+    )
 
 
 def _study(args: argparse.Namespace) -> int:
     "Make the runs of a study and compare them."
-    from kdnotes.core.config import runs_path
-    from kdnotes.experiment.launch import RunError, execute, failures, make_runs, milestones
-    from kdnotes.analysis.figures import study_figures
-    from kdnotes.core.files import atomic_write
-    from kdnotes.experiment.plan import explain_study, plan_study
-    from kdnotes.analysis.report import report
+    from kdnotes.experiment.launch import RunError
+    from kdnotes.experiment.study import run_study
 
-    plans = plan_study(args.seeds, args.arms, **_shared(args))
     say = functools.partial(print, flush=True)
-    say(explain_study(plans))
-    study = plans[0].config.study
-    failed = make_runs(
-        plans,
-        lambda p, beside: execute(p, milestones(say) if beside == 1 else lambda row: None, say, beside),
-        say,
-        args.jobs,
-    )
-    made = [p.run_id for p in plans if p.run_id not in failed]
-    result = report(study, made)
-    study_figures(study, made)
-    atomic_write(runs_path() / study / 'table.txt', f'{result}\n')
-    print(result)
-    if failed:
-        raise RunError(failures(failed, len(plans)))
+    made = run_study(args.seeds, args.arms, args.jobs, say, **_shared(args))
+    print(made.report)
+    if made.failure:
+        raise RunError(made.failure)
     return 0
 
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm', 'study'), corpus='embedded')
-    parser.description = "Makes the runs of a study that are not done, one after the other, compares them and draws their figures: `make study` without notebooks. -p study=NAME names it; else it has the corpus' name."
+    parser.description = (
+        'Makes the runs of a study that are not done, one after the other, compares them and draws their '
+        'figures: `make study` without notebooks. '
+        "-p study=NAME names it; else it has the corpus' name."
+    )
     parser.add_argument('--seeds', type=int, default=3, metavar='N', help='seeds 0 to N - 1 (3)')
     parser.add_argument(
         '--jobs',
         type=int,
         default=1,
         metavar='N',
-        help='runs at the same time on the same device: sooner done, and their times, memory and energy are left out (1)',
+        help='runs at the same time on the same device: sooner done, '
+        'but their times, memory and energy are not compared (1)',
     )
     parser.add_argument(
         '--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)'
@@ -225,17 +234,20 @@ def _tune(args: argparse.Namespace) -> int:
     found = search(args.mode, trials=args.trials, jobs=args.jobs, say=say, **given)
     print(found.trials.to_string(index=False))
     made = train_tuned(found, args.seeds, jobs=args.jobs, say=say, **given)
-    if made:
-        print(
-            *(f"{r['run_id']}: {r['primary']['metric']} {r['primary']['value']:.3f}" for r in made), sep='\n'
-        )
+    for record in made:
+        primary = record['primary']
+        print(f"{record['run_id']}: {primary['metric']} {primary['value']:.3f}")
     print(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
     return 0
 
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     _parameters(parser, without=('mode', 'seed', 'arm', 'study', 'tuning_id'), corpus='embedded')
-    parser.description = "Makes a fixed random search for one arm's setting, judged on the development set: `make tune` without notebooks. The trials go to the study NAME-tuning, for -p study=NAME; trials that are done are not made again."
+    parser.description = (
+        "Makes a fixed random search for one arm's setting, judged on the development set: `make tune` "
+        'without notebooks. The trials go to the study NAME-tuning, for -p study=NAME; '
+        'trials that are done are not made again.'
+    )
     parser.add_argument(
         '--mode', default='baseline', metavar='M', help=f"the arm: one of {', '.join(MODES)} (baseline)"
     )
@@ -258,21 +270,27 @@ def _forget(args: argparse.Namespace) -> int:
 
     elsewhere, stand = forget(args.study, args.run_id)
     print(
-        f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them again, and what they stand on where its weights are gone"
+        f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them again, "
+        'and what they stand on where its weights are gone'
     )
     if elsewhere:
         print(
-            f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: forget them there as well"
+            f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: "
+            'forget them there as well'
         )
     if stand:
         print(
-            f"{', '.join(stand)} learnt or started from them, and will not fit those that are made again: forget them, too"
+            f"{', '.join(stand)} learnt or started from them, and will not fit those that are made again: "
+            'forget them, too'
         )
     return 0
 
 
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = 'Takes finished runs out of a study: out of thesis/data/<study>.*, and their folders aside, to runs/.forgotten/.'
+    parser.description = (
+        'Takes finished runs out of a study: out of thesis/data/<study>.*, '
+        'and their folders aside, to runs/.forgotten/.'
+    )
     parser.add_argument('study')
     parser.add_argument('run_id', nargs='+')
 
@@ -296,8 +314,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         'kdnotes',
         allow_abbrev=False,
-        description='Distillation, mixed precision and parallel training of BERT-like models, as experiments.',
-        epilog='`kdnotes COMMAND --help` tells what a command takes. Runs, and studies as notebooks: nbs/run.ipynb and `make study`.',
+        description='Distillation, mixed precision and parallel training of BERT-like models, '
+        'as experiments.',
+        epilog='`kdnotes COMMAND --help` tells what a command takes. '
+        'Runs, and studies as notebooks: nbs/run.ipynb and `make study`.',
     )
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for command in COMMANDS:

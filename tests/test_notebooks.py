@@ -102,20 +102,27 @@ def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
     ids=['nothing', 'much'],
 )
 def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
-    "The cells of the notebook up to the runs, with the training and papermill left out: the parameters of each run's notebook are those of the plan."
+    "The cells of the notebook up to the runs, without training and papermill: the parameters of each run's notebook are those of the plan."
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.chdir(ROOT)
     code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
-    runs = next(i for i, source in enumerate(code) if 'make_runs(plans' in source)
+    runs = next(i for i, source in enumerate(code) if 'run_study(' in source)
     shell = {}
     exec(code[0], shell)
     exec(code[1] + f'\nglobals().update({given!r})', shell)
     for source in code[2:runs]:
         exec(source, shell)
     made = {}
-    plans = shell['plans']
-    monkeypatch.setitem(shell, 'execute', lambda p, on_row, say, jobs: None)
-    monkeypatch.setitem(shell, 'make_runs', lambda plans, make, say, jobs: [make(p, jobs) for p in plans])
+    plans = []
+
+    def make_runs(planned, make, say, jobs):
+        plans.extend(planned)
+        for p in planned:
+            make(p, jobs)
+
+    monkeypatch.setattr('kdnotes.experiment.study.execute', lambda p, on_row, say, jobs: None)
+    monkeypatch.setattr('kdnotes.experiment.study.make_runs', make_runs)
+    monkeypatch.setattr('kdnotes.experiment.study._compared', lambda plans, failed: None)
     monkeypatch.setattr(
         'papermill.execute_notebook',
         lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}),
@@ -134,7 +141,14 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
 @pytest.mark.parametrize(
     'asked, told',
     [
-        ((), 'study=$(kdnotes name'),
+        ((), "study=$(kdnotes name -p 'task=answer_selection' -p 'corpus=embedded'"),
+        (('TASK=text_classification',), "-r task 'text_classification' -r corpus 'embedded'  -r profile"),
+        (('COLUMNS=text=the review,label=stars',), "-r columns 'text=the review,label=stars'"),
+        (("CORPUS=/it's/a b",), "-r corpus '/it'\\''s/a b'"),
+        (
+            ('P=columns=text=review,label=stars epochs=1',),
+            "-r 'columns' 'text=review,label=stars' -r 'epochs' '1'",
+        ),
         (
             ('P=alpha=.3 student_layers=1,3', 'SMOKE=1', 'CORPUS=/a/b'),
             "-p 'corpus=/a/b' -p 'study=' -p smoke=true -p 'alpha=.3' -p 'student_layers=1,3'",
@@ -150,9 +164,20 @@ def test_make_hands_on_what_it_is_given(target, asked, told):
         cwd=ROOT,
         text=True,
         capture_output=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith('MAKE')},
+        env={k: v for k, v in os.environ.items() if not k.startswith('MAKE')} | {'COLUMNS': '80'},
     )
+    assert "columns '80'" not in done.stdout, 'the width of the terminal'
     assert done.returncode == 0 and told in done.stdout, done.stdout + done.stderr
+
+
+def test_the_run_notebook_has_the_parameters_defaults():
+    "A study gives it no more than differs from them."
+    cells = [c.source for c in nbformat.read(ROOT / 'nbs/run.ipynb', 4).cells if c.cell_type == 'code']
+    parameters = {}
+    exec(cells[1], parameters)
+    parameters.pop('__builtins__')
+    parameters.pop('__annotations__', None)
+    assert make_config(**parameters) == make_config()
 
 
 # ---- one run ----

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kdnotes.core.config import MODES, ConfigError, Machine, make_config
+from kdnotes.experiment.study import notebook_parameters
 from kdnotes.experiment.plan import explain_study, plan, plan_study
 from kdnotes.search.random import SPACES, plan_search, tuned_plans
 
@@ -71,7 +72,7 @@ def test_the_students_learn_from_the_baseline_of_their_study(given):
 def test_a_run_asked_for_as_its_study_asked_is_the_same_run(given):
     "As study.ipynb hands it to run.ipynb: as JSON."
     for p in study(**given):
-        parameters = json.loads(json.dumps(p.asked.model_dump(mode='json', exclude_unset=True)))
+        parameters = json.loads(json.dumps(notebook_parameters(p)))
         assert plan(make_config(**parameters)) == p
 
 
