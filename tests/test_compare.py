@@ -15,9 +15,7 @@ from kdnotes.analysis.compare import (
     compare,
     difference_table,
     differences,
-    explain,
     label,
-    sentence,
     study_comparisons,
     study_factorial,
     unit_matrix,
@@ -29,6 +27,7 @@ from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, per
 from kdnotes.analysis.intervals import paired_difference
 from kdnotes.telemetry.sampler import BUSY_SHARE
 from kdnotes.analysis.comparable import timed
+from kdnotes.analysis.wording import explain, sentence
 
 
 def said(comparison):

@@ -25,12 +25,10 @@ from kdnotes.analysis.tests import (
     interval_test,
     mcnemar_test,
     permutation_test,
-    power,
-    power_table,
     seed_test,
-    seeds_needed,
     smallest_p,
 )
+from kdnotes.analysis.power import power, power_table, seeds_needed
 from kdnotes.analysis.intervals import (
     Interval,
     StatsError,

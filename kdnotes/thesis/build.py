@@ -73,7 +73,7 @@ PARTS = (
     'transfer',
     'gpu_transfer',
 )
-# from so many on the crossed test keeps its level in simulations (nbs/analysis/08_coverage.ipynb)
+# from so many on the crossed test keeps its level in simulations (nbs/analysis/10_coverage.ipynb)
 ENOUGH_SEEDS = 5
 # parts whose runs are told one by one, with no comparison and no figure
 LISTED = ('tuning', 'transfer', 'gpu_transfer')
@@ -400,7 +400,7 @@ def coverage_facts(
         for end in ('min', 'max')
     }
     return dict(
-        source='nbs/analysis/08_coverage.ipynb',
+        source='nbs/analysis/10_coverage.ipynb',
         trials=trials,
         questions=122,
         table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()),

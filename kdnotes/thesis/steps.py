@@ -13,12 +13,11 @@ from kdnotes.analysis.compare import (
     VERDICTS,
     Comparison,
     Verdict,
-    sentence,
-    times_as,
     unit_matrix,
     verdict_on,
 )
 from ..analysis.plotting import metric_name
+from ..analysis.wording import sentence, times_as
 from ..core.config import task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
 from ..analysis.intervals import Interval, ratio_interval

@@ -13,7 +13,6 @@ from kdnotes.analysis.compare import (
     commits,
     matched_pairs,
     metric_differences,
-    sentence,
     study_factorial,
     uncommitted,
     unit_matrix,
@@ -34,7 +33,9 @@ from ..analysis.calibration import agreement, aligned, calibration_error, decisi
 from ..analysis.figures import Evidence, pooled_gradients
 from ..records.store import RecordError, predictions
 from ..analysis.report import arms_table, metrics_table, pareto_front, starts_made_again
-from ..analysis.tests import p_text, power, power_table
+from ..analysis.power import power, power_table
+from ..analysis.tests import p_text
+from ..analysis.wording import sentence
 from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..telemetry.sampler import BUSY_SHARE, is_busy
 from kdnotes.thesis.steps import (
