@@ -107,7 +107,11 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(home):
     for seed in ('1', '77'):
         random.Random(seed).shuffle(found)
         commit(found)
-        code = "import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom kdnotes.analysis.figures import study_figures; study_figures('made')"
+        code = (
+            "import matplotlib; "
+            "matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom "
+            "kdnotes.analysis.figures import study_figures; study_figures('made')"
+        )
         for old in figures_path('made').iterdir():
             old.unlink()
         subprocess.run(

@@ -88,7 +88,11 @@ def test_another_process_with_another_hash_seed_and_style_makes_the_same_bytes(h
     for r in study():
         write_run(r)
     first = svgs(rp.report('made'))
-    code = "import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom kdnotes.analysis.report import report; report('made')"
+    code = (
+        "import matplotlib; "
+        "matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom "
+        "kdnotes.analysis.report import report; report('made')"
+    )
     subprocess.run(
         [sys.executable, '-c', code],
         check=True,

@@ -49,7 +49,10 @@ def aligned(
             frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())
         ):
             raise StatsError(
-                f'predictions of run {k} are of other candidates or labels than those of run 0; compare runs on one corpus, scored once each'
+                (
+                    f'predictions of run {k} are of other candidates or labels than those of run 0; compare '
+                    'runs on one corpus, scored once each'
+                )
             )
         frames.append(f)
     return pd.concat(
@@ -235,7 +238,10 @@ def agreement(
     "Agreement over seeds and units."
     if len(students) != len(teachers) or not students:
         raise StatsError(
-            f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student its own teacher'
+            (
+                f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student '
+                'its own teacher'
+            )
         )
     values = [agreement_values(s, t, split, threshold) for s, t in zip(students, teachers)]
     if any(not v.index.equals(values[0].index) for v in values):

@@ -38,7 +38,10 @@ def timed(
     if not crowd:
         return of_one_machine(records)
     found = of_one_machine([r for r in records if r['run_id'] not in crowd])
-    said = f"times, memory and energy of {len(crowd)} of {len(records)} runs are left out, since others of the study were made at the same time (machine.jobs in their records)"
+    said = (
+        f"times, memory and energy of {len(crowd)} of {len(records)} runs are left out, since others of the "
+        "study were made at the same time (machine.jobs in their records)"
+    )
     return Timed(found.runs, found.left_out | crowd, '; '.join(filter(None, (said, found.note))))
 
 
@@ -68,7 +71,10 @@ def of_one_machine(records: Sequence[dict]) -> Timed:
     return Timed(
         tuple(made[most]),
         others,
-        f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: {_named(records, others)}',
+        (
+            f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: '
+            f'{_named(records, others)}'
+        ),
     )
 
 

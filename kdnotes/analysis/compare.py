@@ -200,7 +200,10 @@ def _matched(
         return (
             [],
             {},
-            f"arm {torn!r} has seeds with several teachers and its partner has none to tell them apart; compare one teacher seed at a time",
+            (
+                f"arm {torn!r} has seeds with several teachers and its partner has none to tell them apart; "
+                "compare one teacher seed at a time"
+            ),
         )
     common = sorted(set.intersection(*({k for k, r in found.items() if usable(r)} for found in keyed)))
     left = {
@@ -220,7 +223,10 @@ def matched_pairs(
     "Pairs sorted by seed, the seeds without a partner by arm, and why there are no pairs."
     pairs, left, why = _matched((a, b))
     if not pairs and not why:
-        why = f"they have no seed in common: {left[a[0]['arm']]} and {left[b[0]['arm']]}; run the same seeds in both"
+        why = (
+            f"they have no seed in common: {left[a[0]['arm']]} and {left[b[0]['arm']]}; run the same seeds "
+            "in both"
+        )
     return pairs, left, why
 
 # %% ../../nbs/analysis/06_compare.ipynb #cae6a68f
@@ -265,7 +271,10 @@ def metric_differences(
     "b - a of the primary metric, (seeds, units) or (seeds,); remarks; why there is none."
     null = [r for pair in pairs for r in pair if r['primary']['value'] is None]
     why = [
-        f"the {r['primary']['metric']} of {r['run_id']} is null: {r['reasons'].get('primary.value', 'no reason recorded')}"
+        (
+            f"the {r['primary']['metric']} of {r['run_id']} is null: "
+            f"{r['reasons'].get('primary.value', 'no reason recorded')}"
+        )
         for r in null
     ]
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
@@ -409,7 +418,10 @@ def _warnings(pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]) ->
     if len(pairs) == 1:
         found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
     if shared := [runs[0]['arm'] for runs in zip(*pairs) if _one_teacher(runs)]:
-        text = f"all seeds of {' and '.join(shared)} have one teacher: what another teacher would change is not in the interval"
+        text = (
+            f"all seeds of {' and '.join(shared)} have one teacher: what another teacher would change is "
+            "not in the interval"
+        )
         found.append(Remark('one_teacher', text))
     if len(c := commits(r for pair in pairs for r in pair)) > 1:
         found.append(Remark('commits', f"the runs stem from more than one git commit: {', '.join(c)}"))

@@ -229,7 +229,10 @@ def payback(
     "Of one student."
     if teacher['run_id'] != student['teacher_run_id']:
         raise CostError(
-            f"run {student['run_id']} has the teacher {student['teacher_run_id']}, not {teacher['run_id']}; give the record of its own"
+            (
+                f"run {student['run_id']} has the teacher {student['teacher_run_id']}, not "
+                f"{teacher['run_id']}; give the record of its own"
+            )
         )
     extra = total(
         training_cost(student), signal_cost(student, among), training_cost(teacher) if with_teacher else FREE
@@ -308,7 +311,10 @@ def _arms(records: Sequence[dict]) -> dict[str, list[dict]]:
     "Records by arm and seed, of one corpus."
     if len(found := {r['corpus_sha256'] for r in records}) > 1:
         raise CostError(
-            f'the records are of {len(found)} corpora, whose examples cost different amounts; give those of one'
+            (
+                f'the records are of {len(found)} corpora, whose examples cost different amounts; give '
+                'those of one'
+            )
         )
     return {
         arm: sorted((r for r in records if r['arm'] == arm), key=lambda r: r['seed'])

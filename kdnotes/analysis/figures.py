@@ -596,7 +596,12 @@ def _machine(e: Evidence) -> str:
 # %% ../../nbs/analysis/12_figures.ipynb #f3e1059f
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
-    return f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with {confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the cost; small ones are single runs. The dashed line is the Pareto front of the means: {_listed(front)}. {_seeds(e)} {_machine(e)}"
+    return (
+        f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with "
+        f"{confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the "
+        "cost; small ones are single runs. The dashed line is the Pareto front of the means: "
+        f"{_listed(front)}. {_seeds(e)} {_machine(e)}"
+    )
 
 
 def _effects_caption(e: Evidence) -> str:
@@ -607,7 +612,11 @@ def _effects_caption(e: Evidence) -> str:
         'train_s' in c.speedup for c in shown
     )
     return (
-        f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio."
+        (
+            f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same "
+            f"seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or "
+            "ratio."
+        )
         + f' {_machine(e)}' * bool(times and e.times.note)
         + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow
         + ' A star: other settings differ between the arms, too.' * star
@@ -616,19 +625,29 @@ def _effects_caption(e: Evidence) -> str:
 
 def _curves_caption(e: Evidence) -> str:
     return (
-        f"Training loss (left) and {metric_name(e.records[0]['primary']['metric'])} on the {curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines are arms in mixed precision. "
-        f'Losses with and without distillation are different quantities and can be compared by shape only. {_seeds(e)}'
+        f"Training loss (left) and {metric_name(e.records[0]['primary']['metric'])} on the "
+        f"{curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. "
+        "Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines "
+        "are arms in mixed precision. "
+        'Losses with and without distillation are different quantities and can be compared by shape '
+        f'only. {_seeds(e)}'
     )
 
 
 def _throughput_caption(e: Evidence) -> str:
-    return f'Training examples per second on {e.records[0]["corpus"]}: mean with {confidence(e.values)} interval over seeds, and single runs as points. {_seeds(e)} {_machine(e)}'
+    return (
+        f'Training examples per second on {e.records[0]["corpus"]}: mean with {confidence(e.values)} '
+        f'interval over seeds, and single runs as points. {_seeds(e)} {_machine(e)}'
+    )
 
 
 def _timelines_caption(e: Evidence) -> str:
     ranks = max(r['parallel']['ranks'] for r in e.times.runs)
     return (
-        'What the machine did during each run: a line is a run, a point a stretch of it (the mean, and of memory the highest value).'
+        (
+            'What the machine did during each run: a line is a run, a point a stretch of it (the mean, and '
+            'of memory the highest value).'
+        )
         + f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.'
         * (ranks > 1)
         + f' {_seeds(e)} {_machine(e)}'
@@ -639,7 +658,10 @@ def _phases_caption(e: Evidence) -> str:
     again = any(r['time']['teacher_train_s'] for r in e.times.runs)
     return (
         "What each arm's time goes into, in seconds of a mean run, evaluations included."
-        + " The empty bars are the training of the students' teacher, which is paid once for any number of students."
+        + (
+            " The empty bars are the training of the students' teacher, which is paid once for any number "
+            "of students."
+        )
         * again
         + f' {_seeds(e)} {_machine(e)}'
     )
@@ -649,18 +671,27 @@ def _gradients_caption(e: Evidence) -> str:
     runs = [r for r in e.records if r.get('gradients')]
     steps = sorted({m['step'] for r in runs for m in r['gradients']})
     return (
-        f"Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
-        'Each histogram has its own height. At the right: of the numbers that are not zero, the share below the smallest number of fp16, for which it would need a loss scale.'
+        "Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), "
+        f"pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
+        'Each histogram has its own height. At the right: of the numbers that are not zero, the share '
+        'below the smallest number of fp16, for which it would need a loss scale.'
     )
 
 
 def _fidelity_caption(e: Evidence) -> str:
-    return f"How well students agree with the teacher they were made with, on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} with 95% intervals. Agreement is high for a large share and tau, and for a small divergence (Jensen and Shannon, in nats). {_seeds(e)}"
+    return (
+        "How well students agree with the teacher they were made with, on the "
+        f"{e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} "
+        "with 95% intervals. Agreement is high for a large share and tau, and for a small divergence "
+        f"(Jensen and Shannon, in nats). {_seeds(e)}"
+    )
 
 
 def _reliability_caption(e: Evidence) -> str:
     return (
-        f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over seeds{_all_items(e)}; on the dashed line a probability is what it says. "
+        f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} "
+        f"set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over "
+        f"seeds{_all_items(e)}; on the dashed line a probability is what it says. "
         f'Grey bars: candidates in a bin, beside those of the fullest. {_seeds(e)}'
     )
 

@@ -84,7 +84,10 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
         values = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise StatsError(
-            f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing ones or leave the run out'
+            (
+                f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing '
+                'ones or leave the run out'
+            )
         ) from None
     if values.ndim != ndim or not values.size:
         raise StatsError(
@@ -92,7 +95,10 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
         )
     if not np.isfinite(values).all():
         raise StatsError(
-            f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not finite; leave those runs or units out'
+            (
+                f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not '
+                'finite; leave those runs or units out'
+            )
         )
     return values
 
@@ -385,7 +391,10 @@ def bootstrap_interval(
             level,
             method,
             units=U,
-            reason=f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values differ in too few places',
+            reason=(
+                f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values '
+                'differ in too few places'
+            ),
         )
     return Interval(float(y.mean()), *limits, S, level, method, units=U)
 

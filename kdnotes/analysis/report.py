@@ -50,7 +50,10 @@ def check_study(
 
     if not records:
         refuse(
-            f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; train some first, with nbs/run.ipynb or nbs/study.ipynb'
+            (
+                f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
+                'train some first, with nbs/run.ipynb or nbs/study.ipynb'
+            )
         )
     for name, key in (
         ('tasks', lambda r: r['task']),
@@ -60,7 +63,10 @@ def check_study(
     ):
         if len(seen := sorted({key(r) for r in records})) > 1:
             refuse(
-                f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of their own"
+                (
+                    f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of "
+                    "their own"
+                )
             )
     for runs in arms_of(records).values():
         if why := check_arm(runs):
@@ -287,7 +293,10 @@ def accuracy_figure(
     axes.set_title(f'mean and {confidence(values)} interval; small: single runs', loc='left')
     axes.set(
         xlabel=COSTS[cost],
-        ylabel=f"{metric_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is better)",
+        ylabel=(
+            f"{metric_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is "
+            "better)"
+        ),
     )
     axes.set_xlim(0, axes.get_xlim()[1])
     best = [values[arm] for arm in front]
@@ -469,7 +478,12 @@ class Report:
 def _about(study: str, found: Sequence[dict], level: float) -> str:
     "What the numbers are of."
     r = found[0]
-    return f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on {r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {level:.0%} interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for the rest"
+    return (
+        f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on "
+        f"{r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {level:.0%} "
+        f"interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for "
+        "the rest"
+    )
 
 # %% ../../nbs/analysis/11_report.ipynb #7f09a06d
 def starts_made_again(
@@ -489,7 +503,10 @@ def starts_made_again(
         return f"{of}{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
 
     return [
-        f"{i} was made {len(by)} times, and runs start from other weights of it: {'; '.join(map(named, by.values()))}"
+        (
+            f"{i} was made {len(by)} times, and runs start from other weights of it: "
+            f"{'; '.join(map(named, by.values()))}"
+        )
         for (i, _), by in made.items()
         if len(by) > 1
     ]
@@ -507,7 +524,10 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     for r in found:
         if r['primary']['value'] is None:
             notes.append(
-                f"{r['arm']} has no {r['primary']['metric']}: {r['reasons'].get('primary.value', 'no reason recorded')}"
+                (
+                    f"{r['arm']} has no {r['primary']['metric']}: "
+                    f"{r['reasons'].get('primary.value', 'no reason recorded')}"
+                )
             )
     if len({r['parallel']['ranks'] for r in found}) == 1:
         notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")

@@ -163,7 +163,10 @@ def seed_test(
             float(x.mean()),
             method,
             len(x),
-            reason=f'{len(x)} seed(s) cannot reach a p below 2/2^{len(x)} = {smallest_p(len(x)):.4g}; tests by seed need {LEAST_SEEDS}',
+            reason=(
+                f'{len(x)} seed(s) cannot reach a p below 2/2^{len(x)} = {smallest_p(len(x)):.4g}; tests by '
+                f'seed need {LEAST_SEEDS}'
+            ),
         )
     signs = flips(len(x), rng, n_draws)
     return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', len(x))
@@ -178,7 +181,10 @@ def mcnemar_test(
     b = np.asarray(right_b)
     if a.shape != b.shape or a.ndim != 1 or not a.size or {*np.unique(a), *np.unique(b)} - {False, True}:
         raise StatsError(
-            f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the same units'
+            (
+                f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the '
+                'same units'
+            )
         )
     a = a.astype(bool)
     b = b.astype(bool)
@@ -208,7 +214,10 @@ def holm(
     "Holm's corrected p values over a family."
     if set(p) != set(family.members):
         raise StatsError(
-            f'family {family.name!r} has other members than the tests given: {sorted(set(p) ^ set(family.members))}'
+            (
+                f'family {family.name!r} has other members than the tests given: '
+                f'{sorted(set(p) ^ set(family.members))}'
+            )
         )
     corrected = multipletests([1.0 if p[m] is None else p[m] for m in family.members], method='holm')[1]
     return {m: None if p[m] is None else float(c) for m, c in zip(family.members, corrected)}
@@ -340,7 +349,10 @@ FACTORIAL = {  # effect -> weight of each arm
 NOT_ESTIMABLE = {  # effect -> why
     'network x kd': 'only students are distilled',
     'network x precision x kd': 'only students are distilled',
-    'ranks x precision': "the teacher's network is run in mixed precision on 1 rank only; if ranks matter to the effect of precision, 'network x precision' holds that too",
+    'ranks x precision': (
+        "the teacher's network is run in mixed precision on 1 rank only; if ranks matter to the effect of "
+        "precision, 'network x precision' holds that too"
+    ),
     'ranks x kd': 'students are run on all ranks only',
     'ranks x network': 'students are run on all ranks only',
 }

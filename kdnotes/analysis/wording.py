@@ -142,16 +142,25 @@ def _metric_sentence(c: Comparison) -> str:
     if c.n_seeds == 1:
         size = number_texts([abs(d.estimate)], '.4f')[0]
         compared = f'{_direction(c)} by {size} than' if d.estimate else 'the same as'
-        return f'With {_one_seed(c)} alone, {name} of {c.b} was {compared} that of {c.a}; nothing is known about other seeds'
+        return (
+            f'With {_one_seed(c)} alone, {name} of {c.b} was {compared} that of {c.a}; nothing is known '
+            'about other seeds'
+        )
     units = f' and {d.units} {c.unit_name}' if d.units else ''
     rests = f'{d.level:.0%} interval, {c.n_seeds} seeds{units}{_p_clause(c.p, c.p_holm, c.family)}'
     if found.code == 'not_tested':
-        return f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); it was {found.words}, since {found.reason}{_alike(c)}'
+        return (
+            f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); it was {found.words}, '
+            f'since {found.reason}{_alike(c)}'
+        )
     if found.code == 'not_significant':
         return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+.4f} ({rests}){_alike(c)}'
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
     worse = (d.estimate > 0) != c.primary['higher_is_better']
-    return f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} ({rests}){_called(c)}{_alike(c) if worse else ""}'
+    return (
+        f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} '
+        f'({rests}){_called(c)}{_alike(c) if worse else ""}'
+    )
 
 
 def _called(c: Comparison) -> str:
@@ -167,11 +176,17 @@ def _time_sentence(c: Comparison, about: str) -> str:
     name = _WORK[about]
     found = verdict_on(c, about)
     if i.n == 1:
-        return f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}; nothing is known about other seeds'
+        return (
+            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}; nothing is '
+            'known about other seeds'
+        )
     p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
     rests = f'{i.level:.0%} interval, {i.n} seeds{p}'
     if found.code == 'not_significant':
-        return f'No difference between {c.a} and {c.b} in the time of {name} was detected: {times_as(i)} ({rests})'
+        return (
+            f'No difference between {c.a} and {c.b} in the time of {name} was detected: {times_as(i)} '
+            f'({rests})'
+        )
     said = f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a} ({rests})'
     if found.code == 'not_tested':
         return f'{said}; the difference was {found.words}, since {found.reason}'

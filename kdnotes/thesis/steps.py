@@ -287,7 +287,10 @@ def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | No
     values = dict(
         verdict=_step_verdict(result, ratio.estimate > 1, ('more', 'less')),
         ratio=ratio,
-        sentence=f'{begin}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run together ({rests}; {seeds}).',
+        sentence=(
+            f'{begin}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run '
+            f'together ({rests}; {seeds}).'
+        ),
     )
     return values | (dict(verdict_reason=result.reason) if result.reason else {})
 

@@ -624,7 +624,10 @@ def notes_on(
         if r['primary']['value'] is not None and unit_matrix([r], its_units) is None
     ]
     said = [
-        f'the units of run {i} do not have the mean its record states; intervals of its arm rest on records alone'
+        (
+            f'the units of run {i} do not have the mean its record states; intervals of its arm rest on '
+            'records alone'
+        )
         for i in unlike
     ]
     said += _study_notes(found)
