@@ -320,7 +320,9 @@ def _check_student(config: RunConfig) -> None:
             )
         student = load_config(config.student)
     else:
-        student = check_student(config.teacher, config.student_layers).config
+        student = check_student(
+            config.teacher, config.student_layers, task_info(config.task).auto_class
+        ).config
     _check_intermediate(config, student, teacher)
 
 
@@ -329,6 +331,7 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
     from kdnotes.distill.intermediate_losses import value_projections
     from kdnotes.distill.models import build_model, check_hidden_states, depth
 
+    auto_class = task_info(config.task).auto_class
     n_layers = depth(teacher)
     layers = config.hidden_layers
     if layers and max(layers) >= n_layers:
@@ -341,9 +344,9 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
         )
     for model in (student, teacher):
         if config.hidden_loss != 'none':
-            check_hidden_states(model)
+            check_hidden_states(model, auto_class)
         if config.relation_loss != 'none':
-            value_projections(build_model(model, 'AutoModelForSequenceClassification'))
+            value_projections(build_model(model, auto_class))
 
 # %% ../../nbs/experiment/01_plan.ipynb #69eacccd
 def choose_arms(

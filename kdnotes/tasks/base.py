@@ -162,6 +162,8 @@ class TaskInfo:
     factor_settings: dict[str, set[str]] = field(default_factory=dict)
     # settings younger than this task's first evidence: left out of a run_id at their defaults
     later: frozenset[str] = frozenset()
+    # the transformers head of its models, before there is a corpus
+    auto_class: str = 'AutoModelForSequenceClassification'
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:
