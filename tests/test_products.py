@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from helpers import SameWord, tiny_bert, tiny_config
 from kdnotes.train import loop as trainer
 from kdnotes.core.config import Machine, make_config, resolve
-from kdnotes.train.emulated_bf16 import WidenedProducts
+from kdnotes.train.emulated_bf16 import WidenedMatmul
 from kdnotes.train.distributed import Runtime, start
 from kdnotes.checks.profiling import product_rate
 
@@ -130,7 +130,7 @@ def test_activations_are_kept_in_16_bits():
 def test_fp32_products_and_other_formats_are_left_alone():
     x = torch.randn(3, 3)
     y = torch.randn(3, 3)
-    with WidenedProducts():
+    with WidenedMatmul():
         assert torch.equal(x @ y, torch.mm(x, y))
         assert (x.half() @ y.half()).dtype == torch.half
         with torch.autocast('cpu', dtype=torch.half):
@@ -155,11 +155,11 @@ def test_a_run_uses_them_where_the_cpu_has_no_instructions(monkeypatch):
 def test_rates_are_those_of_the_products_a_run_uses(monkeypatch):
     used = []
 
-    class Watched(WidenedProducts):
+    class Watched(WidenedMatmul):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             used.append(function)
             return super().__torch_function__(function, types, args, kwargs)
 
-    monkeypatch.setattr('kdnotes.checks.profiling.WidenedProducts', Watched)
+    monkeypatch.setattr('kdnotes.checks.profiling.WidenedMatmul', Watched)
     assert product_rate([(1, 8, 8, 8)], 'bf16', TORCHS, 0.001) > 0 and not used
     assert product_rate([(1, 8, 8, 8)], 'bf16', WIDENED, 0.001) > 0 and set(used) == {torch.Tensor.matmul}

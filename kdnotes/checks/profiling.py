@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from ..tasks.base import Task, TaskView
-from ..train.emulated_bf16 import WidenedProducts
+from ..train.emulated_bf16 import WidenedMatmul
 from ..train.distributed import Runtime
 
 # %% auto #0
@@ -56,7 +56,7 @@ def product_rate(
 
     def rounds(count: int) -> float:
         begin = runtime.clock()
-        with WidenedProducts() if runtime.widened else contextlib.nullcontext():
+        with WidenedMatmul() if runtime.widened else contextlib.nullcontext():
             for _ in range(count):
                 for a, b in pairs:
                     a @ b

@@ -65,31 +65,27 @@ class Runtime:
     "The surroundings of one rank."
 
     device: torch.device
-    dtype: str  # fp32 | tf32 | fp16 | bf16: the format products are computed in
+    dtype: str  # fp32 | tf32 | fp16 | bf16: the format of a matmul
     rank: int = 0
     ranks: int = 1
     threads: int | None = None  # CPU threads of this rank; None: on a GPU
     backend: str | None = None  # gloo | nccl; None with one rank
-    math: str = ''  # what fp32 products mean here, read back from torch
-    # are products in bf16 computed in fp32? on a CPU without instructions for them
-    # (nbs/train/01_emulated_bf16.ipynb)
+    math: str = ''  # what a matmul in fp32 means here, read back from torch
+    # is a matmul in bf16 computed in fp32? on a CPU without instructions for it (train.emulated_bf16)
     widened: bool = False
 
     @property
     def main(self) -> bool:
         return self.rank == 0  # the rank that writes
 
-    def autocast(self, widened: bool = True):  # False: with torch's own products everywhere
-        "A context in which products are computed in 16 bits, for fp16 and bf16; else one that does nothing."
+    def autocast(self, widened: bool = True):  # False: with torch's own matmul everywhere
+        "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
         if self.dtype not in ('fp16', 'bf16'):
             return contextlib.nullcontext()
-        return (
-            widened_autocast()
-            if widened and self.widened
-            else torch.autocast(
-                self.device.type, dtype=torch.float16 if self.dtype == 'fp16' else torch.bfloat16
-            )
-        )
+        if widened and self.widened:
+            return widened_autocast()
+        dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype)
 
     def scaler(self) -> torch.amp.GradScaler:
         "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
@@ -158,7 +154,9 @@ def wrap_ddp(
 
 # %% ../../nbs/train/03_distributed.ipynb #6847294c
 class Agreement:
-    "The same yes-or-no questions at every step; a yes of any rank is everyone's yes, one step later (at once with one rank)."
+    """The same yes-or-no questions at every step: a yes of any rank is everyone's yes.
+
+    Ranks learn the answer one step later; one rank alone has it at once."""
 
     def __init__(self, runtime: Runtime):
         self._ranks = runtime.ranks
@@ -170,14 +168,16 @@ class Agreement:
             return flags
         answers = self.last() or (False,) * len(flags)
         votes = torch.tensor(flags, dtype=torch.int32)
-        self._pending = votes, dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work = dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = (votes, work)
         return answers
 
     def last(self) -> tuple[bool, ...] | None:
         "Wait for the answer that is under way; None when nothing was asked."
         if self._pending is None:
             return None
-        (votes, work), self._pending = self._pending, None
+        votes, work = self._pending
+        self._pending = None
         work.wait()
         return tuple(bool(v) for v in votes.tolist())
 
@@ -232,7 +232,7 @@ PLACES = (
 def process_environment(
     threads: int | None,  # of the process; None: as many as it likes
 ) -> dict[str, str]:  # for subprocess
-    "The environment variables of a process that trains; what the user has set stays, but a place in another group of ranks, such as a cluster's, is not handed on."
+    "The environment variables of a process that trains: the user's own, without a place among other ranks."
     env = dict(
         {k: v for k, v in os.environ.items() if k not in PLACES},
         KDNOTES_HOME=str(root()),
@@ -274,7 +274,9 @@ def die_with_parent() -> None:
 
 
 def _join(backend: str, device: torch.device | None, patience=datetime.timedelta(minutes=30)) -> None:
-    "Meet the other ranks. torchrun starts ranks again beside the same store, so each attempt has keys of its own: an address left by a dead rank would be dialled for ever."
+    "Meet the other ranks."
+    # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
+    # an address left by a dead rank would be dialled for ever
     store, rank, ranks = next(rendezvous('env://', timeout=patience))
     dist.init_process_group(
         backend,
@@ -290,21 +292,22 @@ def start(
     config: RunConfig,  # resolved
 ) -> Runtime:
     "Set up this process as a rank: threads, device, number format, process group."
-    rank, ranks, local = (
-        int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0))
-    )
+    rank = int(os.environ.get('RANK', 0))
+    ranks = int(os.environ.get('WORLD_SIZE', 1))
+    local = int(os.environ.get('LOCAL_RANK', 0))
     cuda = torch.cuda.is_available()
     device = torch.device('cuda', local) if cuda else torch.device('cpu')
     if cuda:
         torch.cuda.set_device(device)
     else:
-        torch.set_flush_denormal(True)  # before the first product: threads take it over when they are made
+        torch.set_flush_denormal(True)  # before the first matmul: threads take it over when they are made
         if config.threads_per_rank:
             torch.set_num_threads(config.threads_per_rank)
     dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
     math = set_matmul_precision(dtype)
-    backend = None if ranks == 1 else 'nccl' if cuda else 'gloo'
-    if backend:
+    backend = None
+    if ranks > 1:
+        backend = 'nccl' if cuda else 'gloo'
         _join(backend, device if cuda else None)
     return Runtime(
         device,

@@ -33,9 +33,8 @@ def layer_of(
     return 'embeddings' if 'embed' in name else 'head'
 
 # %% ../../nbs/train/07_gradient_stats.ipynb #c63631cc
-# numbers looked at together; the place zeros are counted at
-_PIECE = 1 << 22
-_ZERO = 256
+_PIECE = 1 << 22  # numbers that are counted together
+_ZERO = 256  # where zeros are counted
 
 
 def _count(
@@ -45,12 +44,15 @@ def _count(
     "A layer's numbers."
     counts = torch.zeros(258, dtype=torch.int64, device=gradients[0].device)
     one = counts.new_ones(())
-    for piece in (p for g in gradients for p in g.detach().float().flatten().split(_PIECE)):
-        magnitude = piece.view(torch.int32) & 0x7FFFFFFF
-        exponent = magnitude >> 23
-        finite = magnitude.masked_fill(exponent == 255, 0)
-        counts[257] = torch.maximum(counts[257], finite.amax() if len(piece) else counts[257])
-        counts.index_add_(0, exponent.masked_fill_(magnitude == 0, _ZERO), one.expand(len(piece)))
+    for gradient in gradients:
+        for piece in gradient.detach().float().flatten().split(_PIECE):
+            if not len(piece):
+                continue
+            magnitude = piece.view(torch.int32) & 0x7FFFFFFF
+            exponent = magnitude >> 23
+            finite = magnitude.masked_fill(exponent == 255, 0)
+            counts[257] = torch.maximum(counts[257], finite.amax())
+            counts.index_add_(0, exponent.masked_fill_(magnitude == 0, _ZERO), one.expand(len(piece)))
     return counts
 
 
@@ -90,7 +92,8 @@ def gradient_ranges(
 
 
 def _row(layer: str, counts: np.ndarray, undo: int, power: int) -> dict:
-    "A layer's counts as shares; `undo` is added to exponents to get the gradients without a scale, `power` to those to get them with it."
+    "A layer's counts as shares."
+    # `undo` added to the exponents gives the gradients without a scale; `power` added to those, with it
     elements = int(counts[:257].sum())
     by_exponent = {int(bits) - 127 + undo: int(counts[bits]) for bits in np.flatnonzero(counts[:255])}
     first = min(by_exponent, default=0)
