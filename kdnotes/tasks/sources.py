@@ -224,13 +224,20 @@ def read_rows(
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
     table = _read_tsv(path, needed) if path.suffix == '.tsv' else _read_with_datasets(path)
-    return _rows_of(table, split, rules, names)
+    return _rows_of(table, split, rules, names, _mapped(columns))
 
 
-def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]) -> Rows:
+def _mapped(columns: str | None) -> set[str]:
+    "The keys that a column map names: their columns must be there, also where they could be made up."
+    return {part.partition('=')[0].strip() for part in (columns or '').split(',')}
+
+
+def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str], mapped: set[str]) -> Rows:
     "The rows of a table with these columns, checked."
     missing = {key for key, name in names.items() if name not in table.names}
-    if lost := [names[key] for key in names if key in missing - rules.optional]:
+    if lost := [
+        names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)
+    ]:
         raise CorpusError(
             f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'"
         )
@@ -407,7 +414,8 @@ def hub_rows(
     rows_names = {
         key: name for key, name in (rules.columns | names).items() if key in names or key in rules.optional
     }
-    return _rows_of(listed, split, rules, {key: names.get(key, '') for key in rows_names})
+    all_names = {key: names.get(key, '') for key in rows_names}
+    return _rows_of(listed, split, rules, all_names, _mapped(columns))
 
 
 def read_hub(

@@ -1,0 +1,190 @@
+"Text classification as users bring it: files with columns of their own, through the doors they come in by; and what is refused there."
+
+import csv
+import json
+import re
+from pathlib import Path
+import nbformat
+import pytest
+from kdnotes.cli import main
+from kdnotes.core.config import KdnotesError, Machine, make_config
+from kdnotes.experiment.plan import plan
+from kdnotes.experiment.study import run_study
+from kdnotes.records.store import read_csv
+from kdnotes.tasks.embedded import embedded_text_classification
+from notebooks import papermill
+from test_doctor import write_model
+
+slow = pytest.mark.slow
+COLUMNS = 'text=review,label=stars'
+SIZES = dict(train=48, dev=24, test=24)
+
+
+def write_reviews(folder: Path, label=None) -> Path:
+    "Three CSV files with other column names, of the project's own sentences; a label is what `label` makes of a row."
+    label = label or (lambda row: row['label'])
+    folder.mkdir()
+    splits = embedded_text_classification()
+    classes = sorted({row['label'] for row in splits['train']})[:3]
+    for split, size in SIZES.items():
+        rows = [row for row in splits[split] if row['label'] in classes]
+        # of each class as many, in turn
+        by_class = [[row for row in rows if row['label'] == name][: size // 3] for name in classes]
+        with open(folder / f'{split}.csv', 'w', newline='', encoding='utf-8') as file:
+            out = csv.writer(file)
+            out.writerow(['review', 'stars', 'remark'])
+            for row in (row for turn in zip(*by_class) for row in turn):
+                out.writerow([row['text'], label(row), 'not read'])
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    return tmp_path / 'home'
+
+
+# ---- what is refused ----
+
+
+WRONG = {
+    'a map that names no column': (
+        dict(columns='text=comment,label=stars'),
+        ["train.csv: there is no column 'comment' among review, stars, remark"],
+    ),
+    'a map that names no column for a key that may be missing': (
+        dict(columns=f'{COLUMNS},cluster=author'),
+        ["train.csv: there is no column 'author'"],
+    ),
+    'a map that names no key': (
+        dict(columns=f'{COLUMNS},txt=remark'),
+        ["names the key 'txt'", "is it 'text'?"],
+    ),
+    'no map': (dict(columns='none'), ["there is no column 'text'", "columns='text=...'"]),
+    'a label that is no number': (
+        dict(target='number'),
+        ['is no number, and target=number needs one', "label '"],
+    ),
+    'a setting of another task': (
+        dict(train_questions='answered'),
+        [
+            "train_questions is a setting of task='answer_selection'",
+            "task='text_classification' does not read it",
+        ],
+    ),
+    'an unknown task': (
+        dict(task='sentiment'),
+        ["task='sentiment' is refused", 'answer_selection, text_classification'],
+    ),
+}
+
+
+@pytest.mark.parametrize('command', ['study', 'tune', 'doctor'])
+@pytest.mark.parametrize('wrong', WRONG)
+def test_what_cannot_be_is_refused_in_one_sentence(command, wrong, home, tmp_path, capsys):
+    given, parts = WRONG[wrong]
+    parameters = dict(
+        task='text_classification',
+        corpus=str(write_reviews(tmp_path / 'reviews')),
+        columns=COLUMNS,
+        smoke='true',
+    )
+    argv = [part for name, value in (parameters | given).items() for part in ('-p', f'{name}={value}')]
+    assert main([command, *argv]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    for part in parts:
+        assert part in line, line
+    assert not list(home.glob('runs/*/*/config.json')), 'nothing was started'
+
+
+def test_one_class_only_is_refused(home, tmp_path):
+    corpus = write_reviews(tmp_path / 'reviews', label=lambda row: 'good')
+    asked = make_config(task='text_classification', corpus=str(corpus), columns=COLUMNS)
+    with pytest.raises(KdnotesError, match="train.csv: every label is 'good', so there is nothing to learn"):
+        plan(asked, Machine('cpu', 2))
+
+
+def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
+    corpus = write_reviews(tmp_path / 'reviews')
+    done = papermill(
+        home,
+        'nbs/study.ipynb',
+        tmp_path / 'study.ipynb',
+        ('task', 'text_classification'),
+        ('corpus', corpus),
+        ('columns', 'text=comment,label=stars'),
+    )
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1]
+    assert done.returncode != 0 and re.match("CorpusError: .*no column 'comment'", last), last
+
+
+# ---- studies ----
+
+
+@slow
+def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
+    corpus = write_reviews(tmp_path / 'reviews')
+    teacher = write_model(tmp_path / 'teacher')
+    done = papermill(
+        home,
+        'nbs/study.ipynb',
+        tmp_path / 'study.ipynb',
+        ('task', 'text_classification'),
+        ('corpus', corpus),
+        ('columns', COLUMNS),
+        ('teacher', teacher),
+        ('student_layers', '1'),
+        ('max_length', 64),
+        ('arms', 'baseline,full_kd'),
+        ('seeds', 1),
+        ('smoke', True),
+    )
+    assert done.returncode == 0, done.stderr
+    study = home / 'runs/text_classification-reviews-smoke'
+    records = {r['mode']: r for r in map(json.loads, (p.read_text() for p in study.glob('*/record.json')))}
+    assert set(records) == {'baseline', 'full_kd'}
+    for record in records.values():
+        assert record['task'] == 'text_classification' and record['columns'] == COLUMNS
+        assert record['primary']['metric'] == 'accuracy' and record['primary']['higher_is_better']
+        folder = study / record['run_id']
+        units = read_csv(folder / 'units.csv.gz').query("split == 'test' and metric == 'accuracy'")
+        assert len(units) == SIZES['test'] and units['value'].mean() == pytest.approx(
+            record['primary']['value']
+        )
+        # its own notebook went through, with the column map
+        shown = nbformat.read(folder / 'executed.ipynb', 4)
+        assert not [o for c in shown.cells for o in c.get('outputs', []) if o.output_type == 'error']
+    assert 'test accuracy' in (study / 'table.txt').read_text()
+
+
+@slow
+def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
+    "A regression through a whole study: the same runs, and the arm with the lower error is the better one."
+    corpus = write_reviews(tmp_path / 'numbers', label=lambda row: len(row['text']) / 8)
+    made = run_study(
+        1,
+        'baseline,mixed_baseline,full_student',
+        task='text_classification',
+        target='number',
+        corpus=str(corpus),
+        columns=COLUMNS,
+        teacher=str(write_model(tmp_path / 'teacher')),
+        student_init='teacher_pretrained',
+        student_layers='1',
+        max_length=64,
+        smoke=True,
+    )
+    assert not made.failed and made.table.read_text() == f'{made.report}\n'
+    records = {
+        r['mode']: r for r in map(json.loads, (p.read_text() for p in home.glob('runs/*/*/record.json')))
+    }
+    primary = {mode: r['primary'] for mode, r in records.items()}
+    assert {(p['metric'], p['higher_is_better']) for p in primary.values()} == {('mse', False)}
+    words = {}
+    for sentence in made.report.sentences:
+        arms, change = sentence.split(': ', 1)
+        words[arms.split(' (')[0]] = change
+    better = primary['full_student']['value'] < primary['baseline']['value']
+    [said] = [change for arms, change in words.items() if arms == 'baseline -> full_student']
+    assert ('better in seed 0' if better else 'worse in seed 0') in said, said
