@@ -169,7 +169,7 @@ def _watch_halves(seen, device: str) -> Iterator[None]:
 
     with (
         _replaced(tr, 'accumulate', watched(tr.accumulate)),
-        _replaced(tr, '_update', watched(tr.update_weights)),
+        _replaced(tr, 'update_weights', watched(tr.update_weights)),
     ):
         yield
 
