@@ -134,7 +134,7 @@ def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
         ('corpus', corpus),
         ('columns', COLUMNS),
         ('teacher', teacher),
-        ('student_layers', '1'),
+        ('student_layers', '[1]'),
         ('max_length', 64),
         ('arms', 'baseline,full_kd'),
         ('seeds', 1),

@@ -253,7 +253,7 @@ def search(
     planned = plan_search(
         mode, space, trials, study, **(dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}) | common
     )
-    made = _made([p for _, p in planned], say, jobs, told=lambda r: as_judged([r])[0])
+    made = _made([p for _, p in planned], say, jobs, shown=lambda r: as_judged([r])[0])
     table = judge(
         [s for s, _ in planned], made, units(planned[0][1].config.study, [r['run_id'] for r in made])
     )
