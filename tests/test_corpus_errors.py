@@ -254,10 +254,14 @@ def test_offline_names_the_places_looked_at(offline, monkeypatch):
 
 
 def test_a_hub_that_never_answers(tmp_path):
-    "A server that takes the connection and is silent: a sentence, and the process ends although a thread still waits."
+    "A silent server: a sentence, and the process ends although a thread still waits."
     pytest.importorskip('datasets', reason='the hub is read with the package datasets')
     with socket.create_server(('127.0.0.1', 0)) as server:
-        code = 'from kdnotes.tasks.sources import ask_hub, load_corpus, resolve_corpus; ask_hub.__defaults__ = (0.5,)\nprint(resolve_corpus("answer_selection", "auto")); load_corpus("answer_selection", "someone/salt")'
+        code = (
+            'from kdnotes.tasks.sources import ask_hub, load_corpus, resolve_corpus; ask_hub.__defaults__ = '
+            '(0.5,)\nprint(resolve_corpus("answer_selection", "auto")); load_corpus("answer_selection", '
+            '"someone/salt")'
+        )
         env = {k: v for k, v in os.environ.items() if k not in ('HF_HUB_OFFLINE', 'KDNOTES_DATA')} | dict(
             HF_ENDPOINT=f'http://127.0.0.1:{server.getsockname()[1]}',
             KDNOTES_HOME=str(tmp_path),

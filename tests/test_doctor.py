@@ -1,13 +1,13 @@
 "The doctor finds nothing wrong with a sound trainer, and names the fault of a broken one: mistakes put into a copy of the package, as in test_mutants.py."
 
-import json, os, re, string, subprocess, sys
+import os, re, string, subprocess, sys
 from pathlib import Path
 import numpy as np
 import pytest
 import torch
 import transformers
 from kdnotes.checks import doctor as D
-from kdnotes.core.config import Machine, make_config
+from kdnotes.core.config import make_config
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
 from kdnotes.checks.verdicts import CHECKS, RESULTS, Finding
 from kinds import one_of_each
@@ -49,7 +49,7 @@ def write_corpus(folder: Path) -> Path:
 
 
 def write_model(folder: Path, kind: str = 'bert') -> Path:
-    "A random model of two layers with a tokenizer that spells; weights large enough for the two segments to matter."
+    "A random model of two layers with a tokenizer that spells; the two segments matter to it."
     folder.mkdir(parents=True)
     (folder / 'vocab.txt').write_text(
         '\n'.join(

@@ -18,7 +18,6 @@ from kdnotes.analysis import report
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.train.checkpoint import (
-    Checkpoint,
     CheckpointError,
     newest_checkpoint,
     read_checkpoint,
@@ -80,7 +79,7 @@ REFUSED = object()
 
 
 def ours(action, kind: type[KdnotesError] = KdnotesError):
-    "What an action gives, or REFUSED when it ends in one sentence of our own; any other exception fails the test."
+    "What an action gives, or REFUSED when it ends in one sentence of our own; else the test fails."
     try:
         result = action()
     except kind as e:

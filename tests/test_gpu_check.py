@@ -1,4 +1,4 @@
-"The check of a GPU machine, rehearsed on the CPU: every part runs, a fault is seen and told, and no part takes another with it."
+"The check of a GPU machine, rehearsed on the CPU: every part runs, and a fault in one stays in it."
 
 import json
 import re
@@ -239,7 +239,10 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(tmp_path):
 
 
 def test_missing_packages_are_named_before_anything_is_imported():
-    hide = "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from kdnotes.checks.gpu_check import main; sys.exit(main([]))"
+    hide = (
+        "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from kdnotes.checks.gpu_check "
+        "import main; sys.exit(main([]))"
+    )
     done = subprocess.run([sys.executable, '-c', hide], cwd=ROOT, text=True, capture_output=True)
     assert (
         done.returncode == 2 and done.stderr.count('\n') == 1 and 'torch>=2.10, pydantic>=2' in done.stderr
@@ -251,7 +254,8 @@ def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkey
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     fake = tmp_path / 'python'
     fake.write_text(
-        '#!/bin/sh\ncase "$4" in *numbers*) echo hello; echo lost the GPU >&2; kill -9 $$;; *fits*) exec sleep 60;; *doctor*) echo dreadful >&2; exit 3;; *) exec "$REAL" "$@";; esac\n'
+        '#!/bin/sh\ncase "$4" in *numbers*) echo hello; echo lost the GPU >&2; kill -9 $$;; *fits*) exec '
+        'sleep 60;; *doctor*) echo dreadful >&2; exit 3;; *) exec "$REAL" "$@";; esac\n'
     )
     fake.chmod(0o755)
     monkeypatch.setenv('REAL', sys.executable)

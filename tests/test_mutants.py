@@ -1,6 +1,7 @@
-"""Tests that cannot fail prove nothing: named mistakes, each put into a copy of the package, and the tests that must see them.
+"""Tests that cannot fail prove nothing: named mistakes in a copy of the package, and the tests that see them.
 
-A mistake is a substitution in one module; what it replaces must stand there exactly once, so that mistakes do not fall out of date unseen."""
+A mistake is a substitution in one module; what it replaces must stand there exactly once, so that mistakes
+do not fall out of date unseen."""
 
 import shutil
 from collections.abc import Callable
@@ -220,7 +221,8 @@ def copy_package(folder: Path, mutant: Mutant | None = None) -> Path:
         path = (folder / 'kdnotes').joinpath(*mutant.module.split('.')).with_suffix('.py')
         source = path.read_text(encoding='utf-8')
         assert source.count(mutant.old) == 1, (
-            f'{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py: write the mutant anew'
+            f'{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py: write the mutant '
+            f'anew'
         )
         path.write_text(source.replace(mutant.old, mutant.new), encoding='utf-8')
     return folder

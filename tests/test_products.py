@@ -1,4 +1,4 @@
-"Products in bf16 on a CPU without instructions for them: the numbers of torch's own, and what is kept for the backward pass."
+"Matmuls in bf16 on a CPU without instructions for them: torch's own numbers, and what is kept."
 
 import numpy as np
 import pytest

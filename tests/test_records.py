@@ -159,7 +159,10 @@ def test_the_primary_value_is_the_metric():
 
 def test_two_processes_cannot_train_one_run():
     run = RunFolder('s', 'r').create()
-    code = "import time; from kdnotes.records.store import RunFolder, lock_run\nwith lock_run(RunFolder('s', 'r')): print('held', flush=True); time.sleep(60)"
+    code = (
+        "import time; from kdnotes.records.store import RunFolder, lock_run\nwith lock_run(RunFolder('s', "
+        "'r')): print('held', flush=True); time.sleep(60)"
+    )
     other = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == 'held\n'
@@ -228,7 +231,10 @@ def test_the_schema_before_is_read_through_its_migration(monkeypatch):
 
 def test_rows_of_a_killed_process_are_whole():
     run = RunFolder('s', 'r').create()
-    code = "import os, signal; from kdnotes.records.store import RunFolder; run = RunFolder('s', 'r')\nfor i in range(5): run.append('checkpoint', step=i, path='c')\nos.kill(os.getpid(), signal.SIGKILL)"
+    code = (
+        "import os, signal; from kdnotes.records.store import RunFolder; run = RunFolder('s', 'r')\nfor i in "
+        "range(5): run.append('checkpoint', step=i, path='c')\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
     assert [r['step'] for r in run.rows()] == [0, 1, 2, 3, 4]
 
@@ -278,7 +284,10 @@ def test_a_full_disk_is_told(monkeypatch):
 
 def test_two_writers_do_not_mix_their_lines():
     run = RunFolder('s', 'r').create()
-    code = "import sys; from kdnotes.records.store import RunFolder\nfor i in range(300): RunFolder('s', 'r').append('checkpoint', step=i, path=sys.argv[1] * 200)"
+    code = (
+        "import sys; from kdnotes.records.store import RunFolder\nfor i in range(300): RunFolder('s', "
+        "'r').append('checkpoint', step=i, path=sys.argv[1] * 200)"
+    )
     writers = [subprocess.Popen([sys.executable, '-c', code, name]) for name in 'ab']
     assert [w.wait() for w in writers] == [0, 0]
     rows = run.rows('checkpoint')
@@ -474,7 +483,10 @@ def test_a_killed_export_leaves_the_old_evidence(home):
     R.export('s')
     before = evidence(home)
     finish('r-b', seed=1)
-    code = "import os, signal; from kdnotes.core import files; from kdnotes.records import store as records\nfiles.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\nrecords.export('s')"
+    code = (
+        "import os, signal; from kdnotes.core import files; from kdnotes.records import store as "
+        "records\nfiles.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\nrecords.export('s')"
+    )
     assert subprocess.run([sys.executable, '-c', code]).returncode == -signal.SIGKILL
     assert {k: v for k, v in evidence(home).items() if not k.startswith('.')} == before
     R.export('s')
@@ -495,9 +507,13 @@ def test_two_studies_export_at_once(home):
 
 
 def test_export_waits_for_another_one(home):
-    """Whoever exports holds the lock from reading the old evidence to writing the new: otherwise a run between the two is lost."""
+    """An export holds the lock from reading to writing: otherwise a run between the two is lost."""
     finish('r-a')
-    code = "import sys; from kdnotes.records import store as R\nfound = R._found\ndef slow(*args):\n    result = found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\nR._found = slow\nR.export('s')"
+    code = (
+        "import sys; from kdnotes.records import store as R\nfound = R._found\ndef slow(*args):\n    result "
+        "= found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\nR._found = "
+        "slow\nR.export('s')"
+    )
     first = subprocess.Popen(
         [sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -507,7 +523,10 @@ def test_export_waits_for_another_one(home):
         [
             sys.executable,
             '-c',
-            "from kdnotes.records.store import export; print('go', flush=True); export('s'); print('out', flush=True)",
+            (
+                "from kdnotes.records.store import export; print('go', flush=True); export('s'); "
+                "print('out', flush=True)"
+            ),
         ],
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""What is measured is right, what is not is null with a reason, and nothing reaches training. NVML is faked: no test needs a GPU."""
+"""What is measured is right, what is not is null with a reason, and nothing reaches training (faked NVML)."""
 
 import json
 import mmap
@@ -19,7 +19,6 @@ from kdnotes.telemetry.meters import (
     integrate_power,
     open_meter,
     throttle_names,
-    visible_gpu,
 )
 from kdnotes.records.schema import ROW_KEYS
 from kdnotes.telemetry.sampler import Telemetry, energy_of, environment, is_busy, together
@@ -401,9 +400,9 @@ def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
         and used['utilisation']['gpu_percent'] == 75
     )
     assert set(used['devices'][0]['throttle'].values()) == {1.0} and nulls(used) <= set(used['reasons'])
-    assert (
-        used['reasons']['bridged']
-        == 'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between those beside them'
+    assert used['reasons']['bridged'] == (
+        'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between '
+        'those beside them'
     )
 
 
@@ -456,7 +455,7 @@ def test_the_power_of_a_recorded_training_makes_what_its_counter_counted():
 
 
 def test_a_session_of_nvml_is_replayed():
-    "A made-up session in the form of NVML's answers (ms, mW, mJ), with an on-off load that the power sensor sees only a part of."
+    "A made-up session as NVML tells it (ms, mW, mJ): an on-off load that the power sensor half sees."
     session = json.loads((Path(__file__).parent / 'nvml_session.json').read_text())
     rows = session['samples']
     t = replay([r['mw'] for r in rows], [r['mj'] for r in rows], [r['ms'] / 1e3 for r in rows])

@@ -373,7 +373,8 @@ class Probe:
         "What was measured."
         if not {self.warmup, self.steps} <= set(self.marks) or len(self.masks) < self.steps:
             raise ValueError(
-                f'{self.done} optimizer steps and {len(self.masks)} forwards were seen and {self.steps} are needed; give Probe the module the trainer calls'
+                f'{self.done} optimizer steps and {len(self.masks)} forwards were seen and {self.steps} are '
+                'needed; give Probe the module the trainer calls'
             )
         (begin, first), (end, last) = self.marks[self.warmup], self.marks[self.steps]
         masks = self.masks[first:last]

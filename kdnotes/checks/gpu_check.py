@@ -77,7 +77,10 @@ def no_gpu() -> str | None:  # a sentence; None: there is one
     why = (
         f'torch {torch.__version__} was built without CUDA'
         if torch.version.cuda is None
-        else f'torch {torch.__version__} sees no NVIDIA GPU (CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
+        else (
+            f'torch {torch.__version__} sees no NVIDIA GPU '
+            f'(CUDA_VISIBLE_DEVICES={os.environ.get("CUDA_VISIBLE_DEVICES", "not set")})'
+        )
     )
     return f'{why}, so nothing can be checked; for a rehearsal on the CPU, use --device cpu --smoke'
 
@@ -416,7 +419,8 @@ def text(
         shown = shown.drop(columns=[c for c in shown if shown[c].isna().all()])
         weights = parts['machine']['teachers'][size]['weights']
         said += [
-            f"{size}: {found['settings']['steps']} steps a turn, {found['settings']['alternations']} rounds, weights {weights}\n"
+            f"{size}: {found['settings']['steps']} steps a turn, {found['settings']['alternations']} rounds, "
+            f"weights {weights}\n"
             + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''),
             'products reach, TFLOP/s: '
             + '; '.join(
@@ -445,7 +449,10 @@ def text(
 # %% ../../nbs/checks/10_gpu_check.ipynb #6feaf95e
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     "What the command takes."
-    parser.description = 'Checks a GPU machine in at most ten minutes: correctness in every number format, the memory of the paper profile, speed and energy beside other libraries.'
+    parser.description = (
+        'Checks a GPU machine in at most ten minutes: correctness in every number format, the memory of the '
+        'paper profile, speed and energy beside other libraries.'
+    )
     parser.add_argument(
         '--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: a rehearsal, together with --smoke'
     )
@@ -461,7 +468,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--models',
-        help='a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone (data/models)',
+        help=(
+            'a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone '
+            '(data/models)'
+        ),
     )
     parser.add_argument('--steps', type=int, default=200, help='of a turn (200)')
     parser.add_argument('--alternations', type=int, default=3, help='rounds (3)')
@@ -495,7 +505,8 @@ def run(
 
     if absent := missing():
         return refuse(
-            f"these packages are missing or too old: {', '.join(absent)}; install them, or put them into a folder that PYTHONPATH names"
+            f"these packages are missing or too old: {', '.join(absent)}; install them, or put them into a "
+            "folder that PYTHONPATH names"
         )
     from kdnotes.core.config import TASKS
 
@@ -506,7 +517,8 @@ def run(
         return refuse(f"--parts names {unknown[0]!r}, which is none of {', '.join(ORDER)}")
     if args.steps < 10 or args.alternations < 1:
         return refuse(
-            f'--steps {args.steps} --alternations {args.alternations} is too little to measure; use at least 10 steps and one round'
+            f'--steps {args.steps} --alternations {args.alternations} is too little to measure; use at least '
+            '10 steps and one round'
         )
     if args.device == 'cpu' and not args.smoke:
         return refuse(

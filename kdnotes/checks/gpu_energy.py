@@ -197,7 +197,8 @@ def _looking(job: dict, say: Callable[[str], None]) -> list[dict]:  # a finding
         f'with telemetry {100 * found[len(found) // 2]:.1f} % slower ({100 * found[0]:.1f} to {100 * found[-1]:.1f} in {len(found)} pairs)',
     )
     say(
-        f"{dict({True: 'ok', False: 'FAIL'}).get(seen['ok'], '-')} {seen['check']} {seen['of']}: {seen['found']}"
+        f"{dict({True: 'ok', False: 'FAIL'}).get(seen['ok'], '-')} {seen['check']} {seen['of']}: "
+        f"{seen['found']}"
     )
     return [seen]
 

@@ -169,7 +169,10 @@ def judge_accumulation(
         return Finding(
             'accumulation',
             'skipped',
-            f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is no dropout',
+            (
+                f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is '
+                'no dropout'
+            ),
         )
     worst = max(d for d, _ in rest.values())
     found = ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
@@ -177,7 +180,10 @@ def judge_accumulation(
         return Finding(
             'accumulation',
             'ok',
-            f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their size from the full batch's",
+            (
+                f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their "
+                "size from the full batch's"
+            ),
             figure=f'{worst:.0e}',
         )
     own = all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items())
@@ -208,14 +214,23 @@ def judge_ranks(
         return Finding(
             'ranks',
             'fail',
-            f"{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors ({wrong[0]}, ...)",
-            'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank run each backward of a step',
+            (
+                f"{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors "
+                f"({wrong[0]}, ...)"
+            ),
+            (
+                'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank '
+                'run each backward of a step'
+            ),
         )
     steps = sum('gradients' in what for what in checksums[0])
     return Finding(
         'ranks',
         'ok',
-        f"losses, gradients and weights are equal to the last bit on {len(checksums)} ranks after {steps} steps",
+        (
+            f"losses, gradients and weights are equal to the last bit on {len(checksums)} ranks after "
+            f"{steps} steps"
+        ),
         figure=f'{len(checksums)} equal',
     )
 
@@ -241,8 +256,14 @@ def judge_one_rank(
     return Finding(
         'one rank',
         'fail',
-        f"against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss {losses[0][0]:.4g} instead of {losses[0][1]:.4g}",
-        'divide every loss by the count of the whole step and multiply it by the number of ranks, since the wrapper takes the mean',
+        (
+            f"against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss "
+            f"{losses[0][0]:.4g} instead of {losses[0][1]:.4g}"
+        ),
+        (
+            'divide every loss by the count of the whole step and multiply it by the number of ranks, since '
+            'the wrapper takes the mean'
+        ),
         f'{far:.0e}',
     )
 
@@ -265,7 +286,10 @@ def judge_counts(
     def several(values):
         return ' or '.join(map(str, values))
 
-    found = f"{several(rounds)} round(s) of all-reduces a step ({several(buckets)} buckets) with {several(forwards)} micro-batch(es) a rank"
+    found = (
+        f"{several(rounds)} round(s) of all-reduces a step ({several(buckets)} buckets) with "
+        f"{several(forwards)} micro-batch(es) a rank"
+    )
     fault = (
         ''
         if rounds == [1] or each_micro and rounds == forwards
@@ -273,7 +297,10 @@ def judge_counts(
         if rounds == [0]
         else 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
     )
-    passed = f"{sum(s.wrapped for s in steps)} of the student's {sum(s.forwards for s in steps)} forwards passed the DDP wrapper"
+    passed = (
+        f"{sum(s.wrapped for s in steps)} of the student's {sum(s.forwards for s in steps)} forwards passed "
+        "the DDP wrapper"
+    )
     through = all(s.wrapped == s.forwards for s in steps)
     return [
         Finding('all-reduce', 'fail' if fault else 'ok', found, fault, f'{several(rounds)} round'),
@@ -341,7 +368,10 @@ def judge_precision(
             'precision',
             'fail',
             found,
-            'keep weights in float32, let autocast alone choose the format of products, and leave the switches of torch.backends alone',
+            (
+                'keep weights in float32, let autocast alone choose the format of products, and leave the '
+                'switches of torch.backends alone'
+            ),
             dtype,
         )
     if faster is not None:
@@ -367,7 +397,10 @@ def judge_inputs(
             'inputs',
             'fail',
             '; '.join(lost),
-            'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on what the model takes',
+            (
+                'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on '
+                'what the model takes'
+            ),
         )
     return Finding(
         'inputs',

@@ -87,7 +87,8 @@ def write_json(
         text = json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
         raise FileError(
-            f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for what is unknown'
+            f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for '
+            'what is unknown'
         ) from None
     return atomic_write(path, text + '\n')
 

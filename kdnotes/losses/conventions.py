@@ -119,7 +119,8 @@ def dialect_loss(
         raise ValueError(f'T must be > 0, got {T}')
     if student.ndim < 2 or student.shape != teacher.shape:
         raise ValueError(
-            f'student and teacher must be logits (rows, classes) of one shape, got {tuple(student.shape)} and {tuple(teacher.shape)}'
+            f'student and teacher must be logits (rows, classes) of one shape, got {tuple(student.shape)} '
+            f'and {tuple(teacher.shape)}'
         )
     return _LOSSES[dialect](student.float(), teacher.detach().float(), labels, T, **weights)
 
@@ -153,7 +154,9 @@ def _from_canonical(
     if dialect == 'torchdistill' and hard == 0:
         if not math.isclose(soft * T**2, 1, rel_tol=1e-6):
             raise ValueError(
-                f"torchdistill drops beta and T*T where alpha is 0 or there are no labels, so hard=0 must come with soft=1/T**2={1 / T**2:.6g}, got soft={soft:.6g}; multiply its criterion's factor by {soft * T**2:.6g} instead"
+                "torchdistill drops beta and T*T where alpha is 0 or there are no labels, so hard=0 must "
+                f"come with soft=1/T**2={1 / T**2:.6g}, got soft={soft:.6g}; multiply its criterion's factor "
+                f"by {soft * T**2:.6g} instead"
             )
         soft = 1.0  # what `beta` is then by default; it has no effect
     if dialect != 'modelopt':
@@ -186,7 +189,8 @@ def translate(
         raise ValueError(f'shape must be that of logits (rows, classes), got {tuple(shape)}')
     if 'torchdistill' in (source, target) and len(shape) > 2 and source != target:
         raise ValueError(
-            f'torchdistill takes dimension 1 for the classes, so for logits of shape {tuple(shape)} no weight gives the gradient of another dialect; flatten them to (rows, classes)'
+            f'torchdistill takes dimension 1 for the classes, so for logits of shape {tuple(shape)} no '
+            'weight gives the gradient of another dialect; flatten them to (rows, classes)'
         )
     return _from_canonical(
         target, *_to_canonical(source, complete, T, shape[-1], labelled), T, shape[-1], labelled

@@ -73,7 +73,8 @@ def soft_target_kl(
         raise ValueError(f'T must be > 0, got {T}')
     if student.shape != teacher.shape:
         raise ValueError(
-            f'student and teacher logits must have one shape, got {tuple(student.shape)} and {tuple(teacher.shape)}'
+            f'student and teacher logits must have one shape, got {tuple(student.shape)} and '
+            f'{tuple(teacher.shape)}'
         )
     log_q = (student.float() / T).log_softmax(-1)
     log_p = _cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
@@ -102,7 +103,8 @@ def combine_teachers(
         or not shares.sum() > 0
     ):
         raise ValueError(
-            f'weights must be one number >= 0 for each of the {len(logits)} teachers and not all 0, got {weights}'
+            f'weights must be one number >= 0 for each of the {len(logits)} teachers and not all 0, got '
+            f'{weights}'
         )
     voices = [(float(w), t.detach().float()) for w, t in zip(shares / shares.sum(), logits) if w]
     if mean_of == 'logits':

@@ -75,7 +75,8 @@ def of_this_schema(
     if type(schema) is int and schema == SCHEMA:
         return obj
     raise RecordError(
-        f'{where} is of schema {schema!r} and this version of kdnotes reads schema {SCHEMA}; read it with the version that wrote it, or move it away to have the run made again'
+        f'{where} is of schema {schema!r} and this version of kdnotes reads schema {SCHEMA}; read it with '
+        'the version that wrote it, or move it away to have the run made again'
     )
 
 # %% ../../nbs/records/01_schema.ipynb #63da1fc6
@@ -198,7 +199,7 @@ def check_row(row: dict, where: str) -> dict:
 
 
 def _plain(value: Any) -> Any:
-    "Numbers of numpy or torch as Python's; a number that JSON cannot say (a diverged loss, an overflown norm) as None."
+    "Numbers of numpy or torch as Python's; a number that JSON cannot say (a diverged loss) as None."
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -321,7 +322,8 @@ def check_read(
     record = of_this_schema(record, where)
     if why := _fault(record)[0]:
         raise RecordError(
-            f'{where} is no record of a run, since {why}; restore it, or move it away to have the run made again'
+            f'{where} is no record of a run, since {why}; restore it, or move it away to have the run made '
+            'again'
         )
     for key, value in home.items():
         if record[key] != value:

@@ -50,7 +50,8 @@ def append_row(
             os.ftruncate(fd, path.read_bytes().rfind(b'\n') + 1)
         if os.write(fd, line) != len(line):
             raise RecordError(
-                f'{path} took only a part of a row, probably because the disk is full; free some space and resume'
+                f'{path} took only a part of a row, probably because the disk is full; free some space and '
+                'resume'
             )
     finally:
         os.close(fd)
@@ -146,7 +147,8 @@ def read_csv(
             raise ValueError(f"no column {', '.join(lacks)}")
     except (OSError, EOFError, ValueError, zlib.error) as e:
         raise RecordError(
-            f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or move its run away to have it made again"
+            f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or move its run away to have "
+            "it made again"
         ) from None
     return df
 
@@ -240,7 +242,8 @@ def _write_record(folder: RunFolder, record: dict) -> None:
     for key in ('study', 'run_id'):
         if record[key] != getattr(folder, key):
             raise RecordError(
-                f'the record says {key}={record[key]!r} and its folder is {folder.path}; write it where it belongs'
+                f'the record says {key}={record[key]!r} and its folder is {folder.path}; write it where it '
+                'belongs'
             )
     for name in TABLES:
         if not (folder.path / f'{name}.csv.gz').exists():
@@ -353,7 +356,8 @@ def _found(study: str, run_ids: Iterable[str] | None = None) -> dict[str, tuple[
     found = {i: known.get(i) or find_record(i) for i in sorted(run_ids)}
     if missing := [i for i, f in found.items() if f is None]:
         raise RecordError(
-            f"run {', '.join(missing)} is neither finished in {runs_path()} nor exported to {evidence_path()}; run it first"
+            f"run {', '.join(missing)} is neither finished in {runs_path()} nor exported to "
+            f"{evidence_path()}; run it first"
         )
     return found
 
@@ -397,7 +401,8 @@ def _tables(name: str, study: str, run_ids: Iterable[str] | None) -> pd.DataFram
                 exported[home] = dict(_by_run(path, name))
             if i not in exported[home]:
                 raise RecordError(
-                    f'{path} has no {name} of run {i}, though its record is exported; restore the file, or run it again'
+                    f'{path} has no {name} of run {i}, though its record is exported; restore the file, or '
+                    'run it again'
                 )
             table = exported[home][i]
         tables.append(table.assign(**{c: record[c] for c in _RUN_COLUMNS})[columns])

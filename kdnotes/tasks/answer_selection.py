@@ -24,7 +24,6 @@ from kdnotes.tasks.ranking_metrics import (
     as_questions,
     choose_thresholds,
     evaluate_split,
-    rank_candidates,
 )
 from .squad import SquadError, answer_sentences, from_hub, read_squad
 from .base import Evaluation, Forward, Primary, SignalSpec, SoftTargets, TaskInfo
@@ -57,7 +56,7 @@ def make_up_ids(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
 ) -> None:
-    "Ids from the order of the rows: questions by their text, documents by their title, sentences by their place in the question."
+    "Ids from the order of the rows: questions by text, documents by title, sentences by place."
     questions = {}
     documents = {}
     sizes = {}
@@ -92,19 +91,23 @@ def check_rows(
                 )
         if not row['sentence'].strip():
             raise CorpusError(
-                f"{place(i)}: question {question!r} stands there without a candidate ({names['sentence']} is empty); fill it in or remove the row"
+                f"{place(i)}: question {question!r} stands there without a candidate ({names['sentence']} is "
+                "empty); fill it in or remove the row"
             )
         if row['label'] not in ('0', '1', 0, 1):
             raise CorpusError(
-                f"{place(i)}: {names['label']} is {row['label']!r} and must be 0 or 1; correct it (a tab inside a text shifts the columns)"
+                f"{place(i)}: {names['label']} is {row['label']!r} and must be 0 or 1; correct it (a tab "
+                "inside a text shifts the columns)"
             )
         if (question, sentence) in seen:
             raise CorpusError(
-                f'{place(i)}: sentence {sentence!r} occurs twice in question {question!r}; give each candidate of a question its own id'
+                f'{place(i)}: sentence {sentence!r} occurs twice in question {question!r}; give each '
+                'candidate of a question its own id'
             )
         if texts.setdefault(question, row['question']) != row['question']:
             raise CorpusError(
-                f'{place(i)}: question {question!r} has another text than in its first row; give each question its own id'
+                f'{place(i)}: question {question!r} has another text than in its first row; give each '
+                'question its own id'
             )
         seen.add((question, sentence))
         row['label'] = int(row['label'])
@@ -129,7 +132,8 @@ def check_split(
         )
     if split != 'train' and not any(len(found) == 2 for found in labels.values()):
         raise CorpusError(
-            f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add candidates'
+            f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add '
+            'candidates'
         )
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #be49bc8c
@@ -262,7 +266,8 @@ def _check(config: RunConfig) -> None:
     s = config.task_settings
     if s.ranking_loss == 'margin_mse' and not MODES[config.mode].kd:
         raise ValueError(
-            f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD mode, or ranking_loss='ranknet'"
+            f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD "
+            "mode, or ranking_loss='ranknet'"
         )
     if s.ranking_loss == 'none' and s.ranking_weight != 1:
         raise ValueError(f'ranking_weight={s.ranking_weight:g} weighs nothing; choose a ranking_loss too')

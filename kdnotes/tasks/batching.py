@@ -47,7 +47,7 @@ def to_device(
     tensor: Tensor,
     device: torch.device | str,
 ) -> Tensor:
-    "A tensor on a device, without waiting for what a GPU still computes: a copy from memory that may be moved would wait."
+    "A tensor on a device, without waiting for what a GPU still computes: copied from pinned memory."
     return (
         tensor.pin_memory().to(device, non_blocking=True)
         if tensor.device.type == 'cpu' and torch.device(device).type == 'cuda'
@@ -104,7 +104,7 @@ def encode_pairs(
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def _rules(tokenizer) -> str:
-    "How a tokenizer cuts texts, without the truncation and padding that happen to be set: a call leaves them behind."
+    "How a tokenizer cuts texts, without the truncation and padding that an earlier call left behind."
     if not tokenizer.is_fast:
         return repr(tokenizer)
     return json.dumps(

@@ -226,7 +226,7 @@ def embedded_answer_selection(
 def embedded_text_classification(
     # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
 ) -> dict[str, list[dict]]:
-    "The embedded facts as single sentences with their subject's kind; the same rows at every call, in every process."
+    "The embedded facts as single sentences with their subject's kind; always the same rows."
     return {split: _sentences(split) for split in _SHARES}
 
 

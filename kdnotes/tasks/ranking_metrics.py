@@ -87,7 +87,8 @@ def rank_candidates(
     scores = np.asarray(scores, dtype=np.float32).ravel()
     if len(scores) != len(questions.of):
         raise ValueError(
-            f'scores has {len(scores)} rows and must have {len(questions.of)}, one for each pair in the order of the split'
+            f'scores has {len(scores)} rows and must have {len(questions.of)}, one for each pair in the '
+            'order of the split'
         )
     order = np.lexsort((-questions.tie, -scores, questions.of))
     first = np.cumsum(questions.sizes) - questions.sizes

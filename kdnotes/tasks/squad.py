@@ -61,7 +61,8 @@ def _answer(where: str, context: str, question: dict) -> tuple[str, str, tuple[i
         and begin >= 0
     ):
         raise SquadError(
-            f'{where}: the answer of question {id!r} does not stand at character {begin!r} of its context; take the official file'
+            f'{where}: the answer of question {id!r} does not stand at character {begin!r} of its context; '
+            'take the official file'
         )
     return id, text, (begin, begin + len(answer))
 
@@ -141,7 +142,10 @@ def from_hub(
 
 # %% ../../nbs/tasks/02_squad.ipynb #09ae1b2d
 _ABBREVIATIONS = set(
-    'mr mrs ms dr st jr sr vs no vol prof rev gen col capt lt sgt gov sen rep pres inc ltd co corp dept univ fig ca etc al jan feb mar apr jun jul aug sep sept oct nov dec op pp ed eds approx est'.split()
+    (
+        'mr mrs ms dr st jr sr vs no vol prof rev gen col capt lt sgt gov sen rep pres inc ltd co corp dept '
+        'univ fig ca etc al jan feb mar apr jun jul aug sep sept oct nov dec op pp ed eds approx est'
+    ).split()
 )
 _END = re.compile(r'[.!?]["\')\]]*(?:\[[^\]]{1,30}\])*\s+(?=["\'(\[]?[A-Z0-9])')
 
@@ -175,7 +179,8 @@ def answer_sentences(
     titles = list(dict.fromkeys(p.title for p in paragraphs))
     if len(titles) < 2 * held_out + 1:
         raise SquadError(
-            f'{len(titles)} articles cannot be split into train, {held_out} of dev and {held_out} of test; take the official file'
+            f'{len(titles)} articles cannot be split into train, {held_out} of dev and {held_out} of test; '
+            'take the official file'
         )
     order = rng.permutation(len(titles))
     split = {

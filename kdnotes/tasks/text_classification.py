@@ -62,7 +62,8 @@ def check_rows(
                 )
         if row['id'] in seen:
             raise CorpusError(
-                f"{place(i)}: {names.get('id') or 'id'} {row['id']!r} occurs twice; give each example its own id"
+                f"{place(i)}: {names.get('id') or 'id'} {row['id']!r} occurs twice; give each example its "
+                "own id"
             )
         seen.add(row['id'])
 
@@ -77,7 +78,8 @@ def check_split(
         raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
     if split == 'train' and len({row['label'] for row in rows}) < 2:
         raise CorpusError(
-            f"{where}: every label is {rows[0]['label']!r}, so there is nothing to learn; check the label column"
+            f"{where}: every label is {rows[0]['label']!r}, so there is nothing to learn; check the label "
+            "column"
         )
 
 
@@ -120,7 +122,8 @@ def _imdb_folder(folder: Path) -> dict[str, Rows]:
             label = str(row['label'])
         except (ValueError, KeyError, TypeError):
             raise CorpusError(
-                f'{path}, line {number}: it is no JSON object with id, text and label; correct or remove the line'
+                f'{path}, line {number}: it is no JSON object with id, text and label; correct or remove the '
+                'line'
             ) from None
         splits[_hashed_split(id)].append(dict(id=id, text=text, second='', label=label, cluster=id))
     return splits
@@ -184,7 +187,8 @@ def check_labels(
             for row in corpus.splits[split]:
                 if _number(row['label']) is None:
                     raise CorpusError(
-                        f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, and target=number needs one; correct it, or use target=classes"
+                        f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, "
+                        "and target=number needs one; correct it, or use target=classes"
                     )
         return
     names = class_names(corpus.splits['train'])
@@ -194,13 +198,15 @@ def check_labels(
         )
     if len(names) > max(50, len(corpus.splits['train']) // 4):
         raise CorpusError(
-            f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} training examples, too many for classes; use target=number, or check the label column"
+            f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "
+            "training examples, too many for classes; use target=number, or check the label column"
         )
     for split in ('dev', 'test'):
         for row in corpus.splits[split]:
             if row['label'] not in names:
                 raise CorpusError(
-                    f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no class of the training split ({', '.join(names[:10])}); correct it or remove the row"
+                    f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no class of "
+                    f"the training split ({', '.join(names[:10])}); correct it or remove the row"
                 )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e075aa02
@@ -274,7 +280,8 @@ def _check(config: RunConfig) -> None:
         for name, usual in ONLY_CLASSES.items():
             if getattr(config, name) != usual:
                 raise ValueError(
-                    f'{name}={getattr(config, name)!r} belongs to soft targets over classes, and target=number has none; leave it out'
+                    f'{name}={getattr(config, name)!r} belongs to soft targets over classes, and '
+                    'target=number has none; leave it out'
                 )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #f25e0b2d
@@ -368,7 +375,7 @@ class TextClassification:
     def loss_terms(
         self, outputs, batch: Batch, signal: dict[str, Tensor] | None
     ) -> dict[str, tuple[Tensor, int]]:
-        "Sums over the batch: `hard` against the labels, `soft` against a teacher's outputs; of a number both are squared errors."
+        "Sums over the batch: `hard` against labels, `soft` against a teacher; squared errors of a number."
         n = len(batch.labels)
         if self.classes:
             terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
@@ -460,7 +467,7 @@ def worst(
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # text, label, predicted, and how wrong that is; worst first
-    "The examples a run got most wrong: by the squared error of a number, by the negative log-likelihood of a class."
+    "The examples a run got most wrong: by a number's squared error, by a class' log-likelihood."
     where = record['primary']['set']
     metric = 'nll' if record['primary']['metric'] == 'accuracy' else record['primary']['metric']
     texts = (

@@ -65,7 +65,8 @@ def visible_gpu(
         entries = [e.strip() for e in visible.split(',') if e.strip()]
         if gpu_index >= len(entries):
             raise LookupError(
-                f'CUDA_VISIBLE_DEVICES={visible!r} shows {len(entries)} GPUs, and GPU {gpu_index} is none of them'
+                f'CUDA_VISIBLE_DEVICES={visible!r} shows {len(entries)} GPUs, and GPU {gpu_index} is none of '
+                'them'
             )
         entry = entries[gpu_index]
     if not entry.isdigit():

@@ -219,7 +219,7 @@ def _append(t: Telemetry, exact: bool) -> int:
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a1fd516d
 def _bridge(t: Telemetry, key: str) -> None:
-    "What the driver had no time to answer lies on the line between the readings beside it; a throttle's bits are those of before."
+    "Interpolate what the driver did not answer in time; a throttle's bits are those of before."
     column = t.trace[key]
     at = t.trace['elapsed_s']
     last = len(column) - 1
@@ -370,7 +370,7 @@ def is_busy(
 
 
 def _steal_percent(before: Any, after: Any) -> float | None:
-    "Stolen share of the CPU time between two readings of `psutil.cpu_times`; None where the system does not count it."
+    "Stolen share of CPU time between two readings of `psutil.cpu_times`; None where it is not counted."
     total = sum(after) - sum(before)
     return (
         round(100 * (after.steal - before.steal) / total, 3)
@@ -503,7 +503,10 @@ def _holds(t: Telemetry) -> dict[str, str]:
     told = ', '.join(f'{key} {n}' for key, n in t.meter.held.items() if n)
     return (
         {
-            'held': f'to spare the training, the last answer was taken once more, of {len(t.trace["elapsed_s"])} samples: {told}; energy is read anew where a phase begins and ends'
+            'held': (
+                f'to spare the training, the last answer was taken once more, of {len(t.trace["elapsed_s"])} '
+                f'samples: {told}; energy is read anew where a phase begins and ends'
+            )
         }
         if told
         else {}
@@ -552,7 +555,7 @@ def together(
     summaries: Sequence[dict],  # one `Telemetry.summary()` a rank, in the order of ranks, of one machine
     device: str,  # 'cpu' or 'cuda'
 ) -> dict:  # the same shape; `devices` has a row a rank
-    "What all ranks used: memory and CPU time added, energy added over the devices there are, times and percentages averaged."
+    "What all ranks used: memory, CPU time and energy added, times and percentages averaged."
     owner = [
         'the packages' if device != 'cuda' else s['devices'][0]['uuid'] or rank
         for rank, s in enumerate(summaries)
