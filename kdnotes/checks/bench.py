@@ -32,7 +32,6 @@ from kdnotes.core.config import (
     cache_path,
     make_config,
     resolve,
-    root,
     runs_path,
 )
 from ..tasks.sources import load_corpus, resolve_corpus
@@ -159,7 +158,8 @@ def choose(
     for name in names:
         if name not in known:
             raise BenchError(
-                f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or some of {', '.join(known)}"
+                f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or "
+                f"some of {', '.join(known)}"
             )
     return {
         name: c for name, c in known.items() if name in names and not (gpu and name in SCALING | ACCUMULATED)

@@ -31,7 +31,6 @@ from kdnotes.core.config import (
     flat,
     make_config,
     resolved_dtype,
-    root,
     task_info,
 )
 from ..tasks.sources import load_corpus
@@ -243,7 +242,10 @@ def _check_time(bench) -> list[Finding]:
         dg.judge_time(
             parts,
             bench.teacher_epochs * 3 * n * bench.signal_s / here.ranks,
-            f'{bench.ahead.examples} examples at {rate:.1f} a second, seen over {steps} steps of {size} on the machine as busy as it is now',
+            (
+                f'{bench.ahead.examples} examples at {rate:.1f} a second, seen over {steps} steps of {size} '
+                'on the machine as busy as it is now'
+            ),
         )
     ]
 
@@ -549,7 +551,8 @@ def _jobs(
         notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} training examples")
         if missing:
             notes.append(
-                f'the fine-tuned teacher {teacher.run_id} is not there yet: the pretrained one with a new head stands in'
+                f'the fine-tuned teacher {teacher.run_id} is not there yet: the pretrained one with a new '
+                'head stands in'
             )
         jobs.setdefault(c.ranks, []).append(
             dict(
@@ -564,7 +567,8 @@ def _jobs(
         )
     for ranks, cases in jobs.items():
         notes.append(
-            f"{', '.join(case['label'] for case in cases)}: {ranks} rank(s) with {cases[0]['config']['threads_per_rank'] or 'no'} thread(s) of their own"
+            f"{', '.join(case['label'] for case in cases)}: {ranks} rank(s) with "
+            f"{cases[0]['config']['threads_per_rank'] or 'no'} thread(s) of their own"
         )
     if len(jobs) > 1:
         # the main rank does these while the others wait
@@ -636,7 +640,7 @@ def doctor(
     on_finding: Callable[[Finding], None] = lambda finding: None,  # called with each finding as it is made
     timeout_s: float = 600.0,  # for all checks together
 ) -> Diagnosis:
-    "Check configurations before they are run; trains a few steps in processes of their own and leaves nothing behind."
+    "Check configurations before they are run, by a few steps in processes that leave nothing behind."
     begin = time.monotonic()
     configs = [config] if isinstance(config, RunConfig) else list(config)
     if not configs:
@@ -646,7 +650,8 @@ def doctor(
         found = [f for job in jobs for f in _launch(job, Path(folder), on_finding, begin + timeout_s)]
     if (load := os.getloadavg()[0]) > (cores := rt.machine().cores) + 0.5:
         notes.append(
-            f'the machine is busy (load average {load:.1f} on {cores} cores): an idle one is faster than the forecasts'
+            f'the machine is busy (load average {load:.1f} on {cores} cores): an idle one is faster than the '
+            'forecasts'
         )
     modes = list(dict.fromkeys(case['label'] for job in jobs for case in job['cases']))
     order = {mode: i for i, mode in enumerate(MODES)}

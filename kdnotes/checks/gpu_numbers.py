@@ -171,8 +171,8 @@ def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, 
             energy_reason=None if energy else meter.reasons.get('joules'),
         )
         say(
-            f"{gpu['name']} with {gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']}, CUDA {gpu['cuda']}"
-            + ('' if energy else f"; no energy: {gpu['energy_reason']}")
+            f"{gpu['name']} with {gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']}, CUDA "
+            f"{gpu['cuda']}" + ('' if energy else f"; no energy: {gpu['energy_reason']}")
         )
     on = environment(job['device'])
     say(f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}, {on['cpu']}")
@@ -241,7 +241,7 @@ def make_pair(
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #ba5585e4
 @dataclass(frozen=True)
 class _Gentle(Runtime):
-    "A runtime whose losses in fp16 are scaled so little that no step is left out: formats are compared step by step."
+    "A runtime that scales fp16 losses so little that no step is skipped: formats are compared by step."
 
     def scaler(self) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(self.device.type, init_scale=1024.0, enabled=self.dtype == 'fp16')
@@ -390,7 +390,10 @@ def resume(
         'resume',
         dtype,
         result.resumed_at == [3] and far <= allowed,
-        f'taken up at step {result.resumed_at}, {far:.1e} of the way from the undisturbed end; {allowed:g} is allowed',
+        (
+            f'taken up at step {result.resumed_at}, {far:.1e} of the way from the undisturbed end; '
+            f'{allowed:g} is allowed'
+        ),
     )
 
 # %% ../../nbs/checks/08_gpu_numbers.ipynb #0bdaf9c2
@@ -533,7 +536,10 @@ def fits(job: dict, say: Callable[[str], None]) -> dict:  # findings, modes, all
             modes.append(seen := _needed(job, mode))
             held = seen['reserved_mib'] if on_gpu else seen['host_mib']
             ok = not on_gpu or held * 2**20 <= allowed
-            found = f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of {allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
+            found = (
+                f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of "
+                f"{allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
+            )
             if on_gpu:
                 found += f", {seen['device_mib']:.0f} in use at most"
         except Exception as e:
