@@ -100,7 +100,7 @@ def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU
 
 # %% ../../nbs/checks/01_profiling.ipynb #a2f99f01
 class Stopwatch:
-    "Shares the time of a training out over its parts while a `with` block runs; train with its `task` and `signal`."
+    "Shares a training's time out over its parts in a `with` block; train with its `task` and `signal`."
 
     def __init__(
         self,
