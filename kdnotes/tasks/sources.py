@@ -90,7 +90,8 @@ def column_names(
         key, equals, name = (p.strip() for p in part.partition('='))
         if not (equals and key and name):
             raise ConfigError(
-                f"columns={columns!r} must be pairs key=column with commas between them, as in {next(iter(usual))}=my_column"
+                f"columns={columns!r} must be pairs key=column with commas between them, as in "
+                f"{next(iter(usual))}=my_column"
             )
         if key not in usual:
             near = get_close_matches(key, usual, 1)
@@ -140,7 +141,8 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
     header = lines[0].split('\t')
     if missing := [name for name in needed if name not in header]:
         raise CorpusError(
-            f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, separated by tabs; where a column has another name, say so with columns="
+            f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, "
+            "separated by tabs; where a column has another name, say so with columns="
         )
     rows = []
     numbers = []
@@ -150,7 +152,8 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
         fields = line.split('\t')
         if len(fields) != len(header):
             raise CorpusError(
-                f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete the row or remove it (fields are separated by one tab)'
+                f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete '
+                'the row or remove it (fields are separated by one tab)'
             )
         rows.append(fields)
         numbers.append(number)
@@ -185,7 +188,8 @@ def _read_with_datasets(path: Path) -> Table:
     "A CSV, JSON lines or Parquet file."
     if importlib.util.find_spec('datasets') is None:
         raise CorpusError(
-            f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or save the table as {path.stem}.tsv"
+            f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or "
+            f"save the table as {path.stem}.tsv"
         )
     if path.suffix != '.parquet' and not _text(path).strip():
         raise CorpusError(f'{path} is empty; it needs a row at least')
@@ -239,7 +243,8 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
         names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)
     ]:
         raise CorpusError(
-            f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'"
+            f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or "
+            f"say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'"
         )
     kept = [key for key in names if key not in missing]
     rows = [
@@ -291,7 +296,8 @@ def split_files(
     for split, files in found.items():
         if len(files) > 1:
             raise CorpusError(
-                f"{folder} holds {' and '.join(f.name for f in files)}, and only one of them can be {split}; move the others away"
+                f"{folder} holds {' and '.join(f.name for f in files)}, and only one of them can be {split}; "
+                "move the others away"
             )
     if missing := [
         f"{split}.{next(f for files in found.values() for f in files).suffix[1:]}"
@@ -299,7 +305,8 @@ def split_files(
         if not files
     ]:
         raise CorpusError(
-            f"{folder} has no {' and no '.join(missing)}; a corpus folder holds train, dev and test, each as one of {', '.join(FORMATS)}"
+            f"{folder} has no {' and no '.join(missing)}; a corpus folder holds train, dev and test, each as "
+            f"one of {', '.join(FORMATS)}"
         )
     return {split: files[0] for split, files in found.items()}
 
@@ -316,7 +323,8 @@ def read_folder(
         'train, dev and test as ' + ', '.join(FORMATS)
     ]
     raise CorpusError(
-        f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another folder"
+        f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another "
+        "folder"
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #5313a4e2
@@ -350,21 +358,25 @@ def ask_hub(
 
     if importlib.util.find_spec('datasets') is None:
         raise CorpusError(
-            f"the hub's dataset {hub_id!r} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or use a folder"
+            f"the hub's dataset {hub_id!r} needs the package datasets, which is not installed; pip install "
+            "'kdnotes[data]', or use a folder"
         )
     if constants.HF_HUB_OFFLINE:
         raise CorpusError(
-            f'HF_HUB_OFFLINE is set, so the hub is not asked for {hub_id!r}; unset it, or use a folder or corpus=embedded'
+            f'HF_HUB_OFFLINE is set, so the hub is not asked for {hub_id!r}; unset it, or use a folder or '
+            'corpus=embedded'
         )
     try:
         _within(seconds, lambda: HfApi().dataset_info(hub_id, timeout=2 * seconds))
     except RepositoryNotFoundError:
         raise CorpusError(
-            f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); correct the name'
+            f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); '
+            'correct the name'
         ) from None
     except FutureTimeout:
         raise CorpusError(
-            f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; {_HELP}'
+            f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; '
+            f'{_HELP}'
         ) from None
     except Exception as e:
         raise CorpusError(
@@ -386,7 +398,8 @@ def fetch_hub(
         return _within(FETCH_S, lambda: datasets.load_dataset(hub_id))
     except FutureTimeout:
         raise CorpusError(
-            f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or corpus=embedded'
+            f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or '
+            'corpus=embedded'
         ) from None
     except Exception as e:
         raise CorpusError(
@@ -428,7 +441,8 @@ def read_hub(
     splits = dict(train='train', dev='validation', test='test')
     if missing := [s for s in splits.values() if s not in data]:
         raise CorpusError(
-            f"the hub's dataset {hub_id!r} has no split {missing[0]!r}; it has {', '.join(data)} and needs {', '.join(splits.values())}"
+            f"the hub's dataset {hub_id!r} has no split {missing[0]!r}; it has {', '.join(data)} and needs "
+            f"{', '.join(splits.values())}"
         )
     return {
         split: hub_rows(data[name], split, f'{hub_id}, split {name!r}', rules, columns)
@@ -480,7 +494,8 @@ def resolve_corpus(
         return corpus
     files = ', '.join(rules.published_files) or 'train, dev and test as ' + ', '.join(FORMATS)
     raise CorpusError(
-        f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, a folder with {files}, or a hub id like {rules.hub_id}"
+        f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, a "
+        f"folder with {files}, or a hub id like {rules.hub_id}"
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
@@ -504,7 +519,8 @@ def load_by_rules(
     )
     if columns and name in ('embedded', *rules.names):
         raise ConfigError(
-            f'columns={columns!r} is for files of your own, and the columns of corpus={name!r} are known; leave it out'
+            f'columns={columns!r} is for files of your own, and the columns of corpus={name!r} are known; '
+            'leave it out'
         )
     if name == 'embedded':
         kind = 'embedded'
