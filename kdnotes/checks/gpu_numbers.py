@@ -176,7 +176,7 @@ def look_around(job: dict, say: Callable[[str], None]) -> dict:  # environment, 
         )
     on = environment(job['device'])
     say(f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}, {on['cpu']}")
-    task = make_config(**({'task': job['task']} if job['task'] else {})).task
+    task = make_config(**({'task': job['task']} if job.get('task') else {})).task
     resolved = resolve_corpus(task, job['corpus'])
     corpus = load_corpus(task, resolved)
     say(f"corpus {corpus.name}: {len(corpus.splits['train'])} training examples")
