@@ -1,4 +1,4 @@
-"Text classification as users bring it: files with columns of their own, through the doors they come in by; and what is refused there."
+"Text classification as users bring it: files with columns of their own, through every door."
 
 import csv
 import json
@@ -21,7 +21,7 @@ SIZES = dict(train=48, dev=24, test=24)
 
 
 def write_reviews(folder: Path, label=None) -> Path:
-    "Three CSV files with other column names, of the project's own sentences; a label is what `label` makes of a row."
+    "Three CSV files with other column names; `label` makes a row's label, else it is the row's own."
     label = label or (lambda row: row['label'])
     folder.mkdir()
     splits = embedded_text_classification()

@@ -286,7 +286,7 @@ def _refuse(folder: RunFolder, log: Path, code: int) -> None:
 
 
 def _was_stopped(said: dict, code: int) -> bool:
-    "Was a run asked to stop? Its ranks said so in state.json; where they said nothing, its exit code says it."
+    "Was a run asked to stop? Its ranks say so in state.json; where they said nothing, its exit code does."
     if said.get('status') == 'running':
         return code in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGINT)
     return said.get('status') == 'interrupted'

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats.qmc import Sobol
 from ..analysis.compare import unit_matrix
-from ..core.config import MODES, SAFETY, ConfigError, factors, flat, make_config
+from ..core.config import MODES, SAFETY, ConfigError, RunConfig, factors, flat, make_config, task_info
 from ..tasks.sources import Corpus
 from ..experiment.launch import RunError, execute, failures, make_runs, milestones
 from ..experiment.plan import Plan, plan
@@ -75,7 +75,8 @@ def draws(
         if len(found) == trials:
             return found
     raise ConfigError(
-        f'trials={trials} is more than the {len(found)} settings found in this space; use fewer trials or a larger space'
+        f'trials={trials} is more than the {len(found)} settings found in this space; '
+        'use fewer trials or a larger space'
     )
 
 
@@ -88,11 +89,11 @@ def tuning_id(
     more: dict | None = None,  # what its trials have that is not usual, as of `plan_search`
 ) -> str:  # '<study>-<arm>-<8 hex digits>'
     "The name of a search."
-    told = json.dumps(
-        [study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed] + [more] * bool(more),
-        sort_keys=True,
-    )
-    return f'{study}-{arm}-{hashlib.sha256(told.encode()).hexdigest()[:8]}'
+    parts: list = [study, arm, {k: repr(v) for k, v in sorted(space.items())}, trials, seed]
+    if more:
+        parts.append(more)
+    named = json.dumps(parts, sort_keys=True)
+    return f'{study}-{arm}-{hashlib.sha256(named.encode()).hexdigest()[:8]}'
 
 # %% ../../nbs/search/01_random.ipynb #6729f339
 @dataclass(frozen=True)
@@ -105,17 +106,23 @@ class Search:
     chosen: dict  # field -> value of the best trial
 
 
-# no part of a search's name: told by the study, looked at by `_check_name`, or the machine's
+# no part of a search's name: the study says it, `_check_name` compares it, or it is the machine's
 _USUAL = {
     'mode',
     'seed',
     'corpus',
+    'columns',
     'transfer',
     'student_init',
-    'train_questions',
     'ranks',
     'threads_per_rank',
 } | SAFETY
+
+
+def _unusual(config: RunConfig) -> dict:
+    "What the trials of a search have that is part of its name."
+    usual = _USUAL | set(task_info(config.task).teacher_settings.values())
+    return {name: value for name, value in flat(config, changed=True).items() if name not in usual}
 
 
 def plan_search(
@@ -130,46 +137,33 @@ def plan_search(
         raise ConfigError(f"{', '.join(overlap)} cannot be both drawn and given; leave them out of one")
     if own := sorted({'seed', 'tuning_id'} & common.keys()):
         raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
-    id = tuning_id(
-        study,
-        mode,
-        space,
-        trials,
-        more={
-            k: v for k, v in flat(make_config(mode=mode, **common), changed=True).items() if k not in _USUAL
-        },
-    )
+    id = tuning_id(study, mode, space, trials, more=_unusual(make_config(mode=mode, **common)))
+    shared = dict(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id) | common
     corpora: dict[str, Corpus] = {}
-    planned = [
-        (
-            setting,
-            plan(
-                make_config(
-                    mode=mode, seed=TUNING_SEED, study=f'{study}-tuning', tuning_id=id, **common, **setting
-                ),
-                corpora=corpora,
-            ),
-        )
-        for setting in draws(space, trials)
-    ]
+    planned = []
+    for setting in draws(space, trials):
+        planned.append((setting, plan(make_config(**shared, **setting), corpora=corpora)))
     _check_name(id, planned[0][1])
     return planned
 
 
 def _check_name(id: str, first: Plan) -> None:
     "Refuse a second search under the name of one that stood on something else."
-    own = dict(
-        corpus=first.corpus_sha256[:12], transfer=first.config.transfer, start=factors(first.config)['init']
-    )
-    for r in records(first.config.study):
+    config = first.config
+    own = dict(corpus=first.corpus_sha256[:12], transfer=config.transfer, start=factors(config)['init'])
+    for r in records(config.study):
+        if r['tuning_id'] != id or r['arm'] != config.arm:
+            continue
         other = dict(
             corpus=r['corpus_sha256'][:12],
             transfer=r['factors']['transfer'] or 'none',
             start=r['factors']['init'],
         )
-        if r['tuning_id'] == id and r['arm'] == first.config.arm and other != own:
+        if other != own:
+            differs = ' and '.join(f'{k} {v}' for k, v in other.items() if v != own[k])
             raise ConfigError(
-                f"study {first.config.study!r} has trials of {id} with {' and '.join(f'{k} {v}' for k, v in other.items() if v != own[k])}; give this search another study name"
+                f'study {config.study!r} has trials of {id} with {differs}; '
+                'give this search another study name'
             )
 
 # %% ../../nbs/search/01_random.ipynb #f5fd1706
@@ -180,26 +174,24 @@ def as_judged(
     "Trials as the search sees them."
     where = next(s for s in trials[0]['metrics'] if s != trials[0]['primary']['set'])
 
-    def told(r):
-        return r | dict(
-            primary=r['primary'] | dict(set=where, value=r['metrics'][where][r['primary']['metric']])
-        )
-
     sign = -1 if trials[0]['primary']['higher_is_better'] else 1
-    return sorted(map(told, trials), key=lambda r: (sign * r['primary']['value'], r['run_id']))
+    judged = []
+    for r in trials:
+        value = r['metrics'][where][r['primary']['metric']]
+        judged.append(r | dict(primary=r['primary'] | dict(set=where, value=value)))
+    return sorted(judged, key=lambda r: (sign * r['primary']['value'], r['run_id']))
 
 
 def from_the_best(
     judged: Sequence[dict],  # of `as_judged`
     units: pd.DataFrame | None,  # theirs
 ) -> list[Interval | None]:  # for each trial; None: for the best itself, and where there are no units
-    "What each trial has less (or more) than the best one, with the questions at random."
+    "What each trial has less (or more) than the best one, with the units at random."
     values = unit_matrix(judged, units)
     if values is None:
         return [None] * len(judged)
-    return [None] + [
-        crossed_interval([values.loc[r['run_id']] - values.loc[judged[0]['run_id']]]) for r in judged[1:]
-    ]
+    best = values.loc[judged[0]['run_id']]
+    return [None] + [crossed_interval([values.loc[r['run_id']] - best]) for r in judged[1:]]
 
 
 def judge(
@@ -211,27 +203,24 @@ def judge(
     judged = as_judged(records)
     drawn = {r['run_id']: s for s, r in zip(settings, records)}
     name = '{set}_{metric}'.format(**judged[0]['primary'])
-    return pd.DataFrame(
-        [
-            {'run_id': r['run_id']}
-            | drawn[r['run_id']]
-            | {name: r['primary']['value'], 'from_the_best': '' if d is None else f'{d:+.3f}'}
-            for r, d in zip(judged, from_the_best(judged, units))
-        ]
-    )
+    rows = []
+    for r, distance in zip(judged, from_the_best(judged, units)):
+        judgement = {
+            name: r['primary']['value'],
+            'from_the_best': '' if distance is None else f'{distance:+.3f}',
+        }
+        rows.append({'run_id': r['run_id']} | drawn[r['run_id']] | judgement)
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/search/01_random.ipynb #e15e2727
 def _made(plans: Sequence[Plan], say: Callable[[str], None], jobs: int, **more) -> list[dict]:
     "The records of runs of one study, once all are made."
-    failed = make_runs(
-        plans,
-        lambda p, beside: execute(
-            p, milestones(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside
-        ),
-        say,
-        jobs,
-        **more,
-    )
+
+    def make(p: Plan, beside: int) -> None:
+        # several talk at the same time: each says which one it is
+        execute(p, milestones(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside)
+
+    failed = make_runs(plans, make, say, jobs, **more)
     if failed:
         raise RunError(failures(failed, len(plans)))
     found = {r['run_id']: r for r in records(plans[0].config.study)}
@@ -250,16 +239,14 @@ def search(
 ) -> Search:  # a `RunError` if a trial failed: the others are kept, and the next call makes it alone
     "Make the trials of a search, or find them done, and choose."
     space = space or SPACES[MODES[make_config(mode=mode).mode].network]
-    planned = plan_search(
-        mode, space, trials, study, **(dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}) | common
-    )
-    made = _made([p for _, p in planned], say, jobs, shown=lambda r: as_judged([r])[0])
-    table = judge(
-        [s for s, _ in planned], made, units(planned[0][1].config.study, [r['run_id'] for r in made])
-    )
-    return Search(
-        planned[0][1].config.tuning_id, mode, table, {name: table[name].tolist()[0] for name in space}
-    )
+    small = dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}
+    planned = plan_search(mode, space, trials, study, **small | common)
+    settings = [setting for setting, _ in planned]
+    plans = [p for _, p in planned]
+    made = _made(plans, say, jobs, shown=lambda r: as_judged([r])[0])
+    table = judge(settings, made, units(plans[0].config.study, [r['run_id'] for r in made]))
+    chosen = {name: table[name].tolist()[0] for name in space}
+    return Search(plans[0].config.tuning_id, mode, table, chosen)
 
 # %% ../../nbs/search/01_random.ipynb #50f008cc
 def tuned_plans(
@@ -288,7 +275,7 @@ def train_tuned(
     found: Search,
     seeds: int,  # as for `tuned_plans`; 0: nothing is made
     study: str = 'default',
-    jobs: int = 1,  # runs at the same time on one device: their times are then left out by comparisons
+    jobs: int = 1,  # runs at the same time on one device: comparisons then do not use their times
     say: Callable[[str], None] = lambda text: None,
     **common,
 ) -> list[dict]:  # records, by seed
