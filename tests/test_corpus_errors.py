@@ -11,7 +11,7 @@ import pytest
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.core.config import KdnotesError
 from kdnotes.tasks.answer_selection import HUB_COLUMNS, TSV_COLUMNS
-from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, local_copy, read_rows, resolve_corpus
+from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, local_copy, read_split, resolve_corpus
 
 HEADER = '\t'.join(TSV_COLUMNS.values())
 TASK = 'answer_selection'
@@ -220,7 +220,7 @@ def test_the_hub_and_a_folder_with_the_same_content_have_one_hash(hub, tmp_path)
 
 
 def test_what_the_hub_delivers_is_checked(hub, tmp_path):
-    rows = read_rows(write(tmp_path / 'folder') / 'WikiQA-train.tsv', 'train', CORPORA)
+    rows = read_split(write(tmp_path / 'folder') / 'WikiQA-train.tsv', 'train', CORPORA)
     hub.update({s: columns(rows) for s in ('train', 'validation', 'test')})
     hub['test']['label'][3] = -1
     assert "someone/salt, split 'test', row 3: label is '-1'" in refused(

@@ -35,7 +35,7 @@ from kdnotes.core.config import (
     run_id,
 )
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
-from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_rows, resolve_corpus
+from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.analysis.plotting import bind_figures
@@ -285,7 +285,7 @@ def parsed(data: bytes) -> list[tuple[str, ...]]:
 def test_a_corpus_file(home, data, split):
     path = home / 'corpus.tsv'
     path.write_bytes(data)
-    rows = ours(lambda: read_rows(path, split, CORPORA), CorpusError)
+    rows = ours(lambda: read_split(path, split, CORPORA), CorpusError)
     if rows is REFUSED:
         return
     assert [(*(r[k] for k in list(TSV_COLUMNS)[:-1]), str(r['label'])) for r in rows] == parsed(data)

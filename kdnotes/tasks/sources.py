@@ -20,7 +20,7 @@ from ..core.config import ConfigError, KdnotesError, root, task_info
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
-           'CorpusRules', 'column_names', 'Table', 'read_rows', 'find_folder', 'split_files', 'read_folder', 'ask_hub',
+           'CorpusRules', 'column_names', 'Table', 'read_split', 'find_folder', 'split_files', 'read_folder', 'ask_hub',
            'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'load_by_rules']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
@@ -218,7 +218,7 @@ def _read_with_datasets(path: Path) -> Table:
 FORMATS = ('tsv', 'csv', 'jsonl', 'parquet')
 
 
-def read_rows(
+def read_split(
     path: Path,  # ends in one of FORMATS
     split: str,  # 'train' | 'dev' | 'test': what it is used for
     rules: CorpusRules,
@@ -318,7 +318,7 @@ def read_folder(
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
     if files := split_files(folder, rules):
-        return {split: read_rows(path, split, rules, columns) for split, path in files.items()}
+        return {split: read_split(path, split, rules, columns) for split, path in files.items()}
     looked = [', '.join(rules.published_files)] * bool(rules.published_files) + [
         'train, dev and test as ' + ', '.join(FORMATS)
     ]
