@@ -54,7 +54,7 @@ GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study tune test test-all test-rest check fuzz bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
 
 help:    ## this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -83,9 +83,9 @@ test test-all test-rest check fuzz: export OMP_NUM_THREADS = 1
 # threads of one process that wait for each other leave the cores to the other process
 test test-all test-rest check fuzz: export OMP_WAIT_POLICY = passive
 # a file's tests stay together, in the order of tests/conftest.py: what they share is made once
-PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
-test: setup   ## eight minutes: every notebook, and one test of each kind
+test: lint   ## eight minutes: every notebook, and one test of each kind
 	nbdev_test --n_workers $(WORKERS)
 	$(PYTEST) -m 'not exhaustive'
 
@@ -96,7 +96,11 @@ test-all: setup  ## half an hour more: all kills, mutants and rehearsals, and 10
 test-rest: setup  ## what `make test` leaves out, or a share of it: SHARE=2/5
 	$(PYTEST) -m exhaustive $(SHARE:%=--share %)
 
-check: setup  ## before a commit, with the change staged: notebooks and modules agree, all is clean, the tests that train nothing pass
+lint: setup  ## formatted and clean, as ruff sees it
+	ruff format --check
+	ruff check
+
+check: lint  ## before a commit, with the change staged: notebooks and modules agree, all is clean, the tests that train nothing pass
 	nbdev_export
 	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
 	nbdev_test --n_workers $(WORKERS)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 from .checks import gpu_check
-from .core.config import MODES, TASKS, ConfigError, KdnotesError, RunConfig, make_config, task_info
+from .core.arms import MODES
+from .core.config import TASKS, ConfigError, KdnotesError, RunConfig, make_config, task_info
 
 # %% auto #0
 __all__ = ['COMMANDS', 'parse_parameters', 'configurations', 'Command', 'make_parser', 'main']

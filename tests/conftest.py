@@ -1,4 +1,6 @@
-"What every test needs: the environment's own commands, the real corpora where there are any, and a share of the tests on request."
+"""What every test needs: the environment's own commands, the real corpora where there are any,
+and a share of the tests on request.
+"""
 
 import hashlib
 import os

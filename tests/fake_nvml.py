@@ -1,4 +1,6 @@
-"""A machine with four GPUs that answers NVML's questions under NVML's names and fails with NVML's own errors; no test needs a GPU."""
+"""A machine with four GPUs that answers NVML's questions under NVML's names and fails with NVML's own
+errors; no test needs a GPU.
+"""
 
 from types import SimpleNamespace
 import pynvml
@@ -22,10 +24,12 @@ class FakeNvml:
     NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
     NVML_CLOCK_MEM = pynvml.NVML_CLOCK_MEM
 
-    def __init__(self, lacks=(), lost_after=None, counter=(), step_mj=60_000, load=(), forbidden=(), busy={}):
+    def __init__(
+        self, lacks=(), lost_after=None, counter=(), step_mj=60_000, load=(), forbidden=(), busy=None
+    ):
         # GPUs of others; question -> calls, from 1, at which the driver has no time
         self.forbidden = forbidden
-        self.busy = busy
+        self.busy = busy or {}
         self.lacks = lacks
         self.lost_after = lost_after
         self.counter = list(counter)

@@ -1,4 +1,6 @@
-"A tiny training that can be killed anywhere, in a process or under torchrun: `python tests/faults.py <folder> <kill at>`."
+"""A tiny training that can be killed anywhere, in a process or under torchrun:
+`python tests/faults.py <folder> <kill at>`.
+"""
 
 import os
 import resource

@@ -3,7 +3,9 @@
 import hashlib
 import numpy as np
 import pandas as pd
-from kdnotes.core.config import MODES, Machine, factors, make_config, resolve, run_id, settings
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import make_config
+from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
 from kdnotes.records.store import RunFolder
 from kdnotes.records.schema import SCHEMA, of_this_schema
 from kdnotes.analysis.intervals import compact_curve

@@ -1,4 +1,6 @@
-"A task and models small enough to train in a blink, with what makes partitions go wrong: unequal lengths, examples without a label, steps of one example."
+"""A task and models small enough to train in a blink, with what makes partitions go wrong:
+unequal lengths, examples without a label, steps of one example.
+"""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +11,8 @@ from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
 )
-from kdnotes.core.config import Machine, RunConfig, make_config, resolve
+from kdnotes.core.config import RunConfig, make_config
+from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
 from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, SoftTargets
@@ -20,7 +23,9 @@ HALF = 30
 
 
 class SameWord:
-    "Do both halves of a pair hold the same word? A quarter of the training examples has no label (-1), so that a term's count is not the number of examples."
+    """Do both halves of a pair hold the same word? A quarter of the training examples has no label (-1),
+    so that a term's count is not the number of examples.
+    """
 
     name = 'same_word'
     auto_class = 'AutoModelForSequenceClassification'

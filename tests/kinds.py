@@ -1,7 +1,8 @@
 """Many cases of a kind: `make test` shows one of each, `make test-all` the others too.
 
 @pytest.mark.parametrize('at', one_of_each(range(1, 33)))                           # the first alone
-@pytest.mark.parametrize('run', one_of_each(RUNS, kind=lambda run: run.precision))  # the first of each precision"""
+@pytest.mark.parametrize('run', one_of_each(RUNS, kind=lambda run: run.dtype))      # the first of each
+"""
 
 from collections.abc import Callable, Iterable
 import pytest

@@ -1,4 +1,6 @@
-"The doors a user comes in by: papermill and the interpreter, as processes of their own, with a home where nothing is yet."
+"""The doors a user comes in by: papermill and the interpreter, as processes of their own,
+with a home where nothing is yet.
+"""
 
 import hashlib
 import os
@@ -10,12 +12,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def surroundings(home, **more):
-    "The environment of a process: its runs go to `home`, the hub is not asked, and no GPU is seen, so that every machine runs the same."
+    """The environment of a process: its runs go to `home`, the hub is not asked, and no GPU is seen,
+    so that every machine runs the same.
+    """
     return dict(os.environ, KDNOTES_HOME=str(home), HF_HUB_OFFLINE='1', CUDA_VISIBLE_DEVICES='') | more
 
 
 def papermill(home, *arguments, cwd=ROOT, output=None, **more):
-    "papermill with these arguments, `-p name value` for each pair in the tuples among them; standard input closed."
+    """papermill with these arguments, `-p name value` for each pair in the tuples among them;
+    standard input closed.
+    """
     flat = [str(x) for a in arguments for x in (('-p', *a) if isinstance(a, tuple) else (a,))]
     return subprocess.run(
         [Path(sys.executable).parent / 'papermill', *flat],
@@ -44,7 +50,10 @@ def python(home, code, **more):
 
 def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):
     "`kdnotes` in a process that does not have the tools of notebooks."
-    code = f'import sys; sys.modules.update(dict.fromkeys({without})); from kdnotes.cli import main; sys.exit(main())'
+    code = (
+        f'import sys; sys.modules.update(dict.fromkeys({without})); from kdnotes.cli import main; '
+        'sys.exit(main())'
+    )
     return subprocess.run(
         [sys.executable, '-c', code, *map(str, arguments)],
         cwd=home,

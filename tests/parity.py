@@ -53,7 +53,9 @@ class Run:
 
 
 class World:
-    "The notes of runs, a list by rank. A run is made when it is first asked for, and with it the planned ones that have as many ranks."
+    """The notes of runs, a list by rank. A run is made when it is first asked for,
+    and with it the planned ones that have as many ranks.
+    """
 
     def __init__(self, folder: Path, plan: tuple[Run, ...] = (), package: Path | None = None):
         self.folder = folder
@@ -182,13 +184,17 @@ def _train(run: Run, here, folder: Path) -> dict:
 
 
 def trained_weights(student) -> np.ndarray:
-    "All weights but the keys' biases: softmax cancels them, so their gradient is rounding error, which Adam divides by its own size."
+    """All weights but the keys' biases: softmax cancels them, so their gradient is rounding error,
+    which Adam divides by its own size.
+    """
     return flat(p for name, p in student.named_parameters() if not name.endswith(('key.bias', 'k_lin.bias')))
 
 
 @contextlib.contextmanager
 def _watch(student):
-    "At each step: a hash of the gradients, forwards and all-reduces since the step before; the last step's gradients; warnings."
+    """At each step: a hash of the gradients, forwards and all-reduces since the step before;
+    the last step's gradients; warnings.
+    """
     notes, since, construct = (
         dict(gradients=[], forwards=[], all_reduces=[]),
         dict(forwards=0, all_reduces=0),

@@ -1,6 +1,9 @@
-"""The public names of all modules, one a line: `python tests/public_names.py` writes them to tests/public_names.txt again.
+"""The public names of all modules, one a line: `python tests/public_names.py` writes them to
+tests/public_names.txt again.
 
-What stands there is what users may import. A name that appears or goes shows in the diff of that file, and so in review."""
+What stands there is what users may import. A name that appears or goes shows in the diff of that file,
+and so in review.
+"""
 
 import ast
 from pathlib import Path

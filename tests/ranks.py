@@ -1,6 +1,9 @@
-"""Real ranks for tests: processes with torchrun's environment, forked from one server that has imported torch and transformers once.
+"""Real ranks for tests: processes with torchrun's environment,
+forked from one server that has imported torch and transformers once.
 
-Nothing of kdnotes is imported before a rank starts, so each can be given a package of its own, say a copy with a mistake in it."""
+Nothing of kdnotes is imported before a rank starts, so each can be given a package of its own,
+say a copy with a mistake in it.
+"""
 
 import contextlib
 import io
@@ -113,7 +116,9 @@ def _rank(
 
 
 def run_tests(*tests: str) -> list[tuple[str, str]]:
-    "What a rank does to run tests, say 'test_losses.py::test_bad_temperature': their names, and 'passed' or the kind of error."
+    """What a rank does to run tests, say 'test_losses.py::test_bad_temperature':
+    their names, and 'passed' or the kind of error.
+    """
     import pytest
 
     outcomes = []

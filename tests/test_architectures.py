@@ -1,4 +1,6 @@
-"Teachers of every architecture: their students are tried in the plan, trained, saved, loaded by plain transformers, taken up after a stop, and refused in a sentence where they cannot be."
+"""Teachers of every architecture: their students are tried in the plan, trained, saved,
+loaded by plain transformers, taken up after a stop, and refused in a sentence where they cannot be.
+"""
 
 import json
 import warnings
@@ -10,7 +12,9 @@ from architectures import ARCHITECTURES, REFUSED, configs, random_model, write_t
 from helpers import SameWord, flat, tiny_config
 from kinds import one_of_each
 from kdnotes.distill import models
-from kdnotes.core.config import KdnotesError, Machine, make_config, spread_layers
+from kdnotes.core.arms import spread_layers
+from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import run
 from kdnotes.train.failures import STOP, Stopped
@@ -130,7 +134,10 @@ def test_layers_of_another_kind_are_refused():
     teacher.bert.encoder.layer[3].output.dense = torch.nn.Linear(40, 32)
     with pytest.raises(
         ModelError,
-        match=r'layers \[1, 3\] of BertForSequenceClassification cannot stand at places \[0, 1\], since bert.encoder.layer.1.output.dense.weight',
+        match=(
+            r'layers \[1, 3\] of BertForSequenceClassification cannot stand at places \[0, 1\], '
+            r'since bert.encoder.layer.1.output.dense.weight'
+        ),
     ):
         choose_layers(teacher, (1, 3))
 
@@ -270,7 +277,9 @@ def test_operations_are_those_pytorch_counts(kind):
 
 @pytest.mark.parametrize('kind', ARCHITECTURES)
 def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
-    "On a GPU it saves a wait; given to every architecture it would change ModernBERT's answers and stop DeBERTa's."
+    """On a GPU it saves a wait; given to every architecture it would change ModernBERT's answers and stop
+    DeBERTa's.
+    """
     model = random_model(configs()[kind]).eval()
     short = batch()
     if not models._takes_whole_mask(model):

@@ -1,4 +1,6 @@
-"What cannot be run ends within seconds with one sentence as the last line, a non-zero exit, and finished runs as they were."
+"""What cannot be run ends within seconds with one sentence as the last line, a non-zero exit,
+and finished runs as they were.
+"""
 
 import importlib.metadata
 import os
@@ -8,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
 import pytest
-from kdnotes.core.config import KdnotesError, Machine, make_config
+from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.distill.models import MINILM, MINILM_WHEEL, find_model, load_tokenizer
@@ -120,7 +123,9 @@ def test_a_study_that_cannot_be(home, parameters, told):
 
 @pytest.mark.parametrize('name, value', [('run', 'baseline'), ('study', 'all')])
 def test_cells_can_be_run_again_and_again(name, value):
-    "As in JupyterLab: change a parameter and run its cells, then all cells; what other cells made is no parameter, and a name they use is not taken for one."
+    """As in JupyterLab: change a parameter and run its cells, then all cells;
+    what other cells made is no parameter, and a name they use is not taken for one.
+    """
     imports, parameters, check = [
         c.source for c in nbformat.read(ROOT / f'nbs/{name}.ipynb', 4).cells if c.cell_type == 'code'
     ][:3]

@@ -1,4 +1,6 @@
-"""The benchmark compares equals: every contestant computes the same loss, the same gradients and, from the same examples, the same trained weights; and a contestant that fails is named and left out."""
+"""The benchmark compares equals: every contestant computes the same loss, the same gradients and,
+from the same examples, the same trained weights; and a contestant that fails is named and left out.
+"""
 
 import copy
 import json
@@ -13,7 +15,8 @@ from helpers import as_configured, flat, tiny_config
 from notebooks import last_line, papermill
 from kdnotes.checks import bench, baselines as peers
 from kdnotes.tasks.answer_selection import AnswerSelection
-from kdnotes.core.config import ConfigError, Machine
+from kdnotes.core.config import ConfigError
+from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime

@@ -1,4 +1,7 @@
-"What travels between ranks: gradients in 16 bits or as low-rank factors, once a step or after every micro-batch, in buckets of any size; the real trainer in real ranks over gloo."
+"""What travels between ranks: gradients in 16 bits or as low-rank factors,
+once a step or after every micro-batch, in buckets of any size;
+the real trainer in real ranks over gloo.
+"""
 
 import contextlib
 import functools
@@ -8,7 +11,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from helpers import SameWord, flat, tiny_bert, tiny_config
-from ranks import RankError, launch
+from ranks import launch
 
 TWO = dict(micro_batch_tokens=32)  # examples of 16 tokens at once
 RUNS = {
@@ -35,7 +38,9 @@ WAY = {'fp16': 0.02, 'bf16': 0.15}  # of final weights, as in test_precision.py 
 
 
 def weights(model) -> np.ndarray:
-    "All but the keys' biases: softmax cancels them, so their gradient is rounding error, which Adam divides by its own size."
+    """All but the keys' biases: softmax cancels them, so their gradient is rounding error,
+    which Adam divides by its own size.
+    """
     return flat(p for name, p in model.named_parameters() if not name.endswith('key.bias'))
 
 

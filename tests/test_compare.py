@@ -21,7 +21,7 @@ from kdnotes.analysis.compare import (
     unit_matrix,
     verdict_on,
 )
-from kdnotes.core.config import CHAIN, CONTROLS, MODES, PROCEDURES
+from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records.store import SCHEMA
 from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
 from kdnotes.analysis.intervals import paired_difference
@@ -658,10 +658,8 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
     text = sentence(c)
     d = c.difference
     assert text.startswith(
-        (
-            f'MAP on the test set of full_kd was higher than that of full_student by {d:.4f} (95% interval, '
-            '5 seeds and 40 questions; p < 0.001'
-        )
+        f'MAP on the test set of full_kd was higher than that of full_student by {d:.4f} (95% interval, '
+        '5 seeds and 40 questions; p < 0.001'
     )
     assert (
         "the only comparison of 'chain and controls'), the effect of kd." in text and text.count('.  ') == 0
@@ -671,10 +669,8 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
     # both arms take the same times: nothing can be told of 1.00
     slower = sentence(corrected_pair(0.72, train_s=10.0), 'train_s')
     assert slower.startswith(
-        (
-            'No difference between full_student and full_kd in the time of training was detected: 1.00 '
-            '[1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000'
-        )
+        'No difference between full_student and full_kd in the time of training was detected: 1.00 '
+        '[1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000'
     )
     assert '(one-sided p' in worse and ', uncorrected)' in worse
 
@@ -785,10 +781,8 @@ def test_without_a_test_there_is_no_claim():
             and 'detected' not in text
         )
     assert sentence(c).startswith(
-        (
-            f'The difference between full_student and full_kd in MAP on the test set is {c.difference:+.4f} '
-            '(95% interval, 5 seeds); it was not tested'
-        )
+        f'The difference between full_student and full_kd in MAP on the test set is {c.difference:+.4f} '
+        '(95% interval, 5 seeds); it was not tested'
     )
 
 

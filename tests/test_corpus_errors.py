@@ -1,4 +1,6 @@
-"Bad corpora end with one sentence that names the place; good ones get one name and one hash wherever they lie."
+"""Bad corpora end with one sentence that names the place;
+good ones get one name and one hash wherever they lie.
+"""
 
 import os
 import socket
@@ -133,7 +135,7 @@ def test_characters_that_look_like_line_ends_stay_in_a_text(tmp_path):
 def test_folders_that_are_none(tmp_path):
     names = ['WikiQA-train.tsv', 'WikiQA-dev.tsv', 'WikiQA-test.tsv']
     for name in (str(tmp_path / 'nowhere'), './nowhere', 'wikqa'):
-        sentence = refused(lambda: load_corpus(TASK, name))
+        sentence = refused(lambda name=name: load_corpus(TASK, name))
         assert name in sentence and all(n in sentence for n in names)
     (tmp_path / 'empty').mkdir()
     sentence = refused(lambda: load_corpus(TASK, str(tmp_path / 'empty')))

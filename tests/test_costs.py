@@ -1,4 +1,6 @@
-"Costs are the sums their formulas say, nulls stay nulls with their reason, and unlike things are never added."
+"""Costs are the sums their formulas say, nulls stay nulls with their reason,
+and unlike things are never added.
+"""
 
 import numpy as np
 import pandas as pd
@@ -94,13 +96,13 @@ def test_a_student_that_is_not_cheaper_never_pays_back(made, why):
 
 def test_a_machine_without_energy_still_has_times():
     why = 'this machine has no RAPL counters'
-    no_j = lambda r: (
-        r
-        | dict(
+
+    def no_j(r):
+        return r | dict(
             phases={k: v | dict(device_j=None) for k, v in r['phases'].items()},
             reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in r['phases']},
         )
-    )
+
     r, t = no_j(record()), no_j(teacher())
     for cost in (
         C.training_cost(r),

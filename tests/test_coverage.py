@@ -111,7 +111,9 @@ def test_the_bootstrap_stands_beside():
 
 
 def test_limits_that_are_not_known_exclude_nothing():
-    """Where nearly all differences are 0 the bootstrap has no limits, here as in `bootstrap_interval`, and no huge ones."""
+    """Where nearly all differences are 0 the bootstrap has no limits, here as in `bootstrap_interval`,
+    and no huge ones.
+    """
     d = np.zeros((4, 3, 237))
     d[:, [0, 1, 2], [5, 40, 77]] = 0.25, -0.1, -0.3
     counts = draw_counts((3, 237), np.random.default_rng(0), 400)

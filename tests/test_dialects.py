@@ -218,7 +218,10 @@ def test_torchdistill_has_no_words_for_token_logits():
     [
         (
             dict(dialect='kd'),
-            r"dialect must be one of \['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'\], got 'kd'",
+            (
+                r"dialect must be one of \['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', "
+                r"'modelopt'\], got 'kd'"
+            ),
         ),
         (dict(weights={'alpha': 0.5}), r"weights of canonical must be \['hard', 'soft'\], got \['alpha'\]"),
         (dict(weights={'hard': 1}), r"weights of canonical must be"),

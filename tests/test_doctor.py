@@ -1,6 +1,12 @@
-"The doctor finds nothing wrong with a sound trainer, and names the fault of a broken one: mistakes put into a copy of the package, as in test_mutants.py."
+"""The doctor finds nothing wrong with a sound trainer, and names the fault of a broken one:
+mistakes put into a copy of the package, as in test_mutants.py.
+"""
 
-import os, re, string, subprocess, sys
+import os
+import re
+import string
+import subprocess
+import sys
 from pathlib import Path
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"Ranks with dropout on: each draws its own, the same again with the same seed, and together they train as two replicas would that add their gradients by hand."
+"""Ranks with dropout on: each draws its own, the same again with the same seed,
+and together they train as two replicas would that add their gradients by hand.
+"""
 
 import hashlib
 import numpy as np
@@ -52,7 +54,9 @@ def ranks() -> list[dict]:
 
 
 def trained_by_hand() -> tuple[np.ndarray, list[float]]:
-    "The weights and losses of replicas in one process: each sees its shard with its own dropout, their gradients are added, and a plain AdamW steps."
+    """The weights and losses of replicas in one process:
+    each sees its shard with its own dropout, their gradients are added, and a plain AdamW steps.
+    """
     from kdnotes.tasks.batching import micro_batches
     from kdnotes.train.distributed import torch_seed
     from kdnotes.train.cpu_fast_path import Bits

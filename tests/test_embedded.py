@@ -12,7 +12,10 @@ import pytest
 
 from kdnotes.tasks.embedded import embedded_answer_selection
 
-PROGRAM = 'import json, sys; from kdnotes.tasks.embedded import embedded_answer_selection; json.dump(embedded_answer_selection(), sys.stdout)'
+PROGRAM = (
+    'import json, sys; from kdnotes.tasks.embedded import embedded_answer_selection; '
+    'json.dump(embedded_answer_selection(), sys.stdout)'
+)
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +47,10 @@ def test_a_fresh_interpreter_makes_the_same_rows(corpus, hash_seed):
 
 
 def test_nothing_heavy_is_imported():
-    program = 'import sys, kdnotes.tasks.embedded; print([m for m in ("torch", "transformers", "numpy", "pandas") if m in sys.modules])'
+    program = (
+        'import sys, kdnotes.tasks.embedded; print([m for m in ("torch", "transformers", "numpy", '
+        '"pandas") if m in sys.modules])'
+    )
     assert (
         subprocess.run(
             [sys.executable, '-c', program], capture_output=True, text=True, check=True

@@ -1,4 +1,6 @@
-"What long runs meet, each fault injected: SIGKILL anywhere, spoilt checkpoints, numbers that are none, a full disk, a second process."
+"""What long runs meet, each fault injected: SIGKILL anywhere, spoilt checkpoints, numbers that are none,
+a full disk, a second process.
+"""
 
 import os
 import pickle
@@ -11,7 +13,6 @@ import pytest
 from faults import EVERY
 from kinds import one_of_each
 from ranks import HERE, RankError, launch
-from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.core.config import make_config
 from kdnotes.experiment.launch import execute

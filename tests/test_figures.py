@@ -1,4 +1,6 @@
-"""A study's figures: made from committed records alone and the same to the last byte, readable in print, and where their numbers are missing a reason instead."""
+"""A study's figures: made from committed records alone and the same to the last byte, readable in print,
+and where their numbers are missing a reason instead.
+"""
 
 import itertools
 import json
@@ -14,7 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
 from kdnotes.analysis import figures as fg
-from kdnotes.core.config import MODES, evidence_path, figures_path
+from kdnotes.core.arms import MODES
+from kdnotes.core.files import evidence_path, figures_path
 from kdnotes.analysis.plotting import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, write_csv
@@ -404,6 +407,11 @@ def test_arms_have_okabe_and_itos_colours_and_a_marker_each():
     ) == len({c for c, _ in LOOKS.values()}) == len(MODES)
 
 
+def beaten(p: tuple, others, higher: bool) -> bool:
+    "Is a point no faster and no better than another?"
+    return any((x <= p[0] and (y >= p[1] if higher else y <= p[1])) and (x, y) != p for x, y in others)
+
+
 @pytest.mark.parametrize('higher', [True, False])
 def test_the_pareto_front_is_what_nothing_beats(higher):
     rng = random.Random(5)
@@ -416,15 +424,8 @@ def test_the_pareto_front_is_what_nothing_beats(higher):
             for arm, (x, y) in points.items()
         } | dict(no_time=dict(primary=mean_interval([9.0])))
 
-        def beaten(p):
-            return any(
-                (x <= p[0] and (y >= p[1] if higher else y <= p[1])) and (x, y) != p
-                for x, y in points.values()
-            )
-
-        assert {points[a] for a in pareto_front(values, higher_is_better=higher)} == {
-            p for p in points.values() if not beaten(p)
-        }
+        kept = {p for p in points.values() if not beaten(p, points.values(), higher)}
+        assert {points[a] for a in pareto_front(values, higher_is_better=higher)} == kept
 
 
 def test_phases_add_up_to_the_run_and_its_teachers_training():

@@ -75,7 +75,10 @@ def test_borders_between_texts_count():
 
 
 def test_a_killed_owner_frees_the_lock(tmp_path):
-    code = f"import sys, time; from kdnotes.core.files import lock\nwith lock({str(tmp_path / 'l')!r}): print('held', flush=True); time.sleep(60)"
+    code = (
+        f"import sys, time; from kdnotes.core.files import lock\nwith lock({str(tmp_path / 'l')!r}): "
+        "print('held', flush=True); time.sleep(60)"
+    )
     owner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout.readline() == 'held\n'

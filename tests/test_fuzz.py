@@ -1,6 +1,9 @@
-"""Malformed inputs, made by hypothesis from sound ones: each is taken as what it says, or refused with one sentence of our own; nothing else is ever raised.
+"""Malformed inputs, made by hypothesis from sound ones:
+each is taken as what it says, or refused with one sentence of our own; nothing else is ever raised.
 
-`KDNOTES_FUZZ` sets the number of inputs, over all kinds together: 500 always the same ones by default; more of them, and others each time, by `make fuzz`."""
+`KDNOTES_FUZZ` sets the number of inputs, over all kinds together: 500 always the same ones by default;
+more of them, and others each time, by `make fuzz`.
+"""
 
 import copy
 import gzip
@@ -24,16 +27,9 @@ from kdnotes.train.checkpoint import (
     save_checkpoint,
 )
 from kdnotes.cli import configurations, parse_parameters
-from kdnotes.core.config import (
-    ConfigError,
-    KdnotesError,
-    Machine,
-    MODES,
-    make_config,
-    parameters,
-    resolve,
-    run_id,
-)
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import ConfigError, KdnotesError, make_config, parameters
+from kdnotes.core.resolve import Machine, resolve, run_id
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs

@@ -1,4 +1,6 @@
-"A fine-tuned model is taken as it is: measured, recorded, learnt from, never trained; a wrong head is refused."
+"""A fine-tuned model is taken as it is: measured, recorded, learnt from, never trained;
+a wrong head is refused.
+"""
 
 from pathlib import Path
 import numpy as np
@@ -6,7 +8,8 @@ import pytest
 import torch
 import transformers as hf
 from architectures import configs, write_teacher
-from kdnotes.core.config import KdnotesError, Machine, make_config
+from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.distill import models
 from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
 from kdnotes.experiment.launch import run

@@ -1,4 +1,6 @@
-"The ranges of gradients: counted as one would count them number by number, of the trainer's own gradients too."
+"""The ranges of gradients: counted as one would count them number by number,
+of the trainer's own gradients too.
+"""
 
 import json
 import numpy as np
@@ -138,7 +140,9 @@ def test_rows_of_any_gradients_can_be_drawn():
 
 
 def test_of_the_trainer_between_backward_and_update(monkeypatch):
-    "In fp16 its gradients are multiplied by the scale: without it they are fp32's, to fp16's rounding. The host waits for nothing but the counts."
+    """In fp16 its gradients are multiplied by the scale: without it they are fp32's, to fp16's rounding.
+    The host waits for nothing but the counts.
+    """
 
     def ranges(dtype):
         seen = []

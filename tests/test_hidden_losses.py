@@ -270,7 +270,10 @@ def test_projections_learn_and_padding_does_not_reach_them():
         (dict(layers={}), 'layers must map at least one student layer'),
         (
             dict(layers={3: 1}),
-            r'layers must name student layers from 0 to 2, got \[3\]; ask the model for output_hidden_states=True',
+            (
+                r'layers must name student layers from 0 to 2, got \[3\]; '
+                r'ask the model for output_hidden_states=True'
+            ),
         ),
         (dict(layers={1: -1}), r'layers must name teacher layers from 0 to 2, got \[-1\]'),
         (dict(projections=HiddenProjections({1: 1}, 8, 8, 0)), r'layer must be one of \[1\], got 2'),
@@ -342,7 +345,10 @@ def test_heads_must_divide_both_widths(heads, whose):
     student, teacher = states(8, 4)
     with pytest.raises(
         ValueError,
-        match=f"heads must be >= 1 and divide the {whose}'s width {dict(student=8, teacher=4)[whose]}, got {heads}",
+        match=(
+            f"heads must be >= 1 and divide the {whose}'s width "
+            f"{dict(student=8, teacher=4)[whose]}, got {heads}"
+        ),
     ):
         relation_kl(student, teacher, MASK, heads)
 

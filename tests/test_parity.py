@@ -1,4 +1,6 @@
-"One training, however it is divided: micro-batches, ranks and the teacher's cache change neither losses nor weights; real ranks over gloo, dropout 0."
+"""One training, however it is divided: micro-batches,
+ranks and the teacher's cache change neither losses nor weights; real ranks over gloo, dropout 0.
+"""
 
 import itertools
 from dataclasses import replace
@@ -70,7 +72,9 @@ def world(tmp_path_factory):
 
 
 def name(run: Run) -> str:
-    return f"{run.ranks}-{'kd' if run.kd else 'labels'}-{run.dtype}-{run.tokens}-{run.signal}-{run.student}-{run.ranking}-{run.hidden}"
+    targets = 'kd' if run.kd else 'labels'
+    parts = (run.ranks, targets, run.dtype, run.tokens, run.signal, run.student, run.ranking, run.hidden)
+    return '-'.join(map(str, parts))
 
 
 def way_apart(a: dict, b: dict) -> float:
@@ -134,7 +138,9 @@ def test_loss_of_a_step_in_plain_torch():
 
 
 def test_untouched_rows_decay():
-    "A training without shortcuts would have done to every row of the table what this one does to those in use: ten rows of it occur nowhere."
+    """A training without shortcuts would have done to every row of the table what this one does to those
+    in use: ten rows of it occur nowhere.
+    """
     model = tiny_bert()
     config = tiny_config('full_student', ranks=1, weight_decay=0.1)
     rates = []
@@ -172,7 +178,9 @@ def test_ranks_do_not_matter(world, run):
 
 @pytest.mark.parametrize('run', RANKED, ids=name)
 def test_questions_stay_whole_and_pairs_are_counted_over_the_step(world, run):
-    "A step of one question leaves ranks without any; the largest question is beyond the budget of a micro-batch."
+    """A step of one question leaves ranks without any;
+    the largest question is beyond the budget of a micro-batch.
+    """
     whole = world[Run(ranking=run.ranking)][0]
     divided = world[run]
     assert (

@@ -1,6 +1,9 @@
-"""Loss scaling through the real trainer, in real ranks over gloo: an overflow on any rank makes all of them skip the same step and halve the same scale.
+"""Loss scaling through the real trainer, in real ranks over gloo:
+an overflow on any rank makes all of them skip the same step and halve the same scale.
 
-The products are fp16's own: a CPU computes them slowly, and `resolve` refuses that to users; a runtime made by hand does it."""
+The products are fp16's own: a CPU computes them slowly, and `resolve` refuses that to users;
+a runtime made by hand does it.
+"""
 
 import contextlib
 import functools
@@ -38,7 +41,9 @@ class Overflowing(SameWord):
 
 
 class Loud(SameWord):
-    "A loss 64 times as large, so that scaled gradients are above fp16's largest number until the scale is lower."
+    """A loss 64 times as large, so that scaled gradients are above fp16's largest number until the scale
+    is lower.
+    """
 
     def loss_terms(self, outputs, batch, signal):
         return {
@@ -64,13 +69,17 @@ class LowScale(Runtime):
 
 
 def weights(model) -> np.ndarray:
-    "All but the keys' biases: softmax cancels them, so their gradient is rounding error, which Adam divides by its own size."
+    """All but the keys' biases: softmax cancels them, so their gradient is rounding error,
+    which Adam divides by its own size.
+    """
     return flat(p for name, p in model.named_parameters() if not name.endswith('key.bias'))
 
 
 @contextlib.contextmanager
 def watched(model):
-    "By step: was the optimizer told of an overflow, a hash of the weights after it, steps AdamW has taken, the scale after it."
+    """By step: was the optimizer told of an overflow, a hash of the weights after it,
+    steps AdamW has taken, the scale after it.
+    """
     notes = dict(overflows=[], weights=[], taken=[], scales=[])
     update = torch.amp.GradScaler.update
 
@@ -234,7 +243,9 @@ def test_one_infinite_gradient_is_one_skipped_step(ranks, name):
 
 @pytest.mark.parametrize('ranks', [1, 2, 3])
 def test_scaling_finds_a_scale_that_fits(ranks):
-    "Numbers too large for fp16 and no fault: at torch's own first scale every step overflows, until halving has made room."
+    """Numbers too large for fp16 and no fault: at torch's own first scale every step overflows,
+    until halving has made room.
+    """
     for notes in trained(ranks):
         loud = notes['loud']
         assert (
@@ -274,7 +285,9 @@ def test_ranks_do_not_matter_when_steps_are_skipped(ranks, name):
 
 @pytest.mark.parametrize('at', [2, 3, 6])
 def test_the_scale_is_taken_up_with_the_training(tmp_path, at):
-    "Stopped before or right after an overflow, and resumed: to the last bit the training that never stopped, its scale and its count of good steps included."
+    """Stopped before or right after an overflow, and resumed:
+    to the last bit the training that never stopped, its scale and its count of good steps included.
+    """
     here = LowScale(torch.device('cpu'), 'fp16')
 
     def ask(step):

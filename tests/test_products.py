@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from helpers import SameWord, tiny_bert, tiny_config
 from kdnotes.train import loop as trainer
-from kdnotes.core.config import Machine, make_config, resolve
+from kdnotes.core.config import make_config
+from kdnotes.core.resolve import Machine, resolve
 from kdnotes.train.emulated_bf16 import WidenedMatmul
 from kdnotes.train.distributed import Runtime, start
 from kdnotes.checks.profiling import product_rate

@@ -1,4 +1,6 @@
-"Ranking metrics equal trec_eval's, ties included; thresholds and triggering equal their definitions, spelled out slowly."
+"""Ranking metrics equal trec_eval's, ties included;
+thresholds and triggering equal their definitions, spelled out slowly.
+"""
 
 import numpy as np
 import pandas as pd

@@ -346,7 +346,7 @@ def test_tables_do_not_depend_on_the_clock(home, monkeypatch):
     run = RunFolder('s', 'r').create()
     bytes_at = []
     for now in (0.0, 2e9):
-        monkeypatch.setattr('time.time', lambda: now)
+        monkeypatch.setattr('time.time', lambda now=now: now)
         run.write_table('units', some_units())
         bytes_at.append((run.path / 'units.csv.gz').read_bytes())
     assert bytes_at[0] == bytes_at[1]

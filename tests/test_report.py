@@ -1,4 +1,6 @@
-"""Reports: what they refuse, that they can be made from the evidence alone, and that the same runs make the same bytes."""
+"""Reports: what they refuse, that they can be made from the evidence alone,
+and that the same runs make the same bytes.
+"""
 
 import os
 import shutil
@@ -11,7 +13,8 @@ from handmade import make_record, write_run
 from kdnotes.analysis.compare import VERDICTS
 from kdnotes.analysis import figures as fg
 from kdnotes.analysis import report as rp
-from kdnotes.core.config import MODES, PROCEDURES, figures_path, runs_path
+from kdnotes.core.arms import MODES, PROCEDURES
+from kdnotes.core.files import figures_path, runs_path
 from kdnotes.analysis.plotting import ORDER, arms_of, look, save_figure
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, export

@@ -1,4 +1,6 @@
-"A training taken up where it stopped is the training that never stopped: to the last bit, in one process; real kills are in test_faults.py."
+"""A training taken up where it stopped is the training that never stopped:
+to the last bit, in one process; real kills are in test_faults.py.
+"""
 
 import pytest
 import torch

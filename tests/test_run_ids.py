@@ -1,9 +1,12 @@
-"""The names of all committed runs, computed again: from the record alone, from its configuration, and from a plan.
+"""The names of all committed runs, computed again:
+from the record alone, from its configuration, and from a plan.
 
 A run that changes its name is trained again, and its evidence is lost; so a new setting is left out of
 `settings` where it has its default. The 13 runs of `wikiqa-without-transfer` were named under schema 1,
-before there was `document_title` or `teacher_questions`: their configuration still gives every setting that
+before there was `document_title` or `teacher_questions`:
+their configuration still gives every setting that
 they have, and their name is that of schema 1.
+
 """
 
 import hashlib
@@ -12,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from kdnotes.core.config import Machine, make_config, parameters as run_parameters, resolve, run_id, settings
+from kdnotes.core.config import make_config, parameters as run_parameters
+from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.distill.models import MINILM, ModelError, find_model
 from kdnotes.experiment.plan import plan
@@ -35,7 +39,9 @@ def named_under(record):
 
 
 def initial_of(record):
-    "What the weights start from and whose model teaches, as `kdnotes.experiment.plan.plan` gives it to `run_id`."
+    """What the weights start from and whose model teaches,
+    as `kdnotes.experiment.plan.plan` gives it to `run_id`.
+    """
     start = {k: v for k, v in record['initial'].items() if k not in BY_MEASUREMENT}
     return start | {'teacher': record['teacher_run_id']}
 
@@ -102,7 +108,8 @@ OTHER = dict(  # for each setting a value that no committed run of these modes h
     ranking_loss='ranknet', gradient_dtype='bf16', gradient_sync='every', bucket_mib=5.0, epochs=9.0,
     learning_rate=3e-3, warmup_fraction=0.3, weight_decay=0.2, max_grad_norm=2.0, batch_size=8,
     micro_batch_tokens=512, max_length=64, train_questions='all', teacher_questions='all', teacher_seed=77,
-    document_title=True, student_layers=(0, 5), smoke=True, threads_per_rank=2, student_init='teacher_pretrained',
+    document_title=True, student_layers=(0, 5), smoke=True, threads_per_rank=2,
+    student_init='teacher_pretrained',
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
-from kdnotes.core.config import CHAIN, CONTROLS, MODES
+from kdnotes.core.arms import CHAIN, CONTROLS, MODES
 from kdnotes.analysis.tests import (
     FACTORIAL,
     NOT_ESTIMABLE,

@@ -180,7 +180,9 @@ def test_studentised_limits_turn_the_quantiles_over():
 
 @pytest.mark.parametrize('scale', [1.0, 0.1, 0.7, 1 / 3, 1e-6, 1e6])
 def test_a_resample_without_spread_has_no_standard_error(scale):
-    """Three values that are not zero among 711: many resamples hold zeros alone, and rounding must not make a huge ratio of them."""
+    """Three values that are not zero among 711: many resamples hold zeros alone,
+    and rounding must not make a huge ratio of them.
+    """
     y = np.zeros((3, 237))
     y[[0, 1, 2], [5, 40, 77]] = 0.25, -0.1, -0.3
     y = scale * y - (scale * y).mean()

@@ -1,13 +1,17 @@
-"Who teaches the students of a study: its own baseline, whatever the study is given; a single run's teacher keeps its own setting."
+"""Who teaches the students of a study: its own baseline, whatever the study is given;
+a single run's teacher keeps its own setting.
+"""
 
 import json
 
 import pytest
 
-from kdnotes.core.config import MODES, ConfigError, Machine, make_config
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.experiment.study import notebook_parameters
 from kdnotes.experiment.plan import explain_study, plan, plan_study
-from kdnotes.search.random import SPACES, plan_search, tuned_plans
+from kdnotes.search.random import SPACES, plan_search
 
 CPU, GPU = Machine('cpu', cores=2), Machine('cuda', cores=16, gpus=1)
 PRETRAINED = {'student_init': 'teacher_pretrained'}

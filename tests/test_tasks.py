@@ -7,7 +7,8 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from kdnotes.core.config import TASKS, Machine, RunConfig, make_config, resolve, task_info
+from kdnotes.core.config import TASKS, RunConfig, make_config, task_info
+from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.base import Evaluation, Primary, Task
 from kdnotes.tasks.sources import SPLITS, load_corpus
 

@@ -1,6 +1,8 @@
-"""The teacher in training is the teacher alone; cached is online to the stated precision; a cache is whole or missing.
+"""The teacher in training is the teacher alone; cached is online to the stated precision;
+a cache is whole or missing.
 
 On a tiny random BERT.
+
 """
 
 import copy
@@ -26,7 +28,8 @@ from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.answer_selection import AnswerSelection
-from kdnotes.core.config import Machine, make_config, resolve
+from kdnotes.core.config import make_config
+from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.losses.targets import soft_target_kl

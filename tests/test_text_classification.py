@@ -8,7 +8,8 @@ import nbformat
 import pytest
 import transformers
 from kdnotes.cli import main
-from kdnotes.core.config import KdnotesError, Machine, make_config
+from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv

@@ -1,19 +1,14 @@
-"The losses a configuration can ask for besides the study's: they reach the training as they are meant, and what cannot be meant is refused."
+"""The losses a configuration can ask for besides the study's:
+they reach the training as they are meant, and what cannot be meant is refused.
+"""
 
 import numpy as np
 import pytest
 import torch
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
-from kdnotes.core.config import (
-    MODES,
-    ConfigError,
-    Machine,
-    flat as flat_values,
-    make_config,
-    resolve,
-    run_id,
-    settings,
-)
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import ConfigError, flat as flat_values, make_config
+from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
@@ -114,7 +109,10 @@ def test_what_is_on_is_another_run(asked):
         (dict(mode='baseline', min_probability=0.1), 'min_probability=0.1 needs a teacher'),
         (
             dict(mode='full_student', ranking_loss='margin_mse'),
-            "ranking_loss='margin_mse' needs a teacher, and mode='full_student' learns from none; use a KD mode, or ranking_loss='ranknet'",
+            (
+                "ranking_loss='margin_mse' needs a teacher, and mode='full_student' learns from none; "
+                "use a KD mode, or ranking_loss='ranknet'"
+            ),
         ),
         (dict(ranking_weight=0.5), 'ranking_weight=0.5 weighs nothing; choose a ranking_loss too'),
         (dict(top_k=3), "top_k=3 is more than the 2 classes of task='answer_selection'"),

@@ -1,4 +1,6 @@
-"A corpus learnt first: one start for all arms and seeds, found by its run; and the pairs made of the real SQuAD, where there is a copy."
+"""A corpus learnt first: one start for all arms and seeds, found by its run;
+and the pairs made of the real SQuAD, where there is a copy.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,9 @@ from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.analysis.compare import attribute, label
-from kdnotes.core.config import MODES, ConfigError, Machine, make_config
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.tasks.answer_selection import SQUAD_FILES, TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, load_corpus, local_copy
 from kdnotes.experiment.launch import execute

@@ -1,13 +1,16 @@
 "The search as users start it; and the settings of the project are those its searches chose."
 
-import json, subprocess
+import json
+import subprocess
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 from kdnotes.tasks.answer_selection import DEFAULTS
-from kdnotes.core.config import ConfigError, evidence_path, factors
+from kdnotes.core.config import ConfigError
+from kdnotes.core.files import evidence_path
+from kdnotes.core.resolve import factors
 from kdnotes.search.random import (
     SPACES,
     TUNING_SEED,
@@ -48,7 +51,9 @@ def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_els
 
 
 def test_a_try_is_no_search():
-    "A smoke search has another name and, where it is given no study, another place; what belongs to tries is not committed."
+    """A smoke search has another name and, where it is given no study, another place;
+    what belongs to tries is not committed.
+    """
     full, smoke = (
         plan_search(
             'full_student',

@@ -1,4 +1,6 @@
-"The real corpus is the published one: pairs, positives, questions, and the questions each kind of MAP averages over."
+"""The real corpus is the published one: pairs, positives, questions,
+and the questions each kind of MAP averages over.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ import pytest
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.tasks.ranking_metrics import counts
-from kdnotes.core.config import root
+from kdnotes.core.files import root
 from kdnotes.tasks.answer_selection import WIKIQA_SHA256
 from kdnotes.tasks.sources import load_corpus, local_copy
 

@@ -49,10 +49,8 @@ def aligned(
             frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())
         ):
             raise StatsError(
-                (
-                    f'predictions of run {k} are of other candidates or labels than those of run 0; compare '
-                    'runs on one corpus, scored once each'
-                )
+                f'predictions of run {k} are of other candidates or labels than those of run 0; compare '
+                'runs on one corpus, scored once each'
             )
         frames.append(f)
     return pd.concat(
@@ -192,7 +190,9 @@ def _divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _tau(s: np.ndarray, t: np.ndarray) -> float:
-    "Kendall's tau-b from the signs of all pairs; NaN where one side has no order. Equal to scipy's, at a twentieth of its time, which counts for thousands of short lists."
+    """Kendall's tau-b from the signs of all pairs; NaN where one side has no order.
+    Equal to scipy's, at a twentieth of its time, which counts for thousands of short lists.
+    """
     a = np.sign(s[:, None] - s)
     b = np.sign(t[:, None] - t)
     size = np.sqrt((a * a).sum() * (b * b).sum())
@@ -238,10 +238,8 @@ def agreement(
     "Agreement over seeds and units."
     if len(students) != len(teachers) or not students:
         raise StatsError(
-            (
-                f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student '
-                'its own teacher'
-            )
+            f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student '
+            'its own teacher'
         )
     values = [agreement_values(s, t, split, threshold) for s, t in zip(students, teachers)]
     if any(not v.index.equals(values[0].index) for v in values):

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 import numpy as np
 import pandas as pd
-from ..core.config import CHAIN, CONTROLS, MODES, PROCEDURES, factor_settings, task_info
+from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
+from ..core.config import task_info
+from ..core.resolve import factor_settings
 from kdnotes.analysis.tests import (
     ALPHA,
     FACTORIAL,
@@ -189,7 +191,9 @@ def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
 def _matched(
     arms: Sequence[Sequence[dict]], usable: Callable[[dict], bool] = lambda r: True
 ) -> tuple[list[tuple[dict, ...]], dict[str, tuple], str | None]:
-    "One run of each arm, of the same seed and, where all arms have teachers, of the same teacher's seed; the seeds left out by arm; why that cannot be."
+    """One run of each arm, of the same seed and, where all arms have teachers, of the same teacher's seed;
+    the seeds left out by arm; why that cannot be.
+    """
     taught = all(r['teacher_seed'] is not None for runs in arms for r in runs)
 
     def key(r):
@@ -597,23 +601,29 @@ def corrected(
     "Holm's correction within each of `FAMILIES`."
     found = list(comparisons)
     for name, kinds in FAMILIES.items():
-        inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in kinds}
-        if not inside:
-            continue
-        family = Family(name, tuple(inside))
-        p = holm({step: c.p for step, c in inside.items()}, family)
-        times = {key: holm({step: c.p_times.get(key) for step, c in inside.items()}, family) for key in TIMES}
-
-        def with_holm(c, step):
-            return replace(
-                c,
-                family=family,
-                p_holm=p[step],
-                p_times_holm={key: times[key][step] for key in TIMES if key in c.p_times},
-            )
-
-        found = [(kind, with_holm(c, f'{c.a} -> {c.b}') if kind in kinds else c) for kind, c in found]
+        members = [c for kind, c in found if kind in kinds]
+        in_family = iter(_corrected_together(name, members))
+        found = [(kind, next(in_family) if kind in kinds else c) for kind, c in found]
     return found
+
+
+def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Comparison]:
+    "Comparisons with the p-values of a family of that name, which they make up."
+    if not members:
+        return []
+    steps = [f'{c.a} -> {c.b}' for c in members]
+    family = Family(name, tuple(steps))
+    p = holm({step: c.p for step, c in zip(steps, members)}, family)
+    times = {key: holm({s: c.p_times.get(key) for s, c in zip(steps, members)}, family) for key in TIMES}
+    return [
+        replace(
+            c,
+            family=family,
+            p_holm=p[step],
+            p_times_holm={key: times[key][step] for key in TIMES if key in c.p_times},
+        )
+        for step, c in zip(steps, members)
+    ]
 
 # %% ../../nbs/analysis/06_compare.ipynb #92b3747e
 def chain_table(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
-from ..core.config import MODES, KdnotesError
+from ..core.arms import MODES
+from ..core.config import KdnotesError
 from .intervals import Interval, mean_interval, ratio_interval
 from ..telemetry.sampler import is_busy
 
@@ -229,10 +230,8 @@ def payback(
     "Of one student."
     if teacher['run_id'] != student['teacher_run_id']:
         raise CostError(
-            (
-                f"run {student['run_id']} has the teacher {student['teacher_run_id']}, not "
-                f"{teacher['run_id']}; give the record of its own"
-            )
+            f"run {student['run_id']} has the teacher {student['teacher_run_id']}, not "
+            f"{teacher['run_id']}; give the record of its own"
         )
     extra = total(
         training_cost(student), signal_cost(student, among), training_cost(teacher) if with_teacher else FREE
@@ -311,10 +310,8 @@ def _arms(records: Sequence[dict]) -> dict[str, list[dict]]:
     "Records by arm and seed, of one corpus."
     if len(found := {r['corpus_sha256'] for r in records}) > 1:
         raise CostError(
-            (
-                f'the records are of {len(found)} corpora, whose examples cost different amounts; give '
-                'those of one'
-            )
+            f'the records are of {len(found)} corpora, whose examples cost different amounts; give '
+            'those of one'
         )
     return {
         arm: sorted((r for r in records if r['arm'] == arm), key=lambda r: r['seed'])

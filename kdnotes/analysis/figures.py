@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from .compare import Comparison, study_comparisons
-from ..core.config import figures_path, task_info
+from ..core.config import task_info
+from ..core.files import figures_path
 from kdnotes.analysis.plotting import (
     SMALLEST,
     WIDTH,
@@ -751,7 +752,9 @@ def study_figures(
     run_ids: Iterable[str] | None = None,
     folder: Path | None = None,  # where the files go; None: figures/<study>
 ) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
-    "Draw a study's figures from its records, with captions, and keep in the manifest what was made from what, or why not."
+    """Draw a study's figures from its records, with captions,
+    and keep in the manifest what was made from what, or why not.
+    """
     return draw_evidence(evidence(study, run_ids), folder or figures_path(study))
 
 
@@ -762,6 +765,6 @@ def draw_evidence(
     "Draw what has been read already."
     ids = [r['run_id'] for r in e.records]
     return [
-        make_figure(folder, name, lambda: f.draw(e), ids, f.producer, lambda: f.caption(e))
+        make_figure(folder, name, partial(f.draw, e), ids, f.producer, partial(f.caption, e))
         for name, f in FIGURES.items()
     ]

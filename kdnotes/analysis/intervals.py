@@ -84,10 +84,8 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
         values = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise StatsError(
-            (
-                f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing '
-                'ones or leave the run out'
-            )
+            f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing '
+            'ones or leave the run out'
         ) from None
     if values.ndim != ndim or not values.size:
         raise StatsError(
@@ -95,10 +93,8 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
         )
     if not np.isfinite(values).all():
         raise StatsError(
-            (
-                f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not '
-                'finite; leave those runs or units out'
-            )
+            f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not '
+            'finite; leave those runs or units out'
         )
     return values
 
@@ -316,7 +312,9 @@ def joint_bootstrap(
 
 # %% ../../nbs/analysis/01_intervals.ipynb #e77a7d9b
 def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    "Mean and standard error of every resample of a centred matrix; the formulas of `mean_squares` with counts. 0: no spread."
+    """Mean and standard error of every resample of a centred matrix;
+    the formulas of `mean_squares` with counts. 0: no spread.
+    """
     S, U = y.shape
     rows = units @ y.T / U
     columns = seeds @ y / S

@@ -11,8 +11,9 @@ from functools import wraps
 from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
-from ..core.config import TASKS, MODES, KdnotesError, runs_path, task_info
-from ..core.files import atomic_write, lock, read_json, sha256_file, write_json
+from ..core.arms import MODES
+from ..core.config import TASKS, KdnotesError, task_info
+from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, write_json
 from .intervals import Interval
 
 # %% auto #0

@@ -22,7 +22,9 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from .wording import explain
-from ..core.config import MODES, KdnotesError, evidence_path, figures_path, runs_path, task_info
+from ..core.arms import MODES
+from ..core.config import KdnotesError, task_info
+from ..core.files import evidence_path, figures_path, runs_path
 from .plotting import WIDTH, NotDrawn, arms_of, drawing, look, make_figure, metric_name, span
 from ..records.store import RunFolder, read_csv, records, units, without_repeats
 from .intervals import Interval, compact_curve, crossed_interval, mean_interval, number_texts
@@ -50,10 +52,8 @@ def check_study(
 
     if not records:
         refuse(
-            (
-                f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
-                'train some first, with nbs/run.ipynb or nbs/study.ipynb'
-            )
+            f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
+            'train some first, with nbs/run.ipynb or nbs/study.ipynb'
         )
     for name, key in (
         ('tasks', lambda r: r['task']),
@@ -63,10 +63,8 @@ def check_study(
     ):
         if len(seen := sorted({key(r) for r in records})) > 1:
             refuse(
-                (
-                    f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of "
-                    "their own"
-                )
+                f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of "
+                "their own"
             )
     for runs in arms_of(records).values():
         if why := check_arm(runs):
@@ -490,7 +488,9 @@ def starts_made_again(
     records: Sequence[dict],
     of: str = 'seed',  # what runs are told apart by: seed | arm
 ) -> list[str]:  # clauses
-    "Starts meant to be shared that were not: a run whose weights were lost was made again, and came out otherwise."
+    """Starts meant to be shared that were not: a run whose weights were lost was made again,
+    and came out otherwise.
+    """
     # (run, layers taken from it) -> hash of the first weights -> seeds, or arms
     made: dict[tuple, dict[str, set]] = {}
     for r in records:
@@ -524,10 +524,8 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     for r in found:
         if r['primary']['value'] is None:
             notes.append(
-                (
-                    f"{r['arm']} has no {r['primary']['metric']}: "
-                    f"{r['reasons'].get('primary.value', 'no reason recorded')}"
-                )
+                f"{r['arm']} has no {r['primary']['metric']}: "
+                f"{r['reasons'].get('primary.value', 'no reason recorded')}"
             )
     if len({r['parallel']['ranks'] for r in found}) == 1:
         notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")

@@ -181,10 +181,8 @@ def mcnemar_test(
     b = np.asarray(right_b)
     if a.shape != b.shape or a.ndim != 1 or not a.size or {*np.unique(a), *np.unique(b)} - {False, True}:
         raise StatsError(
-            (
-                f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the '
-                'same units'
-            )
+            f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the '
+            'same units'
         )
     a = a.astype(bool)
     b = b.astype(bool)
@@ -214,10 +212,8 @@ def holm(
     "Holm's corrected p values over a family."
     if set(p) != set(family.members):
         raise StatsError(
-            (
-                f'family {family.name!r} has other members than the tests given: '
-                f'{sorted(set(p) ^ set(family.members))}'
-            )
+            f'family {family.name!r} has other members than the tests given: '
+            f'{sorted(set(p) ^ set(family.members))}'
         )
     corrected = multipletests([1.0 if p[m] is None else p[m] for m in family.members], method='holm')[1]
     return {m: None if p[m] is None else float(c) for m, c in zip(family.members, corrected)}

@@ -5,7 +5,7 @@
 # %% ../../nbs/analysis/07_wording.ipynb #6b2d1f03
 from __future__ import annotations
 from dataclasses import replace
-from ..core.config import MODES
+from ..core.arms import MODES
 from .compare import TIMES, Comparison, label, verdict_on
 from .intervals import Interval, number_texts
 from .plotting import metric_name

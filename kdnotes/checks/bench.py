@@ -25,15 +25,10 @@ import numpy as np
 import torch
 from torch import nn
 from . import baselines as peers
-from kdnotes.core.config import (
-    MODES,
-    KdnotesError,
-    RunConfig,
-    cache_path,
-    make_config,
-    resolve,
-    runs_path,
-)
+from ..core.arms import MODES
+from ..core.config import KdnotesError, RunConfig, make_config
+from ..core.files import cache_path, runs_path
+from ..core.resolve import resolve
 from ..tasks.sources import load_corpus, resolve_corpus
 from ..tasks.batching import Batch
 from ..experiment.plan import make_task, plan
@@ -653,7 +648,7 @@ def bench(
     chosen = choose(contestants, on.device == 'cuda')
     # unknown fields are refused here, and a task that nobody names is the configuration's
     corpus = resolve_corpus(make_config(**common).task, corpus)
-    began = datetime.datetime.now(datetime.timezone.utc)
+    began = datetime.datetime.now(datetime.UTC)
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
         say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
@@ -689,7 +684,7 @@ def bench(
         schema=1,
         name=folder.name,
         began=began.isoformat(timespec='seconds'),
-        minutes=round((datetime.datetime.now(datetime.timezone.utc) - began).total_seconds() / 60, 1),
+        minutes=round((datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60, 1),
         settings=dict(
             corpus=corpus,
             steps=steps,

@@ -23,16 +23,9 @@ import torch
 from . import verdicts as dg, probes
 from ..train import distributed as rt, loop as tr
 from ..distill import teacher_cache as te
-from kdnotes.core.config import (
-    MODES,
-    ConfigError,
-    KdnotesError,
-    RunConfig,
-    flat,
-    make_config,
-    resolved_dtype,
-    task_info,
-)
+from ..core.arms import MODES
+from ..core.config import ConfigError, KdnotesError, RunConfig, flat, make_config, task_info
+from ..core.resolve import resolved_dtype
 from ..tasks.sources import load_corpus
 from .verdicts import CHECKS, Diagnosis, Finding
 from ..experiment.launch import why_ended

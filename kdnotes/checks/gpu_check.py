@@ -254,10 +254,10 @@ def gpu_check(
     task: str | None = None,  # what is learnt; None: the configuration's default
 ) -> dict:  # settings, useful, parts; also in runs/gpu-check/<time>/gpu_check.json
     "Make all parts, one after the other."
-    from kdnotes.core.config import root, runs_path
+    from kdnotes.core.files import root, runs_path
 
     begin = time.monotonic()
-    began = datetime.datetime.now(datetime.timezone.utc)
+    began = datetime.datetime.now(datetime.UTC)
     folder = runs_path() / 'gpu-check' / began.strftime('%Y%m%dT%H%M%S')
     folder.mkdir(parents=True)
     job = dict(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from . import gpu_numbers as gp
 from ..train import loop as tr
-from ..core.config import MODES
+from ..core.arms import MODES
 from ..telemetry.meters import Metered, mean_power, open_meter
 from ..distill.models import weights_sha256
 from ..train.distributed import start
@@ -194,7 +194,10 @@ def _looking(job: dict, say: Callable[[str], None]) -> list[dict]:  # a finding
         'sampling',
         'training',
         cheap,
-        f'with telemetry {100 * found[len(found) // 2]:.1f} % slower ({100 * found[0]:.1f} to {100 * found[-1]:.1f} in {len(found)} pairs)',
+        (
+            f'with telemetry {100 * found[len(found) // 2]:.1f} % slower ({100 * found[0]:.1f} to '
+            f'{100 * found[-1]:.1f} in {len(found)} pairs)'
+        ),
     )
     say(
         f"{dict({True: 'ok', False: 'FAIL'}).get(seen['ok'], '-')} {seen['check']} {seen['of']}: "

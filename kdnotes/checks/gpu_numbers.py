@@ -20,16 +20,10 @@ import transformers
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from . import bench as race, baselines as peers
 from ..train import loop as tr
-from kdnotes.core.config import (
-    MODES,
-    PROFILES,
-    KdnotesError,
-    RunConfig,
-    cache_path,
-    make_config,
-    resolve,
-    task_info,
-)
+from ..core.arms import MODES, PROFILES
+from ..core.config import KdnotesError, RunConfig, make_config, task_info
+from ..core.files import cache_path
+from ..core.resolve import resolve
 from ..tasks.sources import load_corpus, resolve_corpus
 from .doctor import doctor
 from ..experiment.plan import make_task

@@ -295,7 +295,9 @@ def judge_counts(
         if rounds == [1] or each_micro and rounds == forwards
         else 'gradients are never summed: let the forward pass the DDP wrapper'
         if rounds == [0]
-        else 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
+        else (
+            'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
+        )
     )
     passed = (
         f"{sum(s.wrapped for s in steps)} of the student's {sum(s.forwards for s in steps)} forwards passed "
@@ -358,7 +360,10 @@ def judge_precision(
 ) -> Finding:
     "The number format in effect."
     said = ' or '.join(f'cuda {cuda}, onednn {onednn}' for cuda, onednn in sorted(flags))
-    found = f"{dtype}: {reason}; linear layers give {' and '.join(sorted(outputs))}, weights are {' and '.join(sorted(weights))}; fp32 products: {said}"
+    found = (
+        f"{dtype}: {reason}; linear layers give {' and '.join(sorted(outputs))}, "
+        f"weights are {' and '.join(sorted(weights))}; fp32 products: {said}"
+    )
     if (
         outputs != {_FORMATS[dtype]}
         or weights != {'float32'}
@@ -513,7 +518,11 @@ def judge_memory(
     "Will it fit?"
     total = sharing * sum(needs.values())
     gib = 2**30
-    found = f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {sharing} rank(s), each with {', '.join(f'{k} {v / 2**20:.0f}' for k, v in needs.items() if v)} MiB; the largest micro-batch is {largest}"
+    found = (
+        f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {sharing} rank(s), "
+        f"each with {', '.join(f'{k} {v / 2**20:.0f}' for k, v in needs.items() if v)} MiB; "
+        f"the largest micro-batch is {largest}"
+    )
     if total <= 0.85 * free:
         return Finding('memory', 'ok', found, figure=f'{total / gib:.2f} GiB')
     tokens = int((0.8 * free / sharing - sum(needs.values()) + needs['activations']) / token)

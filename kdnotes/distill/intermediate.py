@@ -147,11 +147,13 @@ def open_student(
     taught = tuple(config.hidden_layers or ())
     if teacher is None:
         raise ConfigError(
-            'hidden_loss and relation_loss need the signal of a teacher that is looked into; make it with kdnotes.distill.intermediate.online_teacher'
+            'hidden_loss and relation_loss need the signal of a teacher that is looked into; '
+            'make it with kdnotes.distill.intermediate.online_teacher'
         )
     if taught and len(taught) != shape.num_hidden_layers:
         raise ConfigError(
-            f'hidden_layers={taught} must name a layer of the teacher for each of the {shape.num_hidden_layers} layers of the student'
+            f'hidden_layers={taught} must name a layer of the teacher for each of the '
+            f'{shape.num_hidden_layers} layers of the student'
         )
     layers = tuple(range(1, len(taught) + 1))
     projections = None

@@ -66,7 +66,8 @@ def _check_states(
         raise ValueError(f'student and teacher must be (n, length, width) and mask (n, length), got {shapes}')
     if widths and student.shape != teacher.shape:
         raise ValueError(
-            f'student and teacher must have one width, got {shapes}; project the student with `HiddenProjections`'
+            f'student and teacher must have one width, got {shapes}; '
+            'project the student with `HiddenProjections`'
         )
     return mask.bool()
 
@@ -164,7 +165,8 @@ def hidden_state_loss(
     for name, states, used in (('student', student, layers), ('teacher', teacher, layers.values())):
         if not all(0 <= layer < len(states) for layer in used):
             raise ValueError(
-                f'layers must name {name} layers from 0 to {len(states) - 1}, got {sorted(used)}; ask the model for output_hidden_states=True'
+                f'layers must name {name} layers from 0 to {len(states) - 1}, got {sorted(used)}; '
+                'ask the model for output_hidden_states=True'
             )
     loss = {'mse': hidden_mse, 'cosine': hidden_cosine}[kind]
 
@@ -218,7 +220,8 @@ def value_projections(
     ]
     if not found:
         raise ModelError(
-            f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, RoBERTa, ELECTRA, DistilBERT, MPNet and DeBERTa-v2 have); train without relation_loss'
+            f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, '
+            'RoBERTa, ELECTRA, DistilBERT, MPNet and DeBERTa-v2 have); train without relation_loss'
         )
     return found
 

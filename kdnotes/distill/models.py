@@ -27,8 +27,8 @@ import transformers
 from huggingface_hub import constants as hub_constants
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from ..core.config import KdnotesError, cache_path
-from ..core.files import FileError, read_json, sha256_file, sha256_text, write_json
+from ..core.config import KdnotesError
+from ..core.files import FileError, cache_path, read_json, sha256_file, sha256_text, write_json
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
@@ -77,11 +77,13 @@ def _check_folder(
     for name in ('config.json', 'model.safetensors'):
         if not (folder / name).is_file():
             raise ModelError(
-                f"{source!r} is no model: {folder} has no {name}; give a folder that a model's save_pretrained has written"
+                f"{source!r} is no model: {folder} has no {name}; "
+                "give a folder that a model's save_pretrained has written"
             )
     if sha256 and (found := _file_sha256(folder / 'model.safetensors')) != sha256:
         raise ModelError(
-            f"{folder / 'model.safetensors'} is not the file {source!r} promises: its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}"
+            f"{folder / 'model.safetensors'} is not the file {source!r} promises: "
+            f"its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}"
         )
     return folder
 
@@ -150,18 +152,21 @@ def _find_hub(
         pass  # not there, or not all of it
     if not hub_answers():
         raise ModelError(
-            f'{source!r} is neither a folder nor in the local cache, and the hub {hub_constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set); {advice}'
+            f'{source!r} is neither a folder nor in the local cache, '
+            f'and the hub {hub_constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set); {advice}'
         )
     try:
         with quiet_loading():
             return _check_folder(Path(fetch()), source)
     except huggingface_hub.errors.RepositoryNotFoundError:
         raise ModelError(
-            f'{source!r} is neither a folder nor a model of the hub {hub_constants.ENDPOINT}; check the name, or {advice}'
+            f'{source!r} is neither a folder nor a model of the hub {hub_constants.ENDPOINT}; '
+            f'check the name, or {advice}'
         ) from None
     except (OSError, ValueError) as e:
         raise ModelError(
-            f'{source!r} could not be fetched from the hub {hub_constants.ENDPOINT} ({type(e).__name__}); try again, or {advice}'
+            f'{source!r} could not be fetched from the hub {hub_constants.ENDPOINT} '
+            f'({type(e).__name__}); try again, or {advice}'
         ) from None
 
 
@@ -182,7 +187,8 @@ def find_model(
         return _check_folder(Path(folder).resolve(), name)
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?', name):
         raise ModelError(
-            f'there is no folder {name!r}, and it cannot be a hub id; give the folder of a saved model, or a hub id such as {MINILM!r}'
+            f'there is no folder {name!r}, and it cannot be a hub id; give the folder of a saved model, '
+            f'or a hub id such as {MINILM!r}'
         )
     return _find_hub(name, 'give teacher=<a folder>')
 
@@ -211,13 +217,15 @@ def load_tokenizer(
     folder = find_model(source)
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise ModelError(
-            f"{folder} has no tokenizer (none of {', '.join(_VOCABULARIES)}); save the model's tokenizer there with save_pretrained"
+            f"{folder} has no tokenizer (none of {', '.join(_VOCABULARIES)}); "
+            "save the model's tokenizer there with save_pretrained"
         )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as e:  # many kinds: torn or foreign files
         raise ModelError(
-            f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); save the model's tokenizer there with save_pretrained"
+            f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); "
+            "save the model's tokenizer there with save_pretrained"
         ) from None
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()
@@ -278,7 +286,9 @@ def _check_loaded(
     ):
         if keys:
             raise ModelError(
-                f"{folder / 'model.safetensors'} {what} {len(keys)} tensors of {type(model).__name__} ({keys[0]}, ...); its config.json belongs to other weights, or the head to another task: give a folder whose files belong together"
+                f"{folder / 'model.safetensors'} {what} {len(keys)} tensors of {type(model).__name__} "
+                f"({keys[0]}, ...); its config.json belongs to other weights, "
+                "or the head to another task: give a folder whose files belong together"
             )
     if new:
         warnings.warn(
@@ -317,7 +327,8 @@ def _not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
     "An error of transformers as one sentence."
     reason = str(error).strip().split('\n')[0][:200] or type(error).__name__
     return ModelError(
-        f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; give a folder that save_pretrained has written'
+        f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; '
+        'give a folder that save_pretrained has written'
     )
 
 
@@ -329,7 +340,8 @@ def _model_class(
     found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     if found is None:
         raise ModelError(
-            f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT'
+            f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, '
+            'say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT'
         )
     return found
 
@@ -395,7 +407,8 @@ def two_outputs(
     ]
     if not heads:
         raise ModelError(
-            f'{type(model).__name__} has no linear layer with one output to make two of; give a model with two'
+            f'{type(model).__name__} has no linear layer with one output to make two of; '
+            'give a model with two'
         )
     name, one = heads[-1]
     two = nn.utils.skip_init(nn.Linear, one.in_features, 2, bias=one.bias is not None, dtype=one.weight.dtype)
@@ -423,8 +436,8 @@ def load_given(
     if info['missing_keys']:
         raise ModelError(
             f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
-            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; give a model '
-            'with its head, or train it by leaving teacher_mode=given out'
+            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
+            'give a model with its head, or train it by leaving teacher_mode=given out'
         )
     _check_loaded(model, info, folder)
     if outputs is None:
@@ -438,13 +451,13 @@ def _check_outputs(model: nn.Module, source: str | Path, outputs: int, label_nam
     found = model.config.num_labels
     if outputs == 1:
         raise ModelError(
-            f'{source!s} cannot be given as a teacher of numbers, since the scale of its output is not known; '
-            'train a teacher by leaving teacher_mode=given out'
+            f'{source!s} cannot be given as a teacher of numbers, since the scale of its output is not '
+            'known; train a teacher by leaving teacher_mode=given out'
         )
     if model.config.problem_type == 'multi_label_classification':
         raise ModelError(
-            f'the head of {source!s} gives each label a probability of its own (multi_label_classification), and '
-            f'the task has {outputs} classes of which one is right; give a model of one label an example'
+            f'the head of {source!s} gives each label a probability of its own (multi_label_classification), '
+            f'and the task has {outputs} classes of which one is right; give a model of one label an example'
         )
     if found != outputs and (found, outputs) != (1, 2):
         fitting = '2 outputs, or 1' if outputs == 2 else f'{outputs} outputs'
@@ -477,8 +490,8 @@ def check_given(
     )
     if known is not None and words > known:
         raise ModelError(
-            f'{source!s} has embeddings of {known} words, and its tokenizer has {words}; save the tokenizer there '
-            'that the model was trained with'
+            f'{source!s} has embeddings of {known} words, and its tokenizer has {words}; '
+            'save the tokenizer there that the model was trained with'
         )
 
 
@@ -534,7 +547,8 @@ def depth(
     n_layers = getattr(config, 'num_hidden_layers', None)
     if not isinstance(n_layers, int):
         raise ModelError(
-            f'the config of the architecture {config.model_type!r} does not say how many layers it has; use an encoder such as BERT, or student_init=hub'
+            f'the config of the architecture {config.model_type!r} does not say how many layers it has; '
+            'use an encoder such as BERT, or student_init=hub'
         )
     return n_layers
 
@@ -547,7 +561,8 @@ def _layer_stack(
     n_layers = depth(model.config)
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ModelError(
-            f'{name} has an encoder and a decoder, and a student is made of the layers of one encoder; use an encoder such as BERT, or student_init=hub'
+            f'{name} has an encoder and a decoder, and a student is made of the layers of one encoder; '
+            'use an encoder such as BERT, or student_init=hub'
         )
     lists = [
         path
@@ -557,11 +572,13 @@ def _layer_stack(
     outermost = [path for path in lists if not any(path.startswith(f'{other}.') for other in lists)]
     if not outermost:
         raise ModelError(
-            f'{name} has no list of {n_layers} layers to choose from (ALBERT shares one among all, Funnel has several); use an encoder such as BERT, or student_init=hub'
+            f'{name} has no list of {n_layers} layers to choose from (ALBERT shares one among all, '
+            'Funnel has several); use an encoder such as BERT, or student_init=hub'
         )
     if len(outermost) > 1:
         raise ModelError(
-            f"{name} keeps its layers in {len(outermost)} lists ({', '.join(outermost)}), of which a student cannot be made; use an encoder such as BERT, or student_init=hub"
+            f"{name} keeps its layers in {len(outermost)} lists ({', '.join(outermost)}), "
+            "of which a student cannot be made; use an encoder such as BERT, or student_init=hub"
         )
     return outermost[0]
 
@@ -570,7 +587,8 @@ def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
     "Refuse layers that are not there, or not in order."
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
         raise ModelError(
-            f'student_layers={tuple(layers)} must be rising numbers from 0 to {n_layers - 1}, each once, since {whose} has {n_layers} layers'
+            f'student_layers={tuple(layers)} must be rising numbers from 0 to {n_layers - 1}, '
+            f'each once, since {whose} has {n_layers} layers'
         )
 
 # %% ../../nbs/distill/01_models.ipynb #9367b538
@@ -636,11 +654,16 @@ def _student_weights(
     foreign = [name for name in left_out if layers[0] == 0 or not name.startswith(f'{stack}.0.')]
     if wrong or foreign:
         raise ModelError(
-            f'layers {list(layers)} of {type(teacher).__name__} cannot stand at places {list(range(len(layers)))}, since {(wrong + foreign)[0]} would be of another kind; choose other student_layers'
+            f'layers {list(layers)} of {type(teacher).__name__} cannot stand at places '
+            f'{list(range(len(layers)))}, since {(wrong + foreign)[0]} would be of another kind; '
+            'choose other student_layers'
         )
     if left_out:
         warnings.warn(
-            f"the student's first layer, the teacher's layer {layers[0]}, goes without {', '.join(left_out)}: a first layer of {type(teacher).__name__} has none",
+            (
+                f"the student's first layer, the teacher's layer {layers[0]}, "
+                f"goes without {', '.join(left_out)}: a first layer of {type(teacher).__name__} has none"
+            ),
             stacklevel=3,
         )
     return {name: found[name] for name in wanted}
@@ -661,7 +684,8 @@ def choose_layers(
         except Exception as e:  # an architecture whose config cannot have these layers
             reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
             raise ModelError(
-                f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; choose other student_layers'
+                f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; '
+                'choose other student_layers'
             ) from e
     weights = _student_weights(model, student, layers)
     if not no_weights:
@@ -684,7 +708,9 @@ def build_model(
 
 
 def _forward_anywhere(config, auto_class: str, look: Callable, attention: str = ''):
-    "What `look(model, device)` gives without weights; where a forward reads numbers from the device, as DeBERTa's does, with random ones."
+    """What `look(model, device)` gives without weights;
+    where a forward reads numbers from the device, as DeBERTa's does, with random ones.
+    """
 
     def on(device):
         return look(build_model(config, auto_class, device, attention).eval().requires_grad_(False), device)
@@ -717,7 +743,8 @@ def check_hidden_states(
         shapes = []
     if shapes != [(1, 8, config.hidden_size)] * (depth(config) + 1):
         raise ModelError(
-            f'the architecture {config.model_type!r} does not give the hidden states of its {depth(config)} layers; train without hidden_loss'
+            f'the architecture {config.model_type!r} does not give the hidden states of its '
+            f'{depth(config)} layers; train without hidden_loss'
         )
 
 # %% ../../nbs/distill/01_models.ipynb #01919c42
@@ -736,7 +763,8 @@ def _check_reload(student: nn.Module, auto_class: str) -> None:
     except Exception as e:
         reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
         raise ModelError(
-            f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; choose another teacher'
+            f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; '
+            'choose another teacher'
         ) from e
     before, after = (
         {k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config)
@@ -745,7 +773,8 @@ def _check_reload(student: nn.Module, auto_class: str) -> None:
     shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (student, again)]
     if changed or shapes[0] != shapes[1]:
         raise ModelError(
-            f"a student of {name} is another one after saving and loading ({', '.join(changed) or 'its weights'}); choose another teacher"
+            f"a student of {name} is another one after saving and loading "
+            f"({', '.join(changed) or 'its weights'}); choose another teacher"
         )
 
 
@@ -790,7 +819,9 @@ def _flops_like_bert(config, lengths: torch.Tensor) -> float:
 
 
 def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
-    "The operations of a forward over one text of L tokens as `a + b L + c L^2`, counted by PyTorch at three lengths."
+    """The operations of a forward over one text of L tokens as `a + b L + c L^2`,
+    counted by PyTorch at three lengths.
+    """
     lengths = (8, 16, 32)
     counted = []
     for length in lengths:
@@ -875,5 +906,8 @@ def _takes_whole_mask(model: nn.Module) -> bool:
 
 
 def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
-    "A mask (n, length) as attention takes it. Given the short form, transformers asks the device whether anything is masked at all, and the host waits for the answer at each forward."
+    """A mask (n, length) as attention takes it. Given the short form,
+    transformers asks the device whether anything is masked at all,
+    and the host waits for the answer at each forward.
+    """
     return mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)

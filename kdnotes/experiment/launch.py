@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from ..core.config import KdnotesError, RunConfig, resolved_dtype
+from ..core.config import KdnotesError, RunConfig
+from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
     RunFolder,

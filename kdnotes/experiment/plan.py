@@ -8,30 +8,30 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from ..core.arms import MODES, PROCEDURES, PROFILES
 from kdnotes.core.config import (
     FIRST_TASK,
-    MODES,
-    PROCEDURES,
-    PROFILES,
     TEACHER_CHANGES,
     ConfigError,
-    Machine,
     RunConfig,
-    factor_settings,
     flat,
     is_given,
-    losses_in_words,
     make_config,
     needs_teacher,
+    parameters as run_parameters,
+    task_info,
+    teachers_mode,
+)
+from kdnotes.core.resolve import (
+    Machine,
+    factor_settings,
+    losses_in_words,
     resolve,
     resolve_precision,
     resolved_dtype,
     run_id,
-    task_info,
-    teachers_mode,
     training_settings,
 )
-from ..core.config import parameters as run_parameters
 from ..tasks.sources import Corpus, load_corpus, resolve_corpus
 from ..records.schema import SCHEMA
 
@@ -53,7 +53,9 @@ def study_name(
     smoke: bool = False,  # smoke runs go to a study of their own
     task: str = FIRST_TASK,
 ) -> str:  # fit for a folder
-    "What a study is called that is given no name: a folder's last part, `microsoft-wiki_qa` for a hub id; behind another task's name."
+    """What a study is called that is given no name:
+    a folder's last part, `microsoft-wiki_qa` for a hub id; behind another task's name.
+    """
     name = Path(corpus).name if Path(corpus).is_absolute() else corpus
     name = re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._')
     if task != FIRST_TASK:
@@ -138,7 +140,10 @@ def teacher_origin(
 def _setting(config: RunConfig) -> str:
     if is_given(config):
         return 'not trained'
-    return f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, {config.batch_size} examples a step'
+    return (
+        f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, '
+        f'{config.batch_size} examples a step'
+    )
 
 # %% ../../nbs/experiment/01_plan.ipynb #28e16843
 def teacher_config(
@@ -186,7 +191,9 @@ def _same_inputs(config: RunConfig) -> tuple[str, ...]:
 def transfer_config(
     config: RunConfig,  # resolved, with a transfer
 ) -> RunConfig:  # of the run that all arms and seeds start from, not resolved
-    "The same network on the corpus that is learnt first: once, in the faster precision, in a study of its own."
+    """The same network on the corpus that is learnt first:
+    once, in the faster precision, in a study of its own.
+    """
     same = ('task', 'profile', 'teacher', *_same_inputs(config))
     own = (
         dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
@@ -262,7 +269,8 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
     unread = sorted(training_settings(config.task) & flat(asked, changed=True).keys())
     if unread:
         raise ConfigError(
-            f'{" and ".join(unread)} would change a training, and a given teacher is not trained; leave it out'
+            f'{" and ".join(unread)} would change a training, and a given teacher is not trained; '
+            'leave it out'
         )
     task = make_task(config, corpus)
     names = getattr(task, 'classes', ())  # a task without it has no names of its own
@@ -309,14 +317,17 @@ def _teacher_depth(config: RunConfig) -> int | None:
 
 
 def _check_student(config: RunConfig) -> None:
-    "Refuse a student that does not fit its teacher or could not be saved, before a teacher is trained for it."
+    """Refuse a student that does not fit its teacher or could not be saved,
+    before a teacher is trained for it.
+    """
     from kdnotes.distill.models import check_student, load_config, load_tokenizer
 
     teacher = load_config(config.teacher)
     if config.student_init == 'hub':
         if load_tokenizer(config.student).get_vocab() != load_tokenizer(config.teacher).get_vocab():
             raise ConfigError(
-                f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, and both read the same token ids; choose two with one vocabulary'
+                f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, '
+                'and both read the same token ids; choose two with one vocabulary'
             )
         student = load_config(config.student)
     else:
@@ -336,11 +347,13 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
     layers = config.hidden_layers
     if layers and max(layers) >= n_layers:
         raise ConfigError(
-            f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, since the teacher {config.teacher!r} has {n_layers} layers'
+            f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, '
+            f'since the teacher {config.teacher!r} has {n_layers} layers'
         )
     if layers and len(layers) != depth(student):
         raise ConfigError(
-            f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} layers of the student'
+            f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} '
+            'layers of the student'
         )
     for model in (student, teacher):
         if config.hidden_loss != 'none':
@@ -359,7 +372,8 @@ def choose_arms(
     for name in names:
         if name not in MODES:
             raise ConfigError(
-                f"arms={arms!r} names {name!r}, which is no mode; use 'procedures', 'all' or some of {', '.join(MODES)}"
+                f"arms={arms!r} names {name!r}, which is no mode; use 'procedures', "
+                f"'all' or some of {', '.join(MODES)}"
             )
     if not names:
         raise ConfigError(
@@ -419,14 +433,16 @@ def plan_study(
         raise ConfigError(f'seeds={seeds!r} must be a number of seeds, at least 1')
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
-            f"{' and '.join(sorted(given))} cannot be given to a whole study; `arms` names its modes and `seeds` says how many seeds"
+            f"{' and '.join(sorted(given))} cannot be given to a whole study; "
+            "`arms` names its modes and `seeds` says how many seeds"
         )
     modes = choose_arms(arms)
     common = named(study=study, **common)
     own: dict[str, dict] = {mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes}
     if idle := sorted(common.keys() - set().union(*own.values())):
         raise ConfigError(
-            f"{' and '.join(idle)} would play no part in arms={arms!r}; leave it out, or add arms that have this factor"
+            f"{' and '.join(idle)} would play no part in arms={arms!r}; leave it out, "
+            "or add arms that have this factor"
         )
     configs = [
         make_config(mode=modes[i], seed=seed, **own[modes[i]])
@@ -454,7 +470,10 @@ def explain_study(
             ('study', first.study),
             (
                 'runs',
-                f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, {len(plans) // len(arms)} seed(s) each',
+                (
+                    f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, '
+                    f'{len(plans) // len(arms)} seed(s) each'
+                ),
             ),
             ('corpus', plans[0].corpus),
             ('teacher', first.teacher),

@@ -10,8 +10,8 @@ from pathlib import Path
 from ..analysis.figures import study_figures
 from ..analysis.plotting import FigureFile
 from ..analysis.report import Report, report
-from ..core.config import flat, runs_path
-from ..core.files import atomic_write
+from ..core.config import flat
+from ..core.files import atomic_write, runs_path
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 

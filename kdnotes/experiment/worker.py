@@ -15,16 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from kdnotes.core.config import (
-    MODES,
-    KdnotesError,
-    RunConfig,
-    cache_path,
-    factors,
-    is_given,
-    make_config,
-    settings,
-)
+from ..core.arms import MODES
+from ..core.config import KdnotesError, RunConfig, is_given, make_config
+from ..core.files import cache_path
+from ..core.resolve import factors, settings
 from .launch import RunError, goes_on
 from .plan import make_task
 from ..records.schema import SCHEMA

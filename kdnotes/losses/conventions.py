@@ -165,7 +165,9 @@ def _from_canonical(
     exists = math.isclose(total, 1, rel_tol=1e-6) if labelled else total <= 1 + 1e-6
     if not exists:
         raise ValueError(
-            f"modelopt's weights add up to 1, so hard + classes * soft must be {'' if labelled else 'at most '}1, got {hard:.6g} + {classes} * {soft:.6g} = {total:.6g}; divide both by {total:.6g} first"
+            "modelopt's weights add up to 1, so hard + classes * soft must be "
+            f"{'' if labelled else 'at most '}1, got {hard:.6g} + {classes} * {soft:.6g} = {total:.6g}; "
+            f"divide both by {total:.6g} first"
         )
     return {'kd_loss_weight': min(soft * classes, 1.0)}
 

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
-from ..core.config import WIDENED, MODES, KdnotesError
+from ..core.arms import MODES
+from ..core.config import KdnotesError
+from ..core.resolve import WIDENED
 
 # %% auto #0
 __all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'RecordError',
@@ -170,7 +172,8 @@ def make_row(
     wrong = set(values) ^ set(ROW_KEYS[kind])
     if wrong:
         raise RecordError(
-            f"a row of kind {kind!r} has exactly {', '.join(ROW_KEYS[kind])}; missing or unknown: {', '.join(sorted(wrong))}"
+            f"a row of kind {kind!r} has exactly {', '.join(ROW_KEYS[kind])}; missing or unknown: "
+            f"{', '.join(sorted(wrong))}"
         )
     return dict(schema=SCHEMA, kind=kind, at_s=time.time(), **_plain(values))
 

@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import evidence_path, runs_path
-from ..core.files import atomic_write, lock, read_json, write_json
+from ..core.files import atomic_write, evidence_path, lock, read_json, runs_path, write_json
 from kdnotes.records.schema import (
     SCHEMA,
     RecordError,
@@ -70,7 +69,9 @@ def rows_after(
     at: int,  # bytes that are read already: 0, or what this gave before
     # the rows since then, in the order written, without a torn last line; bytes that are read now
 ) -> tuple[list[dict], int]:
-    "What is new, for those who follow a run: a whole file read again and again costs more the longer it gets."
+    """What is new, for those who follow a run: a whole file read again and again costs more the longer it
+    gets.
+    """
     if not path.exists():
         return [], at
     with open(path, 'rb') as f:
@@ -231,7 +232,8 @@ def _write_table(folder: Path, name: str, df: pd.DataFrame) -> None:
     columns, digits = TABLES[name]
     if wrong := set(columns) ^ set(df.columns):
         raise RecordError(
-            f"the table {name!r} has exactly {', '.join(columns)}; missing or unknown: {', '.join(sorted(wrong))}"
+            f"the table {name!r} has exactly {', '.join(columns)}; missing or unknown: "
+            f"{', '.join(sorted(wrong))}"
         )
     write_csv(folder / f'{name}.csv.gz', df[list(columns)], digits)
 
@@ -490,13 +492,16 @@ def forget(
     # studies that have the folder of some of these runs too, which would be taken from there; runs of this
     # study that stand on one of these and stay
 ) -> tuple[list[str], list[str]]:
-    "Take finished runs out of a study, so that they are made again: out of its evidence, and their folders aside, to `runs/.forgotten/`."
+    """Take finished runs out of a study, so that they are made again:
+    out of its evidence, and their folders aside, to `runs/.forgotten/`.
+    """
     run_ids = list(dict.fromkeys(run_ids))
     with _exporting(study):
         found = _found(study)
         if unknown := [i for i in run_ids if i not in found]:
             raise RecordError(
-                f"study {study!r} has no finished run {', '.join(unknown)}; it has {', '.join(found) or 'none'}"
+                f"study {study!r} has no finished run {', '.join(unknown)}; "
+                f"it has {', '.join(found) or 'none'}"
             )
         folders = [folder for i in run_ids if (folder := found.pop(i)[1])]
         with ExitStack() as held:

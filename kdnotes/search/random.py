@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats.qmc import Sobol
 from ..analysis.compare import unit_matrix
-from ..core.config import MODES, SAFETY, ConfigError, RunConfig, factors, flat, make_config, task_info
+from ..core.arms import MODES
+from ..core.config import ConfigError, RunConfig, flat, make_config, task_info
+from ..core.resolve import SAFETY, factors
 from ..tasks.sources import Corpus
 from ..experiment.launch import RunError, execute, failures, make_runs, milestones
 from ..experiment.plan import Plan, plan

@@ -13,7 +13,8 @@ import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
-from ..core.config import MODES, RunConfig, TaskSettings
+from ..core.arms import MODES
+from ..core.config import RunConfig, TaskSettings
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, encode_pairs, pad_pairs
 from .embedded import embedded_answer_selection
@@ -386,7 +387,9 @@ class AnswerSelection:
     def loss_terms(
         self, outputs, batch: Batch, signal: dict[str, Tensor] | None
     ) -> dict[str, tuple[Tensor, int]]:
-        "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits, and `ranking` between candidates where it is asked for."
+        """Sums over the batch: `hard` against the labels, `soft` against a teacher's logits,
+        and `ranking` between candidates where it is asked for.
+        """
         n = len(batch.labels)
         terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
         if signal:
@@ -396,7 +399,9 @@ class AnswerSelection:
         return terms
 
     def _ranking(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> tuple[Tensor, int]:
-        "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are (known to the host: no waiting for a GPU)."
+        """The sum over pairs of a right and a wrong candidate of a training batch,
+        and how many they are (known to the host: no waiting for a GPU).
+        """
         scores = self.scores(outputs, batch)[:, 0]
         pairs = self.loss_counts('train', batch.index)['ranking']
         if self.ranking_loss == 'ranknet':

@@ -16,7 +16,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import ConfigError, KdnotesError, root, task_info
+from ..core.config import ConfigError, KdnotesError, task_info
+from ..core.files import root
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
@@ -96,7 +97,8 @@ def column_names(
         if key not in usual:
             near = get_close_matches(key, usual, 1)
             raise ConfigError(
-                f"columns={columns!r} names the key {key!r}, which a row does not have; {f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}"
+                f"columns={columns!r} names the key {key!r}, which a row does not have; "
+                f"{f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}"
             )
         names[key] = name
     return names
@@ -279,7 +281,8 @@ def split_files(
     if any((folder / name).exists() for name in rules.published_files):
         if missing := [name for name in rules.published_files if not (folder / name).exists()]:
             raise CorpusError(
-                f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {', '.join(rules.published_files)}"
+                f"{folder} has no {' and no '.join(missing)}; "
+                f"a corpus folder holds {', '.join(rules.published_files)}"
             )
         return {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
     found = {
@@ -568,6 +571,6 @@ def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str,
 
 def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str, Rows]:
     for split, rows in splits.items():
-        rules.check_rows(rows, lambda i: f'{name} {split}, row {i}', rules.columns)
+        rules.check_rows(rows, lambda i, split=split: f'{name} {split}, row {i}', rules.columns)
         rules.check_split(split, rows, f'{name} {split}')
     return splits

@@ -234,7 +234,9 @@ def number_metrics(
     targets: np.ndarray,  # (n,) standardised
     # metrics; values of the examples, for those that are means
 ) -> tuple[dict[str, float | None], dict[str, np.ndarray]]:
-    "Squared and absolute error in units of the training split's deviation; Pearson's and Spearman's correlation, None where one side does not vary."
+    """Squared and absolute error in units of the training split's deviation;
+    Pearson's and Spearman's correlation, None where one side does not vary.
+    """
     from scipy.stats import pearsonr, spearmanr
 
     values = dict(mse=(outputs - targets) ** 2, mae=np.abs(outputs - targets))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import psutil
-from ..core.config import root
+from ..core.files import root
 from kdnotes.telemetry.meters import (
     READINGS,
     CpuMeter,
@@ -238,7 +238,9 @@ def _bridge(t: Telemetry, key: str) -> None:
 
 
 def _counted_power(t: Telemetry, seen: dict) -> float | None:
-    "The power since the last sample where there is a counter alone; that of before where the two are too near."
+    """The power since the last sample where there is a counter alone;
+    that of before where the two are too near.
+    """
     if not t.trace['joules']:
         return t.idle_w
     step = seen['elapsed_s'] - t.trace['elapsed_s'][-1]
@@ -266,7 +268,10 @@ def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float 
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #3dd355fe
 def _idle(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> tuple[float | None, float | None]:  # W, %
-    "A device that this process leaves alone for some seconds: the lowest of ten readings of power and of kernels running; power is what a counter counts where there is no reading of it."
+    """A device that this process leaves alone for some seconds:
+    the lowest of ten readings of power and of kernels running;
+    power is what a counter counts where there is no reading of it.
+    """
     try:
         before = meter.joules()
         begin = time.perf_counter()

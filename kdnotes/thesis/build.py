@@ -19,7 +19,8 @@ import pandas as pd
 from ..tasks.answer_selection import CORPORA
 from ..tasks.ranking_metrics import counts
 from ..analysis.compare import commits, uncommitted
-from ..core.config import KdnotesError, root
+from ..core.config import KdnotesError
+from ..core.files import root
 from ..tasks.sources import Corpus, load_corpus, local_copy
 from ..analysis.plotting import arms_of
 from ..analysis.figures import Evidence, draw_evidence, evidence
@@ -102,20 +103,16 @@ def part_records(
     known = {r['run_id']: r for r in records(study)}
     if missing := [f'{i} (arm {arm}, seed {seed})' for arm, seed, i in runs if i not in known]:
         raise ThesisError(
-            (
-                f"the thesis rests on run {', '.join(missing)}, and thesis/data/{study}.records.jsonl does "
-                "not have it; restore it, or say anew what the thesis rests on with: python -m "
-                f"kdnotes.thesis pin {part}={study}"
-            )
+            f"the thesis rests on run {', '.join(missing)}, and thesis/data/{study}.records.jsonl does "
+            "not have it; restore it, or say anew what the thesis rests on with: python -m "
+            f"kdnotes.thesis pin {part}={study}"
         )
     found = [known[i] for _, _, i in runs]
     for (arm, seed, i), r in zip(runs, found):
         if (r['arm'], str(r['seed'])) != (arm, seed.split()[0]):
             raise ThesisError(
-                (
-                    f"run {i} is arm {r['arm']}, seed {r['seed']} in its record and arm {arm}, seed {seed} "
-                    f"in thesis/plan.json; pin {part}={study} again"
-                )
+                f"run {i} is arm {r['arm']}, seed {r['seed']} in its record and arm {arm}, seed {seed} "
+                f"in thesis/plan.json; pin {part}={study} again"
             )
     return found
 
@@ -125,10 +122,8 @@ def _check_starts(plan: dict, found: Sequence[dict]) -> None:
     known = {i for part in PARTS for *_, i in planned(plan, part)}
     if lost := sorted({i for r in found if (i := r['initial'].get('transfer_run_id')) and i not in known}):
         raise ThesisError(
-            (
-                f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; "
-                "say so with: python -m kdnotes.thesis pin transfer=<its study>"
-            )
+            f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; "
+            "say so with: python -m kdnotes.thesis pin transfer=<its study>"
         )
 
 
@@ -149,10 +144,8 @@ def pin(
             arms = arms_of(records(study))
         if not arms:
             raise ThesisError(
-                (
-                    f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs '
-                    'are exported as they end'
-                )
+                f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs '
+                'are exported as they end'
             )
         if part == 'without_bf16' and (
             wrong := [
@@ -163,10 +156,8 @@ def pin(
             ]
         ):
             raise ThesisError(
-                (
-                    f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; "
-                    "without_bf16 is for a study of a processor that has no instructions for them"
-                )
+                f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; "
+                "without_bf16 is for a study of a processor that has no instructions for them"
             )
 
         def name(r, runs):
@@ -237,7 +228,9 @@ def bench_facts(
     # source, table (text), uncommitted: were there changes that were not committed?; ratio -> value (median),
     # lowest, highest, wanted, reached
 ) -> dict:
-    "A benchmark in few numbers. Contestants whose names begin with a digit are its part about scaling, and have a table of their own where they ran alone."
+    """A benchmark in few numbers. Contestants whose names begin with a digit are its part about scaling,
+    and have a table of their own where they ran alone.
+    """
     own = {t['contestant'] for t in results['turns']} - {'machine'}
     names = [c for c in results['about'] if c in own and (not c[0].isdigit() or 'kdnotes' not in own)]
 
@@ -443,10 +436,8 @@ def write_facts(
             )
         else:
             raise ThesisError(
-                (
-                    f'{source} holds neither results of make bench nor of make gpu-check; give '
-                    'runs/bench/<time>/bench.json or runs/gpu-check/<time>/gpu_check.json'
-                )
+                f'{source} holds neither results of make bench nor of make gpu-check; give '
+                'runs/bench/<time>/bench.json or runs/gpu-check/<time>/gpu_check.json'
             )
     return [
         write_json(folder / f'{name}.json', facts)

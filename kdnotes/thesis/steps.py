@@ -72,7 +72,9 @@ def keeps(
     comparison: Comparison | None,
     margin: float,  # one of MARGINS
 ) -> bool:
-    "Is b shown to be no worse than a by a margin? Of values that are all the same it is seen, without a test."
+    """Is b shown to be no worse than a by a margin? Of values that are all the same it is seen,
+    without a test.
+    """
     if comparison is None:
         return False
     return comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences)
@@ -140,7 +142,7 @@ def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
-    without_times: bool = False,  # the whole study has no times, which is said once and not of each comparison
+    without_times: bool = False,  # the whole study has none, which is said once and not of each comparison
 ) -> dict:
     "What chapters say about b against a."
     c = comparison

@@ -17,7 +17,7 @@ from kdnotes.analysis.compare import (
     uncommitted,
     unit_matrix,
 )
-from ..core.config import MODES
+from ..core.arms import MODES
 from kdnotes.analysis.costs import (
     Table,
     amortised,
@@ -353,7 +353,9 @@ def shared_table(
     found: Sequence[dict],
     students: Sequence[int] = (1, 3, 10),  # that share one teacher and its signal
 ) -> pd.DataFrame:  # a row an arm of students, text
-    "The seconds one student costs when so many share its teacher: geometric mean over seeds with its interval."
+    """The seconds one student costs when so many share its teacher:
+    geometric mean over seeds with its interval.
+    """
     by_id = {r['run_id']: r for r in found}
     rows = []
     for arm, runs in arms_of(found).items():
@@ -409,10 +411,13 @@ def fidelity_row(
     split: str,  # the primary set
     teachers: dict[int, str],  # seed -> run_id, for the arms that have no teacher
 ) -> dict[str, str]:  # a row of text
-    "Calibration of an arm and agreement with its teachers, or with what would have been its teachers, where those are there."
+    """Calibration of an arm and agreement with its teachers, or with what would have been its teachers,
+    where those are there.
+    """
+    error = calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split)
     row = {
         'arm': runs[0]['arm'],
-        'ECE': f"{calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split):.3f}",
+        'ECE': f'{error:.3f}',
     }
     pairs = [(r['run_id'], r['teacher_run_id'] or teachers.get(r['seed'])) for r in runs]
     taught = [
@@ -484,7 +489,9 @@ def factorial_table(
     found: Sequence[dict],
     its_units: pd.DataFrame,
 ) -> pd.DataFrame:  # a row an effect, text
-    "Effects and interactions of the factors, as contrasts of arms; the interactions' p is corrected too, as a family of their own."
+    """Effects and interactions of the factors, as contrasts of arms;
+    the interactions' p is corrected too, as a family of their own.
+    """
 
     def remark(e):
         return '; '.join(
@@ -524,7 +531,9 @@ def power_values(
     # a, b: the step; strict: the chance at this study's size; table: by seeds and questions, text; {} where
     # no step has seeds and units in pairs, and spread
 ) -> dict:
-    "How likely the crossed test is to see a difference of the stricter margin, from the variances seen in a step: two arms whose values hardly differ predict nothing about others."
+    """How likely the crossed test is to see a difference of the stricter margin,
+    from the variances seen in a step: two arms whose values hardly differ predict nothing about others.
+    """
     for a, b in POWER_STEPS:
         pairs = matched_pairs(arms[a], arms[b])[0] if arms.get(a) and arms.get(b) else []
         d = metric_differences(pairs, its_units)[0] if pairs else None

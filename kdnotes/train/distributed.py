@@ -22,7 +22,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
-from ..core.config import Machine, RunConfig, resolve_precision, root
+from ..core.config import RunConfig
+from ..core.files import root
+from ..core.resolve import Machine, resolve_precision
 from .emulated_bf16 import widened_autocast
 from .precision import cpu_has_bf16, set_matmul_precision
 

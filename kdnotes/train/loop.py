@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.config import MODES, RunConfig
+from ..core.arms import MODES
+from ..core.config import RunConfig
 from ..distill.intermediate import open_student
 from ..distill.models import call
 from ..losses.targets import weighted_sum
