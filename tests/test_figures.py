@@ -16,12 +16,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
 from kdnotes.analysis import figures as fg
+from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES
 from kdnotes.core.files import evidence_path, figures_path
 from kdnotes.analysis.plotting import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, write_csv
-from kdnotes.analysis.report import ReportError, pareto_front
+from kdnotes.analysis.tables import ReportError, pareto_front
 from kdnotes.records.schema import of_this_schema
 from kdnotes.analysis.intervals import mean_interval
 
@@ -210,7 +211,7 @@ def test_two_machines_with_equally_many_runs_share_no_times():
 
 def test_one_seed_is_drawn_hollow_and_said():
     commit(study(seeds=(0,)))
-    e = fg.evidence('made')
+    e = tb.evidence('made')
     figure = fg.effects_figure(e)
     marks = [
         line
@@ -228,7 +229,7 @@ def test_one_seed_is_drawn_hollow_and_said():
 
 def test_the_forest_shows_the_comparisons_numbers():
     commit(study())
-    e = fg.evidence('made')
+    e = tb.evidence('made')
     left, right = fg.effects_figure(e).axes
     shown = [c for kind, c in e.comparisons if kind != 'procedures']
     for axes, values in (
@@ -253,7 +254,7 @@ def test_a_confounded_step_has_a_star():
     commit([run('full_student', s) for s in (0, 1)] + [run('full_kd', s, max_grad_norm=3.0) for s in (0, 1)])
     made = {f.name: f for f in fg.study_figures('made')}
     assert (
-        fg._effect_name(fg.evidence('made').comparisons[0][1]) == 'kd*'
+        fg._effect_name(tb.evidence('made').comparisons[0][1]) == 'kd*'
         and 'A star:' in made['effects'].caption
     )
 
@@ -263,7 +264,7 @@ def test_a_variant_of_other_settings_is_named_so():
         [run('full_kd', s) for s in (0, 1)]
         + [run('full_kd', s, arm='own', max_grad_norm=3.0) for s in (0, 1)]
     )
-    e = fg.evidence('made')
+    e = tb.evidence('made')
     assert [fg._effect_name(c) for _, c in e.comparisons] == ['other settings*']
     assert [t.get_text() for t in fg.effects_figure(e).axes[0].get_yticklabels()] == [
         'variants',
@@ -278,7 +279,7 @@ def test_with_a_gpu_its_load_and_power_are_shown():
             for r in study(('baseline', 'mixed_kd'), (0, 1))
         ]
     )
-    figure = fg.timelines_figure(fg.evidence('made'))
+    figure = fg.timelines_figure(tb.evidence('made'))
     assert [a.get_title('left') for a in figure.axes[:2]] == ['GPU busy, %', 'power, W'] and len(
         figure.axes
     ) == 4
@@ -335,7 +336,7 @@ def lesson_figures():
     commit(
         study(seeds=(0, 1), energy=12345.0) + [r | dict(energy=r['energy'] | dict(device_j=1e4)) for r in own]
     )
-    e = fg.evidence('made')
+    e = tb.evidence('made')
     for name, f in fg.FIGURES.items():
         if name not in LATER:
             yield name, f.draw(e)
@@ -431,7 +432,7 @@ def test_the_pareto_front_is_what_nothing_beats(higher):
 def test_phases_add_up_to_the_run_and_its_teachers_training():
     r = run('full_kd', train_s=40.0)
     r['time'] |= dict(teacher_train_s=100.0, wall_s=50.0)
-    parts = fg.phase_seconds(r)
+    parts = tb.phase_seconds(r)
     assert (
         parts['waiting for other ranks'] == 0.5
         and parts['training'] == 37.5
@@ -440,11 +441,11 @@ def test_phases_add_up_to_the_run_and_its_teachers_training():
     # from the cache: not this run's time
     assert parts['start and end'] == pytest.approx(50 - 38 - 1) and parts['teacher signal'] == 2
     r['phases'] |= dict(teacher=dict(seconds=5.0))
-    assert sum(fg.phase_seconds(r).values()) == pytest.approx(150)
+    assert sum(tb.phase_seconds(r).values()) == pytest.approx(150)
 
 
 def test_gradients_are_pooled_layer_by_layer():
-    table = fg.pooled_gradients(
+    table = tb.pooled_gradients(
         moments(['head'])
         + [
             dict(
@@ -464,14 +465,14 @@ def test_gradients_are_pooled_layer_by_layer():
 
 def test_the_gradients_share_below_fp16_is_written_beside_its_layer():
     commit(study(('mixed_kd',)))
-    figure = fg.gradients_figure(fg.evidence('made'))
+    figure = fg.gradients_figure(tb.evidence('made'))
     # bins from -30, -28 and -26, of what is not zero
     assert [t.get_text() for t in figure.axes[0].texts] == ['66.7%'] * 3
 
 
 def test_drawing_a_figure_alone_without_its_numbers_says_why():
     commit([of_this_schema(make_record('full_kd') | dict(schema=1), 'a test')])
-    e = fg.evidence('made')
+    e = tb.evidence('made')
     for draw in (fg.effects_figure, fg.timelines_figure, fg.phases_figure, fg.gradients_figure):
         with pytest.raises(NotDrawn) as why:
             draw(e)
@@ -480,7 +481,7 @@ def test_drawing_a_figure_alone_without_its_numbers_says_why():
 
 def test_a_figure_in_a_notebook_is_a_png():
     commit(study(seeds=(0,)))
-    figure = fg.timelines_figure(fg.evidence('made'))
+    figure = fg.timelines_figure(tb.evidence('made'))
     assert figure._repr_png_()[:4] == b'\x89PNG' and figure_bytes(figure, 'png') == figure_bytes(
         figure, 'png'
     )
@@ -575,13 +576,13 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
 
     table = pd.concat([scores(r) for r in found])
     monkeypatch.setattr(fg, 'predictions', lambda study, ids: table)
-    e = fg.evidence('made')
-    agree = fg.agreement_table(e)
+    e = tb.evidence('made')
+    agree = tb.agreement_table(e)
     assert (
         set(agree['arm']) == {'full_kd'}
         and agree.set_index('measure')['estimate']['same candidate first'] == 1
     )
-    bins = fg.reliability_table(e)
+    bins = tb.reliability_table(e)
     assert set(bins['arm']) == {'baseline', 'full_kd'} and bins.groupby('arm')['n'].sum().tolist() == [
         400,
         400,

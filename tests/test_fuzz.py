@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
 from transformers import BertConfig, BertForSequenceClassification
 from kdnotes.analysis import report
+from kdnotes.analysis import tables
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.train.checkpoint import (
@@ -466,7 +467,7 @@ def test_a_record(home, run, data):
         lambda: find_record(RECORD['run_id']),
         lambda: export('fuzz'),
         lambda: report.report('fuzz'),
-        lambda: [(report.run_table(r), report.curve_of(r)) for r in records('fuzz')],
+        lambda: [(tables.run_table(r), tables.curve_of(r)) for r in records('fuzz')],
     ):
         ours(read)
     assert not exported.exists() or records('fuzz') == [

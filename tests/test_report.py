@@ -13,6 +13,7 @@ from handmade import make_record, write_run
 from kdnotes.analysis.compare import VERDICTS
 from kdnotes.analysis import figures as fg
 from kdnotes.analysis import report as rp
+from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES, PROCEDURES
 from kdnotes.core.files import figures_path, runs_path
 from kdnotes.analysis.plotting import ORDER, arms_of, look, save_figure
@@ -40,7 +41,7 @@ def svgs(found):
 
 
 def test_a_study_with_no_runs_is_refused_with_one_sentence(home):
-    with pytest.raises(rp.ReportError, match='no finished runs in') as e:
+    with pytest.raises(tb.ReportError, match='no finished runs in') as e:
         rp.report('nothing')
     assert '\n' not in str(e.value) and not figures_path('nothing').exists()
 
@@ -57,7 +58,7 @@ def test_a_study_with_no_runs_is_refused_with_one_sentence(home):
 def test_runs_that_do_not_belong_together_are_refused(other, words):
     for r in study(seeds=(0, 1)) + study(('full_kd',), (2,), **other):
         write_run(r)
-    with pytest.raises(rp.ReportError, match=words):
+    with pytest.raises(tb.ReportError, match=words):
         rp.report('made')
     # naming the runs helps
     assert len(rp.report('made', [r['run_id'] for r in study(seeds=(0, 1))]).figures) == 3
@@ -117,7 +118,7 @@ def test_figures_change_with_their_numbers():
 def test_the_manifest_binds_files_to_runs_and_keeps_others():
     for r in study():
         write_run(r)
-    save_figure(rp.curves_figure(study()[:3]), figures_path('made'), 'mine', ['x', 'a'], 'a notebook')
+    save_figure(fg.curves_figure(study()[:3]), figures_path('made'), 'mine', ['x', 'a'], 'a notebook')
     found = rp.report('made')
     manifest = read_json(figures_path('made') / 'MANIFEST.json')
     assert set(manifest) == {'accuracy_time.svg', 'curves.svg', 'throughput.svg', 'mine.svg'} and manifest[
@@ -127,7 +128,7 @@ def test_the_manifest_binds_files_to_runs_and_keeps_others():
         assert entry['sha256'] == sha256_file(figures_path('made') / name)
     assert (
         manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study())
-        and manifest['curves.svg']['producer'] == 'kdnotes.analysis.report.curves_figure'
+        and manifest['curves.svg']['producer'] == 'kdnotes.analysis.figures.curves_figure'
     )
     assert all(p.parent == figures_path('made') for p in found.figures.values())
 
@@ -135,11 +136,11 @@ def test_the_manifest_binds_files_to_runs_and_keeps_others():
 def test_curves_come_from_rows_where_the_record_has_none():
     record = make_record(curve=False)
     write_run(record)
-    curve = rp.curve_of(record)
+    curve = tb.curve_of(record)
     assert (
         curve[-1]['step'] == 60
         and [p['value'] for p in curve if p['value'] is not None] == [0.6]
-        and rp.curve_of(record | {'study': 'gone'}) == []
+        and tb.curve_of(record | {'study': 'gone'}) == []
     )
     assert 'curves' in rp.report('made').figures
 
@@ -153,12 +154,12 @@ def test_curves_read_the_trainers_points():
             dict(step=20, elapsed_s=2.0, set='dev', metric='map', value=0.7),
         ]
     )
-    assert rp.curve_of(record) == [
+    assert tb.curve_of(record) == [
         dict(step=10, loss=0.5, value=None),
         dict(step=20, loss=0.4, value=None),
         dict(step=20, loss=None, value=0.7),
     ]
-    assert rp.curve_set([record]) == 'dev'
+    assert tb.curve_set([record]) == 'dev'
 
 
 def test_times_are_of_the_machine_that_made_most():
@@ -273,10 +274,10 @@ def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
     for mode in modes:
         for seed in (0, 1, 2):
             write_run(make_record(mode, seed, error[mode] + 0.003 * seed, seconds[mode] + seed, **more))
-    e = fg.evidence('made')
+    e = tb.evidence('made')
     # the slowest arm has the smallest error: read as an accuracy, only the fastest would be on the front
-    assert rp.pareto_front(e.values, 'train_s', False) == ['full_student', 'full_kd', 'baseline']
-    label = rp.accuracy_figure(e.records, e.values).axes[0].get_ylabel()
+    assert tb.pareto_front(e.values, 'train_s', False) == ['full_student', 'full_kd', 'baseline']
+    label = fg.accuracy_figure(e.records, e.values).axes[0].get_ylabel()
     assert label == 'squared error on test (lower is better)'
     assert fg.effects_figure(e).axes[0].get_xlabel().endswith('(left: better)')
     front = [s for s in rp.report('made').sentences if 'full_student -> full_kd' in s]
@@ -297,7 +298,7 @@ def test_drawing_leaves_matplotlib_as_it_was():
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    rp.curves_figure(study())._repr_png_()
+    fg.curves_figure(study())._repr_png_()
     assert dict(matplotlib.rcParams) == before
 
 
@@ -322,25 +323,25 @@ def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatc
             dict(split='test', set='clean', unit=['Q3', 'Q4'], cluster='D', metric='map', value=[1 / 3, 1.0])
         ),
     )
-    monkeypatch.setattr(rp, 'corpus_of', lambda record: None)
-    worst = rp.run_worst(record, 1)
+    monkeypatch.setattr(tb, 'corpus_of', lambda record: None)
+    worst = tb.run_worst(record, 1)
     assert worst.iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
     rows = [
         dict(question_id='Q3', sentence_id=i, question='why?', sentence=f'text {i}', label=int(i == 'a'))
         for i in 'abc'
     ]
     corpus = Corpus('made', 'folder', 'made', {'test': rows}, '0' * 64)
-    monkeypatch.setattr(rp, 'corpus_of', lambda record: corpus)
-    assert rp.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
+    monkeypatch.setattr(tb, 'corpus_of', lambda record: corpus)
+    assert tb.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
 
 
 def test_run_table_gives_reasons_for_nulls():
-    t = rp.run_table(make_record())['value']
+    t = tb.run_table(make_record())['value']
     assert t['peak_device_mib'] == 'none: made up' and t['test map'] == '0.7'
 
 
 def test_worst_follows_the_metrics_direction(monkeypatch):
-    monkeypatch.setattr(rp, 'corpus_of', lambda record: None)
+    monkeypatch.setattr(tb, 'corpus_of', lambda record: None)
     for higher, unit in ((True, 'low'), (False, 'high')):
         record = make_record(higher=higher, seed=int(higher))
         folder = write_run(record)
@@ -361,13 +362,13 @@ def test_worst_follows_the_metrics_direction(monkeypatch):
             'predictions',
             pd.DataFrame(dict(split='test', unit=['low', 'high'], item='a', label=[1, 1], score=[0.1, 0.2])),
         )
-        assert rp.run_worst(record, 1)['question'].tolist() == [unit]
+        assert tb.run_worst(record, 1)['question'].tolist() == [unit]
 
 
 def test_texts_come_from_the_runs_own_corpus_only():
     from kdnotes.tasks.sources import load_corpus
 
     corpus = load_corpus('answer_selection', 'embedded')
-    assert rp.corpus_of(make_record() | dict(corpus_sha256=corpus.sha256)).splits == corpus.splits
-    assert rp.corpus_of(make_record()) is None
-    assert rp.corpus_of(make_record(corpus='embedded') | dict(corpus='/nowhere')) is None
+    assert tb.corpus_of(make_record() | dict(corpus_sha256=corpus.sha256)).splits == corpus.splits
+    assert tb.corpus_of(make_record()) is None
+    assert tb.corpus_of(make_record(corpus='embedded') | dict(corpus='/nowhere')) is None

@@ -5,17 +5,17 @@
 # %% ../../nbs/analysis/12_figures.ipynb #374fd646
 from __future__ import annotations
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-from .compare import Comparison, study_comparisons
-from ..core.config import task_info
-from ..core.files import figures_path
+from .comparable import timed
+from .compare import Comparison
+from .intervals import Interval
 from kdnotes.analysis.plotting import (
     SMALLEST,
     WIDTH,
@@ -28,64 +28,198 @@ from kdnotes.analysis.plotting import (
     metric_name,
     span,
 )
-from .calibration import agreement, reliability
-from ..records.store import RecordError, predictions, records, units
-from kdnotes.analysis.report import (
+from kdnotes.analysis.tables import (
     COSTS,
-    accuracy_figure,
-    arm_values,
-    check_study,
+    QUANTITIES,
+    Evidence,
+    agreement_table,
     confidence,
+    curve_of,
     curve_set,
-    curves_figure,
+    evidence,
     pareto_front,
-    throughput_figure,
+    phase_seconds,
+    pooled_gradients,
+    reliability_table,
+    why_none,
 )
-from .intervals import Interval, StatsError
-from .comparable import Timed, timed
+from ..core.arms import MODES
+from ..core.config import task_info
+from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['MEASURES', 'FIGURES', 'Evidence', 'evidence', 'effects_figure', 'timelines_figure', 'phase_seconds', 'phases_figure',
-           'pooled_gradients', 'gradients_figure', 'fidelity_figure', 'reliability_figure', 'agreement_table',
-           'reliability_table', 'StudyFigure', 'study_figures', 'draw_evidence']
+__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'run_curves', 'effects_figure',
+           'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure', 'reliability_figure',
+           'StudyFigure', 'study_figures', 'draw_evidence']
 
-# %% ../../nbs/analysis/12_figures.ipynb #974bb599
-@dataclass(frozen=True)
-class Evidence:
-    "The finished runs of one study and what follows from them."
-
-    study: str
-    records: list[dict]  # sorted by run_id
-    units: pd.DataFrame  # of `records.store.units`
-    values: dict[str, dict[str, Interval]]  # of `report.arm_values`
-    comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
-
-    @property
-    def arms(self) -> dict[str, list[dict]]:
-        return arms_of(self.records)
-
-    @cached_property
-    def times(self) -> Timed:
-        return timed(self.records)  # whose times, memory and energy are shown
-
-
-def evidence(
-    study: str,
-    # these runs only, a missing one is refused by name; None: all finished runs of the study
-    run_ids: Iterable[str] | None = None,
-    level: float = 0.95,  # confidence level
-) -> Evidence:
-    "Read a study's runs, refuse what does not belong together, and compute what the figures show."
-    found = records(study, None if run_ids is None else list(run_ids))
-    check_study(study, found)
-    its_units = units(study, [r['run_id'] for r in found])
-    return Evidence(
-        study,
-        found,
-        its_units,
-        arm_values(found, its_units, level),
-        study_comparisons(found, its_units, level),
+# %% ../../nbs/analysis/12_figures.ipynb #bd20987b
+@drawing
+def accuracy_figure(
+    records: Sequence[dict],  # of one study
+    values: dict[str, dict[str, Interval]],  # of `arm_values`
+    cost: str = 'train_s',  # of COSTS
+) -> Figure:
+    "The primary metric against what it costs, an arm a point, with the Pareto front."
+    arms = arms_of(records)
+    p = records[0]['primary']
+    place = QUANTITIES[cost][2]
+    times = timed(records)
+    if not (front := pareto_front(values, cost, p['higher_is_better'])):
+        raise NotDrawn(why_none(records, cost))
+    figure = Figure(figsize=(WIDTH, 3.6))
+    axes = figure.subplots()
+    for arm, runs in arms.items():
+        if not {'primary', cost} <= values[arm].keys():
+            continue
+        (colour, marker), x, y = look(arm, arms), values[arm][cost], values[arm]['primary']
+        seen = [
+            (r[place][cost], r['primary']['value'])
+            for r in runs
+            if times.has(r, cost) and None not in (r[place][cost], r['primary']['value'])
+        ]
+        axes.plot(
+            *zip(*seen),
+            linestyle='',
+            marker=marker,
+            color=colour,
+            markersize=3,
+            alpha=0.6,
+            markeredgewidth=0,
+            zorder=3,
+        )
+        axes.errorbar(
+            x.estimate,
+            y.estimate,
+            xerr=span(x),
+            yerr=span(y),
+            marker=marker,
+            color=colour,
+            linestyle='',
+            linewidth=1,
+            label=f'{arm} ({len(runs)})',
+            markeredgecolor='white',
+            markeredgewidth=0.5,
+        )
+    axes.set_title(f'mean and {confidence(values)} interval; small: single runs', loc='left')
+    axes.set(
+        xlabel=COSTS[cost],
+        ylabel=(
+            f"{metric_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is "
+            "better)"
+        ),
     )
+    axes.set_xlim(0, axes.get_xlim()[1])
+    best = [values[arm] for arm in front]
+    axes.step(
+        [v[cost].estimate for v in best] + [axes.get_xlim()[1]],
+        [v['primary'].estimate for v in [*best, best[-1]]],
+        where='post',
+        color='#777777',
+        linewidth=0.9,
+        linestyle=(0, (5, 2)),
+        zorder=1,
+        label='Pareto front',
+    )
+    front_line, *others = zip(*axes.get_legend_handles_labels())
+    figure.legend(*zip(*others, front_line), loc='outside right upper', title='arm (seeds)')
+    return figure
+
+# %% ../../nbs/analysis/12_figures.ipynb #7f09eb7b
+@drawing
+def throughput_figure(
+    records: Sequence[dict],  # of one study
+    values: dict[str, dict[str, Interval]],  # of `arm_values`
+) -> Figure:
+    "Training examples per second, a bar an arm and a point a run."
+    arms = {
+        arm: runs for arm, runs in arms_of(timed(records).runs).items() if 'examples_per_s' in values[arm]
+    }
+    if not arms:
+        raise NotDrawn(why_none(records, 'examples_per_s'))
+    figure = Figure(figsize=(WIDTH, 0.8 + 0.34 * len(arms)))
+    axes = figure.subplots()
+    for row, (arm, runs) in enumerate(arms.items()):
+        colour, marker = look(arm, arms)
+        rate, seen = (
+            values[arm]['examples_per_s'],
+            [v for r in runs if (v := r['throughput']['examples_per_s']) is not None],
+        )
+        axes.barh(
+            row,
+            rate.estimate,
+            color=colour,
+            alpha=0.75,
+            height=0.7,
+            xerr=span(rate) if rate.low is not None else None,
+            error_kw=dict(linewidth=1, ecolor='#333333'),
+        )
+        axes.plot(
+            seen,
+            row + np.linspace(-0.2, 0.2, len(seen)) if len(seen) > 1 else [row],
+            linestyle='',
+            marker=marker,
+            markersize=4,
+            color='white',
+            markeredgecolor='#333333',
+            markeredgewidth=0.7,
+        )
+    axes.set_yticks(range(len(arms)), list(arms))
+    axes.invert_yaxis()
+    axes.grid(axis='y', visible=False)
+    axes.set_xlim(left=0)
+    axes.set_title(f"mean and {confidence(values)} interval; points: single runs", loc='left')
+    axes.set_xlabel('training examples per second')
+    return figure
+
+# %% ../../nbs/analysis/12_figures.ipynb #5c6897e9
+@drawing
+def curves_figure(
+    records: Sequence[dict],  # of one study
+) -> Figure:
+    "Training loss and the metric on the way against optimizer steps, with bands over seeds."
+    arms = arms_of(records)
+    metric = records[0]['primary']['metric']
+    if not any(curve_of(r) for r in records):
+        raise NotDrawn('no run has a training curve or rows to take one from')
+    figure = Figure(figsize=(WIDTH, 3.2))
+    panels = dict(zip(('loss', 'value'), figure.subplots(1, 2, sharex=True)))
+    for arm, runs in arms.items():
+        colour, marker = look(arm, arms)
+        points = pd.DataFrame([p for r in runs for p in curve_of(r)], columns=['step', 'loss', 'value'])
+        for key, axes in panels.items():
+            band = points.dropna(subset=[key]).groupby('step')[key].agg(['mean', 'min', 'max'])
+            if not len(band):
+                continue
+            # equal curves of two precisions stay visible
+            dashes = '--' if MODES[runs[0]['mode']].precision == 'mixed' else '-'
+            axes.plot(
+                band.index,
+                band['mean'],
+                color=colour,
+                linestyle=dashes,
+                marker=marker,
+                markevery=1 if key == 'value' else max(1, len(band) // 5),
+                markersize=4,
+                label=arm if key == 'loss' else None,
+            )
+            axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
+    panels['loss'].set_ylabel("training loss (each arm's own)")
+    panels['value'].set_ylabel(f'{metric_name(metric)} on {curve_set(records)}')
+    for axes in panels.values():
+        axes.set_xlabel('optimizer steps')
+    panels['loss'].set_xlim(left=0)
+    if any(len(runs) > 1 for runs in arms.values()):
+        panels['loss'].set_title('line: mean of the seeds; band: lowest to highest', loc='left')
+    if len(arms) > 1:
+        figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
+    return figure
+
+
+def run_curves(
+    record: dict,
+) -> Figure:
+    "The training curves of one run."
+    return curves_figure([record])
 
 # %% ../../nbs/analysis/12_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
@@ -260,7 +394,7 @@ def timelines_figure(
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #f11c6160
-_PHASES = {  # part of a run -> colour
+PHASE_COLOURS = {  # part of a run, of `tables.phase_seconds` -> colour
     'teacher signal': '#CC79A7',
     'training': '#0072B2',
     'waiting for other ranks': '#E69F00',
@@ -268,30 +402,6 @@ _PHASES = {  # part of a run -> colour
     'start and end': '#BBBBBB',
     "the teacher's own training": '#FFFFFF',
 }
-
-
-def phase_seconds(
-    record: dict,  # with phases
-) -> dict[str, float]:  # s, the keys of _PHASES; they add up to the run and its teacher's training
-    "What a run's time went into."
-    p = {name: values.get('seconds') or 0.0 for name, values in record['phases'].items()}
-    waited = p.pop('synchronisation', 0.0)  # lies inside the student's time
-    rest = max(0.0, record['time']['wall_s'] - sum(p.values()))
-    # a cached one was paid for by another run
-    signal = max(p.get('teacher', 0.0), record['time']['teacher_s'] or 0.0)
-    return dict(
-        zip(
-            _PHASES,
-            (
-                signal,
-                max(0.0, p.get('student', 0.0) - waited),
-                waited,
-                p.get('evaluation', 0.0),
-                rest,
-                record['time']['teacher_train_s'] or 0.0,
-            ),
-        )
-    )
 
 
 @drawing
@@ -325,7 +435,7 @@ def phases_figure(
                 table.columns,
                 row,
                 left=left,
-                color=_PHASES[name],
+                color=PHASE_COLOURS[name],
                 edgecolor='#777777',
                 linewidth=0.5,
                 height=0.7,
@@ -339,28 +449,6 @@ def phases_figure(
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #daf609fa
-def pooled_gradients(
-    moments: Iterable[dict],  # the `gradients` of records, of one network: step, scale, layers
-    # index: exponents (of bins two wide); columns: layers in their order; shares of the numbers that are not
-    # zero
-) -> pd.DataFrame:
-    "Gradient histograms of several steps and runs as one."
-    rows = [
-        (layer['layer'], layer['log2_from'] + 2 * i, share)
-        for m in moments
-        for layer in m['layers']
-        for i, share in enumerate(layer['shares'])
-    ]
-    table = pd.DataFrame(rows, columns=['layer', 'exponent', 'share']).pivot_table(
-        index='exponent', columns='layer', values='share', aggfunc='sum'
-    )[list(dict.fromkeys(name for name, _, _ in rows))]
-    return (
-        (table / table.sum())
-        .reindex(range(int(table.index.min()), int(table.index.max()) + 1, 2))
-        .fillna(0.0)
-    )
-
-
 @drawing
 def gradients_figure(
     e: Evidence,
@@ -485,72 +573,6 @@ def reliability_figure(
     figure.supxlabel('predicted probability', fontsize=9)
     figure.supylabel('share that is right', fontsize=9)
     return figure
-
-# %% ../../nbs/analysis/12_figures.ipynb #54c4a2c8
-# of `analysis.calibration.agreement`
-MEASURES = {'top_1': 'same candidate first', 'tau': "Kendall's tau", 'js': 'JS divergence, nats'}
-
-
-def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
-    "run_id -> predictions."
-    try:
-        table = predictions(e.study, [r['run_id'] for r in e.records])
-    except RecordError:
-        raise NotDrawn(
-            'the predictions of some runs are not there, neither in their folders nor in the evidence'
-        ) from None
-    return dict(list(table.assign(score=[float(f'{s:.5g}') for s in table['score']]).groupby('run_id')))
-
-
-def agreement_table(
-    e: Evidence,
-) -> pd.DataFrame:  # as `fidelity_figure` takes it; arms without a teacher among the runs are left out
-    "How well each arm's runs agree with the teacher they were made with."
-    scored = _scored(e)
-    rows = []
-    for arm, runs in e.arms.items():
-        if not (
-            pairs := [
-                (r['run_id'], r['teacher_run_id'])
-                for r in runs
-                if {r['run_id'], r['teacher_run_id']} <= scored.keys()
-            ]
-        ):
-            continue
-        try:
-            found = agreement(
-                *([scored[i] for i in ids] for ids in zip(*pairs)), split=e.records[0]['primary']['set']
-            )
-        except StatsError as why:
-            raise NotDrawn(f'{arm}: {why}') from None
-        rows += [
-            dict(
-                arm=arm, measure=name, estimate=found[key].estimate, low=found[key].low, high=found[key].high
-            )
-            for key, name in MEASURES.items()
-            if key in found
-        ]
-    return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high'])
-
-
-def reliability_table(
-    e: Evidence,
-) -> pd.DataFrame:  # as `reliability_figure` takes it
-    "Ten bins of equal width an arm, all its runs together."
-    scored = _scored(e)
-    tables = []
-    for arm, runs in e.arms.items():
-        try:
-            found = reliability(
-                [scored[r['run_id']] for r in runs if r['run_id'] in scored],
-                np.random.default_rng(0),
-                split=e.records[0]['primary']['set'],
-                by='width',
-            )
-        except StatsError as why:
-            raise NotDrawn(f'{arm}: {why}') from None
-        tables.append(found.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
-    return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/analysis/12_figures.ipynb #45436c71
 def _listed(names: Iterable[str]) -> str:
@@ -710,21 +732,21 @@ FIGURES = {  # name of the file -> figure, in the order of the argument
     'accuracy_time': StudyFigure(
         lambda e: accuracy_figure(e.records, e.values),
         lambda e: _accuracy_caption(e, 'train_s'),
-        'kdnotes.analysis.report.accuracy_figure',
+        'kdnotes.analysis.figures.accuracy_figure',
     ),
     'accuracy_energy': StudyFigure(
         lambda e: accuracy_figure(e.records, e.values, 'device_j'),
         lambda e: _accuracy_caption(e, 'device_j'),
-        'kdnotes.analysis.report.accuracy_figure',
+        'kdnotes.analysis.figures.accuracy_figure',
     ),
     'effects': StudyFigure(effects_figure, _effects_caption, 'kdnotes.analysis.figures.effects_figure'),
     'curves': StudyFigure(
-        lambda e: curves_figure(e.records), _curves_caption, 'kdnotes.analysis.report.curves_figure'
+        lambda e: curves_figure(e.records), _curves_caption, 'kdnotes.analysis.figures.curves_figure'
     ),
     'throughput': StudyFigure(
         lambda e: throughput_figure(e.records, e.values),
         _throughput_caption,
-        'kdnotes.analysis.report.throughput_figure',
+        'kdnotes.analysis.figures.throughput_figure',
     ),
     'phases': StudyFigure(phases_figure, _phases_caption, 'kdnotes.analysis.figures.phases_figure'),
     'timelines': StudyFigure(
@@ -761,10 +783,13 @@ def study_figures(
 def draw_evidence(
     e: Evidence,
     folder: Path,  # where the files go
-) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
+    names: Iterable[str] = tuple(FIGURES),  # which of them to draw
+) -> list[FigureFile]:  # one for each name, made or with a reason
     "Draw what has been read already."
     ids = [r['run_id'] for r in e.records]
-    return [
-        make_figure(folder, name, partial(f.draw, e), ids, f.producer, partial(f.caption, e))
-        for name, f in FIGURES.items()
-    ]
+    made = []
+    for name in names:
+        figure = FIGURES[name]
+        caption = partial(figure.caption, e)
+        made.append(make_figure(folder, name, partial(figure.draw, e), ids, figure.producer, caption))
+    return made

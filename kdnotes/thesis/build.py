@@ -23,7 +23,8 @@ from ..core.config import KdnotesError
 from ..core.files import root
 from ..tasks.sources import Corpus, load_corpus, local_copy
 from ..analysis.plotting import arms_of
-from ..analysis.figures import Evidence, draw_evidence, evidence
+from ..analysis.figures import draw_evidence
+from ..analysis.tables import Evidence, evidence
 from ..core.files import read_json, write_json
 from ..checks.gpu_check import rates_table
 from ..records.store import records, units

@@ -30,9 +30,9 @@ from kdnotes.analysis.costs import (
 )
 from ..analysis.plotting import arms_of
 from ..analysis.calibration import agreement, aligned, calibration_error, decision_test
-from ..analysis.figures import Evidence, pooled_gradients
 from ..records.store import RecordError, predictions
-from ..analysis.report import arms_table, metrics_table, pareto_front, starts_made_again
+from ..analysis.report import starts_made_again
+from ..analysis.tables import Evidence, arms_table, metrics_table, pareto_front, pooled_gradients
 from ..analysis.power import power, power_table
 from ..analysis.tests import p_text
 from ..analysis.wording import sentence
