@@ -12,7 +12,6 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 from scipy.special import chdtr, chdtri, ndtr
 from statsmodels.stats.contingency_tables import mcnemar
-from statsmodels.stats.multitest import multipletests
 from kdnotes.analysis.intervals import (
     Interval,
     StatsError,
@@ -215,8 +214,15 @@ def holm(
             f'family {family.name!r} has other members than the tests given: '
             f'{sorted(set(p) ^ set(family.members))}'
         )
-    corrected = multipletests([1.0 if p[m] is None else p[m] for m in family.members], method='holm')[1]
-    return {m: None if p[m] is None else float(c) for m, c in zip(family.members, corrected)}
+    # statsmodels has it too, but collects the garbage of the whole process at each call
+    rising = sorted(family.members, key=lambda m: 1.0 if p[m] is None else p[m])
+    corrected = {}
+    largest = 0.0
+    for rank, member in enumerate(rising):
+        if p[member] is not None:
+            largest = max(largest, p[member] * (len(rising) - rank))
+        corrected[member] = None if p[member] is None else min(largest, 1.0)
+    return {m: corrected[m] for m in family.members}
 
 # %% ../../nbs/analysis/02_tests.ipynb #b1cbd2fb
 def effect_size(
@@ -258,8 +264,23 @@ def _noncentrality(t: float, df: float, q: float) -> float:
     return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - reach, t + reach))
 
 
+# points and weights of a mean over a standard normal number
+_NORMAL_POINTS, _NORMAL_WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
+
+
+def _far_nct_cdf(t: float, df: float, nc: float) -> float:
+    "The noncentral t's for |nc| > 50: the chance that chi2 makes (Z + nc) / sqrt(chi2 / df) at most t, over Z."
+    if t < 0:
+        return 1 - _far_nct_cdf(-t, df, -nc)
+    shifted = np.maximum(_NORMAL_POINTS + nc, 0)
+    chances = distributions.chi2.sf(df * (shifted / t) ** 2, df)
+    return float(np.average(chances, weights=_NORMAL_WEIGHTS))
+
+
 def _nct_cdf(t: float, df: float, nc: float) -> float:
     "The noncentral t's; its normal approximation (Abramowitz & Stegun 26.7.10) where scipy has no number."
+    if abs(nc) > 1000 and t:  # scipy's series has as many terms
+        return _far_nct_cdf(t, df, nc)
     p = distributions.nct.cdf(t, df, nc)
     return float(
         p
