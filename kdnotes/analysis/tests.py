@@ -269,7 +269,7 @@ _NORMAL_POINTS, _NORMAL_WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
 
 
 def _far_nct_cdf(t: float, df: float, nc: float) -> float:
-    "The noncentral t's for |nc| > 50: the chance that chi2 makes (Z + nc) / sqrt(chi2 / df) at most t, over Z."
+    "For large |nc|: the chance, averaged over Z, that (Z + nc) / sqrt(chi2 / df) is at most t."
     if t < 0:
         return 1 - _far_nct_cdf(-t, df, -nc)
     shifted = np.maximum(_NORMAL_POINTS + nc, 0)
