@@ -71,8 +71,8 @@ class World:
         return self.notes[run]
 
 
-def inside(hidden: str, **more) -> dict:
-    "Parameters of a training that looks inside its teacher."
+def intermediate(hidden: str, **more) -> dict:
+    "Parameters of a training that learns from intermediate layers."
     return (
         dict(
             signal='online',
@@ -154,7 +154,7 @@ def _train(run: Run, here, folder: Path) -> dict:
         ranks=run.ranks,
         micro_batch_tokens=run.tokens,
         ranking_loss=run.ranking,
-        **({} if run.hidden == 'none' else inside(run.hidden)),
+        **({} if run.hidden == 'none' else intermediate(run.hidden)),
     )
     task = SameWord(even=run.even) if run.ranking == 'none' else ranked_task(run.ranking)
     student = STUDENTS[run.student]()
@@ -238,7 +238,7 @@ class _Teacher:
     "The trainer's `signal`; beside it, the teacher alone on every batch the trainer asks about."
 
     def __init__(self, run: Run, config, task: SameWord, here, folder: Path):
-        from kdnotes.distill import intermediate as inside, teacher_cache as teacher
+        from kdnotes.distill import intermediate as layers, teacher_cache as teacher
 
         self.network = tiny_teacher()
         self.calls = set()
@@ -253,7 +253,7 @@ class _Teacher:
             )
         )
         if run.signal == 'online':
-            self.signal = inside.online_teacher(task, self.network, config)
+            self.signal = layers.online_teacher(task, self.network, config)
         else:
             key = dict(
                 weights_sha256='w',

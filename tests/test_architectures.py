@@ -19,7 +19,7 @@ from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import run
 from kdnotes.train.failures import STOP, Stopped
 from kdnotes.distill.intermediate_losses import value_projections
-from kdnotes.distill.intermediate import WithInside
+from kdnotes.distill.intermediate import ModelWithIntermediate
 from kdnotes.distill.models import (
     ModelError,
     call,
@@ -256,14 +256,14 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
     planned(relation_loss='values')
     model = load_model(teacher_folder, HEAD, 0)
     assert len(value_projections(model)) == 4
-    looked_at = call(WithInside(model, (2, 4), values=True), batch())
+    looked_at = call(ModelWithIntermediate(model, (2, 4), values=True), batch())
     plain = model(
         **{name: value for name, value in batch().items() if name in models.model_inputs(model)},
         output_hidden_states=True,
     )
     for name, layer in (('hidden_0', 2), ('hidden_1', 4)):
-        assert torch.equal(looked_at.inside[name], plain.hidden_states[layer])
-    assert looked_at.inside['values'].shape == (3, 21, 32)
+        assert torch.equal(looked_at.intermediate[name], plain.hidden_states[layer])
+    assert looked_at.intermediate['values'].shape == (3, 21, 32)
 
 
 @pytest.mark.parametrize('kind', sorted({'bert', 'modernbert', 'mpnet', 'electra'}))

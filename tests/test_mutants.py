@@ -195,21 +195,21 @@ MUTANTS = [
         'train.emulated_bf16',
         '        weight = weight.bfloat16()',
         '        pass',
-        'test_products.py::test_gradients_are_those_of_torchs_products_and_not_fp32s',
+        'test_emulated_bf16.py::test_gradients_are_those_of_torchs_matmuls_and_not_fp32s',
     ),
     Mutant(
         'activations kept in fp32',
         'train.emulated_bf16',
         'ctx.save_for_backward(x, weight)\n',
         'ctx.save_for_backward(x.float(), weight)\n',
-        'test_products.py::test_activations_are_kept_in_16_bits',
+        'test_emulated_bf16.py::test_activations_are_kept_in_16_bits',
     ),
     Mutant(
-        'products in fp32 on every CPU',
+        'matmuls in fp32 on every CPU',
         'train.distributed',
         "widened=dtype == 'bf16' and not cuda and not cpu_has_bf16()",
         "widened=dtype == 'bf16' and not cuda",
-        'test_products.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
+        'test_emulated_bf16.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
     ),
 ]
 

@@ -47,7 +47,7 @@ WHOLE = [
         ('bf16', 'narrow', 'mse'),
     )
 ]
-INSIDE = [
+INTERMEDIATE = [
     replace(run, ranks=ranks, tokens=tokens)
     for run in WHOLE
     for ranks, tokens in ((1, 32), (2, 8192), (2, 32), (3, 32))
@@ -62,7 +62,7 @@ PLAN = (
     *(Run(ranking=loss) for loss in ('ranknet', 'margin_mse')),
     *RANKED,
     *WHOLE,
-    *INSIDE,
+    *INTERMEDIATE,
 )
 
 
@@ -198,8 +198,8 @@ def test_questions_stay_whole_and_pairs_are_counted_over_the_step(world, run):
         )
 
 
-@pytest.mark.parametrize('run', INSIDE, ids=name)
-def test_losses_on_the_inside_are_means_over_the_tokens_of_the_step(world, run):
+@pytest.mark.parametrize('run', INTERMEDIATE, ids=name)
+def test_losses_on_intermediate_layers_are_means_over_the_tokens_of_the_step(world, run):
     "Hidden states and relations; the narrow student has projections, which are trained and synchronised too."
     whole = world[replace(run, ranks=1, tokens=8192)][0]
     divided = world[run]

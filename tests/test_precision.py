@@ -1,7 +1,7 @@
 """Loss scaling through the real trainer, in real ranks over gloo:
 an overflow on any rank makes all of them skip the same step and halve the same scale.
 
-The products are fp16's own: a CPU computes them slowly, and `resolve` refuses that to users;
+The matmuls are fp16's own: a CPU computes them slowly, and `resolve` refuses that to users;
 a runtime made by hand does it.
 """
 

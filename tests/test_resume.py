@@ -13,7 +13,7 @@ from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import save_model
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.loop import train
-from parity import inside, tiny_narrow
+from parity import intermediate, tiny_narrow
 
 CPU = Runtime(torch.device('cpu'), 'fp32')
 STEPS = 8
@@ -83,7 +83,7 @@ def test_stopped_and_taken_up(tmp_path, at):
 
 
 def test_projections_are_taken_up_with_the_student_and_stay_out_of_it(tmp_path):
-    config = tiny_config('full_kd', **inside('mse'))
+    config = tiny_config('full_kd', **intermediate('mse'))
 
     def run(**more):
         student = tiny_narrow()

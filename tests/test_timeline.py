@@ -70,7 +70,7 @@ def test_samples_with_unknown_or_missing_keys_are_read():
     }
 
 
-def test_only_the_last_sitting_is_kept():
+def test_only_the_last_session_is_kept():
     assert compact_timeline(samples(90) + samples(20) + samples(40, host_mib=float)) == compact_timeline(
         samples(40, host_mib=float)
     )

@@ -17,7 +17,7 @@ from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
-from parity import inside, ranked_corpus, ranked_task, tiny_narrow
+from parity import intermediate, ranked_corpus, ranked_task, tiny_narrow
 
 CPU = Runtime(torch.device('cpu'), 'fp32')
 
@@ -122,7 +122,8 @@ def test_what_is_on_is_another_run(asked):
         (dict(ranking_loss='lambdarank'), "ranking_loss='lambdarank' is refused"),
         (
             dict(hidden_loss='mse'),
-            "hidden_loss='mse' needs signal='online', since a teacher's inside is too large to be cached",
+            "hidden_loss='mse' needs signal='online', since a teacher's intermediate layers are too large "
+            'to be cached',
         ),
         (dict(relation_loss='values'), "relation_loss='values' needs signal='online'"),
         (dict(mode='full_student', signal='online', hidden_loss='mse'), "hidden_loss='mse' needs a teacher"),
@@ -262,7 +263,7 @@ def test_the_configuration_reaches_the_task():
     assert (task.groups('train') == task.questions['train'].of).all()
 
 
-def in_plain_torch_inside(student, teacher, config, projections, relation_heads):
+def in_plain_torch_with_intermediate(student, teacher, config, projections, relation_heads):
     "Total loss of all training examples at once, layer by layer."
     batch = SameWord().batch('train', np.arange(25))
     mask = batch.inputs['attention_mask']
@@ -302,14 +303,14 @@ def in_plain_torch_inside(student, teacher, config, projections, relation_heads)
     ],
 )
 @pytest.mark.parametrize('layers', [(0, 1), (1, 1)])
-def test_the_inside_is_what_plain_torch_computes(hidden, student, heads, layers):
+def test_losses_on_intermediate_layers_are_what_plain_torch_computes(hidden, student, heads, layers):
     config = tiny_config(
-        'full_kd', **inside(hidden, hidden_weight=0.7, hidden_layers=layers, micro_batch_tokens=64)
+        'full_kd', **intermediate(hidden, hidden_weight=0.7, hidden_layers=layers, micro_batch_tokens=64)
     )
     signal = online_teacher(SameWord(), tiny_teacher(), config)
     task, ours = open_student(SameWord(), student(), config, signal, seed=4)
     plain = student()
-    theirs = in_plain_torch_inside(plain, tiny_teacher(), config, ours.projections, heads)
+    theirs = in_plain_torch_with_intermediate(plain, tiny_teacher(), config, ours.projections, heads)
     theirs.backward()
     losses, *_ = accumulate(
         ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(task, config), signal
@@ -330,8 +331,8 @@ def test_the_inside_is_what_plain_torch_computes(hidden, student, heads, layers)
     assert (ours.projections is None) == (student is not tiny_narrow)
 
 
-def test_a_training_comes_nearer_to_the_inside():
-    config, rows, student = tiny_config('full_kd', **inside('cosine', epochs=12)), [], tiny_narrow()
+def test_a_training_comes_nearer_to_intermediate_layers():
+    config, rows, student = tiny_config('full_kd', **intermediate('cosine', epochs=12)), [], tiny_narrow()
     train(
         SameWord(),
         student,
@@ -347,8 +348,8 @@ def test_a_training_comes_nearer_to_the_inside():
     assert not any(module._forward_hooks for module in value_projections(student)), 'nothing is left in it'
 
 
-def test_a_signal_without_the_inside_is_refused():
-    config = tiny_config('full_kd', **inside('mse'))
+def test_a_signal_without_intermediate_layers_is_refused():
+    config = tiny_config('full_kd', **intermediate('mse'))
     with pytest.raises(ConfigError, match='make it with kdnotes.distill.intermediate.online_teacher'):
         train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
 

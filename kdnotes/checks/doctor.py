@@ -31,7 +31,7 @@ from .verdicts import CHECKS, Diagnosis, Finding
 from ..experiment.launch import why_ended
 from ..experiment.plan import plan
 from ..experiment.worker import encoded_task, starting_model
-from ..distill.intermediate import looks_inside
+from ..distill.intermediate import uses_intermediate_layers
 from ..distill.models import count_parameters, load_model, load_tokenizer, model_inputs
 from ..records.store import find_run_model
 
@@ -529,7 +529,7 @@ def _jobs(
     notes = []
     labels = Counter()
     for config in configs:
-        if looks_inside(config):
+        if uses_intermediate_layers(config):
             notes.append(
                 'hidden_loss and relation_loss are left out of these checks, which look at losses of outputs'
             )

@@ -307,7 +307,7 @@ class Witness:
         worst = 0.0
         largest = 1e-12
         for batch, signal in self.heard:
-            with te.fp32_products():
+            with te.fp32_matmul():
                 alone = self.task.signal(
                     self.copy(**{k: v for k, v in batch.inputs.items() if k in model_inputs(self.copy)}),
                     batch,

@@ -19,7 +19,7 @@ __all__ = ['TASKS', 'FIRST_TASK', 'NEED_TEACHER', 'TEACHER_CHANGES', 'KdnotesErr
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
-    "An error of the user's input or surroundings, told in one sentence."
+    "An error of the user's input or surroundings, as one sentence."
 
     def _render_traceback_(self, *args, **kwargs) -> list[str]:
         return [f'{type(self).__name__}: {self}']
@@ -221,7 +221,7 @@ class RunConfig(BaseModel):
                 f'which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out'
             )
         _check_losses(self)
-        _check_inside(self)
+        _check_intermediate_losses(self)
         task_info(self.task).check(self)
         _check_teacher(self)
         _check_given(self)
@@ -251,13 +251,13 @@ def _check_losses(config: RunConfig) -> None:
         )
 
 
-def _check_inside(config: RunConfig) -> None:
-    "Refuse losses on the teacher's inside that cannot be meant."
+def _check_intermediate_losses(config: RunConfig) -> None:
+    "Refuse losses on intermediate layers that cannot be meant."
     for name in ('hidden_loss', 'relation_loss'):
         if getattr(config, name) != 'none' and config.signal != 'online':
             raise ValueError(
                 f"{name}={getattr(config, name)!r} needs signal='online', "
-                "since a teacher's inside is too large to be cached"
+                "since a teacher's intermediate layers are too large to be cached"
             )
     layers = config.hidden_layers
     profile = PROFILES[config.profile]

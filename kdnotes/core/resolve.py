@@ -38,7 +38,7 @@ class Machine:
 
 # in the reason for a precision
 WIDENED = (
-    'this CPU has no instructions for bf16: products of rounded factors are computed in fp32, '
+    'this CPU has no instructions for bf16: matmuls of rounded factors are computed in fp32, '
     'so mixed precision saves no time here'
 )
 
@@ -49,7 +49,7 @@ def resolve_precision(
     device: str,  # 'cpu' | 'cuda'
     bf16: bool = True,  # has the device instructions for bf16?
 ) -> tuple[str, str]:  # (fp32 | tf32 | fp16 | bf16, the reason)
-    "The number format products are computed in, and why."
+    "The number format of matmuls, and why."
     if precision == 'fp32':
         return 'fp32', 'the mode trains in fp32; TF32 is off'
     if precision == 'tf32':
@@ -60,7 +60,7 @@ def resolve_precision(
         return 'tf32', 'asked for by precision=tf32'
     if device == 'cpu' and amp_dtype == 'fp16':
         raise ConfigError(
-            "amp_dtype='fp16' is refused on a CPU, where fp16 products are emulated and hundreds of "
+            "amp_dtype='fp16' is refused on a CPU, where fp16 matmuls are emulated and hundreds of "
             "times slower; use amp_dtype='bf16' or a GPU"
         )
     if amp_dtype == 'auto' and device == 'cuda':
@@ -241,7 +241,7 @@ def factor_settings(
 # %% ../../nbs/core/03_resolve.ipynb #23a2a56b
 SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
 OF_THE_TEACHER = {'teacher_setting', *TEACHER_CHANGES}
-# safety, names and paths, or told by factors, by the corpus' and the weights' sha256, by the teacher's run_id
+# safety, names and paths, or recorded elsewhere: factors, sha256 of corpus and weights, the teacher's run_id
 NOT_SCIENCE = (
     {
         'study',

@@ -788,7 +788,7 @@ def check_student(
     _check_layers(layers, depth(config), f'the teacher {str(source)!r}')
     teacher = build_model(config, auto_class)
     with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # what is left out is told when the student is made
+        warnings.simplefilter('ignore')  # what is left out is said when the student is made
         student = choose_layers(teacher, layers)
     _check_reload(student, auto_class)
     return student
@@ -801,7 +801,7 @@ def count_parameters(
     return sum(p.numel() for p in model.parameters())
 
 
-# architectures with the products below, and no others
+# architectures with the matmuls below, and no others
 _LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}
 
 
@@ -854,7 +854,7 @@ def forward_flops(
     # operations of one forward over all of them, 2 for each multiply-add; nan: the architecture cannot be
     # counted
 ) -> float:
-    "Operations of the matrix products in a forward; a training step takes about three times as many."
+    "Operations of the matmuls in a forward; a training step takes about three times as many."
     L = torch.as_tensor(lengths, dtype=torch.float64)
     if config.model_type in _LIKE_BERT:
         return _flops_like_bert(config, L)

@@ -22,7 +22,7 @@ from .models import call, tokenizer_sha256, weights_sha256
 from ..tasks.base import SignalSpec, Task
 
 # %% auto #0
-__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_products', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
+__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
            'precision', 'Signal', 'open_signal', 'make_signal']
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #afbdae12
@@ -31,7 +31,7 @@ class SignalError(KdnotesError):
 
 
 @contextlib.contextmanager
-def fp32_products() -> Iterator[None]:
+def fp32_matmul() -> Iterator[None]:
     "Matmuls in fp32 on a GPU, whatever the training around it does: one signal serves all formats, tf32 too."
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = 'ieee'
@@ -51,7 +51,7 @@ def teacher_signal(
     if any(module.training for module in teacher.modules()):
         teacher.eval()
     integers = {name for name, spec in task.signal_spec.items() if spec.integer}
-    with torch.autocast(batch.labels.device.type, enabled=False), fp32_products():
+    with torch.autocast(batch.labels.device.type, enabled=False), fp32_matmul():
         said = task.signal(call(teacher, batch.inputs), batch)
         return {name: value.long() if name in integers else value.float() for name, value in said.items()}
 
@@ -468,14 +468,14 @@ class _Spent:
         self.key = key
         self.before = before
         self.began = time.monotonic()
-        self.told = time.monotonic()
+        self.written_at = time.monotonic()
 
     def seconds(self) -> float:
         return self.before + time.monotonic() - self.began
 
-    def tell(self) -> None:
-        if time.monotonic() - self.told > 10:
-            self.told = time.monotonic()
+    def write_now_and_then(self) -> None:
+        if time.monotonic() - self.written_at > 10:
+            self.written_at = time.monotonic()
             write_json(self.path, dict(key=self.key, seconds=self.seconds()))
 
 
@@ -524,7 +524,7 @@ def make_signal(
             share = _Share(
                 task, split, teacher.to(device), folder, arrays, batches, _offsets(lengths), device
             )
-            _write_rows(share, spent.tell if rank == 0 else lambda: None)
+            _write_rows(share, spent.write_now_and_then if rank == 0 else lambda: None)
         barrier()  # all rows are written
         if rank == 0 and not made:
             meta = dict(

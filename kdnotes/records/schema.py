@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 from ..core.arms import MODES
 from ..core.config import KdnotesError
-from ..core.resolve import WIDENED
 
 # %% auto #0
 __all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'RecordError',
@@ -345,8 +344,12 @@ def _not_finite(value: Any, name: str = '') -> str:
     return name if isinstance(value, float) and not math.isfinite(value) else ''
 
 # %% ../../nbs/records/01_schema.ipynb #4d7f60b2
+# in the `precision_reason` of records that have no `widened`
+_WIDENED_IN_WORDS = 'this CPU has no instructions for bf16: products of rounded factors are computed in fp32'
+
+
 def widened(
     record: dict,  # of this schema
 ) -> bool:
-    "Were a run's products in bf16 computed in fp32, as on a CPU without instructions for them?"
-    return record.get('widened', WIDENED in record['precision_reason'])
+    "Were a run's matmuls in bf16 computed in fp32, as on a CPU without instructions for them?"
+    return record.get('widened', _WIDENED_IN_WORDS in record['precision_reason'])

@@ -24,7 +24,7 @@ def _short(value, digits: int) -> float:
     return float(f'{value:.{digits}g}')
 
 
-def _last_sitting(samples: list[dict]) -> list[dict]:
+def _last_session(samples: list[dict]) -> list[dict]:
     "The samples of the lowest rank from the last time the clock started anew."
     first = min((s.get('rank') or 0 for s in samples), default=0)
     samples = [s for s in samples if (s.get('rank') or 0) == first]
@@ -41,7 +41,7 @@ def compact_timeline(
     "A run's samples as a short list, the same for the same samples."
     if points < 1:
         raise ValueError(f'points={points} must be >= 1; 60 are enough for a figure')
-    samples = _last_sitting(list(samples))
+    samples = _last_session(list(samples))
     if not samples:
         return []
     width = max(samples[-1]['elapsed_s'] / points, 1e-9)

@@ -28,7 +28,7 @@ def set_matmul_precision(dtype: str) -> str:  # what is now in effect, for the r
     torch.backends.cuda.enable_cudnn_sdp(False)
     cuda = torch.backends.cuda.matmul.fp32_precision
     onednn = torch.backends.mkldnn.matmul.fp32_precision
-    return f'fp32 products: cuda {cuda}, onednn {onednn}'
+    return f'fp32 matmul: cuda {cuda}, onednn {onednn}'
 
 # %% ../../nbs/train/02_precision.ipynb #68d0007a
 # of the loss, in fp16: gradients that overflow at so small a scale have no problem of range

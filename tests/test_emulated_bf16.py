@@ -34,7 +34,7 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-def test_gradients_are_those_of_torchs_products_and_not_fp32s():
+def test_gradients_are_those_of_torchs_matmuls_and_not_fp32s():
     torchs = gradients(TORCHS)
     widened = gradients(WIDENED)
     fp32 = gradients(FP32)
@@ -71,18 +71,18 @@ def test_a_training_with_them_loses_what_torchs_loses():
         ((1, 7, 8), (4, 8, 3)),
     ],
 )
-def test_products_of_whole_numbers_are_equal_to_the_last_bit(a, b):
+def test_matmuls_of_whole_numbers_are_equal_to_the_last_bit(a, b):
     "Their sums need no rounding, so order does not matter; shapes that are left to torch are among them."
 
     def results(here):
         torch.manual_seed(0)
         leaves = [torch.randint(-3, 4, shape).float().requires_grad_() for shape in (a, b)]
         with here.autocast():
-            products = [torch.matmul(*leaves), leaves[0] @ leaves[1], leaves[0].matmul(leaves[1])] + (
+            found = [torch.matmul(*leaves), leaves[0] @ leaves[1], leaves[0].matmul(leaves[1])] + (
                 [torch.bmm(*leaves)] if len(a) == len(b) == 3 and a[0] == b[0] else []
             )
-        sum(p.float().sum() for p in products).backward()
-        return [(t.dtype, t.tolist()) for t in (*products, *(leaf.grad for leaf in leaves))]
+        sum(p.float().sum() for p in found).backward()
+        return [(t.dtype, t.tolist()) for t in (*found, *(leaf.grad for leaf in leaves))]
 
     assert results(WIDENED) == results(TORCHS)
 
@@ -128,7 +128,7 @@ def test_activations_are_kept_in_16_bits():
     assert kept(WIDENED) <= kept(TORCHS) < kept(FP32)
 
 
-def test_fp32_products_and_other_formats_are_left_alone():
+def test_fp32_matmuls_and_other_formats_are_left_alone():
     x = torch.randn(3, 3)
     y = torch.randn(3, 3)
     with WidenedMatmul():
@@ -153,7 +153,7 @@ def test_a_run_uses_them_where_the_cpu_has_no_instructions(monkeypatch):
     assert not here('full_student', avx512_bf16=False).widened
 
 
-def test_rates_are_those_of_the_products_a_run_uses(monkeypatch):
+def test_rates_are_those_of_the_matmuls_a_run_uses(monkeypatch):
     used = []
 
     class Watched(WidenedMatmul):
