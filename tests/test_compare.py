@@ -25,7 +25,7 @@ from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records.store import SCHEMA
 from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
 from kdnotes.analysis.intervals import paired_difference
-from kdnotes.telemetry.sampler import BUSY_SHARE
+from kdnotes.telemetry.summary import BUSY_SHARE
 from kdnotes.analysis.comparable import timed
 from kdnotes.analysis.wording import explain, sentence
 

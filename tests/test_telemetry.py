@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import pytest
 from fake_nvml import COUNTER, INSTANT, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
-from kdnotes.telemetry import meters as M, sampler as T
+from kdnotes.telemetry import meters as M, sampler as T, summary as S
 from kdnotes.telemetry.meters import (
     READINGS,
     GpuMeter,
@@ -21,7 +21,8 @@ from kdnotes.telemetry.meters import (
     throttle_names,
 )
 from kdnotes.records.schema import ROW_KEYS
-from kdnotes.telemetry.sampler import Telemetry, energy_of, environment, is_busy, together
+from kdnotes.telemetry.sampler import Telemetry, energy_of
+from kdnotes.telemetry.summary import environment, is_busy, summarise, together
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +260,7 @@ def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkey
     with Telemetry('cuda', interval_s=0.01, idle_s=0) as t:
         with t.phase('student'):
             time.sleep(0.15)
-    used = t.summary()
+    used = summarise(t)
     counted = nvml.step_mj / 1000 * (nvml.asked.count(COUNTER) - 1)
     assert nvml.asked.count(COUNTER) < 8 < len(t.trace['joules']) and used['energy'][
         'device_j'
@@ -291,7 +292,7 @@ def test_a_counter_that_starts_anew_gives_way_to_power(gpus):
 def run(device='cuda', **kw):
     with Telemetry(device=device, **dict(interval_s=0.01, idle_s=0, row_s=0) | kw) as t:
         wait_for(lambda: len(t.trace['joules']) > 3 or t.reasons)
-    return t, t.summary()
+    return t, summarise(t)
 
 
 def wait_for(condition, at_most_s=20):
@@ -302,7 +303,7 @@ def wait_for(condition, at_most_s=20):
 
 
 def nulls(used):
-    return set(T._nulls({k: v for k, v in used.items() if k != 'reasons'}))
+    return set(S._nulls({k: v for k, v in used.items() if k != 'reasons'}))
 
 
 def test_a_gpu_run(gpus):
@@ -373,7 +374,7 @@ def test_a_gpu_that_is_lost_ends_the_readings_and_not_the_run(gpus):
             wait_for(lambda: len(t.trace['joules']) > 10)
         with t.phase('student'):
             wait_for(lambda: len(t.trace['joules']) > 40)
-    used = t.summary()
+    used = summarise(t)
     assert rows[0]['power_w'] == 150 and rows[-1]['power_w'] is None and rows[-1]['host_mib'] > 10
     # known until then
     assert used['phases']['teacher']['device_j'] > 0 and used['phases']['teacher']['gpu_percent'] == 75
@@ -392,7 +393,7 @@ def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
     gpus(busy={COUNTER: {6, 7}, LOAD: {14}, THROTTLE: {15, 16}})  # the first ten looks are at the idle device
     with Telemetry('cuda', interval_s=0.01, idle_s=0, row_s=0) as t:
         wait_for(lambda: len(t.trace['joules']) > 12)
-    used = t.summary()
+    used = summarise(t)
     n = len(t.trace['joules'])
     assert (
         used['energy']['source'] == 'NVML energy counter'
@@ -484,7 +485,7 @@ def test_phases_add_up(gpus):
                 time.sleep(0.02)  # stops the student
             time.sleep(0.03)
         t.add_phase_seconds('synchronisation', 0.01), t.add_phase_seconds('synchronisation', 0.02)
-    used = t.summary()
+    used = summarise(t)
     phases = used['phases']
     measured = [phases[name] for name in ('teacher', 'student', 'evaluation')]
     between = [(t.pieces[0][2], t.pieces[1][1])]  # teacher and student do not touch
@@ -513,8 +514,8 @@ def test_a_phase_ends_with_its_error(gpus):
             raise KeyError
         time.sleep(0.02)
     assert (
-        list(t.summary()['phases']) == ['student']
-        and t.summary()['phases']['student']['seconds'] < 0.02 + t.wall_s / 2
+        list(summarise(t)['phases']) == ['student']
+        and summarise(t)['phases']['student']['seconds'] < 0.02 + t.wall_s / 2
     )
 
 
@@ -526,7 +527,7 @@ def test_cpu_time_goes_to_the_phase_that_used_it():
                 pass
         with t.phase('evaluation'):
             time.sleep(0.05)
-    phases = t.summary()['phases']
+    phases = summarise(t)['phases']
     assert phases['student']['cpu_s'] >= 0.17 and phases['evaluation']['cpu_s'] < 0.1
 
 
@@ -538,7 +539,7 @@ def of_gpu(gpus, visible, **more):
     with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
         with t.phase('student'):
             wait_for(lambda: len(t.trace['joules']) > 4)
-    return t.summary()
+    return summarise(t)
 
 
 def test_two_ranks_on_one_gpu_spend_its_energy_once(gpus):
@@ -586,9 +587,9 @@ def test_ranks_on_cpus_read_the_same_packages(tmp_path, monkeypatch):
         with Telemetry(interval_s=60, idle_s=0) as b:
             rapl(tmp_path, p0=2_000_000)
         rapl(tmp_path, p0=3_000_000)
-    both = together([a.summary(), b.summary()], 'cpu')
+    both = together([summarise(a), summarise(b)], 'cpu')
     assert both['energy']['device_j'] == 3 and both['utilisation']['cpu_percent'] == pytest.approx(
-        sum(s.summary()['utilisation']['cpu_percent'] for s in (a, b))
+        sum(summarise(s)['utilisation']['cpu_percent'] for s in (a, b))
     )
 
 
@@ -610,7 +611,7 @@ def machine(own_s, used_s, wall_s=10.0, steal=0.0, gpu=None):
         load_average_mean=2.0,
         load_average_end=3.0,
         cpu_steal=steal,
-        busy_share=T._others(4, used_s, own_s, wall_s),
+        busy_share=S._others(4, used_s, own_s, wall_s),
         idle_gpu_percent=gpu,
     )
 
@@ -618,7 +619,7 @@ def machine(own_s, used_s, wall_s=10.0, steal=0.0, gpu=None):
 def test_sister_ranks_are_no_others():
     ranks = [machine(18.0, 37.0), machine(18.0, 37.0)]
     assert ranks[0]['busy_share'] == pytest.approx(19 / 40) and is_busy(ranks[0])
-    both = T._machine_together(ranks)
+    both = S._machine_together(ranks)
     assert both['busy_share'] == pytest.approx(1 / 40) and not is_busy(both) and both['own_cpu_s'] == 36
 
 
@@ -657,10 +658,10 @@ def test_a_gpu_that_works_before_the_run_works_for_others(gpus, before, percent,
 
 def test_the_busiest_gpu_counts_and_one_that_was_not_read_is_unknown(gpus):
     assert (
-        T._machine_together([machine(9.0, 20.0, gpu=0.0), machine(9.0, 20.0, gpu=30.0)])['idle_gpu_percent']
+        S._machine_together([machine(9.0, 20.0, gpu=0.0), machine(9.0, 20.0, gpu=30.0)])['idle_gpu_percent']
         == 30
     )
-    assert T._machine_together([machine(9.0, 20.0, gpu=30.0), machine(9.0, 20.0)])['idle_gpu_percent'] is None
+    assert S._machine_together([machine(9.0, 20.0, gpu=30.0), machine(9.0, 20.0)])['idle_gpu_percent'] is None
     gpus('MIG-77')
     assert (
         'shares its GPU' in run()[1]['reasons']['machine.idle_gpu_percent']
@@ -677,7 +678,7 @@ def test_a_process_beside_the_run_shows():
         subprocess.run(
             [sys.executable, '-c', 'import time\nwhile time.process_time() < .8: pass'], check=True
         )
-    found = t.summary()['machine']
+    found = summarise(t)['machine']
     assert found['used_cpu_s'] - found['own_cpu_s'] > 0.6 and found['busy_share'] == pytest.approx(
         min(1, (found['used_cpu_s'] - found['own_cpu_s']) / (found['cores'] * found['wall_s']))
     )
@@ -711,7 +712,7 @@ def test_a_cpu_run_counts_its_energy(tmp_path, monkeypatch):
     with Telemetry(interval_s=60, idle_s=0.02) as t:
         time.sleep(0.05)
         rapl(tmp_path, p0=2_000_000)
-    used = t.summary()
+    used = summarise(t)
     assert (
         used['energy']['device_j'] == 2
         and used['energy']['source'].startswith('RAPL')
@@ -736,7 +737,7 @@ def test_a_broken_listener_or_driver_does_not_reach_training(gpus, monkeypatch):
 
     with Telemetry('cuda', listen, interval_s=0.01, idle_s=0, row_s=0) as t:
         wait_for(lambda: len(t.trace['joules']) > 5)
-    assert len(calls) == 1 and 'disk full' in t.summary()['reasons']['on_sample']
+    assert len(calls) == 1 and 'disk full' in summarise(t)['reasons']['on_sample']
     monkeypatch.setattr(GpuMeter, 'read', lambda self, sparing: 1 / 0)
     _, used = run()
     assert (
@@ -750,7 +751,7 @@ def test_an_error_in_training_passes_and_the_thread_ends():
     with pytest.raises(KeyError):
         with Telemetry(interval_s=0.01) as t:
             raise KeyError
-    assert not t._thread.is_alive() and t.summary()['memory']['peak_host_mib'] > 10
+    assert not t._thread.is_alive() and summarise(t)['memory']['peak_host_mib'] > 10
 
 
 def test_rows_are_thinner_than_samples_and_told_off_the_main_thread():
@@ -805,7 +806,7 @@ def test_a_driver_that_hangs_does_not_hang_the_run(gpus, monkeypatch):
         with t.phase('student'):
             pass
     released.set()
-    used = t.summary()
+    used = summarise(t)
     assert (
         used['phases']['student']['device_j'] is None
         and used['phases']['student']['seconds'] > 0
@@ -821,7 +822,7 @@ def test_cpu_time_is_this_process_and_counts_cores():
         while time.process_time() < end:
             pass
     assert busy.cpu_s >= 0.17 and idle.cpu_s < busy.cpu_s / 2
-    assert busy.summary()['utilisation']['cpu_percent'] == pytest.approx(100 * busy.cpu_s / busy.wall_s)
+    assert summarise(busy)['utilisation']['cpu_percent'] == pytest.approx(100 * busy.cpu_s / busy.wall_s)
 
 
 def test_host_memory_is_seen_growing():
@@ -831,7 +832,8 @@ def test_host_memory_is_seen_growing():
         held = mmap.mmap(-1, 64 * 2**20)  # of the system's: malloc may have as much at hand
         held[::4096] = b'x' * (len(held) // 4096)
     assert (
-        large.summary()['memory']['peak_host_mib'] > small.summary()['memory']['peak_host_mib'] + 40 and held
+        summarise(large)['memory']['peak_host_mib'] > summarise(small)['memory']['peak_host_mib'] + 40
+        and held
     )
 
 
@@ -866,24 +868,24 @@ def test_the_commit_says_when_the_tree_differs(tmp_path):
             capture_output=True,
         )
 
-    assert T.git_commit(tmp_path) is None
+    assert S.git_commit(tmp_path) is None
     git('init')
-    assert T.git_commit(tmp_path) is None  # no commit yet
+    assert S.git_commit(tmp_path) is None  # no commit yet
     (tmp_path / 'a').write_text('1')
     evidence = tmp_path / 'thesis/data/study.records.jsonl'
     evidence.parent.mkdir(parents=True)
     evidence.write_text('a run')
     git('add', 'a', 'thesis'), git('commit', '-m', 'one')
-    clean = T.git_commit(tmp_path)
+    clean = S.git_commit(tmp_path)
     assert len(clean) == 40
     (tmp_path / 'new').write_text('')
-    assert T.git_commit(tmp_path) == clean  # an untracked file is no change of the code
+    assert S.git_commit(tmp_path) == clean  # an untracked file is no change of the code
     evidence.write_text('another run')
-    assert T.git_commit(tmp_path) == clean == T.git_commit(evidence.parent)  # what runs export is none either
+    assert S.git_commit(tmp_path) == clean == S.git_commit(evidence.parent)  # what runs export is none either
     (tmp_path / 'a').write_text('2')
-    assert T.git_commit(tmp_path) == clean + '-dirty'
+    assert S.git_commit(tmp_path) == clean + '-dirty'
 
 
 def test_git_need_not_be_installed(tmp_path, monkeypatch):
     monkeypatch.setenv('PATH', str(tmp_path))
-    assert T.git_commit(tmp_path) is None
+    assert S.git_commit(tmp_path) is None

@@ -35,7 +35,7 @@ from kdnotes.analysis.intervals import (
     mean_interval,
     ratio_interval,
 )
-from ..telemetry.sampler import BUSY_SHARE, is_busy
+from ..telemetry.summary import BUSY_SHARE, is_busy
 from .comparable import HARDWARE, Timed, timed
 
 # %% auto #0

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from ..core.arms import MODES
 from ..core.config import KdnotesError
 from .intervals import Interval, mean_interval, ratio_interval
-from ..telemetry.sampler import is_busy
+from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['UNITS', 'FREE', 'NEVER', 'CostError', 'Cost', 'total', 'training_cost', 'signal_cost', 'Sizes', 'sizes_of',

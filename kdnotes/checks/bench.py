@@ -53,7 +53,7 @@ from kdnotes.train.distributed import (
 )
 from .profiling import Stopwatch, layer_shapes, peaks, product_rate, reset_peaks
 from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
-from ..telemetry.sampler import environment
+from ..telemetry.summary import environment
 from ..train.loop import train, with_steps
 from ..tasks.base import Task, TaskView
 

@@ -17,6 +17,7 @@ from ..distill.models import weights_sha256
 from ..train.distributed import start
 from ..distill.teacher_cache import make_signal, open_signal
 from ..telemetry.sampler import Telemetry
+from ..telemetry.summary import summarise
 
 # %% auto #0
 __all__ = ['QUIET_S', 'PAIRS', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'PARTS', 'slower', 'told', 'looks_right', 'powers']
@@ -85,7 +86,7 @@ def _watched(
     if MODES[mode].kd:
         with Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=0) as making:
             signal = _signal(job, pair, str(here.device), making)
-        teacher = making.summary()['phases'].get('teacher')
+        teacher = summarise(making)['phases'].get('teacher')
     else:
         signal = teacher = None
     steps = _steps(job, pair, here, model, signal, SECONDS)
@@ -102,7 +103,7 @@ def _watched(
         watts = mean_power(here.readings, result.train_s)
         with watch.phase('evaluation'):
             tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
-    return watch.summary() | dict(
+    return summarise(watch) | dict(
         mode=mode,
         dtype=here.dtype,
         examples=result.examples,

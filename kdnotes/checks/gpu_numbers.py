@@ -34,7 +34,7 @@ from ..train.distributed import Runtime, machine, set_matmul_precision, start
 from .profiling import layer_shapes, peaks, product_rate, reset_peaks
 from ..tasks.base import TaskView
 from ..distill.teacher_cache import online_signal, teacher_signal
-from ..telemetry.sampler import environment
+from ..telemetry.summary import environment
 
 # %% auto #0
 __all__ = ['ENDING', 'SIZES', 'FAR', 'CARD', 'CONTEXT', 'PARTS', 'finding', 'formats', 'settings', 'Size', 'random_teacher',

@@ -24,6 +24,9 @@ from .plan import make_task
 from ..records.schema import SCHEMA
 from ..records.store import RunFolder, find_record, find_run_model
 from ..tasks.sources import Corpus, load_corpus
+from ..telemetry.sampler import Telemetry
+from ..telemetry.summary import environment, summarise, together, without_sums
+from ..telemetry.timeline import compact_gradients, compact_timeline
 from ..train.failures import EXIT_STOPPED, STOP, Stopped
 
 # %% auto #0
@@ -94,7 +97,7 @@ def worker(
             signal, teacher_s = _signal(rank, task)
         result, evaluation = _train(rank, task, model.to(runtime.device), on_row, signal, telemetry)
     on_row('end', step=result.steps, train_s=result.train_s, status='done')
-    summaries = runtime.gather(telemetry.summary())
+    summaries = runtime.gather(summarise(telemetry))
     if runtime.main:
         _write(rank, task, model, Outcome(start_sha256, teacher_s, result, evaluation, summaries, begin))
     runtime.barrier()
@@ -221,8 +224,6 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
 
 def _telemetry(runtime, on_row: Callable):
     "The watch over this rank."
-    from kdnotes.telemetry.sampler import Telemetry
-
     return Telemetry(
         device=runtime.device.type,
         on_sample=lambda s: on_row('telemetry', **(s | {'rank': runtime.rank})),
@@ -363,8 +364,6 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
 # %% ../../nbs/experiment/03_worker.ipynb #eda0e051
 def _identity(rank: Rank, start_sha256: str, attention: str) -> dict:
     "The part of a record that says what was run, on what."
-    from kdnotes.telemetry.sampler import environment
-
     config = rank.config
     job = rank.job
     corpus = rank.corpus
@@ -412,8 +411,6 @@ def _parallel(config: RunConfig, runtime) -> dict:
 # %% ../../nbs/experiment/03_worker.ipynb #3a4b5b2e
 def _used(rank: Rank, outcome: Outcome) -> dict:
     "What the run used of the machine, over all ranks."
-    from kdnotes.telemetry.sampler import together, without_sums
-
     used = together(outcome.telemetry, rank.runtime.device.type)
     if not outcome.result.resumed_at:
         return used
@@ -424,7 +421,6 @@ def _used(rank: Rank, outcome: Outcome) -> dict:
 def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
     "The record: every key is filled, or null with a reason."
     from kdnotes.distill.models import count_parameters, weights_sha256
-    from kdnotes.telemetry.timeline import compact_gradients, compact_timeline
 
     result = outcome.result
     used = _used(rank, outcome)

@@ -21,7 +21,7 @@ from ..analysis.wording import sentence, times_as
 from ..core.config import task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
 from ..analysis.intervals import Interval, ratio_interval
-from ..telemetry.sampler import is_busy
+from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short', 'step_values', 'borderline',
