@@ -22,7 +22,7 @@ from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime
 from kdnotes.checks.bench_results import ratios, rounds, table, text, time_split
 from kdnotes.distill.teacher_cache import online_signal
-from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
+from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps, train
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
@@ -114,16 +114,9 @@ def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     index = np.arange(3, 11)
     as_configured(task, config)
     ours = copy.deepcopy(tiny['student']).train()
-    losses, *_ = accumulate(
-        ours,
-        task,
-        index,
-        config,
-        CPU,
-        CPU.scaler(),
-        loss_weights(task, config),
-        online_signal(task, tiny['teacher']),
-    )
+    signal = online_signal(task, tiny['teacher'])
+    objective = Objective(task, config, CPU, loss_weights(task, config), signal)
+    losses, *_ = accumulate(ours, objective, CPU.scaler(), index)
     training = training_of(name, tiny, config, 5, tmp_path)
     known = online_signal(task, tiny['teacher'])(task.batch('train', index))['logits']
     rows = [peers.examples(task)[i] for i in index]

@@ -1,4 +1,4 @@
-"""Packages import left to right only and modules in the order of their numbers,
+"""Packages import left to right only and modules in the order of their numbers, public names only,
 each alone in an interpreter that has seen no other, and without what a bare GPU box lacks.
 """
 
@@ -105,6 +105,28 @@ def against_the_order(module: str, source: str) -> list[str]:
     return wrong
 
 
+def private_names(source: str) -> list[str]:
+    "Names that begin with an underscore and that a module takes from another one, by import or as an attribute."
+    found = []
+    modules = set()  # names under which whole modules of kdnotes are known here
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or '').startswith('kdnotes')):
+            found += [f'{node.module}.{a.name}' for a in node.names if is_private(a.name)]
+            modules |= {a.asname or a.name for a in node.names}
+        elif isinstance(node, ast.Import):
+            modules |= {a.asname for a in node.names if a.asname and a.name.startswith('kdnotes.')}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in modules and is_private(node.attr):
+                found.append(f'{node.value.id}.{node.attr}')
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith('_') and not name.startswith('__')
+
+
 def python(code: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
     "Some lines in a fresh interpreter."
     command = [sys.executable, '-W', 'error::SyntaxWarning', '-c', code, *arguments]
@@ -146,6 +168,25 @@ def test_imports_go_left(module):
 def test_a_wrong_import_is_seen(module, line, told):
     source = SOURCES[module].read_text(encoding='utf-8')
     assert against_the_order(module, f'{source}\n{line}\n') == [told]
+
+
+@pytest.mark.parametrize('module', MODULES)
+def test_no_private_name_is_taken_from_another_module(module):
+    assert private_names(SOURCES[module].read_text(encoding='utf-8')) == []
+
+
+@pytest.mark.parametrize(
+    'line, found',
+    [
+        ('from .state import _Hidden', 'state._Hidden'),
+        ('def f():\n    from kdnotes.core.config import _sentence', 'kdnotes.core.config._sentence'),
+        ('from ..core import config as c\nc._sentence()', 'c._sentence'),
+        ('import kdnotes.core.config as c\nc._sentence()', 'c._sentence'),
+    ],
+)
+def test_a_private_name_of_another_module_is_seen(line, found):
+    source = SOURCES['train.loop'].read_text(encoding='utf-8')
+    assert private_names(f'{source}\n{line}\n') == [found]
 
 
 def test_core_needs_no_torch():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.train.distributed import Runtime
 from kdnotes.distill.teacher_cache import online_signal
-from kdnotes.train.loop import accumulate, loss_weights, train
+from kdnotes.train.loop import Objective, accumulate, loss_weights, train
 from parity import Run, World
 
 # How far apart two divisions of one training may end: losses and scores absolutely, weights as a share of the
@@ -109,16 +109,9 @@ def test_loss_of_a_step_in_plain_torch():
     teacher = tiny_teacher()
     here = Runtime(torch.device('cpu'), 'fp32')
     index = np.arange(25)
-    losses, *_ = accumulate(
-        student,
-        task,
-        index,
-        config,
-        here,
-        here.scaler(),
-        loss_weights(as_configured(task, config), config),
-        online_signal(task, teacher),
-    )
+    weights = loss_weights(as_configured(task, config), config)
+    objective = Objective(task, config, here, weights, online_signal(task, teacher))
+    losses, *_ = accumulate(student, objective, here.scaler(), index)
     batch = task.batch('train', index)
     plain = tiny_bert()
     logits = plain(**batch.inputs).logits

@@ -16,7 +16,7 @@ from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
 from kdnotes.distill.teacher_cache import online_signal
-from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
+from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps, train
 from parity import intermediate, ranked_corpus, ranked_task, tiny_narrow
 
 CPU = Runtime(torch.device('cpu'), 'fp32')
@@ -45,16 +45,8 @@ def gradient(task, config, signal=None, index=None):
     "Losses and gradients of one step of a tiny student."
     student = tiny_bert()
     index = np.arange(len(task.lengths('train'))) if index is None else index
-    losses, *_ = accumulate(
-        student,
-        task,
-        index,
-        config,
-        CPU,
-        CPU.scaler(),
-        loss_weights(as_configured(task, config), config),
-        signal,
-    )
+    weights = loss_weights(as_configured(task, config), config)
+    losses, *_ = accumulate(student, Objective(task, config, CPU, weights, signal), CPU.scaler(), index)
     return {k: v.item() for k, v in losses.items()}, flat(p.grad for p in student.parameters())
 
 
@@ -312,9 +304,8 @@ def test_losses_on_intermediate_layers_are_what_plain_torch_computes(hidden, stu
     plain = student()
     theirs = in_plain_torch_with_intermediate(plain, tiny_teacher(), config, ours.projections, heads)
     theirs.backward()
-    losses, *_ = accumulate(
-        ours, task, np.arange(25), config, CPU, CPU.scaler(), loss_weights(task, config), signal
-    )
+    objective = Objective(task, config, CPU, loss_weights(task, config), signal)
+    losses, *_ = accumulate(ours, objective, CPU.scaler(), np.arange(25))
     assert (
         losses['total'].item() == pytest.approx(theirs.item(), rel=1e-5)
         and losses['hidden'] > 1e-2

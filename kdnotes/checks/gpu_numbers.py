@@ -247,16 +247,9 @@ def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torc
     student = still(pair.student).to(device).train()
     teacher = copy.deepcopy(pair.teacher).to(device)
     scaler = here.scaler()
-    tr.accumulate(
-        student,
-        pair.task,
-        index,
-        pair.config,
-        here,
-        scaler,
-        tr.loss_weights(pair.task, pair.config),
-        online_signal(pair.task, teacher),
-    )
+    weights = tr.loss_weights(pair.task, pair.config)
+    objective = tr.Objective(pair.task, pair.config, here, weights, online_signal(pair.task, teacher))
+    tr.accumulate(student, objective, scaler, index)
     return (
         torch.cat([p.grad.flatten().float().cpu() for p in student.parameters() if p.grad is not None])
         / scaler.get_scale()

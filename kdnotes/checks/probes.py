@@ -382,7 +382,8 @@ def accumulation(
     for k in (len(index), len(index), len(index) // 2, len(index) // 4):
         budget = config.model_copy(update=dict(micro_batch_tokens=max(1, k) * int(lengths[index].max())))
         model.zero_grad(set_to_none=True)
-        tr.accumulate(model, task, index, budget, here, scaler, tr.loss_weights(task, config), signal)
+        objective = tr.Objective(task, budget, here, tr.loss_weights(task, config), signal)
+        tr.accumulate(model, objective, scaler, index)
         numbers = _numbers(_gradients(model))
         if full is None:
             full = numbers
@@ -445,18 +446,11 @@ def activation_bytes(
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
+    undivided = config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT))
+    objective = tr.Objective(task, undivided, here, tr.loss_weights(task, config), signal)
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tr.accumulate(
-            model,
-            task,
-            index,
-            config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT)),
-            here,
-            torch.amp.GradScaler(here.device.type, enabled=False),
-            tr.loss_weights(task, config),
-            signal,
-        )
+        tr.accumulate(model, objective, torch.amp.GradScaler(here.device.type, enabled=False), index)
     model.zero_grad(set_to_none=True)
     return sum(kept.values())
 

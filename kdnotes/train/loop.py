@@ -32,6 +32,7 @@ from kdnotes.train.failures import (
 from .gradient_stats import gradient_ranges
 from .precision import LEAST_SCALE, update_weights
 from kdnotes.train.state import (
+    Objective,
     ProgressMeter,
     Step,
     TrainingState,
@@ -132,18 +133,23 @@ def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, 
     return max(1, *counts)
 
 # %% ../../nbs/train/09_loop.ipynb #bb723f49
+def _loss_terms(objective: Objective, outputs: Any, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    "A batch's sums of each loss term, the teacher's signal asked for where there is one."
+    signal = objective.signal(batch) if objective.signal else None
+    return objective.task.loss_terms(outputs, batch, signal)
+
+
 def accumulate(
     model: nn.Module,  # a model, or its DDP wrapper
-    task: Task,
-    index: np.ndarray,  # the step's examples, of all ranks
-    config: RunConfig,
-    runtime: Runtime,
+    objective: Objective,
     scaler: torch.amp.GradScaler,
-    weights: dict[str, float],  # of the loss terms
-    signal: Callable[[Batch], dict[str, Tensor]] | None = None,  # the teacher's signal for a batch
+    index: np.ndarray,  # the step's examples, of all ranks
     epoch: int = 0,  # from 0; a task's masks may change with it
 ) -> tuple[dict[str, Tensor], int, int]:  # this rank's share of each loss term; its tokens; with padding
     "Forward and backward of one step: gradients of the mean over the whole step, on every rank."
+    task = objective.task
+    config = objective.config
+    runtime = objective.runtime
     counts = task.loss_counts('train', index, epoch)
     parts = rank_micro_batches(task, index, config, runtime)
     own = len(parts)
@@ -158,11 +164,11 @@ def accumulate(
             batch = task.batch('train', part, epoch).to(runtime.device)
             with runtime.autocast():
                 outputs = call(model, batch.inputs)
-            terms = task.loss_terms(outputs, batch, signal(batch) if signal else None)
+            terms = _loss_terms(objective, outputs, batch)
             shares = {
                 name: float(i < own) * value / max(1, counts[name]) for name, (value, _) in terms.items()
             }
-            total, shares = weighted_sum(shares, weights)
+            total, shares = weighted_sum(shares, objective.loss_weights)
             scaler.scale(total * runtime.ranks).backward()
         if i < own:
             tokens += batch.tokens
@@ -366,17 +372,7 @@ def _forward_backward(t: TrainingState, step: Step) -> None:
     "All micro-batches of a step; memory that runs out becomes a sentence."
     t.fast_path.start(step.number, lambda: t.task.batch('train', step.index, step.epoch).inputs['input_ids'])
     try:
-        losses, tokens, cells = accumulate(
-            t.ddp_model,
-            t.task,
-            step.index,
-            t.config,
-            t.runtime,
-            t.scaler,
-            t.loss_weights,
-            t.signal,
-            step.epoch,
-        )
+        losses, tokens, cells = accumulate(t.ddp_model, t.objective, t.scaler, step.index, step.epoch)
     except (MemoryError, RuntimeError) as e:
         if not is_out_of_memory(e):
             raise
@@ -534,7 +530,7 @@ def _loss_of(t: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor]:
     def loss(model: nn.Module) -> Tensor:
         with t.runtime.autocast():
             outputs = call(model, batch.inputs)
-        terms = t.task.loss_terms(outputs, batch, t.signal(batch) if t.signal else None)
+        terms = _loss_terms(t.objective, outputs, batch)
         return weighted_sum({name: value for name, (value, _) in terms.items()}, t.loss_weights)[0]
 
     return loss

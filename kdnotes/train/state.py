@@ -29,7 +29,7 @@ from .cpu_fast_path import FastPath
 from .distributed import Agreement, Runtime, Waits
 
 # %% auto #0
-__all__ = ['Step', 'TrainResult', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'save_training', 'resume_training']
+__all__ = ['Step', 'Objective', 'TrainResult', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'save_training', 'resume_training']
 
 # %% ../../nbs/train/08_state.ipynb #bb2c6a34
 @dataclass(frozen=True)
@@ -44,6 +44,17 @@ class Step:
     @property
     def done(self) -> int:
         return self.number + 1  # steps done once this one is
+
+
+@dataclass(frozen=True)
+class Objective:
+    "What every step minimises, and what it is computed with."
+
+    task: Task  # encoded; with the terms of intermediate layers, where the configuration has some
+    config: RunConfig  # resolved: micro_batch_tokens, gradient_sync
+    runtime: Runtime
+    loss_weights: dict[str, float]  # loss term -> its weight
+    signal: Callable[[Batch], dict[str, Tensor]] | None = None  # the teacher's, for a KD mode
 
 # %% ../../nbs/train/08_state.ipynb #168c6f88
 @dataclass
@@ -178,6 +189,10 @@ class TrainingState:
     non_finite: Tensor  # bool, on the device: was a norm not finite?
     unchecked: list[tuple[Step, Tensor]] = field(default_factory=list)  # steps and norms nobody has looked at
     saved_s: float = field(default_factory=time.perf_counter)  # when the last checkpoint was written
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.task, self.config, self.runtime, self.loss_weights, self.signal)
 
     def row(self, kind: str, **values) -> None:
         "Report; only the main rank does."
