@@ -106,7 +106,7 @@ def against_the_order(module: str, source: str) -> list[str]:
 
 
 def private_names(source: str) -> list[str]:
-    "Names that begin with an underscore and that a module takes from another one, by import or as an attribute."
+    "Private names that a module takes from another one, by import or as an attribute."
     found = []
     modules = set()  # names under which whole modules of kdnotes are known here
     tree = ast.parse(source)
