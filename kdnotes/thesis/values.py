@@ -37,7 +37,7 @@ from ..analysis.power import power, power_table
 from ..analysis.tests import p_text
 from ..analysis.wording import sentence
 from ..analysis.intervals import Interval, ratio_interval, variance_components
-from ..telemetry.sampler import BUSY_SHARE, is_busy
+from ..telemetry.summary import BUSY_SHARE, is_busy
 from kdnotes.thesis.steps import (
     MARGINS,
     PRECISION_STEPS,
