@@ -1,5 +1,5 @@
 """The benchmark compares equals: every contestant computes the same loss, the same gradients and,
-from the same examples, the same trained weights; and a contestant that fails is named and left out.
+from the same examples, the same trained weights; and a contestant that fails is named and skipped.
 """
 
 import copy
@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 from helpers import as_configured, flat, tiny_config
 from notebooks import last_line, papermill
-from kdnotes.checks import bench, baselines as peers
+from kdnotes.checks import baselines, bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError
 from kdnotes.core.resolve import Machine
@@ -26,7 +26,7 @@ from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_ste
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
-PEERS = {
+LIBRARIES = {
     'hf_default': ('huggingface', {}, False),
     'hf_grouped': ('huggingface', dict(grouped=True), False),
     'hf_best': ('huggingface', dict(grouped=True), True),
@@ -81,13 +81,15 @@ def tiny(tmp_path_factory):
 
 
 def course(tiny, config, steps, stored, folder, runtime):
-    "What a peer gets; the folder is its own."
+    "What a library gets; the folder is its own."
     task = tiny['task']
     teacher = tiny['teacher']
     everyone = task.batch('train', np.arange(len(task.lengths('train'))))
-    rows = peers.examples(task, online_signal(task, teacher)(everyone)['logits'].numpy() if stored else None)
+    rows = baselines.examples(
+        task, online_signal(task, teacher)(everyone)['logits'].numpy() if stored else None
+    )
     (folder / 'student').symlink_to(tiny['folder'] / 'student')
-    return peers.Course(
+    return baselines.Course(
         copy.deepcopy(tiny['student']),
         None if stored else teacher,
         rows,
@@ -100,15 +102,15 @@ def course(tiny, config, steps, stored, folder, runtime):
 
 
 def training_of(name, tiny, config, steps, folder, runtime=CPU):
-    "A peer's training, or a skip."
-    library, options, stored = PEERS[name]
-    if why := peers.missing(library):
+    "A library's training, or a skip."
+    library, options, stored = LIBRARIES[name]
+    if why := baselines.missing(library):
         pytest.skip(why)
-    return getattr(peers, library)(course(tiny, config, steps, stored, folder, runtime), **options)
+    return getattr(baselines, library)(course(tiny, config, steps, stored, folder, runtime), **options)
 
 
-@pytest.mark.parametrize('name', PEERS)
-def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
+@pytest.mark.parametrize('name', LIBRARIES)
+def test_a_library_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     config = tiny_config('full_kd', alpha=0.3, temperature=3.0)
     task = tiny['task']
     index = np.arange(3, 11)
@@ -119,9 +121,9 @@ def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     losses, *_ = accumulate(ours, objective, CPU.scaler(), index)
     training = training_of(name, tiny, config, 5, tmp_path)
     known = online_signal(task, tiny['teacher'])(task.batch('train', index))['logits']
-    rows = [peers.examples(task)[i] for i in index]
+    rows = [baselines.examples(task)[i] for i in index]
     batch = dict(tiny['tokenizer'].pad(rows, return_tensors='pt'))
-    if PEERS[name][2]:
+    if LIBRARIES[name][2]:
         batch |= dict(teacher_logits=known)
     training.model.train()
     loss = training.loss(batch)
@@ -134,7 +136,7 @@ def test_a_peer_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     np.testing.assert_allclose(flat(theirs), flat([p.grad for p in ours.parameters()]), atol=1e-6)
 
 
-@pytest.mark.parametrize('name', PEERS)
+@pytest.mark.parametrize('name', LIBRARIES)
 def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny, tmp_path):
     # with every example in each step the order is no matter: what is left are optimizer, decay, schedule,
     # clipping and loss
@@ -154,7 +156,7 @@ def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny
     ours = copy.deepcopy(tiny['student'])
     result = train(task, ours, config, CPU, lambda kind, **values: None, online_signal(task, tiny['teacher']))
     training = training_of(name, tiny, config, 3, tmp_path)
-    with peers.Probe(training.model, CPU, steps=3, warmup=1) as probe:
+    with baselines.Probe(training.model, CPU, steps=3, warmup=1) as probe:
         training.run()
     found = probe.result()
     assert (found['examples'], found['tokens']) == (2 * n, 2 * int(task.lengths('train').sum())) and found[
@@ -170,7 +172,7 @@ def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny
         )
 
 
-@pytest.mark.parametrize('name', PEERS)
+@pytest.mark.parametrize('name', LIBRARIES)
 def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(name, tiny, tmp_path):
     training = training_of(
         name,
@@ -192,7 +194,7 @@ def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(nam
     finally:
         for hook in hooks:
             hook.remove()
-    asked = not PEERS[name][2]
+    asked = not LIBRARIES[name][2]
     assert set(dropout['student']) == {True} and set(dropout['teacher']) == ({False} if asked else set())
     assert set(formats['student']) == {torch.bfloat16} and set(formats['teacher']) == (
         {torch.bfloat16} if asked else set()
@@ -203,7 +205,7 @@ def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(nam
 def test_the_same_corpus_mean_makes_rates_comparable():
     job = dict(ranks=2, copies=1)
     answer = dict(examples_per_s=50.0, tokens_per_s=4000.0, host_mib=1.0, device_mib=None, losses=[])
-    entry = bench.together([answer, answer], job, 40.0)  # each rank tells the rate of both
+    entry = bench.together([answer, answer], job, 40.0)  # each rank gives the rate of both
     assert (entry['examples_per_s'], entry['counted_per_s'], entry['host_mib']) == (100, 50, 2)
 
 
@@ -217,7 +219,7 @@ def test_long_steps_have_the_mean_length(tiny):
 
     config = tiny_config('full_kd', batch_size=256, epochs=1)
     means = {}
-    for blocks, task in {False: Long(), True: bench.in_blocks(Long())}.items():
+    for blocks, task in {False: Long(), True: contestants.in_blocks(Long())}.items():
         steps = [s.index for s in schedule_steps(task, config)[1]]
         assert sorted(np.concatenate(steps)) == list(range(4096))
         means[blocks] = np.std([task.lengths('train')[i].mean() for i in steps])
@@ -231,7 +233,8 @@ def test_long_steps_have_the_mean_length(tiny):
 def home(tmp_path, monkeypatch):
     "Runs go there; one core is seen, so that a busy machine does not make threads wait for each other."
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
-    monkeypatch.setattr(bench, 'machine', lambda: Machine('cpu', 1))
+    for module in (bench, contestants):
+        monkeypatch.setattr(module, 'machine', lambda: Machine('cpu', 1))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     return tmp_path
 
@@ -239,17 +242,17 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_small_race(home, tiny):
-    told = []
+    lines = []
     results = bench.bench(
         'embedded',
         alternations=2,
         contestants='machine,teacher,kdnotes,student_alone,hf_best',
         smoke=True,
-        say=told.append,
+        say=lines.append,
         teacher=str(tiny['folder'] / 'teacher'),
         student_layers=(0,),
     )
-    here = ['hf_best'] * (not peers.missing('huggingface'))
+    here = ['hf_best'] * (not baselines.missing('huggingface'))
     assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
     assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [
         (n, t) for t in range(2) for n in ('machine', 'teacher', 'kdnotes', 'student_alone', *here)
@@ -281,26 +284,27 @@ def test_a_small_race(home, tiny):
     )
     last = text(results).splitlines()[-1]
     assert last == ratios(results) and last.startswith('ratios: hf_best ' if here else 'ratios: none')
-    assert any('round 2 of 2: kdnotes ' in line for line in told)
+    assert any('round 2 of 2: kdnotes ' in line for line in lines)
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
+def test_a_contestant_that_fails_is_skipped_and_the_others_go_on(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
-    bench.prepare_race(home, common, 'embedded', True, lambda line: None)
-    job = bench.contestant_job(bench.RACE['kdnotes'], home, common, 'bf16', 6, 'embedded')
+    race = contestants.RaceSetting(home, common, 'bf16', 6, 'embedded')
+    bench.prepare_race(race, True, lambda line: None)
+    job = contestants.contestant_job(contestants.RACE['kdnotes'], race)
     jobs = dict(
         broken=job | dict(trains='nobody'), short=job | dict(steps=2), kdnotes=job | dict(split=False)
     )
-    told = []
-    turns, failed = bench.heat(jobs, 2, 20.0, told.append)
+    lines = []
+    turns, failed = bench.heat(jobs, 2, 20.0, lines.append)
     assert [(t['contestant'], t['turn']) for t in turns] == [('kdnotes', 0), ('kdnotes', 1)]
     assert (
         set(failed) == {'broken', 'short'}
         and "KeyError: 'nobody'" in failed['broken']
         and 'steps=10' in failed['short']
-        and set(failed.values()) <= set(told)
+        and set(failed.values()) <= set(lines)
     )
 
 
@@ -308,9 +312,10 @@ def test_a_contestant_that_fails_is_left_out_and_the_others_go_on(home, tiny):
 @pytest.mark.exhaustive
 def test_two_ranks_and_two_apart(home, tiny):
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
-    bench.prepare_race(home, common, 'embedded', True, lambda line: None)
+    race = contestants.RaceSetting(home, common, 'bf16', 48, 'embedded')
+    bench.prepare_race(race, True, lambda line: None)
     jobs = {
-        name: bench.contestant_job(bench.ACCUMULATED[name], home, common, 'bf16', 48, 'embedded', 20.0)
+        name: contestants.contestant_job(contestants.ACCUMULATED[name], race, 20.0)
         for name in ('2x1_accumulated', '2_apart')
     }
     assert {name: job['config']['batch_size'] for name, job in jobs.items()} == {
@@ -327,7 +332,7 @@ def test_two_ranks_and_two_apart(home, tiny):
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(home):
-    with pytest.raises(bench.BenchError, match="names 'nobody'"):
+    with pytest.raises(contestants.BenchError, match="names 'nobody'"):
         bench.bench(contestants='kdnotes,nobody')
     with pytest.raises(ConfigError, match='hundreds of times slower'):
         bench.bench('embedded', dtype='fp16', contestants='kdnotes', smoke=True)
@@ -352,8 +357,8 @@ def test_the_notebook_ends_in_the_ratios(tmp_path):
     saved = (tmp_path / 'runs' / 'bench' / 'table.txt').read_text()
     assert last_line(''.join(said)) == last_line(saved) and last_line(saved).startswith('ratios: ')
     assert ('hf_best' in last_line(saved)) == (
-        not peers.missing('huggingface')
-    ) or 'hf_best is left out' in saved
+        not baselines.missing('huggingface')
+    ) or 'hf_best is skipped' in saved
     refused = papermill(tmp_path, 'nbs/bench.ipynb', tmp_path / 'no.ipynb', ('contestants', 'nobody'))
     assert refused.returncode and last_line(refused.stderr).startswith(
         "BenchError: contestants='nobody' names 'nobody', which is none"

@@ -10,7 +10,7 @@ from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.train.emulated_bf16 import WidenedMatmul
 from kdnotes.train.distributed import Runtime, start
-from kdnotes.checks.profiling import product_rate
+from kdnotes.checks.profiling import matmul_rate
 
 CPU = torch.device('cpu')
 TORCHS, WIDENED, FP32 = Runtime(CPU, 'bf16'), Runtime(CPU, 'bf16', widened=True), Runtime(CPU, 'fp32')
@@ -162,5 +162,5 @@ def test_rates_are_those_of_the_matmuls_a_run_uses(monkeypatch):
             return super().__torch_function__(function, types, args, kwargs)
 
     monkeypatch.setattr('kdnotes.checks.profiling.WidenedMatmul', Watched)
-    assert product_rate([(1, 8, 8, 8)], 'bf16', TORCHS, 0.001) > 0 and not used
-    assert product_rate([(1, 8, 8, 8)], 'bf16', WIDENED, 0.001) > 0 and set(used) == {torch.Tensor.matmul}
+    assert matmul_rate([(1, 8, 8, 8)], 'bf16', TORCHS, 0.001) > 0 and not used
+    assert matmul_rate([(1, 8, 8, 8)], 'bf16', WIDENED, 0.001) > 0 and set(used) == {torch.Tensor.matmul}

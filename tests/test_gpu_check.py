@@ -10,12 +10,15 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
-from kdnotes.checks import gpu_check as G, gpu_numbers as P, gpu_energy as W
+from kdnotes.checks import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
+from kdnotes.core.arms import MODES
+from kdnotes.tasks.batching import Batch
 from kdnotes.telemetry import meters as M
 from kdnotes.train import loop as trainer
 from kdnotes.train import state as training_state
 
 CPU = torch.device('cpu')
+REHEARSAL = G.GpuCheckSetting(device='cpu', smoke=True, corpus='embedded')
 
 
 def gpu_check(home, *arguments, **more):
@@ -50,7 +53,7 @@ def pair():
 
 
 def test_numbers_agree_with_themselves(pair):
-    found = list(P.same_numbers(dict(device='cpu'), pair))
+    found = list(P.compare_with_cpu(dict(device='cpu'), pair))
     assert [(f['check'], f['of'], f['ok']) for f in found] == [
         ('gradient', 'fp32', True),
         ('losses', 'fp32', True),
@@ -62,7 +65,7 @@ def test_numbers_agree_with_themselves(pair):
 def test_a_device_that_computes_something_else_is_seen(pair, monkeypatch):
     sound = trainer.loss_weights
     monkeypatch.setattr(P, 'FAR', dict(fp32=3e-4, bf16=3e-4))
-    assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:3] == [True, True, False], (
+    assert [f['ok'] for f in P.compare_with_cpu(dict(device='cpu'), pair)][:3] == [True, True, False], (
         'bf16 is not fp32'
     )
     calls = []
@@ -72,10 +75,10 @@ def test_a_device_that_computes_something_else_is_seen(pair, monkeypatch):
         return sound(task, config) if len(calls) <= 2 else {'hard': 1.0, 'soft': 0.0}
 
     monkeypatch.setattr(trainer, 'loss_weights', once_wrong)
-    assert [f['ok'] for f in P.same_numbers(dict(device='cpu'), pair)][:2] == [False, False]
+    assert [f['ok'] for f in P.compare_with_cpu(dict(device='cpu'), pair)][:2] == [False, False]
 
 
-def test_an_overflow_is_left_out(pair):
+def test_an_overflow_is_skipped(pair):
     found = P.overflow(pair, CPU)
     assert found['ok'] and '4' in found['found']
 
@@ -118,9 +121,9 @@ def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
             return np.full(2000, 7)
 
         def batch(self, split, index, epoch=0):
-            return P.race.Batch(index, {}, torch.zeros(len(index)), 7)
+            return Batch(index, {}, torch.zeros(len(index)), 7)
 
-    task = P.longest(Task(), 128, 30522)
+    task = P.longest_examples(Task(), 128, 30522)
     everything = task.batch('train', np.arange(2000)).inputs['input_ids']
     assert torch.equal(task.batch('train', np.array([77, 3])).inputs['input_ids'], everything[[77, 3]])
     assert all(x.is_contiguous() for x in task.batch('train', np.arange(3)).inputs.values()), (
@@ -147,8 +150,8 @@ def test_energy_is_the_counter_over_the_measured_steps():
 
 
 def test_tf32_and_fp16_take_part_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(P, 'machine', lambda: SimpleNamespace(bf16=True))
-    rows = P.contestants(dict(device='cuda'))
+    monkeypatch.setattr(gpu_setup, 'machine', lambda: SimpleNamespace(bf16=True))
+    rows = gpu_race.contestants(dict(device='cuda'))
     assert {
         name: (dtype, more.get('precision'))
         for name, (_, dtype, more) in rows.items()
@@ -161,8 +164,8 @@ def test_tf32_and_fp16_take_part_on_a_gpu(monkeypatch):
         'kdnotes_online': ('bf16', None),
         'kdnotes_256': ('bf16', None),
     }
-    monkeypatch.setattr(P, 'machine', lambda: SimpleNamespace(bf16=False))
-    old = P.contestants(dict(device='cuda'))
+    monkeypatch.setattr(gpu_setup, 'machine', lambda: SimpleNamespace(bf16=False))
+    old = gpu_race.contestants(dict(device='cuda'))
     assert (
         'bf16' not in {dtype for _, dtype, _ in old.values()}
         and old['hf_default'][1] == 'fp16'
@@ -186,7 +189,7 @@ def seen(mode='full_kd', watts=300.0, idle=60.0, overhead=0.002, **reasons):
 
 
 def test_power_and_energy_of_a_mode():
-    row = W.told(seen())
+    row = W.energy_row(seen())
     assert row == dict(
         mode='full_kd',
         format='bf16',
@@ -199,8 +202,8 @@ def test_power_and_energy_of_a_mode():
         sampling_percent=0.2,
         reason=None,
     )
-    assert [f['ok'] for f in W.looks_right(row, True)] == [True, True] and [
-        f['ok'] for f in W.looks_right(row, False)
+    assert [f['ok'] for f in W.judge_readings(row, True)] == [True, True] and [
+        f['ok'] for f in W.judge_readings(row, False)
     ] == [None, None]
 
 
@@ -208,12 +211,12 @@ def test_power_and_energy_of_a_mode():
     'change, right', [(dict(watts=50.0), [False, True]), (dict(overhead=0.011), [True, False])]
 )
 def test_the_power_of_another_gpu_and_costly_looking_are_seen(change, right):
-    assert [f['ok'] for f in W.looks_right(W.told(seen(**change)), True)] == right
+    assert [f['ok'] for f in W.judge_readings(W.energy_row(seen(**change)), True)] == right
 
 
 def test_a_gpu_without_energy_says_why():
-    row = W.told(seen(watts=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
-    first, _ = W.looks_right(row, True)
+    row = W.energy_row(seen(watts=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
+    first, _ = W.judge_readings(row, True)
     assert first['ok'] is None and 'a MIG instance' in first['found'] and row['loaded_w'] is None
     said = G.energy_text(dict(modes=[row], teacher=dict(seconds=1.0, device_j=None)))
     assert (
@@ -221,7 +224,7 @@ def test_a_gpu_without_energy_says_why():
         and 'joules_per_1000_examples' not in said
         and 'signal took 1.0 s' in said
     )
-    assert '200' in G.energy_text(dict(modes=[W.told(seen())], teacher=None))
+    assert '200' in G.energy_text(dict(modes=[W.energy_row(seen())], teacher=None))
 
 
 # ---- the command ----
@@ -263,17 +266,15 @@ def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkey
     monkeypatch.setattr(G, 'LIMITS', G.LIMITS | dict(fits=1.0))
     monkeypatch.setattr(G, 'SHORTEST', 0.0)
     monkeypatch.setattr(G, 'PATIENCE', 0.0)
-    told = []
-    results = G.gpu_check(
-        'cpu', smoke=True, parts=('numbers', 'fits', 'doctor'), corpus='embedded', say=told.append
-    )
+    lines = []
+    results = G.gpu_check(REHEARSAL, ('numbers', 'fits', 'doctor'), say=lines.append)
     wrong = G.failures(results)
     assert [w.partition(':')[0] for w in wrong] == ['numbers', 'fits', 'doctor'], results
     assert (
         'lost the GPU' in wrong[0]
         and 'did not end within' in wrong[1]
         and 'dreadful' in wrong[2]
-        and 'numbers: hello' in told
+        and 'numbers: hello' in lines
     )
     assert (
         results_of(tmp_path)['failed'] == wrong
@@ -291,9 +292,9 @@ def test_what_was_found_before_an_interruption_stays_and_models_do_not(tmp_path,
         (folder / f'{part}.job.json').write_text('{}')
         return dict(task='answer_selection', corpus='embedded', teachers={}, seconds=1.0)
 
-    monkeypatch.setattr(G, '_made', made)
+    monkeypatch.setattr(G, '_run_part', made)
     with pytest.raises(KeyboardInterrupt):
-        G.gpu_check('cpu', smoke=True, parts=('numbers', 'fits'), corpus='embedded')
+        G.gpu_check(REHEARSAL, ('numbers', 'fits'))
     assert set(results_of(tmp_path)['parts']) == {'machine'} and results_of(tmp_path)['complete'] is False
     (folder,) = (tmp_path / 'runs' / 'gpu-check').iterdir()
     assert [p.name for p in folder.iterdir()] == ['gpu_check.json']
@@ -315,11 +316,11 @@ def test_a_rehearsal_of_everything(tmp_path):
     assert (
         {f['of'] for f in parts['fits']['findings']}
         == {f['of'].rpartition('-')[0] for f in parts['doctor']['findings']}
-        == set(P.MODES)
+        == set(MODES)
     )
     energy = parts['energy']
     assert (
-        [m['mode'] for m in energy['modes']] == list(P.MODES)
+        [m['mode'] for m in energy['modes']] == list(MODES)
         and not energy['missing']
         and energy['teacher']['seconds'] > 0
     )
@@ -338,6 +339,6 @@ def test_a_rehearsal_of_everything(tmp_path):
         assert not {'hf_default', 'hf_best'} & set(shown.index) or re.search(
             rf'^{size} ratios: hf_default [\d.]+x', done.stdout, re.M
         )
-        assert set(parts[size]['missing']) | set(shown.index) == set(P.contestants(dict(device='cpu')))
+        assert set(parts[size]['missing']) | set(shown.index) == set(gpu_race.contestants(dict(device='cpu')))
     (folder,) = (tmp_path / 'runs' / 'gpu-check').iterdir()
     assert not [p for p in folder.iterdir() if p.is_dir()], 'models and checkpoints are cleared away'

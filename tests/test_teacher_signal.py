@@ -257,14 +257,14 @@ def test_signals_that_were_stored_before_are_found(teacher, tokenizer):
 
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
-    from kdnotes.checks.bench import _parts
+    from kdnotes.checks.contestants import signal_parts
 
     config = resolve(
         make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded'
     )
     task = make_task(config, load_corpus('answer_selection', 'embedded'))
     place = SimpleNamespace(task=task, config=config, tokenizer=tokenizer, corpus=SimpleNamespace(sha256='c'))
-    assert signal_key(**_parts(place, teacher)) == named(
+    assert signal_key(**signal_parts(place, teacher)) == named(
         teacher, tokenizer, document_title=True, max_length=64
     )
 

@@ -4,7 +4,6 @@
 
 # %% ../../nbs/checks/05_doctor.ipynb #74c7781f
 from __future__ import annotations
-import copy
 import json
 import os
 import signal
@@ -13,508 +12,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-import numpy as np
-import psutil
-import torch
-from . import verdicts as dg, probes
-from ..train import distributed as rt, loop as tr
-from ..distill import teacher_cache as te
+from ..train import distributed as rt
 from ..core.arms import MODES
-from ..core.config import ConfigError, KdnotesError, RunConfig, flat, make_config, task_info
-from ..core.resolve import resolved_dtype
-from ..tasks.sources import load_corpus
+from ..core.config import ConfigError, KdnotesError, RunConfig
+from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
 from ..experiment.launch import why_ended
 from ..experiment.plan import plan
-from ..experiment.worker import encoded_task, starting_model
 from ..distill.intermediate import uses_intermediate_layers
-from ..distill.models import count_parameters, load_model, load_tokenizer, model_inputs
 from ..records.store import find_run_model
 
 # %% auto #0
-__all__ = ['DoctorError', 'examine', 'doctor', 'main']
-
-# %% ../../nbs/checks/05_doctor.ipynb #1de6a31b
-def _trained(
-    bench,
-    config: RunConfig,
-    here: rt.Runtime,
-    # seen, witness, result, losses, weights
-) -> SimpleNamespace:
-    "A short training without dropout, watched."
-    model = probes.still(bench.model)
-    losses = []
-    witness = probes.Witness(bench.task, bench.teacher, config.signal == 'online') if bench.teacher else None
-
-    def on_row(kind, **values):
-        losses.append(values['loss']) if kind == 'step' else None
-
-    with probes.watch(model, here.device.type) as seen:
-        result = tr.train(bench.task, model, config, here, on_row, witness)
-    return SimpleNamespace(
-        seen=seen, witness=witness, result=result, losses=losses, weights=probes.checksums(model.parameters())
-    )
-
-
-def _two_steps(
-    bench,
-    # with a step in one piece; cut so that each rank has two micro-batches
-) -> tuple[RunConfig, RunConfig]:
-    "The first two steps of eight examples, or four a rank; without clipping."
-    lengths = bench.task.lengths('train')
-    short = tr.with_steps(
-        bench.task, bench.config, 2, batch_size=max(8, 4 * bench.here.ranks), max_grad_norm=1e30
-    )
-    longest = max(int(lengths[step.index].max()) for step in tr.schedule_steps(bench.task, short)[1])
-    return tuple(
-        short.model_copy(update=dict(micro_batch_tokens=tokens)) for tokens in (probes.NO_LIMIT, 2 * longest)
-    )
-
-
-def _check_trainings(bench) -> list[Finding]:  # on the main rank; elsewhere nothing
-    "Equalities and counts of real optimizer steps."
-    here = bench.here
-    all_of = _trained(bench, _two_steps(bench)[1], bench.here)
-    seen = all_of.seen
-    witness = all_of.witness
-    sums = {f'gradients of step {i}': step.checksums for i, step in enumerate(seen.steps, 1)} | {
-        'weights': all_of.weights,
-        'losses': [round(1e9 * v) for v in all_of.result.losses.values()],
-    }
-    ranks = here.gather((sums, (witness.error(), witness.faults) if witness else (0.0, set())))
-    bench.example_s = all_of.result.train_s / max(1, all_of.result.examples)
-    if not here.main:
-        return []
-    said = (max(error for _, (error, _) in ranks), set().union(*(faults for _, (_, faults) in ranks)))
-    return [
-        *_equalities(bench, all_of, [r for r, _ in ranks]),
-        *dg.judge_counts(seen.steps, here.ranks, bench.config.gradient_sync != 'delayed'),
-        *_passings(bench, seen, witness, said),
-    ]
-
-# %% ../../nbs/checks/05_doctor.ipynb #6da38750
-def _equalities(bench, all_of, sums: list[dict]) -> list[Finding]:
-    "Ranks against each other and against one."
-    if bench.here.ranks == 1:
-        return [
-            Finding(check, 'skipped', 'one rank has nothing to be compared with')
-            for check in ('ranks', 'one rank')
-        ]
-    ranks = dg.judge_ranks(sums, [name for name, p in bench.model.named_parameters() if p.requires_grad])
-    if not bench.one:
-        return [
-            ranks,
-            Finding('one rank', 'skipped', "no training on one rank to compare with (see 'accumulation')"),
-        ]
-    apart = [probes.distance(a.numbers, b.numbers) for a, b in zip(all_of.seen.steps, bench.one.seen.steps)]
-    return [
-        ranks,
-        dg.judge_one_rank(
-            apart,
-            list(zip(all_of.losses, bench.one.losses)),
-            bench.here.ranks,
-            dg.tolerance(bench.here.dtype, bench.config.gradient_dtype),
-        ),
-    ]
-
-
-def _passings(bench, seen, witness: probes.Witness | None, said: tuple[float, set]) -> list[Finding]:
-    "Inputs, the teacher, host syncs, precision."
-    given = set(bench.task.batch('train', np.array([0])).inputs)
-    here = bench.here
-    got = {
-        MODES[bench.config.mode].network if bench.teacher else 'model': (
-            model_inputs(bench.model) & given,
-            seen.inputs,
-        )
-    }
-    if witness:
-        got['teacher'] = (model_inputs(bench.teacher) & given, witness.got)
-
-    def names(formats):
-        return {str(f).removeprefix('torch.') for f in formats}
-
-    return [
-        dg.judge_inputs(got),
-        dg.judge_teacher(*said) if witness else Finding('teacher', 'skipped', 'no distillation in this mode'),
-        dg.judge_syncs(seen.waits, sum(s.forwards for s in seen.steps), here.dtype, here.device.type),
-        dg.judge_precision(
-            names(seen.formats),
-            names(p.dtype for p in bench.model.parameters()),
-            seen.flags,
-            here.dtype,
-            bench.reason,
-            probes.bf16_speed(here) if here.dtype == 'bf16' and here.device.type == 'cpu' else None,
-        ),
-    ]
-
-
-def _check_cache(bench) -> list[Finding]:
-    "The stored signal of the first steps' examples."
-    config = bench.config
-    here = bench.here
-    if not bench.teacher or config.signal == 'online':
-        return (
-            [
-                Finding(
-                    'cache',
-                    'skipped',
-                    'the teacher runs beside the student'
-                    if bench.teacher
-                    else 'no distillation in this mode',
-                )
-            ]
-            if here.main
-            else []
-        )
-    index = next(tr.schedule_steps(bench.task, bench.config)[1]).index[:64]
-    key = te.key_parts(bench.task, config, bench.teacher, bench.tokenizer, bench.corpus_sha256)
-    signal, bench.signal, bench.signal_s = probes.few_signal(
-        bench.task,
-        bench.teacher,
-        index,
-        bench.folder / f'signal-{config.seed}-{config.batch_size}-{config.signal_dtype}',
-        key,
-        here,
-    )
-    if not here.main:
-        return []
-    batch = bench.task.batch('train', index[:8]).to(here.device)
-    return [
-        dg.judge_cache(
-            *probes.compare_signals(
-                signal(batch), te.teacher_signal(bench.task, bench.teacher, batch), config.signal_dtype
-            )
-        )
-    ]
-
-# %% ../../nbs/checks/05_doctor.ipynb #badbc543
-# most steps of the timed training, and about how long it may take
-_STEPS = 4
-_WATCH_S = 3.0
-
-
-def _check_time(bench) -> list[Finding]:
-    "The speed of the configuration as it is, and what follows from it."
-    config = bench.config
-    here = bench.here
-    [example_s, *_] = here.gather(bench.example_s)
-    steps = int(np.clip(_WATCH_S / max(1e-9, example_s * config.batch_size), 2, _STEPS)) + 1
-    size = (
-        config.batch_size
-        if config.batch_size * example_s * steps < 3 * _WATCH_S
-        else max(8, here.ranks, int(_WATCH_S / steps / example_s))
-    )
-    signal = bench.signal or (te.online_signal(bench.task, bench.teacher) if bench.teacher else None)
-    result = tr.train(
-        bench.task,
-        copy.deepcopy(bench.model),
-        tr.with_steps(bench.task, bench.config, steps, batch_size=size),
-        here,
-        lambda kind, **values: None,
-        signal,
-    )
-    if not here.main:
-        return []
-    rate = result.examples_per_s or result.examples / result.train_s
-    task = bench.task
-    n = len(bench.task.lengths('train'))
-    forwards = sum(len(task.lengths(s)) for s in task.evaluation_sets) + max(
-        0, np.ceil(config.epochs) - 1
-    ) * len(task.lengths(task.evaluation_sets[0]))
-    parts = {
-        'training': bench.ahead.examples / rate,
-        'evaluations': forwards / 3 / rate,
-        "the teacher's signal": n * bench.signal_s / here.ranks,
-    }
-    return [
-        dg.judge_time(
-            parts,
-            bench.teacher_epochs * 3 * n * bench.signal_s / here.ranks,
-            (
-                f'{bench.ahead.examples} examples at {rate:.1f} a second, seen over {steps} steps of {size} '
-                'on the machine as busy as it is now'
-            ),
-        )
-    ]
-
-# %% ../../nbs/checks/05_doctor.ipynb #8319c84e
-class DoctorError(KdnotesError):
-    "Checks that could not be made."
-
-
-def _failed(check: str, error: Exception) -> Finding:
-    "An error as a finding."
-    if isinstance(error, KdnotesError):
-        return Finding(check, 'fail', str(error))
-    first = (str(error).strip().splitlines() or [''])[0][:200]
-    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-    return Finding(
-        check,
-        'fail',
-        f'it ended with {type(error).__name__}: {first}',
-        'lower micro_batch_tokens' if memory else 'a run would end so too: correct the model or the task',
-    )
-
-# %% ../../nbs/checks/05_doctor.ipynb #b6c047b8
-def _alone(
-    bench,
-    # the rank that does it, the check, what finds it
-) -> Iterator[tuple[int, str, Callable[[], list[Finding]]]]:
-    "What takes one rank: different ranks do different parts at the same time."
-    task = bench.task
-    config = bench.config
-    here = bench.here
-    alone = bench.alone
-    largest = bench.ahead.largest
-    signal = te.online_signal(task, bench.teacher) if bench.teacher else None
-
-    def summing():
-        return [
-            dg.judge_accumulation(
-                probes.accumulation(task, probes.still(bench.model), config, alone, signal),
-                dg.tolerance(here.dtype),
-            )
-        ]
-
-    def saving():
-        return [
-            dg.judge_saving(
-                *probes.saved_and_loaded(task, bench.model, bench.folder / f'saved-{os.getpid()}'),
-                bench.model.config._attn_implementation,
-            )
-        ]
-
-    def memory():
-        online = count_parameters(bench.teacher) if bench.teacher and config.signal == 'online' else 0
-        needs, token = probes.forecast_memory(
-            task, bench.model, largest, config, alone, signal, bench.process, online
-        )
-        size = f"{len(largest)} x {int(task.lengths('train')[largest].max())} tokens"
-        return [
-            dg.judge_memory(
-                needs,
-                token,
-                probes.free_bytes(here.device),
-                here.ranks if here.device.type == 'cpu' else 1,
-                size,
-            )
-        ]
-
-    def reference():
-        bench.one = _trained(bench, _two_steps(bench)[0], alone) if here.ranks > 1 else None
-        return []
-
-    yield here.ranks - 1, 'accumulation', summing
-    yield 0, 'saving', saving  # the rank that saves in a run, too
-    yield (
-        0,
-        'padding',
-        lambda: [
-            dg.judge_padding(
-                bench.ahead.padding,
-                f'batch_size={config.batch_size} and micro_batch_tokens={config.micro_batch_tokens}',
-            )
-        ],
-    )
-    yield 0, 'memory', memory
-    yield 0, '', reference
-
-
-_TOGETHER = [
-    (
-        ('ranks', 'one rank', 'all-reduce', 'wrapper', 'inputs', 'teacher', 'host syncs', 'precision'),
-        _check_trainings,
-    ),
-    (('cache',), _check_cache),
-    (('time',), _check_time),
-]
-
-
-def _examine(bench, tell: Callable[[Finding], None]) -> None:
-    "Every check of one configuration; each of its ranks calls it."
-
-    def say(found):
-        for f in found:
-            tell(replace(f, mode=bench.label))
-
-    mine = []
-    for rank, check, find in _alone(bench):
-        if rank != bench.here.rank:
-            continue
-        try:
-            mine += find()
-        except Exception as e:
-            mine += [_failed(check, e)] if check else []
-    found = [f for rank in bench.here.gather(mine) for f in rank]
-    if any(f.check == 'accumulation' and f.result == 'skipped' for f in found):
-        bench.one = None
-    if bench.here.main:
-        say(found)
-    for checks, find in _TOGETHER:
-        try:
-            say(find(bench))
-        except Exception as e:
-            say(
-                [
-                    _failed(checks[0], e),
-                    *(Finding(check, 'skipped', f'see {checks[0]!r}') for check in checks[1:]),
-                ]
-            )
-            if bench.here.ranks > 1:
-                raise
-
-# %% ../../nbs/checks/05_doctor.ipynb #84b53ab0
-_NOT_TASK = (
-    'mode',
-    'study',
-    'arm',
-    'seed',
-    'student',
-    'student_layers',
-    'student_init',
-    'head_bias',
-    'teacher_seed',
-    'alpha',
-    'signal',
-    'signal_dtype',
-    'precision',
-    'amp_dtype',
-    'ranks',
-    'threads_per_rank',
-    'epochs',
-    'learning_rate',
-    'warmup_fraction',
-    'weight_decay',
-    'max_grad_norm',
-    'batch_size',
-    'micro_batch_tokens',
-    'transfer',
-    'teacher_mode',
-    'teacher_questions',
-    'tuning_id',
-)  # settings that a task does not depend on
-_NOT_MODEL = (
-    *(
-        set(_NOT_TASK)
-        - {
-            'seed',
-            'student',
-            'student_layers',
-            'student_init',
-            'head_bias',
-            'teacher_seed',
-            'transfer',
-            'teacher_mode',
-            'teacher_questions',
-        }
-    ),
-    'temperature',
-    'max_length',
-)
-
-
-def _once(shared: dict, kind: str, config: RunConfig, other: Sequence[str], make: Callable):
-    "What `make` gives, made once for all configurations that agree in every setting but `other`."
-    key = (kind, json.dumps({k: v for k, v in flat(config).items() if k not in other}, sort_keys=True))
-    if key not in shared:
-        shared[key] = make()
-    return shared[key]
-
-# %% ../../nbs/checks/05_doctor.ipynb #87d22326
-def _stand_in(config: RunConfig, initial: dict) -> dict:
-    "What a model starts from; where the run it stands on is not made yet, the pretrained weights."
-    run_id = initial.get('teacher_run_id') or initial.get('transfer_run_id')
-    if not run_id or find_run_model(run_id):
-        return initial
-    return dict(layers=list(config.student_layers)) if config.student_layers else {}
-
-
-def _prepare(case: dict, runtime, shared: dict) -> SimpleNamespace:
-    "What the checks of a configuration work with; each rank calls it."
-    config = make_config(**case['config'])
-    mode = MODES[config.mode]
-    dtype = resolved_dtype(config)
-    here = replace(runtime, dtype=dtype, math=rt.set_matmul_precision(dtype))
-    alone = replace(here, rank=0, ranks=1, backend=None)
-    if runtime.device.type == 'cpu':
-        torch.set_num_threads(config.threads_per_rank)
-    corpus = _once(
-        shared,
-        'corpus',
-        config,
-        (*_NOT_TASK, 'max_length', 'temperature', *task_info(config.task).settings.model_fields, 'smoke'),
-        lambda: load_corpus(config.task, config.corpus, config.columns),
-    )
-    task = _once(shared, 'task', config, _NOT_TASK, lambda: encoded_task(config, corpus, runtime))
-    process = shared.setdefault('process', psutil.Process().memory_info().rss)
-    trained = find_run_model(case['teacher_run_id']) if case['teacher_run_id'] else None
-    model = _once(
-        shared,
-        f'model {mode.network}',
-        config,
-        _NOT_MODEL,
-        lambda: starting_model(config, task, case | dict(initial=_stand_in(config, case['initial'])))[0].to(
-            runtime.device
-        ),
-    )
-
-    def load():
-        return load_model(
-            trained or config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs
-        ).to(runtime.device)
-
-    teacher = (
-        _once(
-            shared,
-            'teacher',
-            config,
-            (*_NOT_MODEL, 'student', 'student_layers', 'student_init', 'seed'),
-            load,
-        )
-        if mode.kd
-        else None
-    )
-    return SimpleNamespace(
-        config=config,
-        label=case['label'],
-        reason=case['reason'],
-        tokenizer=load_tokenizer(config.teacher),
-        corpus_sha256=corpus.sha256,
-        here=here if config.ranks > 1 else alone,
-        alone=alone,
-        task=task,
-        model=model,
-        teacher=teacher,
-        process=process,
-        folder=Path(case['folder']),
-        ahead=probes.look_ahead(task, config),
-        one=None,
-        signal=None,
-        signal_s=0.0,
-        example_s=0.0,
-        teacher_epochs=0.0 if trained else case['teacher_epochs'],
-    )
-
-
-def examine(
-    job: dict,  # cases: config, label, reason, initial, teacher_run_id, teacher_epochs, folder of each
-    tell: Callable[[Finding], None],  # called on the main rank, and where a rank fails
-) -> None:
-    "What each rank does."
-    configs = [make_config(**case['config']) for case in job['cases']]
-    runtime = rt.start(max(configs, key=lambda c: c.ranks))
-    shared = {}
-    for case, config in zip(job['cases'], configs):
-        bench = _prepare(case, runtime, shared)
-        if config.ranks == runtime.ranks or runtime.main:
-            _examine(bench, tell)
-        runtime.barrier()
-    rt.stop(runtime)
+__all__ = ['doctor', 'main']
 
 # %% ../../nbs/checks/05_doctor.ipynb #bb438cdd
 def _jobs(
@@ -531,7 +43,7 @@ def _jobs(
     for config in configs:
         if uses_intermediate_layers(config):
             notes.append(
-                'hidden_loss and relation_loss are left out of these checks, which look at losses of outputs'
+                'hidden_loss and relation_loss are off in these checks, which look at losses of outputs'
             )
             config = config.model_copy(
                 update=dict(hidden_loss='none', relation_loss='none', hidden_layers=None)
@@ -592,7 +104,7 @@ def _follow(
 
 
 def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], deadline: float) -> list[Finding]:
-    "Start a job's processes, follow them, and tell what could not be found."
+    "Start a job's processes, follow them, and name the checks that they did not reach."
     file, log, out = (folder / f"{name}-{job['ranks']}" for name in ('job.json', 'log.txt', 'findings.jsonl'))
     file.write_text(json.dumps(job | dict(out=str(out))))
     env = rt.process_environment(max(case['config']['threads_per_rank'] or 1 for case in job['cases']))
@@ -641,27 +153,20 @@ def doctor(
     with tempfile.TemporaryDirectory(prefix='kdnotes-doctor-') as folder:
         jobs, notes = _jobs(configs, Path(folder))
         found = [f for job in jobs for f in _launch(job, Path(folder), on_finding, begin + timeout_s)]
-    if (load := os.getloadavg()[0]) > (cores := rt.machine().cores) + 0.5:
+    load = os.getloadavg()[0]
+    cores = rt.machine().cores
+    if load > cores + 0.5:
         notes.append(
             f'the machine is busy (load average {load:.1f} on {cores} cores): an idle one is faster than the '
             'forecasts'
         )
     modes = list(dict.fromkeys(case['label'] for job in jobs for case in job['cases']))
     order = {mode: i for i, mode in enumerate(MODES)}
-    return Diagnosis(
-        tuple(
-            sorted(
-                found,
-                key=lambda f: (
-                    order.get(f.mode, len(order)),
-                    modes.index(f.mode),
-                    list(CHECKS).index(f.check),
-                ),
-            )
-        ),
-        tuple(notes),
-        time.monotonic() - begin,
-    )
+
+    def place(f: Finding) -> tuple[int, int, int]:
+        return order.get(f.mode, len(order)), modes.index(f.mode), list(CHECKS).index(f.check)
+
+    return Diagnosis(tuple(sorted(found, key=place)), tuple(notes), time.monotonic() - begin)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -24,20 +24,20 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..train import emulated_bf16 as products, loop as tr
+from ..train import emulated_bf16, loop as tr
 from ..distill import teacher_cache as te
 from ..core.config import RunConfig
 from ..tasks.batching import micro_batches
 from ..core.files import sha256_text
 from ..distill.models import call, count_parameters, model_inputs, quiet_loading, save_model
 from ..train.distributed import Runtime
-from .profiling import product_rate
+from .profiling import matmul_rate
 from ..tasks.base import TaskView
 
 # %% auto #0
-__all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'not_counted', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance',
-           'still', 'alike', 'accumulation', 'look_ahead', 'activation_bytes', 'free_bytes', 'forecast_memory',
-           'few_examples', 'few_signal', 'compare_signals', 'saved_and_loaded']
+__all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance', 'still', 'alike',
+           'TrainingSetup', 'accumulation', 'look_ahead', 'free_bytes', 'forecast_memory', 'few_signal',
+           'compare_signals', 'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
 # the host reads a number or a shape
@@ -52,12 +52,17 @@ _WAITS = (
 
 def _asker() -> str:
     "The innermost line of code outside torch that is running now."
-    # which pass on what others call
     frame = sys._getframe(2)
-    between = (sys._getframe().f_code.co_filename, products.__file__)
+    # these two pass on what others call
+    between = (sys._getframe().f_code.co_filename, emulated_bf16.__file__)
     while frame and ('/torch/' in frame.f_code.co_filename or frame.f_code.co_filename in between):
         frame = frame.f_back
-    return '/'.join([*Path(frame.f_code.co_filename).parts[-2:]]) + f':{frame.f_lineno}' if frame else '?'
+    return _line(frame.f_code.co_filename, frame.f_lineno) if frame else '?'
+
+
+def _line(file: str, number: int) -> str:
+    "A line of code: its folder, file and number."
+    return '/'.join(Path(file).parts[-2:]) + f':{number}'
 
 
 class _Waits(TorchDispatchMode):
@@ -93,11 +98,7 @@ def host_syncs(
         finally:
             torch.cuda.set_sync_debug_mode('default')
     # the first use of this mode warns of itself, too
-    found.update(
-        '/'.join(Path(w.filename).parts[-2:]) + f':{w.lineno}'
-        for w in heard
-        if 'called a synchronizing' in str(w.message)
-    )
+    found.update(_line(w.filename, w.lineno) for w in heard if 'called a synchronizing' in str(w.message))
 
 # %% ../../nbs/checks/02_probes.ipynb #42e7efc9
 @contextlib.contextmanager
@@ -112,7 +113,7 @@ def _replaced(owner, name: str, value) -> Iterator:
 
 
 @contextlib.contextmanager
-def not_counted(
+def _not_counted(
     device: str,  # 'cpu' or 'cuda'
 ) -> Iterator[None]:
     "A part of a step that would not be there without the doctor."
@@ -135,8 +136,8 @@ def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
     def counted(hook):
         @functools.wraps(hook)  # torch knows hooks by their names
         def all_reduce(state, bucket):
-            seen.buckets = seen.buckets + 1
-            seen.rounds = seen.rounds + bucket.is_last()
+            seen.buckets += 1
+            seen.rounds += bucket.is_last()
             return hook(state, bucket)
 
         return all_reduce
@@ -156,7 +157,7 @@ def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
 
 @contextlib.contextmanager
 def _watch_halves(seen, device: str) -> Iterator[None]:
-    "Count host syncs inside `accumulate` and `update_weights`; logging between steps may wait."
+    "Count host syncs within `accumulate` and `update_weights`; logging between steps may wait."
 
     def watched(half):
         def run(*args, **kwargs):
@@ -226,7 +227,7 @@ def watch(
         _count_all_reduces(wrapper, seen)
 
     def step(optimizer, *_):
-        with not_counted(device):
+        with _not_counted(device):
             gradients = _gradients(model)
             seen.steps.append(
                 SimpleNamespace(
@@ -257,14 +258,13 @@ def bf16_speed(
     runtime: Runtime,  # of a run in bf16
     n: int = 768,  # side of the matrices
 ) -> float:  # with the threads of now
-    "The rate of bf16's matrix products in this runtime, as a multiple of fp32's."
-    return product_rate([(1, n, n, n)], 'bf16', runtime, 0.05) / product_rate(
-        [(1, n, n, n)], 'fp32', runtime, 0.05
-    )
+    "The rate of bf16 matmuls in this runtime, as a multiple of fp32's."
+    shapes = [(1, n, n, n)]
+    return matmul_rate(shapes, 'bf16', runtime, 0.05) / matmul_rate(shapes, 'fp32', runtime, 0.05)
 
 # %% ../../nbs/checks/02_probes.ipynb #30cc046b
 class Witness:
-    "A teacher's signal for a trainer, and whether it is what the teacher says alone."
+    "A teacher's signal for a trainer, compared with what the teacher computes alone."
 
     def __init__(
         self,
@@ -296,13 +296,13 @@ class Witness:
         }
 
     def __call__(self, batch) -> dict[str, Tensor]:
-        with contextlib.nullcontext() if self.online else not_counted(batch.labels.device.type):
+        with contextlib.nullcontext() if self.online else _not_counted(batch.labels.device.type):
             self.heard.append((batch, self.signal(batch)))
         return self.heard[-1][1]
 
     @torch.no_grad()
     def error(self) -> float:  # share of the teacher's largest number
-        "The largest difference from the teacher alone, over all that was asked; the witness is dismissed."
+        "The largest difference from the teacher alone, over all that was asked; the hook is removed."
         self.hook.remove()
         worst = 0.0
         largest = 1e-12
@@ -363,32 +363,51 @@ def alike(
     return np.flatnonzero(lengths == enough[np.abs(enough - np.quantile(lengths, 0.25)).argmin()])[:k]
 
 
+@dataclass(frozen=True)
+class TrainingSetup:
+    "What the steps of a training on one rank take."
+
+    task: object  # encoded
+    model: nn.Module
+    config: RunConfig  # resolved
+    runtime: Runtime  # of one rank
+    signal: Callable | None = None  # the teacher's, for a KD mode
+
+    def accumulate(
+        self,
+        index: np.ndarray,  # examples of the step
+        micro_batch_tokens: int,
+        scaler: torch.amp.GradScaler,
+    ) -> int:  # micro-batches; the gradients are the model's
+        "The trainer's own forward and backward of a step."
+        config = self.config.model_copy(update=dict(micro_batch_tokens=micro_batch_tokens))
+        weights = tr.loss_weights(self.task, config)
+        objective = tr.Objective(self.task, config, self.runtime, weights, self.signal)
+        self.model.zero_grad(set_to_none=True)
+        tr.accumulate(self.model, objective, scaler, index)
+        return len(tr.rank_micro_batches(self.task, index, config, self.runtime))
+
+
 def accumulation(
-    task,
-    model: nn.Module,  # without dropout
-    config: RunConfig,  # resolved
-    here: Runtime,  # of one rank
-    signal=None,  # the teacher's, for a KD mode
+    setup: TrainingSetup,  # its model without dropout
     # micro-batches -> `distance` from the gradient of all at once; 1: all at once again
 ) -> dict[int, tuple[float, float]]:
     "Gradients of 8 examples at once, twice, and in 2 and 4 micro-batches."
-    lengths = task.lengths('train')
+    lengths = setup.task.lengths('train')
     parts = {}
     full = None
-    # of a size that small gradients survive; distances are relative
     index = alike(lengths)
-    scaler = torch.amp.GradScaler(here.device.type, init_scale=1024.0, enabled=here.dtype == 'fp16')
-    model.train()
+    runtime = setup.runtime
+    # so large that small gradients survive; distances are relative
+    scaler = torch.amp.GradScaler(runtime.device.type, init_scale=1024.0, enabled=runtime.dtype == 'fp16')
+    setup.model.train()
     for k in (len(index), len(index), len(index) // 2, len(index) // 4):
-        budget = config.model_copy(update=dict(micro_batch_tokens=max(1, k) * int(lengths[index].max())))
-        model.zero_grad(set_to_none=True)
-        objective = tr.Objective(task, budget, here, tr.loss_weights(task, config), signal)
-        tr.accumulate(model, objective, scaler, index)
-        numbers = _numbers(_gradients(model))
+        n_micro = setup.accumulate(index, max(1, k) * int(lengths[index].max()), scaler)
+        numbers = _numbers(_gradients(setup.model))
         if full is None:
             full = numbers
         else:
-            parts[len(tr.rank_micro_batches(task, index, budget, here))] = distance(numbers, full)
+            parts[n_micro] = distance(numbers, full)
     return parts
 
 # %% ../../nbs/checks/02_probes.ipynb #28d014f3
@@ -411,9 +430,9 @@ def look_ahead(
     for step in steps:
         if seen == most:
             break
-        seen = seen + 1
-        examples = examples + len(step.index)
-        tokens = tokens + int(lengths[step.index].sum())
+        seen += 1
+        examples += len(step.index)
+        tokens += int(lengths[step.index].sum())
         for rank in range(config.ranks):
             for part in micro_batches(
                 step.index, lengths, config.micro_batch_tokens, rank, config.ranks, task.groups('train')
@@ -428,16 +447,12 @@ def look_ahead(
     )
 
 # %% ../../nbs/checks/02_probes.ipynb #931e5225
-def activation_bytes(
-    task,
-    model: nn.Module,
+def _activation_bytes(
+    setup: TrainingSetup,
     index: np.ndarray,  # one micro-batch
-    config: RunConfig,
-    here: Runtime,
-    signal=None,  # as for `accumulation`
 ) -> int:
     "What a forward keeps for its backward, weights not counted."
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    weights = {p.untyped_storage().data_ptr() for p in setup.model.parameters()}
     kept = {}
 
     def keep(tensor):
@@ -446,12 +461,11 @@ def activation_bytes(
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    undivided = config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT))
-    objective = tr.Objective(task, undivided, here, tr.loss_weights(task, config), signal)
-    model.train()
+    setup.model.train()
+    scaler = torch.amp.GradScaler(setup.runtime.device.type, enabled=False)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tr.accumulate(model, objective, torch.amp.GradScaler(here.device.type, enabled=False), index)
-    model.zero_grad(set_to_none=True)
+        setup.accumulate(index, NO_LIMIT, scaler)
+    setup.model.zero_grad(set_to_none=True)
     return sum(kept.values())
 
 
@@ -463,12 +477,9 @@ def free_bytes(device: torch.device) -> int:
     group = Path('/sys/fs/cgroup')
     with contextlib.suppress(OSError, ValueError):  # a container's own limit; 'max' is none
         held = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
-        free = min(
-            free,
-            int((group / 'memory.max').read_text())
-            - int((group / 'memory.current').read_text())
-            + int(held['inactive_file']),
-        )
+        limit = int((group / 'memory.max').read_text())
+        used = int((group / 'memory.current').read_text()) - int(held['inactive_file'])
+        free = min(free, limit - used)
     return free + psutil.Process().memory_info().rss  # this process ends before the run begins
 
 # %% ../../nbs/checks/02_probes.ipynb #102ce46e
@@ -478,34 +489,30 @@ _ALLOCATOR = {'cpu': (150 * 2**20, 0.25), 'cuda': (0, 0.1)}
 
 
 def forecast_memory(
-    task,
-    model: nn.Module,
+    setup: TrainingSetup,
     largest: np.ndarray,  # the largest micro-batch's examples, the longest first
-    config: RunConfig,
-    here: Runtime,
-    signal=None,  # as for `accumulation`
-    process: float = 0.0,  # bytes a process has before its models
+    process_bytes: float = 0.0,  # of the process before it had models
     online: int = 0,  # parameters of a teacher that stays in memory
 ) -> tuple[dict[str, float], float]:  # bytes of a rank by purpose; bytes of activations a token
     "The memory a rank will need."
-    one, two = (activation_bytes(task, model, largest[[0] * k], config, here, signal) for k in (1, 2))
-    weights = 4 * count_parameters(model)
+    one, two = (_activation_bytes(setup, largest[[0] * k]) for k in (1, 2))
+    weights = 4 * count_parameters(setup.model)
+    device = setup.runtime.device.type
     needs = dict(
-        process=process if here.device.type == 'cpu' else 0.0,
+        process=process_bytes if device == 'cpu' else 0.0,
         weights=weights,
         gradients=weights,
         AdamW=2 * weights,
         teacher=4.0 * online,
         activations=_TEMPORARY * (max(0, 2 * one - two) + (two - one) * len(largest)),
     )
-    fixed, share = _ALLOCATOR[here.device.type]
+    fixed, share = _ALLOCATOR[device]
     needs['allocator'] = fixed + share * (sum(needs.values()) - needs['process'])
-    return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / int(
-        task.lengths('train')[largest[0]]
-    )
+    longest = int(setup.task.lengths('train')[largest[0]])
+    return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / longest
 
 # %% ../../nbs/checks/02_probes.ipynb #fed2d7be
-def few_examples(
+def _few_examples(
     task,
     index: np.ndarray,  # (n,) of its training examples, each once
 ) -> TaskView:
@@ -530,7 +537,7 @@ def few_signal(
 ) -> tuple[Callable, Callable, float]:
     "The stored signal of some examples, made by all ranks as a run makes it."
     chosen = np.unique(index)
-    few = few_examples(task, chosen)
+    few = _few_examples(task, chosen)
     key = key | dict(subset=f"{key['subset']}-{sha256_text(str(chosen.tolist()))[:12]}")
     signal = te.make_signal(
         few,

@@ -7,8 +7,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 import torch
@@ -19,15 +18,15 @@ from ..train.emulated_bf16 import WidenedMatmul
 from ..train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['layer_shapes', 'product_rate', 'reset_peaks', 'peaks', 'Stopwatch']
+__all__ = ['layer_shapes', 'matmul_rate', 'reset_peaks', 'peaks', 'Stopwatch']
 
 # %% ../../nbs/checks/01_profiling.ipynb #c8260a9b
 def layer_shapes(
     config,  # of a BERT-like transformers model
     examples: int,
     length: int,  # tokens of each
-) -> list[tuple[int, int, int, int]]:  # (how many at once, m, k, n): products of (m, k) with (k, n)
-    "All matrix products of a layer's forward and backward."
+) -> list[tuple[int, int, int, int]]:  # (how many at once, m, k, n): matmuls of (m, k) with (k, n)
+    "All matmuls of a layer's forward and backward."
     # hidden_dim: DistilBERT's word
     h = config.hidden_size
     f = getattr(config, 'intermediate_size', None) or config.hidden_dim
@@ -41,13 +40,13 @@ def layer_shapes(
     return weights + [(heads, length, d, length)] * 2 + [(heads, length, length, d)] * 4
 
 # %% ../../nbs/checks/01_profiling.ipynb #8e28dae0
-def product_rate(
+def matmul_rate(
     shapes: list[tuple[int, int, int, int]],  # as `layer_shapes`
     dtype: str,  # fp32 | tf32 | bf16 | fp16; tf32 as the runtime has set it
     runtime: Runtime,
     seconds: float = 1.0,  # to measure for; at least one round over all shapes
 ) -> float:  # operations per second, 2 for each multiply-add
-    "The rate of matrix products of some shapes, one after the other."
+    "The rate of matmuls of some shapes, one after the other."
     kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(dtype, torch.float32)
     pairs = [
         [torch.randn(b, *s, device=runtime.device, dtype=kind).squeeze(0) for s in ((m, k), (k, n))]
@@ -80,23 +79,15 @@ def reset_peaks(runtime: Runtime) -> None:
 
 def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU)
     "The most memory since the last reset."
-    try:
-        host = (
-            next(
-                int(line.split()[1])
-                for line in Path('/proc/self/status').read_text().splitlines()
-                if line.startswith('VmHWM')
-            )
-            / 1024
-        )
-    except (OSError, StopIteration):
-        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return dict(
-        host_mib=host,
-        device_mib=torch.cuda.max_memory_allocated(runtime.device) / 2**20
-        if runtime.device.type == 'cuda'
-        else None,
-    )
+    host_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with contextlib.suppress(OSError):
+        for line in Path('/proc/self/status').read_text().splitlines():
+            if line.startswith('VmHWM'):
+                host_kib = int(line.split()[1])
+    device_mib = None
+    if runtime.device.type == 'cuda':
+        device_mib = torch.cuda.max_memory_allocated(runtime.device) / 2**20
+    return dict(host_mib=host_kib / 1024, device_mib=device_mib)
 
 # %% ../../nbs/checks/01_profiling.ipynb #a2f99f01
 class Stopwatch:
@@ -108,7 +99,7 @@ class Stopwatch:
         task: Task,
         signal: Callable | None,  # the teacher's
         runtime: Runtime,
-        warmup: int = 0,  # first optimizer steps to leave out
+        warmup: int = 0,  # first optimizer steps that are not counted
     ):
         self.model = model
         self.runtime = runtime
@@ -130,9 +121,10 @@ class Stopwatch:
 
     def mark(self, part: str) -> None:
         "The time since the last mark belongs to this part."
-        with self._lock:  # on a GPU gradients are told of in another thread
+        with self._lock:  # on a GPU hooks of gradients run in another thread
             now = self.runtime.clock()
-            self._parts[part], self._last = self._parts.get(part, 0.0) + now - self._last, now
+            self._parts[part] = self._parts.get(part, 0.0) + now - self._last
+            self._last = now
 
     def timed(self, part: str, function: Callable, *args):
         "Call a function; its time belongs to this part."
@@ -160,7 +152,10 @@ def _listen(watch: Stopwatch, stack: contextlib.ExitStack) -> None:
         watch.mark('backward')
 
     def gap(*_):  # before clipping and before the step
-        watch.mark('rest' if not watch._backward else 'waiting' if watch.runtime.ranks > 1 else 'optimizer')
+        part = 'rest'
+        if watch._backward:
+            part = 'waiting' if watch.runtime.ranks > 1 else 'optimizer'
+        watch.mark(part)
         watch._backward = False
 
     def stepped(*_):
@@ -187,14 +182,23 @@ def _listen(watch: Stopwatch, stack: contextlib.ExitStack) -> None:
         register_optimizer_step_post_hook(stepped),
     ):
         stack.callback(hook.remove)
+    stack.enter_context(_around_clipping(gap, lambda: watch.mark('optimizer')))
+
+
+@contextlib.contextmanager
+def _around_clipping(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    "Call something before and after gradients are clipped."
     clip = torch.nn.utils.clip_grad_norm_
 
     def clipped(*args, **kwargs):
-        gap()
+        before()
         try:
             return clip(*args, **kwargs)
         finally:
-            watch.mark('optimizer')
+            after()
 
     torch.nn.utils.clip_grad_norm_ = clipped
-    stack.callback(setattr, torch.nn.utils, 'clip_grad_norm_', clip)
+    try:
+        yield
+    finally:
+        torch.nn.utils.clip_grad_norm_ = clip

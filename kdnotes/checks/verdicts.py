@@ -13,7 +13,7 @@ import pandas as pd
 # %% auto #0
 __all__ = ['CHECKS', 'RESULTS', 'TOLERANCE', 'Finding', 'Diagnosis', 'tolerance', 'judge_accumulation', 'judge_ranks',
            'judge_one_rank', 'judge_counts', 'judge_syncs', 'judge_precision', 'judge_inputs', 'judge_teacher',
-           'judge_cache', 'judge_saving', 'judge_padding', 'judge_memory', 'duration', 'judge_time']
+           'judge_cache', 'judge_saving', 'judge_padding', 'judge_memory', 'judge_time']
 
 # %% ../../nbs/checks/03_verdicts.ipynb #55ae6014
 CHECKS = {
@@ -26,8 +26,8 @@ CHECKS = {
     'teacher': 'does the teacher say in the trainer what it says alone?',
     'cache': 'is the stored signal the one computed beside the student?',
     'saving': 'is the model the same after saving and loading?',
-    'precision': 'in which number format are products computed, and why?',
-    'host syncs': 'how often does the host wait for the device inside a step?',
+    'precision': 'in which number format are matmuls computed, and why?',
+    'host syncs': 'how often does the host wait for the device within a step?',
     'padding': 'how much of the work is padding?',
     'memory': 'will it fit?',
     'time': 'how long will it take?',
@@ -77,17 +77,14 @@ class Diagnosis:
 
     def __str__(self) -> str:
         modes = list(dict.fromkeys(f.mode for f in self.findings))
-        body = (
-            [_by_check(self.findings)]
-            if len(modes) == 1
-            else [_by_mode(self.findings, modes), *_troubles(self.findings)]
-        )
+        if len(modes) == 1:
+            body = [_by_check(self.findings)]
+        else:
+            body = [_by_mode(self.findings, modes), *_troubles(self.findings)]
         count = Counter(f.result for f in self.findings)
-        verdict = (
-            f"{count['fail']} of {count.total() - count['skipped']} checks failed"
-            if count['fail']
-            else f"{count['ok']} checks passed, {count['warn']} with a warning"
-        )
+        verdict = f"{count['ok']} checks passed, {count['warn']} with a warning"
+        if count['fail']:
+            verdict = f"{count['fail']} of {count.total() - count['skipped']} checks failed"
         return '\n'.join([*body, *(f'note: {n}' for n in self.notes), f'{verdict} ({self.seconds:.0f} s)'])
 
 # %% ../../nbs/checks/03_verdicts.ipynb #0ef8cd68
@@ -139,8 +136,8 @@ TOLERANCE = {'fp32': 1e-4, 'tf32': 1e-2, 'fp16': 1e-2, 'bf16': 5e-2}
 
 
 def tolerance(
-    dtype: str,  # products are computed in: fp32 | tf32 | fp16 | bf16
-    sent: str = 'fp32',  # gradients travel between ranks in
+    dtype: str,  # of the matmuls: fp32 | tf32 | fp16 | bf16
+    sent: str = 'fp32',  # of the gradients that travel between ranks
 ) -> float:  # share of the gradient's size
     "How far apart sound gradients may be."
     return max(TOLERANCE[dtype], TOLERANCE.get(sent, 0))
@@ -169,10 +166,8 @@ def judge_accumulation(
         return Finding(
             'accumulation',
             'skipped',
-            (
-                f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is '
-                'no dropout'
-            ),
+            f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is '
+            'no dropout',
         )
     worst = max(d for d, _ in rest.values())
     found = ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
@@ -180,23 +175,16 @@ def judge_accumulation(
         return Finding(
             'accumulation',
             'ok',
-            (
-                f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their "
-                "size from the full batch's"
-            ),
+            f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their "
+            "size from the full batch's",
             figure=f'{worst:.0e}',
         )
-    own = all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items())
-    return Finding(
-        'accumulation',
-        'fail',
-        f"against the full batch, the gradient is {found}"
-        + ': the loss of each micro-batch is divided by its own, local count' * own,
-        "divide by the counts of the whole step (Task.loss_counts)"
-        if own
-        else 'look for what couples the examples of a batch, and for a wrong divisor of the loss',
-        f'{worst:.0e}',
-    )
+    found = f'against the full batch, the gradient is {found}'
+    change = 'look for what couples the examples of a batch, and for a wrong divisor of the loss'
+    if all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items()):
+        found += ': the loss of each micro-batch is divided by its own, local count'
+        change = 'divide by the counts of the whole step (Task.loss_counts)'
+    return Finding('accumulation', 'fail', found, change, f'{worst:.0e}')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #671a346a
 def judge_ranks(
@@ -290,15 +278,11 @@ def judge_counts(
         f"{several(rounds)} round(s) of all-reduces a step ({several(buckets)} buckets) with "
         f"{several(forwards)} micro-batch(es) a rank"
     )
-    fault = (
-        ''
-        if rounds == [1] or each_micro and rounds == forwards
-        else 'gradients are never summed: let the forward pass the DDP wrapper'
-        if rounds == [0]
-        else (
-            'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
-        )
-    )
+    fault = 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
+    if rounds == [0]:
+        fault = 'gradients are never summed: let the forward pass the DDP wrapper'
+    elif rounds == [1] or each_micro and rounds == forwards:
+        fault = ''
     passed = (
         f"{sum(s.wrapped for s in steps)} of the student's {sum(s.forwards for s in steps)} forwards passed "
         "the DDP wrapper"
@@ -310,7 +294,7 @@ def judge_counts(
             'wrapper',
             'ok' if through else 'fail',
             passed,
-            '' if through else 'call the wrapped model, never what is inside it (model.module)',
+            '' if through else 'call the wrapper, never the model in it (model.module)',
         ),
     ]
 
@@ -323,7 +307,7 @@ def judge_syncs(
 ) -> Finding:
     "How often the host waits for the device."
     if not waits:
-        return Finding('host syncs', 'ok', 'none inside a step', figure='0')
+        return Finding('host syncs', 'ok', 'none within a step', figure='0')
     library = {line: n for line, n in waits.items() if line.startswith('transformers/')}
     # the overflow flag of loss scaling
     own = waits.total() - sum(library.values())
@@ -342,7 +326,7 @@ def judge_syncs(
         'host syncs',
         'warn',
         found,
-        'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor inside a step',
+        'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor within a step',
         f'{each:.1f}',
     )
 
@@ -353,16 +337,16 @@ _FORMATS = {'fp32': 'float32', 'tf32': 'float32', 'fp16': 'float16', 'bf16': 'bf
 def judge_precision(
     outputs: set[str],  # formats of what linear layers give
     weights: set[str],  # formats of the weights
-    flags: set[tuple[str, str]],  # what fp32 products mean during forwards: (cuda, onednn)
+    flags: set[tuple[str, str]],  # what fp32 matmuls mean during forwards: (cuda, onednn)
     dtype: str,  # what the configuration resolves to: fp32 | tf32 | fp16 | bf16
     reason: str,  # why
-    faster: float | None = None,  # rate of bf16 products as a multiple of fp32's; None: not measured
+    faster: float | None = None,  # rate of bf16 matmuls as a multiple of fp32's; None: not measured
 ) -> Finding:
     "The number format in effect."
     said = ' or '.join(f'cuda {cuda}, onednn {onednn}' for cuda, onednn in sorted(flags))
     found = (
         f"{dtype}: {reason}; linear layers give {' and '.join(sorted(outputs))}, "
-        f"weights are {' and '.join(sorted(weights))}; fp32 products: {said}"
+        f"weights are {' and '.join(sorted(weights))}; fp32 matmuls: {said}"
     )
     if (
         outputs != {_FORMATS[dtype]}
@@ -374,13 +358,13 @@ def judge_precision(
             'fail',
             found,
             (
-                'keep weights in float32, let autocast alone choose the format of products, and leave the '
+                'keep weights in float32, let autocast alone choose the format of matmuls, and leave the '
                 'switches of torch.backends alone'
             ),
             dtype,
         )
     if faster is not None:
-        found += f'; bf16 products run at {faster:.1f} times the rate of fp32 here'
+        found += f'; bf16 matmuls run at {faster:.1f} times the rate of fp32 here'
     if faster is not None and faster < 1:
         return Finding(
             'precision', 'warn', found, 'this CPU has no fast bf16, so a mixed mode saves no time here', dtype
@@ -534,14 +518,13 @@ def judge_memory(
     return Finding('memory', 'fail' if total > free else 'warn', found, change, f'{total / gib:.2f} GiB')
 
 
-def duration(seconds: float) -> str:
-    return (
-        f'{seconds:.0f} s'
-        if seconds < 120
-        else f'{seconds / 60:.0f} min'
-        if seconds < 7200
-        else f'{seconds / 3600:.1f} h'
-    )
+def _duration(seconds: float) -> str:
+    "A time in the unit that reads best."
+    if seconds < 120:
+        return f'{seconds:.0f} s'
+    if seconds < 7200:
+        return f'{seconds / 60:.0f} min'
+    return f'{seconds / 3600:.1f} h'
 
 
 def judge_time(
@@ -550,7 +533,7 @@ def judge_time(
     seen: str,  # what the forecast rests on
 ) -> Finding:
     "How long it will take; a forecast is never a fault."
-    told = ', '.join(f'{k} {duration(v)}' for k, v in parts.items() if v)
-    total = duration(sum(parts.values()))
-    first = f'; its teacher is trained before, in about {duration(before)}' if before else ''
-    return Finding('time', 'ok', f'forecast {total} ({told}){first}: {seen}', figure=total)
+    by_purpose = ', '.join(f'{k} {_duration(v)}' for k, v in parts.items() if v)
+    total = _duration(sum(parts.values()))
+    first = f'; its teacher is trained before, in about {_duration(before)}' if before else ''
+    return Finding('time', 'ok', f'forecast {total} ({by_purpose}){first}: {seen}', figure=total)
