@@ -19,6 +19,7 @@ from kdnotes.analysis.calibration import (
     decision_test,
     ece,
     first_is_right,
+    judged,
     reliability,
 )
 from kdnotes.analysis.intervals import StatsError, mean_interval
@@ -249,3 +250,84 @@ def test_students_need_their_teachers():
         aligned([], 'test')
     with pytest.raises(StatsError, match="by='size'"):
         bin_of(np.array([0.1]), 5, 'size')
+
+
+def of_classes(probabilities, labels):
+    "Predictions of classes a, b, ...: a list of probabilities an example, and the number of its right class."
+    rows = [
+        dict(split='test', unit=f'e{i}', item='abcd'[k], label=int(k == label), score=3 + np.log(p))
+        for i, (example, label) in enumerate(zip(probabilities, labels))
+        for k, p in enumerate(example)
+    ]
+    return pd.DataFrame(rows)
+
+
+FOUR = [[0.7, 0.1, 0.1, 0.1], [0.2, 0.4, 0.2, 0.2], [0.04, 0.03, 0.9, 0.03], [0.15, 0.15, 0.15, 0.55]]
+FOUR += [[0.45, 0.2, 0.2, 0.15]]
+# the second and the fourth example are of another class than the one predicted
+FOUR_LABELS = [0, 0, 2, 1, 0]
+
+
+def test_ece_of_four_classes_by_hand():
+    run = of_classes(FOUR, FOUR_LABELS)
+    j = judged([run], kind='logits')
+    assert j.probability[0] == pytest.approx([0.7, 0.4, 0.9, 0.55, 0.45])
+    assert j.right[0].tolist() == [1, 0, 1, 0, 1]
+    # two bins of equal width: .4 and .45, one of them right: |.85 - 1|; .7, .9, .55, two right: |2.15 - 2|
+    i = calibration_error([run], np.random.default_rng(0), bins=2, by='width', kind='logits')
+    assert i.estimate == pytest.approx((0.15 + 0.15) / 5) and (i.n, i.units) == (1, 5)
+    t = reliability([run], np.random.default_rng(0), bins=2, by='width', kind='logits')
+    assert t['probability'].tolist() == pytest.approx([0.425, 2.15 / 3])
+    assert t['right'].tolist() == pytest.approx([1 / 2, 2 / 3]) and t['n'].tolist() == [2, 3]
+    # read as candidates that are judged one by one, the same scores mean something else
+    assert calibration_error([run], np.random.default_rng(0), bins=2, by='width').estimate > 0.3
+    squares = [0.09 + 3 * 0.01, 0.64 + 0.16 + 2 * 0.04]
+    squares += [0.04**2 + 2 * 0.03**2 + 0.01, 2 * 0.15**2 + 0.85**2 + 0.55**2, 0.55**2 + 2 * 0.04 + 0.15**2]
+    assert brier([run], kind='logits').estimate == pytest.approx(np.mean(squares))
+
+
+def test_two_runs_of_four_classes_may_predict_different_ones():
+    runs = [of_classes(FOUR, FOUR_LABELS), of_classes(FOUR[::-1], FOUR_LABELS)]
+    j = judged(runs, kind='logits')
+    assert j.right.tolist() == [[1, 0, 1, 0, 1], [1, 0, 1, 1, 1]]
+    v = agreement_values(runs[1], runs[0], kind='logits')
+    assert v['top_1'].tolist() == [1, 0, 1, 0, 1] and 'decisions' not in v
+    assert v['kl'].tolist() == pytest.approx([entropy(p, q) for p, q in zip(FOUR, FOUR[::-1])])
+    means = [(np.array(p) + q) / 2 for p, q in zip(FOUR, FOUR[::-1])]
+    js = [(entropy(p, m) + entropy(q, m)) / 2 for p, q, m in zip(FOUR, FOUR[::-1], means)]
+    assert v['js'].tolist() == pytest.approx(js)
+    assert decision_test(runs[1], runs[0]).units == 5
+    t = reliability(runs, np.random.default_rng(0), bins=3, kind='logits')
+    assert t['n'].sum() == 10 and (t["right"] * t["n"]).sum() == pytest.approx(7)
+
+
+@pytest.mark.parametrize('label, share', [(0, 1.0), (1, 0.0)])
+def test_a_bin_of_classes_whose_predictions_are_all_right_or_all_wrong_is_not_certain(label, share):
+    runs = [of_classes([[0.7, 0.3]] * 12, [label] * 12)] * 3
+    row = reliability(runs, np.random.default_rng(0), bins=2, kind='logits').iloc[0]
+    assert row['right'] == share and row['n'] == 36
+    limits = proportion_confint(int(12 * share), 12, method='wilson')  # 12 different examples
+    assert (row['low'], row['high']) == pytest.approx(limits)
+
+
+@pytest.mark.parametrize(
+    'change, kind, words',
+    [
+        (lambda r: r, 'numbers', 'numbers, which have no probability'),
+        (lambda r: r, 'probabilities', "kind='probabilities' must be one of"),
+        (lambda r: r.iloc[1:], 'logits', 'each of the same two or more classes'),
+        (lambda r: r.assign(label=0), 'logits', 'one right class'),
+        (lambda r: r[r['item'] == 'a'], 'logits', 'two or more classes'),
+    ],
+)
+def test_scores_that_are_no_probabilities_of_classes_are_refused(change, kind, words):
+    runs = [change(of_classes(FOUR, FOUR_LABELS))]
+    for ask in (
+        lambda: calibration_error(runs, np.random.default_rng(0), kind=kind),
+        lambda: reliability(runs, np.random.default_rng(0), kind=kind),
+        lambda: brier(runs, kind=kind),
+        lambda: agreement(runs, runs, kind=kind),
+    ):
+        with pytest.raises(StatsError, match=words) as e:
+            ask()
+        assert '\n' not in str(e.value)

@@ -575,7 +575,7 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
         )
 
     table = pd.concat([scores(r) for r in found])
-    monkeypatch.setattr(fg, 'predictions', lambda study, ids: table)
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
     e = tb.evidence('made')
     agree = tb.agreement_table(e)
     assert (
@@ -592,8 +592,44 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
         made['fidelity'].path and made['reliability'].path and '40 questions' in made['reliability'].caption
     )
     monkeypatch.setattr(
-        fg, 'predictions', lambda study, ids: table.assign(score=[float(f'{s:.5g}') for s in table['score']])
+        tb, 'predictions', lambda study, ids: table.assign(score=[float(f'{s:.5g}') for s in table['score']])
     )
     assert fg.study_figures('made')[-1].path.read_bytes() == made['reliability'].path.read_bytes()
-    monkeypatch.setattr(fg, 'predictions', lambda study, ids: table.assign(split='dev'))
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: table.assign(split='dev'))
     assert "hold nothing of split 'test'" in {f.name: f.reason for f in fg.study_figures('made')}['fidelity']
+
+
+@pytest.mark.parametrize('target', ['classes', 'number'])
+def test_predictions_of_classes_and_of_numbers(monkeypatch, target):
+    "Four classes have probabilities, so they are drawn; numbers have none, and one sentence says so."
+    found = study(
+        ('baseline', 'full_kd'), (0, 1), task='text_classification', target=target, metric='accuracy'
+    )
+    teacher = found[0]['run_id']
+    commit([r | dict(teacher_run_id=teacher if r['mode'] == 'full_kd' else None) for r in found])
+    rng = np.random.default_rng(0)
+
+    def scores(r):
+        score = np.tile([2.0, 0, 0, 0], 40) + rng.normal(0, 0.1, 160)
+        label = np.tile([1, 0, 0, 0], 40)
+        label[:16] = np.tile([0, 1, 0, 0], 4)  # a tenth is another class
+        unit = np.repeat([f'Q{i}' for i in range(40)], 4)
+        its = dict(split='test', unit=unit, item=np.tile(list('abcd'), 40), label=label, score=score)
+        return pd.DataFrame(its | dict(run_id=r['run_id'], arm=r['arm'], seed=r['seed']))
+
+    table = pd.concat([scores(r) for r in found])
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
+    made = {f.name: f for f in fg.study_figures('made')}
+    if target == 'number':
+        assert made['fidelity'].reason == made['reliability'].reason
+        assert 'predictions are numbers, which have no probability' in made['fidelity'].reason
+        return
+    e = tb.evidence('made')
+    agree = tb.agreement_table(e).set_index('measure')['estimate']
+    assert agree['same class'] == 1
+    bins = tb.reliability_table(e)
+    assert bins.groupby('arm')['n'].sum().tolist() == [80, 80]  # an example a prediction
+    # the highest of four probabilities, about 0.71; nine of ten predictions are right
+    assert bins['confidence'].between(0.6, 0.8).all()
+    assert (bins['accuracy'] * bins['n']).sum() == pytest.approx(0.9 * 160)
+    assert 'right predictions by the probability of the predicted class' in made['reliability'].caption

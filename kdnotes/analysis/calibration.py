@@ -5,16 +5,17 @@
 # %% ../../nbs/analysis/08_calibration.ipynb #8164bd64
 from __future__ import annotations
 from collections.abc import Sequence
+from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from scipy.special import expit, ndtri, rel_entr
+from scipy.special import expit, ndtri, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
 from .tests import PValue, mcnemar_test
 from .intervals import Interval, StatsError, crossed_interval, draw_counts
 
 # %% auto #0
-__all__ = ['COLUMNS', 'aligned', 'bin_of', 'ece', 'brier', 'calibration_error', 'reliability', 'agreement_values', 'agreement',
-           'first_is_right', 'decision_test']
+__all__ = ['COLUMNS', 'KINDS', 'NO_PROBABILITY', 'aligned', 'Judged', 'judged', 'bin_of', 'ece', 'brier', 'calibration_error',
+           'reliability', 'agreement_values', 'agreement', 'first_is_right', 'decision_test']
 
 # %% ../../nbs/analysis/08_calibration.ipynb #87ad518f
 COLUMNS = ('split', 'unit', 'item', 'label', 'score')
@@ -57,16 +58,61 @@ def aligned(
         [frames[0]['label'], *(f['score'].rename(k) for k, f in enumerate(frames))], axis=1
     ).reset_index()
 
+# %% ../../nbs/analysis/08_calibration.ipynb #8af065c3
+KINDS = ('log_odds', 'logits')  # of scores that have a probability
+NO_PROBABILITY = 'predictions are numbers, which have no probability, so they are not calibrated'
 
-def _values(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    "Scores (runs, candidates), labels, the unit's number of each candidate, and how many units there are."
+
+def _check_kind(kind: str) -> None:
+    "Refuse scores without a probability."
+    if kind == 'numbers':
+        raise StatsError(NO_PROBABILITY)
+    if kind not in KINDS:
+        raise StatsError(f"kind={kind!r} must be one of {', '.join(KINDS)}, numbers")
+
+
+def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    "Logits (runs, units, classes) and labels (units, classes) of an aligned table."
+    classes = sorted(set(table['item']))
+    shape = (table['unit'].nunique(), len(classes))
+    whole = len(table) == shape[0] * shape[1]
+    if not whole or len(classes) < 2 or (table.groupby('unit')['label'].sum() != 1).any():
+        raise StatsError(
+            'predictions of classes need a score for each of the same two or more classes in every unit, '
+            'and one right class'
+        )
+    runs = table.shape[1] - 3
+    scores = table[list(range(runs))].to_numpy(float).T
+    return scores.reshape(runs, *shape), table['label'].to_numpy(int).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Judged:
+    "Predictions as probabilities, and whether they are right."
+
+    probability: np.ndarray  # (runs, n) of each prediction
+    right: np.ndarray  # (runs, n) 0 or 1
+    units: np.ndarray  # (n,) number of each prediction's unit
+    n_units: int
+
+
+def judged(
+    runs: Sequence[pd.DataFrame],  # predictions, one frame a run
+    split: str = 'test',
+    kind: str = 'log_odds',  # of KINDS
+) -> Judged:
+    "What a model predicts, and how surely: each candidate by itself; of classes, the most probable one."
+    _check_kind(kind)
+    table = aligned(runs, split)
+    if kind == 'logits':
+        scores, label = _by_class(table)
+        said = scores.argmax(-1)
+        right = np.take_along_axis(label[None], said[..., None], -1)[..., 0]
+        return Judged(softmax(scores, -1).max(-1), right, np.arange(len(label)), len(label))
     units, names = pd.factorize(table['unit'])
-    return (
-        table[list(range(table.shape[1] - 3))].to_numpy(float).T,
-        table['label'].to_numpy(int),
-        units,
-        len(names),
-    )
+    scores = table[list(range(len(runs)))].to_numpy(float).T
+    label = table['label'].to_numpy(int)
+    return Judged(expit(scores), np.broadcast_to(label, scores.shape), units, len(names))
 
 # %% ../../nbs/analysis/08_calibration.ipynb #0a671a5f
 def bin_of(
@@ -91,8 +137,8 @@ def _gaps(p: np.ndarray, label: np.ndarray, units: np.ndarray, n: int, bins: int
 
 
 def ece(
-    probability: np.ndarray,  # (n,) of label 1
-    label: np.ndarray,  # (n,) 0 or 1
+    probability: np.ndarray,  # (n,) of label 1; of classes, of the one that was predicted
+    label: np.ndarray,  # (n,) 0 or 1; of classes, whether the prediction is right
     bins: int = 10,
     by: str = 'mass',
 ) -> float:  # 0: honest
@@ -106,11 +152,16 @@ def brier(
     runs: Sequence[pd.DataFrame],  # predictions, one frame a seed
     split: str = 'test',
     level: float = 0.95,
+    kind: str = 'log_odds',  # of KINDS
 ) -> Interval:
-    "Brier score over candidates, mean over seeds; crossed interval over seeds and units."
-    scores, label, units, n = _values(aligned(runs, split))
-    sums = np.stack([np.bincount(units, v, n) for v in (expit(scores) - label) ** 2])
-    return crossed_interval(sums * n / len(label), level)
+    "Brier score of candidates, or of all classes together: mean over seeds, crossed interval."
+    _check_kind(kind)
+    if kind == 'logits':
+        scores, label = _by_class(aligned(runs, split))
+        return crossed_interval(((softmax(scores, -1) - label) ** 2).sum(-1), level)
+    j = judged(runs, split)
+    sums = np.stack([np.bincount(j.units, v, j.n_units) for v in (j.probability - j.right) ** 2])
+    return crossed_interval(sums * j.n_units / len(j.units), level)
 
 
 def calibration_error(
@@ -121,26 +172,28 @@ def calibration_error(
     by: str = 'mass',  # bins are those of each whole run; only what falls into them is drawn again
     n_draws: int = 500,
     level: float = 0.95,
+    kind: str = 'log_odds',  # of KINDS
 ) -> Interval:
     "Expected calibration error, mean over seeds."
-    scores, label, units, n = _values(aligned(runs, split))
-    sizes = np.bincount(units, minlength=n)
-    gaps = [_gaps(expit(s), label, units, n, bins, by) for s in scores]
+    j = judged(runs, split, kind)
+    n = j.n_units
+    sizes = np.bincount(j.units, minlength=n)
+    gaps = [_gaps(p, right, j.units, n, bins, by) for p, right in zip(j.probability, j.right)]
 
     def error(weights, gap):
         return abs(weights @ gap).sum(-1) / (weights @ sizes)  # of drawn units
 
     estimate = float(np.mean([error(np.ones(n), g) for g in gaps]))
-    seed_draws, unit_draws = draw_counts((len(scores), n), rng, n_draws)
+    seed_draws, unit_draws = draw_counts((len(gaps), n), rng, n_draws)
     drawn = sum(error(unit_draws, g) * seed_draws[:, k] for k, g in enumerate(gaps)) / len(gaps)
     se = float(drawn.std(ddof=1))
     half = float(ndtri((1 + level) / 2)) * se
     method = (
         f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and units"
-        + (' (one seed tells nothing about other seeds)' if len(scores) == 1 else '')
+        + (' (one seed tells nothing about other seeds)' if len(gaps) == 1 else '')
     )
     return Interval(
-        estimate, max(0.0, estimate - half), estimate + half, len(scores), level, method, units=n, se=se
+        estimate, max(0.0, estimate - half), estimate + half, len(gaps), level, method, units=n, se=se
     )
 
 # %% ../../nbs/analysis/08_calibration.ipynb #b9d23eb7
@@ -152,41 +205,57 @@ def reliability(
     by: str = 'mass',
     n_draws: int = 500,
     level: float = 0.95,
-) -> pd.DataFrame:  # bin, n, probability, right, low, high; empty bins are left out
+    kind: str = 'log_odds',  # of KINDS
+) -> pd.DataFrame:  # bin, n, probability, right, low, high; of bins that hold something
     "Mean probability and share of right answers by bin, for a plot."
-    scores, label, units, n = _values(aligned(runs, split))
-    p = expit(scores)
+    j = judged(runs, split, kind)
+    p = j.probability
     which = bin_of(p.ravel(), bins, by).reshape(p.shape)
-    seed_draws, unit_draws = draw_counts((len(p), n), rng, n_draws)
+    seed_draws, unit_draws = draw_counts((len(p), j.n_units), rng, n_draws)
+
+    def by_unit(weights):
+        return np.stack([np.bincount(j.units, w, j.n_units) for w in weights])
+
+    def drawn(counts):
+        return np.einsum('ds,su,du->d', seed_draws, counts, unit_draws, optimize=True)
+
     rows = []
     for k in np.unique(which):
-        inside, right = (
-            np.stack([np.bincount(units, w, n) for w in weights])
-            for weights in (which == k, (which == k) * label)
-        )
-        drawn = [np.einsum('ds,su,du->d', seed_draws, x, unit_draws, optimize=True) for x in (inside, right)]
-        share = drawn[1][drawn[0] > 0] / drawn[0][drawn[0] > 0]
-        seen = (which == k).any(0)  # in any run
-        if right.sum() in (0, inside.sum()):
-            low, high = proportion_confint(int(label[seen].sum()), int(seen.sum()), 1 - level, 'wilson')
+        of_bin = which == k
+        total = by_unit(of_bin)
+        right = by_unit(of_bin * j.right)
+        drawn_total = drawn(total)
+        if right.sum() in (0, total.sum()):
+            different = int(of_bin.any(0).sum())  # candidates that are in the bin in any run
+            low, high = proportion_confint(different if right.sum() else 0, different, 1 - level, 'wilson')
         else:
+            seen = drawn_total > 0
+            share = drawn(right)[seen] / drawn_total[seen]
             low, high = np.quantile(share, [(1 - level) / 2, (1 + level) / 2])
-        said = float(right.sum() / inside.sum())
+        estimate = float(right.sum() / total.sum())
         rows.append(
             dict(
                 bin=int(k),
-                n=int(inside.sum()),
-                probability=float(p[which == k].mean()),
-                right=said,
-                low=min(said, float(low)),
-                high=max(said, float(high)),
+                n=int(total.sum()),
+                probability=float(p[of_bin].mean()),
+                right=estimate,
+                low=min(estimate, float(low)),
+                high=max(estimate, float(high)),
             )
         )
     return pd.DataFrame(rows)
 
 # %% ../../nbs/analysis/08_calibration.ipynb #085f7b82
-def _divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
+def _divergences(t: np.ndarray, s: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    "KL(t || s) and JS of each row: of a probability and its complement, or of a distribution over classes."
+
+    def divergence(p, q):
+        if kind == 'logits':
+            return rel_entr(p, q).sum(-1)
+        return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
+
+    m = (s + t) / 2
+    return divergence(t, s), (divergence(s, m) + divergence(t, m)) / 2
 
 
 def _tau(s: np.ndarray, t: np.ndarray) -> float:
@@ -204,28 +273,28 @@ def agreement_values(
     teacher: pd.DataFrame,  # on the same candidates
     split: str = 'test',
     threshold: float = 0.0,  # of the score, for decisions; 0 is a probability of one half
-) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js, decisions
+    kind: str = 'log_odds',  # of KINDS
+) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js; decisions, of log odds
     "Agreement of a student with its teacher, unit by unit."
+    _check_kind(kind)
     table = aligned([student, teacher], split)
-    s = expit(table[0].to_numpy(float))
-    t = expit(table[1].to_numpy(float))
-    m = (s + t) / 2
-    table = table.assign(
-        kl=_divergence(t, s),
-        js=(_divergence(s, m) + _divergence(t, m)) / 2,
-        decisions=((table[0] > threshold) == (table[1] > threshold)).astype(float),
-    )
     groups = table.groupby('unit', sort=True)
     scores = table[[0, 1]].to_numpy(float)
 
     def first(k):
         return table.sort_values([k, 'item']).groupby('unit', sort=True)['item'].last()
 
-    tau = {unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()}
-    found = groups[['kl', 'js', 'decisions']].mean()
-    return found.assign(top_1=(first(0) == first(1)).astype(float), tau=found.index.map(tau))[
-        ['top_1', 'tau', 'kl', 'js', 'decisions']
-    ]
+    found = pd.DataFrame({'top_1': (first(0) == first(1)).astype(float)})
+    found['tau'] = pd.Series({unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()})
+    if kind == 'logits':
+        logits, _ = _by_class(table)
+        s, t = softmax(logits, -1)
+        found['kl'], found['js'] = _divergences(t, s, kind)
+        return found
+    kl, js = _divergences(expit(scores[:, 1]), expit(scores[:, 0]), kind)
+    decisions = ((table[0] > threshold) == (table[1] > threshold)).astype(float)
+    means = table.assign(kl=kl, js=js, decisions=decisions).groupby('unit', sort=True)
+    return found.join(means[['kl', 'js', 'decisions']].mean())
 
 
 def agreement(
@@ -234,14 +303,15 @@ def agreement(
     split: str = 'test',
     threshold: float = 0.0,
     level: float = 0.95,
-) -> dict[str, Interval]:  # top_1, tau, kl, js, decisions
+    kind: str = 'log_odds',  # of KINDS
+) -> dict[str, Interval]:  # top_1, tau, kl, js; decisions, of log odds
     "Agreement over seeds and units."
     if len(students) != len(teachers) or not students:
         raise StatsError(
             f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student '
             'its own teacher'
         )
-    values = [agreement_values(s, t, split, threshold) for s, t in zip(students, teachers)]
+    values = [agreement_values(s, t, split, threshold, kind) for s, t in zip(students, teachers)]
     if any(not v.index.equals(values[0].index) for v in values):
         raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
     matrices = {name: np.stack([v[name] for v in values]) for name in values[0]}

@@ -41,6 +41,7 @@ from kdnotes.analysis.tables import (
     phase_seconds,
     pooled_gradients,
     reliability_table,
+    score_kind,
     why_none,
 )
 from ..core.arms import MODES
@@ -711,11 +712,17 @@ def _fidelity_caption(e: Evidence) -> str:
 
 
 def _reliability_caption(e: Evidence) -> str:
+    if score_kind(e.records) == 'logits':
+        shown = 'right predictions by the probability of the predicted class'
+        counted = 'predictions'
+    else:
+        shown = 'right candidates by predicted probability'
+        counted = 'candidates'
     return (
-        f"Share of right candidates by predicted probability on the {e.records[0]['primary']['set']} "
+        f"Share of {shown} on the {e.records[0]['primary']['set']} "
         f"set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over "
         f"seeds{_all_items(e)}; on the dashed line a probability is what it says. "
-        f'Grey bars: candidates in a bin, beside those of the fullest. {_seeds(e)}'
+        f'Grey bars: {counted} in a bin, beside those of the fullest. {_seeds(e)}'
     )
 
 # %% ../../nbs/analysis/12_figures.ipynb #d502ebc1

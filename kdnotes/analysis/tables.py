@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from .calibration import agreement, reliability
+from .calibration import NO_PROBABILITY, agreement, reliability
 from .comparable import Timed, timed
 from kdnotes.analysis.compare import (
     Comparison,
@@ -44,8 +44,8 @@ from kdnotes.records.store import (
 # %% auto #0
 __all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence',
            'evidence', 'arms_table', 'metrics_table', 'comparison_table', 'why_none', 'confidence', 'pareto_front',
-           'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients', 'agreement_table', 'reliability_table',
-           'run_table', 'corpus_of', 'run_worst']
+           'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind', 'agreement_table',
+           'reliability_table', 'run_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -374,8 +374,17 @@ def pooled_gradients(
 MEASURES = {'top_1': 'same candidate first', 'tau': "Kendall's tau", 'js': 'JS divergence, nats'}
 
 
+def score_kind(
+    records: Sequence[dict],  # of one study
+) -> str:  # 'log_odds' | 'logits' | 'numbers'
+    "What the scores of a study's predictions are, by its task."
+    return task_info(records[0]['task']).score_kind(records[0]['settings'])
+
+
 def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     "run_id -> predictions."
+    if score_kind(e.records) == 'numbers':
+        raise NotDrawn(NO_PROBABILITY)
     try:
         table = predictions(e.study, [r['run_id'] for r in e.records])
     except RecordError:
@@ -387,32 +396,26 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
 
 def agreement_table(
     e: Evidence,
-) -> pd.DataFrame:  # as `fidelity_figure` takes it; arms without a teacher among the runs are left out
+) -> pd.DataFrame:  # as `fidelity_figure` takes it; arms that have a teacher among the runs
     "How well each arm's runs agree with the teacher they were made with."
     scored = _scored(e)
+    kind = score_kind(e.records)
+    measures = MEASURES | ({'top_1': 'same class'} if kind == 'logits' else {})
     rows = []
     for arm, runs in e.arms.items():
-        if not (
-            pairs := [
-                (r['run_id'], r['teacher_run_id'])
-                for r in runs
-                if {r['run_id'], r['teacher_run_id']} <= scored.keys()
-            ]
-        ):
+        taught = [r for r in runs if {r['run_id'], r['teacher_run_id']} <= scored.keys()]
+        if not taught:
             continue
+        students = [scored[r['run_id']] for r in taught]
+        teachers = [scored[r['teacher_run_id']] for r in taught]
         try:
-            found = agreement(
-                *([scored[i] for i in ids] for ids in zip(*pairs)), split=e.records[0]['primary']['set']
-            )
+            found = agreement(students, teachers, split=e.records[0]['primary']['set'], kind=kind)
         except StatsError as why:
             raise NotDrawn(f'{arm}: {why}') from None
-        rows += [
-            dict(
-                arm=arm, measure=name, estimate=found[key].estimate, low=found[key].low, high=found[key].high
-            )
-            for key, name in MEASURES.items()
-            if key in found
-        ]
+        for key, name in measures.items():
+            if key in found:
+                its = found[key]
+                rows.append(dict(arm=arm, measure=name, estimate=its.estimate, low=its.low, high=its.high))
     return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high'])
 
 
@@ -429,6 +432,7 @@ def reliability_table(
                 np.random.default_rng(0),
                 split=e.records[0]['primary']['set'],
                 by='width',
+                kind=score_kind(e.records),
             )
         except StatsError as why:
             raise NotDrawn(f'{arm}: {why}') from None

@@ -164,6 +164,9 @@ class TaskInfo:
     later: frozenset[str] = frozenset()
     # the transformers head of its models, before there is a corpus
     auto_class: str = 'AutoModelForSequenceClassification'
+    # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
+    # of the classes of one example, or 'numbers', which have no probability
+    score_kind: Callable[[dict], str] = lambda settings: 'log_odds'
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:

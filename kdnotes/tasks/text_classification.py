@@ -533,4 +533,5 @@ TASK = TaskInfo(
     check=_check,
     check_corpus=check_labels,
     input_settings=('target',),
+    score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
 )

@@ -7,7 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 import numpy as np
 import pandas as pd
-from ..analysis.calibration import agreement, aligned, calibration_error, decision_test
+from kdnotes.analysis.calibration import (
+    NO_PROBABILITY,
+    agreement,
+    aligned,
+    calibration_error,
+    decision_test,
+)
 from ..analysis.comparable import of_one_machine, timed
 from kdnotes.analysis.compare import (
     Comparison,
@@ -31,7 +37,14 @@ from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..analysis.plotting import arms_of
 from ..analysis.power import power, power_table
 from ..analysis.report import starts_made_again
-from ..analysis.tables import Evidence, arms_table, metrics_table, pareto_front, pooled_gradients
+from kdnotes.analysis.tables import (
+    Evidence,
+    arms_table,
+    metrics_table,
+    pareto_front,
+    pooled_gradients,
+    score_kind,
+)
 from ..analysis.tests import p_text
 from ..analysis.wording import sentence
 from ..core.arms import MODES
@@ -169,11 +182,12 @@ def fidelity_row(
     scores: dict[str, pd.DataFrame],  # run_id -> predictions
     split: str,  # the primary set
     teachers: dict[int, str],  # seed -> run_id, for the arms that have no teacher
+    kind: str = 'log_odds',  # of `analysis.calibration.KINDS`
 ) -> dict[str, str]:  # a row of text
     """Calibration of an arm and agreement with its teachers, or with what would have been its teachers,
     where those are there.
     """
-    error = calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split)
+    error = calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split, kind=kind)
     row = {
         'arm': runs[0]['arm'],
         'ECE': f'{error:.3f}',
@@ -182,7 +196,7 @@ def fidelity_row(
     taught = [
         (scores[run], scores[teacher]) for run, teacher in pairs if teacher in scores and teacher != run
     ]
-    found = agreement(*zip(*taught), split) if taught else {}
+    found = agreement(*zip(*taught), split, kind=kind) if taught else {}
     row |= {
         title: _interval(found.get(k), '.3f')
         for k, title in dict(top_1='same first', tau="Kendall's tau", kl='KL').items()
@@ -195,6 +209,9 @@ def fidelity_values(
 ) -> dict:  # a table, or the reason why there is none
     "Calibration and fidelity of a study."
     e = evidence
+    kind = score_kind(e.records)
+    if kind == 'numbers':
+        return dict(reason=NO_PROBABILITY)
     try:
         scored = predictions(e.study, [r['run_id'] for r in e.records])
     except RecordError:
@@ -214,7 +231,7 @@ def fidelity_values(
         or [[]]
     )
     return dict(
-        table=pd.DataFrame([fidelity_row(runs, scores, split, teachers) for runs in arms.values()])
+        table=pd.DataFrame([fidelity_row(runs, scores, split, teachers, kind) for runs in arms.values()])
     ) | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if len(moved) else {})
 
 # %% ../../nbs/thesis/03_values.ipynb #e72f4d84
