@@ -2,6 +2,7 @@
 and where their numbers are missing a reason instead.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
+from kinds import one_of_each
 from kdnotes.analysis import figures as fg
 from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES
@@ -100,6 +102,12 @@ def commit(found, name='made'):
     return found
 
 
+def figures(*names):
+    "The figures of these names, all without one, made from what is committed."
+    made = fg.draw_evidence(tb.evidence('made'), figures_path('made'), names or fg.FIGURES)
+    return {f.name: f for f in made}
+
+
 def files(made):
     return {f.name: f.path.read_bytes() for f in made if f.path}
 
@@ -164,30 +172,30 @@ def test_the_manifest_binds_every_figure_made_or_not(tmp_path):
 
 def test_energy_that_was_not_measured_is_no_figure_and_a_reason():
     commit(study(seeds=(0, 1)))
-    found = {f.name: f for f in fg.study_figures('made')}
+    found = figures('accuracy_energy')
     assert (
         found['accuracy_energy'].path is None
         and found['accuracy_energy'].reason == "no run has 'energy J': made up"
     )
     commit(study(seeds=(0, 1), energy=1e4))
-    found = {f.name: f for f in fg.study_figures('made')}
+    found = figures('accuracy_energy')
     assert (
         found['accuracy_energy'].path.exists() and 'energy of the device' in found['accuracy_energy'].caption
     )
     commit(study(seeds=(0, 1)))
-    fg.study_figures('made')
+    figures('accuracy_energy')
     assert not (figures_path('made') / 'accuracy_energy.svg').exists()
 
 
 def test_energy_of_some_arms_is_shown_for_these():
     commit(study(('baseline', 'full_kd'), (0, 1), energy=1e4) + study(('full_student',), (0, 1)))
-    made = {f.name: f for f in fg.study_figures('made')}['accuracy_energy']
+    made = figures('accuracy_energy')['accuracy_energy']
     assert made.path and 'full_student' not in made.caption.split('means: ')[1].split('.')[0]
 
 
 def test_a_run_of_another_machine_is_left_out_of_times():
     commit(study(seeds=(0, 1)) + [run('full_kd', 2, torch='2.14.0')])
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures('throughput', 'phases', 'effects', 'accuracy_time')
     n = len(study(seeds=(0, 1)))
     for name in ('throughput', 'phases', 'effects', 'accuracy_time'):
         assert (
@@ -199,7 +207,7 @@ def test_a_run_of_another_machine_is_left_out_of_times():
 
 def test_two_machines_with_equally_many_runs_share_no_times():
     commit(study(seeds=(0, 1)) + study(seeds=(2, 3), torch='2.14.0'))
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures()
     without = {n for n, f in made.items() if f.path is None}
     assert without - LATER == {'accuracy_time', 'accuracy_energy', 'throughput', 'phases', 'timelines'}
     assert all(
@@ -220,7 +228,7 @@ def test_one_seed_is_drawn_hollow_and_said():
         if line.get_marker() in {m for _, m in LOOKS.values()}
     ]
     assert len(marks) == 14 and {line.get_fillstyle() for line in marks} == {'none'}
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures('effects', 'throughput')
     assert (
         'Hollow markers rest on a single seed' in made['effects'].caption
         and 'One seed an arm.' in made['throughput'].caption
@@ -252,7 +260,7 @@ def test_the_forest_shows_the_comparisons_numbers():
 
 def test_a_confounded_step_has_a_star():
     commit([run('full_student', s) for s in (0, 1)] + [run('full_kd', s, max_grad_norm=3.0) for s in (0, 1)])
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures('effects')
     assert (
         fg._effect_name(tb.evidence('made').comparisons[0][1]) == 'kd*'
         and 'A star:' in made['effects'].caption
@@ -287,14 +295,12 @@ def test_with_a_gpu_its_load_and_power_are_shown():
 
 def test_nothing_to_compare_is_a_reason():
     commit(study(('baseline',)))
-    assert {f.name: f.reason for f in fg.study_figures('made')}['effects'].startswith(
-        'the study has no two arms'
-    )
+    assert figures('effects')['effects'].reason.startswith('the study has no two arms')
 
 
 def test_records_of_the_first_schema_have_no_phases_timeline_and_gradients():
     commit([of_this_schema(make_record('full_kd', s) | dict(schema=1), 'a test') for s in (0, 1)])
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures()
     assert {n for n, f in made.items() if f.path} == {'accuracy_time', 'curves', 'throughput'}
     assert (
         made['timelines'].reason == 'no record has a timeline'
@@ -310,7 +316,7 @@ def test_null_accuracy_is_a_reason():
             for r in study(seeds=(0, 1))
         ]
     )
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures('accuracy_time', 'throughput')
     assert (
         made['accuracy_time'].reason == "no run has 'train s': there is no primary metric to show it with"
         and made['throughput'].path
@@ -319,7 +325,7 @@ def test_null_accuracy_is_a_reason():
 
 def test_captions_take_their_numbers_from_the_records():
     commit(study(seeds=(0, 1)) + study(('baseline',), (2,)))
-    made = {f.name: f.caption for f in fg.study_figures('made')}
+    made = {name: f.caption for name, f in figures().items()}
     assert (
         '2 to 3 seeds an arm.' in made['accuracy_time']
         and '40 questions' in made['accuracy_time']
@@ -330,16 +336,21 @@ def test_captions_take_their_numbers_from_the_records():
     assert all(c == '' or c.endswith('.') and '  ' not in c and '..' not in c for c in made.values())
 
 
-def lesson_figures():
-    "Every figure, as drawn from a study with a long name among its arms."
+@functools.cache
+def lesson_evidence():
+    "A study with a long name among its arms."
     own = [run('mixed_kd', s, arm='mixed_kd_with_a_long_name') for s in (0, 1)]
     commit(
         study(seeds=(0, 1), energy=12345.0) + [r | dict(energy=r['energy'] | dict(device_j=1e4)) for r in own]
     )
-    e = tb.evidence('made')
+    return tb.evidence('made')
+
+
+def lesson_figures():
+    "Every figure of that study."
     for name, f in fg.FIGURES.items():
         if name not in LATER:
-            yield name, f.draw(e)
+            yield name, f.draw(lesson_evidence())
 
 
 def test_every_figure_can_be_read_in_print():
@@ -350,7 +361,7 @@ def test_every_figure_can_be_read_in_print():
         assert min(t.get_fontsize() for t in texts) >= SMALLEST, name
 
 
-@pytest.mark.parametrize('dpi', [72, 110, 600])
+@pytest.mark.parametrize('dpi', one_of_each([72, 110, 600]))
 def test_nothing_lies_outside_a_figure(dpi):
     for name, figure in lesson_figures():
         with matplotlib.rc_context(STYLE):
@@ -587,16 +598,17 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
         400,
         400,
     ]
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures('fidelity', 'reliability')
     assert (
         made['fidelity'].path and made['reliability'].path and '40 questions' in made['reliability'].caption
     )
     monkeypatch.setattr(
         tb, 'predictions', lambda study, ids: table.assign(score=[float(f'{s:.5g}') for s in table['score']])
     )
-    assert fg.study_figures('made')[-1].path.read_bytes() == made['reliability'].path.read_bytes()
+    again = figures('reliability')['reliability']
+    assert again.path.read_bytes() == made['reliability'].path.read_bytes()
     monkeypatch.setattr(tb, 'predictions', lambda study, ids: table.assign(split='dev'))
-    assert "hold nothing of split 'test'" in {f.name: f.reason for f in fg.study_figures('made')}['fidelity']
+    assert "hold nothing of split 'test'" in figures('fidelity')['fidelity'].reason
 
 
 @pytest.mark.parametrize('target', ['classes', 'number'])
@@ -619,7 +631,7 @@ def test_predictions_of_classes_and_of_numbers(monkeypatch, target):
 
     table = pd.concat([scores(r) for r in found])
     monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
-    made = {f.name: f for f in fg.study_figures('made')}
+    made = figures('fidelity', 'reliability')
     if target == 'number':
         assert made['fidelity'].reason == made['reliability'].reason
         assert 'predictions are numbers, which have no probability' in made['fidelity'].reason
