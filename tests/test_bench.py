@@ -359,7 +359,3 @@ def test_the_notebook_ends_in_the_ratios(tmp_path):
     assert ('hf_best' in last_line(saved)) == (
         not baselines.missing('huggingface')
     ) or 'hf_best is skipped' in saved
-    refused = papermill(tmp_path, 'nbs/bench.ipynb', tmp_path / 'no.ipynb', ('contestants', 'nobody'))
-    assert refused.returncode and last_line(refused.stderr).startswith(
-        "BenchError: contestants='nobody' names 'nobody', which is none"
-    )

@@ -25,6 +25,7 @@ def asked(tmp_path) -> list[str]:
         corpus=write_corpus(tmp_path / 'corpus'),
         teacher=write_model(tmp_path / 'teacher'),
         student_layers=1,
+        ranks=1,
         max_length=64,
         smoke='true',
         study='beside',

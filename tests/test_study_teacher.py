@@ -2,10 +2,10 @@
 a single run's teacher keeps its own setting.
 """
 
+import functools
 import json
-
 import pytest
-
+from kinds import one_of_each
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
@@ -43,7 +43,13 @@ GIVEN = [
 
 
 def study(arms='all', seeds=1, **given):
-    return plan_study(seeds, arms, corpus='embedded', **given)
+    return planned(arms, seeds, json.dumps(given))
+
+
+@functools.cache
+def planned(arms: str, seeds: int, given: str) -> tuple:
+    "The plans of a study; several tests look at the same one."
+    return tuple(plan_study(seeds, arms, corpus='embedded', **json.loads(given)))
 
 
 def by_mode(plans):
@@ -80,7 +86,9 @@ def test_a_run_asked_for_as_its_study_asked_is_the_same_run(given):
         assert plan(make_config(**parameters)) == p
 
 
-@pytest.mark.parametrize('given', [{}, PRETRAINED, {'temperature': 4}, {'smoke': True}, {'teacher_seed': 3}])
+@pytest.mark.parametrize(
+    'given', one_of_each([{}, PRETRAINED, {'temperature': 4}, {'smoke': True}, {'teacher_seed': 3}])
+)
 def test_a_study_that_gives_no_setting_makes_the_runs_that_are_made_singly(given):
     "Those that test_run_ids.py binds to the evidence."
     for p in study(seeds=2, **given):
