@@ -23,6 +23,7 @@ from kdnotes.experiment.plan import plan
 from kdnotes.distill.models import weights_sha256
 from kdnotes.records.store import read_csv, read_rows, without_repeats
 from kdnotes.records.schema import RECORD_KEYS
+from papermill.inspection import inspect_notebook
 from notebooks import ROOT, command, contents, last_line, papermill, python, surroundings
 
 slow = pytest.mark.slow
@@ -182,6 +183,13 @@ def test_the_run_notebook_has_the_parameters_defaults():
     parameters.pop('__builtins__')
     parameters.pop('__annotations__', None)
     assert make_config(**parameters) == make_config()
+
+
+@pytest.mark.parametrize('name', ['run', 'study', 'tune', 'bench'])
+def test_papermill_can_read_the_parameters(name, caplog):
+    "A line that it cannot parse is a warning in the middle of each study."
+    found = inspect_notebook(str(ROOT / f'nbs/{name}.ipynb'))
+    assert len(found) > 3 and 'Unable to parse' not in caplog.text
 
 
 # ---- one run ----
