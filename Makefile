@@ -50,16 +50,16 @@ value_of = $(patsubst $(call name_of,$(1))=%,%,$(1))
 NAME = kdnotes name -p $(call quoted,task=$(TASK)) -p $(call quoted,corpus=$(CORPUS)) -p $(call quoted,study=$(STUDY)) $(SHORT:%=-p smoke=true) $(foreach p,$(P),-p $(call quoted,$(p)))
 GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile '$(PROFILE)' -r transfer $(call quoted,$(TRANSFER)) -r student_init '$(INIT)' \
     $(SHORT:%=-p smoke True) $(foreach p,$(P),-r $(call quoted,$(call name_of,$(p))) $(call quoted,$(call value_of,$(p))))
-# papermill's line for each cell, its word on parameters that are not in the notebook (which refuses those it does not know), and each kernel's warning that it talks to this machine over TCP
+# lines that are dropped: papermill's for each cell and for parameters that are not in the notebook (which refuses unknown ones), and each kernel's warning about TCP on this machine
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
 
-help:    ## this list
+help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-setup: $(DONE)  ## the virtual environment .venv with everything in it (minutes, once)
+setup: $(DONE)  ## make the virtual environment .venv with everything in it: a few minutes, once
 $(DONE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
 	@echo 'installing into .venv: a few minutes, about 2.5 GB'
@@ -69,13 +69,13 @@ $(DONE): pyproject.toml constraints.txt
 	.venv/bin/python -m pip check
 	@touch $@
 
-study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...' SMOKE=1 for a try
-	@study=$$($(NAME)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: everything it says is kept in $$folder/study.ipynb, its table in $$folder/table.txt" && \
+study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
+	@study=$$($(NAME)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: its output is kept in $$folder/study.ipynb, its table in $$folder/table.txt" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds '$(SEEDS)' -r arms '$(ARMS)' \
 	    -p gradient_stats '$(GRADIENT_STATS)' -p jobs '$(JOBS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
 
-tune: setup   ## a random search for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0 and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
-	@study=$$($(NAME)) && folder='$(RUNS)'/$$study-tuning && mkdir -p "$$folder" && echo "search $$study-tuning: everything it says is kept in $$folder/tune-$(MODE).ipynb" && \
+tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
+	@study=$$($(NAME)) && folder='$(RUNS)'/$$study-tuning && mkdir -p "$$folder" && echo "search $$study-tuning: its output is kept in $$folder/tune-$(MODE).ipynb" && \
 	papermill nbs/tune.ipynb "$$folder/tune-$(MODE).ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' \
 	    -p seeds '$(TUNED_SEEDS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
@@ -85,22 +85,22 @@ test test-all test-rest check fuzz: export OMP_WAIT_POLICY = passive
 # a file's tests stay together, in the order of tests/conftest.py: what they share is made once
 PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
-test: lint   ## eight minutes: every notebook, and one test of each kind
+test: lint   ## run every notebook, and one test of each kind: eight minutes
 	nbdev_test --n_workers $(WORKERS)
 	$(PYTEST) -m 'not exhaustive'
 
-test-all: setup  ## half an hour more: all kills, mutants and rehearsals, and 10,000 malformed inputs
+test-all: setup  ## run every notebook and every test: half an hour more, with all kills, mutants, rehearsals and 10,000 malformed inputs
 	nbdev_test --n_workers $(WORKERS)
 	KDNOTES_FUZZ=10000 $(PYTEST)
 
-test-rest: setup  ## what `make test` leaves out, or a share of it: SHARE=2/5
+test-rest: setup  ## run the tests that `make test` skips, or a share of them: SHARE=2/5
 	$(PYTEST) -m exhaustive $(SHARE:%=--share %)
 
-lint: setup  ## formatted and clean, as ruff sees it
+lint: setup  ## check format and code with ruff
 	ruff format --check
 	ruff check
 
-check: lint  ## before a commit, with the change staged: notebooks and modules agree, all is clean, the tests that train nothing pass
+check: lint  ## check a staged change before its commit: modules equal notebooks, notebooks are clean, the tests that train nothing pass
 	nbdev_export
 	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
 	nbdev_test --n_workers $(WORKERS)
@@ -109,28 +109,28 @@ check: lint  ## before a commit, with the change staged: notebooks and modules a
 	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
 	$(PYTEST) -m 'not slow and not exhaustive'
 
-fuzz: setup   ## 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
+fuzz: setup   ## try 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
 	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
-bench: setup  ## kdnotes against its peers on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
+bench: setup  ## compare kdnotes with other libraries on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
 	@mkdir -p '$(RUNS)/bench'
 	@papermill nbs/bench.ipynb '$(RUNS)/bench/bench.ipynb' --cwd . --no-progress-bar --log-output -r contestants '$(CONTESTANTS)' -p alternations '$(ALTERNATIONS)' -p steps '$(STEPS)' \
 	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 	@cat '$(RUNS)/bench/table.txt'
 
-doctor: setup ## check all modes on this machine, a minute; one's own: kdnotes doctor -p teacher=<folder> ...
+doctor: setup ## check all modes on this machine in a minute; for your own model: kdnotes doctor -p teacher=<folder> ...
 	kdnotes doctor
 
-gpu-check:  ## a GPU machine in ten minutes: correctness, memory, speed, energy; with its own PYTHON, no setup; ARGS='--device cpu --smoke' for a rehearsal
+gpu-check:  ## check a GPU machine in ten minutes: correctness, memory, speed, energy; uses PYTHON as it is, without setup; ARGS='--device cpu --smoke' for a rehearsal
 	@$(PYTHON) -m kdnotes.checks.gpu_check $(ARGS)
 
-thesis: setup ## generated values, figures and thesis/thesis.pdf again, from the committed evidence alone: offline, in a minute, the same bytes
+thesis: setup ## make values, figures and thesis/thesis.pdf again from the committed evidence alone: offline, in a minute, the same bytes
 	python -m kdnotes.thesis
 
-lab: setup    ## JupyterLab
+lab: setup    ## start JupyterLab
 	jupyter lab
 
-readme: setup ## README.md from nbs/index.ipynb
+readme: setup ## make README.md of nbs/index.ipynb
 	jupyter nbconvert --to notebook --execute --inplace nbs/index.ipynb
 	nbdev_clean --fname nbs/index.ipynb
 	python tools/readme.py

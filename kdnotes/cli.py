@@ -9,12 +9,21 @@ import functools
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 from .checks import gpu_check
 from .core.arms import MODES
-from .core.config import TASKS, ConfigError, KdnotesError, RunConfig, make_config, task_info
+from kdnotes.core.config import (
+    TASKS,
+    ConfigError,
+    KdnotesError,
+    RunConfig,
+    make_config,
+    parameters,
+    task_info,
+)
 
 # %% auto #0
 __all__ = ['COMMANDS', 'parse_parameters', 'configurations', 'Command', 'make_parser', 'main']
@@ -36,7 +45,7 @@ def parse_parameters(
 def configurations(
     modes: Sequence[str],  # empty: all that accept the parameters
     parameters: dict,  # of `parse_parameters`
-) -> tuple[list[RunConfig], list[str]]:  # the configurations; why modes were left out
+) -> tuple[list[RunConfig], list[str]]:  # the configurations; why modes are skipped
     "A configuration for each mode."
     parameters = dict(parameters)
     if 'mode' in parameters:
@@ -52,7 +61,7 @@ def configurations(
             refused.append(e)
     if not found:
         raise refused[0]
-    return found, [f'left out: {e}' for e in refused]
+    return found, [f'skipped: {e}' for e in refused]
 
 # %% ../nbs/90_cli.ipynb #0404e56e
 @dataclass(frozen=True)
@@ -65,6 +74,11 @@ class Command:
     run: Callable[[argparse.Namespace], int]  # gives the exit code
 
 
+# of the help: characters of a line, and where the meaning of a parameter begins
+_WIDTH = 100
+_COLUMN = 36
+
+
 def _choices(annotation: Any) -> list[str]:
     "The values a field names."
     if get_origin(annotation) is Literal:
@@ -73,7 +87,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _comments(of: type) -> dict[str, str]:
-    "The comment beside each field of a model's source, else the one right above it."
+    "The comment beside each field of a model's source, else the lines right above it."
     found = {}
     above: list[str] = []
     for line in inspect.getsource(of).splitlines():
@@ -87,23 +101,26 @@ def _comments(of: type) -> dict[str, str]:
 
 def _fields(without: Sequence[str], **defaults: str) -> str:
     "All parameters but some: default, choices, and the comment at their line."
-    lines = _field_lines(RunConfig, without, defaults)
+    lines = ['parameters and their defaults:', *_field_lines(RunConfig, without, defaults)]
     for task in TASKS:
-        lines += [f'parameters of task={task}:', *_field_lines(task_info(task).settings, without, defaults)]
+        lines += ['', f'parameters of -p task={task} alone:']
+        lines += _field_lines(task_info(task).settings, without, defaults)
     return '\n'.join(lines)
 
 
 def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> list[str]:
-    "The parameters that one model declares."
+    "The parameters that one model declares, each wrapped beside its default."
     comments = _comments(of)
     lines = []
     for name, field in of.model_fields.items():
         if name in (*without, 'task_settings'):
             continue
         choices = _choices(field.annotation)
-        words = [' | '.join(choices) if len(choices) > 1 else '', comments[name]]
+        comment = re.sub(r'\bNone\b', 'none', comments[name])  # as it is typed
+        words = [' | '.join(choices) if len(choices) > 1 else '', comment]
         given = _as_typed(defaults.get(name, field.default))
-        lines.append(f'  {name}={given}'.ljust(36) + '; '.join(filter(None, words)))
+        line = f'  {name}={given} '.ljust(_COLUMN) + '; '.join(filter(None, words))
+        lines.append(textwrap.fill(line, _WIDTH, subsequent_indent=' ' * _COLUMN))
     return lines
 
 
@@ -114,22 +131,30 @@ def _as_typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parameters(parser: argparse.ArgumentParser, without: Sequence[str] = (), **defaults: str) -> None:
+def _parameters(
+    parser: argparse.ArgumentParser,
+    about: str,  # what the command does
+    without: Sequence[str] = (),  # parameters that the command does not take
+    **defaults: str,  # other ones than a run's
+) -> None:
+    "Let a command take parameters of a run."
+    parser.description = textwrap.fill(about, _WIDTH)
+    parser.set_defaults(without=tuple(without))
     parser.add_argument(
         '-p',
         dest='parameters',
         action='append',
         default=[],
         metavar='name=value',
-        help='a parameter of the run; may be given several times',
+        help='a parameter of the run, one of those below; may be given several times',
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = 'parameters and their defaults:\n' + _fields(without, **defaults)
+    parser.epilog = _fields(without, **defaults)
 
 # %% ../nbs/90_cli.ipynb #22086e82
 def _doctor(args: argparse.Namespace) -> int:
     "Check configurations before they are run."
-    configs, left_out = configurations(args.mode, parse_parameters(args.parameters))
+    configs, skipped = configurations(args.mode, parse_parameters(args.parameters))
     from kdnotes.checks.doctor import doctor
 
     shows = sys.stderr.isatty()
@@ -141,7 +166,7 @@ def _doctor(args: argparse.Namespace) -> int:
     diagnosis = doctor(configs, on_finding, args.timeout)
     if shows:
         print('\r'.ljust(41) + '\r', end='', file=sys.stderr)
-    print(diagnosis, *left_out, sep='\n')
+    print(diagnosis, *skipped, sep='\n')
     return 0 if diagnosis.ok else 1
 
 
@@ -153,13 +178,17 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='M',
         help=f"one of {', '.join(MODES)}; may be given several times",
     )
-    _parameters(parser)
-    parser.description = (
-        'Checks configurations in seconds before a long run: ranks, micro-batches, teacher, precision, '
-        'padding, memory, time. Without --mode, all modes.'
+    _parameters(
+        parser,
+        'Checks configurations before a long run, in about a minute: ranks, micro-batches, teacher, saving, '
+        'precision, padding, memory, time. Without --mode it checks every mode that accepts the parameters.',
     )
     parser.add_argument(
-        '--timeout', type=float, default=600.0, metavar='S', help='seconds all checks may take together (600)'
+        '--timeout',
+        type=gpu_check.at_least(1.0),
+        default=600.0,
+        metavar='S',
+        help='the seconds that all checks together may take (600)',
     )
 
 # %% ../nbs/90_cli.ipynb #565afbed
@@ -176,7 +205,7 @@ def _shared(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _name(args: argparse.Namespace) -> int:
-    "Say what a study is called."
+    "Print the name of a study."
     from kdnotes.experiment.plan import named
 
     print(named(**_shared(args))['study'])
@@ -184,15 +213,18 @@ def _name(args: argparse.Namespace) -> int:
 
 
 def _name_arguments(parser: argparse.ArgumentParser) -> None:
-    _parameters(parser, without=('mode', 'seed', 'arm'), corpus='embedded')
-    parser.description = (
-        "Says what a study with these parameters is called: -p study=NAME, or the corpus' name. "
-        'Its runs are in runs/NAME/.'
+    _parameters(
+        parser,
+        "Prints the name of a study with these parameters: that of -p study=NAME, else one made of the "
+        'task and the corpus. Its runs are in runs/NAME/.',
+        without=('mode', 'seed', 'arm'),
+        corpus='embedded',
+        study='',
     )
 
 
 def _study(args: argparse.Namespace) -> int:
-    "Make the runs of a study and compare them."
+    "Train the runs of a study and compare them."
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.study import run_study
 
@@ -205,23 +237,30 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
-    _parameters(parser, without=('mode', 'seed', 'arm', 'study'), corpus='embedded')
-    parser.description = (
-        'Makes the runs of a study that are not done, one after the other, compares them and draws their '
-        'figures: `make study` without notebooks. '
-        "-p study=NAME names it; else it has the corpus' name."
+    _parameters(
+        parser,
+        'Trains the runs of a study that are not done, compares them and draws their figures: `make study` '
+        'without notebooks. -p study=NAME gives it a name; else its name is made of the task and the corpus.',
+        without=('mode', 'seed', 'arm'),
+        corpus='embedded',
+        study='',
     )
-    parser.add_argument('--seeds', type=int, default=3, metavar='N', help='seeds 0 to N - 1 (3)')
+    parser.add_argument(
+        '--seeds', type=gpu_check.at_least(1), default=3, metavar='N', help='train with seeds 0 to N - 1 (3)'
+    )
     parser.add_argument(
         '--jobs',
-        type=int,
+        type=gpu_check.at_least(1),
         default=1,
         metavar='N',
-        help='runs at the same time on the same device: sooner done, '
-        'but their times, memory and energy are not compared (1)',
+        help='runs that train at the same time on the same device; the study is done sooner, but times, '
+        'memory and energy are not compared (1)',
     )
     parser.add_argument(
-        '--arms', default='procedures', help='procedures, all, or names of modes with commas (procedures)'
+        '--arms',
+        default='procedures',
+        metavar='A',
+        help=f"procedures, all, or some of {', '.join(MODES)}, with commas (procedures)",
     )
 
 # %% ../nbs/90_cli.ipynb #f7a933c1
@@ -243,25 +282,35 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
-    _parameters(parser, without=('mode', 'seed', 'arm', 'study', 'tuning_id'), corpus='embedded')
-    parser.description = (
-        "Makes a fixed random search for one arm's setting, judged on the development set: `make tune` "
-        'without notebooks. The trials go to the study NAME-tuning, for -p study=NAME; '
-        'trials that are done are not made again.'
+    _parameters(
+        parser,
+        "Searches at random for one arm's setting, judged on the development set: `make tune` without "
+        'notebooks. With -p study=NAME the trials are runs of the study NAME-tuning; trials that are done '
+        'are skipped.',
+        without=('mode', 'seed', 'arm', 'tuning_id'),
+        corpus='embedded',
+        study='',
     )
     parser.add_argument(
         '--mode', default='baseline', metavar='M', help=f"the arm: one of {', '.join(MODES)} (baseline)"
     )
-    parser.add_argument('--trials', type=int, default=6, metavar='N', help='settings that are tried (6)')
     parser.add_argument(
-        '--jobs', type=int, default=1, metavar='N', help='runs at the same time on the same device (1)'
+        '--trials', type=gpu_check.at_least(1), default=6, metavar='N', help='settings that are tried (6)'
+    )
+    parser.add_argument(
+        '--jobs',
+        type=gpu_check.at_least(1),
+        default=1,
+        metavar='N',
+        help='runs that train at the same time on the same device (1)',
     )
     parser.add_argument(
         '--seeds',
-        type=int,
+        type=gpu_check.at_least(0),
         default=0,
         metavar='N',
-        help='afterwards train the arm with the chosen setting on seeds 0 to N - 1, in NAME-sensitivity (0)',
+        help='afterwards train the arm with the chosen setting on seeds 0 to N - 1, as runs of the study '
+        'NAME-sensitivity (0)',
     )
 
 # %% ../nbs/90_cli.ipynb #a4178b6b
@@ -272,39 +321,47 @@ def _forget(args: argparse.Namespace) -> int:
     elsewhere, stand = forget(args.study, args.run_id)
     print(
         f"forgotten: {', '.join(args.run_id)}; the next `make study` of {args.study} makes them again, "
-        'and what they stand on where its weights are gone'
+        'and the teachers that they need if their weights are gone'
     )
     if elsewhere:
         print(
-            f"but {', '.join(elsewhere)} has some of them too, and they would be taken from there: "
+            f"but {', '.join(elsewhere)} has some of them too, and a study would take them from there: "
             'forget them there as well'
         )
     if stand:
         print(
-            f"{', '.join(stand)} learnt or started from them, and will not fit those that are made again: "
-            'forget them, too'
+            f"{', '.join(stand)} learnt or started from them and will not fit the runs that are made again: "
+            'forget these runs, too'
         )
     return 0
 
 
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        'Takes finished runs out of a study: out of thesis/data/<study>.*, '
-        'and their folders aside, to runs/.forgotten/.'
+        'Takes finished runs out of a study, so that they are made again: out of thesis/data/STUDY.*, '
+        'and their folders to runs/.forgotten/.'
     )
-    parser.add_argument('study')
-    parser.add_argument('run_id', nargs='+')
+    parser.add_argument('study', metavar='STUDY', help='the folder under runs/')
+    parser.add_argument('run_id', metavar='RUN_ID', nargs='+', help='a folder under runs/STUDY/')
 
 # %% ../nbs/90_cli.ipynb #4de43fb5
+_EXAMPLES = """examples:
+  kdnotes doctor -p teacher=<folder or hub id>
+  kdnotes study --seeds 5 --arms all -p corpus=wikiqa -p study=mine
+  kdnotes study -p task=text_classification -p corpus=<folder> -p columns=text=review,label=stars
+  kdnotes tune --mode full_kd -p task=text_classification
+
+`kdnotes COMMAND --help` lists what a command takes, the parameters of both tasks among it.
+A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
     Command(
         'forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget
     ),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
-    Command('name', 'say what a study is called', _name_arguments, _name),
+    Command('name', 'print the name of a study', _name_arguments, _name),
     Command(
-        'study', 'make the runs of a study and compare them, without notebooks', _study_arguments, _study
+        'study', 'train the runs of a study and compare them, without notebooks', _study_arguments, _study
     ),
     Command('tune', "search for an arm's setting, without notebooks", _tune_arguments, _tune),
 ]
@@ -315,17 +372,33 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         'kdnotes',
         allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Distillation, mixed precision and parallel training of BERT-like models, '
         'as experiments.',
-        epilog='`kdnotes COMMAND --help` tells what a command takes. '
-        'Runs, and studies as notebooks: nbs/run.ipynb and `make study`.',
+        epilog=_EXAMPLES,
     )
+    gpu_check.fail_in_one_sentence(parser)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     for command in COMMANDS:
         own = commands.add_parser(command.name, help=command.about, allow_abbrev=False)
+        gpu_check.fail_in_one_sentence(own)
         command.arguments(own)
         own.set_defaults(run=command.run, parser=own)
     return parser
+
+
+def _refusal(
+    args: argparse.Namespace,  # what a command could make use of
+    unknown: Sequence[str],  # what it could not
+) -> str:  # a sentence; '': nothing is wrong
+    "Why a command is not carried out; a parameter of the run is given with -p."
+    if unknown and hasattr(args, 'parameters'):
+        option, _, value = unknown[0].partition('=')
+        name = option.removeprefix('--')
+        if option.startswith('--') and name in parameters() and name not in args.without:
+            value = value or '<value>'
+            return f'`{args.parser.prog}` takes {name} as a parameter of the run: write -p {name}={value}'
+    return gpu_check.refusal(args.parser, unknown)
 
 
 def main(
@@ -334,7 +407,7 @@ def main(
     "Entry of `kdnotes`."
     args, unknown = make_parser().parse_known_args(argv)
     try:
-        if why := gpu_check.refusal(args.parser, unknown):
+        if why := _refusal(args, unknown):
             raise ConfigError(why)
         return args.run(args)
     except KdnotesError as e:

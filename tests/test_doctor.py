@@ -297,8 +297,8 @@ def test_a_host_sync_is_named_with_its_line(patient, tmp_path):
     mutant = Mutant(
         'a number read in the hot loop',
         'train.loop',
-        'total, shares = weighted_sum(shares, weights)',
-        'total, shares = weighted_sum(shares, weights); total.item()',
+        'total, shares = weighted_sum(shares, objective.loss_weights)',
+        'total, shares = weighted_sum(shares, objective.loss_weights); total.item()',
         '',
     )
     package = copy_package(tmp_path / 'package', mutant)

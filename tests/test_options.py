@@ -1,5 +1,5 @@
 """An option is taken for no other: what a command does not have is refused in a sentence that names the
-nearest.
+nearest, and so is a value that an option cannot have.
 """
 
 import pytest
@@ -16,14 +16,56 @@ WRONG = [
     ('gpu-check --smok --device cpu', '`kdnotes gpu-check` has no option --smok; is it --smoke?'),
     ('name --xyzzy', '`kdnotes name` has no option --xyzzy; its options are -h, -p'),
     ('study 3', "`kdnotes study` does not take '3'; `kdnotes study --help` says what it takes"),
+    (
+        'study --task text_classification',
+        '`kdnotes study` takes task as a parameter of the run: write -p task=<value>',
+    ),
+    (
+        'tune --target=number',
+        '`kdnotes tune` takes target as a parameter of the run: write -p target=number',
+    ),
+    (
+        (
+            'study --mode full_kd',
+            '`kdnotes study` has no option --mode; its options are --arms, --jobs, --seeds, -h, -p',
+        ),
+        '`kdnotes study` has no option --mode; its options are --arms, --jobs, --seeds, -h, -p',
+    ),
+    (
+        'study --seeds three',
+        "argument --seeds: 'three' must be a whole number, at least 1; "
+        '`kdnotes study --help` says what it takes',
+    ),
+    (
+        'study --jobs 0',
+        "argument --jobs: '0' must be a whole number, at least 1; `kdnotes study --help` says what it takes",
+    ),
+    (
+        'doctor --timeout nan',
+        "argument --timeout: 'nan' must be a number, at least 1; `kdnotes doctor --help` says what it takes",
+    ),
+    (
+        'forget mine',
+        'the following arguments are required: RUN_ID; `kdnotes forget --help` says what it takes',
+    ),
 ]
 
 
-@pytest.mark.parametrize('typed, told', WRONG, ids=[typed for typed, _ in WRONG])
-def test_no_option_is_shortened(typed, told, capsys, monkeypatch, tmp_path):
+def exit_code(main, typed: str) -> int:
+    "Of a command, whose parser may end it."
+    try:
+        return main(typed.split())
+    except SystemExit as e:
+        return e.code
+
+
+@pytest.mark.parametrize('typed, refused', WRONG, ids=[typed for typed, _ in WRONG])
+def test_what_a_command_does_not_take_is_refused_in_one_sentence(
+    typed, refused, capsys, monkeypatch, tmp_path
+):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
-    assert cli.main(typed.split()) == 2
-    assert capsys.readouterr().err == f'kdnotes: {told}\n'
+    assert exit_code(cli.main, typed) == 2
+    assert capsys.readouterr().err == f'kdnotes: {refused}\n'
     assert list(tmp_path.iterdir()) == []
 
 
@@ -33,6 +75,20 @@ def test_the_check_of_a_gpu_machine_shortens_none_either(capsys):
         capsys.readouterr().err
         == 'kdnotes: `python -m kdnotes.checks.gpu_check` has no option --smok; is it --smoke?\n'
     )
+
+
+@pytest.mark.parametrize('typed', ['--steps 9', '--minutes 0', '--alternations one', '--device tpu'])
+def test_the_check_of_a_gpu_machine_says_in_one_line_what_a_value_must_be(typed, capsys):
+    assert exit_code(gpu_check.main, typed) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f'kdnotes: argument {typed.split()[0]}: ') and said.count('\n') == 1
+
+
+@pytest.mark.parametrize('command', [c.name for c in cli.COMMANDS])
+def test_help_fits_a_screen_and_says_typed_values(command, capsys):
+    assert exit_code(cli.main, f'{command} --help') == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100 and not any('None' in line for line in lines)
 
 
 @pytest.mark.parametrize('typed', ['name', 'name -p corpus=embedded', 'name -pcorpus=embedded'])

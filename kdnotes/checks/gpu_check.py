@@ -26,8 +26,8 @@ from statistics import median
 
 # %% auto #0
 __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'PATIENCE', 'version_at_least', 'missing', 'no_gpu', 'work',
-           'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text',
-           'add_arguments', 'refusal', 'run', 'main']
+           'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'at_least',
+           'fail_in_one_sentence', 'add_arguments', 'refusal', 'run', 'main']
 
 # %% ../../nbs/checks/14_gpu_check.ipynb #bca30a35
 # module -> lowest version
@@ -459,49 +459,94 @@ def text(
     return '\n\n'.join(said)
 
 # %% ../../nbs/checks/14_gpu_check.ipynb #6feaf95e
+def at_least(
+    lowest: float,  # a whole number: only such are taken
+) -> Callable[[str], float]:  # from a text; for `argparse`
+    "A number that is given on the command line."
+    kind = type(lowest)
+
+    def number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = lowest - 1
+        if not value >= lowest:
+            of = 'whole number' if kind is int else 'number'
+            raise argparse.ArgumentTypeError(f'{text!r} must be a {of}, at least {lowest:g}')
+        return value
+
+    return number
+
+
+def fail_in_one_sentence(parser: argparse.ArgumentParser) -> None:
+    "Let a parser say in one line what is wrong, without its usage."
+
+    def error(message: str):
+        print(f'kdnotes: {message}; `{parser.prog} --help` says what it takes', file=sys.stderr)
+        raise SystemExit(2)
+
+    parser.error = error
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     "What the command takes."
     parser.description = (
         'Checks a GPU machine in at most ten minutes: correctness in every number format, the memory of the '
-        'paper profile, speed and energy beside other libraries.'
+        'paper profile, and speed and energy beside other libraries.'
     )
     parser.add_argument(
-        '--device', choices=('cuda', 'cpu'), default='cuda', help='cpu: a rehearsal, together with --smoke'
+        '--device',
+        choices=('cuda', 'cpu'),
+        default='cuda',
+        help='cuda, or cpu for a rehearsal, which needs --smoke too (cuda)',
     )
-    parser.add_argument('--smoke', action='store_true', help='tiny models and a few steps')
+    parser.add_argument('--smoke', action='store_true', help='use tiny models and a few steps')
     parser.add_argument(
         '--parts',
         default=','.join(ORDER),
-        help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made",
+        metavar='P',
+        help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made (all)",
     )
-    parser.add_argument('--task', help='what is learnt (that of a run)')
     parser.add_argument(
-        '--corpus', default='auto', help="auto, embedded, a published corpus' name, a folder or a hub id"
+        '--task', metavar='T', help='answer_selection or text_classification (answer_selection)'
+    )
+    parser.add_argument(
+        '--corpus',
+        default='auto',
+        metavar='C',
+        help="auto, embedded, a published corpus' name, a folder or a hub id (auto)",
     )
     parser.add_argument(
         '--models',
+        metavar='FOLDER',
         help=(
             'a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone '
             '(data/models)'
         ),
     )
-    parser.add_argument('--steps', type=int, default=200, help='of a turn (200)')
-    parser.add_argument('--alternations', type=int, default=3, help='rounds (3)')
-    parser.add_argument('--minutes', type=float, default=9.5, help='for everything (9.5)')
+    parser.add_argument(
+        '--steps', type=at_least(10), default=200, metavar='N', help='optimizer steps of a turn (200)'
+    )
+    parser.add_argument(
+        '--alternations', type=at_least(1), default=3, metavar='N', help='rounds in which all take turns (3)'
+    )
+    parser.add_argument(
+        '--minutes', type=at_least(1.0), default=9.5, metavar='M', help='the time for all parts (9.5)'
+    )
 
 
 def refusal(
     parser: argparse.ArgumentParser,  # of a command
     unknown: Sequence[str],  # what it could not make use of
 ) -> str:  # a sentence; '': nothing is wrong
-    "Why a command is not carried out that was given more than it takes, and what may have been meant."
+    "What is wrong with a command that was given more than it takes, and what may have been meant."
     if not unknown:
         return ''
     name = unknown[0].partition('=')[0]
     if not name.startswith('-'):
         return f'`{parser.prog}` does not take {name!r}; `{parser.prog} --help` says what it takes'
     options = sorted(set(re.findall(r'(?<![\w-])--?[a-z][\w-]*', parser.format_usage())))
-    near = ''.join(get_close_matches(name, options, 1, 0.5))
+    near = ''.join(get_close_matches(name, options, 1, 0.6))
     advice = f'is it {near}?' if near else f'its options are {", ".join(options)}'
     return f'`{parser.prog}` has no option {name}; {advice}'
 
@@ -527,11 +572,6 @@ def run(
     parts = args.parts.split(',')
     if unknown := [p for p in parts if p not in ORDER]:
         return refuse(f"--parts names {unknown[0]!r}, which is none of {', '.join(ORDER)}")
-    if args.steps < 10 or args.alternations < 1:
-        return refuse(
-            f'--steps {args.steps} --alternations {args.alternations} is too little to measure; use at least '
-            '10 steps and one round'
-        )
     if args.device == 'cpu' and not args.smoke:
         return refuse(
             '--device cpu is a rehearsal of what a GPU would do, with tiny models; give --smoke too'
@@ -560,6 +600,7 @@ def main(
     if argv[:1] == ['--job']:
         return work(argv[1]) or 0
     parser = argparse.ArgumentParser('python -m kdnotes.checks.gpu_check', allow_abbrev=False)
+    fail_in_one_sentence(parser)
     add_arguments(parser)
     args, unknown = parser.parse_known_args(argv)
     if why := refusal(parser, unknown):
