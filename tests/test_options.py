@@ -25,10 +25,7 @@ WRONG = [
         '`kdnotes tune` takes target as a parameter of the run: write -p target=number',
     ),
     (
-        (
-            'study --mode full_kd',
-            '`kdnotes study` has no option --mode; its options are --arms, --jobs, --seeds, -h, -p',
-        ),
+        'study --mode full_kd',
         '`kdnotes study` has no option --mode; its options are --arms, --jobs, --seeds, -h, -p',
     ),
     (
