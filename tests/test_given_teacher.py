@@ -8,13 +8,17 @@ import pytest
 import torch
 import transformers as hf
 from architectures import configs, write_teacher
+from handmade import make_record
+from kdnotes.analysis.compare import check_arm, compare, differences
+from kdnotes.analysis.report import report
+from kdnotes.analysis.wording import explain, sentence
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models
 from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task, plan, plan_study
-from kdnotes.records.store import RunFolder, find_run_model
+from kdnotes.records.store import RunFolder, find_record, find_run_model
 from kdnotes.tasks.sources import load_corpus
 
 HEAD = 'AutoModelForSequenceClassification'
@@ -232,3 +236,43 @@ def test_a_training_of_what_is_given_is_refused(given, words, tmp_path):
     with pytest.raises(KdnotesError, match=words) as caught:
         plan(make_config(mode=mode, **parameters), CPU)
     assert '\n' not in str(caught.value)
+
+
+# ---- compared with its student ----
+
+
+def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path):
+    student = run(asked(teacher_with(tmp_path), 'full_kd', study='given'))
+    given, _ = find_record(student['teacher_run_id'])
+    differ = differences(given, student)
+    assert differ['training'] == ('not trained', 'trained')
+    assert {'epochs', 'learning_rate', 'batch_size', 'max_grad_norm', 'head_bias'}.isdisjoint(differ)
+    # what is no setting of a training still differs
+    assert differ['init'] == ('given', 'teacher_finetuned') and differ['temperature'][0] is None
+    c = compare([given], [student])
+    assert c.attribution.others == {} and c.attribution.part_of['training'] == ('network',)
+    assert c.speedup == {}
+    why = 'times of training are not compared, since baseline is a given model that was not trained'
+    assert set(c.reasons.values()) >= {why} and c.reasons['train_s'] == c.reasons['total_s'] == why
+    said = explain(c)
+    assert said.count(why) == 1 and 'null' not in said
+    assert sentence(c, 'train_s') == f'baseline -> full_kd: {why}.'
+    whole = report('given', [given['run_id'], student['run_id']])
+    assert any(why in s for s in whole.sentences) and len(whole.comparisons) == 1
+
+
+def test_two_given_models_differ_in_their_weights_alone():
+    made = [make_record('baseline', s, teacher_mode='given', teacher='a model') for s in (0, 1)]
+    other = [r | dict(arm='other', initial=dict(weights='w1')) for r in made]
+    c = compare(made, other)
+    assert set(differences(made[0], other[0])) == {'initial'} and 'training' not in c.attribution.belongs
+    assert c.reasons['train_s'].endswith('since baseline and other are given models that were not trained')
+
+
+def test_between_trained_runs_every_setting_counts():
+    a = make_record('full_kd')
+    b = make_record('full_kd', epochs=7, batch_size=8)
+    assert set(differences(a, b)) == {'epochs', 'batch_size'}
+    assert check_arm([a, b | dict(seed=1, teacher_seed=1)]).startswith(
+        "arm 'full_kd' mixes runs that differ in batch_size"
+    )

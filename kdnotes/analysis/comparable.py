@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['HARDWARE', 'Timed', 'timed', 'of_one_machine']
+__all__ = ['HARDWARE', 'trained', 'Timed', 'timed', 'of_one_machine']
+
+# %% ../../nbs/analysis/04_comparable.ipynb #af490aa1
+def trained(
+    record: dict,
+) -> bool:
+    "Was this run's model trained? One that was given is only measured, so its time of training is 0."
+    return record['factors'].get('init') != 'given'
 
 # %% ../../nbs/analysis/04_comparable.ipynb #2f9c6de2
 # of a record's environment: where one of them differs, times cannot be compared

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from ..core.config import task_info
-from ..core.resolve import factor_settings
+from ..core.resolve import factor_settings, training_settings
 from kdnotes.analysis.tests import (
     ALPHA,
     FACTORIAL,
@@ -36,7 +36,7 @@ from kdnotes.analysis.intervals import (
     ratio_interval,
 )
 from ..telemetry.summary import BUSY_SHARE, is_busy
-from .comparable import HARDWARE, Timed, timed
+from .comparable import HARDWARE, Timed, timed, trained
 
 # %% auto #0
 __all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
@@ -52,11 +52,13 @@ _BY_SEED = {'seed', 'teacher_seed', 'teacher_run_id', 'initial'}  # may differ b
 def recorded(
     record: dict,
 ) -> dict[str, Any]:  # name -> value; factors and settings share names
-    "Everything a record says that could change a result."
+    "Everything a record says that could change a result; a model that was given has no training's settings."
     parallel = {k: v for k, v in record.get('parallel', {}).items() if k != 'reason'}
+    unread = set() if trained(record) else training_settings(record['task'])
     return {
+        'training': 'trained' if trained(record) else 'not trained',
         **parallel,
-        **record['settings'],
+        **{k: v for k, v in record['settings'].items() if k not in unread},
         **record['factors'],
         **{k: record[k] for k in _IDENTITY},
         **{k: record['environment'].get(k) for k in HARDWARE},
@@ -70,7 +72,10 @@ def differences(
     "The recorded settings in which two runs differ."
     a = recorded(record_a)
     b = recorded(record_b)
-    return {k: (a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)}
+    names = a.keys() | b.keys()
+    if not (trained(record_a) and trained(record_b)):
+        names -= training_settings(record_a['task'])  # one of them has none
+    return {k: (a.get(k), b.get(k)) for k in sorted(names) if a.get(k) != b.get(k)}
 
 # %% ../../nbs/analysis/06_compare.ipynb #04f75ac2
 @dataclass(frozen=True)
@@ -87,7 +92,11 @@ class Attribution:
 
 def _attribute(differ: dict[str, tuple], task: str) -> Attribution:
     "Sort differences into factors, their settings, and the rest."
-    settings = factor_settings(task)
+    settings = {
+        # whether a model is trained is a part of its start
+        factor: names | ({'training'} if 'init' in names else set())
+        for factor, names in factor_settings(task).items()
+    }
     changed = [factor for factor in settings if factor in differ]
     names = [
         factor
@@ -303,12 +312,22 @@ def metric_differences(
 TIMES = ('train_s', 'total_s')  # training alone; with the teacher's training and its signal
 
 
+def _untrained(pairs: Sequence[tuple[dict, dict]]) -> str | None:
+    "Why there are no times of training; None: all models were trained."
+    arms = dict.fromkeys(r['arm'] for pair in pairs for r in pair if not trained(r))
+    if not arms:
+        return None
+    are = 'is a given model that was' if len(arms) == 1 else 'are given models that were'
+    return f"times of training are not compared, since {' and '.join(arms)} {are} not trained"
+
+
 def _speedups(
     pairs: Sequence[tuple[dict, dict]], level: float, times: Timed
 ) -> tuple[dict[str, Interval], list[Remark], dict[str, str]]:
     "How many times as fast b is, by time key; remarks; and why not."
-    if not times.runs:
-        return {}, [], dict.fromkeys(TIMES, times.note)
+    why = times.note if not times.runs else _untrained(pairs)
+    if why:
+        return {}, [], dict.fromkeys(TIMES, why)
     runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
     found = {}
     reasons = {}
@@ -320,9 +339,10 @@ def _speedups(
         if both:
             found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)), level)
         else:
-            reasons[key] = f'{key} is null in {_named(missing)}' if missing else times.note
+            null = f'{key} is not compared, since it is null in {_named(missing)}'
+            reasons[key] = null if missing else times.note
         if both and missing:
-            remarks.append(Remark('no_time', f'{key} is null in {_named(missing)}; the pair is left out'))
+            remarks.append(Remark('no_time', f'{key} is null in {_named(missing)}; the pair is excluded'))
     if busy := [r for r in runs if is_busy(r.get('machine') or {})]:
         share = f'others used more than {BUSY_SHARE:.0%} of the machine'
         remarks.append(Remark('busy', f'{share} during {_named(busy)}: times are unreliable'))

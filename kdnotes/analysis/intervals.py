@@ -215,26 +215,10 @@ def crossed_interval(
             units=1,
             reason='one seed and one unit have no spread',
         )
-    if S == 1:
-        return _t_interval(
-            mean,
-            y.var(ddof=1) / U,
-            U - 1,
-            level,
-            n=1,
-            units=U,
-            method='Student t over units only: one seed tells nothing about other seeds',
-        )
-    if U == 1:
-        return _t_interval(
-            mean,
-            y.var(ddof=1) / S,
-            S - 1,
-            level,
-            n=S,
-            units=1,
-            method='Student t over seeds only: one unit tells nothing about other units',
-        )
+    if 1 in (S, U):
+        over, single = ('units', 'seed') if S == 1 else ('seeds', 'unit')
+        method = f'Student t over {over} only: one {single} tells nothing about other {single}s'
+        return _t_interval(mean, y.var(ddof=1) / y.size, y.size - 1, level, n=S, units=U, method=method)
     return _t_interval(
         *crossed_moments(y),
         level,

@@ -129,7 +129,9 @@ def sentence(
 ) -> str:  # one sentence with a full stop
     "What a text may claim."
     c = comparison
-    why = c.reasons.get('comparison') or c.reasons.get('difference' if about == 'primary' else about)
+    if about in c.reasons and 'comparison' not in c.reasons:
+        return f'{c.a} -> {c.b}: {c.reasons[about]}.'
+    why = c.reasons.get('comparison') or (c.reasons.get('difference') if about == 'primary' else None)
     if why:
         return f'{c.a} and {c.b} are not compared, since {why}.'
     return (_metric_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'

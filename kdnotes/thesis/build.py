@@ -288,15 +288,11 @@ def _cells(frame: pd.DataFrame) -> dict:
     "A table of text."
 
     def cell(x):
-        return (
-            '-'
-            if x is None or x == '' or x != x
-            else x
-            if isinstance(x, str)
-            else f'{x:,.0f}'
-            if abs(x) >= 100
-            else f'{x:.3g}'
-        )
+        if x is None or x == '' or x != x:
+            return '-'
+        if isinstance(x, str):
+            return x
+        return f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
 
     return plain(frame.map(cell).reset_index(names=''))
 

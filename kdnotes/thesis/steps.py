@@ -117,13 +117,10 @@ def short(
         if key in c.speedup:
             name = {'train_s': 'training', 'total_s': 'total'}[key]
             said.append(f'{name} {times_as(c.speedup[key])}{corrected(c.p_times_holm.get(key))}')
-    seeds = (
-        f'{c.n_seeds} seeds'
-        if c.n_seeds > 1
-        else 'one seed, so nothing about others'
-        if c.n_seeds
-        else 'not compared'
-    )
+    if c.n_seeds > 1:
+        seeds = f'{c.n_seeds} seeds'
+    else:
+        seeds = 'one seed, so nothing about others' if c.n_seeds else 'not compared'
     units = f', {c.n_units} {c.unit_name}' if c.n_units else ''
     return '; '.join([*said, seeds + units])
 
