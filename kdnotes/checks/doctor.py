@@ -175,12 +175,12 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     with open(job['out'], 'a') as out:
 
-        def tell(finding: Finding):
+        def report(finding: Finding):
             out.write(json.dumps(asdict(finding)) + '\n')
             out.flush()
 
         try:
-            examine(job, tell)
+            examine(job, report)
         except KdnotesError as e:
             print(f'kdnotes: {e}', file=sys.stderr)
             raise SystemExit(1) from None

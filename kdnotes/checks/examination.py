@@ -326,12 +326,12 @@ _CHECKS_OF_ALL_RANKS = [
 ]
 
 
-def _examine(case: Case, tell: Callable[[Finding], None]) -> None:
+def _examine(case: Case, report: Callable[[Finding], None]) -> None:
     "Every check of one configuration; each of its ranks calls it."
 
     def say(found):
         for f in found:
-            tell(replace(f, mode=case.label))
+            report(replace(f, mode=case.label))
 
     mine = []
     for rank, check, find in _checks_of_one_rank(case):
@@ -475,7 +475,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
 
 def examine(
     job: dict,  # cases: config, label, reason, initial, teacher_run_id, teacher_epochs, folder of each
-    tell: Callable[[Finding], None],  # called on the main rank, and where a rank fails
+    report: Callable[[Finding], None],  # called on the main rank, and where a rank fails
 ) -> None:
     "What each rank does."
     configs = [make_config(**given['config']) for given in job['cases']]
@@ -484,6 +484,6 @@ def examine(
     for given, config in zip(job['cases'], configs):
         case = _prepare(given, runtime, shared)
         if config.ranks == runtime.ranks or runtime.main:
-            _examine(case, tell)
+            _examine(case, report)
         runtime.barrier()
     rt.stop(runtime)

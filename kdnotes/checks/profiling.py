@@ -69,7 +69,7 @@ def matmul_rate(
 
 # %% ../../nbs/checks/01_profiling.ipynb #8092efcc
 def reset_peaks(runtime: Runtime) -> None:
-    "Begin to watch anew."
+    "Forget the peaks so far."
     with contextlib.suppress(OSError):
         # 5: the high-water mark of resident memory (man 5 proc)
         Path('/proc/self/clear_refs').write_text('5')
@@ -91,7 +91,7 @@ def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU
 
 # %% ../../nbs/checks/01_profiling.ipynb #a2f99f01
 class Stopwatch:
-    "Shares a training's time out over its parts in a `with` block; train with its `task` and `signal`."
+    "Divides a training's time over its parts in a `with` block; train with its `task` and `signal`."
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ class Finding:
 
     @property
     def cell(self) -> str:
+        "What a table of several modes shows."
         return {
             'ok': self.figure or 'ok',
             'warn': f'{self.figure} !'.strip(),
@@ -66,6 +67,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
+        "Did no check fail?"
         return not any(f.result == 'fail' for f in self.findings)
 
     def table(self) -> pd.DataFrame:  # mode, check, result, found, change
