@@ -164,7 +164,9 @@ def as_configured(task, config: RunConfig):
     task.soft = SoftTargets(
         config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k
     )
-    task.ranking_weight = config.task_settings.ranking_weight
+    if hasattr(task, 'settings'):
+        weight = config.task_settings.ranking_weight
+        task.settings = task.settings.model_copy(update=dict(ranking_weight=weight))
     return task
 
 

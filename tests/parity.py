@@ -115,23 +115,24 @@ def ranked_corpus(
 
 def ranked_task(ranking: str = 'none', **more):
     "The real task, with a word's number as its token."
-    from kdnotes.tasks.answer_selection import AnswerSelection
-    from kdnotes.tasks.batching import Ragged
+    from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
+    from kdnotes.tasks.batching import EncodedPairs, Ragged
     from kdnotes.tasks.base import SoftTargets
 
-    task = AnswerSelection(ranked_corpus(), soft=SoftTargets(**more), ranking_loss=ranking)
+    settings = AnswerSelectionSettings(train_questions='all', ranking_loss=ranking)
+    task = AnswerSelection(ranked_corpus(), soft=SoftTargets(**more), settings=settings)
 
     def ids(text, after):
         return [*(10 + int(w[1:]) for w in text.split()), after]
 
-    task._encoded = {}
-    task._pad_id = 0
+    encoded = {}
     for split, rows in task.rows.items():
         pairs = [([1, *ids(r['question'], 2)], ids(r['sentence'], 2)) for r in rows]
-        task._encoded[split] = (
+        encoded[split] = (
             Ragged.from_rows([a + b for a, b in pairs]),
             np.array([len(a) for a, _ in pairs]),
         )
+    task.pairs = EncodedPairs(encoded)
     return task
 
 

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from kdnotes.analysis import report
 from kdnotes.analysis import tables
 from kdnotes.tasks.answer_selection import CORPORA
-from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.train.checkpoint import (
     CheckpointError,
     newest_checkpoint,
@@ -310,7 +310,7 @@ def test_a_corpus_file(home, data, split):
     for questions, smoke in (('all', False), ('answered', True)):  # and the task can be made of it
         task = AnswerSelection(
             Corpus('c', 'folder', 'c', dict.fromkeys(SPLITS, sound) | {split: rows}, 'x'),
-            train_questions=questions,
+            settings=AnswerSelectionSettings(train_questions=questions),
             smoke=smoke,
         )
         assert len(task.questions[split].labels) <= len(rows) and task.label_prior.sum() == pytest.approx(1)

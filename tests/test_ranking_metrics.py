@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kdnotes.tasks.answer_selection import AnswerSelection, worst
+from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings, worst
 from kdnotes.tasks.ranking_metrics import (
     UNIT_METRICS,
     as_questions,
@@ -249,7 +249,7 @@ def test_smoke_keeps_whole_questions_of_both_kinds(corpus):
 
 
 def test_answered_training_questions_only(corpus):
-    task = AnswerSelection(corpus, train_questions='answered')
+    task = AnswerSelection(corpus, settings=AnswerSelectionSettings(train_questions='answered'))
     assert task.questions['train'].answered.all() and 0 < len(task.rows['train']) < len(
         corpus.splits['train']
     )

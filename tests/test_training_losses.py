@@ -251,7 +251,10 @@ def test_the_configuration_reaches_the_task():
     task = make_task(
         tiny_config('full_kd', min_probability=0.2, top_k=1, ranking_loss='margin_mse'), ranked_corpus()
     )
-    assert (task.soft.min_probability, task.soft.top_k) == (0.2, 1) and task.ranking_loss == 'margin_mse'
+    assert (task.soft.min_probability, task.soft.top_k) == (
+        0.2,
+        1,
+    ) and task.settings.ranking_loss == 'margin_mse'
     assert (task.groups('train') == task.questions['train'].of).all()
 
 

@@ -5,7 +5,7 @@ and the pairs made of the real SQuAD, where there is a copy.
 import numpy as np
 import pytest
 from kdnotes.tasks.answer_selection import CORPORA
-from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.analysis.compare import attribute, label
 from kdnotes.core.arms import MODES
@@ -186,7 +186,9 @@ def test_a_title_stands_before_each_sentence():
     corpus = load_corpus('answer_selection', 'embedded')
     tokenizer = load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
     plain = AnswerSelection(corpus)
-    titled = AnswerSelection(corpus, document_title=True)
+    titled = AnswerSelection(
+        corpus, settings=AnswerSelectionSettings(train_questions='all', document_title=True)
+    )
     for task in (plain, titled):
         task.encode(tokenizer)
     row = corpus.splits['dev'][0]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
-from .batching import Batch, encode_pairs, pad_pairs
+from .batching import Batch, EncodedPairs
 from .embedded import embedded_answer_selection
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
@@ -27,7 +27,17 @@ from kdnotes.tasks.ranking_metrics import (
     evaluate_split,
 )
 from .squad import SquadError, answer_sentences, from_hub, read_squad
-from .base import Evaluation, Forward, Primary, SignalSpec, SoftTargets, TaskInfo
+from kdnotes.tasks.base import (
+    Evaluation,
+    Forward,
+    Primary,
+    SignalSpec,
+    SoftTargets,
+    TaskInfo,
+    sequence_head_flops,
+    soft_targets,
+    worst_units,
+)
 
 # %% auto #0
 __all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'DEFAULTS', 'TASK', 'make_up_ids',
@@ -328,52 +338,56 @@ class AnswerSelection:
         corpus: Corpus,
         max_length: int = 128,  # tokens of a pair; the longer text is cut
         soft: SoftTargets = SoftTargets(),
-        train_questions: str = 'all',  # 'all' | 'answered'
-        # the document's title before each sentence: many sentences say only 'it' or 'he'
-        document_title: bool = False,
-        ranking_loss: str = 'none',  # 'none' | 'ranknet' | 'margin_mse'
-        ranking_weight: float = 1.0,  # beside those of hard and soft targets
+        settings: AnswerSelectionSettings = AnswerSelectionSettings(
+            train_questions='all'
+        ),  # nothing says auto
         smoke: bool = False,  # a few questions of each split
     ):
-        if ranking_loss not in ('none', 'ranknet', 'margin_mse'):
-            raise ValueError(f"ranking_loss must be 'none', 'ranknet' or 'margin_mse', got {ranking_loss!r}")
         self.max_length = max_length
         self.soft = soft
-        self.train_questions = train_questions
-        self.document_title = document_title
-        self.ranking_loss = ranking_loss
-        self.ranking_weight = ranking_weight
+        self.settings = settings
         self.smoke = smoke
-        self.rows = _choose_rows(corpus.splits, train_questions, smoke)
+        self.rows = _choose_rows(corpus.splits, settings.train_questions, smoke)
         self.questions = {split: as_questions(rows) for split, rows in self.rows.items()}
         # (2,)
         self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
-        self._encoded = {}
-        for split, rows in self.rows.items():
-            questions = [r['question'] for r in rows]
-            candidates = [self._candidate(r) for r in rows]
-            self._encoded[split] = encode_pairs(tokenizer, questions, candidates, self.max_length, cache_dir)
-        self._pad_id = tokenizer.pad_token_id or 0
+        texts = {
+            split: ([r['question'] for r in rows], [self._candidate(r) for r in rows])
+            for split, rows in self.rows.items()
+        }
+        self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
 
     def _candidate(self, row: dict) -> str:
-        return f"{row['document_title']} : {row['sentence']}" if self.document_title else row['sentence']
+        return (
+            f"{row['document_title']} : {row['sentence']}"
+            if self.settings.document_title
+            else row['sentence']
+        )
 
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each pair."
-        return self._encoded[split][0].lengths
+        return self.pairs.lengths(split)
 
     def groups(self, split: str) -> np.ndarray:
         "The candidates of a question, where a loss compares them; a pointwise loss needs no neighbours."
-        return np.arange(len(self.rows[split])) if self.ranking_loss == 'none' else self.questions[split].of
+        return (
+            np.arange(len(self.rows[split]))
+            if self.settings.ranking_loss == 'none'
+            else self.questions[split].of
+        )
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Pairs of a split, padded to the longest; the same in every epoch."
         index = np.asarray(index, dtype=np.int64)
-        inputs, tokens = pad_pairs(*self._encoded[split], index, self._pad_id)
-        groups = None if self.ranking_loss == 'none' else torch.from_numpy(self.questions[split].of[index])
+        inputs, tokens = self.pairs.inputs(split, index)
+        groups = (
+            None
+            if self.settings.ranking_loss == 'none'
+            else torch.from_numpy(self.questions[split].of[index])
+        )
         return Batch(index, inputs, torch.from_numpy(self.questions[split].labels[index]), tokens, groups)
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
@@ -382,7 +396,8 @@ class AnswerSelection:
 
     def signal_key(self) -> str:
         "Which training pairs there are, and what is in them."
-        return f"{self.train_questions}{'-titles' * self.document_title}{'-smoke' * self.smoke}"
+        titles = '-titles' if self.settings.document_title else ''
+        return f"{self.settings.train_questions}{titles}{'-smoke' * self.smoke}"
 
     def loss_terms(
         self, outputs, batch: Batch, signal: dict[str, Tensor] | None
@@ -394,7 +409,7 @@ class AnswerSelection:
         terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
         if signal:
             terms['soft'] = (self.soft.loss(outputs.logits, signal['logits']), n)
-        if self.ranking_loss != 'none':
+        if self.settings.ranking_loss != 'none':
             terms['ranking'] = self._ranking(outputs, batch, signal)
         return terms
 
@@ -404,7 +419,7 @@ class AnswerSelection:
         """
         scores = self.scores(outputs, batch)[:, 0]
         pairs = self.loss_counts('train', batch.index)['ranking']
-        if self.ranking_loss == 'ranknet':
+        if self.settings.ranking_loss == 'ranknet':
             return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
         if not signal:
             raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
@@ -415,7 +430,7 @@ class AnswerSelection:
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Examples of the pointwise terms, pairs of the ranking one."
         counts = {'hard': len(index), 'soft': len(index)}
-        if self.ranking_loss != 'none':
+        if self.settings.ranking_loss != 'none':
             questions = self.questions[split]
             counts['ranking'] = pair_counts(questions.of[index], questions.labels[index])['labelled']
         return counts
@@ -423,7 +438,11 @@ class AnswerSelection:
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`, and of `ranking` where it is asked for."
         weights = self.soft.weights(kd, classes=2)
-        return weights if self.ranking_loss == 'none' else weights | {'ranking': self.ranking_weight}
+        return (
+            weights
+            if self.settings.ranking_loss == 'none'
+            else weights | {'ranking': self.settings.ranking_weight}
+        )
 
     def scores(self, outputs, batch: Batch) -> Tensor:
         "The log-odds of being right, (n, 1): logit(1) - logit(0)."
@@ -450,8 +469,7 @@ class AnswerSelection:
 
     def head_flops(self, config, lengths: np.ndarray) -> float:
         "One dense layer (BERT's pooler) and the classifier, on the first token of each pair."
-        h = config.hidden_size
-        return float(len(lengths) * (2 * h * h + 2 * h * config.num_labels))
+        return sequence_head_flops(config, len(lengths))
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #9b859567
 def worst(
@@ -469,11 +487,7 @@ def worst(
         if corpus
         else {}
     )
-    low = (
-        units[(units['split'] == where) & (units['metric'] == metric)]
-        .sort_values(['value', 'unit'], ascending=[higher, True])
-        .head(n)
-    )
+    low = worst_units(units, where, metric, higher, n)
     scored = predictions[(predictions['split'] == where) & predictions['unit'].isin(low['unit'])].sort_values(
         ['score', 'item'], ascending=False
     )
@@ -495,18 +509,8 @@ def make(
     config: RunConfig,  # resolved
 ) -> AnswerSelection:  # not yet encoded
     "The task a configuration names."
-    s = config.task_settings
-    soft = SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
-    return AnswerSelection(
-        corpus,
-        config.max_length,
-        soft,
-        s.train_questions,
-        bool(s.document_title),
-        s.ranking_loss,
-        s.ranking_weight,
-        config.smoke,
-    )
+    soft = soft_targets(config)
+    return AnswerSelection(corpus, config.max_length, soft, config.task_settings, config.smoke)
 
 
 def row_texts(row: dict) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.files import atomic_write, sha256_text
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'epoch_steps', 'micro_batches']
+__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'EncodedPairs', 'epoch_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -152,6 +152,43 @@ def pad_pairs(
         attention_mask=torch.from_numpy(mask.astype(np.int64)),
         token_type_ids=torch.from_numpy(types.astype(np.int64)),
     ), int(lengths.sum())
+
+# %% ../../nbs/tasks/01_batching.ipynb #9adefa5d
+@dataclass(frozen=True)
+class EncodedPairs:
+    "The tokens of every split's pairs (or single texts)."
+
+    splits: dict[str, tuple[Ragged, np.ndarray]]  # token ids; where the second segment starts in each row
+    pad_id: int = 0  # the tokenizer's padding token
+
+    @classmethod
+    def from_texts(
+        cls,
+        tokenizer,  # a fast Hugging Face tokenizer
+        texts: dict[str, tuple[list[str], list[str] | None]],  # by split: first texts; second ones or None
+        max_length: int,  # most tokens of a pair; the longer text is cut
+        cache_dir: Path | None = None,  # a folder, or no cache
+    ) -> EncodedPairs:
+        "Tokenise every text once."
+        splits = {
+            split: encode_pairs(tokenizer, first, second, max_length, cache_dir)
+            for split, (first, second) in texts.items()
+        }
+        return cls(splits, tokenizer.pad_token_id or 0)
+
+    def lengths(self, split: str) -> np.ndarray:  # (n,)
+        "Tokens of each example."
+        ids, _ = self.splits[split]
+        return ids.lengths
+
+    def inputs(
+        self,
+        split: str,
+        index: np.ndarray,  # (k,) which examples
+        # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
+    ) -> tuple[dict[str, Tensor], int]:
+        "Examples as rectangular tensors, padded to the longest of them."
+        return pad_pairs(*self.splits[split], index, self.pad_id)
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
 def epoch_steps(
