@@ -52,11 +52,15 @@ def read_texts(
     fields: dict,  # a model's `model_fields`
 ) -> dict[str, Any]:
     """What a text cannot say by itself, as a terminal and papermill hand it over:
-    nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`).
+    nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`). A list of one arrives as a number.
     """
 
     def read(name, value):
-        annotation = str(fields[name].annotation) if name in fields and isinstance(value, str) else ''
+        annotation = str(fields[name].annotation) if name in fields else ''
+        if 'tuple' in annotation and type(value) is int:
+            return [value]
+        if not isinstance(value, str):
+            return value
         if 'None' in annotation and value.lower() in ('none', 'null'):
             return None
         if 'tuple' in annotation:

@@ -34,8 +34,8 @@ from ..core.files import FileError, cache_path, read_json, sha256_file, sha256_t
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
            'load_tokenizer', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of', 'load_model',
            'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'save_model', 'depth',
-           'student_config', 'choose_layers', 'build_model', 'check_hidden_states', 'check_student', 'count_parameters',
-           'forward_flops', 'model_inputs', 'call']
+           'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states',
+           'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
 
 # %% ../../nbs/distill/01_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -636,7 +636,7 @@ def _student_weights(
     teacher: nn.Module,
     student: nn.Module,  # of `student_config`
     layers: tuple[int, ...],
-) -> dict[str, torch.Tensor]:  # the student's state
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:  # the student's state; names without a place in it
     "The teacher's weights under the student's names."
     stack = _layer_stack(teacher)
     place = {str(layer): i for i, layer in enumerate(layers)}
@@ -658,22 +658,35 @@ def _student_weights(
             f'{list(range(len(layers)))}, since {(wrong + foreign)[0]} would be of another kind; '
             'choose other student_layers'
         )
-    if left_out:
-        warnings.warn(
-            (
-                f"the student's first layer, the teacher's layer {layers[0]}, "
-                f"goes without {', '.join(left_out)}: a first layer of {type(teacher).__name__} has none"
-            ),
-            stacklevel=3,
-        )
-    return {name: found[name] for name in wanted}
+    return {name: found[name] for name in wanted}, tuple(left_out)
+
+
+def left_out_in_words(
+    layers: tuple[int, ...],  # of the teacher that the student keeps
+    left_out: tuple[str, ...],  # weights that have no place in the student
+) -> str:  # '': none
+    "What a student's first layer loses, as with ModernBERT, whose first layer has no norm of its own."
+    if not left_out:
+        return ''
+    return (
+        f"the student's first layer, the teacher's layer {layers[0]}, goes without {', '.join(left_out)}: "
+        'a first layer of this architecture has none; student_layers that begin with 0 lose nothing'
+    )
 
 
 def choose_layers(
     model: nn.Module,  # an encoder of transformers
     layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
 ) -> nn.Module:  # a new, trainable model in the same mode
-    "A copy of a model with some of its layers."
+    "A copy of a model with some of its layers; a warning says which weights have no place in it."
+    student, left_out = _cut(model, layers)
+    if left_out:
+        warnings.warn(left_out_in_words(layers, left_out), stacklevel=2)
+    return student
+
+
+def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[str, ...]]:
+    "A copy with some layers, and the names of the weights that have no place in it."
     _check_layers(layers, depth(model.config), 'the model')
     _layer_stack(model)
     first = next(model.parameters())
@@ -687,11 +700,11 @@ def choose_layers(
                 f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; '
                 'choose other student_layers'
             ) from e
-    weights = _student_weights(model, student, layers)
+    weights, left_out = _student_weights(model, student, layers)
     if not no_weights:
         student.load_state_dict(weights)
         student.to(device=first.device, dtype=first.dtype)
-    return student.train(model.training).requires_grad_(True)
+    return student.train(model.training).requires_grad_(True), left_out
 
 # %% ../../nbs/distill/01_models.ipynb #fd83bd8c
 def build_model(
@@ -782,16 +795,14 @@ def check_student(
     source: str | Path,  # the teacher, as for `find_model`
     layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
     auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
-) -> nn.Module:  # the student on the meta device
+) -> tuple[nn.Module, tuple[str, ...]]:  # the student on the meta device; weights without a place in it
     "Copy, save and load a student without its weights; refuses what would fail after the training."
     config = load_config(source)
     _check_layers(layers, depth(config), f'the teacher {str(source)!r}')
     teacher = build_model(config, auto_class)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # what is left out is said when the student is made
-        student = choose_layers(teacher, layers)
+    student, left_out = _cut(teacher, layers)
     _check_reload(student, auto_class)
-    return student
+    return student, left_out
 
 # %% ../../nbs/distill/01_models.ipynb #1934459d
 def count_parameters(

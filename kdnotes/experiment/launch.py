@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError, RunConfig, is_given
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
@@ -68,7 +68,8 @@ def execute(
     folder.create()
     with lock_run(folder):
         if not _complete(folder):  # else another process made it while we waited
-            say(f'training {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
+            doing = 'measuring' if is_given(plan.config) else 'training'
+            say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
             _launch(plan, folder, on_row, jobs)
     export(plan.config.study)
     return folder.record()
@@ -137,7 +138,9 @@ def _outcome(record: dict) -> str:
     "A run in a line."
     primary = record['primary']
     value = 'unknown' if primary['value'] is None else f"{primary['value']:.3f}"
-    return f"{primary['set']} {primary['metric']} {value}, trained in {record['time']['train_s']:.0f} s"
+    seconds = record['time']['train_s']
+    made = f'trained in {seconds:.0f} s' if seconds else 'measured, not trained'
+    return f"{primary['set']} {primary['metric']} {value}, {made}"
 
 
 def failures(
@@ -298,7 +301,9 @@ def goes_on(
 ) -> str:  # the end of a sentence on what would start it again
     "What becomes of a run that is started again."
     saved = checkpoints(folder.path / 'checkpoints')
-    return f'goes on from step {int(saved[0].name[5:])}' if saved else 'trains it again from its beginning'
+    if saved:
+        return f'goes on from step {int(saved[0].name[5:])}'
+    return 'makes it again from its beginning'
 
 
 def why_ended(

@@ -79,6 +79,7 @@ class Plan:
     reason: str  # why this number format
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
+    loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
 
     @property
     def corpus(self) -> str:
@@ -106,6 +107,7 @@ class Plan:
             'run_id': self.run_id,
             'corpus': self.corpus,
             'network': f'{mode.network}, starting from {self.start}',
+            'loses': self.loses,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
             'ranks': f'{c.ranks} process(es){threads}',
             'distillation': losses_in_words(c),
@@ -117,7 +119,7 @@ class Plan:
             )
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
-        return _lined(lines.items())
+        return _lined([(name, line) for name, line in lines.items() if line])
 
 # %% ../../nbs/experiment/01_plan.ipynb #a84e17c3
 def teacher_origin(
@@ -249,6 +251,7 @@ def plan(
         if config.transfer != 'none' and _starts_pretrained(config)
         else None
     )
+    loses = _check_student(config) if MODES[config.mode].network == 'student' else ''
     initial = _initial(config, teacher, first)
     return Plan(
         asked,
@@ -259,6 +262,7 @@ def plan(
         reason,
         teacher,
         first,
+        loses,
     )
 
 
@@ -289,8 +293,6 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     from kdnotes.distill.models import source_sha256
 
     student = MODES[config.mode].network == 'student'
-    if student:
-        _check_student(config)
     if student and config.student_init == 'hub':
         return dict(weights_sha256=source_sha256(config.student))
     layers = dict(layers=list(config.student_layers)) if student else {}
@@ -316,13 +318,14 @@ def _teacher_depth(config: RunConfig) -> int | None:
     return depth(load_config(config.teacher))
 
 
-def _check_student(config: RunConfig) -> None:
+def _check_student(config: RunConfig) -> str:  # what it loses of its teacher's layers; '': nothing
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
     """
-    from kdnotes.distill.models import check_student, load_config, load_tokenizer
+    from kdnotes.distill.models import check_student, left_out_in_words, load_config, load_tokenizer
 
     teacher = load_config(config.teacher)
+    loses = ''
     if config.student_init == 'hub':
         if load_tokenizer(config.student).get_vocab() != load_tokenizer(config.teacher).get_vocab():
             raise ConfigError(
@@ -331,10 +334,12 @@ def _check_student(config: RunConfig) -> None:
             )
         student = load_config(config.student)
     else:
-        student = check_student(
-            config.teacher, config.student_layers, task_info(config.task).auto_class
-        ).config
+        auto_class = task_info(config.task).auto_class
+        model, left_out = check_student(config.teacher, config.student_layers, auto_class)
+        student = model.config
+        loses = left_out_in_words(config.student_layers, left_out)
     _check_intermediate(config, student, teacher)
+    return loses
 
 
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
@@ -478,6 +483,7 @@ def explain_study(
             ('corpus', plans[0].corpus),
             ('teacher', first.teacher),
             *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
+            *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),
             *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
             *(('distillation', words) for words in losses),
         ]
