@@ -11,12 +11,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 from torch import Tensor
+from ..core.config import RunConfig
 from .batching import Batch
 from ..losses.conventions import dialect_weights
 from ..losses.targets import soft_target_kl
 
 # %% auto #0
-__all__ = ['SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'Forward', 'Task', 'TaskInfo', 'TaskView']
+__all__ = ['SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'sequence_head_flops', 'worst_units', 'Forward',
+           'Task', 'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -76,6 +78,34 @@ class SoftTargets:
         return soft_target_kl(
             student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=self.top_k
         )
+
+
+def soft_targets(
+    config: RunConfig,  # resolved
+) -> SoftTargets:
+    "How the student of a run learns from its teacher's logits."
+    return SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
+
+# %% ../../nbs/tasks/05_base.ipynb #87a23305
+def sequence_head_flops(
+    config,  # of a transformers model with a sequence classification head
+    examples: int,  # in one forward
+) -> float:
+    "Operations of one dense layer (BERT's pooler) and the classifier, on the first token of each example."
+    width = config.hidden_size
+    return float(examples * (2 * width * width + 2 * width * config.num_labels))
+
+
+def worst_units(
+    units: pd.DataFrame,  # of a run
+    where: str,  # the evaluation set
+    metric: str,
+    higher_is_better: bool,  # in this metric
+    n: int,  # at most so many
+) -> pd.DataFrame:  # rows of `units`, worst first; equal ones in the order of their names
+    "The units a run got most wrong by a metric."
+    chosen = units[(units['split'] == where) & (units['metric'] == metric)]
+    return chosen.sort_values(['value', 'unit'], ascending=[higher_is_better, True]).head(n)
 
 # %% ../../nbs/tasks/05_base.ipynb #e9878379
 class Forward(Protocol):

@@ -15,11 +15,21 @@ import torch
 from torch import Tensor
 from ..core.config import RunConfig, TaskSettings
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
-from .batching import Batch, encode_pairs, pad_pairs
+from .batching import Batch, EncodedPairs
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce
-from .base import Evaluation, Forward, Primary, SignalSpec, SoftTargets, TaskInfo
+from kdnotes.tasks.base import (
+    Evaluation,
+    Forward,
+    Primary,
+    SignalSpec,
+    SoftTargets,
+    TaskInfo,
+    sequence_head_flops,
+    soft_targets,
+    worst_units,
+)
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'TASK', 'complete', 'check_rows', 'check_split', 'fingerprint',
@@ -344,17 +354,15 @@ class TextClassification:
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every example once."
-        self._encoded = {}
+        texts = {}
         for split, rows in self.rows.items():
             second = [r['second'] for r in rows] if rows[0]['second'] else None
-            self._encoded[split] = encode_pairs(
-                tokenizer, [r['text'] for r in rows], second, self.max_length, cache_dir
-            )
-        self._pad_id = tokenizer.pad_token_id or 0
+            texts[split] = ([r['text'] for r in rows], second)
+        self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
 
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each example."
-        return self._encoded[split][0].lengths
+        return self.pairs.lengths(split)
 
     def groups(self, split: str) -> np.ndarray:
         "Examples need no neighbours."
@@ -363,7 +371,7 @@ class TextClassification:
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Examples of a split, padded to the longest; the same in every epoch."
         index = np.asarray(index, dtype=np.int64)
-        inputs, tokens = pad_pairs(*self._encoded[split], index, self._pad_id)
+        inputs, tokens = self.pairs.inputs(split, index)
         return Batch(index, inputs, torch.from_numpy(self.labels[split][index]), tokens)
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
@@ -457,8 +465,7 @@ class TextClassification:
 
     def head_flops(self, config, lengths: np.ndarray) -> float:
         "One dense layer (BERT's pooler) and the classifier, on the first token of each example."
-        h = config.hidden_size
-        return float(len(lengths) * (2 * h * h + 2 * h * config.num_labels))
+        return sequence_head_flops(config, len(lengths))
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #1adfd894
 def worst(
@@ -477,22 +484,23 @@ def worst(
         if corpus
         else {}
     )
-    found = (
-        units[(units['split'] == where) & (units['metric'] == metric)]
-        .sort_values(['value', 'unit'], ascending=[False, True])
-        .head(n)
-    )
+    found = worst_units(units, where, metric, higher_is_better=False, n=n)
     groups = dict(list(predictions[predictions['split'] == where].groupby('unit')))
 
     def row(unit, value):
         own = groups[unit]
         if list(own['item']) == ['value']:
             label = f"{own['label'].iloc[0]:g}"
-            said = f"{own['score'].iloc[0]:.3g}"
+            predicted = f"{own['score'].iloc[0]:.3g}"
         else:
             label = own['item'][own['label'].astype(float) > 0].iloc[0]
-            said = own['item'].iloc[int(own['score'].to_numpy().argmax())]
-        return {'text': texts.get(unit, unit), 'label': label, 'predicted': said, metric: round(value, 3)}
+            predicted = own['item'].iloc[int(own['score'].to_numpy().argmax())]
+        return {
+            'text': texts.get(unit, unit),
+            'label': label,
+            'predicted': predicted,
+            metric: round(value, 3),
+        }
 
     return pd.DataFrame(
         [row(unit, value) for unit, value in zip(found['unit'], found['value'])],
@@ -505,7 +513,7 @@ def make(
     config: RunConfig,  # resolved
 ) -> TextClassification:  # not yet encoded
     "The task a configuration names."
-    soft = SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
+    soft = soft_targets(config)
     return TextClassification(corpus, config.max_length, soft, config.task_settings.target, config.smoke)
 
 
