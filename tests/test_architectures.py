@@ -115,6 +115,15 @@ def test_layer_types_go_with_their_layers():
     assert [layer.attention_type for layer in student.model.layers] == kept
 
 
+@pytest.mark.parametrize('layers, loses', [((1, 3), True), ((0, 3), False)])
+def test_the_plan_says_what_a_first_layer_loses(layers, loses, tmp_path):
+    folder = write_teacher(tmp_path / 'modernbert', configs(6)['modernbert'])
+    given = dict(corpus='embedded', smoke=True, teacher=str(folder), student_layers=layers)
+    planned = plan(make_config(mode='full_kd', **given), Machine('cpu', 2))
+    why = "the teacher's layer 1, goes without model.layers.0.attn_norm.weight"
+    assert (why in planned.loses, why in planned.explain()) == (loses, loses)
+
+
 @pytest.mark.parametrize('kind', REFUSED)
 def test_an_architecture_without_layers_to_choose_is_refused_in_the_plan(kind, tmp_path):
     config, why = REFUSED[kind]

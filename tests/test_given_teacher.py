@@ -12,6 +12,7 @@ from handmade import make_record
 from kdnotes.analysis.compare import check_arm, compare, differences
 from kdnotes.analysis.report import report
 from kdnotes.analysis.wording import explain, sentence
+from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models
@@ -103,9 +104,12 @@ def test_a_model_without_a_single_output_has_none_to_make_two_of():
 def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_path):
     folder = teacher_with(tmp_path, outputs)
     before = files_of(folder)
-    student = run(asked(folder, 'full_kd'))
+    said = []
+    student = run(asked(folder, 'full_kd'), say=said.append)
     found = RunFolder(student['study'], student['teacher_run_id'])
     given = found.record()
+    doing = [(line.split()[0], line.split()[1].rstrip(':')) for line in said if 'rank(s)' in line]
+    assert doing == [('measuring', given['run_id']), ('training', student['run_id'])]
     assert given['run_id'] == plan(asked(folder)).run_id
     by_hand = measured_by_hand(folder, plan(asked(folder)).config)
     for name, metrics in by_hand.items():
@@ -125,6 +129,16 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
     assert student['initial']['teacher_run_id'] == given['run_id'] and student['steps'] > 0
     assert student['settings']['teacher_mode'] == 'given'
     assert files_of(folder) == before, 'the folder that was given stays as it was'
+
+
+@pytest.mark.exhaustive
+def test_the_doctor_examines_a_given_cross_encoder_and_its_student(tmp_path):
+    folder = teacher_with(tmp_path, 1)
+    found = doctor([asked(folder, mode) for mode in ('baseline', 'full_kd')])
+    times = {f.mode: f.result for f in found.findings if f.check == 'time'}
+    assert times == {'baseline': 'skipped', 'full_kd': 'ok'}
+    assert not [f for f in found.findings if f.result == 'fail']
+    assert not [note for note in found.notes if 'stands in' in note], 'the given model is the teacher'
 
 
 def test_its_name_does_not_depend_on_a_training(tmp_path):
