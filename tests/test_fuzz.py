@@ -46,7 +46,6 @@ from kdnotes.records.store import (
     find_record,
     read_rows,
     records,
-    tidy,
     units,
     without_repeats,
 )
@@ -462,7 +461,7 @@ def test_a_record(home, run, data):
         ours(read)
     (run.path / 'state.json').unlink()
     for read in (
-        lambda: tidy(records('fuzz')),
+        lambda: records('fuzz'),
         lambda: units('fuzz'),
         lambda: find_record(RECORD['run_id']),
         lambda: export('fuzz'),
@@ -486,7 +485,7 @@ def test_exported_records(home, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     for read in (
-        lambda: tidy(records('other')),
+        lambda: records('other'),
         lambda: units('other'),
         lambda: find_record('nobody'),
         lambda: find_record(RECORD['run_id']),

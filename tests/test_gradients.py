@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_distilbert
 from kdnotes.train import loop as trainer
-from kdnotes.train.gradient_stats import BORDERS, draw_ranges, fitting_scale, gradient_ranges, layer_of
+from kdnotes.train.gradient_stats import BORDERS, gradient_ranges, layer_of
 from kdnotes.checks.probes import host_syncs
 from kdnotes.train.distributed import Runtime
 
@@ -115,28 +115,6 @@ def test_nothing_to_look_at_and_scales_that_are_none():
     for scale in (0.0, -2.0, 3.0, INFINITE, float('nan')):
         with pytest.raises(ValueError, match='must be a power of two'):
             gradient_ranges([('a', torch.ones(3))], scale)
-    with pytest.raises(ValueError, match='all gradients are zero'):
-        fitting_scale(gradient_ranges([('a', torch.zeros(3))]))
-
-
-def test_a_fitting_scale_fits():
-    for seed in range(20):
-        numbers = torch.randn(50, generator=torch.Generator().manual_seed(seed)) * 10.0**-seed
-        scale = fitting_scale(rows := gradient_ranges([('a', numbers)]), room=1.0)
-        assert (numbers * scale).half().isfinite().all() and (numbers * scale * 4).abs().max() > 65504 / 2
-        assert gradient_ranges([('a', numbers)], scale)[0]['scaled']['fp16_above'] == 0 and len(rows) == 1
-
-
-def test_rows_of_any_gradients_can_be_drawn():
-    figure = draw_ranges(
-        gradient_ranges(
-            [('layer.0.a', torch.zeros(5)), ('layer.1.a', spread()), ('head', torch.tensor([INFINITE]))],
-            2.0**16,
-        ),
-        2.0**16,
-    )
-    figure.canvas.draw()
-    assert [a.get_ylabel() for a in figure.axes] == ['layer 0', 'layer 1', 'head']
 
 
 def test_of_the_trainer_between_backward_and_update(monkeypatch):

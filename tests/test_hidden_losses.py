@@ -8,14 +8,10 @@ from helpers import tiny_bert, tiny_distilbert
 from kdnotes.distill.intermediate_losses import (
     HiddenProjections,
     captured,
-    first_token,
     hidden_cosine,
     hidden_mse,
     hidden_state_loss,
-    last_layer_map,
     relation_kl,
-    skip_layer_map,
-    uniform_layer_map,
     value_projections,
 )
 from kdnotes.distill.models import ModelError
@@ -39,49 +35,6 @@ LOSSES = {
 each_loss = pytest.mark.parametrize('loss', LOSSES.values(), ids=LOSSES)
 
 
-# layer maps
-
-
-@pytest.mark.parametrize(
-    ('made', 'expected'),
-    [
-        (uniform_layer_map(3, 6), {1: 2, 2: 4, 3: 6}),
-        (uniform_layer_map(4, 12, embeddings=True), {0: 0, 1: 3, 2: 6, 3: 9, 4: 12}),
-        (uniform_layer_map(2, 2), {1: 1, 2: 2}),
-        (uniform_layer_map(4, 6), {1: 2, 2: 3, 3: 5, 4: 6}),
-        (uniform_layer_map(1, 12), {1: 12}),
-        (skip_layer_map(6, 12), {1: 2, 2: 4, 3: 6, 4: 8, 5: 10}),
-        (skip_layer_map(3, 12), {1: 4, 2: 8}),
-        (last_layer_map(6, 12), {1: 7, 2: 8, 3: 9, 4: 10, 5: 11}),
-        (last_layer_map(3, 12), {1: 10, 2: 11}),
-        (last_layer_map(1, 4), {}),
-    ],
-)
-def test_layer_maps_by_hand(made, expected):
-    assert made == expected
-
-
-def test_uniform_maps_rise_and_end_with_the_last():
-    for n_teacher in range(1, 25):
-        for n_student in range(1, n_teacher + 1):
-            made = list(uniform_layer_map(n_student, n_teacher).values())
-            assert (
-                made == sorted(set(made))
-                and made[0] >= 1
-                and made[-1] == n_teacher
-                and len(made) == n_student
-            )
-
-
-@pytest.mark.parametrize('make', [uniform_layer_map, skip_layer_map, last_layer_map])
-def test_bad_depths(make):
-    for n in (0, 7):
-        with pytest.raises(
-            ValueError, match=f'n_student must be at least 1 and at most n_teacher=6, got {n}'
-        ):
-            make(n, 6)
-
-
 # hidden states
 
 
@@ -101,10 +54,11 @@ def test_by_hand():
 def test_pkd_is_twice_the_cosine_of_the_first_token():
     student, teacher = states(8, 8)
     unit_s, unit_t = (x[:, 0] / x[:, 0].norm(dim=-1, keepdim=True) for x in (student, teacher))
-    assert 2 * hidden_cosine(student, teacher, first_token(MASK)).item() == pytest.approx(
+    first = MASK.clone()
+    first[:, 1:] = 0
+    assert 2 * hidden_cosine(student, teacher, first).item() == pytest.approx(
         (unit_s - unit_t).square().sum(-1).mean().item(), rel=1e-5
     )
-    assert first_token(torch.tensor([[1, 1], [0, 0]])).tolist() == [[True, False], [False, False]]
 
 
 @each_loss

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from kdnotes.losses.targets import (
-    combine_teachers,
     hard_target_ce,
     margin_mse,
     masked_reduce,
@@ -203,63 +202,6 @@ def test_cut_finite_for_extreme_logits(cut, dtype):
 def test_bad_cuts(cut, message):
     with pytest.raises(ValueError, match=message):
         soft_target_kl(torch.zeros(1, 2), torch.zeros(1, 2), **cut)
-
-
-def test_several_teachers_by_hand():
-    first = torch.tensor([[0.9, 0.1]]).log()
-    second = torch.zeros(1, 2)
-    for T in (1.0, 4.0):
-        mean = combine_teachers([T * first, second], T=T)
-        assert (mean / T).softmax(-1).tolist() == [pytest.approx([0.7, 0.3], rel=1e-5)]
-        assert soft_target_kl(torch.tensor([[0.7, 0.3]]).log() * T, mean, T).item() == pytest.approx(
-            0, abs=1e-5
-        )
-    # sqrt(9 * 1) : sqrt(1 * 1)
-    assert combine_teachers([first, second], T=1.0, mean_of='logits').softmax(-1).tolist() == [
-        pytest.approx([0.75, 0.25], rel=1e-5)
-    ]
-    for weights in ([3, 1], [0.75, 0.25], (6.0, 2.0)):
-        assert combine_teachers([first, second], weights, T=1.0).softmax(-1).tolist() == [
-            pytest.approx([0.8, 0.2], rel=1e-5)
-        ]
-    assert combine_teachers([first, second], [0, 1], T=1.0).softmax(-1).tolist() == [
-        pytest.approx([0.5, 0.5], rel=1e-5)
-    ]
-
-
-def test_several_teachers_get_no_gradient_and_stay_finite():
-    teachers = [
-        torch.tensor([[1e4, -1e4]], dtype=torch.float16, requires_grad=True),
-        torch.tensor([[-1e4, 1e4]], dtype=torch.float16),
-    ]
-    for T in (0.1, 1.0, 100.0):
-        for mean_of in ('probabilities', 'logits'):
-            combined = combine_teachers(teachers, T=T, mean_of=mean_of)
-            assert (
-                combined.isfinite().all() and combined.dtype == torch.float32 and not combined.requires_grad
-            )
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (dict(weights=[1.0]), 'weights must be one number >= 0 for each of the 2 teachers'),
-        (dict(weights=[1, -1]), 'not all 0, got .1, -1.'),
-        (dict(weights=[0, 0]), 'not all 0'),
-        (dict(weights=[1, float('nan')]), 'weights must be'),
-        (dict(T=0), 'T must be > 0, got 0'),
-        (dict(mean_of='votes'), "mean_of must be 'probabilities' or 'logits', got 'votes'"),
-    ],
-)
-def test_bad_teachers(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        combine_teachers([torch.zeros(1, 2)] * 2, **arguments)
-
-
-def test_teachers_of_one_shape():
-    for teachers in ([], [torch.zeros(1, 2), torch.zeros(2, 2)]):
-        with pytest.raises(ValueError, match='logits must hold at least one teacher, all of one shape'):
-            combine_teachers(teachers)
 
 
 def some_questions(n: int = 40, seed: int = 0):

@@ -14,8 +14,7 @@ from ..tasks.batching import Batch
 from kdnotes.distill.intermediate_losses import (
     HiddenProjections,
     captured,
-    hidden_cosine,
-    hidden_mse,
+    hidden_state_loss,
     relation_kl,
     value_projections,
 )
@@ -84,12 +83,12 @@ def with_intermediate(
         mask = batch.inputs['attention_mask']
         terms = task.loss_terms(outputs, batch, signal)
         if config.hidden_loss != 'none':
-            distance = {'mse': hidden_mse, 'cosine': hidden_cosine}[config.hidden_loss]
             names = [n for n in outputs.intermediate if n != 'values']
-            terms['hidden'] = (
-                sum(distance(outputs.intermediate[n], signal[n], mask, 'sum') for n in names) / len(names),
-                batch.tokens,
-            )
+            student = [outputs.intermediate[n] for n in names]
+            teacher = [signal[n] for n in names]
+            same = {place: place for place in range(len(names))}
+            loss = hidden_state_loss(student, teacher, same, mask, config.hidden_loss, reduction='sum')
+            terms['hidden'] = (loss, batch.tokens)
         if config.relation_loss != 'none':
             terms['relation'] = (
                 relation_kl(outputs.intermediate['values'], signal['values'], mask, heads, 'sum'),

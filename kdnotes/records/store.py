@@ -31,7 +31,7 @@ from kdnotes.records.schema import (
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
-           'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'tidy', 'forget']
+           'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -441,49 +441,6 @@ def _by_run(path: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
                 .dropna(subset='score')
                 .astype({'score': float}),
             )
-
-# %% ../../nbs/records/02_store.ipynb #ff5d40fb
-_FLAT = (
-    'run_id',
-    'study',
-    'task',
-    'mode',
-    'arm',
-    'seed',
-    'teacher_seed',
-    'corpus',
-    'precision',
-    'params_total',
-)
-
-
-def tidy(
-    records: Iterable[dict],
-    # columns: names, device, ranks, primary, <set>.<metric>, train_s ... wall_s, examples_per_s ...,
-    # peak_host_mib ..., device_j ...
-) -> pd.DataFrame:
-    "One row a run."
-    return pd.DataFrame(
-        [
-            {
-                **{k: r[k] for k in _FLAT},
-                'device': r['environment']['device'],
-                'git': r['environment']['git'],
-                'ranks': r['parallel']['ranks'],
-                'primary': r['primary']['value'],
-                **{
-                    f'{s}.{name}': value
-                    for s, metrics in r['metrics'].items()
-                    for name, value in metrics.items()
-                },
-                **r['time'],
-                **r['throughput'],
-                **r['memory'],
-                **r['energy'],
-            }
-            for r in records
-        ]
-    )
 
 # %% ../../nbs/records/02_store.ipynb #62141836
 def forget(

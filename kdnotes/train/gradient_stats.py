@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['BORDERS', 'layer_of', 'gradient_ranges', 'draw_ranges', 'fitting_scale']
+__all__ = ['BORDERS', 'layer_of', 'gradient_ranges']
 
 # %% ../../nbs/train/07_gradient_stats.ipynb #2bda13dd
 BORDERS = {  # exponents: below the first a number is too small, from the last on too large
@@ -108,50 +108,3 @@ def _row(layer: str, counts: np.ndarray, undo: int, power: int) -> dict:
         log2_from=first,
         log2_counts=[by_exponent.get(e, 0) for e in range(first, max(by_exponent, default=-1) + 1)],
     )
-
-# %% ../../nbs/train/07_gradient_stats.ipynb #510a7f89
-def draw_ranges(
-    rows: list[dict],  # of `gradient_ranges`
-    scale: float = 1.0,  # the one they were made with
-):  # a matplotlib Figure
-    "The magnitudes of each layer without and with the scale, between fp16's borders."
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 0.75 * len(rows) + 1.1), layout='constrained')
-    power = int(math.log2(scale))
-    for axes, row in zip(np.atleast_1d(figure.subplots(len(rows), sharex=True)), rows):
-        exponents = row['log2_from'] + np.arange(len(row['log2_counts']))
-        shares = np.array(row['log2_counts']) / row['elements']
-        axes.bar(exponents, shares, width=1, align='edge', color='#BBBBBB', label='as computed')
-        if power:
-            axes.step(
-                np.append(exponents, exponents[-1:] + 1) + power,
-                np.append(shares, shares[-1:]),
-                where='post',
-                color='#0072B2',
-                linewidth=1.3,
-                label=f'times {scale:g}',
-            )
-        for border, dashes in ((-24, ':'), (-14, '--'), (16, '-')):
-            axes.axvline(border, color='black', linewidth=0.9, linestyle=dashes)
-        axes.set_ylabel(row['layer'], rotation=0, ha='right', va='center', fontsize=8)
-        axes.set_yticks([])
-        axes.spines[['top', 'right', 'left']].set_visible(False)
-    axes.set_xlim(min(-32, *(r['log2_from'] for r in rows if r['log2_counts'])), max(18, power + 2))
-    axes.set_xlabel(
-        "log2 of the magnitude; fp16's smallest number (dotted), smallest normal (dashed), largest (solid)",
-        fontsize=8,
-    )
-    figure.axes[0].legend(fontsize=7, frameon=False, ncols=2, loc='lower right', bbox_to_anchor=(1, 0.95))
-    return figure
-
-# %% ../../nbs/train/07_gradient_stats.ipynb #5d8091e4
-def fitting_scale(
-    rows: list[dict],  # of `gradient_ranges`
-    room: float = 16.0,  # how much larger than these gradients others may be, >= 1
-) -> float:  # a power of two
-    "The largest scale at which fp16 holds all gradients, with room."
-    largest = max((row['largest'] for row in rows), default=0.0)
-    if not largest:
-        raise ValueError('all gradients are zero, so that any scale fits: look at others')
-    return 2.0 ** math.floor(math.log2(65504 / (room * largest)))
