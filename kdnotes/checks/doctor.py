@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from ..train import distributed as rt
 from ..core.arms import MODES
-from ..core.config import ConfigError, KdnotesError, RunConfig
+from ..core.config import ConfigError, KdnotesError, RunConfig, is_given
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
 from ..experiment.launch import why_ended
@@ -54,7 +54,8 @@ def _jobs(
         labels[c.arm] += 1
         missing = teacher is not None and find_run_model(teacher.run_id) is None
         notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} training examples")
-        if missing:
+        untrained = missing and not is_given(teacher.config)
+        if untrained:
             notes.append(
                 f'the fine-tuned teacher {teacher.run_id} is not there yet: the pretrained one with a new '
                 'head stands in'
@@ -66,7 +67,7 @@ def _jobs(
                 reason=planned.reason,
                 initial=planned.initial,
                 teacher_run_id=teacher.run_id if teacher else None,
-                teacher_epochs=teacher.config.epochs if missing else 0.0,
+                teacher_epochs=teacher.config.epochs if untrained else 0.0,
                 folder=str(folder),
             )
         )

@@ -19,12 +19,12 @@ from . import probes, verdicts
 from ..train import distributed as rt, loop as tr
 from ..distill import teacher_cache as te
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, flat, make_config, task_info
+from ..core.config import KdnotesError, RunConfig, flat, is_given, make_config, task_info
 from ..core.resolve import resolved_dtype
 from ..tasks.sources import load_corpus
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model
-from ..distill.models import count_parameters, load_model, load_tokenizer, model_inputs
+from ..distill.models import count_parameters, load_given, load_model, load_tokenizer, model_inputs
 from ..records.store import find_run_model
 from ..tasks.base import Task
 from ..train.state import TrainResult
@@ -215,6 +215,9 @@ def _check_time(case: Case) -> list[Finding]:
     "The speed of the configuration as it is, and what follows from it."
     config = case.config
     here = case.here
+    if is_given(config):
+        never = Finding('time', 'skipped', 'a given model is measured and never trained')
+        return [never] if here.main else []
     [example_s, *_] = here.gather(case.example_s)
     steps = int(np.clip(_WATCH_S / max(1e-9, example_s * config.batch_size), 2, _STEPS)) + 1
     size = config.batch_size
@@ -446,6 +449,9 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         return model.to(runtime.device)
 
     def load_teacher():
+        if not trained and config.teacher_mode == 'given':
+            outputs = task.model_kwargs.get('num_labels')
+            return load_given(config.teacher, task.auto_class, outputs).to(runtime.device)
         source = trained or config.teacher
         model = load_model(source, task.auto_class, 0, task.label_prior, **task.model_kwargs)
         return model.to(runtime.device)
