@@ -24,7 +24,7 @@ from kdnotes.analysis.compare import (
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records.store import SCHEMA
 from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
-from kdnotes.analysis.intervals import paired_difference
+from kdnotes.analysis.intervals import crossed_interval
 from kdnotes.telemetry.summary import BUSY_SHARE
 from kdnotes.analysis.comparable import timed
 from kdnotes.analysis.wording import explain, sentence
@@ -239,7 +239,10 @@ def test_the_difference_uses_units_and_seeds():
     c = compare(a, b, units)
     x = unit_matrix(a, units)
     y = unit_matrix(b, units)
-    assert c.difference == paired_difference(x, y[x.columns]) and (c.difference.n, c.difference.units) == (
+    assert c.difference == crossed_interval(y[x.columns].to_numpy() - x.to_numpy()) and (
+        c.difference.n,
+        c.difference.units,
+    ) == (
         3,
         40,
     )

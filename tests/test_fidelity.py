@@ -6,7 +6,6 @@ import pytest
 from scipy.special import expit
 from scipy.stats import entropy, kendalltau
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import brier_score_loss
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.proportion import proportion_confint
 from kdnotes.analysis.calibration import (
@@ -14,15 +13,13 @@ from kdnotes.analysis.calibration import (
     agreement_values,
     aligned,
     bin_of,
-    brier,
     calibration_error,
     decision_test,
-    ece,
     first_is_right,
     judged,
     reliability,
 )
-from kdnotes.analysis.intervals import StatsError, mean_interval
+from kdnotes.analysis.intervals import StatsError
 
 
 def run(seed=0, units=60, candidates=6, noise=0.3, sharp=1.0):
@@ -53,6 +50,12 @@ def one(scores, labels=None, unit='Q'):
     )
 
 
+def ece(probability, label, bins=10, by='mass'):
+    "Expected calibration error of one run, bin by bin."
+    p, y, which = np.asarray(probability), np.asarray(label), bin_of(probability, bins, by)
+    return sum(abs(p[which == k].sum() - y[which == k].sum()) for k in range(bins)) / len(p)
+
+
 def test_ece_by_hand():
     p = np.array([0.1, 0.1, 0.3, 0.9, 0.7, 0.7])
     y = np.array([0, 0, 1, 1, 1, 0])
@@ -78,24 +81,6 @@ def test_equal_probabilities_share_a_bin():
     assert len(set(bin_of(np.array([0.2] * 9 + [0.9]), 5))) == 2 and bin_of(
         np.array([1.0, 0.0]), 10, 'width'
     ).tolist() == [9, 0]
-
-
-def test_brier_is_scikit_learns_and_its_interval_a_t_over_units():
-    runs = [run(s) for s in range(3)]
-    i = brier(runs)
-    assert i.estimate == pytest.approx(
-        np.mean([brier_score_loss(r['label'], expit(r['score'])) for r in runs])
-    ) and (i.n, i.units) == (3, 60)
-    single = brier(runs[:1])  # equally many candidates: the mean over units
-    by_unit = ((expit(runs[0]['score']) - runs[0]['label']) ** 2).groupby(runs[0]['unit']).mean()
-    assert (single.low, single.high) == pytest.approx(
-        (mean_interval(by_unit).low, mean_interval(by_unit).high)
-    ) and 'one seed' in single.method
-    uneven = pd.concat([one([1.0] * 9, unit='A'), one([-2.0, 0.0], unit='B'), one([0.5], unit='C')])
-    # candidates weigh equally
-    assert brier([uneven]).estimate == pytest.approx(
-        brier_score_loss(uneven['label'], expit(uneven['score']))
-    )
 
 
 def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_units():
@@ -281,9 +266,6 @@ def test_ece_of_four_classes_by_hand():
     assert t['right'].tolist() == pytest.approx([1 / 2, 2 / 3]) and t['n'].tolist() == [2, 3]
     # read as candidates that are judged one by one, the same scores mean something else
     assert calibration_error([run], np.random.default_rng(0), bins=2, by='width').estimate > 0.3
-    squares = [0.09 + 3 * 0.01, 0.64 + 0.16 + 2 * 0.04]
-    squares += [0.04**2 + 2 * 0.03**2 + 0.01, 2 * 0.15**2 + 0.85**2 + 0.55**2, 0.55**2 + 2 * 0.04 + 0.15**2]
-    assert brier([run], kind='logits').estimate == pytest.approx(np.mean(squares))
 
 
 def test_two_runs_of_four_classes_may_predict_different_ones():
@@ -325,7 +307,6 @@ def test_scores_that_are_no_probabilities_of_classes_are_refused(change, kind, w
     for ask in (
         lambda: calibration_error(runs, np.random.default_rng(0), kind=kind),
         lambda: reliability(runs, np.random.default_rng(0), kind=kind),
-        lambda: brier(runs, kind=kind),
         lambda: agreement(runs, runs, kind=kind),
     ):
         with pytest.raises(StatsError, match=words) as e:

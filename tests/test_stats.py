@@ -13,10 +13,8 @@ from kdnotes.analysis.intervals import (
     crossed_interval,
     crossed_moments,
     draw_counts,
-    joint_bootstrap,
     mean_interval,
     number_texts,
-    paired_difference,
     ratio_interval,
     variance_components,
 )
@@ -91,7 +89,6 @@ def test_what_cannot_be_known_is_null_with_a_reason():
         crossed_interval([[3.0]]),
         ratio_interval([3.0], [1.0]),
         bootstrap_interval([[3.0]], np.random.default_rng(0)),
-        paired_difference([[0.0]], [[3.0]]),
     ):
         assert (i.estimate, i.low, i.high) == (pytest.approx(3), None, None) and i.reason
         assert f'{i:.1f}' == '3.0'
@@ -109,10 +106,10 @@ def test_paired_difference_is_the_paired_t_test_for_one_seed_and_has_a_direction
     rng = np.random.default_rng(0)
     a = rng.normal(size=(1, 40))
     b = rng.normal(0.5, 1, size=(1, 40))
-    i = paired_difference(a, b)
+    i = crossed_interval(b - a)
     theirs = scipy_stats.ttest_rel(b[0], a[0]).confidence_interval()
     assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10)
-    back = paired_difference(b, a)
+    back = crossed_interval(a - b)
     assert (back.estimate, back.low, back.high) == pytest.approx((-i.estimate, -i.high, -i.low))
 
 
@@ -143,20 +140,13 @@ def test_bootstrap_takes_its_draws_from_the_generator_alone_and_keeps_units_join
     assert bootstrap_interval(y, np.random.default_rng(6)) != first
     # units drawn for each seed apart would make the unit effect average out over seeds
     crossed_units = crossed(3, 40, (0, 1.0, 0))
-    three, alone = (
-        np.std(joint_bootstrap(dict(a=m), np.random.default_rng(0), 4000)['a'])
-        for m in (crossed_units, crossed_units[:1])
-    )
+
+    def spread(matrix):
+        seeds, units = draw_counts(matrix.shape, np.random.default_rng(0), 4000)
+        return np.std(((seeds @ matrix) * units).sum(1) / matrix.size)
+
+    three, alone = spread(crossed_units), spread(crossed_units[:1])
     assert three == pytest.approx(alone, rel=0.05)
-
-
-def test_several_arms_are_drawn_together():
-    """A resample is a set of seeds and questions; every arm is averaged over the same ones."""
-    a = crossed(4, 30, (0.1, 0.3, 0.1))
-    draws = joint_bootstrap(dict(a=a, b=a + 0.5, c=-a), np.random.default_rng(3), 500)
-    assert draws['b'] == pytest.approx(draws['a'] + 0.5) and draws['c'] == pytest.approx(-draws['a'])
-    alone = joint_bootstrap(dict(c=-a), np.random.default_rng(3), 500)['c']
-    assert (alone == draws['c']).all() and np.std(alone) > 0.01
 
 
 def test_resampled_moments_are_those_of_the_drawn_matrix():
@@ -239,7 +229,6 @@ def test_coverage_with_three_seeds():
         (lambda: crossed_interval([[1, np.inf]]), '1 of 2 values that are not finite'),
         (lambda: crossed_interval([[1, 2]], level=1), 'level=1 must lie'),
         (lambda: variance_components([[1, 2]]), 'at least 2 of each'),
-        (lambda: paired_difference([[1, 2]], [[1, 2, 3]]), 'cannot be paired'),
         (lambda: ratio_interval([1, 2], [1]), 'cannot be paired'),
         (lambda: ratio_interval([1, -2], [1, 1]), 'must be > 0'),
     ],

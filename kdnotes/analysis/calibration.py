@@ -14,8 +14,8 @@ from .tests import PValue, mcnemar_test
 from .intervals import Interval, StatsError, crossed_interval, draw_counts
 
 # %% auto #0
-__all__ = ['COLUMNS', 'KINDS', 'NO_PROBABILITY', 'aligned', 'Judged', 'judged', 'bin_of', 'ece', 'brier', 'calibration_error',
-           'reliability', 'agreement_values', 'agreement', 'first_is_right', 'decision_test']
+__all__ = ['COLUMNS', 'KINDS', 'NO_PROBABILITY', 'aligned', 'Judged', 'judged', 'bin_of', 'calibration_error', 'reliability',
+           'agreement_values', 'agreement', 'first_is_right', 'decision_test']
 
 # %% ../../nbs/analysis/08_calibration.ipynb #87ad518f
 COLUMNS = ('split', 'unit', 'item', 'label', 'score')
@@ -135,35 +135,7 @@ def _gaps(p: np.ndarray, label: np.ndarray, units: np.ndarray, n: int, bins: int
     which = bin_of(p, bins, by)
     return np.bincount(units * bins + which, p - label, n * bins).reshape(n, bins)
 
-
-def ece(
-    probability: np.ndarray,  # (n,) of label 1; of classes, of the one that was predicted
-    label: np.ndarray,  # (n,) 0 or 1; of classes, whether the prediction is right
-    bins: int = 10,
-    by: str = 'mass',
-) -> float:  # 0: honest
-    "Expected calibration error of one run."
-    p = np.asarray(probability, float)
-    y = np.asarray(label, float)
-    return float(abs(_gaps(p, y, np.zeros(len(p), int), 1, bins, by)).sum() / len(p))
-
 # %% ../../nbs/analysis/08_calibration.ipynb #08ff3ed9
-def brier(
-    runs: Sequence[pd.DataFrame],  # predictions, one frame a seed
-    split: str = 'test',
-    level: float = 0.95,
-    kind: str = 'log_odds',  # of KINDS
-) -> Interval:
-    "Brier score of candidates, or of all classes together: mean over seeds, crossed interval."
-    _check_kind(kind)
-    if kind == 'logits':
-        scores, label = _by_class(aligned(runs, split))
-        return crossed_interval(((softmax(scores, -1) - label) ** 2).sum(-1), level)
-    j = judged(runs, split)
-    sums = np.stack([np.bincount(j.units, v, j.n_units) for v in (j.probability - j.right) ** 2])
-    return crossed_interval(sums * j.n_units / len(j.units), level)
-
-
 def calibration_error(
     runs: Sequence[pd.DataFrame],
     rng: np.random.Generator,

@@ -201,7 +201,7 @@ def _matched(
     arms: Sequence[Sequence[dict]], usable: Callable[[dict], bool] = lambda r: True
 ) -> tuple[list[tuple[dict, ...]], dict[str, tuple], str | None]:
     """One run of each arm, of the same seed and, where all arms have teachers, of the same teacher's seed;
-    the seeds left out by arm; why that cannot be.
+    the seeds without a partner by arm; why that cannot be.
     """
     taught = all(r['teacher_seed'] is not None for runs in arms for r in runs)
 
@@ -293,7 +293,7 @@ def metric_differences(
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
     if not pairs:
         return None, [], why[0]
-    remarks = [Remark('no_value', f'{w}; its pair is left out') for w in why]
+    remarks = [Remark('no_value', f'{w}; its pair is excluded') for w in why]
     a = [p[0] for p in pairs]
     b = [p[1] for p in pairs]
     x = unit_matrix(a, units)

@@ -601,7 +601,7 @@ def _items(e: Evidence) -> str:
 
 
 def _all_items(e: Evidence) -> str:
-    "All units of the primary set, those too that the primary metric leaves out, or ''."
+    "All units of the primary set, those too that the primary metric does not count, or ''."
     n = e.units[e.units['split'] == e.records[0]['primary']['set']]['unit'].nunique()
     return f" and all {n} {task_info(e.records[0]['task']).unit_name}" if n else ''
 

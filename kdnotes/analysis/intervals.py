@@ -14,8 +14,7 @@ from ..core.config import KdnotesError
 # %% auto #0
 __all__ = ['NOISE', 'MOST_DIGITS', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
            'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
-           'paired_difference', 'ratio_interval', 'draw_counts', 'joint_bootstrap', 'studentised_limits',
-           'bootstrap_interval', 'compact_curve']
+           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -227,21 +226,6 @@ def crossed_interval(
         method='two-way random effects, seeds crossed with units, Satterthwaite t',
     )
 
-# %% ../../nbs/analysis/01_intervals.ipynb #23a59108
-def paired_difference(
-    a,  # (seeds, units)
-    b,  # (seeds, units), the same seeds and units in the same order
-    level: float = 0.95,  # confidence level
-) -> Interval:  # of mean(b) - mean(a)
-    "b minus a, paired by seed and unit, both random."
-    a = checked_numbers(a, 2, 'a', level)
-    b = checked_numbers(b, 2, 'b', level)
-    if a.shape != b.shape:
-        raise StatsError(
-            f'a and b of shapes {a.shape} and {b.shape} cannot be paired; keep the seeds and units both have'
-        )
-    return crossed_interval(b - a, level)
-
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
 def ratio_interval(
     times_a,  # (n,) > 0, any unit
@@ -278,21 +262,6 @@ def draw_counts(
 ) -> tuple[np.ndarray, np.ndarray]:  # (draws, seeds) and (draws, units): how often each was drawn
     "Resamples of seeds and of units, with replacement."
     return tuple(rng.multinomial(n, np.full(n, 1 / n), size=n_draws).astype(float) for n in shape)
-
-
-def joint_bootstrap(
-    matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
-    rng: np.random.Generator,
-    n_draws: int = 2000,
-) -> dict[str, np.ndarray]:  # arm -> (draws,) means; draw k is of the same seeds and units in every arm
-    "Means of several arms, resampled together."
-    matrices = {arm: checked_numbers(m, 2, f'arm {arm!r}', 0.5) for arm, m in matrices.items()}
-    if len(shapes := {m.shape for m in matrices.values()}) != 1:
-        raise StatsError(
-            f'arms of shapes {sorted(shapes)} cannot be drawn together; keep the seeds and units all have'
-        )
-    seeds, units = draw_counts(shape := shapes.pop(), rng, n_draws)
-    return {arm: ((seeds @ m) * units).sum(1) / (shape[0] * shape[1]) for arm, m in matrices.items()}
 
 # %% ../../nbs/analysis/01_intervals.ipynb #e77a7d9b
 def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

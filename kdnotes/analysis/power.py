@@ -13,7 +13,7 @@ from scipy.special import chdtri, ndtr, stdtrit
 from .intervals import StatsError, moments_of
 
 # %% auto #0
-__all__ = ['power', 'seeds_needed', 'power_table']
+__all__ = ['power', 'power_table']
 
 # %% ../../nbs/analysis/03_power.ipynb #b0d75769
 @lru_cache
@@ -45,17 +45,6 @@ def power(
     square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
     reach = stdtrit(its_df, (1 + level) / 2) * np.sqrt(square)  # a mean further from 0 is significant
     return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
-
-
-def seeds_needed(
-    difference: float,
-    variance: tuple[float, float, float],
-    units: int,
-    wanted: float = 0.8,  # power
-    most: int = 100,  # give up above
-) -> int | None:  # None: more than `most`, or no number of seeds would do with so few units
-    "The fewest seeds that reach a power."
-    return next((s for s in range(2, most + 1) if power(difference, variance, s, units) >= wanted), None)
 
 
 def power_table(

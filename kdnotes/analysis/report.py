@@ -64,7 +64,7 @@ def _about(study: str, found: Sequence[dict], level: float) -> str:
 # %% ../../nbs/analysis/13_report.ipynb #7f09a06d
 def starts_made_again(
     records: Sequence[dict],
-    of: str = 'seed',  # what runs are told apart by: seed | arm
+    of: str = 'seed',  # what runs are named by: seed | arm
 ) -> list[str]:  # clauses
     """Starts meant to be shared that were not: a run whose weights were lost was made again,
     and came out otherwise.
