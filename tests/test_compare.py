@@ -97,7 +97,7 @@ def test_another_machine_refuses_times_but_not_accuracy(change):
         and next(iter(change.values())) in c.reasons['train_s']
         and c.attribution.factor is None
     )
-    assert 'times are left out, since as many runs were made with' in explain(c)
+    assert 'times are excluded, since as many runs were made with' in explain(c)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_times_are_of_the_machine_that_made_most_pairs(change):
         c.difference.n == 5
         and c.attribution.factor == 'kd'
         and any(
-            'are of the 6 runs made with' in w and w.endswith('left out: all 4 runs of seeds 3, 4')
+            'are of the 6 runs made with' in w and w.endswith('excluded: all 4 runs of seeds 3, 4')
             for w in said(c)
         )
     )
@@ -142,7 +142,7 @@ def test_the_machine_is_chosen_once_for_a_study():
         and last.speedup['train_s'].n == 1
         and last.difference.n == 3
     )
-    assert [w for w in said(last) if 'are of the 11 runs made with torch 2.13.0; left out: ' in w] == [
+    assert [w for w in said(last) if 'are of the 11 runs made with torch 2.13.0; excluded: ' in w] == [
         timed(runs).note
     ]
 
@@ -164,7 +164,7 @@ def test_a_total_with_a_teacher_from_another_machine_is_not_used():
         for r, t in zip(runs, teacher):
             r['teacher_run_id'] = t['run_id']
     c = next(c for _, c in study_comparisons([*teacher, *a, *b]) if (c.a, c.b) == ('full_kd', 'mixed_kd'))
-    assert set(c.speedup) == {'train_s'} and 'left out' in c.reasons['total_s']
+    assert set(c.speedup) == {'train_s'} and 'excluded' in c.reasons['total_s']
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_a_run_of_another_machine_is_left_out_of_times():
     for name in ('throughput', 'phases', 'effects', 'accuracy_time'):
         assert (
             made[name].path
-            and f'Times, memory and energy are of the {n} runs made with torch 2.13.0; left out: '
+            and f'Times, memory and energy are of the {n} runs made with torch 2.13.0; excluded: '
             in made[name].caption
         )
 

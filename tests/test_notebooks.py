@@ -462,7 +462,7 @@ def test_a_study_without_notebooks(made_study, home):
     )
     assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(
         baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2
-    ) and 'memory and energy of 2 of 3 runs are left out' in done.stdout
+    ) and 'memory and energy of 2 of 3 runs are excluded' in done.stdout
     assert (
         not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists()
         and made['factors']['precision'] == 'bf16'

@@ -172,7 +172,7 @@ def test_times_are_of_the_machine_that_made_most():
     ].estimate == pytest.approx(moved['primary']['value'], abs=1e-4)
     assert all(found.values[r['arm']]['train_s'].n == 3 for r in study())
     assert any(
-        'are of the 9 runs made with torch 2.13.0; left out: ' + moved['run_id'] in n for n in found.notes
+        'are of the 9 runs made with torch 2.13.0; excluded: ' + moved['run_id'] in n for n in found.notes
     )
     assert (figures_path('made') / 'throughput.svg').exists()
 
@@ -192,7 +192,7 @@ def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figu
         and len(left_out['run_ids']) == 18
     )
     assert (
-        any('times are left out' in n for n in found.notes)
+        any('times are excluded' in n for n in found.notes)
         and 'train s' not in found.arms.columns
         and 'test map' in found.arms.columns
     )

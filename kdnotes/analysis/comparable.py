@@ -28,7 +28,7 @@ class Timed:
 
     runs: tuple[dict, ...]  # records of one machine
     left_out: frozenset[str] = frozenset()  # run_ids of the others
-    note: str | None = None  # what is left out and why; None: nothing
+    note: str | None = None  # what is excluded and why; None: nothing
 
     def has(self, record: dict, key: str) -> bool:
         "May this quantity of a run be used? `total_s` holds its teacher's seconds, too."
@@ -46,7 +46,7 @@ def timed(
         return of_one_machine(records)
     found = of_one_machine([r for r in records if r['run_id'] not in crowd])
     said = (
-        f"times, memory and energy of {len(crowd)} of {len(records)} runs are left out, since others of the "
+        f"times, memory and energy of {len(crowd)} of {len(records)} runs are excluded, since others of the "
         "study were made at the same time (machine.jobs in their records)"
     )
     return Timed(found.runs, found.left_out | crowd, '; '.join(filter(None, (said, found.note))))
@@ -72,14 +72,14 @@ def of_one_machine(records: Sequence[dict]) -> Timed:
         return Timed(
             (),
             ids(records),
-            f'times are left out, since as many runs were made with {words(most)} as with {words(second)}',
+            f'times are excluded, since as many runs were made with {words(most)} as with {words(second)}',
         )
     others = ids(r for on, runs in made.items() if on != most for r in runs)
     return Timed(
         tuple(made[most]),
         others,
         (
-            f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; left out: '
+            f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; excluded: '
             f'{_named(records, others)}'
         ),
     )

@@ -438,7 +438,7 @@ def _warnings(pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]) ->
     found = []
     for arm, seeds in left_out.items():
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        found.append(Remark('left_out', f'left out, since only {arm} has them: {named}'))
+        found.append(Remark('left_out', f'excluded, since only {arm} has them: {named}'))
     if len(pairs) == 1:
         found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
     if shared := [runs[0]['arm'] for runs in zip(*pairs) if _one_teacher(runs)]:
