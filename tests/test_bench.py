@@ -90,14 +90,14 @@ def course(tiny, config, steps, stored, folder, runtime):
     )
     (folder / 'student').symlink_to(tiny['folder'] / 'student')
     return baselines.Course(
-        copy.deepcopy(tiny['student']),
-        None if stored else teacher,
-        rows,
-        tiny['tokenizer'],
-        config,
-        runtime,
-        steps,
-        folder,
+        student=copy.deepcopy(tiny['student']),
+        teacher=None if stored else teacher,
+        rows=rows,
+        tokenizer=tiny['tokenizer'],
+        config=config,
+        runtime=runtime,
+        steps=steps,
+        folder=folder,
     )
 
 

@@ -197,11 +197,11 @@ class Place:
         return open_signal(self.facts['signal'])
 
     @functools.cached_property
-    def bare(self) -> list[dict]:
+    def rows(self) -> list[dict]:
         return baselines.examples(self.task)
 
     @functools.cached_property
-    def stored(self) -> list[dict]:
+    def rows_with_logits(self) -> list[dict]:
         everyone = Batch(np.arange(len(self.task.lengths('train'))), {}, torch.zeros(0), 0)
         return baselines.examples(self.task, self.signal(everyone)['logits'].numpy())
 
@@ -255,14 +255,14 @@ def train_library(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / 'student').symlink_to(place.folder / 'student')
         course = baselines.Course(
-            copy.deepcopy(place.student).to(place.runtime.device),
-            None if stored else place.teacher,
-            place.stored if stored else place.bare,
-            place.tokenizer,
-            place.turn_config(turn),
-            place.runtime,
-            place.total,
-            Path(folder),
+            student=copy.deepcopy(place.student).to(place.runtime.device),
+            teacher=None if stored else place.teacher,
+            rows=place.rows_with_logits if stored else place.rows,
+            tokenizer=place.tokenizer,
+            config=place.turn_config(turn),
+            runtime=place.runtime,
+            steps=place.total,
+            folder=Path(folder),
         )
         training = getattr(baselines, place.job['trains'])(course, **options)
         with baselines.Probe(training.model, place.runtime, place.total, place.warmup) as probe:

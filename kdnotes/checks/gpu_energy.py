@@ -212,6 +212,15 @@ def _judge_telemetry(job: dict, say: Callable[[str], None]) -> list[dict]:  # a 
     return [seen]
 
 
+def _too_late(
+    job: dict,
+    begin: float,  # of the part, by `time.monotonic`
+    needed: float,  # seconds
+) -> bool:
+    "Is there too little time left for something that takes so long?"
+    return time.monotonic() + needed - begin > job['seconds'] - ENDING
+
+
 def measure_energy(
     job: dict,
     say: Callable[[str], None],
@@ -226,7 +235,7 @@ def measure_energy(
     slowest = 0.0
     for mode in MODES:
         now = time.monotonic()
-        if now + 1.5 * slowest - begin > job['seconds'] - ENDING:
+        if _too_late(job, begin, 1.5 * slowest):
             missing[mode] = 'there was no time left'
             continue
         try:
@@ -242,10 +251,10 @@ def measure_energy(
             say(finding_line(f))
         gc.collect()
     shutil.rmtree(Path(job['folder']) / 'signal', ignore_errors=True)
-    if time.monotonic() + 3 * PAIRS * SECONDS - begin < job['seconds'] - ENDING or job['smoke']:
-        findings += _judge_telemetry(job, say)
-    else:
+    if _too_late(job, begin, 3 * PAIRS * SECONDS) and not job['smoke']:
         missing['trainings with and without telemetry'] = 'there was no time left'
+    else:
+        findings += _judge_telemetry(job, say)
     for mode, why in missing.items():
         say(f'{mode} is skipped: {why}')
     return dict(findings=findings, modes=rows, teacher=teacher, missing=missing)

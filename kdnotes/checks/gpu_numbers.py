@@ -59,16 +59,15 @@ def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torc
 def _losses(pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
     "The losses of a short training, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
-    rows = []
-    tr.train(
-        pair.task,
-        still(pair.student).to(device),
-        config,
-        here,
-        lambda kind, **v: rows.append(v['loss']) if kind == 'step' else None,
-        online_signal(pair.task, copy.deepcopy(pair.teacher).to(device)),
-    )
-    return rows
+    losses = []
+
+    def on_row(kind, **values):
+        if kind == 'step':
+            losses.append(values['loss'])
+
+    signal = online_signal(pair.task, copy.deepcopy(pair.teacher).to(device))
+    tr.train(pair.task, still(pair.student).to(device), config, here, on_row, signal)
+    return losses
 
 
 def compare_with_cpu(job: dict, pair) -> Iterator[dict]:
@@ -128,14 +127,13 @@ def overflow(
         )
     )
     model = copy.deepcopy(pair.student).to(device)
+
+    def on_row(kind, **values):
+        if kind == 'overflow':
+            skipped.append(values['step'])
+
     try:
-        result = tr.train(
-            _with_a_spike(pair.task, 4),
-            model,
-            config,
-            here,
-            lambda kind, **v: skipped.append(v['step']) if kind == 'overflow' else None,
-        )
+        result = tr.train(_with_a_spike(pair.task, 4), model, config, here, on_row)
     finally:
         hook.remove()
     good = (

@@ -116,8 +116,8 @@ class Race:
         shared = dict(
             corpus=made.corpus,
             tokenizer=made.tokenizer,
-            bare=made.bare,
-            stored=made.stored,
+            rows=made.rows,
+            rows_with_logits=made.rows_with_logits,
             signal=made.signal,
             student=made.student,
             teacher=made.teacher.cpu(),

@@ -528,10 +528,9 @@ def few_signal(
     task,
     teacher: nn.Module,
     index: np.ndarray,  # the examples
-    folder: Path,
-    key: dict,
-    # where to keep it, the same for all ranks; of `kdnotes.distill.teacher_cache.key_parts`; of this rank
-    here: Runtime,
+    folder: Path,  # where to keep it, the same for all ranks
+    key: dict,  # of `kdnotes.distill.teacher_cache.key_parts`
+    here: Runtime,  # of this rank
     # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an
     # example took
 ) -> tuple[Callable, Callable, float]:
