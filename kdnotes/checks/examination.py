@@ -84,7 +84,8 @@ def _train_watched(
     witness = probes.Witness(case.task, case.teacher, config.signal == 'online') if case.teacher else None
 
     def on_row(kind, **values):
-        losses.append(values['loss']) if kind == 'step' else None
+        if kind == 'step':
+            losses.append(values['loss'])
 
     with probes.watch(model, here.device.type) as seen:
         result = tr.train(case.task, model, config, here, on_row, witness)
@@ -93,23 +94,21 @@ def _train_watched(
 
 def _two_steps(
     case: Case,
-    # with a step in one piece; cut so that each rank has two micro-batches
-) -> tuple[RunConfig, RunConfig]:
+    whole: bool,  # a step in one piece; else cut so that each rank has two micro-batches
+) -> RunConfig:
     "The first two steps of eight examples, or four a rank; without clipping."
     lengths = case.task.lengths('train')
     short = tr.with_steps(
         case.task, case.config, 2, batch_size=max(8, 4 * case.here.ranks), max_grad_norm=1e30
     )
     longest = max(int(lengths[step.index].max()) for step in tr.schedule_steps(case.task, short)[1])
-    return tuple(
-        short.model_copy(update=dict(micro_batch_tokens=tokens)) for tokens in (probes.NO_LIMIT, 2 * longest)
-    )
+    return short.model_copy(update=dict(micro_batch_tokens=probes.NO_LIMIT if whole else 2 * longest))
 
 
 def _check_trainings(case: Case) -> list[Finding]:  # on the main rank; elsewhere nothing
     "Equalities and counts of real optimizer steps."
     here = case.here
-    together = _train_watched(case, _two_steps(case)[1], case.here)
+    together = _train_watched(case, _two_steps(case, whole=False), here)
     seen = together.seen
     witness = together.witness
     sums = {f'gradients of step {i}': step.checksums for i, step in enumerate(seen.steps, 1)} | {
@@ -309,7 +308,8 @@ def _checks_of_one_rank(
         return [verdicts.judge_memory(needs, token, probes.free_bytes(here.device), sharing, size)]
 
     def reference():
-        case.one = _train_watched(case, _two_steps(case)[0], alone) if here.ranks > 1 else None
+        if here.ranks > 1:
+            case.one = _train_watched(case, _two_steps(case, whole=True), alone)
         return []
 
     yield here.ranks - 1, 'accumulation', accumulation
