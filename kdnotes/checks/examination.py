@@ -20,7 +20,7 @@ from ..train import distributed as rt, loop as tr
 from ..distill import teacher_cache as te
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, flat, is_given, make_config, task_info
-from ..core.resolve import resolved_dtype
+from ..core.resolve import cpu_has_bf16, resolved_dtype
 from ..tasks.sources import load_corpus
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model
@@ -276,6 +276,13 @@ def _failed(check: str, error: Exception) -> Finding:
     )
 
 # %% ../../nbs/checks/04_examination.ipynb #b6c047b8
+def _train_reference(case: Case) -> list[Finding]:  # none
+    "Two steps on one rank, which all ranks are compared with."
+    if case.here.ranks > 1:
+        case.one = _train_watched(case, _two_steps(case, whole=True), case.alone)
+    return []
+
+
 def _checks_of_one_rank(
     case: Case,
     # the rank that does it, the check, what finds it
@@ -307,16 +314,11 @@ def _checks_of_one_rank(
         sharing = here.ranks if here.device.type == 'cpu' else 1
         return [verdicts.judge_memory(needs, token, probes.free_bytes(here.device), sharing, size)]
 
-    def reference():
-        if here.ranks > 1:
-            case.one = _train_watched(case, _two_steps(case, whole=True), alone)
-        return []
-
     yield here.ranks - 1, 'accumulation', accumulation
     yield 0, 'saving', saving  # the rank that saves in a run, too
     yield 0, 'padding', padding
     yield 0, 'memory', memory
-    yield 0, '', reference
+    yield 0, '', lambda: _train_reference(case)
 
 
 _CHECKS_OF_ALL_RANKS = [
@@ -424,12 +426,18 @@ def _stand_in(config: RunConfig, initial: dict) -> dict:
     return dict(layers=list(config.student_layers)) if config.student_layers else {}
 
 
+def _runtime_of(config: RunConfig, runtime: rt.Runtime) -> rt.Runtime:
+    "A runtime that another configuration was started with, in this one's number format."
+    dtype = resolved_dtype(config)
+    emulated = dtype == 'bf16' and runtime.device.type == 'cpu' and not cpu_has_bf16()
+    return replace(runtime, dtype=dtype, math=rt.set_matmul_precision(dtype), widened=emulated)
+
+
 def _prepare(given: dict, runtime, shared: dict) -> Case:
     "What the checks of a configuration work with; each rank calls it."
     config = make_config(**given['config'])
     mode = MODES[config.mode]
-    dtype = resolved_dtype(config)
-    here = replace(runtime, dtype=dtype, math=rt.set_matmul_precision(dtype))
+    here = _runtime_of(config, runtime)
     alone = replace(here, rank=0, ranks=1, backend=None)
     if runtime.device.type == 'cpu':
         torch.set_num_threads(config.threads_per_rank)
