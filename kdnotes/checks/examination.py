@@ -20,7 +20,8 @@ from ..train import distributed as rt, loop as tr
 from ..distill import teacher_cache as te
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, flat, is_given, make_config, task_info
-from ..core.resolve import cpu_has_bf16, resolved_dtype
+from ..core.resolve import resolved_dtype
+from ..train.precision import cpu_has_bf16
 from ..tasks.sources import load_corpus
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model
