@@ -268,15 +268,11 @@ class _Teacher:
             )
             self.signal = teacher.make_signal(
                 task,
-                'train',
                 self.network,
                 folder / f'{run.signal}-{run.ranks}',
                 key,
-                storage_dtype=run.signal,
                 tokens=64,
-                rank=here.rank,
-                ranks=here.ranks,
-                barrier=here.barrier,
+                workers=teacher.Workers(here.rank, here.ranks, here.barrier),
             )
 
         self.shape = getattr(self.signal, 'shape', None)

@@ -585,7 +585,7 @@ def signal(home):
         storage_dtype='bf16',
         subset='all',
     )
-    stored = make_signal(Pairs(), 'train', teacher, home / 'signal', key, storage_dtype='bf16')
+    stored = make_signal(Pairs(), teacher, home / 'signal', key)
     return (
         home / 'signal',
         (home / 'signal' / 'meta.json').read_bytes(),

@@ -27,7 +27,7 @@ from transformers import (
 from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
-from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
@@ -36,6 +36,7 @@ from kdnotes.losses.targets import soft_target_kl
 from kdnotes.distill.models import call, tokenizer_sha256, weights_sha256
 from kdnotes.distill.teacher_cache import (
     SignalError,
+    Workers,
     key_parts,
     make_signal,
     online_signal,
@@ -140,7 +141,7 @@ def test_teacher_in_training_is_the_teacher_alone(task, teacher, batch, alone):
 
 def test_stored_signal_is_the_teacher_alone(task, teacher, batch, alone, tmp_path):
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        signal = make_signal(task, 'train', teacher.train(), tmp_path, KEY, tokens=64)
+        signal = make_signal(task, teacher.train(), tmp_path, KEY, tokens=64)
     assert torch.allclose(signal(batch)['logits'], alone, rtol=0, atol=1e-5)
 
 
@@ -171,9 +172,7 @@ def test_no_gradient_and_no_change_in_the_teacher(task, teacher, batch):
 
 @pytest.mark.parametrize('dtype, relative', [('fp32', 0.0), ('fp16', 2**-11), ('bf16', 2**-8)])
 def test_cached_is_online_to_the_stated_precision(task, teacher, tmp_path, dtype, relative):
-    signal = make_signal(
-        task, 'train', teacher, tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype, tokens=100
-    )
+    signal = make_signal(task, teacher, tmp_path, KEY | {'storage_dtype': dtype}, tokens=100)
     bound = signal.meta['precision']
     assert bound == {'relative': relative, 'absolute': 1e-5}
     online = online_signal(task, teacher)
@@ -193,8 +192,8 @@ def test_the_key_has_everything_in_it():
 
 # ---- one function names the signal of every user ----
 
-# the corpus by its sha256; the others are applied to stored logits
-NOT_INPUTS = {'corpus', 'soft', 'ranking_loss', 'ranking_weight'}
+# the corpus by its sha256, the teacher's own questions by its weights'; the others are applied to stored logits
+NOT_INPUTS = {'corpus', 'teacher_questions', 'soft', 'ranking_loss', 'ranking_weight'}
 OTHER = dict(max_length=64, train_questions='answered', smoke=True, document_title=True)
 
 
@@ -214,7 +213,8 @@ def named(teacher, tokenizer, corpus_sha256='c', **parameters) -> str:
 
 
 def test_what_a_task_reads_is_in_the_key_or_changes_no_input():
-    assert set(inspect.signature(AnswerSelection.__init__).parameters) - {'self'} - NOT_INPUTS == set(OTHER)
+    own = set(inspect.signature(AnswerSelection.__init__).parameters) - {'self', 'settings'}
+    assert (own | set(AnswerSelectionSettings.model_fields)) - NOT_INPUTS == set(OTHER)
 
 
 def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
@@ -269,12 +269,9 @@ def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     )
 
 
-def test_a_name_that_does_not_say_what_is_stored(task, teacher, tmp_path):
-    for wrong in (dict(storage_dtype='fp16'), dict(split='dev')):
-        with pytest.raises(ValueError, match='key_parts must name'):
-            make_signal(task, 'train', teacher, tmp_path, KEY | wrong)
+def test_a_storage_format_that_is_none(task, teacher, tmp_path):
     with pytest.raises(ValueError, match='storage_dtype must be one of'):
-        make_signal(task, 'train', teacher, tmp_path, KEY, storage_dtype='int8')
+        make_signal(task, teacher, tmp_path, KEY | dict(storage_dtype='int8'))
 
 
 # ---- made once ----
@@ -296,20 +293,20 @@ class Counted(torch.nn.Module):
 
 def test_made_once_and_cost_kept(task, teacher, tmp_path):
     counted = Counted(teacher)
-    first = make_signal(task, 'train', counted, tmp_path, KEY, tokens=64)
+    first = make_signal(task, counted, tmp_path, KEY, tokens=64)
     calls = counted.calls
-    again = make_signal(task, 'train', counted, tmp_path, KEY, tokens=64)
+    again = make_signal(task, counted, tmp_path, KEY, tokens=64)
     assert calls > 1 and counted.calls == calls and again.meta == first.meta and again.meta['teacher_s'] > 0
     assert again.meta['key'] == signal_key(**KEY) and again.meta['examples'] == 41
-    make_signal(task, 'train', counted, tmp_path, KEY | {'weights_sha256': 'another teacher'}, tokens=64)
+    make_signal(task, counted, tmp_path, KEY | {'weights_sha256': 'another teacher'}, tokens=64)
     assert counted.calls == 2 * calls
 
 
 def test_an_interrupted_cache_is_never_used(task, teacher, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        make_signal(task, 'train', Counted(teacher, fail_after=2), tmp_path, KEY, tokens=64)
+        make_signal(task, Counted(teacher, fail_after=2), tmp_path, KEY, tokens=64)
     assert open_signal(tmp_path) is None
-    signal = make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
+    signal = make_signal(task, teacher, tmp_path, KEY, tokens=64)
     whole = task.batch('train', task.all)
     assert close(signal(whole), online_signal(task, teacher)(whole))
 
@@ -361,13 +358,13 @@ def sign(**more):
     ],
 )
 def test_a_broken_cache_is_made_again(task, teacher, tmp_path, name, harm):
-    make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
+    make_signal(task, teacher, tmp_path, KEY, tokens=64)
     harm(tmp_path / name)
     assert open_signal(tmp_path) is None
     counted = Counted(teacher)
     whole = task.batch('train', task.all)
     assert close(
-        make_signal(task, 'train', counted, tmp_path, KEY, tokens=64)(whole),
+        make_signal(task, counted, tmp_path, KEY, tokens=64)(whole),
         online_signal(task, teacher)(whole),
     )
     assert counted.calls
@@ -375,11 +372,11 @@ def test_a_broken_cache_is_made_again(task, teacher, tmp_path, name, harm):
 
 def test_a_reader_keeps_its_numbers_while_the_folder_is_made_again(task, teacher, tmp_path):
     whole = task.batch('train', task.all)
-    reader = make_signal(task, 'train', teacher, tmp_path, KEY, tokens=64)
+    reader = make_signal(task, teacher, tmp_path, KEY, tokens=64)
     before = reader(whole)['logits'].clone()
     with torch.no_grad():
         teacher.classifier.bias += 1
-    other = make_signal(task, 'train', teacher, tmp_path, KEY | {'weights_sha256': 'w2'}, tokens=64)
+    other = make_signal(task, teacher, tmp_path, KEY | {'weights_sha256': 'w2'}, tokens=64)
     assert torch.equal(reader(whole)['logits'], before) and not torch.allclose(other(whole)['logits'], before)
 
 
@@ -415,7 +412,7 @@ class Says(torch.nn.Module):
 )
 def test_numbers_that_are_refused(task, tmp_path, value, dtype, message):
     with pytest.raises(SignalError, match=message) as e:
-        make_signal(task, 'train', Says(value), tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype)
+        make_signal(task, Says(value), tmp_path, KEY | {'storage_dtype': dtype})
     assert '\n' not in str(e.value) and open_signal(tmp_path) is None
 
 
@@ -423,7 +420,7 @@ def test_numbers_that_are_refused(task, tmp_path, value, dtype, message):
 def test_a_full_disk(task, teacher, tmp_path):
     (tmp_path / 'logits.partial').symlink_to('/dev/full')
     with pytest.raises(SignalError, match='could not be written .*No space left'):
-        make_signal(task, 'train', teacher, tmp_path, KEY)
+        make_signal(task, teacher, tmp_path, KEY)
     assert open_signal(tmp_path) is None
 
 
@@ -440,7 +437,7 @@ def test_ranks_share_the_work(task, tmp_path, ranks):
 
     def one(rank):
         made[rank] = make_signal(
-            task, 'train', teachers[rank], tmp_path, KEY, tokens=64, rank=rank, ranks=ranks, barrier=wait.wait
+            task, teachers[rank], tmp_path, KEY, tokens=64, workers=Workers(rank, ranks, wait.wait)
         )
 
     for _ in range(2):  # the second time all ranks find it made
@@ -461,7 +458,7 @@ def test_ranks_share_the_work(task, tmp_path, ranks):
 
 def test_a_rank_that_wrote_nothing_is_noticed(task, teacher, tmp_path):
     with pytest.raises(SignalError, match='a rank did not write its share'):
-        make_signal(task, 'train', teacher, tmp_path, KEY, rank=0, ranks=2)
+        make_signal(task, teacher, tmp_path, KEY, workers=Workers(0, 2))
     assert open_signal(tmp_path) is None
 
 
@@ -513,9 +510,7 @@ ORDERS = [np.arange(41), np.arange(41)[::-1].copy(), [40, 40, 0], [5]]
 @pytest.mark.parametrize('dtype, relative', [('fp32', 1e-6), ('fp16', 2**-11), ('bf16', 2**-8)])
 def test_rows_of_tokens_and_integers_are_what_is_computed_online(teacher, tmp_path, dtype, relative):
     task = EachToken()
-    signal = make_signal(
-        task, 'train', teacher, tmp_path, KEY | {'storage_dtype': dtype}, storage_dtype=dtype, tokens=100
-    )
+    signal = make_signal(task, teacher, tmp_path, KEY | {'storage_dtype': dtype}, tokens=100)
     bound = dict(relative=relative, absolute=1e-2)
     assert all(same_as_online(signal, task, teacher, index, bound) for index in ORDERS)
     assert open_signal(tmp_path).meta == signal.meta
@@ -529,12 +524,12 @@ def test_rows_of_tokens_and_integers_are_what_is_computed_online(teacher, tmp_pa
 def test_rows_of_tokens_go_on_after_an_interruption(teacher, tmp_path):
     task = EachToken()
     counted = Counted(teacher)
-    make_signal(task, 'train', counted, tmp_path / 'whole', KEY, tokens=64)
+    make_signal(task, counted, tmp_path / 'whole', KEY, tokens=64)
     with pytest.raises(KeyboardInterrupt):
-        make_signal(task, 'train', Counted(teacher, fail_after=3), tmp_path / 'torn', KEY, tokens=64)
+        make_signal(task, Counted(teacher, fail_after=3), tmp_path / 'torn', KEY, tokens=64)
     assert open_signal(tmp_path / 'torn') is None
     again = Counted(teacher)
-    signal = make_signal(task, 'train', again, tmp_path / 'torn', KEY, tokens=64)
+    signal = make_signal(task, again, tmp_path / 'torn', KEY, tokens=64)
     assert again.calls == counted.calls - 3
     assert all(same_as_online(signal, task, teacher, index) for index in ORDERS)
     flip(tmp_path / 'torn' / '_lengths.npy')
@@ -543,12 +538,12 @@ def test_rows_of_tokens_go_on_after_an_interruption(teacher, tmp_path):
 
 def test_an_interrupted_signal_of_other_numbers_is_begun_again(teacher, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        make_signal(EachToken(), 'train', Counted(teacher, fail_after=3), tmp_path, KEY, tokens=64)
+        make_signal(EachToken(), Counted(teacher, fail_after=3), tmp_path, KEY, tokens=64)
 
     class AsFloats(EachToken):
         signal_spec = EACH | {'words': SignalSpec((), ragged=True)}
 
-    signal = make_signal(AsFloats(), 'train', teacher, tmp_path, KEY, tokens=64)
+    signal = make_signal(AsFloats(), teacher, tmp_path, KEY, tokens=64)
     assert signal(signal_batch(AsFloats()))['words'].dtype == torch.float32
 
 
@@ -564,7 +559,7 @@ def test_ranks_share_rows_of_tokens(tmp_path):
 
     def one(rank):
         made[rank] = make_signal(
-            task, 'train', teachers[rank], tmp_path, KEY, tokens=64, rank=rank, ranks=2, barrier=wait.wait
+            task, teachers[rank], tmp_path, KEY, tokens=64, workers=Workers(rank, 2, wait.wait)
         )
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
@@ -581,7 +576,7 @@ def test_a_rank_that_wrote_no_integers_is_noticed(teacher, tmp_path):
     task.signal_spec = {'words': EACH['words']}
     task.signal = lambda outputs, batch: {'words': EachToken.signal(task, outputs, batch)['words']}
     with pytest.raises(SignalError, match="lacks rows of 'words'.* a rank did not write its share"):
-        make_signal(task, 'train', teacher, tmp_path, KEY, rank=0, ranks=2)
+        make_signal(task, teacher, tmp_path, KEY, workers=Workers(0, 2))
 
 
 @pytest.mark.parametrize('value', [2**31, -(2**31)])
@@ -592,7 +587,7 @@ def test_integers_that_do_not_fit(teacher, tmp_path, value):
         'classes': torch.where(torch.from_numpy(batch.index) == 17, value, 1)
     }
     with pytest.raises(SignalError, match="'classes' for example 17 of 'train' does not fit int32"):
-        make_signal(task, 'train', teacher, tmp_path, KEY)
+        make_signal(task, teacher, tmp_path, KEY)
 
 
 def test_a_number_of_a_token_that_is_not_finite_is_told_by_its_example(teacher, tmp_path):
@@ -606,7 +601,7 @@ def test_a_number_of_a_token_that_is_not_finite_is_told_by_its_example(teacher, 
 
     task.signal = said
     with pytest.raises(SignalError, match="'states' for example 17 of 'train' is not finite"):
-        make_signal(task, 'train', teacher, tmp_path, KEY)
+        make_signal(task, teacher, tmp_path, KEY)
 
 
 def test_a_signal_of_another_shape_than_its_specification(teacher, tmp_path):
@@ -614,7 +609,7 @@ def test_a_signal_of_another_shape_than_its_specification(teacher, tmp_path):
     task.signal_spec = {'states': SignalSpec((3,), ragged=True)}
     task.signal = lambda outputs, batch: {'states': outputs.logits}
     with pytest.raises(SignalError, match=r"the signal 'states' of 41 examples has the shape \(41, 2\)"):
-        make_signal(task, 'train', teacher, tmp_path, KEY)
+        make_signal(task, teacher, tmp_path, KEY)
 
 
 def one_process(store, rank, ranks, folder, start, said):
@@ -632,9 +627,7 @@ def one_process(store, rank, ranks, folder, start, said):
     task = Pairs()
     teacher = Counted(tiny_teacher())
     start.wait(60)
-    signal = make_signal(
-        task, 'train', teacher, folder, KEY, tokens=64, rank=rank, ranks=ranks, barrier=barrier
-    )
+    signal = make_signal(task, teacher, folder, KEY, tokens=64, workers=Workers(rank, ranks, barrier))
     whole = task.batch('train', task.all)
     said.put((ranks, teacher.calls, close(signal(whole), online_signal(task, teacher.inner)(whole))))
     if ranks > 1:

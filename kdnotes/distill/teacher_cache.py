@@ -23,7 +23,7 @@ from ..tasks.base import SignalSpec, Task
 
 # %% auto #0
 __all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
-           'precision', 'Signal', 'open_signal', 'make_signal']
+           'precision', 'Signal', 'open_signal', 'Workers', 'make_signal']
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #afbdae12
 class SignalError(KdnotesError):
@@ -479,32 +479,30 @@ class _Spent:
             write_json(self.path, dict(key=self.key, seconds=self.seconds()))
 
 
-def _check_wishes(split: str, key_parts: dict, storage_dtype: str) -> None:
-    "Refuse what cannot be stored, or would be stored under a wrong name."
-    if storage_dtype not in _STORAGE:
-        raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
-    if (key_parts['split'], key_parts['storage_dtype']) != (split, storage_dtype):
-        raise ValueError(
-            f'key_parts must name split {split!r} and storage_dtype {storage_dtype!r}, '
-            f'got {key_parts["split"]!r} and {key_parts["storage_dtype"]!r}'
-        )
+@dataclass(frozen=True)
+class Workers:
+    "The processes that make a signal together, as one of them sees it."
+
+    rank: int = 0
+    ranks: int = 1
+    barrier: Callable[[], None] = lambda: None  # waits until every rank has come; needed when ranks > 1
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #941da9ca
 def make_signal(
     task: Task,  # encoded
-    split: str,  # 'train'
     teacher: nn.Module,  # moved to the device, left in eval mode
     folder: str | Path,  # of this signal alone; best named by its key
-    key_parts: dict,  # the arguments of `signal_key`
+    key_parts: dict,  # the arguments of `signal_key`: the split and the storage format among them
     device: str = 'cpu',
-    storage_dtype: str = 'fp32',  # 'fp32' | 'fp16' | 'bf16'
     tokens: int = 16384,  # of a batch, padding included; no gradients are kept, so large ones fit
-    rank: int = 0,
-    ranks: int = 1,
-    barrier: Callable[[], None] = lambda: None,  # waits until every rank has come; needed when ranks > 1
+    workers: Workers = Workers(),  # the processes that make it
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
-    _check_wishes(split, key_parts, storage_dtype)
+    split = key_parts['split']
+    storage_dtype = key_parts['storage_dtype']
+    if storage_dtype not in _STORAGE:
+        raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
+    main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
     lengths = task.lengths(split)
@@ -514,19 +512,19 @@ def make_signal(
         signal = open_signal(folder)
         return signal is not None and signal.meta['key'] == key
 
-    with lock(folder / '.lock') if rank == 0 else contextlib.nullcontext():
-        before = _prepare(folder, key, arrays) if rank == 0 and not whole() else 0.0
-        barrier()  # from here on meta.json is there exactly if nothing is to be made
+    with lock(folder / '.lock') if main else contextlib.nullcontext():
+        before = _prepare(folder, key, arrays) if main and not whole() else 0.0
+        workers.barrier()  # from here on meta.json is there exactly if nothing is to be made
         made = (folder / 'meta.json').exists()
         spent = _Spent(folder / 'partial.json', key, before)
         if not made:
-            batches = micro_batches(np.arange(len(lengths)), lengths, tokens, rank, ranks)
+            batches = micro_batches(np.arange(len(lengths)), lengths, tokens, workers.rank, workers.ranks)
             share = _Share(
                 task, split, teacher.to(device), folder, arrays, batches, _offsets(lengths), device
             )
-            _write_rows(share, spent.write_now_and_then if rank == 0 else lambda: None)
-        barrier()  # all rows are written
-        if rank == 0 and not made:
+            _write_rows(share, spent.write_now_and_then if main else lambda: None)
+        workers.barrier()  # all rows are written
+        if main and not made:
             meta = dict(
                 schema=SIGNAL_SCHEMA,
                 key=key,
@@ -534,11 +532,11 @@ def make_signal(
                 examples=len(lengths),
                 storage_dtype=storage_dtype,
                 precision=precision(storage_dtype),
-                ranks=ranks,
+                ranks=workers.ranks,
                 teacher_s=spent.seconds(),
             )
             _finish(folder, meta, arrays, lengths)
-        barrier()  # it can be opened
+        workers.barrier()  # it can be opened
     if (signal := open_signal(folder)) is None:
         raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
     return signal

@@ -192,15 +192,11 @@ def _cached_signal(rank: Rank, task, teacher):
     if not runtime.gather(made is not None)[0]:
         te.make_signal(
             task,
-            'train',
             teacher,
             folder,
             parts,
             device=runtime.device,
-            storage_dtype=config.signal_dtype,
-            rank=runtime.rank,
-            ranks=runtime.ranks,
-            barrier=runtime.barrier,
+            workers=te.Workers(runtime.rank, runtime.ranks, runtime.barrier),
         )
     runtime.barrier()
     return te.open_signal(folder)
