@@ -192,7 +192,7 @@ def test_the_key_has_everything_in_it():
 
 # ---- one function names the signal of every user ----
 
-# the corpus by its sha256, the teacher's own questions by its weights'; the others are applied to stored logits
+# the corpus and the teacher's own questions by a sha256; the others are applied to stored logits
 NOT_INPUTS = {'corpus', 'teacher_questions', 'soft', 'ranking_loss', 'ranking_weight'}
 OTHER = dict(max_length=64, train_questions='answered', smoke=True, document_title=True)
 
