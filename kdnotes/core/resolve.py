@@ -122,7 +122,7 @@ def resolve(
     machine: Machine,
     corpus: str,  # the corpus' resolved name: 'embedded', 'wikiqa', a folder or a hub id
     transfer: str = 'none',  # that of the corpus learnt first
-    teacher_depth: int | None = None,  # layers of the teacher; None: the profile's teacher, or nobody asks
+    teacher_depth: int | None = None,  # layers of the teacher; None: the profile's teacher, or not needed
 ) -> RunConfig:  # nothing says auto
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
     mode = MODES[config.mode]

@@ -330,7 +330,7 @@ def check_read(
     for key, value in home.items():
         if record[key] != value:
             raise RecordError(
-                f'{where} says {key}={record[key]!r} and lies where {key}={value!r} belongs; move it back'
+                f'{where} says {key}={record[key]!r} and is in the folder of {key}={value!r}; move it back'
             )
     return record
 

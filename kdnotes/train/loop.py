@@ -154,7 +154,7 @@ def accumulate(
     parts = rank_micro_batches(task, index, config, runtime)
     own = len(parts)
     passes = _passes(task, index, config, runtime, own)
-    parts += [index[:1]] * (passes - own)  # a rank that has run out goes along, with a weight of 0
+    parts += [index[:1]] * (passes - own)  # a rank without examples computes one too, with a weight of 0
     losses = {}
     tokens = 0
     cells = 0
