@@ -307,7 +307,6 @@ def time_teacher(place: Place, turn: int) -> dict:  # examples_per_s, tokens_per
         place.runtime.clock()  # a clock may note the energy, too: here it begins
         made = make_signal(
             some,
-            'train',
             place.teacher,
             Path(folder) / 'signal',
             signal_parts(place, place.teacher),
@@ -361,7 +360,7 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
     parts = signal_parts(place, teacher)
     lengths = task.lengths('train')
     signal = cache_path() / 'signals' / signal_key(**parts)
-    make_signal(task, 'train', teacher, signal, parts, device=place.runtime.device)
+    make_signal(task, teacher, signal, parts, device=place.runtime.device)
     n = len(lengths)
     facts = dict(
         teacher=origin,

@@ -51,12 +51,10 @@ def _signal(job: dict, pair, device: str, watch: Telemetry) -> Callable:
         with watch.phase('teacher'):
             make_signal(
                 pair.task,
-                'train',
                 pair.teacher,
                 folder,
                 parts,
                 device=device,
-                storage_dtype=config.signal_dtype,
             )
         pair.teacher.cpu()
     return open_signal(folder)

@@ -540,15 +540,11 @@ def few_signal(
     key = key | dict(subset=f"{key['subset']}-{sha256_text(str(chosen.tolist()))[:12]}")
     signal = te.make_signal(
         few,
-        'train',
         teacher,
         folder,
         key,
         device=here.device,
-        storage_dtype=key['storage_dtype'],
-        rank=here.rank,
-        ranks=here.ranks,
-        barrier=here.barrier,
+        workers=te.Workers(here.rank, here.ranks, here.barrier),
     )
 
     def right(batch):
