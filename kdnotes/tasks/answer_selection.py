@@ -102,7 +102,7 @@ def check_rows(
                 )
         if not row['sentence'].strip():
             raise CorpusError(
-                f"{place(i)}: question {question!r} has no candidate ({names['sentence']} is "
+                f"{place(i)}: question {question!r} is without a candidate ({names['sentence']} is "
                 "empty); fill it in or remove the row"
             )
         if row['label'] not in ('0', '1', 0, 1):
