@@ -685,12 +685,13 @@ def test_the_corrected_p_decides_the_words():
     assert (
         c.p < 0.05
         and verdict_on(c).code == 'not_significant'
-        and sentence(c).startswith('No difference between full_student and full_kd')
+        and sentence(c).startswith('The difference between full_student and full_kd')
+        and 'is not significant: its p is not below 0.05' in sentence(c)
         and 'p = 0.060' in sentence(c)
     )
     assert (
         '(not significant, since its p, corrected, is not below 0.05; p = 0.060' in explain(c)
-        and 'alike within 0.05' in sentence(c)
+        and 'equivalent within ±0.05' in sentence(c)
         and 'effect' not in sentence(c)
     )
     found = corrected_pair(0.72, p_holm=0.0496)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import integrate as scipy_integrate
 from scipy import stats as scipy_stats
 from statsmodels.formula.api import ols
 from statsmodels.stats.contingency_tables import mcnemar
@@ -193,6 +194,19 @@ def test_effect_size_interval_is_the_noncentral_t():
     assert [
         scipy_stats.nct.cdf(far.estimate * root, 236, limit * root) for limit in (far.low, far.high)
     ] == pytest.approx([0.975, 0.025], abs=1e-6)
+    # two seeds that nearly agree: scipy has no number for one of the limits
+    two = effect_size([0.0100, 0.0102])
+    for limit, q in ((two.low, 0.975), (two.high, 0.025)):
+        nc = limit * 2**0.5
+        t = two.estimate * 2**0.5
+        at_most_t = scipy_integrate.quad(
+            lambda z, t=t, nc=nc: scipy_stats.norm.pdf(z) * scipy_stats.chi2.sf(max((z + nc) / t, 0) ** 2, 1),
+            -9,
+            9,
+            points=[-nc] if abs(nc) < 9 else None,
+        )[0]
+        assert at_most_t == pytest.approx(q, abs=1e-5)
+    assert 0 < two.low < two.estimate < two.high
     # 5 degrees of freedom, where a normal approximation is off by .02
     few = effect_size([1.0, 1.1, 1.2, 1.15, 1.05])
     assert few.estimate * 5**0.5 > 30 and scipy_stats.nct.cdf(

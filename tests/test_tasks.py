@@ -1,5 +1,7 @@
 "The contract of `tasks.base`, demanded of every task in the registry: a new row of it gets these tests too."
 
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
@@ -7,7 +9,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from kdnotes.core.config import TASKS, RunConfig, make_config, task_info
+from kdnotes.core.config import TASKS, ConfigError, RunConfig, make_config, task_info
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.base import Evaluation, Primary, Task
 from kdnotes.tasks.sources import SPLITS, load_corpus
@@ -109,6 +111,15 @@ def test_the_row_of_the_registry(made):
     )
     for own in (*info.teacher_settings, *info.teacher_settings.values(), *info.input_settings, *info.later):
         assert own in info.settings.model_fields
+
+
+def test_batches_that_change_with_the_epoch_have_no_cached_signal(made, monkeypatch):
+    module = sys.modules[TASKS[made.info.name]]
+    monkeypatch.setattr(module, 'TASK', replace(made.info, batches_change=True))
+    with pytest.raises(ConfigError, match="change with the epoch; use signal='online'"):
+        make_config(mode='full_kd', task=made.info.name)
+    assert make_config(mode='full_kd', task=made.info.name, signal='online')
+    assert make_config(mode='full_student', task=made.info.name)
 
 
 def test_settings_have_names_of_their_own(made):

@@ -13,6 +13,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
+from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
 from test_doctor import write_model
@@ -20,6 +21,30 @@ from test_doctor import write_model
 slow = pytest.mark.slow
 COLUMNS = 'text=review,label=stars'
 SIZES = dict(train=48, dev=24, test=24)
+
+
+def test_a_line_of_imdb_may_hold_what_looks_like_its_end(tmp_path, monkeypatch):
+    "U+0085 and U+2028 are characters of a text."
+    (tmp_path / 'imdb').mkdir()
+    rows = [
+        dict(id=f'r{i}', text=f'film {i}\x85 good\u2028 bad', label='neg pos'.split()[i % 2])
+        for i in range(90)
+    ]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    (tmp_path / 'imdb/imdb.jsonl').write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    monkeypatch.setenv('KDNOTES_DATA', str(tmp_path))
+    corpus = load_corpus('text_classification', 'imdb')
+    texts = {row['text'] for split in corpus.splits.values() for row in split}
+    assert texts == {row['text'] for row in rows}
+
+
+def test_the_real_imdb(corpora):
+    if not (corpora / 'imdb').is_dir():
+        pytest.skip('no copy of IMDB in $KDNOTES_DATA/imdb')
+    sizes = {split: len(rows) for split, rows in load_corpus('text_classification', 'imdb').splits.items()}
+    [path] = (corpora / 'imdb').glob('*.jsonl')
+    assert sum(sizes.values()) == path.read_bytes().count(b'\n')
+    assert sizes['train'] > sizes['test'] > sizes['dev'] > 0
 
 
 def write_reviews(folder: Path, label=None) -> Path:

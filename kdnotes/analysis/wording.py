@@ -55,7 +55,8 @@ def _sense(c: Comparison) -> str:
     if found.code == 'significant':
         return f'{direction}, {found.words}'
     if found.code == 'not_significant':
-        why = 'its interval holds 0' if d.low <= 0 <= d.high else 'its p, corrected, is not below 0.05'
+        p = 'its p' if c.p_holm is None else 'its p, corrected,'
+        why = 'its interval holds 0' if d.low <= 0 <= d.high else f'{p} is not below 0.05'
         return f'{found.words}, since {why}'
     where = f'{direction} in {_one_seed(c)}, ' if c.n_seeds == 1 else ''
     return f'{where}{found.words}, since {found.reason}'
@@ -84,10 +85,7 @@ def explain(
         return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
     x = c.attribution
     n = len(c.seeds)
-    the = 'the ' if x.factor and n > 1 else ''
-    text = (
-        f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. This is {the}{label(x, n == 1)}"
-    )
+    text = f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. {_cause(c)}"
     if x.belongs:
         few = len(x.belongs) <= 4
         part = ', '.join(x.belongs) if few else f'{len(x.belongs)} settings, in the table of differences'
@@ -95,6 +93,17 @@ def explain(
     if x.factor is None and c.a in MODES and c.b in MODES and (missing := _not_varied(c)):
         text += f"; {', '.join(missing)} was not varied on this machine"
     return '. '.join([text, *(w.text[0].upper() + w.text[1:] for w in c.warnings)]) + '.'
+
+
+def _cause(c: Comparison) -> str:
+    "What the runs differ in; it has an effect only where one was found."
+    single = len(c.seeds) == 1
+    factor = c.attribution.factor
+    if factor is None or single:
+        return f'This is {label(c.attribution, single)}'
+    if c.difference is not None and verdict_on(c).code == 'significant':
+        return f'This is the effect of {factor}'
+    return f'Only the factor {factor} differs'
 
 
 def _not_varied(c: Comparison) -> list[str]:
@@ -116,7 +125,7 @@ def _alike(c: Comparison) -> str:
     if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None:
         return ''
     if e.equivalent:
-        return f'; the two are alike within {e.margin:g} (TOST, {p_words(e.p_equivalent)}, uncorrected)'
+        return f'; the two are equivalent within ±{e.margin:g} (TOST, {p_words(e.p_equivalent)}, uncorrected)'
     one_sided = f'(one-sided {p_words(e.p_noninferior)}, uncorrected)'
     if e.noninferior:
         return f'; {c.b} is not worse by {e.margin:g} or more {one_sided}'
@@ -154,6 +163,11 @@ def _metric_sentence(c: Comparison) -> str:
         return (
             f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); it was {found.words}, '
             f'since {found.reason}{_alike(c)}'
+        )
+    if found.code == 'not_significant' and not d.low <= 0 <= d.high:
+        return (
+            f'The difference between {c.a} and {c.b} in {name}, {d:+.4f}, is not significant: its p is not '
+            f'below 0.05, though its own interval, uncorrected, excludes 0 ({rests}){_alike(c)}'
         )
     if found.code == 'not_significant':
         return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+.4f} ({rests}){_alike(c)}'

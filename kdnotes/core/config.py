@@ -248,6 +248,11 @@ def _check_losses(config: RunConfig) -> None:
     for name in ('hidden', 'relation'):
         if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1:
             raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
+    if MODES[config.mode].kd and config.signal == 'cached' and task_info(config.task).batches_change:
+        raise ValueError(
+            f"signal='cached' keeps the teacher's outputs of one epoch, and the batches of "
+            f"task={config.task!r} change with the epoch; use signal='online'"
+        )
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(
             f"dialect={config.dialect!r} knows no soft targets that are cut off; "

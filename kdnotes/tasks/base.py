@@ -184,6 +184,8 @@ class TaskInfo:
     check_corpus: Callable[..., None] = lambda corpus, config: None
     # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
     teacher_settings: dict[str, str] = field(default_factory=dict)
+    # do training batches change with the epoch, as random masks do? Then no signal can be cached
+    batches_change: bool = False
     # settings that say what an example is: a student's teacher and a transfer have them too
     input_settings: tuple[str, ...] = ()
     # of flat settings that a student was given: those that a run without a teacher can have

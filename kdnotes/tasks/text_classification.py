@@ -124,7 +124,9 @@ def _imdb_folder(folder: Path) -> dict[str, Rows]:
     "Splits of a file with one JSON object a line: id, text, label."
     path = next(folder / name for name in _IMDB_FILES if (folder / name).exists())
     splits = {split: [] for split in SPLITS}
-    for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
+    # not splitlines, which also splits at U+0085 and the like
+    lines = path.read_text(encoding='utf-8').removesuffix('\n').split('\n')
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             id = str(row['id'])
