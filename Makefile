@@ -51,7 +51,7 @@ NAME = kdnotes name -p $(call quoted,task=$(TASK)) -p $(call quoted,corpus=$(COR
 GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile '$(PROFILE)' -r transfer $(call quoted,$(TRANSFER)) -r student_init '$(INIT)' \
     $(SHORT:%=-p smoke True) $(foreach p,$(P),-r $(call quoted,$(call name_of,$(p))) $(call quoted,$(call value_of,$(p))))
 # lines that are dropped: papermill's for each cell and for parameters that are not in the notebook (which refuses unknown ones), and each kernel's warning about TCP on this machine
-NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP)|^$$'
+NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP|\[IPKernelApp\] ERROR \| KeyboardInterrupt caught in kernel|<IPython\.core\.display\.)|^$$'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean

@@ -124,6 +124,14 @@ def test_the_plan_says_what_a_first_layer_loses(layers, loses, tmp_path):
     assert (why in planned.loses, why in planned.explain()) == (loses, loses)
 
 
+def test_a_decoder_without_a_padding_token_is_refused(tmp_path):
+    config = hf.GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2, pad_token_id=None)
+    folder = write_teacher(tmp_path / 'decoder', config)
+    asked = make_config(mode='baseline', corpus='embedded', smoke=True, teacher=str(folder))
+    with pytest.raises(KdnotesError, match='has no padding token'):
+        plan(asked, Machine('cpu', 2))
+
+
 @pytest.mark.parametrize('kind', REFUSED)
 def test_an_architecture_without_layers_to_choose_is_refused_in_the_plan(kind, tmp_path):
     config, why = REFUSED[kind]

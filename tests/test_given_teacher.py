@@ -211,6 +211,8 @@ def test_a_head_that_names_other_classes_is_refused(tmp_path):
     refused(classification(turned), 'names its classes .*, and the corpus has .*, in this order')
     many = teacher_with(tmp_path / 'many', 2, problem_type='multi_label_classification')
     refused(asked(many), 'multi_label_classification')
+    numbers = teacher_with(tmp_path / 'numbers', 1, problem_type='regression')
+    refused(asked(numbers), 'was trained to give numbers')
 
 
 def test_a_plain_encoder_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
 from kdnotes.tasks.sources import load_corpus
+from kdnotes.tasks.text_classification import class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
 from test_doctor import write_model
@@ -131,6 +132,94 @@ def test_what_cannot_be_is_refused_in_one_sentence(command, wrong, home, tmp_pat
     for part in parts:
         assert part in line, line
     assert not list(home.glob('runs/*/*/config.json')), 'nothing was started'
+
+
+TRAIN = {'text': ['a', 'b', 'c', 'd'], 'label': ['n', 'p', 'n', 'p']}
+# how the columns of each file differ from TRAIN -> what is said
+TABLES = {
+    'a class with a blank': (
+        dict(train=dict(label=['n', ' p', 'n', 'p'])),
+        "label ' p' begins or ends with a blank",
+    ),
+    'pairs in some splits': (
+        {split: dict(second=['x'] * 4) for split in ('train', 'dev')},
+        'train holds pairs of texts and test single texts',
+    ),
+    'a list as a text': (
+        dict(dev=dict(text=[['a'], ['b'], ['c'], ['d']])),
+        'dev.jsonl, line 1: text holds a list',
+    ),
+}
+
+
+def write_tables(folder: Path, changes: dict[str, dict]) -> Path:
+    folder.mkdir()
+    for split in SIZES:
+        columns = TRAIN | changes.get(split, {})
+        rows = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
+        (folder / f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    return folder
+
+
+def refused(folder: Path, **given) -> str:
+    asked = make_config(task='text_classification', corpus=str(folder), mode='baseline', **given)
+    with pytest.raises(KdnotesError) as e:
+        plan(asked, Machine('cpu', 2))
+    return str(e.value)
+
+
+@pytest.mark.parametrize('name', TABLES)
+def test_tables_that_would_be_misread_are_refused(name, home, tmp_path):
+    changes, words = TABLES[name]
+    assert words in refused(write_tables(tmp_path / 'own', changes))
+
+
+@pytest.mark.parametrize(
+    'content, words',
+    [
+        ('label,text\nn,hello, world\np,bye, moon\n', 'row 1: 3 fields where the header has 2'),
+        ('text,label,label\na,n,p\nb,p,n\n', "two columns are called 'label'"),
+        ('text,label\n', 'there is no row below the header'),
+    ],
+)
+def test_a_csv_file_that_would_be_misread_is_refused(content, words, home, tmp_path, capfd):
+    (tmp_path / 'own').mkdir()
+    for split in SIZES:
+        (tmp_path / f'own/{split}.csv').write_text(content)
+    assert words in refused(tmp_path / 'own')
+    assert capfd.readouterr() == ('', '')
+
+
+@pytest.mark.parametrize(
+    'columns, words',
+    [
+        ('text=label,label=label', "takes column 'label' for text and for label"),
+        ('text=text,text=label', "names 'text' twice"),
+    ],
+)
+def test_a_map_that_contradicts_itself_is_refused(columns, words, home, tmp_path):
+    assert words in refused(write_tables(tmp_path / 'own', {}), columns=columns)
+
+
+@pytest.mark.parametrize('labels', [['1', '1.0', '1', '1'], ['1e308', '-1e308', '1e308', '-1e308']])
+def test_numbers_without_a_spread_are_refused(labels, home, tmp_path):
+    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=labels)))
+    assert 'labels have a standard deviation of' in refused(folder, target='number')
+
+
+def test_classes_that_are_one_number_have_one_order():
+    rows = [dict(label=label) for label in ('10', '01', '1', '001')]
+    assert class_names(rows) == class_names(rows[::-1]) == ['001', '01', '1', '10']
+
+
+def test_texts_longer_than_a_model_reads_are_refused(home, tmp_path):
+    short = write_model(tmp_path / 'short')
+    config = json.loads((short / 'config.json').read_text())
+    longest = config['max_position_embeddings']
+    folder = write_tables(tmp_path / 'own', {})
+    if longest < 512:
+        words = f'reads texts of at most {longest} tokens'
+        assert words in refused(folder, teacher=str(short), max_length=512)
 
 
 def test_one_class_only_is_refused(home, tmp_path):

@@ -27,13 +27,14 @@ import transformers
 from huggingface_hub import constants as hub_constants
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.auto import modeling_auto
 from ..core.config import KdnotesError
 from ..core.files import FileError, cache_path, read_json, sha256_file, sha256_text, write_json
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'load_tokenizer', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of', 'load_model',
-           'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'save_model', 'depth',
+           'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of',
+           'load_model', 'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'save_model', 'depth',
            'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states',
            'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
 
@@ -231,6 +232,28 @@ def load_tokenizer(
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def check_batches(
+    source: str | Path,  # as for `find_model`
+    max_length: int,  # tokens of the longest text
+) -> None:
+    "Refuse a model that cannot read texts of this length, or several of different lengths at once."
+    config = load_config(source)
+    positions = getattr(config, 'max_position_embeddings', None)
+    if positions is not None and max_length > positions:
+        raise ModelError(
+            f'{source!s} reads texts of at most {positions} tokens, and max_length={max_length}; '
+            f'use max_length={positions} or less'
+        )
+    # a decoder's head looks for the last token before the padding
+    decoder = config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    unknown = decoder and getattr(config, 'pad_token_id', None) is None
+    if load_tokenizer(source).pad_token is None or unknown:
+        raise ModelError(
+            f'{source!s} has no padding token, so texts of different lengths make no batch; '
+            'set pad_token of its tokenizer and pad_token_id of its config, and save both'
+        )
 
 
 def tokenizer_sha256(
@@ -458,6 +481,11 @@ def _check_outputs(model: nn.Module, source: str | Path, outputs: int, label_nam
         raise ModelError(
             f'the head of {source!s} gives each label a probability of its own (multi_label_classification), '
             f'and the task has {outputs} classes of which one is right; give a model of one label an example'
+        )
+    if model.config.problem_type == 'regression':
+        raise ModelError(
+            f'the head of {source!s} was trained to give numbers (problem_type in its config.json is '
+            f'regression), and the task has {outputs} classes; give a model that was trained on classes'
         )
     if found != outputs and (found, outputs) != (1, 2):
         fitting = '2 outputs, or 1' if outputs == 2 else f'{outputs} outputs'

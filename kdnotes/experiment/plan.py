@@ -243,6 +243,7 @@ def plan(
         # a folder with a known corpus has its settings
         config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
     task_info(config.task).check_corpus(corpus, config)
+    _check_batches(config)
     if is_given(config):
         _check_given(asked, config, corpus)
     teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
@@ -279,6 +280,16 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
     task = make_task(config, corpus)
     names = getattr(task, 'classes', ())  # a task without it has no names of its own
     check_given(config.teacher, task.auto_class, task.model_kwargs.get('num_labels'), names)
+
+
+def _check_batches(config: RunConfig) -> None:
+    "Refuse a model that cannot read the texts; a student reads what its teacher does, whose plan asks."
+    from kdnotes.distill.models import check_batches
+
+    if MODES[config.mode].network == 'teacher':
+        check_batches(config.teacher, config.max_length)
+    elif config.student_init == 'hub':
+        check_batches(config.student, config.max_length)
 
 
 def _starts_pretrained(config: RunConfig) -> bool:

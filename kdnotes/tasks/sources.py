@@ -4,7 +4,9 @@
 
 # %% ../../nbs/tasks/04_sources.ipynb #1d57537e
 from __future__ import annotations
+import csv
 import importlib.util
+import io
 import os
 import re
 import tempfile
@@ -87,6 +89,7 @@ def column_names(
 ) -> dict[str, str]:  # key -> the name in this source
     "What a source calls the columns."
     names = dict(usual)
+    given = set()
     for part in filter(None, (columns or '').split(',')):
         key, equals, name = (p.strip() for p in part.partition('='))
         if not (equals and key and name):
@@ -100,7 +103,16 @@ def column_names(
                 f"columns={columns!r} names the key {key!r}, which a row does not have; "
                 f"{f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}"
             )
+        if key in given:
+            raise ConfigError(f"columns={columns!r} names {key!r} twice; say once which column it is")
+        given.add(key)
         names[key] = name
+    for key, name in names.items():
+        if others := [other for other in names if other != key and names[other] == name]:
+            raise ConfigError(
+                f"columns={columns!r} takes column {name!r} for {key} and for {others[0]}; "
+                "each needs a column of its own"
+            )
     return names
 
 # %% ../../nbs/tasks/04_sources.ipynb #60eeca39
@@ -110,7 +122,8 @@ class Table:
 
     where: str  # the file, for messages
     names: list[str]  # of its columns
-    cells: dict[str, list]  # name -> its cells, '' for a missing one
+    # name -> its cells, '' for a missing one, None for what is no text (a list, a record, bytes)
+    cells: dict[str, list]
     place: Callable[[int], str]  # says where row i is
 
 
@@ -131,6 +144,12 @@ def _text(path: Path) -> str:
         ) from None
 
 
+def _check_header(path: Path, header: list[str]) -> None:
+    "Refuse two columns of one name."
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise CorpusError(f'{path}: two columns are called {twice[0]!r}; rename one of them')
+
+
 def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of columns that must be there
     "A tab-separated file."
     text = _text(path)
@@ -141,6 +160,7 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
     # not splitlines, which also splits at U+2028 and the like
     lines = [line.removesuffix('\r') for line in text.split('\n')]
     header = lines[0].split('\t')
+    _check_header(path, header)
     if missing := [name for name in needed if name not in header]:
         raise CorpusError(
             f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, "
@@ -169,8 +189,10 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
 
-def _as_text(cell: Any) -> str:
-    "A cell as it would stand in a text file: whole numbers and truth values as integers."
+def _as_text(cell: Any) -> str | None:
+    "A cell as in a text file, whole numbers and truth values as integers; None: it is no text."
+    if isinstance(cell, (list, tuple, dict, set, bytes)):
+        return None
     if cell is None or cell != cell:  # NaN
         return ''
     if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer()):
@@ -182,8 +204,32 @@ def _csv(path: str, **options):
     "A CSV file with every cell a text: neither `NA` nor `007` is anything else."
     import datasets
 
-    texts = datasets.Features(dict.fromkeys(pd.read_csv(path, nrows=0).columns, datasets.Value('string')))
-    return datasets.Dataset.from_csv(path, features=texts, keep_default_na=False, **options)
+    header = _csv_header(Path(path))
+    texts = datasets.Features(dict.fromkeys(header, datasets.Value('string')))
+    return datasets.Dataset.from_csv(
+        path, features=texts, keep_default_na=False, index_col=False, names=header, header=0, **options
+    )
+
+
+def _csv_header(path: Path) -> list[str]:
+    "The names of a CSV file's columns, which each row has as many fields as."
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.reader(io.StringIO(_text(path), newline=''))
+    header = next(rows)
+    _check_header(path, header)
+    row = 0
+    for fields in rows:
+        if not fields:
+            continue
+        row += 1
+        if len(fields) != len(header):
+            raise CorpusError(
+                f'{path}, row {row}: {len(fields)} fields where the header has {len(header)}; put a text '
+                'that holds commas in double quotes'
+            )
+    if not row:
+        raise CorpusError(f'{path}: there is no row below the header; a split needs at least one example')
+    return header
 
 
 def _read_with_datasets(path: Path) -> Table:
@@ -201,15 +247,20 @@ def _read_with_datasets(path: Path) -> Table:
         path.suffix
     ]
     shown = datasets.utils.is_progress_bar_enabled()
+    verbosity = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the sentence below says it
     try:
         with tempfile.TemporaryDirectory() as cache:  # no second copy of a user's texts stays behind
             table = read(str(path), cache_dir=cache, keep_in_memory=True)
+    except CorpusError:
+        raise
     except Exception as e:
         raise CorpusError(
             f'{path} cannot be read as {path.suffix[1:]} ({_reason(e.__cause__ or e)}); correct the file'
         ) from None
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if shown:
             datasets.enable_progress_bars()
     cells = {name: [_as_text(cell) for cell in table[name]] for name in table.column_names}
@@ -249,6 +300,13 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
             f"say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'"
         )
     kept = [key for key in names if key not in missing]
+    for key in kept:
+        cells = table.cells[names[key]]
+        if None in cells:
+            raise CorpusError(
+                f'{table.place(cells.index(None))}: {names[key]} holds a list, a record or bytes, and a '
+                'text or a number is needed; write it out as one'
+            )
     rows = [
         dict(zip(kept, cells, strict=True))
         for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)

@@ -70,6 +70,11 @@ def check_rows(
                 raise CorpusError(
                     f'{place(i)}: {names.get(key) or key} is empty{why}; fill it in or remove the row'
                 )
+        if row['label'] != row['label'].strip():
+            raise CorpusError(
+                f"{place(i)}: {names.get('label') or 'label'} {row['label']!r} begins or ends with a blank; "
+                "remove it, so that a class has one name"
+            )
         if row['id'] in seen:
             raise CorpusError(
                 f"{place(i)}: {names.get('id') or 'id'} {row['id']!r} occurs twice; give each example its "
@@ -175,7 +180,7 @@ def class_names(
     "The classes there are."
     names = {row['label'] for row in rows}
     try:
-        return sorted(names, key=int)
+        return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are two names of one number
     except ValueError:
         return sorted(names)
 
@@ -193,7 +198,14 @@ def check_labels(
     corpus: Corpus,
     config: RunConfig,  # resolved
 ) -> None:
-    "Refuse labels that the settings cannot mean."
+    "Refuse labels that the settings cannot mean, and pairs of texts in some splits only."
+    paired = [split for split in SPLITS if any(row['second'].strip() for row in corpus.splits[split])]
+    if paired and len(paired) < len(SPLITS):
+        alone = next(split for split in SPLITS if split not in paired)
+        raise CorpusError(
+            f'{corpus.name}: {paired[0]} holds pairs of texts and {alone} single texts; give all splits the '
+            'second text, or none'
+        )
     if config.task_settings.target == 'number':
         for split in SPLITS:
             for row in corpus.splits[split]:
@@ -202,6 +214,13 @@ def check_labels(
                         f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, "
                         "and target=number needs one; correct it, or use target=classes"
                     )
+        with np.errstate(over='ignore'):
+            spread = np.std([float(row['label']) for row in corpus.splits['train']])
+        if not 0 < spread < np.inf:
+            raise CorpusError(
+                f'{corpus.name} train: the labels have a standard deviation of {spread:g}, and target=number '
+                'learns them in units of it; check the label column'
+            )
         return
     names = class_names(corpus.splits['train'])
     if config.top_k and config.top_k > len(names):
