@@ -192,3 +192,14 @@ def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on(path):
     ]
     for told in (str(ROOT), str(Path.home()) + '/', 'site-packages'):
         assert not [o[:200] for o in outputs if told in o], told
+
+
+def test_every_notebook_that_a_text_names_is_there():
+    texts = [*ROOT.glob('*.md'), *(ROOT / 'thesis').rglob('*.typ'), ROOT / 'Makefile']
+    named = {
+        (path.name, name)
+        for path in texts
+        for name in re.findall(r'\bnbs/\w+(?:/\w+)*\.ipynb', path.read_text(encoding='utf-8'))
+    }
+    assert ('Makefile', 'nbs/study.ipynb') in named
+    assert [(path, name) for path, name in sorted(named) if not (ROOT / name).is_file()] == []
