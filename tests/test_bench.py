@@ -340,6 +340,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(home):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_notebook_ends_in_the_ratios(tmp_path):
     (tmp_path / 'runs').mkdir()
     done = papermill(

@@ -387,6 +387,7 @@ def test_the_command_with_every_mode(patient):
     assert not left, 'no run was made'
 
 
+@pytest.mark.exhaustive
 def test_the_command_on_a_broken_trainer(patient, tmp_path):
     package = copy_package(tmp_path / 'package', KNOWN['forward past DDP in call'])
     done = kdnotes(patient['home'], 'doctor', '--mode', 'full_kd', *given(patient), package=package)

@@ -117,7 +117,7 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(home):
     first = files(fg.study_figures('made'))
     manifest = (figures_path('made') / 'MANIFEST.json').read_bytes()
     assert set(first) == set(fg.FIGURES) - {'accuracy_energy', *LATER}
-    for seed in ('1', '77'):
+    for seed in ('77',):
         random.Random(seed).shuffle(found)
         commit(found)
         code = (

@@ -5,6 +5,7 @@ a wrong head is refused.
 from pathlib import Path
 import numpy as np
 import pytest
+from kinds import one_of_each
 import torch
 import transformers as hf
 from architectures import configs, write_teacher
@@ -100,7 +101,7 @@ def test_a_model_without_a_single_output_has_none_to_make_two_of():
 # ---- its run ----
 
 
-@pytest.mark.parametrize('outputs', [1, 2])
+@pytest.mark.parametrize('outputs', one_of_each([1, 2]))
 def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_path):
     folder = teacher_with(tmp_path, outputs)
     before = files_of(folder)

@@ -284,6 +284,7 @@ def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
 
 
 @slow
+@pytest.mark.exhaustive
 def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     "A regression through a whole study: of two arms the one with the lower error is the better one."
     corpus = write_reviews(tmp_path / 'numbers', label=lambda row: len(row['text']) / 8)

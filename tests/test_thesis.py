@@ -128,6 +128,7 @@ def test_a_missing_run_is_named_and_nothing_old_is_left(copy):
     assert '\n' not in str(e.value) and made_of(copy) == {}
 
 
+@pytest.mark.exhaustive
 def test_first_weights_that_the_plan_does_not_name_stop_the_build(copy):
     found = lines(copy)
     found[0]['initial']['transfer_run_id'] = 'mixed_baseline-s0-ffffffffffff'
