@@ -3,6 +3,7 @@ nearest, and so is a value that an option cannot have.
 """
 
 import pytest
+from kdnotes.core.config import ConfigError, make_config
 
 from kdnotes import cli
 from kdnotes.checks import gpu_check
@@ -91,3 +92,8 @@ def test_help_fits_a_screen_and_says_typed_values(command, capsys):
 @pytest.mark.parametrize('typed', ['name', 'name -p corpus=embedded', 'name -pcorpus=embedded'])
 def test_what_a_command_has_is_taken(typed, capsys):
     assert cli.main(typed.split()) == 0 and capsys.readouterr().out == 'embedded\n'
+
+
+def test_a_task_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match='is refused: the tasks are'):
+        make_config(task=['answer_selection'])

@@ -423,7 +423,7 @@ def make_config(
 ) -> RunConfig:  # validated
     "A configuration, or a `ConfigError` of one sentence."
     task = parameters.get('task', RunConfig.model_fields['task'].default)
-    if task not in TASKS:
+    if not isinstance(task, str) or task not in TASKS:
         raise ConfigError(f"task={task!r} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
     nested = parameters.get('task_settings') or {}
