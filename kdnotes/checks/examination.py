@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,16 @@ from . import probes, verdicts
 from ..train import distributed as rt, loop as tr
 from ..distill import teacher_cache as te
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, flat, is_given, make_config, task_info
+from kdnotes.core.config import (
+    KdnotesError,
+    RunConfig,
+    flat,
+    is_given,
+    make_config,
+    names_with,
+    task_info,
+    teacher_changes,
+)
 from ..core.resolve import resolved_dtype
 from ..train.precision import cpu_has_bf16
 from ..tasks.sources import load_corpus
@@ -362,16 +371,11 @@ def _examine(case: Case, report: Callable[[Finding], None]) -> None:
                 raise
 
 # %% ../../nbs/checks/04_examination.ipynb #84b53ab0
-_NOT_TASK = (
+# settings that neither a task nor a model depends on
+_NEITHER = (names_with('training', RunConfig) - {'head_bias'}) | {
     'mode',
     'study',
     'arm',
-    'seed',
-    'student',
-    'student_layers',
-    'student_init',
-    'head_bias',
-    'teacher_seed',
     'alpha',
     'signal',
     'signal_dtype',
@@ -379,39 +383,26 @@ _NOT_TASK = (
     'amp_dtype',
     'ranks',
     'threads_per_rank',
-    'epochs',
-    'learning_rate',
-    'warmup_fraction',
-    'weight_decay',
-    'max_grad_norm',
-    'batch_size',
-    'micro_batch_tokens',
-    'transfer',
-    'teacher_mode',
-    'teacher_questions',
-    'tuning_id',
-)  # settings that a task does not depend on
-_NOT_MODEL = (
-    *(
-        set(_NOT_TASK)
-        - {
-            'seed',
-            'student',
-            'student_layers',
-            'student_init',
-            'head_bias',
-            'teacher_seed',
-            'transfer',
-            'teacher_mode',
-            'teacher_questions',
-        }
-    ),
-    'temperature',
-    'max_length',
-)
+}
+_NOT_MODEL = _NEITHER | {'temperature', 'max_length'}
 
 
-def _once(shared: dict, kind: str, config: RunConfig, other: Sequence[str], make: Callable):
+def _not_task(config: RunConfig) -> set[str]:
+    "Settings that a task does not depend on."
+    of_models = {
+        'seed',
+        'student',
+        'student_layers',
+        'student_init',
+        'head_bias',
+        'teacher_seed',
+        'transfer',
+        'teacher_mode',
+    }
+    return _NEITHER | of_models | teacher_changes(task_info(config.task).settings).keys()
+
+
+def _once(shared: dict, kind: str, config: RunConfig, other: Set[str], make: Callable):
     "What `make` gives, made once for all configurations that agree in every setting but `other`."
     key = (kind, json.dumps({k: v for k, v in flat(config).items() if k not in other}, sort_keys=True))
     if key not in shared:
@@ -446,10 +437,16 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         shared,
         'corpus',
         config,
-        (*_NOT_TASK, 'max_length', 'temperature', *task_info(config.task).settings.model_fields, 'smoke'),
+        {
+            *_not_task(config),
+            'max_length',
+            'temperature',
+            *task_info(config.task).settings.model_fields,
+            'smoke',
+        },
         lambda: load_corpus(config.task, config.corpus, config.columns),
     )
-    task = _once(shared, 'task', config, _NOT_TASK, lambda: encoded_task(config, corpus, runtime))
+    task = _once(shared, 'task', config, _not_task(config), lambda: encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(given['teacher_run_id']) if given['teacher_run_id'] else None
 
@@ -468,8 +465,8 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
     model = _once(shared, f'model {mode.network}', config, _NOT_MODEL, load_start)
     teacher = None
     if mode.kd:
-        students = ('student', 'student_layers', 'student_init', 'seed')
-        teacher = _once(shared, 'teacher', config, (*_NOT_MODEL, *students), load_teacher)
+        students = {'student', 'student_layers', 'student_init', 'seed'}
+        teacher = _once(shared, 'teacher', config, _NOT_MODEL | students, load_teacher)
     return Case(
         config=config,
         label=given['label'],

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'KD_SETTINGS', 'LOSS_SETTINGS', 'FACTOR_SETTINGS', 'PROFILES', 'Mode',
-           'Profile', 'spread_layers']
+__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'Mode', 'Profile', 'spread_layers']
 
 # %% ../../nbs/core/01_arms.ipynb #9761e791
 @dataclass(frozen=True)
@@ -41,38 +40,13 @@ CHAIN = (
 CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), ('mixed_student', 'mixed_kd'))
 
 # %% ../../nbs/core/01_arms.ipynb #8750e651
-# what a run without KD has none of
-KD_SETTINGS = ('temperature', 'alpha', 'signal', 'signal_dtype')
-# of losses other than the study's
-LOSS_SETTINGS = (
-    'dialect',
-    'min_probability',
-    'top_k',
-    'hidden_loss',
-    'hidden_weight',
-    'hidden_layers',
-    'relation_loss',
-    'relation_weight',
-)
-FACTOR_SETTINGS = {
-    # one architecture, its start, and its tuned setting
-    'network': {
-        'network',
-        'init',
-        'student_layers',
-        'student_init',
-        'epochs',
-        'learning_rate',
-        'warmup_fraction',
-        'weight_decay',
-        'teacher_run_id',
-        'teacher_seed',
-        'initial',
-    },
-    'precision': {'precision', 'amp_dtype'},
-    'kd': {'kd', *KD_SETTINGS, *LOSS_SETTINGS, 'teacher_run_id', 'teacher_seed', 'teacher_mode'},
-    'ranks': {'ranks', 'threads_per_rank', 'backend'},
-    'init': {'init', 'student_init', 'student_layers', 'initial', 'teacher_run_id', 'teacher_seed'},
+# factor -> what a record says of it besides the parameters that belong to it
+FACTORS = {
+    'network': {'network', 'init', 'teacher_run_id', 'initial'},
+    'precision': {'precision'},
+    'kd': {'kd', 'teacher_run_id'},
+    'ranks': {'ranks', 'backend'},
+    'init': {'init', 'initial', 'teacher_run_id'},
     'signal_dtype': {'signal_dtype'},
     'transfer': {'transfer', 'initial'},
 }

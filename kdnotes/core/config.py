@@ -7,15 +7,16 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 from .arms import MODES, PROFILES
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'NEED_TEACHER', 'TEACHER_CHANGES', 'KdnotesError', 'ConfigError', 'task_info', 'read_texts',
-           'TaskSettings', 'RunConfig', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'make_config',
-           'with_values', 'flat', 'parameters_from']
+__all__ = ['TASKS', 'FIRST_TASK', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'task_info', 'About', 'parameter', 'about',
+           'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher', 'teachers_mode',
+           'is_given', 'parameters', 'make_config', 'with_values', 'flat', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -45,6 +46,50 @@ def task_info(
     if task not in TASKS:
         raise ConfigError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
     return importlib.import_module(TASKS[task]).TASK
+
+# %% ../../nbs/core/02_config.ipynb #7fc703c1
+@dataclass(frozen=True)
+class About:
+    "What the rest of the project must know of a parameter."
+
+    named: bool = True  # part of a run's run_id; False: a name, a path, safety, or recorded under another key
+    # than the first evidence of its task: left out of a run_id at its default, so that older run_ids hold
+    younger: bool = False
+    result: bool = True  # can it change a run's result?
+    training: bool = False  # only a training reads it: a given model has none
+    shared: bool = (
+        False  # it says what an example or a head is: a student's teacher and a transfer have it too
+    )
+    kd: bool = False  # of distillation: a run without KD has none
+    factors: tuple[str, ...] = ()  # other factors it belongs to, of `core.arms.FACTORS`
+    teachers: str | None = None  # the parameter of its teacher's run that it sets
+
+
+def parameter(
+    default: Any,
+    **more: Any,  # fields of `About`; all others are pydantic's: ge, gt, le, lt, pattern
+) -> Any:  # a pydantic field
+    "A parameter of a run, declared in one place."
+    known = {field.name for field in fields(About)}
+    about = {name: more.pop(name) for name in known & more.keys()}
+    return Field(default, json_schema_extra=about, **more)
+
+
+def about(
+    field: Any,  # of a model's `model_fields`
+) -> About:
+    "What is known of a parameter."
+    return About(**(field.json_schema_extra or {}))
+
+
+def names_with(
+    fact: str,  # a field of `About` that is true or false
+    *models: type,  # `RunConfig`, a task's settings
+) -> set[str]:
+    "The parameters of which something holds."
+    return {
+        name for model in models for name, field in model.model_fields.items() if getattr(about(field), fact)
+    }
 
 # %% ../../nbs/core/02_config.ipynb #7fc703c3
 def read_texts(
@@ -87,101 +132,156 @@ class RunConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
-    mode: Literal[tuple(MODES)] = 'mixed_kd'  # a point in four factors
+
+    # the point in four factors that is trained: network, precision, distillation, ranks
+    mode: Literal[tuple(MODES)] = parameter('mixed_kd', named=False)
     task: Literal[tuple(TASKS)] = 'answer_selection'  # what is learnt
-    corpus: str = 'auto'  # auto | embedded | a published corpus' name | a folder | a hub id
+    # auto | embedded | a published corpus' name | a folder | a hub id
+    corpus: str = parameter('auto', named=False)
     # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names
-    columns: str | None = None
+    columns: str | None = parameter(None, named=False)
     # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it
     # starts from its pretrained weights
-    transfer: str = 'none'
-    seed: int = Field(0, ge=0, lt=2**32)  # of data order, dropout and head
+    transfer: str = parameter('none', factors=('transfer',))
+    # the seed of data order, dropout and a new head
+    seed: int = parameter(0, ge=0, lt=2**32, named=False)
     # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
-    profile: Literal[tuple(PROFILES)] = 'laptop'
-    study: str = Field('default', pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')  # the folder under runs/
-    # name in comparisons; None: the mode
-    arm: str | None = Field(None, pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$')
+    profile: Literal[tuple(PROFILES)] = parameter('laptop', named=False)
+    # the study that the run belongs to, a folder under runs/
+    study: str = parameter('default', pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$', named=False)
+    # what the run is called in comparisons; None: the mode
+    arm: str | None = parameter(None, pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$', named=False)
+
     # the models
-    teacher: str | None = None  # hub id or folder; None: the profile's
-    student: str | None = None  # hub id or folder, for student_init='hub'; None: the profile's
+
+    # hub id or folder of the teacher's pretrained weights; None: the profile's
+    teacher: str | None = parameter(None, named=False)
+    # hub id or folder of the student, for student_init='hub'; None: the profile's
+    student: str | None = parameter(None, named=False)
     # layers of the teacher kept in the student; None: every second one
-    student_layers: tuple[int, ...] | None = None
+    student_layers: tuple[int, ...] | None = parameter(None, factors=('network', 'init'))
     # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
-    student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = (
-        'teacher_finetuned'
+    student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = parameter(
+        'teacher_finetuned', factors=('network', 'init')
     )
     # where a new head's bias starts: at the log share of each training label, or at 0
-    head_bias: Literal['prior', 'zero'] = 'prior'
-    teacher_seed: int | None = Field(None, ge=0, lt=2**32)  # None: the seed
+    head_bias: Literal['prior', 'zero'] = parameter('prior', training=True, shared=True)
+    # the seed of the teacher's training; None: the run's own
+    teacher_seed: int | None = parameter(None, ge=0, lt=2**32, factors=('network', 'kd', 'init'))
     # whose model teaches a student; 'given': `teacher` is fine-tuned already and is taken as it is, never
     # trained
-    teacher_mode: Literal['baseline', 'mixed_baseline', 'given'] = 'baseline'
+    teacher_mode: Literal['baseline', 'mixed_baseline', 'given'] = parameter(
+        'baseline', factors=('kd',), younger=True
+    )
     # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as
     # in a study, where the study's baseline teaches
-    teacher_setting: Literal['own', 'shared'] = 'own'
-    # of the teacher's training; None: as teacher_setting says, here and below
-    teacher_epochs: float | None = Field(None, gt=0, le=1000)
-    teacher_learning_rate: float | None = Field(None, gt=0, le=1)  # its peak
-    # share of its steps with a rising learning rate
-    teacher_warmup_fraction: float | None = Field(None, ge=0, lt=1)
-    teacher_weight_decay: float | None = Field(None, ge=0, le=1)  # AdamW's
-    teacher_batch_size: int | None = Field(None, ge=1, le=65536)  # examples per optimizer step
-    # most tokens, padding included, it puts through at once
-    teacher_micro_batch_tokens: int | None = Field(None, ge=16)
+    teacher_setting: Literal['own', 'shared'] = parameter('own', named=False)
+    # passes of the teacher's training; None: as teacher_setting says
+    teacher_epochs: float | None = parameter(None, gt=0, le=1000, named=False, teachers='epochs')
+    # the peak of the teacher's learning rate; None: as teacher_setting says
+    teacher_learning_rate: float | None = parameter(None, gt=0, le=1, named=False, teachers='learning_rate')
+    # share of the teacher's steps with a rising learning rate; None: as teacher_setting says
+    teacher_warmup_fraction: float | None = parameter(
+        None, ge=0, lt=1, named=False, teachers='warmup_fraction'
+    )
+    # AdamW's weight decay in the teacher's training; None: as teacher_setting says
+    teacher_weight_decay: float | None = parameter(None, ge=0, le=1, named=False, teachers='weight_decay')
+    # examples per optimizer step of the teacher's training; None: as teacher_setting says
+    teacher_batch_size: int | None = parameter(None, ge=1, le=65536, named=False, teachers='batch_size')
+    # most tokens, padding included, in a micro-batch of the teacher's training; None: as teacher_setting says
+    teacher_micro_batch_tokens: int | None = parameter(
+        None, ge=16, named=False, teachers='micro_batch_tokens'
+    )
+
     # distillation
-    temperature: float = Field(2.0, gt=0, le=100)  # T of the soft targets, > 0
-    alpha: float = Field(0.5, ge=0, le=1)  # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
-    # the teacher's outputs: computed once and stored, or at every step
-    signal: Literal['cached', 'online'] = 'cached'
-    signal_dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32'  # in which they are stored
+
+    # T of the soft targets, > 0
+    temperature: float = parameter(2.0, gt=0, le=100, kd=True)
+    # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
+    alpha: float = parameter(0.5, ge=0, le=1, kd=True)
+    # the teacher's outputs: computed once and stored (cached), or at every step (online)
+    signal: Literal['cached', 'online'] = parameter('cached', kd=True)
+    # number format in which a cached signal is stored
+    signal_dtype: Literal['fp32', 'bf16', 'fp16'] = parameter('fp32', kd=True, factors=('signal_dtype',))
+
     # other losses than the study's: off unless asked for
 
-    # the system whose weights alpha and 1 - alpha are meant to be
-    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'
-    min_probability: float | None = Field(None, gt=0, le=1)  # the teacher's classes below it are cut off
-    top_k: int | None = Field(None, ge=1)  # all but the teacher's k largest classes are cut off
-    # between hidden states of student and teacher; needs signal='online'
-    hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'
-    hidden_weight: float = Field(1.0, gt=0, le=1000)  # beside those of hard and soft targets
+    # the system in whose convention the weights alpha and 1 - alpha are meant
+    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = parameter(
+        'canonical', kd=True, younger=True
+    )
+    # soft targets without the classes to which the teacher gives a smaller probability; None: all classes
+    min_probability: float | None = parameter(None, gt=0, le=1, kd=True, younger=True)
+    # soft targets of the teacher's k likeliest classes alone; None: of all classes
+    top_k: int | None = parameter(None, ge=1, kd=True, younger=True)
+    # a loss between hidden states of student and teacher; needs signal='online'
+    hidden_loss: Literal['none', 'cosine', 'mse'] = parameter('none', kd=True, younger=True)
+    # weight of hidden_loss, beside those of hard and soft targets
+    hidden_weight: float = parameter(1.0, gt=0, le=1000, kd=True, younger=True)
     # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was
     # made of
-    hidden_layers: tuple[int, ...] | None = None
-    # between the last layers' value relations; needs signal='online'
-    relation_loss: Literal['none', 'values'] = 'none'
-    relation_weight: float = Field(1.0, gt=0, le=1000)  # beside those of hard and soft targets
+    hidden_layers: tuple[int, ...] | None = parameter(None, kd=True, younger=True)
+    # a loss between the last layers' value relations; needs signal='online'
+    relation_loss: Literal['none', 'values'] = parameter('none', kd=True, younger=True)
+    # weight of relation_loss, beside those of hard and soft targets
+    relation_weight: float = parameter(1.0, gt=0, le=1000, kd=True, younger=True)
+
     # precision and parallelism
-    precision: Literal['fp32', 'tf32', 'mixed'] | None = None  # None: the mode's
-    # of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
-    amp_dtype: Literal['auto', 'fp16', 'bf16'] = 'auto'
+
+    # number format of matmuls; None: the mode's
+    precision: Literal['fp32', 'tf32', 'mixed'] | None = parameter(None, factors=('precision',))
+    # number format of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
+    amp_dtype: Literal['auto', 'fp16', 'bf16'] = parameter('auto', named=False, factors=('precision',))
     # training processes, 1 to 1024; 'auto': the visible GPUs, or two on a CPU
-    ranks: int | Literal['auto'] = Field('auto')
-    threads_per_rank: int | Literal['auto'] | None = 'auto'  # 'auto': the cores, shared; None: on a GPU
+    ranks: int | Literal['auto'] = parameter('auto', factors=('ranks',))
+    # CPU threads of each rank; 'auto': the cores are shared; None: on a GPU
+    threads_per_rank: int | Literal['auto'] | None = parameter('auto', factors=('ranks',))
+
     # optimisation
 
-    # passes over the training examples; None: the corpus' setting, here and below
-    epochs: float | None = Field(None, gt=0, le=1000)
-    learning_rate: float | None = Field(None, gt=0, le=1)  # peak, after warm-up
-    warmup_fraction: float | None = Field(None, ge=0, lt=1)  # share of the steps with a rising learning rate
-    weight_decay: float = Field(0.01, ge=0, le=1)  # AdamW's
-    max_grad_norm: float = Field(1.0, gt=0)  # gradients are scaled down to it
+    # passes over the training examples; None: the corpus' setting
+    epochs: float | None = parameter(None, gt=0, le=1000, training=True, factors=('network',))
+    # peak learning rate, after warm-up; None: the corpus' setting
+    learning_rate: float | None = parameter(None, gt=0, le=1, training=True, factors=('network',))
+    # share of the steps with a rising learning rate; None: the corpus' setting
+    warmup_fraction: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
+    # AdamW's weight decay
+    weight_decay: float = parameter(0.01, ge=0, le=1, training=True, factors=('network',))
+    # gradients with a larger norm are scaled down to it
+    max_grad_norm: float = parameter(1.0, gt=0, training=True)
     # examples per optimizer step, over all ranks and micro-batches
-    batch_size: int = Field(32, ge=1, le=65536)
-    micro_batch_tokens: int = Field(8192, ge=16)  # most tokens, padding included, a rank puts through at once
-    max_length: int = Field(128, ge=8, le=512)  # tokens of a pair; the longer text is cut
-    tuning_id: str | None = None  # the search that chose the setting; None: the setting's own
-    smoke: bool = False  # a few steps on a few examples of the same corpus
+    batch_size: int = parameter(32, ge=1, le=65536, training=True)
+    # most tokens, padding included, in a rank's micro-batch
+    micro_batch_tokens: int = parameter(8192, ge=16, training=True)
+    # most tokens of an example; of a pair, the longer text is cut
+    max_length: int = parameter(128, ge=8, le=512, shared=True)
+    # the search that chose the setting; None: what the setting says
+    tuning_id: str | None = parameter(None, named=False, training=True)
+    # a few steps on a few examples of the same corpus
+    smoke: bool = parameter(False, shared=True)
+
     # gradients between ranks
 
     # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed
     # training goes nearly where it would have gone)
-    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'
-    gradient_sync: Literal['delayed', 'every'] = 'delayed'  # once a step, or after every micro-batch
-    bucket_mib: float = Field(25.0, gt=0, le=1024)  # MiB of gradients that travel together
+    gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = parameter(
+        'fp32', training=True, younger=True
+    )
+    # gradients are synchronised once a step (delayed), or after every micro-batch
+    gradient_sync: Literal['delayed', 'every'] = parameter('delayed', training=True, younger=True)
+    # MiB of gradients that are reduced together
+    bucket_mib: float = parameter(25.0, gt=0, le=1024, training=True, younger=True)
+
     # safety: changes no result
-    checkpoint_minutes: float = Field(5.0, gt=0)  # save a training's state so often
-    checkpoint_steps: int | None = Field(None, ge=1)  # and after so many steps; None: by the clock alone
-    gradient_stats: int = Field(0, ge=0)  # ranges of the layers' gradients every n steps, as rows; 0: never
-    keep_checkpoints: int = Field(2, ge=1, le=100)  # the newest ones
+
+    # minutes between two checkpoints
+    checkpoint_minutes: float = parameter(5.0, gt=0, named=False, result=False)
+    # steps between two checkpoints, besides; None: by the clock alone
+    checkpoint_steps: int | None = parameter(None, ge=1, named=False, result=False)
+    # record the ranges of the layers' gradients every n steps; 0: never
+    gradient_stats: int = parameter(0, ge=0, named=False, result=False)
+    # checkpoints that are kept, the newest ones
+    keep_checkpoints: int = parameter(2, ge=1, le=100, named=False, result=False)
 
     # a TaskSettings: what only the task reads; `make_config` takes its fields by their own names
     task_settings: SerializeAsAny[BaseModel]
@@ -292,14 +392,13 @@ def _check_intermediate_losses(config: RunConfig) -> None:
         raise ValueError(f'hidden_layers={layers} must be counted from 0')
 
 # %% ../../nbs/core/02_config.ipynb #5e0b8a41
-TEACHER_CHANGES = {  # parameter of a student's run -> setting of its teacher's
-    'teacher_epochs': 'epochs',
-    'teacher_learning_rate': 'learning_rate',
-    'teacher_warmup_fraction': 'warmup_fraction',
-    'teacher_weight_decay': 'weight_decay',
-    'teacher_batch_size': 'batch_size',
-    'teacher_micro_batch_tokens': 'micro_batch_tokens',
-}
+def teacher_changes(
+    model: type = RunConfig,  # or a task's settings
+) -> dict[str, str]:  # parameter of a student's run -> parameter of its teacher's
+    "The parameters that change the training of a student's teacher."
+    return {
+        name: about(field).teachers for name, field in model.model_fields.items() if about(field).teachers
+    }
 
 
 def needs_teacher(config: RunConfig) -> bool:
@@ -322,7 +421,7 @@ def _check_teacher(config: RunConfig) -> None:
     "Refuse to change a teacher that there is not."
     if needs_teacher(config):
         return
-    for name in ('teacher_setting', *TEACHER_CHANGES):
+    for name in ('teacher_setting', *teacher_changes()):
         value = getattr(config, name)
         if value != RunConfig.model_fields[name].default:
             start = (
@@ -360,7 +459,7 @@ def _check_given(config: RunConfig) -> None:
             "which starts from no fine-tuned teacher; use student_init='teacher_finetuned', or "
             "'hub' in a KD mode"
         )
-    for name in (*TEACHER_CHANGES, *task_info(config.task).teacher_settings):
+    for name in (*teacher_changes(), *teacher_changes(task_info(config.task).settings)):
         value = flat(config)[name]
         if value not in (None, 'auto'):
             raise ValueError(

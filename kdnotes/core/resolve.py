@@ -7,23 +7,25 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from .arms import FACTOR_SETTINGS, KD_SETTINGS, LOSS_SETTINGS, MODES, PROFILES, spread_layers
+from .arms import FACTORS, MODES, PROFILES, spread_layers
 from kdnotes.core.config import (
-    TEACHER_CHANGES,
+    About,
     ConfigError,
     RunConfig,
+    about,
     flat,
     is_given,
+    names_with,
     needs_teacher,
     parameters,
     task_info,
+    teacher_changes,
     with_values,
 )
 
 # %% auto #0
-__all__ = ['WIDENED', 'SAFETY', 'OF_THE_TEACHER', 'NOT_SCIENCE', 'LATER', 'TRAINING', 'Machine', 'resolve_precision',
-           'resolve_ranks', 'default_setting', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype',
-           'factor_settings', 'training_settings', 'settings', 'run_id']
+__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'resolve_ranks', 'default_setting', 'resolve', 'factors', 'losses_in_words',
+           'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
     """For each setting of the task that a student's teacher may have another value of:
     what the teacher had; None without a teacher.
     """
-    own = task_info(config.task).teacher_settings
+    own = teacher_changes(task_info(config.task).settings)
     if MODES[config.mode].network == 'teacher' or config.teacher_mode == 'given':
         return dict.fromkeys(own)
     given = flat(config)
@@ -232,68 +234,26 @@ def resolved_dtype(
 # %% ../../nbs/core/03_resolve.ipynb #aff0cc71
 def factor_settings(
     task: str,  # of TASKS
-    # factor -> the recorded settings that are part of it, the task's own ones among them
+    # factor -> the names of what a record says of it: parameters, the task's own among them, and what is
+    # recorded besides
 ) -> dict[str, set[str]]:
     "What changes along with a factor."
-    own = task_info(task).factor_settings
-    return {factor: names | own.get(factor, set()) for factor, names in FACTOR_SETTINGS.items()}
+    known = {name: about(field) for name, field in parameters(task).items()}
+    return {
+        factor: recorded | {name for name, facts in known.items() if _belongs(facts, factor)}
+        for factor, recorded in FACTORS.items()
+    }
+
+
+def _belongs(facts: About, factor: str) -> bool:
+    return factor in facts.factors or (factor == 'kd' and facts.kd)
 
 # %% ../../nbs/core/03_resolve.ipynb #23a2a56b
-SAFETY = {'checkpoint_minutes', 'checkpoint_steps', 'keep_checkpoints', 'gradient_stats'}
-OF_THE_TEACHER = {'teacher_setting', *TEACHER_CHANGES}
-# safety, names and paths, or recorded elsewhere: factors, sha256 of corpus and weights, the teacher's run_id
-NOT_SCIENCE = (
-    {
-        'study',
-        'arm',
-        'mode',
-        'profile',
-        'seed',
-        'corpus',
-        'teacher',
-        'student',
-        'amp_dtype',
-        'tuning_id',
-        'columns',
-    }
-    | SAFETY
-    | OF_THE_TEACHER
-)
-# settings younger than the first evidence: left out at their defaults, so that its run_ids hold
-LATER = {
-    'teacher_mode',
-    'gradient_dtype',
-    'gradient_sync',
-    'bucket_mib',
-    *LOSS_SETTINGS,
-}
-
-
-# what only a training reads
-TRAINING = {
-    'epochs',
-    'learning_rate',
-    'warmup_fraction',
-    'weight_decay',
-    'max_grad_norm',
-    'batch_size',
-    'micro_batch_tokens',
-    'head_bias',
-    'gradient_dtype',
-    'gradient_sync',
-    'bucket_mib',
-    'tuning_id',
-}
-
-
 def training_settings(
     task: str,  # of TASKS
 ) -> set[str]:
-    """What a model that is never trained does not read:
-    the task's own settings too, unless they say what an example is.
-    """
-    info = task_info(task)
-    return TRAINING | (info.settings.model_fields.keys() - {*info.input_settings, *info.teacher_settings})
+    "What a model that is never trained does not read."
+    return names_with('training', RunConfig, task_info(task).settings)
 
 
 def settings(
@@ -301,23 +261,29 @@ def settings(
 ) -> dict:  # flat, JSON-able, without the seed
     "Every resolved setting that can change a run's result, without its seed."
     mode = MODES[config.mode]
-    task = task_info(config.task)
-    values = flat(config)
-    fields = parameters(config.task)
-    unused = {name for name in LATER | task.later if values[name] == fields[name].default}
-    values = {name: value for name, value in values.items() if name not in NOT_SCIENCE | unused} | factors(
-        config
-    )
+    own = task_info(config.task).settings
+    left_out = _at_default(config)
+    named = names_with('named', RunConfig, own) - left_out
+    values = {name: value for name, value in flat(config).items() if name in named}
+    values |= factors(config)
     if not mode.kd:
-        values |= dict.fromkeys(KD_SETTINGS)
+        values |= dict.fromkeys(names_with('kd', RunConfig, own) - left_out)
     if mode.network == 'teacher':
         values |= dict(student_init=None)
     if not needs_teacher(config):
-        values |= dict.fromkeys(('teacher_seed', *task.teacher_settings))
+        values |= dict.fromkeys(('teacher_seed', *teacher_changes(own)))
         values.pop('teacher_mode', None)
     if is_given(config):
         values = _without_training(values, config.task)
     return values
+
+
+def _at_default(config: RunConfig) -> set[str]:
+    "The younger parameters that a run was not given: older run_ids were made without them."
+    values = flat(config)
+    younger = names_with('younger', RunConfig, task_info(config.task).settings)
+    known = parameters(config.task)
+    return {name for name in younger if values[name] == known[name].default}
 
 
 def _without_training(values: dict, task: str) -> dict:
@@ -325,8 +291,8 @@ def _without_training(values: dict, task: str) -> dict:
     or left out as where it has its default.
     """
     unread = training_settings(task)
-    younger = LATER | task_info(task).later
-    kept = {name: value for name, value in values.items() if not (name in unread and name in younger)}
+    younger = names_with('younger', RunConfig, task_info(task).settings)
+    kept = {name: value for name, value in values.items() if name not in unread & younger}
     return kept | dict.fromkeys(unread & kept.keys()) | dict(teacher_mode='given')
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from ..core.arms import MODES, PROCEDURES, PROFILES
 from kdnotes.core.config import (
     FIRST_TASK,
-    TEACHER_CHANGES,
     ConfigError,
     RunConfig,
     flat,
     is_given,
     make_config,
+    names_with,
     needs_teacher,
     parameters as run_parameters,
     task_info,
+    teacher_changes,
     teachers_mode,
 )
 from kdnotes.core.resolve import (
@@ -130,9 +131,9 @@ def teacher_origin(
         return 'the given model'
     shared = plan.asked.teacher_setting == 'shared'
     origin = f"the study's {plan.teacher.config.mode}" if shared else "its corpus' setting"
-    own = task_info(plan.asked.task).teacher_settings
+    own = teacher_changes(task_info(plan.asked.task).settings)
     names = [
-        name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own, *TEACHER_CHANGES)
+        name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own, *teacher_changes())
     ]
     given = flat(plan.asked, changed=True)
     changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
@@ -160,11 +161,12 @@ def teacher_config(
         setting = {name: flat(config)[name] for name in _same_inputs(config)}
         if MODES[teachers_mode(config)].precision == 'mixed':
             setting['amp_dtype'] = asked.amp_dtype
+    own = teacher_changes(task_info(config.task).settings)
     changes = {
-        to: getattr(asked, name) for name, to in TEACHER_CHANGES.items() if getattr(asked, name) is not None
+        to: getattr(asked, name) for name, to in teacher_changes().items() if getattr(asked, name) is not None
     }
     setting |= {name: getattr(config, name) for name in where} | changes
-    setting |= {to: flat(config)[name] for name, to in task_info(config.task).teacher_settings.items()}
+    setting |= {to: flat(config)[name] for name, to in own.items()}
     if config.teacher_mode == 'given':
         unread = training_settings(config.task)
         setting = {name: value for name, value in setting.items() if name not in unread}
@@ -185,9 +187,9 @@ def _reaches_teacher(asked: RunConfig) -> dict:
     return _of_arm(teachers_mode(asked), given)
 
 
-def _same_inputs(config: RunConfig) -> tuple[str, ...]:
+def _same_inputs(config: RunConfig) -> set[str]:
     "Settings that a model and the one it learns from have in common: both read the same examples."
-    return ('head_bias', 'max_length', 'smoke', *task_info(config.task).input_settings)
+    return names_with('shared', RunConfig, task_info(config.task).settings)
 
 
 def transfer_config(

@@ -14,8 +14,16 @@ import pandas as pd
 from scipy.stats.qmc import Sobol
 from ..analysis.compare import unit_matrix
 from ..core.arms import MODES
-from ..core.config import ConfigError, RunConfig, flat, make_config, task_info
-from ..core.resolve import SAFETY, factors
+from kdnotes.core.config import (
+    ConfigError,
+    RunConfig,
+    flat,
+    make_config,
+    names_with,
+    task_info,
+    teacher_changes,
+)
+from ..core.resolve import factors
 from ..tasks.sources import Corpus
 from ..experiment.launch import RunError, execute, failures, make_runs, milestones
 from ..experiment.plan import Plan, plan
@@ -118,13 +126,14 @@ _USUAL = {
     'student_init',
     'ranks',
     'threads_per_rank',
-} | SAFETY
+}
 
 
 def _unusual(config: RunConfig) -> dict:
     "What the trials of a search have that is part of its name."
-    usual = _USUAL | set(task_info(config.task).teacher_settings.values())
-    return {name: value for name, value in flat(config, changed=True).items() if name not in usual}
+    own = task_info(config.task).settings
+    matters = names_with('result', RunConfig, own) - _USUAL - set(teacher_changes(own).values())
+    return {name: value for name, value in flat(config, changed=True).items() if name in matters}
 
 
 def plan_search(

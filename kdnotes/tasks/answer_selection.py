@@ -11,10 +11,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import Field
 from torch import Tensor
 from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings
+from ..core.config import RunConfig, TaskSettings, parameter
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, EncodedPairs
 from .embedded import embedded_answer_selection
@@ -219,15 +218,20 @@ class AnswerSelectionSettings(TaskSettings):
     "What answer selection reads besides the settings of every task."
 
     # between candidates of one question, which then stay together in a step
-    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = 'none'
+    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter('none', training=True, younger=True)
     # beside those of hard and soft targets; 0: a control with the same steps
-    ranking_weight: float = Field(1.0, ge=0, le=1000)
+    ranking_weight: float = parameter(1.0, ge=0, le=1000, training=True, younger=True)
     # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
-    train_questions: Literal['auto', 'all', 'answered'] = 'auto'
+    train_questions: Literal['auto', 'all', 'answered'] = parameter(
+        'auto', training=True, factors=('network',)
+    )
     # those a student's teacher was trained on; 'auto': `train_questions` where that is given, else the
     # corpus' setting
-    teacher_questions: Literal['auto', 'all', 'answered'] | None = 'auto'
-    document_title: bool | None = None  # the document's title before each sentence; None: the corpus' setting
+    teacher_questions: Literal['auto', 'all', 'answered'] | None = parameter(
+        'auto', factors=('network', 'kd', 'init'), teachers='train_questions'
+    )
+    # the document's title before each sentence; None: the corpus' setting
+    document_title: bool | None = parameter(None, shared=True)
 
 
 # (corpus, network): 'a -> b' is corpus b after transfer from a; '*' is every corpus without a row of its own
@@ -537,13 +541,5 @@ TASK = TaskInfo(
     margins={'map': (0.05, 0.02)},
     examples=worst,
     check=_check,
-    teacher_settings={'teacher_questions': 'train_questions'},
-    input_settings=('document_title',),
     without_kd=_without_kd,
-    factor_settings={
-        'network': {'train_questions', 'teacher_questions'},
-        'kd': {'teacher_questions'},
-        'init': {'teacher_questions'},
-    },
-    later=frozenset({'ranking_loss', 'ranking_weight'}),
 )

@@ -5,7 +5,7 @@
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 import numpy as np
@@ -182,18 +182,10 @@ class TaskInfo:
     check: Callable[[Any], None] = lambda config: None
     # refuses a corpus that these settings cannot mean, in seconds
     check_corpus: Callable[..., None] = lambda corpus, config: None
-    # a student's setting -> its teacher's own one: {'teacher_questions': 'train_questions'}
-    teacher_settings: dict[str, str] = field(default_factory=dict)
     # do training batches change with the epoch, as random masks do? Then no signal can be cached
     batches_change: bool = False
-    # settings that say what an example is: a student's teacher and a transfer have them too
-    input_settings: tuple[str, ...] = ()
     # of flat settings that a student was given: those that a run without a teacher can have
     without_kd: Callable[[dict], dict] = lambda given: given
-    # settings that belong to a factor of `config.FACTOR_SETTINGS`
-    factor_settings: dict[str, set[str]] = field(default_factory=dict)
-    # settings younger than this task's first evidence: left out of a run_id at their defaults
-    later: frozenset[str] = frozenset()
     # the transformers head of its models, before there is a corpus
     auto_class: str = 'AutoModelForSequenceClassification'
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'

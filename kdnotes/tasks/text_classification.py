@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from ..core.config import RunConfig, TaskSettings
+from ..core.config import RunConfig, TaskSettings, parameter
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, EncodedPairs
 from .embedded import embedded_text_classification
@@ -282,7 +282,7 @@ class TextClassificationSettings(TaskSettings):
     "What text classification reads besides the settings of every task."
 
     # what a label is: the name of a class, or a number (a regression)
-    target: Literal['classes', 'number'] = 'classes'
+    target: Literal['classes', 'number'] = parameter('classes', shared=True)
 
 
 DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
@@ -561,6 +561,5 @@ TASK = TaskInfo(
     examples=worst,
     check=_check,
     check_corpus=check_labels,
-    input_settings=('target',),
     score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
 )
