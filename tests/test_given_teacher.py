@@ -81,7 +81,7 @@ def measured_by_hand(folder, config) -> dict:
 def test_one_output_becomes_two_with_the_same_answers(kind, tmp_path):
     folder = teacher_with(tmp_path, 1, kind)
     plain = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    model = load_given(folder, HEAD, 2)
+    model = load_given(folder, HEAD, ('0', '1'))
     ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
     with torch.no_grad():
@@ -199,7 +199,22 @@ def test_a_head_of_other_outputs_is_refused(tmp_path):
         classification(wrong), rf'has {len(classes) + 1} output\(s\), and the task has {len(classes)} classes'
     )
     with pytest.raises(KdnotesError, match='cannot be given as a teacher of numbers'):
-        load_given(teacher_with(tmp_path / 'number', 1), HEAD, 1)
+        load_given(teacher_with(tmp_path / 'number', 1), HEAD, ())
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    folder = teacher_with(tmp_path)
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.bert.encoder.layer[0].output.dense.bias[3] = float('nan')
+    models.save_model(model, folder)
+    refused(asked(folder), r'layer\.0\.output\.dense\.bias holds values that are not finite .*another model')
+
+
+def test_a_broken_config_is_said_to_be_broken(tmp_path):
+    folder = teacher_with(tmp_path)
+    (folder / 'config.json').write_text('{"model_type": "bert", ')
+    refused(asked(folder), 'could not be loaded as a model')
 
 
 def test_a_head_that_names_other_classes_is_refused(tmp_path):

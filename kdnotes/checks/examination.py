@@ -456,8 +456,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
 
     def load_teacher():
         if not trained and config.teacher_mode == 'given':
-            outputs = task.model_kwargs.get('num_labels')
-            return load_given(config.teacher, task.auto_class, outputs).to(runtime.device)
+            return load_given(config.teacher, task.auto_class, task.head_labels).to(runtime.device)
         source = trained or config.teacher
         model = load_model(source, task.auto_class, 0, task.label_prior, **task.model_kwargs)
         return model.to(runtime.device)

@@ -449,9 +449,8 @@ def two_outputs(
 def load_given(
     source: str | Path,  # as for `find_model`
     auto_class: str,  # the transformers head
-    outputs: int | None = None,  # of the task's head; None: the task has no number of labels
-    # of the classes, in the order of the logits; empty, or their numbers: nothing to compare with
-    label_names: Sequence[str] = (),
+    # names of the task's labels, in the order of the logits; (): a number; None: the head is no classifier
+    labels: Sequence[str] | None = None,
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "A fine-tuned model with the head it has, which must be the task's."
     folder = find_model(source)
@@ -463,15 +462,27 @@ def load_given(
             'give a model with its head, or train it by leaving teacher_mode=given out'
         )
     _check_loaded(model, info, folder)
-    if outputs is None:
+    _check_finite(model, source)
+    if labels is None:
         return model
-    _check_outputs(model, source, outputs, label_names)
-    return two_outputs(model) if outputs == 2 and model.config.num_labels == 1 else model
+    _check_outputs(model, source, labels)
+    return two_outputs(model) if len(labels) == 2 and model.config.num_labels == 1 else model
 
 
-def _check_outputs(model: nn.Module, source: str | Path, outputs: int, label_names: Sequence[str]) -> None:
+def _check_finite(model: nn.Module, source: str | Path) -> None:
+    "Refuse weights of a training that went wrong."
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelError(
+                f'{source!s} cannot be taken as it is: {name} holds values that are not finite '
+                '(NaN or infinite), as after a training that diverged; give another model'
+            )
+
+
+def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) -> None:
     "Refuse a head whose outputs are not the task's classes."
     found = model.config.num_labels
+    outputs = len(labels) or 1
     if outputs == 1:
         raise ModelError(
             f'{source!s} cannot be given as a teacher of numbers, since the scale of its output is not '
@@ -496,26 +507,25 @@ def _check_outputs(model: nn.Module, source: str | Path, outputs: int, label_nam
     named = [model.config.id2label[i] for i in range(found)]
     unnamed = [f'LABEL_{i}' for i in range(found)]
     numbers = [str(i) for i in range(outputs)]
-    if found == outputs and named != unnamed and list(label_names) not in ([], numbers, named):
+    if found == outputs and named != unnamed and list(labels) not in (numbers, named):
         raise ModelError(
             f'the head of {source!s} names its classes {", ".join(named)}, and the corpus has '
-            f'{", ".join(label_names)}, in this order; rename the labels of the corpus, or give another model'
+            f'{", ".join(labels)}, in this order; rename the labels of the corpus, or give another model'
         )
 
 
 def check_given(
     source: str | Path,  # as for `find_model`
     auto_class: str,  # the transformers head
-    outputs: int | None = None,  # as for `load_given`
-    label_names: Sequence[str] = (),  # as for `load_given`
+    labels: Sequence[str] | None = None,  # as for `load_given`
 ) -> None:
     "Refuse a model that cannot be taken as it is, in seconds."
     folder = find_model(source)
+    load_config(source)  # a broken one would be called the tokenizer's fault
     words = len(load_tokenizer(source))
     config_file = sha256_file(folder / 'config.json')
-    known = _given_words(
-        str(source), source_sha256(source), config_file, auto_class, outputs, tuple(label_names)
-    )
+    names = None if labels is None else tuple(labels)
+    known = _given_words(str(source), source_sha256(source), config_file, auto_class, names)
     if known is not None and words > known:
         raise ModelError(
             f'{source!s} has embeddings of {known} words, and its tokenizer has {words}; '
@@ -525,10 +535,10 @@ def check_given(
 
 @functools.lru_cache(maxsize=8)
 def _given_words(
-    source: str, weights: str, config_file: str, auto_class: str, outputs: int | None, label_names: tuple
+    source: str, weights: str, config_file: str, auto_class: str, labels: tuple[str, ...] | None
 ) -> int | None:
     "The size of a given model's vocabulary; runs of a study ask about the same files again and again."
-    return getattr(load_given(source, auto_class, outputs, label_names).config, 'vocab_size', None)
+    return getattr(load_given(source, auto_class, labels).config, 'vocab_size', None)
 
 # %% ../../nbs/distill/01_models.ipynb #86ce03f2
 def unwrap(

@@ -280,8 +280,7 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
             'leave it out'
         )
     task = make_task(config, corpus)
-    names = getattr(task, 'classes', ())  # a task without it has no names of its own
-    check_given(config.teacher, task.auto_class, task.model_kwargs.get('num_labels'), names)
+    check_given(config.teacher, task.auto_class, task.head_labels)
 
 
 def _check_batches(config: RunConfig) -> None:

@@ -145,7 +145,7 @@ def starting_model(
         # already cut to its layers where it is a student
         model = _model_of_run(task, initial['transfer_run_id'])
     elif config.teacher_mode == 'given':
-        model = load_given(config.teacher, task.auto_class, task.model_kwargs.get('num_labels'))
+        model = load_given(config.teacher, task.auto_class, task.head_labels)
     else:
         model = fresh(config.teacher)
     if 'layers' in initial:

@@ -332,6 +332,7 @@ class AnswerSelection:
     name = 'answer_selection'
     auto_class = 'AutoModelForSequenceClassification'
     model_kwargs = {'num_labels': 2}
+    head_labels = ('0', '1')
     primary = Primary('test', 'map', higher_is_better=True)
     evaluation_sets = ('dev', 'test')
     signal_spec = {'logits': SignalSpec(shape=(2,))}

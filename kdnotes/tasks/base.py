@@ -130,6 +130,8 @@ class Task(Protocol):
     # (classes,) share of each training label, where a new head's bias may start; None: the head is no
     # classifier
     label_prior: np.ndarray | None
+    # names of a classifier's labels, in the order of its logits; (): the output is a number; None: neither
+    head_labels: tuple[str, ...] | None
     evaluates_itself: bool  # `evaluate_model` instead of `scores` and `evaluate`
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...

@@ -344,6 +344,7 @@ class TextClassification:
         }
         # of all training rows, also in a smoke run
         self.classes = class_names(corpus.splits['train']) if target == 'classes' else []
+        self.head_labels = tuple(self.classes)
         self.outputs = len(self.classes) or 1
         self.primary = Primary('test', 'accuracy', True) if self.classes else Primary('test', 'mse', False)
         self.model_kwargs = {'num_labels': self.outputs}
