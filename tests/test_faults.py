@@ -8,15 +8,17 @@ import random
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 import pytest
 from faults import EVERY
 from kinds import one_of_each
 from ranks import HERE, RankError, launch
+from test_doctor import write_corpus, write_model
 from kdnotes.train.checkpoint import checkpoints
-from kdnotes.core.config import make_config
+from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan
+from kdnotes.experiment.plan import Plan, plan
 from kdnotes.core.files import BusyError
 from kdnotes.records.store import RunFolder, lock_run, read_rows, without_repeats
 
@@ -206,3 +208,49 @@ def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
     with lock_run(folder), pytest.raises(BusyError, match='held by another process'):
         execute(planned)
     assert not (folder.path / 'config.json').exists() and folder.state() is None
+
+
+# ---- deaths of a whole run ----
+
+
+def run_that_dies(monkeypatch, tmp_path: Path, act: str, name: str) -> tuple[Plan, RunFolder]:
+    "A tiny run whose process gets SIGKILL when it calls `act` with a path of this name."
+    module = act.partition('.')[0]
+    patch = f"""
+        import os, {module}
+        from pathlib import Path
+
+        usual = {act}
+
+        def fatal(path, *args, **kwargs):
+            if Path(path).name == {name!r}:
+                os.kill(os.getpid(), 9)
+            return usual(path, *args, **kwargs)
+
+        {act} = fatal
+    """
+    (tmp_path / 'sitecustomize.py').write_text(textwrap.dedent(patch))
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    config = make_config(
+        mode='baseline',
+        corpus=str(write_corpus(tmp_path / 'corpus')),
+        teacher=str(write_model(tmp_path / 'teacher')),
+        max_length=64,
+        smoke=True,
+    )
+    planned = plan(config)
+    return planned, RunFolder(planned.config.study, planned.run_id)
+
+
+def test_a_run_that_dies_after_its_record_is_done(monkeypatch, tmp_path):
+    planned, folder = run_that_dies(monkeypatch, tmp_path, 'shutil.rmtree', 'checkpoints')
+    record = execute(planned)
+    assert record['run_id'] == planned.run_id and folder.state()['status'] == 'done'
+
+
+def test_a_run_that_is_killed_says_so(monkeypatch, tmp_path):
+    planned, folder = run_that_dies(monkeypatch, tmp_path, 'os.makedirs', 'model')
+    with pytest.raises(KdnotesError, match='was ended by SIGKILL: as when memory runs out .*same command'):
+        execute(planned)
+    assert folder.state()['status'] == 'failed' and folder.record() is None

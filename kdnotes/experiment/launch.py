@@ -249,7 +249,8 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
             process.wait()
             folder.write_state('interrupted', reason=type(e).__name__)
             raise
-    if code:
+    # a process that dies after its record was written has done its work
+    if code and not _complete(folder):
         _refuse(folder, log, code)
     folder.write_state('done')
 
@@ -281,12 +282,16 @@ def _refuse(folder: RunFolder, log: Path, code: int) -> None:
             f'the same command {goes_on(folder)} (all output: {log})'
         )
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
-    why = said['reason'] if said.get('status') == 'failed' else why_ended(lines)
+    why = said['reason'] if said.get('status') == 'failed' else why_ended(lines, code)
     folder.write_state('failed', exit_code=code, reason=why)
     raise RunError(
-        f'{folder.path.name} ended with exit code {code}: {why} '
-        f'(the same command {goes_on(folder)}; all output: {log})'
+        f'{folder.path.name} {_ended(code)}: {why} (the same command {goes_on(folder)}; all output: {log})'
     )
+
+
+def _ended(code: int) -> str:
+    "How a process ended."
+    return f'was ended by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
 
 
 def _was_stopped(said: dict, code: int) -> bool:
@@ -306,8 +311,12 @@ def goes_on(
     return 'makes it again from its beginning'
 
 
+_KILLED = 'as when memory runs out'
+
+
 def why_ended(
     lines: Sequence[str],  # of what the ranks printed, none of them empty
+    code: int = 1,  # the exit code, negative for a signal
 ) -> str:  # our own error's sentence, else the first Python error, else the signal, else the last line
     "The reason to give for ranks that ended and left none in their state."
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
@@ -317,10 +326,12 @@ def why_ended(
         if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line) and 'ChildFailedError' not in line
     ]
     signals = [
-        f'{found[0]}, as when memory runs out'
+        f'{found[0]}, {_KILLED}'
         for line in lines
         if (found := re.search(r'Signal 9 \(SIGKILL\) received by PID \d+', line))
     ]
+    if code == -signal.SIGKILL:
+        signals.append(_KILLED)
     return next(iter([*own, *errors, *signals, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/02_launch.ipynb #1fdb4894
