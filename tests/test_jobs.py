@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+import pandas as pd
 import psutil
 import pytest
 from notebooks import surroundings
@@ -98,6 +99,7 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     assert (
         set(kept) == {'baseline', 'full_student'}
         and 'full_student' in (tmp_path / 'runs/beside/table.txt').read_text()
+        and len(pd.read_csv(tmp_path / 'runs/beside/comparisons.csv')) == 0
     )
     assert {record['machine']['jobs'] for record in kept.values()} == {1, 2}, (
         'the student had nobody beside it'

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 import nbformat
+import pandas as pd
 import pytest
 import transformers
 from kdnotes.cli import main
@@ -308,5 +309,8 @@ def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     assert {(p['metric'], p['higher_is_better']) for p in primary.values()} == {('mse', False)}
     better = primary['full_kd']['value'] < primary['baseline']['value']
     [sentence] = made.report.sentences
+    [numbers] = pd.read_csv(made.numbers).itertuples()
+    difference = primary['full_kd']['value'] - primary['baseline']['value']
+    assert numbers.difference == pytest.approx(difference, rel=1e-5)
     assert sentence.startswith('baseline -> full_kd (1 pair): test mse ')
     assert ('(better in seed 0' if better else '(worse in seed 0') in sentence

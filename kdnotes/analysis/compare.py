@@ -668,35 +668,34 @@ def chain_table(
     def verdicts(c):
         return {'verdict': verdict_on(c).code} | {f'verdict_{key}': verdict_on(c, key).code for key in TIMES}
 
-    return pd.DataFrame(
-        [
-            dict(
-                kind=kind,
-                a=c.a,
-                b=c.b,
-                factor=c.attribution and c.attribution.factor,
-                label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
-                pairs=len(c.seeds),
-                units=c.n_units,
-                **cells('difference', c.difference),
-                p=c.p,
-                p_holm=c.p_holm,
-                p_permutation=c.p_permutation,
-                family=c.family and c.family.name,
-                **cells('bootstrap', c.bootstrap),
-                **verdicts(c),
-                **cells('effect_size', c.effect_size),
-                **cells('effect_size_seeds', c.effect_size_seeds),
-                **alike(c),
-                **cells('train_s', c.speedup.get('train_s')),
-                **cells('total_s', c.speedup.get('total_s')),
-                **{f'p_{key}': c.p_times.get(key) for key in TIMES},
-                **{f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES},
-                note='; '.join(dict.fromkeys([*c.reasons.values(), *(w.text for w in c.warnings)])),
-            )
-            for kind, c in comparisons
-        ]
-    )
+    rows = [
+        dict(
+            kind=kind,
+            a=c.a,
+            b=c.b,
+            factor=c.attribution and c.attribution.factor,
+            label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
+            pairs=len(c.seeds),
+            units=c.n_units,
+            **cells('difference', c.difference),
+            p=c.p,
+            p_holm=c.p_holm,
+            p_permutation=c.p_permutation,
+            family=c.family and c.family.name,
+            **cells('bootstrap', c.bootstrap),
+            **verdicts(c),
+            **cells('effect_size', c.effect_size),
+            **cells('effect_size_seeds', c.effect_size_seeds),
+            **alike(c),
+            **cells('train_s', c.speedup.get('train_s')),
+            **cells('total_s', c.speedup.get('total_s')),
+            **{f'p_{key}': c.p_times.get(key) for key in TIMES},
+            **{f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES},
+            note='; '.join(dict.fromkeys([*c.reasons.values(), *(w.text for w in c.warnings)])),
+        )
+        for kind, c in comparisons
+    ]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=['kind', 'a', 'b'])
 
 # %% ../../nbs/analysis/06_compare.ipynb #aebb472c
 def study_factorial(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from .comparable import timed
-from .compare import commits, difference_table
+from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
 from .intervals import Interval
 from .plotting import arms_of
@@ -35,6 +35,7 @@ class Report:
     notes: tuple[str, ...]  # what a reader should know
     figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
+    numbers: pd.DataFrame  # the comparisons as numbers, of `compare.chain_table`
 
     def __str__(self) -> str:
         parts = [
@@ -137,4 +138,5 @@ def report(
         _notes(e.records),
         _figures(e),
         e.values,
+        chain_table(e.comparisons),
     )

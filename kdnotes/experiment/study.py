@@ -28,6 +28,7 @@ class StudyResult:
     report: Report
     figures: Sequence[FigureFile]  # each made, or with a reason
     table: Path  # the report as text
+    numbers: Path  # its comparisons as numbers, a CSV file with one row each
 
     @property
     def failure(self) -> str:
@@ -70,8 +71,10 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     made = [p.run_id for p in plans if p.run_id not in failed]
     compared = report(study, made)
     figures = study_figures(study, made)
-    table = atomic_write(runs_path() / study / 'table.txt', f'{compared}\n')
-    return StudyResult(plans, failed, compared, figures, table)
+    folder = runs_path() / study
+    table = atomic_write(folder / 'table.txt', f'{compared}\n')
+    numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))
+    return StudyResult(plans, failed, compared, figures, table, numbers)
 
 # %% ../../nbs/experiment/04_study.ipynb #1e8ad8fd
 def notebook_parameters(
