@@ -320,151 +320,159 @@ def train(
     "Train a model to the last step, from its newest checkpoint if there is one."
     dropout_seed = torch_seed(config.seed, 'dropout', runtime.rank)
     with fast_path(model, task, runtime.device, dropout_seed) as fast:
-        t = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
-        _report_start(t)
+        state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
+        _report_start(state)
         with STOP.deferred():
-            done = resume_training(t)
-            for step in schedule_steps(t.task, config, done=done)[1]:
-                rate = _set_rate(t, step)
-                _forward_backward(t, step)
-                gradients = _synchronise(t)
-                _report_gradients(t, step)
-                norm = update_weights(t.trainable, t.optimizer, t.scaler, config, t.non_finite, gradients)
-                _after_update(t, step, norm, rate)
-                last = step.done == t.total_steps
-                log = last or step.done % t.log_every == 0
+            done = resume_training(state)
+            for step in schedule_steps(state.task, config, done=done)[1]:
+                rate = _set_rate(state, step)
+                _forward_backward(state, step)
+                gradients = _synchronise(state)
+                _report_gradients(state, step)
+                norm = update_weights(
+                    state.trainable, state.optimizer, state.scaler, config, state.non_finite, gradients
+                )
+                _after_update(state, step, norm, rate)
+                last = step.done == state.total_steps
+                log = last or step.done % state.log_every == 0
                 if log or runtime.device.type == 'cpu':
-                    _check_finite(t, all_ranks=log)
+                    _check_finite(state, all_ranks=log)
                 if log:
-                    _log(t, step, norm)
+                    _log(state, step, norm)
                 if step.last_of_epoch and not last:
-                    with t.meter.pause(), fast.whole(), phase('evaluation'):
-                        _evaluate_on_the_way(t, step)
-                _save_or_stop(t, step.done, *t.agreement(STOP.requested, _checkpoint_due(t)))
-            answers = t.agreement.last()
+                    with state.meter.pause(), fast.whole(), phase('evaluation'):
+                        _evaluate_on_the_way(state, step)
+                _save_or_stop(state, step.done, *state.agreement(STOP.requested, _checkpoint_due(state)))
+            answers = state.agreement.last()
             if answers:
-                _save_or_stop(t, t.total_steps, *answers)
-    return _finish(t)
+                _save_or_stop(state, state.total_steps, *answers)
+    return _finish(state)
 
 # %% ../../nbs/train/09_loop.ipynb #f151d8ec
-def _report_start(t: TrainingState) -> None:
+def _report_start(state: TrainingState) -> None:
     "A `start` row."
-    t.row(
+    state.row(
         'start',
-        ranks=t.runtime.ranks,
-        threads_per_rank=t.runtime.threads,
-        steps=t.total_steps,
-        examples=len(t.task.lengths('train')),
-        precision=t.runtime.dtype,
-        device=str(t.runtime.device),
+        ranks=state.runtime.ranks,
+        threads_per_rank=state.runtime.threads,
+        steps=state.total_steps,
+        examples=len(state.task.lengths('train')),
+        precision=state.runtime.dtype,
+        device=str(state.runtime.device),
     )
 
 
-def _set_rate(t: TrainingState, step: Step) -> float:
+def _set_rate(state: TrainingState, step: Step) -> float:
     "The learning rate of a step."
-    rate = t.config.learning_rate * rate_factor(step.number, t.total_steps, t.config.warmup_fraction)
-    for group in t.optimizer.param_groups:
+    rate = state.config.learning_rate * rate_factor(
+        step.number, state.total_steps, state.config.warmup_fraction
+    )
+    for group in state.optimizer.param_groups:
         group['lr'] = rate
     return rate
 
 
-def _forward_backward(t: TrainingState, step: Step) -> None:
+def _forward_backward(state: TrainingState, step: Step) -> None:
     "All micro-batches of a step; memory that runs out becomes a sentence."
-    t.fast_path.start(step.number, lambda: t.task.batch('train', step.index, step.epoch).inputs['input_ids'])
+    state.fast_path.start(
+        step.number, lambda: state.task.batch('train', step.index, step.epoch).inputs['input_ids']
+    )
     try:
-        losses, tokens, cells = accumulate(t.ddp_model, t.objective, t.scaler, step.index, step.epoch)
+        losses, tokens, cells = accumulate(
+            state.ddp_model, state.objective, state.scaler, step.index, step.epoch
+        )
     except (MemoryError, RuntimeError) as e:
         if not is_out_of_memory(e):
             raise
-        parts = rank_micro_batches(t.task, step.index, t.config, t.runtime)
+        parts = rank_micro_batches(state.task, step.index, state.config, state.runtime)
         raise out_of_memory(
             step.number,
             max(map(len, parts)),
-            int(t.task.lengths('train')[step.index].max()),
-            t.config.micro_batch_tokens,
-            str(t.runtime.device),
+            int(state.task.lengths('train')[step.index].max()),
+            state.config.micro_batch_tokens,
+            str(state.runtime.device),
         ) from None
-    t.meter.add(step, losses, tokens, cells)
+    state.meter.add(step, losses, tokens, cells)
 
 
-def _synchronise(t: TrainingState) -> list[Tensor]:
+def _synchronise(state: TrainingState) -> list[Tensor]:
     "The step's gradients, equal on all ranks: DDP has averaged all but the rows of the word table."
-    gradients = t.fast_path.finish(
-        t.trainable, lambda gradient: t.runtime.sum(gradient).div_(t.runtime.ranks)
+    gradients = state.fast_path.finish(
+        state.trainable, lambda gradient: state.runtime.sum(gradient).div_(state.runtime.ranks)
     )
-    t.waits.end()
+    state.waits.end()
     return gradients
 
 
-def _after_update(t: TrainingState, step: Step, norm: Tensor, rate: float) -> None:
+def _after_update(state: TrainingState, step: Step, norm: Tensor, rate: float) -> None:
     "Remember the norm, and follow the loss scale: it falls when fp16 overflowed and the step was skipped."
-    t.fast_path.clear(norm)
-    t.unchecked.append((step, norm))
-    before = t.loss_scale
-    t.loss_scale = t.scaler.get_scale()  # a read of the device at every step, in fp16 only
-    if t.loss_scale >= before:
-        t.fast_path.decayed(rate, t.config.weight_decay)
+    state.fast_path.clear(norm)
+    state.unchecked.append((step, norm))
+    before = state.loss_scale
+    state.loss_scale = state.scaler.get_scale()  # a read of the device at every step, in fp16 only
+    if state.loss_scale >= before:
+        state.fast_path.decayed(rate, state.config.weight_decay)
         return
-    t.result.overflow_steps = (t.result.overflow_steps or 0) + 1
-    t.row('overflow', step=step.done, scale=before)
-    if t.loss_scale < LEAST_SCALE:
-        _explain_non_finite(t, step)
+    state.result.overflow_steps = (state.result.overflow_steps or 0) + 1
+    state.row('overflow', step=step.done, scale=before)
+    if state.loss_scale < LEAST_SCALE:
+        _explain_non_finite(state, step)
 
 # %% ../../nbs/train/09_loop.ipynb #9bcd94cc
-def _report_gradients(t: TrainingState, step: Step) -> None:
+def _report_gradients(state: TrainingState, step: Step) -> None:
     "A `gradients` row, where one is due: what each layer's gradients would lose in 16 bits."
-    every = t.config.gradient_stats
-    if not every or step.done % every or not t.runtime.main:
+    every = state.config.gradient_stats
+    if not every or step.done % every or not state.runtime.main:
         return
-    scaled = t.scaler.is_enabled()
-    scale = t.loss_scale if scaled else 2.0**16  # what fp16 begins with
-    gradients = ((name, p.grad) for name, p in t.student.named_parameters())
+    scaled = state.scaler.is_enabled()
+    scale = state.loss_scale if scaled else 2.0**16  # what fp16 begins with
+    gradients = ((name, p.grad) for name, p in state.student.named_parameters())
     layers = gradient_ranges(gradients, scale, scaled)
-    t.row('gradients', step=step.done, scale=scale, scaled=scaled, layers=layers)
+    state.row('gradients', step=step.done, scale=scale, scaled=scaled, layers=layers)
 
 
-def _log(t: TrainingState, step: Step, norm: Tensor) -> None:
+def _log(state: TrainingState, step: Step, norm: Tensor) -> None:
     "A `step` row, and a point of the curve."
-    means, tokens = t.meter.read()
-    elapsed = t.meter.elapsed()
-    t.result.losses = means
-    t.result.tokens = tokens
-    t.result.epoch = step.epoch
-    t.result.curve.append(dict(step=step.done, elapsed_s=round(elapsed, 3), loss=means['total']))
-    t.row(
+    means, tokens = state.meter.read()
+    elapsed = state.meter.elapsed()
+    state.result.losses = means
+    state.result.tokens = tokens
+    state.result.epoch = step.epoch
+    state.result.curve.append(dict(step=step.done, elapsed_s=round(elapsed, 3), loss=means['total']))
+    state.row(
         'step',
         step=step.done,
         epoch=step.epoch,
         loss=means['total'],
         losses={k: v for k, v in means.items() if k != 'total'},
-        learning_rate=t.optimizer.param_groups[0]['lr'],
+        learning_rate=state.optimizer.param_groups[0]['lr'],
         grad_norm=float(norm),
-        examples=t.meter.examples,
+        examples=state.meter.examples,
         tokens=tokens,
         elapsed_s=elapsed,
     )
 
 
-def _evaluate_on_the_way(t: TrainingState, step: Step) -> None:
+def _evaluate_on_the_way(state: TrainingState, step: Step) -> None:
     "An `eval` row of the first evaluation set; nothing is chosen by it."
-    name = t.task.evaluation_sets[0]
-    metric = t.task.primary.metric
-    elapsed = t.meter.elapsed()
-    metrics = evaluate(t.student, t.task, (name,), t.runtime).metrics[name]
+    name = state.task.evaluation_sets[0]
+    metric = state.task.primary.metric
+    elapsed = state.meter.elapsed()
+    metrics = evaluate(state.student, state.task, (name,), state.runtime).metrics[name]
     point = dict(step=step.done, elapsed_s=round(elapsed, 3), set=name)
-    t.result.curve.append(point | dict(metric=metric, value=metrics.get(metric)))
-    t.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=elapsed)
+    state.result.curve.append(point | dict(metric=metric, value=metrics.get(metric)))
+    state.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=elapsed)
 
 
-def _finish(t: TrainingState) -> TrainResult:
+def _finish(state: TrainingState) -> TrainResult:
     "Totals over all ranks."
-    result = t.result
-    meter = t.meter
+    result = state.result
+    meter = state.meter
     warm = meter.warm
     result.train_s = meter.elapsed()
     result.examples = meter.examples
     own = [meter.tokens, meter.cells, warm.tokens if warm else 0]
-    sums = t.runtime.sum(torch.tensor(own, dtype=torch.float64, device=t.runtime.device))
+    sums = state.runtime.sum(torch.tensor(own, dtype=torch.float64, device=state.runtime.device))
     tokens, cells, warm_tokens = sums.tolist()
     result.tokens = int(tokens)
     result.padding_share = 1 - tokens / cells
@@ -472,84 +480,84 @@ def _finish(t: TrainingState) -> TrainResult:
         seconds = result.train_s - warm.elapsed_s
         result.examples_per_s = (result.examples - warm.examples) / seconds
         result.tokens_per_s = (tokens - warm_tokens) / seconds
-    if t.scaler.is_enabled():
+    if state.scaler.is_enabled():
         result.overflow_steps = result.overflow_steps or 0
-        result.final_scale = t.scaler.get_scale()
-    result.waited_s = t.waits.close()
+        result.final_scale = state.scaler.get_scale()
+    result.waited_s = state.waits.close()
     return result
 
 # %% ../../nbs/train/09_loop.ipynb #cc371a24
-def _checkpoint_due(t: TrainingState) -> bool:
+def _checkpoint_due(state: TrainingState) -> bool:
     "Is it time for a checkpoint, by the main rank's clock?"
-    if t.folder is None or not t.runtime.main:
+    if state.folder is None or not state.runtime.main:
         return False
-    return time.perf_counter() - t.saved_s > 60 * t.config.checkpoint_minutes
+    return time.perf_counter() - state.saved_s > 60 * state.config.checkpoint_minutes
 
 
 def _save_or_stop(
-    t: TrainingState,
+    state: TrainingState,
     done: int,  # steps
     stop: bool,  # was a rank asked to stop?
     due: bool,  # is a checkpoint due by the clock?
 ) -> None:
     "Between two steps: write a checkpoint if one is due, and leave if asked to."
-    every = t.config.checkpoint_steps
+    every = state.config.checkpoint_steps
     due = due or bool(every and done % every == 0)
     path = None
-    if t.folder and (stop or due and done < t.total_steps):  # a finished training needs none
-        with t.meter.pause():
-            _check_finite(t, all_ranks=True)
-            path = save_training(t, done)
+    if state.folder and (stop or due and done < state.total_steps):  # a finished training needs none
+        with state.meter.pause():
+            _check_finite(state, all_ranks=True)
+            path = save_training(state, done)
     if stop:
         saved = f'; the same command goes on from there ({path})' if path else ', and nothing was saved'
-        raise Stopped(f'stopped after step {done} of {t.total_steps}{saved}')
+        raise Stopped(f'stopped after step {done} of {state.total_steps}{saved}')
 
 # %% ../../nbs/train/09_loop.ipynb #140b6c42
 def _check_finite(
-    t: TrainingState,
+    state: TrainingState,
     all_ranks: bool,  # do all ranks call it, so that their losses can be summed?
 ) -> None:
     "Stop at a loss or gradient that is not finite."
-    unchecked = t.unchecked
-    t.unchecked = []
-    if not t.scaler.is_enabled():
-        if bool(t.non_finite):
+    unchecked = state.unchecked
+    state.unchecked = []
+    if not state.scaler.is_enabled():
+        if bool(state.non_finite):
             wrong = [step for step, norm in unchecked if not norm.isfinite()]
             if wrong:
-                _explain_non_finite(t, wrong[0])
-    elif all_ranks and unchecked and t.meter.losses:
-        total = t.runtime.sum(t.meter.losses['total'].clone())
+                _explain_non_finite(state, wrong[0])
+    elif all_ranks and unchecked and state.meter.losses:
+        total = state.runtime.sum(state.meter.losses['total'].clone())
         if not bool(total.isfinite()):
             last, _ = unchecked[-1]
-            _explain_non_finite(t, last)
+            _explain_non_finite(state, last)
 
 
-def _loss_of(t: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor]:
+def _loss_of(state: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor]:
     "The weighted loss of a batch, as a function of the model."
 
     def loss(model: nn.Module) -> Tensor:
-        with t.runtime.autocast():
+        with state.runtime.autocast():
             outputs = call(model, batch.inputs)
-        terms = _loss_terms(t.objective, outputs, batch)
-        return weighted_sum({name: value for name, (value, _) in terms.items()}, t.loss_weights)[0]
+        terms = _loss_terms(state.objective, outputs, batch)
+        return weighted_sum({name: value for name, (value, _) in terms.items()}, state.loss_weights)[0]
 
     return loss
 
 
-def _explain_non_finite(t: TrainingState, step: Step) -> None:
+def _explain_non_finite(state: TrainingState, step: Step) -> None:
     "Raise the error that names the step, the layer and the examples."
     found = []
-    for part in rank_micro_batches(t.task, step.index, t.config, t.runtime):
-        batch = t.task.batch('train', part, step.epoch).to(t.runtime.device)
-        place = first_non_finite(t.trainable, _loss_of(t, batch))
+    for part in rank_micro_batches(state.task, step.index, state.config, state.runtime):
+        batch = state.task.batch('train', part, step.epoch).to(state.runtime.device)
+        place = first_non_finite(state.trainable, _loss_of(state, batch))
         if place:
             found.append((place, part.tolist()))
-    of_all_ranks = [f for of_a_rank in t.runtime.gather(found) for f in of_a_rank]
+    of_all_ranks = [f for of_a_rank in state.runtime.gather(found) for f in of_a_rank]
     nowhere = ('none when the step is done again', step.index.tolist())
     place, examples = of_all_ranks[0] if of_all_ranks else nowhere
-    kept = f'; the checkpoint before it stays in {t.folder}' if t.folder else ''
+    kept = f'; the checkpoint before it stays in {state.folder}' if state.folder else ''
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
         f'with training examples {", ".join(map(str, examples[:40]))}; '
-        f'look at these, or lower learning_rate={t.config.learning_rate:g}{kept}'
+        f'look at these, or lower learning_rate={state.config.learning_rate:g}{kept}'
     )

@@ -201,46 +201,46 @@ class TrainingState:
 
 # %% ../../nbs/train/08_state.ipynb #f32df604
 def save_training(
-    t: TrainingState,  # with a folder
+    state: TrainingState,  # with a folder
     done: int,  # steps done
 ) -> Path:  # the checkpoint's folder, on all ranks
     "Write a checkpoint of all ranks."
-    ranks = t.runtime.gather((random_states(), t.meter.state()))
-    path = t.folder / f'step-{done:08d}'
-    if t.runtime.main:
-        state = dict(
-            result=asdict(t.result),
+    ranks = state.runtime.gather((random_states(), state.meter.state()))
+    path = state.folder / f'step-{done:08d}'
+    if state.runtime.main:
+        values = dict(
+            result=asdict(state.result),
             meters=[meter for _, meter in ranks],
-            scaler=t.scaler.state_dict(),
-            decay=t.fast_path.decay,
+            scaler=state.scaler.state_dict(),
+            decay=state.fast_path.decay,
         )
-        tensors = training_tensors(t.trainable, t.optimizer, [states for states, _ in ranks])
-        save_checkpoint(t.folder, done, tensors, state, t.key, t.config.keep_checkpoints)
-    t.row('checkpoint', step=done, path=path.name)
-    t.runtime.barrier()
-    t.saved_s = time.perf_counter()
+        tensors = training_tensors(state.trainable, state.optimizer, [states for states, _ in ranks])
+        save_checkpoint(state.folder, done, tensors, values, state.key, state.config.keep_checkpoints)
+    state.row('checkpoint', step=done, path=path.name)
+    state.runtime.barrier()
+    state.saved_s = time.perf_counter()
     return path
 
 
 def resume_training(
-    t: TrainingState,  # as new
+    state: TrainingState,  # as new
 ) -> int:  # steps done; 0: there is no checkpoint, or none that is whole
     "Take up the newest checkpoint that is whole."
-    if t.folder is None:
+    if state.folder is None:
         return 0
-    found = newest_checkpoint(t.folder, t.key, warnings.warn) if t.runtime.main else None
-    done = t.runtime.gather(found.step if found else 0)[0]
+    found = newest_checkpoint(state.folder, state.key, warnings.warn) if state.runtime.main else None
+    done = state.runtime.gather(found.step if found else 0)[0]
     if not done:
         return 0
     if found is None:
-        found = read_checkpoint(t.folder / f'step-{done:08d}', t.key)
-    restore_training(found, t.trainable, t.optimizer, t.runtime.rank)
-    t.result = TrainResult(**found.state['result'])
-    t.result.resumed_at.append(done)
-    t.meter.restore(found.state['meters'][t.runtime.rank])
-    t.fast_path.decay = found.state['decay']
-    if t.scaler.is_enabled():
-        t.scaler.load_state_dict(found.state['scaler'])
-        t.loss_scale = t.scaler.get_scale()
-    t.row('resume', step=done, path=found.path.name)
+        found = read_checkpoint(state.folder / f'step-{done:08d}', state.key)
+    restore_training(found, state.trainable, state.optimizer, state.runtime.rank)
+    state.result = TrainResult(**found.state['result'])
+    state.result.resumed_at.append(done)
+    state.meter.restore(found.state['meters'][state.runtime.rank])
+    state.fast_path.decay = found.state['decay']
+    if state.scaler.is_enabled():
+        state.scaler.load_state_dict(found.state['scaler'])
+        state.loss_scale = state.scaler.get_scale()
+    state.row('resume', step=done, path=found.path.name)
     return done
