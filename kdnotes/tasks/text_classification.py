@@ -288,8 +288,8 @@ class TextClassificationSettings(TaskSettings):
 DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
     ('*', 'teacher'): dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
     ('*', 'student'): dict(epochs=3, learning_rate=5e-5, warmup_fraction=0.1),
-    ('embedded', 'teacher'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
-    ('embedded', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
+    ('embedded', 'teacher'): dict(epochs=5, learning_rate=3e-4, warmup_fraction=0.1),
+    ('embedded', 'student'): dict(epochs=5, learning_rate=3e-4, warmup_fraction=0.1),
 }
 
 
