@@ -291,6 +291,7 @@ def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path):
     assert sentence(c, 'train_s') == f'baseline -> full_kd: {why}.'
     whole = report('given', [given['run_id'], student['run_id']])
     assert any(why in s for s in whole.sentences) and len(whole.comparisons) == 1
+    assert 'train_s' not in whole.values['baseline'] and 'train_s' in whole.values['full_kd']
 
 
 def test_two_given_models_differ_in_their_weights_alone():

@@ -230,16 +230,15 @@ def test_one_class_only_is_refused(home, tmp_path):
         plan(asked, Machine('cpu', 2))
 
 
-def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
+def papermill_study(home, tmp_path, **parameters):
+    "nbs/study.ipynb on a folder of reviews."
     corpus = write_reviews(tmp_path / 'reviews')
-    done = papermill(
-        home,
-        'nbs/study.ipynb',
-        tmp_path / 'study.ipynb',
-        ('task', 'text_classification'),
-        ('corpus', corpus),
-        ('columns', 'text=comment,label=stars'),
-    )
+    given = dict(task='text_classification', corpus=corpus) | parameters
+    return papermill(home, 'nbs/study.ipynb', tmp_path / 'study.ipynb', *given.items())
+
+
+def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
+    done = papermill_study(home, tmp_path, columns='text=comment,label=stars')
     last = [line for line in done.stderr.splitlines() if line.strip()][-1]
     assert done.returncode != 0 and re.match("CorpusError: .*no column 'comment'", last), last
 
@@ -250,21 +249,16 @@ def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
 @slow
 @pytest.mark.exhaustive
 def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
-    corpus = write_reviews(tmp_path / 'reviews')
-    teacher = write_encoder(tmp_path / 'teacher')
-    done = papermill(
+    done = papermill_study(
         home,
-        'nbs/study.ipynb',
-        tmp_path / 'study.ipynb',
-        ('task', 'text_classification'),
-        ('corpus', corpus),
-        ('columns', COLUMNS),
-        ('teacher', teacher),
-        ('student_layers', '[1]'),
-        ('max_length', 64),
-        ('arms', 'baseline,full_kd'),
-        ('seeds', 1),
-        ('smoke', True),
+        tmp_path,
+        columns=COLUMNS,
+        teacher=write_encoder(tmp_path / 'teacher'),
+        student_layers='[1]',
+        max_length=64,
+        arms='baseline,full_kd',
+        seeds=1,
+        smoke=True,
     )
     assert done.returncode == 0, done.stderr
     study = home / 'runs/text_classification-reviews-smoke'

@@ -31,10 +31,11 @@ class Timed:
     note: str | None = None  # what is excluded and why; None: nothing
 
     def has(self, record: dict, key: str) -> bool:
-        "May this quantity of a run be used? `total_s` holds its teacher's seconds, too."
-        return record['run_id'] not in self.left_out and not (
-            key == 'total_s' and record.get('teacher_run_id') in self.left_out
-        )
+        "May this quantity of a run be used? A given model has no training to be timed."
+        if key in ('train_s', 'total_s') and not trained(record):
+            return False
+        with_teacher = key == 'total_s' and record.get('teacher_run_id') in self.left_out
+        return record['run_id'] not in self.left_out and not with_teacher
 
 
 def timed(
