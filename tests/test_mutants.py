@@ -141,7 +141,7 @@ MUTANTS = [
             (
                 "untouched rows' decay forgotten",
                 'train.state',
-                "t.fast_path.decay = found.state['decay']",
+                "state.fast_path.decay = found.state['decay']",
                 'pass',
             ),
         )
@@ -166,19 +166,19 @@ MUTANTS = [
             (
                 'an overflow without a row',
                 'train.loop',
-                "t.row('overflow', step=step.done, scale=before)",
+                "state.row('overflow', step=step.done, scale=before)",
                 'pass',
             ),
             (
                 'overflows not counted',
                 'train.loop',
-                't.result.overflow_steps = (t.result.overflow_steps or 0) + 1',
+                'state.result.overflow_steps = (state.result.overflow_steps or 0) + 1',
                 'pass',
             ),
             (
                 "the table's rows of each rank for itself",
                 'train.loop',
-                't.runtime.sum(gradient).div_(t.runtime.ranks)',
+                'state.runtime.sum(gradient).div_(state.runtime.ranks)',
                 'gradient',
             ),
         )
@@ -218,14 +218,19 @@ def copy_package(folder: Path, mutant: Mutant | None = None) -> Path:
     "kdnotes in a folder of its own, with a mistake in it."
     shutil.copytree(HERE.parent / 'kdnotes', folder / 'kdnotes', ignore=shutil.ignore_patterns('__pycache__'))
     if mutant:
-        path = (folder / 'kdnotes').joinpath(*mutant.module.split('.')).with_suffix('.py')
-        source = path.read_text(encoding='utf-8')
-        assert source.count(mutant.old) == 1, (
-            f'{mutant.old!r} stands {source.count(mutant.old)} times in {mutant.module}.py: write the mutant '
-            f'anew'
-        )
-        path.write_text(source.replace(mutant.old, mutant.new), encoding='utf-8')
+        path = source_of(mutant, folder)
+        path.write_text(path.read_text().replace(mutant.old, mutant.new))
     return folder
+
+
+def source_of(mutant: Mutant, folder: Path = HERE.parent) -> Path:
+    "The file that a mistake is made in."
+    return (folder / 'kdnotes').joinpath(*mutant.module.split('.')).with_suffix('.py')
+
+
+@pytest.mark.parametrize('mutant', MUTANTS, ids=lambda m: m.name)
+def test_what_a_mistake_replaces_is_there(mutant):
+    assert source_of(mutant).read_text().count(mutant.old) == 1, 'the code has changed: write the mutant anew'
 
 
 @pytest.mark.parametrize('mutant', one_of_each(MUTANTS), ids=lambda m: m.name)
