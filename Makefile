@@ -46,12 +46,22 @@ unexport COLUMNS
 quoted = '$(subst ','\'',$(1))'
 name_of = $(firstword $(subst =, ,$(1)))
 value_of = $(patsubst $(call name_of,$(1))=%,%,$(1))
-# what a study is called, and its parameters as papermill takes them
+# what a study is called; where its arms are given, once its plan has refused nothing
 NAME = kdnotes name -p $(call quoted,task=$(TASK)) -p $(call quoted,corpus=$(CORPUS)) -p $(call quoted,study=$(STUDY)) $(SHORT:%=-p smoke=true) $(foreach p,$(P),-p $(call quoted,$(p)))
-GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile '$(PROFILE)' -r transfer $(call quoted,$(TRANSFER)) -r student_init '$(INIT)' \
+PLANNED = $(NAME) --seeds $(call quoted,$(SEEDS)) --arms $(call quoted,$(ARMS)) $(if $(COLUMNS),-p $(call quoted,columns=$(COLUMNS))) -p $(call quoted,profile=$(PROFILE)) \
+    -p $(call quoted,transfer=$(TRANSFER)) -p $(call quoted,student_init=$(INIT)) -p $(call quoted,gradient_stats=$(GRADIENT_STATS))
+GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile $(call quoted,$(PROFILE)) \
+    -r transfer $(call quoted,$(TRANSFER)) -r student_init $(call quoted,$(INIT)) \
     $(SHORT:%=-p smoke True) $(foreach p,$(P),-r $(call quoted,$(call name_of,$(p))) $(call quoted,$(call value_of,$(p))))
 # lines that are dropped: papermill's for each cell and for parameters that are not in the notebook (which refuses unknown ones), and each kernel's warning about TCP on this machine
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP|\[IPKernelApp\] ERROR \| KeyboardInterrupt caught in kernel|<IPython\.core\.display\.)|^$$'
+
+# a variable that is given and that nothing reads is a mistake: make would not say so
+VARIABLES := PYTHON TASK CORPUS COLUMNS SEEDS ARMS PROFILE TRANSFER INIT GRADIENT_STATS SMOKE JOBS MODE TRIALS TUNED_SEEDS CONTESTANTS ALTERNATIONS STEPS STUDY P WORKERS SHARE ARGS KDNOTES_DATA KDNOTES_HOME
+GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
+ifneq ($(filter-out $(VARIABLES),$(GIVEN_VARIABLES)),)
+$(error there is no variable $(firstword $(filter-out $(VARIABLES),$(GIVEN_VARIABLES))): the variables are $(VARIABLES); a parameter of a run is given as P='name=value')
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
@@ -70,8 +80,8 @@ $(DONE): pyproject.toml constraints.txt
 	@touch $@
 
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
-	@study=$$($(NAME)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: its output is kept in $$folder/study.ipynb, its table in $$folder/table.txt, its comparisons as numbers in $$folder/comparisons.csv" && \
-	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds '$(SEEDS)' -r arms '$(ARMS)' \
+	@study=$$($(PLANNED)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
+	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
 	    -p gradient_stats '$(GRADIENT_STATS)' -p jobs '$(JOBS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
 
 tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study

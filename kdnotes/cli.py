@@ -205,10 +205,13 @@ def _shared(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _name(args: argparse.Namespace) -> int:
-    "Print the name of a study."
-    from kdnotes.experiment.plan import named
+    "Print the name of a study, planned first where its arms are given."
+    from kdnotes.experiment.plan import named, plan_study
 
-    print(named(**_shared(args))['study'])
+    given = named(**_shared(args))
+    if args.arms:
+        plan_study(args.seeds, args.arms, **given)
+    print(given['study'])
     return 0
 
 
@@ -220,6 +223,14 @@ def _name_arguments(parser: argparse.ArgumentParser) -> None:
         without=('mode', 'seed', 'arm'),
         corpus='embedded',
         study='',
+    )
+    parser.add_argument(
+        '--arms',
+        metavar='A',
+        help='plan the study of these arms first, so that what it refuses is refused here',
+    )
+    parser.add_argument(
+        '--seeds', type=gpu_check.at_least(1), default=1, metavar='N', help='of the study that is planned (1)'
     )
 
 

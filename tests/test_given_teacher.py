@@ -126,7 +126,7 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
     )
     assert len(found.table('units')) and len(found.table('predictions'))
     plain = hf.AutoModelForSequenceClassification.from_pretrained(find_run_model(given['run_id']))
-    assert plain.config.num_labels == 2
+    assert plain.config.id2label == {0: 'no answer', 1: 'answer'}
     assert student['initial']['teacher_run_id'] == given['run_id'] and student['steps'] > 0
     assert student['settings']['teacher_mode'] == 'given'
     assert files_of(folder) == before, 'the folder that was given stays as it was'

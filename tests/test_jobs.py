@@ -29,7 +29,7 @@ def asked(tmp_path) -> list[str]:
         ranks=1,
         max_length=64,
         smoke='true',
-        study='beside',
+        study='beside-smoke',
     )
     parameters = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
     return [
@@ -75,7 +75,7 @@ def trainer(study: psutil.Process, mode: str) -> psutil.Process:
 
 def evidence(home: Path) -> dict[str, dict]:
     "The exported records by mode."
-    lines = (home / 'thesis/data/beside.records.jsonl').read_text().splitlines()
+    lines = (home / 'thesis/data/beside-smoke.records.jsonl').read_text().splitlines()
     return {record['mode']: record for record in map(json.loads, lines)}
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     study = start(tmp_path, asked)
     os.kill(trainer(psutil.Process(study.pid), 'mixed_baseline').pid, signal.SIGKILL)
     said, errors = study.communicate(timeout=600)
-    [lost] = (tmp_path / 'runs/beside').glob('mixed_baseline-s0-*')
+    [lost] = (tmp_path / 'runs/beside-smoke').glob('mixed_baseline-s0-*')
     assert study.returncode == 2, errors
     assert (
         errors.count('\n') == 1
@@ -98,8 +98,8 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     kept = evidence(tmp_path)
     assert (
         set(kept) == {'baseline', 'full_student'}
-        and 'full_student' in (tmp_path / 'runs/beside/table.txt').read_text()
-        and len(pd.read_csv(tmp_path / 'runs/beside/comparisons.csv')) == 0
+        and 'full_student' in (tmp_path / 'runs/beside-smoke/table.txt').read_text()
+        and len(pd.read_csv(tmp_path / 'runs/beside-smoke/comparisons.csv')) == 0
     )
     assert {record['machine']['jobs'] for record in kept.values()} == {1, 2}, (
         'the student had nobody beside it'

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan
+from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.distill.models import weights_sha256
 from kdnotes.records.store import read_csv, read_rows, without_repeats
 from kdnotes.records.schema import RECORD_KEYS
@@ -28,6 +29,7 @@ from notebooks import ROOT, command, contents, last_line, papermill, python, sur
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
+FIRST = (('mode', 'mixed_kd'), ('study', 'default-smoke'), *SMOKE)
 RANKS = min(len(os.sched_getaffinity(0)), 2)
 
 
@@ -39,9 +41,9 @@ def home(tmp_path_factory):
 @pytest.fixture(scope='module')
 def first_run(home):
     "The two-path form: the executed notebook, the record, the run folder."
-    done = papermill(home, 'nbs/run.ipynb', home / 'out.ipynb', ('mode', 'mixed_kd'), *SMOKE)
+    done = papermill(home, 'nbs/run.ipynb', home / 'out.ipynb', *FIRST)
     assert done.returncode == 0, done.stderr
-    [path] = home.glob('runs/default/mixed_kd-*/record.json')
+    [path] = home.glob('runs/default-smoke/mixed_kd-*/record.json')
     return nbformat.read(home / 'out.ipynb', 4), json.loads(path.read_text()), path.parent
 
 
@@ -175,6 +177,44 @@ def test_make_hands_on_what_it_is_given(target, asked, told):
     assert done.returncode == 0 and told in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    'asked, words',
+    [
+        ('epochs=2', "there is no variable epochs: .* a parameter of a run is given as P='name=value'"),
+        ('ARM=baseline', 'there is no variable ARM'),
+    ],
+)
+def test_make_refuses_a_variable_that_nothing_reads(asked, words):
+    done = subprocess.run(
+        ['make', '-n', '-o', 'setup', 'study', asked], cwd=ROOT, text=True, capture_output=True
+    )
+    assert done.returncode and re.search(words, done.stderr), done.stderr
+
+
+def test_make_refuses_a_study_before_its_notebook_is_touched(tmp_path):
+    home = tmp_path / 'runs/reviews'
+    home.mkdir(parents=True)
+    (home / 'study.ipynb').write_text('of a finished study')
+    asked = ['TASK=text_classification', 'STUDY=reviews', "P=lerning_rate=1"]
+    done = subprocess.run(
+        ['make', '-o', 'setup', 'study', *asked],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=surroundings(tmp_path),
+    )
+    said = [line for line in done.stderr.splitlines() if not line.startswith('make')]
+    assert done.returncode and len(said) == 1 and "is it 'learning_rate'" in said[0], done.stderr
+    assert (home / 'study.ipynb').read_text() == 'of a finished study'
+
+
+def test_smoke_runs_have_a_study_of_their_own(monkeypatch, home):
+    monkeypatch.setenv('KDNOTES_HOME', str(home))
+    for given, study in (('mine', 'mine-smoke'), ('mine-smoke', 'mine-smoke'), ('', 'embedded-smoke')):
+        [planned] = plan_study(1, 'baseline', given, corpus='embedded', smoke=True)
+        assert planned.config.study == study
+
+
 def test_the_run_notebook_has_the_parameters_defaults():
     "A study gives it no more than differs from them."
     cells = [c.source for c in nbformat.read(ROOT / 'nbs/run.ipynb', 4).cells if c.cell_type == 'code']
@@ -214,7 +254,7 @@ def test_a_run_leaves_its_record(first_run, home):
         assert set(inner) <= set(record[key] if inner else ()), key
     assert (record['run_id'], record['study'], record['mode'], record['corpus']) == (
         folder.name,
-        'default',
+        'default-smoke',
         'mixed_kd',
         'embedded',
     )
@@ -260,7 +300,8 @@ def test_a_run_leaves_its_record(first_run, home):
         record['time']['train_s'] + record['time']['teacher_s'] + teacher['time']['train_s']
     )
     evidence = [
-        json.loads(line) for line in (home / 'thesis/data/default.records.jsonl').read_text().splitlines()
+        json.loads(line)
+        for line in (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines()
     ]
     assert {r['run_id']: r for r in evidence} == {r['run_id']: r for r in (record, teacher)}
 
@@ -336,7 +377,7 @@ def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_ru
     before = contents(folder)
     source = (ROOT / 'nbs/run.ipynb').read_bytes()
     with open(home / 'printed.ipynb', 'w') as output:
-        done = papermill(home, 'nbs/run.ipynb', ('mode', 'mixed_kd'), *SMOKE, output=output)
+        done = papermill(home, 'nbs/run.ipynb', *FIRST, output=output)
     assert done.returncode == 0, done.stderr
     printed = nbformat.read(home / 'printed.ipynb', 4)
     nbformat.validate(printed)
@@ -364,24 +405,24 @@ def made_study(first_run, home):
 
 @slow
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
-    table = (home / 'runs/default/table.txt').read_text()
+    table = (home / 'runs/default-smoke/table.txt').read_text()
     said = outputs(nbformat.read(home / 'study.ipynb', 4))
     for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'):
         assert text in table
     records = {
         r['mode']: r
-        for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())
+        for r in map(json.loads, (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines())
     }
     assert set(records) == {'baseline', 'full_kd', 'mixed_kd'} and records['mixed_kd'] == first_run[1]
     assert (
         records['full_kd']['run_id'] in said
         and 'corpus: embedded (sha256 ' in said
         and f"training {records['full_kd']['run_id']}" in said
-        and nbformat.read(home / 'runs/default' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
+        and nbformat.read(home / 'runs/default-smoke' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
     )
-    units = pd.read_csv(home / 'thesis/data/default.units.csv.gz')
+    units = pd.read_csv(home / 'thesis/data/default-smoke.units.csv.gz')
     assert set(units['run_id']) == {r['run_id'] for r in records.values()}
-    figures = home / 'figures/default'
+    figures = home / 'figures/default-smoke'
     manifest = json.loads((figures / 'MANIFEST.json').read_text())
     made = {name: entry for name, entry in manifest.items() if entry['sha256']}
     assert (
@@ -412,8 +453,8 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
 @slow
 @pytest.mark.exhaustive
 def test_a_studys_second_call_changes_nothing(made_study, home):
-    figures = home / 'figures/default'
-    table = (home / 'runs/default/table.txt').read_text()
+    figures = home / 'figures/default-smoke'
+    table = (home / 'runs/default-smoke/table.txt').read_text()
     times = {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')}
     before = contents(figures) | contents(home / 'thesis')
     done = papermill_study(home)
@@ -423,7 +464,7 @@ def test_a_studys_second_call_changes_nothing(made_study, home):
     )
     assert (
         contents(figures) | contents(home / 'thesis') == before
-        and (home / 'runs/default/table.txt').read_text() == table
+        and (home / 'runs/default-smoke/table.txt').read_text() == table
     )
 
 
@@ -435,9 +476,9 @@ def test_a_study_without_notebooks(made_study, home):
     at the same time.
     """
     asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
-    table = (home / 'runs/default/table.txt').read_text()
-    before = contents(home / 'figures/default') | contents(home / 'thesis')
-    for path in (home / 'thesis/data').glob('default.*'):
+    table = (home / 'runs/default-smoke/table.txt').read_text()
+    before = contents(home / 'figures/default-smoke') | contents(home / 'thesis')
+    for path in (home / 'thesis/data').glob('default-smoke.*'):
         path.unlink()  # as when a study is stopped between a run's end and its export
     done = command(home, *asked)
     assert done.returncode == 0, done.stderr
@@ -445,14 +486,14 @@ def test_a_study_without_notebooks(made_study, home):
         done.stdout.endswith(table)
         and 'corpus: embedded (sha256 ' in done.stdout
         and ' of 3: ' not in done.stdout
-        and (home / 'runs/default/table.txt').read_text() == table
+        and (home / 'runs/default-smoke/table.txt').read_text() == table
     )
-    assert contents(home / 'figures/default') | contents(home / 'thesis') == before
+    assert contents(home / 'figures/default-smoke') | contents(home / 'thesis') == before
     done = command(home, *asked, '--arms', 'baseline,mixed_baseline,full_student', '--jobs', 2)
     assert done.returncode == 0, done.stderr
     records = {
         r['mode']: r
-        for r in map(json.loads, (home / 'thesis/data/default.records.jsonl').read_text().splitlines())
+        for r in map(json.loads, (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines())
     }
     made = records['mixed_baseline']
     assert (
@@ -464,7 +505,7 @@ def test_a_study_without_notebooks(made_study, home):
         baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2
     ) and 'memory and energy of 2 of 3 runs are excluded' in done.stdout
     assert (
-        not (home / 'runs/default' / made['run_id'] / 'executed.ipynb').exists()
+        not (home / 'runs/default-smoke' / made['run_id'] / 'executed.ipynb').exists()
         and made['factors']['precision'] == 'bf16'
     )
 
@@ -481,7 +522,10 @@ def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
         Machine('cpu', len(os.sched_getaffinity(0))),
     )
     assert execute(planned, say=said.append) == record | dict(study='other')
-    assert said == [f"{record['run_id']} was made in study 'default' already"] and contents(folder) == before
+    assert (
+        said == [f"{record['run_id']} was made in study 'default-smoke' already"]
+        and contents(folder) == before
+    )
     other = contents(home / 'runs/other' / folder.name)
     assert all(
         other[name] == before[name]

@@ -15,7 +15,7 @@ WRONG = [
     ('tune --trial 2', '`kdnotes tune` has no option --trial; is it --trials?'),
     ('doctor --time 3', '`kdnotes doctor` has no option --time; is it --timeout?'),
     ('gpu-check --smok --device cpu', '`kdnotes gpu-check` has no option --smok; is it --smoke?'),
-    ('name --xyzzy', '`kdnotes name` has no option --xyzzy; its options are -h, -p'),
+    ('name --xyzzy', '`kdnotes name` has no option --xyzzy; its options are --arms, --seeds, -h, -p'),
     ('study 3', "`kdnotes study` does not take '3'; `kdnotes study --help` says what it takes"),
     (
         'study --task text_classification',

@@ -131,6 +131,13 @@ def test_margins_cover_the_primary_metric(made):
     assert 0 < stricter < margin
 
 
+def test_a_saved_model_says_what_its_outputs_are(made):
+    names = made.task.head_config.get('id2label')
+    assert names or made.task.head_config['problem_type'] == 'regression'
+    if names:
+        assert len(names) == made.task.model_kwargs['num_labels'] == len(made.task.head_labels)
+
+
 def test_texts_of_a_row_are_its_texts(made):
     for split in SPLITS:
         for row in made.corpus.splits[split]:

@@ -303,6 +303,11 @@ def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     assert {(p['metric'], p['higher_is_better']) for p in primary.values()} == {('mse', False)}
     better = primary['full_kd']['value'] < primary['baseline']['value']
     [sentence] = made.report.sentences
+    saved = json.loads(next(home.glob('runs/*/full_kd-*/model/config.json')).read_text())
+    values = pd.read_csv(corpus / 'train.csv')['stars']
+    assert (saved['target_mean'], saved['target_deviation']) == pytest.approx(
+        (values.mean(), values.std(ddof=0))
+    )
     [numbers] = pd.read_csv(made.numbers).itertuples()
     difference = primary['full_kd']['value'] - primary['baseline']['value']
     assert numbers.difference == pytest.approx(difference, rel=1e-5)

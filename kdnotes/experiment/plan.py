@@ -37,8 +37,8 @@ from ..tasks.sources import Corpus, load_corpus, resolve_corpus
 from ..records.schema import SCHEMA
 
 # %% auto #0
-__all__ = ['make_task', 'study_name', 'Plan', 'teacher_origin', 'teacher_config', 'transfer_config', 'plan', 'choose_arms',
-           'named', 'plan_study', 'explain_study']
+__all__ = ['make_task', 'study_name', 'smoke_name', 'Plan', 'teacher_origin', 'teacher_config', 'transfer_config', 'plan',
+           'choose_arms', 'named', 'plan_study', 'explain_study']
 
 # %% ../../nbs/experiment/01_plan.ipynb #fd07477b
 def make_task(
@@ -51,7 +51,7 @@ def make_task(
 # %% ../../nbs/experiment/01_plan.ipynb #9fd6d549
 def study_name(
     corpus: str,  # its resolved name
-    smoke: bool = False,  # smoke runs go to a study of their own
+    smoke: bool = False,
     task: str = FIRST_TASK,
 ) -> str:  # fit for a folder
     """What a study is called that is given no name:
@@ -61,7 +61,14 @@ def study_name(
     name = re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._')
     if task != FIRST_TASK:
         name = f'{task}-{name}'
-    return f'{name}-smoke' if smoke else name
+    return smoke_name(name) if smoke else name
+
+
+def smoke_name(
+    study: str,
+) -> str:  # with -smoke at its end
+    "The study of smoke runs: they must not join others, whose tables and figures they would spoil."
+    return study if study.endswith('-smoke') else f'{study}-smoke'
 
 # %% ../../nbs/experiment/01_plan.ipynb #27c293cd
 def _lined(lines: Sequence[tuple[str, str]]) -> str:
@@ -400,18 +407,16 @@ def choose_arms(
 
 # %% ../../nbs/experiment/01_plan.ipynb #dde85a08
 def named(
-    # fields of RunConfig, and others that are left as they are; `study` left out or empty: the corpus' name,
-    # with -smoke for smoke runs
+    # fields of RunConfig, and others that are left as they are; `study` left out or empty: the corpus' name
     **parameters,
 ) -> dict:  # the same, with the corpus' resolved name and the study's
-    "The parameters of a study, once its corpus is found."
+    "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
     config = make_config(
         **{k: v for k, v in parameters.items() if k in ('task', 'corpus', 'smoke') or k == 'study' and v}
     )
     corpus = resolve_corpus(config.task, config.corpus)
-    return parameters | dict(
-        corpus=corpus, study=parameters.get('study') or study_name(corpus, config.smoke, config.task)
-    )
+    name = parameters.get('study') or study_name(corpus, task=config.task)
+    return parameters | dict(corpus=corpus, study=smoke_name(name) if config.smoke else name)
 
 
 def _of_arm(mode: str, common: dict) -> dict:

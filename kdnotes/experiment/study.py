@@ -5,8 +5,9 @@
 # %% ../../nbs/experiment/04_study.ipynb #59f4d917
 from __future__ import annotations
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+import pandas as pd
 from ..analysis.figures import study_figures
 from ..analysis.plotting import FigureFile
 from ..analysis.report import Report, report
@@ -16,7 +17,7 @@ from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 
 # %% auto #0
-__all__ = ['StudyResult', 'run_study', 'notebook_parameters']
+__all__ = ['StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
 
 # %% ../../nbs/experiment/04_study.ipynb #17eb68bd
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class StudyResult:
     figures: Sequence[FigureFile]  # each made, or with a reason
     table: Path  # the report as text
     numbers: Path  # its comparisons as numbers, a CSV file with one row each
+    differences: Path  # the recorded settings in which the arms of each comparison differ, a CSV file
 
     @property
     def failure(self) -> str:
@@ -69,12 +71,27 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.study
     made = [p.run_id for p in plans if p.run_id not in failed]
-    compared = report(study, made)
     figures = study_figures(study, made)
+    drawn = {figure.name: figure.path for figure in figures if figure.path}
+    compared = replace(report(study, made), figures=drawn)
     folder = runs_path() / study
     table = atomic_write(folder / 'table.txt', f'{compared}\n')
     numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))
-    return StudyResult(plans, failed, compared, figures, table, numbers)
+    differences = atomic_write(folder / 'differences.csv', all_differences(compared).to_csv(index=False))
+    return StudyResult(plans, failed, compared, figures, table, numbers, differences)
+
+
+def all_differences(
+    compared: Report,
+) -> pd.DataFrame:  # comparison, setting, a, b, part of
+    "The recorded settings in which the arms of a study's comparisons differ, one a row."
+    columns = ['comparison', 'setting', 'a', 'b', 'part of']
+    tables = [
+        table.set_axis(columns[1:], axis=1).assign(comparison=name)
+        for name, table in compared.differences.items()
+        if len(table)
+    ]
+    return pd.concat(tables)[columns] if tables else pd.DataFrame(columns=columns)
 
 # %% ../../nbs/experiment/04_study.ipynb #1e8ad8fd
 def notebook_parameters(

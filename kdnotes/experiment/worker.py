@@ -454,6 +454,7 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     from kdnotes.records.tensorboard import tb_record
 
     folder = rank.folder
+    model.config.update(task.head_config)
     save_model(model, folder.path / 'model', load_tokenizer(rank.config.teacher))
     folder.write_table('units', outcome.evaluation.units)
     folder.write_table('predictions', outcome.evaluation.predictions)

@@ -33,6 +33,7 @@ from kdnotes.tasks.base import (
     SignalSpec,
     SoftTargets,
     TaskInfo,
+    labels_config,
     sequence_head_flops,
     soft_targets,
     worst_units,
@@ -333,6 +334,7 @@ class AnswerSelection:
     auto_class = 'AutoModelForSequenceClassification'
     model_kwargs = {'num_labels': 2}
     head_labels = ('0', '1')
+    head_config = labels_config(('no answer', 'answer'))
     primary = Primary('test', 'map', higher_is_better=True)
     evaluation_sets = ('dev', 'test')
     signal_spec = {'logits': SignalSpec(shape=(2,))}

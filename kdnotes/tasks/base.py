@@ -4,7 +4,7 @@
 
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,8 +17,8 @@ from ..losses.conventions import dialect_weights
 from ..losses.targets import soft_target_kl
 
 # %% auto #0
-__all__ = ['SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'sequence_head_flops', 'worst_units', 'Forward',
-           'Task', 'TaskInfo', 'TaskView']
+__all__ = ['SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'labels_config', 'sequence_head_flops',
+           'worst_units', 'Forward', 'Task', 'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -87,6 +87,13 @@ def soft_targets(
     return SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
 
 # %% ../../nbs/tasks/05_base.ipynb #87a23305
+def labels_config(
+    names: Sequence[str],  # of a classifier's labels, in the order of its logits
+) -> dict[str, Any]:  # for a transformers config
+    "What a saved classifier says of its outputs."
+    return dict(id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
+
+
 def sequence_head_flops(
     config,  # of a transformers model with a sequence classification head
     examples: int,  # in one forward
@@ -132,6 +139,9 @@ class Task(Protocol):
     label_prior: np.ndarray | None
     # names of a classifier's labels, in the order of its logits; (): the output is a number; None: neither
     head_labels: tuple[str, ...] | None
+    head_config: dict[
+        str, Any
+    ]  # what the config of a saved model says of its outputs: their names, their scale
     evaluates_itself: bool  # `evaluate_model` instead of `scores` and `evaluate`
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...

@@ -26,6 +26,7 @@ from kdnotes.tasks.base import (
     SignalSpec,
     SoftTargets,
     TaskInfo,
+    labels_config,
     sequence_head_flops,
     soft_targets,
     worst_units,
@@ -362,10 +363,15 @@ class TextClassification:
             counts = np.bincount(self.labels['train'], minlength=len(self.classes))
             # one more of each: a class without an example here has no logarithm
             self.label_prior = (counts + 1) / (counts + 1).sum()
+            self.head_config = labels_config(self.classes)
             return
         values = np.array([float(r['label']) for r in corpus.splits['train']])
         self.mean = float(values.mean())
         self.deviation = float(values.std())
+        # the output times the deviation, plus the mean, is the number
+        self.head_config = dict(
+            problem_type='regression', target_mean=self.mean, target_deviation=self.deviation
+        )
         self.labels = {
             split: ((np.array([float(r['label']) for r in rows]) - self.mean) / self.deviation).astype(
                 np.float32
