@@ -84,6 +84,14 @@ FAULTS = {
         dict(lines=replaced(4, 'What is a sea?', 'Where is a sea?')),
         ['line 6', "'Q3'", 'another text'],
     ),
+    'a text in quotes': (
+        dict(
+            lines=replaced(
+                1, 'Salt – or a pun on it – is in every sea.', '"Salt, or ""salt"", is in every sea."'
+            )
+        ),
+        ['line 3', 'Sentence stands in double quotes', 'save the table as .csv'],
+    ),
     'no positive': (dict(lines=[HEADER, GOOD[1], GOOD[2]]), ['no row has label 1']),
 }
 
@@ -124,6 +132,13 @@ def test_what_is_no_fault(tmp_path):
         ),
     )
     assert other.splits == plain.splits and other.sha256 == plain.sha256
+
+
+def test_a_csv_file_with_tabs_is_said_to_be_a_tsv(tmp_path):
+    for name in ('train', 'dev', 'test'):
+        (tmp_path / f'{name}.csv').write_text('question\tsentence\tlabel\nq, or p\ts\t1\n')
+    sentence = refused(lambda: load_corpus(TASK, str(tmp_path)))
+    assert 'its columns are separated by tabs; name the file train.tsv' in sentence
 
 
 def test_characters_that_look_like_line_ends_stay_in_a_text(tmp_path):

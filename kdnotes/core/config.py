@@ -173,8 +173,8 @@ class RunConfig(BaseModel):
     teacher_mode: Literal['baseline', 'mixed_baseline', 'given'] = parameter(
         'baseline', factors=('kd',), younger=True
     )
-    # 'own': the teacher has its corpus' setting; 'shared': what this run is given reaches its teacher too, as
-    # in a study, where the study's baseline teaches
+    # the setting its teacher is trained with: the corpus' usual one ('own'), or the one this run is given
+    # ('shared', as in a study, where the study's baseline teaches)
     teacher_setting: Literal['own', 'shared'] = parameter('own', named=False)
     # passes of the teacher's training; None: as teacher_setting says
     teacher_epochs: float | None = parameter(None, gt=0, le=1000, named=False, teachers='epochs')
@@ -510,6 +510,11 @@ def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
     if error['type'] == 'value_error':
         return str(error['ctx']['error'])
     where = '.'.join(str(part) for part in error['loc'] if str(part) in fields)
+    if error['type'] == 'string_pattern_mismatch':
+        return (
+            f"{where}={error.get('input')!r} is refused: use letters, digits, '.', '_' and '-', beginning "
+            'with a letter or digit'
+        )
     # one for each type the field may have
     rules = dict.fromkeys(
         e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]

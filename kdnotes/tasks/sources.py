@@ -150,6 +150,20 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise CorpusError(f'{path}: two columns are called {twice[0]!r}; rename one of them')
 
 
+def _check_quotes(path: Path, number: int, row: dict[str, str]) -> None:
+    "Refuse what CSV means by quotes: in a TSV file they are part of a text."
+    for name, cell in row.items():
+        inner = cell[1:-1]
+        quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
+        if quoted and '""' in inner and '"' not in inner.replace('""', ''):
+            raise CorpusError(
+                f'{path}, line {number}: {name} stands in double quotes, with those inside it doubled, as '
+                'CSV writes a text; in a .tsv file quotes are part of the text: '
+                'save the table as .csv, or write '
+                'it without quotes'
+            )
+
+
 def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of columns that must be there
     "A tab-separated file."
     text = _text(path)
@@ -177,6 +191,7 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
                 f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete '
                 'the row or remove it (fields are separated by one tab)'
             )
+        _check_quotes(path, number, dict(zip(header, fields)))
         rows.append(fields)
         numbers.append(number)
     cells = {name: [row[i] for row in rows] for i, name in enumerate(header)}
@@ -223,6 +238,8 @@ def _csv_header(path: Path) -> list[str]:
             continue
         row += 1
         if len(fields) != len(header):
+            if len(header) == 1 and '\t' in header[0]:
+                raise CorpusError(f'{path}: its columns are separated by tabs; name the file {path.stem}.tsv')
             raise CorpusError(
                 f'{path}, row {row}: {len(fields)} fields where the header has {len(header)}; put a text '
                 'that holds commas in double quotes'
