@@ -99,6 +99,12 @@ def _comments(of: type) -> dict[str, str]:
     return found
 
 
+def _headings(of: type) -> dict[str, str]:
+    "The heading above a group of fields in a model's source, by the group's first field."
+    comment_alone = r'\n\n    # ([^\n]+)\n\n(?:    #[^\n]*\n)*    (\w+):'
+    return {name: heading for heading, name in re.findall(comment_alone, inspect.getsource(of))}
+
+
 def _fields(without: Sequence[str], **defaults: str) -> str:
     "All parameters but some: default, choices, and the comment at their line."
     lines = ['parameters and their defaults:', *_field_lines(RunConfig, without, defaults)]
@@ -111,8 +117,11 @@ def _fields(without: Sequence[str], **defaults: str) -> str:
 def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> list[str]:
     "The parameters that one model declares, each wrapped beside its default."
     comments = _comments(of)
+    headings = _headings(of)
     lines = []
     for name, field in of.model_fields.items():
+        if name in headings:
+            lines += ['', f'  {headings[name]}']
         if name in (*without, 'task_settings'):
             continue
         choices = _choices(field.annotation)
@@ -222,7 +231,7 @@ def _name_arguments(parser: argparse.ArgumentParser) -> None:
         'task and the corpus. Its runs are in runs/NAME/.',
         without=('mode', 'seed', 'arm'),
         corpus='embedded',
-        study='',
+        study='<made>',
     )
     parser.add_argument(
         '--arms',
@@ -254,7 +263,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
         'without notebooks. -p study=NAME gives it a name; else its name is made of the task and the corpus.',
         without=('mode', 'seed', 'arm'),
         corpus='embedded',
-        study='',
+        study='<made>',
     )
     parser.add_argument(
         '--seeds', type=gpu_check.at_least(1), default=3, metavar='N', help='train with seeds 0 to N - 1 (3)'
@@ -300,7 +309,7 @@ def _tune_arguments(parser: argparse.ArgumentParser) -> None:
         'are skipped.',
         without=('mode', 'seed', 'arm', 'tuning_id'),
         corpus='embedded',
-        study='',
+        study='<made>',
     )
     parser.add_argument(
         '--mode', default='baseline', metavar='M', help=f"the arm: one of {', '.join(MODES)} (baseline)"
@@ -404,9 +413,10 @@ def _refusal(
 ) -> str:  # a sentence; '': nothing is wrong
     "Why a command is not carried out; a parameter of the run is given with -p."
     if unknown and hasattr(args, 'parameters'):
-        option, _, value = unknown[0].partition('=')
+        option, equals, value = unknown[0].partition('=')
         name = option.removeprefix('--')
-        if option.startswith('--') and name in parameters() and name not in args.without:
+        is_parameter = name in parameters() and name not in args.without
+        if is_parameter and (equals or option.startswith('--')):
             value = value or '<value>'
             return f'`{args.parser.prog}` takes {name} as a parameter of the run: write -p {name}={value}'
     return gpu_check.refusal(args.parser, unknown)

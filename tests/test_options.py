@@ -26,6 +26,10 @@ WRONG = [
         '`kdnotes tune` takes target as a parameter of the run: write -p target=number',
     ),
     (
+        'study corpus=wikiqa',
+        '`kdnotes study` takes corpus as a parameter of the run: write -p corpus=wikiqa',
+    ),
+    (
         'study --mode full_kd',
         '`kdnotes study` has no option --mode; its options are --arms, --jobs, --seeds, -h, -p',
     ),

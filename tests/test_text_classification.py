@@ -14,7 +14,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
-from kdnotes.tasks.sources import load_corpus
+from kdnotes.tasks.sources import CorpusError, load_corpus
 from kdnotes.tasks.text_classification import class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
@@ -97,6 +97,14 @@ WRONG = {
     'a map that names no key': (
         dict(columns=f'{COLUMNS},txt=remark'),
         ["names the key 'txt'", "is it 'text'?"],
+    ),
+    'a map with semicolons': (
+        dict(columns='text=review;label=stars'),
+        ["must be pairs key=column with commas between them"],
+    ),
+    "a map of another task's rows": (
+        dict(columns='question=review,label=stars'),
+        ["names the key 'question'", 'it is a key of task=answer_selection: is that task meant?'],
     ),
     'no map': (dict(columns='none'), ["there is no column 'text'", "columns='text=...'"]),
     'a label that is no number': (
@@ -200,6 +208,18 @@ def test_a_csv_file_that_would_be_misread_is_refused(content, words, home, tmp_p
 )
 def test_a_map_that_contradicts_itself_is_refused(columns, words, home, tmp_path):
     assert words in refused(write_tables(tmp_path / 'own', {}), columns=columns)
+
+
+def test_a_file_is_no_corpus_and_its_folder_is_named(home, tmp_path):
+    folder = write_reviews(tmp_path / 'reviews')
+    with pytest.raises(CorpusError, match=f"is a file, .* name the folder: corpus='{folder}'"):
+        load_corpus('text_classification', str(folder / 'train.csv'), COLUMNS)
+
+
+def test_a_folder_may_be_a_path(home, tmp_path):
+    folder = write_reviews(tmp_path / 'reviews')
+    given = make_config(task='text_classification', corpus=folder, columns=COLUMNS)
+    assert given == make_config(task='text_classification', corpus=str(folder), columns=COLUMNS)
 
 
 @pytest.mark.parametrize('labels', [['1', '1.0', '1', '1'], ['1e308', '-1e308', '1e308', '-1e308']])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 from .arms import MODES, PROFILES
@@ -97,13 +98,16 @@ def read_texts(
     fields: dict,  # a model's `model_fields`
 ) -> dict[str, Any]:
     """What a text cannot say by itself, as a terminal and papermill hand it over:
-    nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`). A list of one arrives as a number.
+    nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`). A list of one arrives as a number, and a folder
+    as a `Path` where Python gives it.
     """
 
     def read(name, value):
         annotation = str(fields[name].annotation) if name in fields else ''
         if 'tuple' in annotation and type(value) is int:
             return [value]
+        if isinstance(value, Path):
+            return str(value)
         if not isinstance(value, str):
             return value
         if 'None' in annotation and value.lower() in ('none', 'null'):

@@ -11,14 +11,14 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import ConfigError, KdnotesError, task_info
+from ..core.config import TASKS, ConfigError, KdnotesError, task_info
 from ..core.files import root
 
 # %% auto #0
@@ -83,6 +83,15 @@ class CorpusRules:
         return list(dict.fromkeys([self.published, *self.made]))
 
 # %% ../../nbs/tasks/04_sources.ipynb #a4dd3549
+def _meant_key(key: str, usual: Iterable[str]) -> str:
+    "What may have been meant with a key that rows of the task do not have."
+    if near := get_close_matches(key, usual, 1):
+        return f'is it {near[0]!r}?'
+    if others := [task for task in TASKS if key in task_info(task).corpora.columns]:
+        return f"it is a key of task={others[0]}: is that task meant?"
+    return f"the keys are {', '.join(usual)}"
+
+
 def column_names(
     columns: str | None,  # 'key=column,key=column'; None: the usual names
     usual: dict[str, str],  # key -> the usual name
@@ -92,16 +101,16 @@ def column_names(
     given = set()
     for part in filter(None, (columns or '').split(',')):
         key, equals, name = (p.strip() for p in part.partition('='))
-        if not (equals and key and name):
+        next_key = name.partition(';')[2].partition('=')[0].strip()
+        if not (equals and key and name) or next_key in usual:
             raise ConfigError(
                 f"columns={columns!r} must be pairs key=column with commas between them, as in "
-                f"{next(iter(usual))}=my_column"
+                "'text=review,label=stars'"
             )
         if key not in usual:
-            near = get_close_matches(key, usual, 1)
             raise ConfigError(
                 f"columns={columns!r} names the key {key!r}, which a row does not have; "
-                f"{f'is it {near[0]!r}?' if near else 'the keys are ' + ', '.join(usual)}"
+                f"{_meant_key(key, usual)}"
             )
         if key in given:
             raise ConfigError(f"columns={columns!r} names {key!r} twice; say once which column it is")
@@ -570,6 +579,11 @@ def resolve_corpus(
         return str(folder)
     if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus):
         return corpus
+    if Path(corpus).expanduser().is_file():
+        raise CorpusError(
+            f'corpus={corpus!r} is a file, and a folder with the three files train, dev and test is needed; '
+            f'name the folder: corpus={str(Path(corpus).parent)!r}'
+        )
     files = ', '.join(rules.published_files) or 'train, dev and test as ' + ', '.join(FORMATS)
     raise CorpusError(
         f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, a "
