@@ -535,7 +535,8 @@ def fidelity_figure(
         axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=measure)
         axes.grid(axis='y', visible=False)
         axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter('{x:.4g}')  # a common factor would be written over the label
+        # a factor common to all ticks would be written over the label
+        axes.ticklabel_format(axis='x', style='plain', useOffset=False)
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #580acfb2
