@@ -6,6 +6,7 @@
 from __future__ import annotations
 import json
 import math
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -496,6 +497,10 @@ class TextClassification:
         return sequence_head_flops(config, len(lengths))
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #1adfd894
+# characters of a text that are shown
+_SHOWN = 400
+
+
 def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
@@ -524,7 +529,7 @@ def worst(
             label = own['item'][own['label'].astype(float) > 0].iloc[0]
             predicted = own['item'].iloc[int(own['score'].to_numpy().argmax())]
         return {
-            'text': texts.get(unit, unit),
+            'text': textwrap.shorten(texts.get(unit, unit), _SHOWN, placeholder=' …'),
             'label': label,
             'predicted': predicted,
             metric: round(value, 3),
