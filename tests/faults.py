@@ -1,5 +1,5 @@
-"""A tiny training that can be killed anywhere, in a process or under torchrun:
-`python tests/faults.py <folder> <kill at>`.
+"""A tiny training that can be killed anywhere, in one process or in those of a launcher:
+`python -m faults <folder> <kill at>`.
 """
 
 import os
@@ -16,6 +16,7 @@ def train_in(
     ranks: int = 1,
     most_bytes: int | None = None,  # of a file, as on a disk that is full
     poison: int | None = None,  # an example whose loss is infinite
+    again: Path | None = None,  # a file that the rank makes before it dies
 ) -> dict:  # what can be compared
     "What a rank does: train from the newest checkpoint to the end."
     import torch
@@ -30,6 +31,8 @@ def train_in(
         def loss_terms(self, outputs, batch, signal):
             self.step = getattr(self, 'step', resumed()) + 1
             if self.step == kill_at and here.rank == ranks - 1:
+                if again:
+                    again.touch()
                 os.kill(os.getpid(), 9)
             terms = super().loss_terms(outputs, batch, signal)
             return {
@@ -69,8 +72,11 @@ def train_in(
 
 if __name__ == '__main__':
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    folder, again, rank = Path(sys.argv[1]), int(os.environ['TORCHELASTIC_RESTART_COUNT']), os.environ['RANK']
-    notes = train_in(folder, kill_at=None if again else int(sys.argv[2]), ranks=int(os.environ['WORLD_SIZE']))
     import pickle
 
-    (folder / f'{rank}.pkl').write_bytes(pickle.dumps(notes))
+    folder = Path(sys.argv[1])
+    # the mark of the last rank, which dies once
+    again = folder / 'again'
+    ranks = int(os.environ['WORLD_SIZE'])
+    notes = train_in(folder, kill_at=None if again.exists() else int(sys.argv[2]), ranks=ranks, again=again)
+    (folder / f"{os.environ['RANK']}.pkl").write_bytes(pickle.dumps(notes))

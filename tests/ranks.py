@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes with torchrun's environment,
+"""Real ranks for tests: processes with the environment that the launcher gives them,
 forked from one server that has imported torch and transformers once.
 
 Nothing of kdnotes is imported before a rank starts, so each can be given a package of its own,
@@ -16,7 +16,6 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from torch.distributed import TCPStore
 
 HERE = Path(__file__).resolve().parent
 context = multiprocessing.get_context('forkserver')
@@ -45,13 +44,11 @@ def launch(
     timeout_s: float = 120,
 ) -> list:  # what each rank returned
     "Run a function in `ranks` processes."
-    # as torchrun does it: the launcher holds the store
-    store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             context.Process(
                 target=_rank,
-                args=(function, pickle.dumps(args), rank, ranks, store.port, package, Path(folder)),
+                args=(function, pickle.dumps(args), rank, ranks, package, Path(folder)),
             )
             for rank in range(ranks)
         ]
@@ -86,18 +83,14 @@ def _wait(processes: list, folder: Path, deadline: float) -> None:
         running = {rank: p for rank, p in running.items() if rank not in ended}
 
 
-def _rank(
-    function: str, args: bytes, rank: int, ranks: int, port: int, package: Path | None, folder: Path
-) -> None:
+def _rank(function: str, args: bytes, rank: int, ranks: int, package: Path | None, folder: Path) -> None:
     "A rank's life."
     os.environ |= dict(
         RANK=str(rank),
         WORLD_SIZE=str(ranks),
         LOCAL_RANK=str(rank),
-        MASTER_ADDR='127.0.0.1',
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE='True',
-        TORCHELASTIC_RESTART_COUNT='0',
+        KDNOTES_STORE=str(folder / 'store'),
+        GLOO_SOCKET_IFNAME='lo',
         CUDA_VISIBLE_DEVICES='',
     )
     sys.path[:0] = [*([str(package)] if package else []), str(HERE)]

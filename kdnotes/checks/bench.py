@@ -10,7 +10,6 @@ import json
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -38,7 +37,8 @@ from ..core.files import read_json, runs_path, write_json
 from ..tasks.sources import resolve_corpus
 from ..experiment.plan import plan
 from ..records.store import find_run_model
-from ..train.distributed import die_with_parent, machine, process_environment, stop
+from ..core.processes import die_with_parent, process_environment, rank_environment
+from ..train.distributed import machine, stop
 from .profiling import peaks, reset_peaks
 from ..telemetry.summary import environment
 
@@ -69,10 +69,7 @@ def work(
 # %% ../../nbs/checks/08_bench.ipynb #875524ca
 def _environment(job: dict) -> dict[str, str]:
     "What all processes of a contestant are started with."
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        port = s.getsockname()[1]
-    more = dict(HF_HUB_OFFLINE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    more = dict(HF_HUB_OFFLINE='1')
     if job['gpu']:
         # some libraries would use a second GPU, too
         more |= dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0])
@@ -92,11 +89,7 @@ class Crew:
         self.processes = []
         with open(self.log, 'wb') as log:
             for i in range(job['ranks'] * job['copies']):
-                place = (
-                    dict(RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE=str(job['ranks']))
-                    if job['ranks'] > 1
-                    else {}
-                )
+                place = rank_environment(i, job['ranks'], Path(job['folder']) / f'{name}.store')
                 self.processes.append(
                     subprocess.Popen(
                         [sys.executable, '-m', 'kdnotes.checks.bench', str(file)],

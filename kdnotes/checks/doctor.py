@@ -6,8 +6,6 @@
 from __future__ import annotations
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from ..train import distributed as rt
 from ..core.arms import MODES
 from ..core.config import ConfigError, KdnotesError, RunConfig, is_given
+from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
 from ..experiment.launch import why_ended
@@ -83,55 +82,45 @@ def _jobs(
 
 # %% ../../nbs/checks/05_doctor.ipynb #a115f04f
 def _follow(
-    process: subprocess.Popen, out: Path, on_finding: Callable[[Finding], None], deadline: float
-) -> list[Finding]:
-    "Hand findings on as they come, until the process ends."
+    ranks: Ranks, out: Path, on_finding: Callable[[Finding], None], deadline: float
+) -> tuple[list[Finding], int]:  # and the exit code of the ranks
+    "Hand findings on as they come, until the ranks end."
     found = []
-    running = True
-    while running:
-        running = process.poll() is None
+    code = None
+    while code is None:
+        code = ranks.poll()
         lines = out.read_text().split('\n')[:-1] if out.exists() else []
         for line in lines[len(found) :]:
             found.append(Finding(**json.loads(line)))
             on_finding(found[-1])
-        if running and time.monotonic() > deadline:
+        if code is None and time.monotonic() > deadline:
             last = f'the last was {found[-1].check!r} of {found[-1].mode!r}' if found else 'none was made'
             raise DoctorError(
                 f'the checks did not end in time; {last}: raise the time, or try a smaller model'
             )
-        if running:
+        if code is None:
             time.sleep(0.2)
-    return found
+    return found, code
 
 
 def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], deadline: float) -> list[Finding]:
     "Start a job's processes, follow them, and name the checks that they did not reach."
     file, log, out = (folder / f"{name}-{job['ranks']}" for name in ('job.json', 'log.txt', 'findings.jsonl'))
     file.write_text(json.dumps(job | dict(out=str(out))))
-    env = rt.process_environment(max(case['config']['threads_per_rank'] or 1 for case in job['cases']))
-    command = rt.process_command('kdnotes.checks.doctor', file, ranks=job['ranks'])
-    with open(log, 'wb') as said:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            preexec_fn=rt.die_with_parent,
-        )
+    threads = max(case['config']['threads_per_rank'] or 1 for case in job['cases'])
+    ranks = Ranks('kdnotes.checks.doctor', file, ranks=job['ranks'], threads=threads, log=log)
     try:
-        found = _follow(process, out, on_finding, deadline)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait()
-    if not process.returncode:
+        found, code = _follow(ranks, out, on_finding, deadline)
+    except BaseException:
+        ranks.kill()  # they leave nothing behind
+        ranks.wait()
+        raise
+    if not code:
         return found
-    why = why_ended([line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()])
+    lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
+    why = why_ended(lines, code)
     if not found:
-        raise DoctorError(
-            f'the ranks ended with exit code {process.returncode} before the first check: {why}'
-        )
+        raise DoctorError(f'a rank {how_ended(code)} before the first check: {why}')
     known = {(f.mode, f.check) for f in found}
     return found + [
         Finding(check, 'skipped', f'the ranks ended before it: {why}', mode=case['label'])
@@ -172,7 +161,7 @@ def doctor(
 
 def main() -> None:
     "Entry of a rank: `python -m kdnotes.checks.doctor <job file>`."
-    rt.die_with_parent()
+    die_with_parent()
     job = json.loads(Path(sys.argv[1]).read_text())
     with open(job['out'], 'a') as out:
 

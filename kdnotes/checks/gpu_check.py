@@ -98,7 +98,7 @@ def work(
     from kdnotes.core.config import KdnotesError
     from kdnotes.core.files import read_json, write_json
     from kdnotes.checks import gpu_energy, gpu_numbers, gpu_race, gpu_setup
-    from kdnotes.train.distributed import die_with_parent
+    from kdnotes.core.processes import die_with_parent
 
     die_with_parent()
     job = read_json(job_file)

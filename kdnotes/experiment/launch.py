@@ -8,12 +8,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from ..core.config import KdnotesError, RunConfig, is_given
+from ..core.processes import EXIT_STOPPED, Ranks, how_ended
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
@@ -26,7 +25,6 @@ from kdnotes.records.store import (
     rows_after,
 )
 from ..train.checkpoint import checkpoints
-from ..train.failures import EXIT_STOPPED
 
 # %% auto #0
 __all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 'stages', 'goes_on', 'why_ended', 'progress',
@@ -210,8 +208,6 @@ RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
 
 def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
-    from kdnotes.train.distributed import die_with_parent, process_command, process_environment
-
     folder.write_config(
         dict(
             config=plan.config.model_dump(mode='json'),
@@ -226,44 +222,36 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
     if not checkpoints(folder.path / 'checkpoints'):
         (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
-    log = folder.path / 'log.txt'
-    with open(log, 'wb') as out:
-        command = process_command(
-            'kdnotes.experiment.worker',
-            folder.path / 'config.json',
-            ranks=plan.config.ranks,
-            restarts=RESTARTS,
-        )
-        process = subprocess.Popen(
-            command,
-            env=process_environment(plan.config.threads_per_rank),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            code = _follow(process, folder, on_row)
-        except BaseException as e:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
-            folder.write_state('interrupted', reason=type(e).__name__)
-            raise
+    ranks = Ranks(
+        'kdnotes.experiment.worker',
+        folder.path / 'config.json',
+        ranks=plan.config.ranks,
+        threads=plan.config.threads_per_rank,
+        restarts=RESTARTS if plan.config.ranks > 1 else 0,
+        log=folder.path / 'log.txt',
+    )
+    try:
+        code = _follow(ranks, folder, on_row)
+    except BaseException as e:
+        ranks.stop()
+        ranks.wait()
+        folder.write_state('interrupted', reason=type(e).__name__)
+        raise
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
-        _refuse(folder, log, code)
+        _refuse(folder, code)
     folder.write_state('done')
 
 # %% ../../nbs/experiment/02_launch.ipynb #2323e954
 def _follow(
-    process: subprocess.Popen,
+    ranks: Ranks,
     folder: RunFolder,
     on_row: Callable[[dict], None],
 ) -> int:  # the exit code
-    "Hand over rows until the process ends."
+    "Hand over rows until the ranks end."
     at = 0
     while True:
-        code = process.poll()
+        code = ranks.poll()
         rows, at = rows_after(folder.path / 'rows.jsonl', at)
         for row in rows:
             on_row(row)
@@ -272,10 +260,11 @@ def _follow(
         time.sleep(0.3)
 
 
-def _refuse(folder: RunFolder, log: Path, code: int) -> None:
-    "Say why a run's process ended early."
+def _refuse(folder: RunFolder, code: int) -> None:
+    "Say why a run's ranks ended early."
     said = folder.state() or {}
-    if _was_stopped(said, code):
+    log = folder.path / 'log.txt'
+    if code == EXIT_STOPPED:
         folder.write_state('interrupted', exit_code=code, reason='a signal')
         raise RunError(
             f'{folder.path.name} was stopped before its end; '
@@ -285,20 +274,8 @@ def _refuse(folder: RunFolder, log: Path, code: int) -> None:
     why = said['reason'] if said.get('status') == 'failed' else why_ended(lines, code)
     folder.write_state('failed', exit_code=code, reason=why)
     raise RunError(
-        f'{folder.path.name} {_ended(code)}: {why} (the same command {goes_on(folder)}; all output: {log})'
+        f'{folder.path.name} {how_ended(code)}: {why} (the same command {goes_on(folder)}; all output: {log})'
     )
-
-
-def _ended(code: int) -> str:
-    "How a process ended."
-    return f'was ended by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
-
-
-def _was_stopped(said: dict, code: int) -> bool:
-    "Was a run asked to stop? Its ranks say so in state.json; where they said nothing, its exit code does."
-    if said.get('status') == 'running':
-        return code in (EXIT_STOPPED, -signal.SIGTERM, -signal.SIGINT)
-    return said.get('status') == 'interrupted'
 
 
 def goes_on(
@@ -317,22 +294,12 @@ _KILLED = 'as when memory runs out'
 def why_ended(
     lines: Sequence[str],  # of what the ranks printed, none of them empty
     code: int = 1,  # the exit code, negative for a signal
-) -> str:  # our own error's sentence, else the first Python error, else the signal, else the last line
+) -> str:  # our own error's sentence, else that of SIGKILL, else the first Python error, else the last line
     "The reason to give for ranks that ended and left none in their state."
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
-    errors = [
-        line
-        for line in lines
-        if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line) and 'ChildFailedError' not in line
-    ]
-    signals = [
-        f'{found[0]}, {_KILLED}'
-        for line in lines
-        if (found := re.search(r'Signal 9 \(SIGKILL\) received by PID \d+', line))
-    ]
-    if code == -signal.SIGKILL:
-        signals.append(_KILLED)
-    return next(iter([*own, *errors, *signals, *lines[-1:]]), 'no output')
+    killed = [_KILLED] * (code == -signal.SIGKILL)
+    errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line)]
+    return next(iter([*own, *killed, *errors, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/02_launch.ipynb #1fdb4894
 def progress() -> Callable[[dict], None]:  # give it every row

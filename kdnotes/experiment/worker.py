@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import shutil
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, make_config
 from ..core.files import cache_path
+from ..core.processes import EXIT_FAILED, EXIT_STOPPED, die_with_parent
 from ..core.resolve import factors, settings
 from .launch import RunError, goes_on
 from .plan import make_task
@@ -27,7 +27,7 @@ from ..tasks.sources import Corpus, load_corpus
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import environment, summarise, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline
-from ..train.failures import EXIT_STOPPED, STOP, Stopped
+from ..train.failures import STOP, Stopped
 
 # %% auto #0
 __all__ = ['Rank', 'Outcome', 'worker', 'encoded_task', 'starting_model', 'main']
@@ -60,7 +60,7 @@ def _enter(config_file: str | Path) -> Rank:
     "Start the runtime and read what the plan was made of."
     from kdnotes.train import distributed as rt
 
-    rt.die_with_parent()
+    die_with_parent()
     folder = _folder_of(config_file)
     job = folder.config()
     config = make_config(**job['config'])
@@ -468,19 +468,14 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
 def main() -> None:
     "Entry of a rank: `python -m kdnotes.experiment.worker <run folder>/config.json`."
     folder = _folder_of(sys.argv[1])
-    again = int(os.environ.get('TORCHELASTIC_RESTART_COUNT', 0))
-    if again and (folder.state() or {}).get('status') in ('failed', 'interrupted'):
-        raise SystemExit(1)  # an error of the run itself, or a stop: a restart would not help
 
     def stopped(why: str):
-        # else this rank is stopped because another one failed
-        if (folder.state() or {}).get('status') != 'failed':
-            folder.write_state('interrupted', reason=why)
+        folder.write_state('interrupted', reason=why)
 
     def fail(why: str):
         folder.write_state('failed', reason=why)
         print(f'kdnotes: {why}', file=sys.stderr, flush=True)
-        raise SystemExit(1)
+        raise SystemExit(EXIT_FAILED)
 
     STOP.install(last_words=lambda: stopped('a signal before or after the training'))
     try:

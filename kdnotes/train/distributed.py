@@ -5,16 +5,12 @@
 # %% ../../nbs/train/03_distributed.ipynb #72480454
 from __future__ import annotations
 import contextlib
-import ctypes
 import datetime
 import os
-import signal
-import sys
 import time
 import warnings
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -23,14 +19,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from ..core.config import RunConfig
-from ..core.files import root
+from ..core.processes import STORE
 from ..core.resolve import Machine, resolve_precision
 from .emulated_bf16 import widened_autocast
 from .precision import cpu_has_bf16, set_matmul_precision
 
 # %% auto #0
-__all__ = ['STREAMS', 'SPINS', 'PLACES', 'machine', 'stream', 'torch_seed', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits',
-           'process_environment', 'process_command', 'die_with_parent', 'start', 'stop']
+__all__ = ['STREAMS', 'PATIENCE', 'machine', 'stream', 'torch_seed', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'start', 'stop']
 
 # %% ../../nbs/train/03_distributed.ipynb #11e286e8
 def machine() -> Machine:
@@ -215,77 +210,28 @@ class Waits:
             self._hook.remove()
         return self.seconds
 
-# %% ../../nbs/train/03_distributed.ipynb #e482bd8e
-SPINS = 10_000  # turns a thread waits before it sleeps
-# a rank's, among others
-PLACES = (
-    'RANK',
-    'LOCAL_RANK',
-    'WORLD_SIZE',
-    'LOCAL_WORLD_SIZE',
-    'GROUP_RANK',
-    'ROLE_RANK',
-    'ROLE_WORLD_SIZE',
-    'TORCHELASTIC_RUN_ID',
-    'TORCHELASTIC_RESTART_COUNT',
-)
-
-
-def process_environment(
-    threads: int | None,  # of the process; None: as many as it likes
-) -> dict[str, str]:  # for subprocess
-    "The environment variables of a process that trains: the user's own, without a place among other ranks."
-    env = dict(
-        {k: v for k, v in os.environ.items() if k not in PLACES},
-        KDNOTES_HOME=str(root()),
-        TOKENIZERS_PARALLELISM='false',
-        PYTHONUNBUFFERED='1',
-    )
-    if 'OMP_WAIT_POLICY' not in env:
-        env.setdefault('GOMP_SPINCOUNT', str(SPINS))
-    return env | ({} if threads is None else dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads)))
-
-
-def process_command(
-    module: str,  # run with `python -m`
-    *args: str | Path,
-    ranks: int = 1,
-    restarts: int = 0,  # of all ranks after one died
-) -> list[str]:  # for subprocess
-    "The command line of one process, or of as many ranks on this machine."
-    torchrun = [
-        '-m',
-        'torch.distributed.run',
-        '--nnodes=1',
-        f'--nproc-per-node={ranks}',
-        '--rdzv-backend=c10d',
-        '--rdzv-endpoint=localhost:0',
-        '--local-addr=localhost',
-        f'--max-restarts={restarts}',
-    ]
-    return [sys.executable, *(torchrun if ranks > 1 else []), '-m', module, *map(str, args)]
-
 # %% ../../nbs/train/03_distributed.ipynb #23e5f0d8
-def die_with_parent() -> None:
-    "Ask for SIGTERM when the parent process dies (Linux; elsewhere nothing happens)."
-    if sys.platform == 'linux':
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)  # it died in between
+PATIENCE = datetime.timedelta(minutes=30)  # of ranks with each other
 
 
-def _join(backend: str, device: torch.device | None, patience=datetime.timedelta(minutes=30)) -> None:
-    "Meet the other ranks."
+def _store(ranks: int) -> dist.Store:
+    "Where the ranks meet: at the file their launcher names, or at the address that torchrun gives."
+    if file := os.environ.get(STORE):
+        return dist.FileStore(file, ranks)
     # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
     # an address left by a dead rank would be dialled for ever
-    store, rank, ranks = next(rendezvous('env://', timeout=patience))
+    store = next(rendezvous('env://', timeout=PATIENCE))[0]
+    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _join(backend: str, rank: int, ranks: int, device: torch.device | None) -> None:
+    "Meet the other ranks."
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store),
+        store=_store(ranks),
         rank=rank,
         world_size=ranks,
-        timeout=patience,
+        timeout=PATIENCE,
         device_id=device,
     )
 
@@ -310,7 +256,7 @@ def start(
     backend = None
     if ranks > 1:
         backend = 'nccl' if cuda else 'gloo'
-        _join(backend, device if cuda else None)
+        _join(backend, rank, ranks, device if cuda else None)
     return Runtime(
         device,
         dtype,

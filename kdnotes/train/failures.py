@@ -12,15 +12,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from ..core.config import KdnotesError
+from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
-__all__ = ['EXIT_STOPPED', 'STOP', 'Stopped', 'TrainingError', 'StopSignal', 'finite', 'first_non_finite', 'is_out_of_memory',
-           'out_of_memory']
+__all__ = ['STOP', 'Stopped', 'TrainingError', 'StopSignal', 'finite', 'first_non_finite', 'is_out_of_memory', 'out_of_memory']
 
 # %% ../../nbs/train/05_failures.ipynb #f63141a4
-EXIT_STOPPED = 75
-
-
 class Stopped(KdnotesError):
     "A training that was asked to stop, and has saved its state."
 
