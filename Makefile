@@ -57,10 +57,20 @@ GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP|\[IPKernelApp\] ERROR \| KeyboardInterrupt caught in kernel|<IPython\.core\.display\.)|^$$'
 
 # a variable that is given and that nothing reads is a mistake: make would not say so
-VARIABLES := PYTHON TASK CORPUS COLUMNS SEEDS ARMS PROFILE TRANSFER INIT GRADIENT_STATS SMOKE JOBS MODE TRIALS TUNED_SEEDS CONTESTANTS ALTERNATIONS STEPS STUDY P WORKERS SHARE ARGS KDNOTES_DATA KDNOTES_HOME
+RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
+READ_study := $(RUN) SEEDS ARMS GRADIENT_STATS
+READ_tune := $(RUN) MODE TRIALS TUNED_SEEDS
+READ_bench := CONTESTANTS ALTERNATIONS STEPS SMOKE
+READ_test := WORKERS
+READ_test-all := WORKERS
+READ_test-rest := WORKERS SHARE
+READ_check := WORKERS
+READ_gpu-check := ARGS
+GOALS := $(or $(MAKECMDGOALS),help)
+VARIABLES := $(sort $(foreach goal,$(GOALS),$(READ_$(goal)))) PYTHON KDNOTES_DATA KDNOTES_HOME
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 ifneq ($(filter-out $(VARIABLES),$(GIVEN_VARIABLES)),)
-$(error there is no variable $(firstword $(filter-out $(VARIABLES),$(GIVEN_VARIABLES))): the variables are $(VARIABLES); a parameter of a run is given as P='name=value')
+$(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(GIVEN_VARIABLES))): it takes $(VARIABLES)$(if $(filter P,$(VARIABLES)),; a parameter of a run is given as P='name=value'))
 endif
 
 .DEFAULT_GOAL := help

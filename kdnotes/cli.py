@@ -371,7 +371,7 @@ _EXAMPLES = """examples:
   kdnotes study -p task=text_classification -p corpus=<folder> -p columns=text=review,label=stars
   kdnotes tune --mode full_kd -p task=text_classification
 
-`kdnotes COMMAND --help` lists what a command takes, the parameters of both tasks among it.
+`kdnotes COMMAND --help` lists what a command takes, the parameters of all tasks among it.
 A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),

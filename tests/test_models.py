@@ -34,6 +34,7 @@ from kdnotes.distill.models import (
     tokenizer_sha256,
     weights_sha256,
 )
+from kdnotes.tasks.base import sequence_head_flops
 
 HEAD = 'AutoModelForSequenceClassification'
 TINY = dict(
@@ -413,7 +414,10 @@ def test_operations_are_those_pytorch_counts(kind):
     ids = torch.randint(5, 100, (3, 11))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=ids)
-    assert forward_flops(model.config, [11] * 3) == counter.get_total_flops()
+    assert (
+        forward_flops(model.config, [11] * 3) + sequence_head_flops(model.config, 3)
+        == counter.get_total_flops()
+    )
     assert forward_flops(model.config, torch.tensor([11, 4])) == forward_flops(
         model.config, [11]
     ) + forward_flops(model.config, [4])

@@ -178,15 +178,17 @@ def test_make_hands_on_what_it_is_given(target, asked, told):
 
 
 @pytest.mark.parametrize(
-    'asked, words',
+    'goal, asked, words',
     [
-        ('epochs=2', "there is no variable epochs: .* a parameter of a run is given as P='name=value'"),
-        ('ARM=baseline', 'there is no variable ARM'),
+        ('study', 'epochs=2', "has no variable epochs: .* a parameter of a run is given as P='name=value'"),
+        ('study', 'ARM=baseline', '`make study` has no variable ARM: '),
+        ('bench', 'TASK=text_classification', '`make bench` has no variable TASK: it takes ALTERNATIONS'),
+        ('doctor', 'CORPUS=imdb', '`make doctor` has no variable CORPUS: '),
     ],
 )
-def test_make_refuses_a_variable_that_nothing_reads(asked, words):
+def test_make_refuses_a_variable_that_the_goal_does_not_read(goal, asked, words):
     done = subprocess.run(
-        ['make', '-n', '-o', 'setup', 'study', asked], cwd=ROOT, text=True, capture_output=True
+        ['make', '-n', '-o', 'setup', goal, asked], cwd=ROOT, text=True, capture_output=True
     )
     assert done.returncode and re.search(words, done.stderr), done.stderr
 

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 from dataclasses import asdict
+import re
 import numpy as np
 import pytest
 import torch
@@ -305,6 +306,24 @@ def test_the_scale_is_taken_up_with_the_training(tmp_path, at):
         and rest['count'] == whole['count'] == len(AT)
     )
     assert rest['rows'] == [row for row in whole['rows'] if row['step'] >= at + FIRST]
+
+
+class Poisoned(SameWord):
+    "The loss of one example is infinite."
+
+    def loss_terms(self, outputs, batch, signal):
+        terms = super().loss_terms(outputs, batch, signal)
+        wrong = float('inf') if BAD in batch.index else 1.0
+        return {name: (value * wrong, n) for name, (value, n) in terms.items()}
+
+
+def test_an_infinite_loss_in_fp16_is_found_between_two_rows_of_the_log():
+    "The sum of the losses since the last row says that one was infinite, and not which."
+    epochs = 250.0  # a row every tenth step
+    with pytest.raises(TrainingError, match='the first layer concerned: the loss itself') as raised:
+        train_one(Runtime(torch.device('cpu'), 'fp16'), Poisoned, epochs=epochs)
+    examples = re.search(r'training examples ([\d, ]+);', str(raised.value))[1].split(', ')
+    assert str(BAD) in examples
 
 
 def test_a_gradient_that_no_scale_makes_finite_ends_the_training():

@@ -23,7 +23,11 @@ from kdnotes.experiment.plan import plan
 from kdnotes.records.schema import SCHEMA
 
 DATA = Path(__file__).parent.parent / 'thesis/data'
-STUDIES = sorted(path.name.removesuffix('.records.jsonl') for path in DATA.glob('*.records.jsonl'))
+STUDIES = sorted(
+    path.name.removesuffix('.records.jsonl')
+    for path in DATA.glob('*.records.jsonl')
+    if '-smoke' not in path.name
+)
 SINCE_SCHEMA_2 = {'document_title', 'teacher_questions'}
 BY_MEASUREMENT = {'start_sha256'}  # in a record's `initial`: measured when the run began, no part of its name
 

@@ -210,3 +210,12 @@ def test_a_teacher_that_cannot_be_changed(given, told):
 def test_a_study_without_students_has_no_teacher_to_change(name):
     with pytest.raises(ConfigError, match=f"{name} would play no part in arms='baseline'"):
         study('baseline', **{name: 2})
+
+
+def test_a_loss_that_needs_a_teacher_goes_to_the_arms_that_have_one():
+    plans = plan_study(1, 'all', corpus='embedded', ranking_loss='margin_mse', ranking_weight=0.5)
+    for p in plans:
+        kd = MODES[p.config.mode].kd
+        assert p.config.task_settings.ranking_loss == ('margin_mse' if kd else 'none'), p.config.mode
+    ranknet = plan_study(1, 'all', corpus='embedded', ranking_loss='ranknet')
+    assert {p.config.task_settings.ranking_loss for p in ranknet} == {'ranknet'}

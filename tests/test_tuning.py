@@ -195,6 +195,7 @@ def test_the_test_set_chooses_nothing():
     made = [
         dict(
             run_id=f'r{i}',
+            task='answer_selection',
             primary=dict(set='test', metric='map', higher_is_better=True),
             metrics=dict(dev=dict(map=d), test=dict(map=t)),
         )
@@ -209,6 +210,7 @@ def test_the_distance_from_the_best_is_the_paired_t_interval_of_the_questions_th
     made = [
         dict(
             run_id=f'r{i}',
+            task='answer_selection',
             primary=dict(set='test', metric='map', higher_is_better=higher, value=0.5),
             metrics=dict(dev=dict(map=v.mean()), test=dict(map=0.5)),
         )

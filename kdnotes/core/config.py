@@ -139,7 +139,7 @@ class RunConfig(BaseModel):
 
     # the point in four factors that is trained: network, precision, distillation, ranks
     mode: Literal[tuple(MODES)] = parameter('mixed_kd', named=False)
-    task: Literal[tuple(TASKS)] = 'answer_selection'  # what is learnt
+    task: Literal[tuple(TASKS)] = FIRST_TASK  # what is learnt
     # auto | embedded | a published corpus' name | a folder | a hub id
     corpus: str = parameter('auto', named=False)
     # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names
@@ -293,7 +293,10 @@ class RunConfig(BaseModel):
     @model_validator(mode='before')
     @classmethod
     def _typed(cls, values: dict) -> dict:
-        return read_texts(values, cls.model_fields)
+        task = values.get('task', FIRST_TASK)
+        # what a teacher says of batches that change cannot be kept
+        usual = dict(signal='online') if task in TASKS and task_info(task).batches_change else {}
+        return read_texts(usual | values, cls.model_fields)
 
     @model_validator(mode='after')
     def _agree(self):

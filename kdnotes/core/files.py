@@ -128,7 +128,7 @@ def lock(
 
 # %% ../../nbs/core/04_files.ipynb #e57f1c82
 def root() -> Path:
-    "The folder that holds `runs/`, `figures/` and `data/`."
+    "The folder that holds `runs/`, `figures/`, `thesis/data/` and `data/`."
     if home := os.environ.get('KDNOTES_HOME'):
         return Path(home).resolve()
     here = Path.cwd().resolve()

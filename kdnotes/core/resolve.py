@@ -218,10 +218,7 @@ def losses_in_words(
     losses = [
         name.removesuffix('_loss') for name in values if name.endswith('_loss') and values[name] != 'none'
     ]
-    named = {
-        f"{name} {values[f'{name}_loss']}": values[f'{name}_weight']
-        for name in sorted(losses, key=('ranking', 'hidden', 'relation').index)
-    }
+    named = {f"{name} {values[f'{name}_loss']}": values.get(f'{name}_weight', 1.0) for name in losses}
     return ', '.join([first, *own, *(f'{weight:g} * {name}' for name, weight in named.items())])
 
 

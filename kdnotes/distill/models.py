@@ -776,7 +776,7 @@ def _forward_anywhere(config, auto_class: str, look: Callable, attention: str = 
 
 def check_hidden_states(
     config,  # a transformers config
-    auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
+    auto_class: str,  # the transformers head
 ) -> None:
     "Refuse an architecture whose hidden states are not the embeddings' and one for each layer."
 
@@ -832,7 +832,7 @@ def _check_reload(student: nn.Module, auto_class: str) -> None:
 def check_student(
     source: str | Path,  # the teacher, as for `find_model`
     layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
-    auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
+    auto_class: str,  # the transformers head
 ) -> tuple[nn.Module, tuple[str, ...]]:  # the student on the meta device; weights without a place in it
     "Copy, save and load a student without its weights; refuses what would fail after the training."
     config = load_config(source)
@@ -862,21 +862,22 @@ def _flops_like_bert(config, lengths: torch.Tensor) -> float:
     layer = (8 * h * h + 4 * h * f) * lengths + 4 * h * lengths * lengths
     factored = getattr(config, 'embedding_size', h)  # ELECTRA: narrow embeddings, projected up
     embed = 2 * factored * h * lengths if factored != h else 0 * lengths
-    # one dense layer (BERT's pooler) and the classifier, on one token
-    head = 2 * h * h + 2 * h * config.num_labels
-    return float((config.num_hidden_layers * layer + embed + head).sum())
+    return float((config.num_hidden_layers * layer + embed).sum())
 
 
 def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
     """The operations of a forward over one text of L tokens as `a + b L + c L^2`,
-    counted by PyTorch at three lengths.
+    counted by PyTorch at three lengths; without the head.
     """
+    body = model.base_model
+    if getattr(body, 'pooler', None) is not None:  # a part of the head
+        body.pooler = None
     lengths = (8, 16, 32)
     counted = []
     for length in lengths:
         ids = torch.full((1, length), 3, device=device)  # no padding in any architecture
         with FlopCounterMode(display=False) as counter:
-            model(input_ids=ids)
+            body(input_ids=ids)
         counted.append(counter.get_total_flops())
     powers = torch.tensor([[1.0, length, length**2] for length in lengths], dtype=torch.float64)
     return tuple(torch.linalg.solve(powers, torch.tensor(counted, dtype=torch.float64)).tolist())
@@ -886,28 +887,28 @@ def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
 def _counted_flops(
     config_class: type,
     config_json: str,
-    auto_class: str,
     # nan: cannot be counted
 ) -> tuple[float, float, float]:
     "As `_count`, of a config."
     try:
-        return _forward_anywhere(config_class.from_dict(json.loads(config_json)), auto_class, _count, 'eager')
+        return _forward_anywhere(
+            config_class.from_dict(json.loads(config_json)), 'AutoModel', _count, 'eager'
+        )
     except Exception:  # of any kind: an unknown architecture
         return (float('nan'),) * 3
 
 
 def forward_flops(
-    config,  # a transformers config of a classifier
+    config,  # a transformers config of an encoder
     lengths,  # (n,) real tokens of each example
-    auto_class: str = 'AutoModelForSequenceClassification',  # the transformers head
-    # operations of one forward over all of them, 2 for each multiply-add; nan: the architecture cannot be
-    # counted
+    # operations of one forward over all of them, 2 for each multiply-add, without the head's, which are
+    # `Task.head_flops`; nan: the architecture cannot be counted
 ) -> float:
-    "Operations of the matmuls in a forward; a training step takes about three times as many."
+    "Operations of the matmuls in an encoder's forward; a training step takes about three times as many."
     L = torch.as_tensor(lengths, dtype=torch.float64)
     if config.model_type in _LIKE_BERT:
         return _flops_like_bert(config, L)
-    a, b, c = _counted_flops(type(config), config.to_json_string(use_diff=False), auto_class)
+    a, b, c = _counted_flops(type(config), config.to_json_string(use_diff=False))
     return float((a + b * L + c * L * L).sum())
 
 # %% ../../nbs/distill/01_models.ipynb #eaa71906

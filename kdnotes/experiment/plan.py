@@ -439,7 +439,8 @@ def _of_arm(mode: str, common: dict) -> dict:
     if common.get('teacher_mode') == 'given' and own.network == 'teacher':
         # the arm that is the given model; others of the teacher's network are refused for it
         lacks = (lacks | training_settings(task)) - {'teacher_mode'}
-    return {k: v for k, v in common.items() if k not in lacks}
+    taken = {k: v for k, v in common.items() if k not in lacks}
+    return taken if own.kd else task_info(task).without_kd(taken)
 
 # %% ../../nbs/experiment/01_plan.ipynb #e0e660e6
 def plan_study(

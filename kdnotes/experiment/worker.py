@@ -341,6 +341,9 @@ def _throughput(task, model, result) -> dict:
 def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     "Why each null of a record is null."
     known = dict(reasons)
+    if record['primary']['value'] is None:
+        primary = record['primary']
+        known['primary.value'] = f"{primary['metric']} is not defined on what {primary['set']} holds"
     if record['time']['teacher_s'] is None:
         kd = MODES[config.mode].kd
         online = 'the teacher ran online; its time is in train_s'

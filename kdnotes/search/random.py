@@ -183,8 +183,7 @@ def as_judged(
     # the same with the primary metric of the set that is not the test set; best first, a tie by name
 ) -> list[dict]:
     "Trials as the search sees them."
-    where = next(s for s in trials[0]['metrics'] if s != trials[0]['primary']['set'])
-
+    where = task_info(trials[0]['task']).tuning_set
     sign = -1 if trials[0]['primary']['higher_is_better'] else 1
     judged = []
     for r in trials:

@@ -34,6 +34,7 @@ from kdnotes.tasks.base import (
     SoftTargets,
     TaskInfo,
     labels_config,
+    SEQUENCE_HEAD,
     sequence_head_flops,
     soft_targets,
     worst_units,
@@ -331,7 +332,7 @@ class AnswerSelection:
     "Answer selection as a `Task`."
 
     name = 'answer_selection'
-    auto_class = 'AutoModelForSequenceClassification'
+    auto_class = SEQUENCE_HEAD
     model_kwargs = {'num_labels': 2}
     head_labels = ('0', '1')
     head_config = labels_config(('no answer', 'answer'))
@@ -538,6 +539,7 @@ TASK = TaskInfo(
     make=make,
     corpora=CORPORA,
     default_setting=default_setting,
+    auto_class=SEQUENCE_HEAD,
     unit_name='questions',
     texts=row_texts,
     metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'},
@@ -545,4 +547,5 @@ TASK = TaskInfo(
     examples=worst,
     check=_check,
     without_kd=_without_kd,
+    score_kind=lambda settings: 'log_odds',
 )

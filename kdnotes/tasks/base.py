@@ -17,8 +17,8 @@ from ..losses.conventions import dialect_weights
 from ..losses.targets import soft_target_kl
 
 # %% auto #0
-__all__ = ['SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'labels_config', 'sequence_head_flops',
-           'worst_units', 'Forward', 'Task', 'TaskInfo', 'TaskView']
+__all__ = ['SEQUENCE_HEAD', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'labels_config',
+           'sequence_head_flops', 'worst_units', 'Forward', 'Task', 'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -92,6 +92,10 @@ def labels_config(
 ) -> dict[str, Any]:  # for a transformers config
     "What a saved classifier says of its outputs."
     return dict(id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
+
+
+# the transformers head of tasks with one output row a text or pair
+SEQUENCE_HEAD = 'AutoModelForSequenceClassification'
 
 
 def sequence_head_flops(
@@ -171,7 +175,7 @@ class Task(Protocol):
     def head_flops(self, config, lengths: np.ndarray) -> float: ...
 
 # %% ../../nbs/tasks/05_base.ipynb #5887b7c4
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskInfo:
     "What is known of a task before a corpus is read."
 
@@ -198,11 +202,14 @@ class TaskInfo:
     batches_change: bool = False
     # of flat settings that a student was given: those that a run without a teacher can have
     without_kd: Callable[[dict], dict] = lambda given: given
-    # the transformers head of its models, before there is a corpus
-    auto_class: str = 'AutoModelForSequenceClassification'
+    # the transformers head of its models, say 'AutoModelForSequenceClassification'
+    auto_class: str
+    # the evaluation set that a search judges by, never that of the primary metric; it is the first of
+    # `Task.evaluation_sets`, which curves show
+    tuning_set: str = 'dev'
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
     # of the classes of one example, or 'numbers', which have no probability
-    score_kind: Callable[[dict], str] = lambda settings: 'log_odds'
+    score_kind: Callable[[dict], str]
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:

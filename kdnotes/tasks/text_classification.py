@@ -28,6 +28,7 @@ from kdnotes.tasks.base import (
     SoftTargets,
     TaskInfo,
     labels_config,
+    SEQUENCE_HEAD,
     sequence_head_flops,
     soft_targets,
     worst_units,
@@ -324,7 +325,7 @@ class TextClassification:
     "Text classification and regression as a `Task`."
 
     name = 'text_classification'
-    auto_class = 'AutoModelForSequenceClassification'
+    auto_class = SEQUENCE_HEAD
     evaluation_sets = ('dev', 'test')
     evaluates_itself = False
 
@@ -561,6 +562,7 @@ TASK = TaskInfo(
     make=make,
     corpora=CORPORA,
     default_setting=default_setting,
+    auto_class=SEQUENCE_HEAD,
     unit_name='examples',
     texts=row_texts,
     metric_names={

@@ -32,6 +32,8 @@ class _Touched:
         "Copy the rows of these token ids; only they can be looked up until `finish`."
         ids = ids.unique()
         self.rows = self.place[ids]
+        if self.rows.device.type == 'cpu' and bool((self.rows < 0).any()):
+            raise LookupError('a step holds a token id that is not among the rows in use')
         self.local[ids] = torch.arange(len(ids))
         self.now = self.weight.detach()[self.rows].requires_grad_()
 
@@ -70,7 +72,8 @@ class RowsInUse(nn.Module):
         self._full = [full]
         self._used = used
         self._start = full.weight.detach().clone()
-        place = torch.zeros(full.num_embeddings, dtype=torch.long, device=used.device)
+        # a token id that is not used has no row here: looking it up is an error
+        place = torch.full((full.num_embeddings,), -1, dtype=torch.long, device=used.device)
         place[used] = torch.arange(len(used), device=used.device)
         self.register_buffer('_place', place, persistent=False)
         self.weight = nn.Parameter(full.weight.detach()[used].clone())
@@ -310,10 +313,12 @@ def fast_path(
     task: Task,
     device: torch.device,
     seed: int,  # of dropout, for this rank; without a meaning on a GPU, where dropout stays torch's own
+    batches_change: bool = False,  # does a later epoch hold other tokens? Then the table of words stays whole
 ) -> Iterator[FastPath]:
     "A model that skips what training need not do."
     table = _table(model)
-    used = rows_in_use(task, table.num_embeddings, device) if table else None
+    lean = table is not None and not batches_change
+    used = rows_in_use(task, table.num_embeddings, device) if lean else None
     fast = FastPath(model, used, Bits(seed) if device.type == 'cpu' else None)
     try:
         yield fast

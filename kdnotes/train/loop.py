@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from ..core.arms import MODES
-from ..core.config import RunConfig
+from ..core.config import RunConfig, task_info
 from ..distill.intermediate import open_student
 from ..distill.models import call
 from ..losses.targets import weighted_sum
@@ -319,7 +319,8 @@ def train(
 ) -> TrainResult:
     "Train a model to the last step, from its newest checkpoint if there is one."
     dropout_seed = torch_seed(config.seed, 'dropout', runtime.rank)
-    with fast_path(model, task, runtime.device, dropout_seed) as fast:
+    batches_change = task_info(config.task).batches_change
+    with fast_path(model, task, runtime.device, dropout_seed, batches_change) as fast:
         state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
         _report_start(state)
         with STOP.deferred():
@@ -518,18 +519,20 @@ def _check_finite(
     all_ranks: bool,  # do all ranks call it, so that their losses can be summed?
 ) -> None:
     "Stop at a loss or gradient that is not finite."
+    fp16 = state.scaler.is_enabled()
+    if fp16 and not all_ranks:
+        return  # the sum of the losses is looked at, and it needs all ranks
     unchecked = state.unchecked
     state.unchecked = []
-    if not state.scaler.is_enabled():
+    if not fp16:
         if bool(state.non_finite):
             wrong = [step for step, norm in unchecked if not norm.isfinite()]
             if wrong:
                 _explain_non_finite(state, wrong[0])
-    elif all_ranks and unchecked and state.meter.losses:
+    elif unchecked and state.meter.losses:
         total = state.runtime.sum(state.meter.losses['total'].clone())
         if not bool(total.isfinite()):
-            last, _ = unchecked[-1]
-            _explain_non_finite(state, last)
+            _explain_non_finite(state, *(step for step, _ in unchecked))
 
 
 def _loss_of(state: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor]:
@@ -544,17 +547,25 @@ def _loss_of(state: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor
     return loss
 
 
-def _explain_non_finite(state: TrainingState, step: Step) -> None:
-    "Raise the error that names the step, the layer and the examples."
+def _non_finite(state: TrainingState, step: Step) -> tuple[str, list[int]] | None:
+    "The first layer that is not finite when a step is done again, on any rank, and the examples."
     found = []
     for part in rank_micro_batches(state.task, step.index, state.config, state.runtime):
         batch = state.task.batch('train', part, step.epoch).to(state.runtime.device)
         place = first_non_finite(state.trainable, _loss_of(state, batch))
         if place:
             found.append((place, part.tolist()))
-    of_all_ranks = [f for of_a_rank in state.runtime.gather(found) for f in of_a_rank]
-    nowhere = ('none when the step is done again', step.index.tolist())
-    place, examples = of_all_ranks[0] if of_all_ranks else nowhere
+    return next((f for of_a_rank in state.runtime.gather(found) for f in of_a_rank), None)
+
+
+def _explain_non_finite(
+    state: TrainingState,
+    *steps: Step,  # in which of them it was is not known
+) -> None:
+    "Raise the error that names the step, the layer and the examples."
+    again = ((step, _non_finite(state, step)) for step in steps)
+    nowhere = ('none when the step is done again', steps[-1].index.tolist())
+    step, (place, examples) = next((found for found in again if found[1]), (steps[-1], nowhere))
     kept = f'; the checkpoint before it stays in {state.folder}' if state.folder else ''
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
