@@ -1,0 +1,152 @@
+"""Kills at random moments of a run, and whether its result is that of a run nobody disturbed:
+`python tests/kills.py 100 40` kills one rank a hundred times and everything forty times, and prints a table.
+
+Too long for a test; what it found is in LOG.md.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+import pandas as pd
+import psutil
+from test_doctor import write_corpus, write_model
+
+COMMON = dict(max_length=64, ranks=2, batch_size=8, checkpoint_steps=25, epochs=50, threads_per_rank=1)
+RUNS = {
+    'baseline': dict(mode='parallel_baseline'),
+    'mixed_kd, bf16': dict(mode='mixed_kd', amp_dtype='bf16'),
+    'accumulation': dict(mode='parallel_baseline', micro_batch_tokens=64),
+    'ranking loss': dict(mode='full_kd', ranking_loss='margin_mse'),
+    'hidden loss': dict(mode='full_kd', hidden_loss='mse', signal='online'),
+    'every micro-batch': dict(mode='parallel_baseline', micro_batch_tokens=64, gradient_sync='every'),
+    'bf16 gradients': dict(mode='full_kd', gradient_dtype='bf16'),
+}
+CODE = """
+import json, sys
+from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.experiment.launch import run
+try:
+    record = run(make_config(**json.loads(sys.argv[1])))
+except KdnotesError as e:
+    sys.exit(f'refused: {e}')
+"""
+
+
+def start(home: Path, config: dict) -> subprocess.Popen:
+    "A process that makes a run, and its ranks."
+    return subprocess.Popen(
+        [sys.executable, '-c', CODE, json.dumps(config)],
+        env=dict(os.environ, KDNOTES_HOME=str(home), HF_HUB_OFFLINE='1', CUDA_VISIBLE_DEVICES=''),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def result(home: Path, mode: str) -> tuple:
+    "What must not depend on kills."
+    [path] = home.glob(f'runs/default/{mode}-*/record.json')
+    record = json.loads(path.read_text())
+    tables = [(path.parent / f'{name}.csv.gz').read_bytes() for name in ('units', 'predictions')]
+    return record['model_sha256'], record['metrics'], record['steps'], *tables
+
+
+def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
+    "The ranks that run now."
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [p for p in children if 'kdnotes.experiment.worker' in p.cmdline()]
+    except psutil.Error:
+        return []
+
+
+def kill(process: subprocess.Popen, everything: bool, drawn: random.Random) -> str:
+    "Kill a rank, or the launcher and all ranks; what was killed, or nothing."
+    ranks = ranks_of(process)
+    if not ranks:
+        return 'nothing: it had ended or not begun'
+    victims = [psutil.Process(process.pid), *ranks] if everything else [drawn.choice(ranks)]
+    for victim in victims:
+        try:
+            victim.kill()
+        except psutil.Error:
+            continue
+    return 'everything' if everything else 'one rank'
+
+
+def disturbed(home: Path, config: dict, seconds: float, everything: bool, drawn: random.Random) -> dict:
+    "One run with a kill, started again where it says that this is needed."
+    process = start(home, config)
+    while not ranks_of(process) and process.poll() is None:
+        time.sleep(0.01)
+    at = drawn.uniform(0, seconds)
+    time.sleep(at)
+    killed = kill(process, everything, drawn)
+    said, _ = process.communicate()
+    again = 0
+    refused = [said] if process.returncode else []
+    while process.returncode and again < 3:
+        again += 1
+        process = start(home, config)
+        said, _ = process.communicate()
+        refused += [said] if process.returncode else []
+    log = next(home.glob(f"runs/default/{config['mode']}-*/log.txt")).read_text()
+    return dict(
+        killed=killed,
+        at_s=round(at, 2),
+        restarted=log.count('all ranks start again'),
+        again=again,
+        traceback=any('Traceback' in text for text in refused),
+        sentence=re.sub(r'\s+', ' ', refused[0])[-160:] if refused else '',
+        done=process.returncode == 0,
+    )
+
+
+def main(single: int, whole: int, seed: int) -> None:
+    "All kills, over the runs in turn; a line each as they come, and a table."
+    drawn = random.Random(seed)
+    kills = [(False, i) for i in range(single)] + [(True, i) for i in range(whole)]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        given = dict(
+            corpus=str(write_corpus(folder / 'corpus')), teacher=str(write_model(folder / 'teacher'))
+        )
+        known = {}
+        for name, own in RUNS.items():
+            config = COMMON | given | own
+            home = folder / name.replace(' ', '-')
+            assert start(home, config).wait() == 0, name
+            [rows_file] = home.glob(f"runs/default/{own['mode']}-*/rows.jsonl")
+            ends = [json.loads(line)['at_s'] for line in rows_file.read_text().splitlines()]
+            undisturbed = result(home, own['mode'])
+            shutil.rmtree(rows_file.parent)
+            known[name] = (config, home, undisturbed, ends[-1] - ends[0] + 3)
+            print(f'{name}: {known[name][3]:.1f} s undisturbed', flush=True)
+        for everything, i in kills:
+            name = list(RUNS)[i % len(RUNS)]
+            config, home, undisturbed, seconds = known[name]
+            copied = shutil.copytree(home, folder / 'home')
+            row = dict(run=name) | disturbed(copied, config, seconds, everything, drawn)
+            row['same'] = row['done'] and result(copied, config['mode']) == undisturbed
+            shutil.rmtree(copied)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    table = pd.DataFrame(rows)
+    print(
+        table.groupby(['run', 'killed'], sort=False)[['restarted', 'again', 'traceback', 'same']].agg('sum')
+    )
+    print(table.groupby('killed').size())
+    print('all the same:', bool(table['same'].all()), '; tracebacks:', int(table['traceback'].sum()))
+
+
+if __name__ == '__main__':
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
