@@ -73,11 +73,15 @@ def some_predictions():
     )
 
 
-def finish(run_id='baseline-s0-aa', study='s', seed=0, **changes):
+def finish(run_id='baseline-s0-aa', study='s', seed=0, model=(), **changes):
     run = RunFolder(study, run_id).create()
+    for name in model:
+        (run.path / 'model').mkdir(exist_ok=True)
+        (run.path / 'model' / name).write_text(f'the {name} of a model')
     run.write_table('units', some_units(seed))
     run.write_table('predictions', some_predictions())
     run.write_record(a_record(run_id, study, seed, **changes))
+    run.write_state('done')
     return run
 
 
@@ -183,6 +187,7 @@ def test_another_schema_is_refused_by_name_and_left_alone(home):
     run = finish()
     path = run.path / 'record.json'
     path.write_text(json.dumps(a_record(schema=0)))
+    (run.path / 'state.json').unlink()
     before = path.read_bytes()
     for use in (
         run.record,
@@ -375,14 +380,87 @@ def test_an_unknown_column_or_table_is_refused():
 
 
 def test_a_cut_table_is_named():
-    run = finish()
+    run = finish('r-a')
     path = run.path / 'units.csv.gz'
     path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(RecordError, match='units.csv.gz is not what its run wrote.* kdnotes forget s r-a'):
+        R.units('s')
+    state = run.state()
+    record = run.record()
+    (run.path / 'record.json').write_text(json.dumps(record | dict(files={})))
+    run.write_state('done')  # as of a run that bound nothing
     with pytest.raises(RecordError, match='units.csv.gz cannot be read'):
         R.units('s')
+    assert 'record_sha256' in state
+
+
+@pytest.mark.parametrize('change', [dict(seed=9), dict(time={'train_s': 1e6}), dict(parallel={'ranks': -3})])
+def test_a_changed_record_is_refused(change):
+    run = finish('r-a')
+    record = run.record()
+    changed = {k: record[k] | v if isinstance(v, dict) else v for k, v in change.items()}
+    (run.path / 'record.json').write_text(json.dumps(record | changed))
+    for read in (run.record, lambda: R.records('s'), lambda: R.export('s'), lambda: R.find_record('r-a')):
+        with pytest.raises(RecordError, match='record.json is not what its run wrote'):
+            read()
+
+
+def test_a_changed_model_is_refused_where_it_is_loaded():
+    run = finish('r-a', model=['config.json', 'model.safetensors'])
+    assert R.checked_run_model('r-a') == run.path / 'model'
+    for name in ('config.json', 'model.safetensors'):
+        file = run.path / 'model' / name
+        before = file.read_text()
+        file.write_text(before.replace('the', 'thE'))
+        with pytest.raises(RecordError, match=f'{name} is not what its run wrote.*kdnotes forget s r-a'):
+            R.checked_run_model('r-a')
+        file.write_text(before)
+    assert R.checked_run_model('r-a') == run.path / 'model'
 
 
 # evidence
+
+
+@pytest.mark.parametrize('name', ['records.jsonl', 'units.csv.gz', 'predictions.csv.gz'])
+def test_changed_evidence_is_refused(home, name):
+    import shutil
+
+    shutil.rmtree((finish('r-a'), R.export('s'))[0].path)
+    path = home / 'thesis' / 'data' / f's.{name}'
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RecordError, match=f's.{name} is not what was exported'):
+        R.records('s')
+        R.units('s')
+        R.predictions('s')
+
+
+@pytest.mark.parametrize('at', range(5))
+def test_evidence_is_believed_wherever_its_writing_was_cut(home, monkeypatch, at):
+    finish('r-a')
+    R.export('s')
+    finish('r-b', seed=1)
+    written = []
+    usual = R.atomic_write
+
+    def cut(path, data):
+        if len(written) == at:
+            raise KeyboardInterrupt
+        written.append(path)
+        return usual(path, data)
+
+    monkeypatch.setattr(R, 'atomic_write', cut)
+    with pytest.raises(KeyboardInterrupt):
+        R.export('s')
+    monkeypatch.setattr(R, 'atomic_write', usual)
+    assert len(R.records('s')) == 2, 'the folders are there'
+    R.export('s')
+    assert [json.loads(line)['run_id'] for line in evidence(home)['s.records.jsonl'].splitlines()] == [
+        'r-a',
+        'r-b',
+    ]
+    assert len(evidence(home)['s.sha256'].splitlines()) == 3
 
 
 def test_two_exports_make_the_same_bytes(home):
@@ -473,6 +551,7 @@ def test_a_folder_wins_over_its_older_copy(home):
     run = finish()
     R.export('s')
     run.write_record(a_record(params_total=2))
+    run.write_state('done')
     assert R.records('s')[0]['params_total'] == 2
     R.export('s')
     assert len(R.records('s')) == 1 and b'"params_total":2' in evidence(home)['s.records.jsonl']
@@ -577,6 +656,7 @@ def test_records_without_their_units_are_told(home):
     path = home / 'thesis' / 'data' / 's.units.csv.gz'
     text = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress((text[0] + '\n').encode()))
+    (home / 'thesis' / 'data' / 's.sha256').unlink()  # as of older evidence
     with pytest.raises(RecordError, match='no units of run r-a'):
         R.export('s')
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from .config import KdnotesError
 
 # %% auto #0
-__all__ = ['FileError', 'BusyError', 'atomic_write', 'sha256_file', 'sha256_text', 'write_json', 'read_json', 'lock', 'root',
-           'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['FileError', 'BusyError', 'atomic_write', 'sha256_file', 'sha256_bytes', 'sha256_text', 'write_json', 'read_json',
+           'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -66,6 +66,13 @@ def sha256_file(
         while piece := f.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def sha256_bytes(
+    data: bytes,
+) -> str:  # 64 hex digits
+    "The sha256 of bytes."
+    return hashlib.sha256(data).hexdigest()
 
 
 def sha256_text(

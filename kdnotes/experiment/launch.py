@@ -4,7 +4,6 @@
 
 # %% ../../nbs/experiment/02_launch.ipynb #0f8778b6
 from __future__ import annotations
-import os
 import re
 import shutil
 import signal
@@ -170,20 +169,13 @@ def _complete(folder: RunFolder) -> bool:
     return folder.record() is not None and (folder.path / 'model').is_dir()
 
 
-def _link(old, new) -> None:
-    "One file under two names; a copy where that cannot be, as on another file system."
-    try:
-        os.link(old, new)
-    except OSError:
-        shutil.copy2(old, new)
-
-
 def _adopt(folder: RunFolder, say) -> bool:
-    "Link the files of a run that another study made; False when there is none."
+    "Copy the files of a run that another study made; False when there is none."
     found = find_record(folder.run_id)
     if not found or found[1] is None or not _complete(found[1]):
         return False
     record, source = found
+    source.check()
     folder.create()
     with lock_run(folder):
         for name in ('model', 'config.json', 'rows.jsonl', 'units.csv.gz', 'predictions.csv.gz'):
@@ -193,9 +185,9 @@ def _adopt(folder: RunFolder, say) -> bool:
                 shutil.rmtree(new)  # of an attempt that failed here
             new.unlink(missing_ok=True)
             if old.is_dir():
-                shutil.copytree(old, new, copy_function=_link)
+                shutil.copytree(old, new)
             elif old.exists():
-                _link(old, new)
+                shutil.copy2(old, new)
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')

@@ -22,7 +22,7 @@ from ..core.resolve import factors, settings
 from .launch import RunError, goes_on
 from .plan import make_task
 from ..records.schema import SCHEMA
-from ..records.store import RunFolder, find_record, find_run_model
+from ..records.store import RunFolder, checked_run_model, find_record
 from ..tasks.sources import Corpus, load_corpus
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import environment, summarise, together, without_sums
@@ -155,14 +155,21 @@ def starting_model(
 
 def _model_of_run(task, run_id: str):
     "The model of a finished run."
-    from kdnotes.distill.models import load_model
+    from kdnotes.distill.models import load_model, weights_sha256
 
-    folder = find_run_model(run_id)
+    folder = checked_run_model(run_id)
     if folder is None:
         raise RunError(
             f'the weights runs/*/{run_id}/model are missing; start the run again and they are made first'
         )
-    return load_model(str(folder), task.auto_class, 0, **task.model_kwargs)
+    model = load_model(str(folder), task.auto_class, 0, **task.model_kwargs)
+    expected = RunFolder(folder.parent.parent.name, run_id).record()['model_sha256']
+    if weights_sha256(model) != expected:
+        raise RunError(
+            f'the weights in {folder} are not those that {run_id} was left with; have it made again: '
+            f'kdnotes forget {folder.parent.parent.name} {run_id}'
+        )
+    return model
 
 # %% ../../nbs/experiment/03_worker.ipynb #6d35827d
 def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its cache took or None)

@@ -18,7 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.files import atomic_write, evidence_path, lock, read_json, runs_path, write_json
+from kdnotes.core.files import (
+    atomic_write,
+    evidence_path,
+    lock,
+    read_json,
+    runs_path,
+    sha256_bytes,
+    sha256_file,
+    write_json,
+)
 from kdnotes.records.schema import (
     SCHEMA,
     RecordError,
@@ -31,7 +40,8 @@ from kdnotes.records.schema import (
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
-           'lock_run', 'export', 'find_record', 'find_run_model', 'records', 'units', 'predictions', 'forget']
+           'lock_run', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
+           'predictions', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -124,10 +134,15 @@ def write_csv(
     digits: int,  # significant digits of floats
 ) -> Path:  # the file
     "Write a gzipped CSV in one step; equal frames make equal bytes."
+    return atomic_write(path, _csv_bytes(df, digits))
+
+
+def _csv_bytes(df: pd.DataFrame, digits: int) -> bytes:
+    "A gzipped CSV."
     buffer = io.BytesIO()
     with gzip.GzipFile(filename='', fileobj=buffer, mode='wb', compresslevel=9, mtime=0) as f:
         f.write(df.to_csv(index=False, lineterminator='\n', float_format=f'%.{digits}g').encode())
-    return atomic_write(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def read_csv(
@@ -198,9 +213,11 @@ class RunFolder:
         return self._read('config.json')
 
     def write_state(self, status: str, **more: Any) -> None:
-        "Say how far the run is: one of STATUSES, with whatever explains it."
+        "Say how far the run is: one of STATUSES, with whatever explains it; one that is done is bound by it."
         if status not in STATUSES:
             raise RecordError(f"there is no status {status!r}; a run is {', '.join(STATUSES)}")
+        if status == 'done' and self.done:
+            more['record_sha256'] = sha256_file(self.path / 'record.json')
         write_json(
             self.path / 'state.json',
             dict(more, schema=SCHEMA, status=status, at_s=time.time(), pid=os.getpid()),
@@ -213,13 +230,40 @@ class RunFolder:
         _write_table(self.path, name, df)
 
     def table(self, name: str) -> pd.DataFrame:
+        self._check_files(f'{name}.csv.gz')
         return read_csv(self.path / f'{name}.csv.gz', TABLES[name][0])
+
+    def model(self) -> Path:  # a folder for `from_pretrained`
+        "The model of a finished run, which is checked to be the one that the run saved."
+        self._check_files('model/')
+        return self.path / 'model'
 
     def write_record(self, record: dict) -> None:
         _write_record(self, record)
 
     def record(self) -> dict | None:
+        bound = (self.state() or {}).get('record_sha256')
+        if bound and self.done and sha256_file(self.path / 'record.json') != bound:
+            raise RecordError(
+                f'{self.path / "record.json"} is not what its run wrote (state.json has its sha256); '
+                'restore it, or move the folder of the run away to have it made again'
+            )
         return self._read('record.json', partial(check_read, study=self.study, run_id=self.run_id))
+
+    def check(self) -> None:
+        "Refuse a finished run whose tables or model are not what it wrote."
+        self._check_files('')
+
+    def _check_files(self, prefix: str) -> None:
+        "Compare the files of a finished run, those whose path begins so, with what its record says of them."
+        known = (self.record() or {}).get('files', {})
+        for name, expected in known.items():
+            file = self.path / name
+            if name.startswith(prefix) and (not file.is_file() or sha256_file(file) != expected):
+                raise RecordError(
+                    f'{file} is not what its run wrote; restore it, or have the run made again: '
+                    f'kdnotes forget {self.study} {self.run_id}'
+                )
 
     def _read(self, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
         return check(read_json(path), str(path)) if (path := self.path / name).exists() else None
@@ -252,7 +296,14 @@ def _write_record(folder: RunFolder, record: dict) -> None:
             raise RecordError(
                 f'{folder.path} has no {name}.csv.gz, and the record is written last; write the table first'
             )
-    write_json(folder.path / 'record.json', record)
+    write_json(folder.path / 'record.json', record | dict(files=_hashes(folder.path)))
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    "Path in a run's folder -> sha256, of its tables and its model."
+    files = [folder / f'{name}.csv.gz' for name in TABLES]
+    files += sorted(path for path in (folder / 'model').glob('**/*') if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/records/02_store.ipynb #8d341603
 def lock_run(
@@ -262,16 +313,16 @@ def lock_run(
     return lock(folder.path / '.lock', wait=False)
 
 # %% ../../nbs/records/02_store.ipynb #fb1e3560
+_EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz')
+
+
 def _evidence(study: str) -> tuple[Path, Path, Path]:
     "The exported records, units and predictions of a study."
-    return tuple(
-        evidence_path() / f'{study}.{name}'
-        for name in ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz')
-    )
+    return tuple(evidence_path() / f'{study}.{name}' for name in _EVIDENCE)
 
 
 def _exported_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    return _json_lines(path, path.read_bytes().rstrip().splitlines())
+    return _json_lines(path, _checked_evidence(path).read_bytes().rstrip().splitlines())
 
 
 def _exported(study: str) -> dict[str, dict]:
@@ -306,10 +357,9 @@ def _write_evidence(study: str, found: dict[str, tuple[dict, RunFolder | None]])
     "Make a study's evidence hold these runs and no others; records last."
     records_path, units_path, predictions_path = _evidence(study)
     if not found:
-        for path in _evidence(study):
+        for path in (*_evidence(study), _sums_path(study)):
             path.unlink(missing_ok=True)
         return
-    write_csv(units_path, units(study, found), TABLES['units'][1])
     wide = _wide(
         _tables(
             'predictions',
@@ -317,12 +367,52 @@ def _write_evidence(study: str, found: dict[str, tuple[dict, RunFolder | None]])
             [i for i, (_, folder) in found.items() if folder or i in _columns(predictions_path)],
         )
     )
-    write_csv(predictions_path, wide, 5)
     lines = [
         json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False)
         for record, _ in found.values()
     ]
-    atomic_write(records_path, ''.join(line + '\n' for line in lines))
+    contents = {
+        units_path: _csv_bytes(units(study, found), TABLES['units'][1]),
+        predictions_path: _csv_bytes(wide, 5),
+        records_path: ''.join(line + '\n' for line in lines).encode(),
+    }
+    _write_sums(study, contents, also=_sums(study))  # in between, a file is the old one or the new one
+    for path, content in contents.items():
+        atomic_write(path, content)
+    _write_sums(study, contents)
+
+
+def _sums_path(study: str) -> Path:
+    return evidence_path() / f'{study}.sha256'
+
+
+def _sums(study: str) -> dict[str, set[str]]:
+    "Name of an evidence file -> the sha256 that it may have; {}: nothing is known, as of older evidence."
+    path = _sums_path(study)
+    known: dict[str, set[str]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        digest, _, name = line.partition('  ')
+        known.setdefault(name, set()).add(digest)
+    return known
+
+
+def _write_sums(study: str, contents: dict[Path, bytes], also: dict[str, set[str]] | None = None) -> None:
+    "What the evidence of a study may be, in the form of `sha256sum`."
+    lines = {f'{sha256_bytes(content)}  {path.name}' for path, content in contents.items()}
+    lines |= {f'{digest}  {name}' for name, digests in (also or {}).items() for digest in digests}
+    atomic_write(_sums_path(study), ''.join(sorted(line + '\n' for line in lines)))
+
+
+def _checked_evidence(path: Path) -> Path:
+    "A file of evidence, which is what was exported."
+    study = next(path.name.removesuffix(f'.{end}') for end in _EVIDENCE if path.name.endswith(end))
+    known = _sums(study).get(path.name)
+    if known and sha256_file(path) not in known:
+        raise RecordError(
+            f'{path} is not what was exported (its sha256 is in {_sums_path(study).name}); '
+            'restore it, say with git checkout'
+        )
+    return path
 
 # %% ../../nbs/records/02_store.ipynb #47845273
 def find_record(
@@ -341,11 +431,19 @@ def find_record(
 
 def find_run_model(
     run_id: str,
-) -> Path | None:  # a folder for `from_pretrained`
+) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
     "The weights of a finished run, if a folder still has them."
     for path in sorted(runs_path().glob(f'[!.]*/{run_id}/record.json')):
         if (path.parent / 'model' / 'model.safetensors').exists():
             return path.parent / 'model'
+
+
+def checked_run_model(
+    run_id: str,
+) -> Path | None:  # a folder for `from_pretrained`
+    "The weights of a finished run, which are those that it saved; one that has changed is refused."
+    found = find_run_model(run_id)
+    return RunFolder(found.parent.parent.name, run_id).model() if found else None
 
 
 def _found(study: str, run_ids: Iterable[str] | None = None) -> dict[str, tuple[dict, RunFolder | None]]:
@@ -424,12 +522,15 @@ def _wide(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def _columns(path: Path) -> list[str]:
     "The runs whose predictions are exported."
-    return [c for c in read_csv(path, _CANDIDATE).columns if c not in _CANDIDATE] if path.exists() else []
+    if not path.exists():
+        return []
+    return [c for c in read_csv(_checked_evidence(path), _CANDIDATE).columns if c not in _CANDIDATE]
 
 
 def _by_run(path: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
     "Each exported run's table."
-    table = read_csv(path, _CANDIDATE if name == 'predictions' else ['run_id', *TABLES[name][0]])
+    columns = _CANDIDATE if name == 'predictions' else ['run_id', *TABLES[name][0]]
+    table = read_csv(_checked_evidence(path), columns)
     if name == 'units':
         yield from table.groupby('run_id', sort=False)
     else:

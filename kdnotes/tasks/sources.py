@@ -559,6 +559,14 @@ def local_copy(
     return next((place for place in _places(name) if any((place / f).exists() for f in files)), None)
 
 
+def _is_file(name: str) -> bool:
+    "Does a name stand for a file? One that no path can have does not."
+    try:
+        return Path(name).expanduser().is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
 def resolve_corpus(
     task: str,  # of `config.TASKS`
     corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
@@ -579,7 +587,7 @@ def resolve_corpus(
         return str(folder)
     if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus):
         return corpus
-    if Path(corpus).expanduser().is_file():
+    if _is_file(corpus):
         raise CorpusError(
             f'corpus={corpus!r} is a file, and a folder with the three files train, dev and test is needed; '
             f'name the folder: corpus={str(Path(corpus).parent)!r}'
