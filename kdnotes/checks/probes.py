@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..train import emulated_bf16, loop as tr
 from ..distill import teacher_cache as te
 from ..core.config import RunConfig
-from ..tasks.batching import micro_batches
+from ..tasks.batching import Batch, micro_batches
 from ..core.files import sha256_text
 from ..distill.models import call, count_parameters, model_inputs, quiet_loading, save_model
 from ..train.distributed import Runtime
@@ -531,9 +531,8 @@ def few_signal(
     folder: Path,  # where to keep it, the same for all ranks
     key: dict,  # of `kdnotes.distill.teacher_cache.key_parts`
     here: Runtime,  # of this rank
-    # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an
-    # example took
-) -> tuple[Callable, Callable, float]:
+    # a signal for batches of these examples; seconds an example took
+) -> tuple[Callable, float]:
     "The stored signal of some examples, made by all ranks as a run makes it."
     chosen = np.unique(index)
     few = _few_examples(task, chosen)
@@ -547,13 +546,10 @@ def few_signal(
         workers=te.Workers(here.rank, here.ranks, here.barrier),
     )
 
-    def right(batch):
+    def of_few(batch: Batch) -> dict[str, Tensor]:
         return signal(replace(batch, index=np.searchsorted(chosen, batch.index)))
 
-    def any_rows(batch):
-        return signal(replace(batch, index=batch.index % len(chosen)))
-
-    return right, any_rows, signal.meta['teacher_s'] * here.ranks / len(chosen)
+    return of_few, signal.meta['teacher_s'] * here.ranks / len(chosen)
 
 
 def compare_signals(
