@@ -12,6 +12,7 @@ from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
 from kdnotes.checks import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
 from kdnotes.core.arms import MODES
+from kdnotes.tasks.base import Evaluation
 from kdnotes.tasks.batching import Batch
 from kdnotes.telemetry import meters as M
 from kdnotes.train import loop as trainer
@@ -130,6 +131,29 @@ def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
         'memory that stands for several numbers cannot be pinned'
     )
     assert len(everything.unique()) > 0.9 * 30522, 'a table of words that stays whole needs the most memory'
+
+
+class EvaluatesItself(SameWord):
+    "A task that has no scores."
+
+    evaluates_itself = True
+    scores = evaluate = None
+
+    def evaluate_model(self, forward, sets):
+        index = np.arange(len(self.lengths(sets[0])))
+        labels = torch.from_numpy(self.splits[sets[0]][2])
+        right = forward(self.batch(sets[0], index)).logits.argmax(1) == labels
+        return Evaluation({sets[0]: {'accuracy': float(right.float().mean())}}, None, None)
+
+
+def test_a_task_that_evaluates_a_model_itself_has_its_energy_and_its_memory(pair, tmp_path, monkeypatch):
+    pair.task = EvaluatesItself()
+    pair.config = tiny_config('full_student', batch_size=8, max_length=16)
+    for module in (W, P):
+        monkeypatch.setattr(module, 'make_pair', lambda *_, **__: pair)
+    job = dict(device='cpu', smoke=True, folder=str(tmp_path))
+    assert 'evaluation' in W._train_watched(job, 'full_student')['phases']
+    assert P._measure_memory(job, 'full_student')['length'] == 16
 
 
 def test_energy_is_the_counter_over_the_measured_steps():

@@ -103,7 +103,7 @@ def _train_watched(
             )
         watts = mean_power(here.readings, result.train_s)
         with watch.phase('evaluation'):
-            tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
+            tr.evaluate(model, pair.task, pair.task.evaluation_sets[:1], here)
     return summarise(watch) | dict(
         mode=mode,
         dtype=here.dtype,

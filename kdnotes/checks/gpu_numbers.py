@@ -288,7 +288,7 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
             ),
         )
     tr.train(task, model, config, here, lambda kind, **values: None, signal)
-    tr.predict(model, task, task.evaluation_sets[0], here)
+    tr.evaluate(model, task, task.evaluation_sets[:1], here)
     reserved = torch.cuda.max_memory_reserved(here.device) / 2**20 if here.device.type == 'cuda' else None
     return dict(
         mode=mode,
