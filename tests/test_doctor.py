@@ -274,6 +274,19 @@ def test_the_timed_training_has_the_signal_of_its_own_examples(tmp_path):
         torch.testing.assert_close(case.signal(batch)['tokens'], online, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('head_bias', ['prior', 'zero'])
+def test_a_teacher_that_is_not_trained_yet_starts_as_in_a_run(patient, tmp_path, monkeypatch, head_bias):
+    monkeypatch.setenv('KDNOTES_HOME', str(patient['home']))
+    write_model(tmp_path / 'bare')
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / 'bare')
+    model.bert.save_pretrained(tmp_path / 'bare')
+    given = {k: v for k, v in patient.items() if k != 'home'} | dict(teacher=str(tmp_path / 'bare'))
+    [job], _ = D._jobs([make_config(mode='full_kd', ranks=1, head_bias=head_bias, **given)], tmp_path)
+    case = E._prepare(job['cases'][0], Runtime(torch.device('cpu'), 'fp32', threads=1), {})
+    assert bool(case.teacher.classifier.bias.any()) == (head_bias == 'prior')
+    assert torch.equal(case.teacher.classifier.weight, case.model.classifier.weight), 'one seed, one head'
+
+
 def test_a_short_watch_is_cut_to_few_examples(tmp_path):
     case = case_of(SameWord(n=300), tmp_path, 'full_student', batch_size=100)
     assert E._timed(case).batch_size == 64, 'nobody knows how long an example takes'

@@ -25,6 +25,7 @@ from kdnotes.distill.models import (
     choose_layers,
     count_parameters,
     forward_flops,
+    fresh_model,
     load_model,
     load_tokenizer,
     save_model,
@@ -343,13 +344,9 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
     task = place.task
     job = place.job
     c = place.config
-    teacher = load_model(
-        job['teacher_run'] or c.teacher,
-        task.auto_class,
-        torch_seed(0, 'init'),
-        None if job['teacher_run'] else task.label_prior,
-        **task.model_kwargs,
-    ).to(place.runtime.device)
+    # a finished run's head is in its file, and nothing of it is new
+    teacher = fresh_model(task, job['teacher_run'] or c.teacher, c, torch_seed(c.seed, 'init'))
+    teacher.to(place.runtime.device)
     origin = f"finished run {Path(job['teacher_run']).parent.name}"
     if not job['teacher_run']:
         train(task, teacher, place.turn_config(0), place.runtime, lambda kind, **values: None)

@@ -35,7 +35,7 @@ from ..train.precision import cpu_has_bf16
 from ..tasks.sources import load_corpus
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model
-from ..distill.models import count_parameters, load_given, load_model, load_tokenizer, model_inputs
+from ..distill.models import count_parameters, fresh_model, load_given, load_tokenizer, model_inputs
 from ..records.store import find_run_model
 from ..tasks.base import Task
 from ..train.state import TrainResult
@@ -469,15 +469,14 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
     def load_teacher():
         if not trained and config.teacher_mode == 'given':
             return load_given(config.teacher, task.auto_class, task.head_labels).to(runtime.device)
-        source = trained or config.teacher
-        model = load_model(source, task.auto_class, 0, task.label_prior, **task.model_kwargs)
+        model = fresh_model(task, trained or config.teacher, config, rt.torch_seed(config.seed, 'init'))
         return model.to(runtime.device)
 
     model = _once(shared, f'model {mode.network}', config, _NOT_MODEL, load_start)
     teacher = None
     if mode.kd:
-        students = {'student', 'student_layers', 'student_init', 'seed'}
-        teacher = _once(shared, 'teacher', config, _NOT_MODEL | students, load_teacher)
+        students = {'student', 'student_layers', 'student_init'}
+        teacher = _once(shared, f'teacher {trained}', config, _NOT_MODEL | students, load_teacher)
     return Case(
         config=config,
         label=given['label'],

@@ -19,8 +19,8 @@ from ..core.resolve import resolve
 from ..tasks.sources import load_corpus, resolve_corpus
 from ..experiment.plan import make_task
 from ..telemetry.meters import open_meter
-from ..distill.models import choose_layers, find_model, load_model, load_tokenizer, save_model
-from ..train.distributed import machine
+from ..distill.models import choose_layers, find_model, fresh_model, load_tokenizer, save_model
+from ..train.distributed import machine, torch_seed
 from ..telemetry.summary import environment
 
 # %% auto #0
@@ -221,7 +221,7 @@ def make_pair(
     config = _configure(job, size, mode, **more)
     task = make_task(config, load_corpus(config.task, config.corpus))
     task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
-    teacher = load_model(config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs)
+    teacher = fresh_model(task, config.teacher, config, torch_seed(config.seed, 'init'))
     return SimpleNamespace(
         config=config,
         task=task,
