@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
 from kdnotes.checks import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
 from kdnotes.core.arms import MODES
-from kdnotes.tasks.base import Evaluation
+from kdnotes.tasks.base import Evaluation, TaskView
 from kdnotes.tasks.batching import Batch
 from kdnotes.telemetry import meters as M
 from kdnotes.train import loop as trainer
@@ -131,6 +132,21 @@ def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
         'memory that stands for several numbers cannot be pinned'
     )
     assert len(everything.unique()) > 0.9 * 30522, 'a table of words that stays whole needs the most memory'
+
+
+def test_labels_of_tokens_are_as_long_as_the_longest_examples():
+    class Tokens(SameWord):
+        def batch(self, split, index, epoch=0):
+            batch = super().batch(split, index, epoch)
+            return replace(batch, labels=batch.inputs['input_ids'] % 3)
+
+    task = Tokens()
+    own = task.batch('train', np.array([3, 1])).labels
+    longest = P.longest_examples(task, 64, 80).batch('train', np.array([3, 1]))
+    assert longest.labels.shape == longest.inputs['input_ids'].shape == (2, 64)
+    assert torch.equal(longest.labels[:, : own.shape[1]], own)
+    spans = TaskView(task, batch=lambda *given: replace(task.batch(*given), labels=torch.tensor([[1, 2]])))
+    assert P.longest_examples(spans, 64, 80).batch('train', np.array([3])).labels.tolist() == [[1, 2]]
 
 
 class EvaluatesItself(SameWord):

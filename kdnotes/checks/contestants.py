@@ -203,8 +203,9 @@ class Place:
 
     @functools.cached_property
     def rows_with_logits(self) -> list[dict]:
+        name = baselines.logits_name(self.task)
         everyone = Batch(np.arange(len(self.task.lengths('train'))), {}, torch.zeros(0), 0)
-        return baselines.examples(self.task, self.signal(everyone)['logits'].numpy())
+        return baselines.examples(self.task, self.signal(everyone)[name].numpy())
 
     def turn_config(self, turn: int) -> RunConfig:
         "The turn's seed, and as much of an epoch as gives the wanted number of steps."

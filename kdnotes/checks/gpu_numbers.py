@@ -262,7 +262,11 @@ def longest_examples(
         ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + position * 104729) % (vocabulary - 5) + 5)
         second = torch.from_numpy(position >= length // 2).long().repeat(len(ids), 1)
         inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=second)
-        return replace(task.batch(split, index, epoch), inputs=inputs, tokens=ids.numel())
+        own = task.batch(split, index, epoch)
+        labels = own.labels
+        if labels.ndim == 2 and labels.shape[1] == (width := own.inputs['input_ids'].shape[1]):
+            labels = labels[:, torch.from_numpy(position % width)]  # one a token
+        return replace(own, inputs=inputs, labels=labels, tokens=ids.numel())
 
     return TaskView(task, lengths=lambda split: np.full(len(task.lengths(split)), length), batch=batch)
 
