@@ -287,6 +287,27 @@ def test_a_teacher_that_is_not_trained_yet_starts_as_in_a_run(patient, tmp_path,
     assert torch.equal(case.teacher.classifier.weight, case.model.classifier.weight), 'one seed, one head'
 
 
+def test_configurations_share_what_they_agree_in_and_nothing_else(patient, tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(patient['home']))
+    given = {k: v for k, v in patient.items() if k != 'home'} | dict(ranks=1)
+    differ = [
+        dict(mode='full_kd', alpha=0.2),
+        dict(mode='mixed_kd', alpha=0.2, learning_rate=1e-5, signal_dtype='bf16'),
+        dict(mode='full_kd', alpha=0.9),
+        dict(mode='full_kd', alpha=0.2, student_layers=(0,)),
+    ]
+    [job], _ = D._jobs([make_config(**given | own) for own in differ], tmp_path)
+    shared = {}
+    here = Runtime(torch.device('cpu'), 'fp32', threads=1)
+    first, twin, other, cut = (E._prepare(case, here, shared) for case in job['cases'])
+    assert twin.task is first.task and twin.model is first.model and twin.teacher is first.teacher
+    assert other.task is not first.task, 'its loss has another weight'
+    assert [case.task.loss_weights(kd=True)['soft'] for case in (first, other)] == [0.2, 0.9]
+    assert other.model is first.model and other.teacher is first.teacher
+    assert cut.task is first.task and cut.model is not first.model and cut.teacher is first.teacher
+    assert sum(key[0] == 'corpus' for key in shared if isinstance(key, tuple)) == 1
+
+
 def test_a_short_watch_is_cut_to_few_examples(tmp_path):
     case = case_of(SameWord(n=300), tmp_path, 'full_student', batch_size=100)
     assert E._timed(case).batch_size == 64, 'nobody knows how long an example takes'

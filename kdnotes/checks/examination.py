@@ -23,6 +23,7 @@ from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
     RunConfig,
+    about,
     flat,
     is_given,
     make_config,
@@ -383,35 +384,35 @@ def _examine(case: Case, report: Callable[[Finding], None]) -> None:
                 raise
 
 # %% ../../nbs/checks/04_examination.ipynb #84b53ab0
-# settings that neither a task nor a model depends on
-_NEITHER = (names_with('training', RunConfig) - {'head_bias'}) | {
-    'mode',
-    'study',
-    'arm',
-    'alpha',
-    'signal',
-    'signal_dtype',
-    'precision',
-    'amp_dtype',
-    'ranks',
-    'threads_per_rank',
-}
-_NOT_MODEL = _NEITHER | {'temperature', 'max_length'}
+_NAMES = {'mode', 'study', 'arm'}
+
+
+def _of_factors(*factors: str) -> set[str]:
+    "Settings that belong to these factors and to no other."
+    of = {name: set(about(field).factors) for name, field in RunConfig.model_fields.items()}
+    return {name for name, own in of.items() if own and own <= set(factors)}
+
+
+# settings that a model does not depend on before it is trained; the run it stands on is asked for besides
+_NOT_MODEL = (
+    _NAMES
+    | {'max_length'}
+    | (names_with('training', RunConfig) - names_with('shared', RunConfig))
+    | names_with('kd', RunConfig)
+    | _of_factors('precision', 'ranks')
+)
 
 
 def _not_task(config: RunConfig) -> set[str]:
-    "Settings that a task does not depend on."
-    of_models = {
-        'seed',
-        'student',
-        'student_layers',
-        'student_init',
-        'head_bias',
-        'teacher_seed',
-        'transfer',
-        'teacher_mode',
-    }
-    return _NEITHER | of_models | teacher_changes(task_info(config.task).settings).keys()
+    "Settings that a task does not depend on: which models, how they are trained, and where."
+    return (
+        _NAMES
+        | {'seed', 'student', 'signal'}
+        | names_with('training', RunConfig)
+        | names_with('factors', RunConfig)
+        | teacher_changes().keys()
+        | teacher_changes(task_info(config.task).settings).keys()
+    )
 
 
 def _once(shared: dict, kind: str, config: RunConfig, other: Set[str], make: Callable):
@@ -449,21 +450,17 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         shared,
         'corpus',
         config,
-        {
-            *_not_task(config),
-            'max_length',
-            'temperature',
-            *task_info(config.task).settings.model_fields,
-            'smoke',
-        },
+        flat(config).keys() - {'task', 'corpus', 'columns'},
         lambda: load_corpus(config.task, config.corpus, config.columns),
     )
     task = _once(shared, 'task', config, _not_task(config), lambda: encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(given['teacher_run_id']) if given['teacher_run_id'] else None
 
+    initial = _stand_in(config, given['initial'])
+
     def load_start():
-        model, *_ = starting_model(config, task, given | dict(initial=_stand_in(config, given['initial'])))
+        model, *_ = starting_model(config, task, given | dict(initial=initial))
         return model.to(runtime.device)
 
     def load_teacher():
@@ -472,7 +469,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         model = fresh_model(task, trained or config.teacher, config, rt.torch_seed(config.seed, 'init'))
         return model.to(runtime.device)
 
-    model = _once(shared, f'model {mode.network}', config, _NOT_MODEL, load_start)
+    model = _once(shared, f'model {mode.network} {initial}', config, _NOT_MODEL, load_start)
     teacher = None
     if mode.kd:
         students = {'student', 'student_layers', 'student_init'}
