@@ -45,7 +45,7 @@ def results_of(home) -> dict:
 
 @pytest.fixture
 def pair():
-    return SimpleNamespace(
+    return gpu_setup.Pair(
         config=tiny_config('full_kd', batch_size=8, warmup_fraction=0.0),
         task=SameWord(),
         teacher=tiny_teacher(),
@@ -165,8 +165,8 @@ class EvaluatesItself(SameWord):
 
 
 def test_a_task_that_evaluates_a_model_itself_has_its_energy_and_its_memory(pair, tmp_path, monkeypatch):
-    pair.task = EvaluatesItself()
-    pair.config = tiny_config('full_student', batch_size=8, max_length=16)
+    config = tiny_config('full_student', batch_size=8, max_length=16)
+    pair = replace(pair, task=EvaluatesItself(), config=config)
     for module in (W, P):
         monkeypatch.setattr(module, 'make_pair', lambda *_, **__: pair)
     job = dict(device='cpu', smoke=True, folder=str(tmp_path))

@@ -62,7 +62,7 @@ class Case:
     alone: rt.Runtime  # of this rank without the others
     process_bytes: float  # of the process before it had models
     folder: Path  # for what is stored, the same for all ranks
-    ahead: SimpleNamespace  # of `probes.look_ahead`
+    ahead: probes.LookAhead
     one: WatchedTraining | None = None  # two steps on one rank
     signal: Callable | None = None  # the stored one, of the timed training's examples
     signal_s: float = 0.0  # seconds an example of the signal took

@@ -32,11 +32,11 @@ from ..core.files import sha256_text
 from ..distill.models import call, count_parameters, model_inputs, quiet_loading, save_model
 from ..train.distributed import Runtime
 from .profiling import matmul_rate
-from ..tasks.base import TaskView
+from ..tasks.base import Task, TaskView
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance', 'still', 'alike',
-           'TrainingSetup', 'accumulation', 'look_ahead', 'free_bytes', 'forecast_memory', 'few_signal',
+           'TrainingSetup', 'accumulation', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory', 'few_signal',
            'compare_signals', 'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
@@ -268,7 +268,7 @@ class Witness:
 
     def __init__(
         self,
-        task,
+        task: Task,
         teacher: nn.Module,
         online: bool = True,  # is the teacher asked in the run too? then its host syncs count
     ):
@@ -367,7 +367,7 @@ def alike(
 class TrainingSetup:
     "What the steps of a training on one rank take."
 
-    task: object  # encoded
+    task: Task  # encoded
     model: nn.Module
     config: RunConfig  # resolved
     runtime: Runtime  # of one rank
@@ -411,13 +411,21 @@ def accumulation(
     return parts
 
 # %% ../../nbs/checks/02_probes.ipynb #28d014f3
+@dataclass(frozen=True)
+class LookAhead:
+    "What follows from a run's data alone."
+
+    steps: int  # of the run
+    examples: int  # of the run, one each time it is seen
+    padding: float  # share of token positions
+    largest: np.ndarray  # (k,) examples of the largest micro-batch
+
+
 def look_ahead(
-    task,  # encoded
+    task: Task,  # encoded
     config: RunConfig,  # resolved
     most: int = 2000,  # steps looked at
-    # steps, examples (of the run), padding (share of token positions), largest (examples of the largest
-    # micro-batch)
-) -> SimpleNamespace:
+) -> LookAhead:
     "The run's micro-batches, without running them."
     total, steps = tr.schedule_steps(task, config)
     lengths = task.lengths('train')
@@ -442,7 +450,7 @@ def look_ahead(
                 if own > size:
                     largest = part
                     size = own
-    return SimpleNamespace(
+    return LookAhead(
         steps=total, examples=round(examples * total / seen), padding=1 - tokens / cells, largest=largest
     )
 
@@ -525,7 +533,7 @@ def _few_examples(
 
 
 def few_signal(
-    task,
+    task: Task,
     teacher: nn.Module,
     index: np.ndarray,  # the examples
     folder: Path,  # where to keep it, the same for all ranks
@@ -568,7 +576,7 @@ def compare_signals(
 
 # %% ../../nbs/checks/02_probes.ipynb #c72a9e2f
 def saved_and_loaded(
-    task,
+    task: Task,
     model: nn.Module,  # of transformers, on its device
     folder: Path,  # made, and removed again
     # names of weights that are lost, new or different; largest difference of a logit
