@@ -31,6 +31,7 @@ from kdnotes.distill.models import (
     save_model,
 )
 from ..train.distributed import machine, start, stream, torch_seed
+from .probes import some_examples
 from .profiling import Stopwatch, layer_shapes, matmul_rate
 from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
 from ..train.loop import train, with_steps
@@ -278,18 +279,6 @@ def train_library(
     )
 
 # %% ../../nbs/checks/07_contestants.ipynb #35e0c2f5
-def _some_examples(
-    task: Task,
-    index: np.ndarray,  # (n,) of its training examples
-) -> TaskView:
-    "Some of a task's training examples as a task."
-
-    def batch(split: str, own: np.ndarray, epoch: int = 0) -> Batch:
-        return task.batch(split, index[own], epoch)
-
-    return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
-
-
 def signal_parts(
     place: Place,
     teacher: nn.Module,
@@ -304,7 +293,7 @@ def time_teacher(place: Place, turn: int) -> dict:  # examples_per_s, tokens_per
     "Make the teacher's signal for some examples, in a folder that is removed again."
     lengths = place.task.lengths('train')
     n = min(len(lengths), place.config.batch_size * (place.total - place.warmup))
-    some = _some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
+    some = some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
     with tempfile.TemporaryDirectory() as folder:
         place.runtime.clock()  # a clock may note the energy, too: here it begins
         made = make_signal(

@@ -36,8 +36,8 @@ from ..tasks.base import Task, TaskView
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance', 'still', 'alike',
-           'TrainingSetup', 'accumulation', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory', 'few_signal',
-           'compare_signals', 'saved_and_loaded']
+           'TrainingSetup', 'accumulation', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory', 'some_examples',
+           'few_signal', 'compare_signals', 'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
 # the host reads a number or a shape
@@ -520,13 +520,13 @@ def forecast_memory(
     return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / longest
 
 # %% ../../nbs/checks/02_probes.ipynb #fed2d7be
-def _few_examples(
-    task,
+def some_examples(
+    task: Task,
     index: np.ndarray,  # (n,) of its training examples, each once
 ) -> TaskView:
     "Some training examples of a task, numbered from 0; for a signal that is quickly made."
 
-    def batch(split: str, own: np.ndarray, epoch: int = 0):
+    def batch(split: str, own: np.ndarray, epoch: int = 0) -> Batch:
         return replace(task.batch(split, index[own], epoch), index=np.asarray(own))
 
     return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
@@ -543,7 +543,7 @@ def few_signal(
 ) -> tuple[Callable, float]:
     "The stored signal of some examples, made by all ranks as a run makes it."
     chosen = np.unique(index)
-    few = _few_examples(task, chosen)
+    few = some_examples(task, chosen)
     key = key | dict(subset=f"{key['subset']}-{sha256_text(str(chosen.tolist()))[:12]}")
     signal = te.make_signal(
         few,
