@@ -5,6 +5,7 @@ from the same examples, the same trained weights; and a contestant that fails is
 import copy
 import json
 import math
+from dataclasses import replace
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from kdnotes.checks import baselines, bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError
 from kdnotes.core.resolve import Machine
+from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime
@@ -134,6 +136,33 @@ def test_a_library_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     assert loss.item() == pytest.approx(losses['total'].item(), abs=2e-6)
     theirs = [p.grad for p in training.model.parameters()]
     np.testing.assert_allclose(flat(theirs), flat([p.grad for p in ours.parameters()]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    'labels, why',
+    [
+        (torch.tensor([0.5]), 'are numbers here'),
+        (torch.tensor([[0, 1, -100]]), 'has 3 labels for its first example'),
+    ],
+)
+def test_a_task_without_one_class_an_example_is_refused_in_a_sentence(tiny, labels, why):
+    task = tiny['task']
+    other = TaskView(task, batch=lambda *given: replace(task.batch(*given), labels=labels))
+    with pytest.raises(baselines.BaselineError, match=why) as refused:
+        baselines.examples(other)
+    assert all(
+        part in str(refused.value) for part in ("task='answer_selection'", 'name contestants of kdnotes')
+    )
+
+
+def test_the_stored_logits_are_found_under_any_name(tiny):
+    logits = SignalSpec((2,))
+    words = dict(words=SignalSpec((4,), ragged=True), best=SignalSpec((1,), integer=True))
+    assert baselines.logits_name(tiny['task']) == 'logits'
+    assert baselines.logits_name(TaskView(tiny['task'], signal_spec=words | dict(said=logits))) == 'said'
+    for spec in (words, dict(start=logits, end=logits)):
+        with pytest.raises(baselines.BaselineError, match='answer_selection.* not one row of logits'):
+            baselines.logits_name(TaskView(tiny['task'], signal_spec=spec))
 
 
 @pytest.mark.parametrize('name', LIBRARIES)

@@ -12,9 +12,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from kdnotes.checks import doctor as D
+from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
+from kdnotes.checks import doctor as D, examination as E, probes
 from kdnotes.core.config import make_config
+from kdnotes.distill.teacher_cache import teacher_signal
+from kdnotes.losses.targets import hard_target_ce, soft_target_kl
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
+from kdnotes.tasks.base import SignalSpec
+from kdnotes.train.distributed import Runtime
+from kdnotes.train.loop import schedule_steps
 from kdnotes.checks.verdicts import CHECKS, RESULTS, Finding
 from kinds import one_of_each
 from notebooks import last_line, surroundings
@@ -194,6 +200,132 @@ def test_a_sound_trainer(patient, tmp_path, mode, parameters):
     }
     assert all(f.found for f in found.values()) and not any(
         f.change for f in found.values() if f.result == 'ok'
+    )
+
+
+# ---- tasks of another kind ----
+
+
+class EveryToken(SameWord):
+    "Each token learns what the teacher says about it: a signal with a row a token."
+
+    name = 'every_token'
+    signal_spec = {'tokens': SignalSpec((2,), ragged=True)}
+
+    @staticmethod
+    def tokens(outputs, batch):
+        spread = outputs.logits[:, None] * batch.inputs['input_ids'][..., None] / 40
+        return spread[batch.inputs['attention_mask'].bool()]
+
+    def signal(self, outputs, batch):
+        return {'tokens': self.tokens(outputs, batch)}
+
+    def signal_key(self):
+        return 'all'
+
+    def loss_counts(self, split, index, epoch=0):
+        counts = super().loss_counts(split, index, epoch)
+        return counts | {'soft': int(self.lengths(split)[index].sum())}
+
+    def loss_terms(self, outputs, batch, signal):
+        known = batch.labels >= 0
+        hard = hard_target_ce(outputs.logits[known], batch.labels[known], 'sum')
+        terms = {'hard': (hard, int(known.sum()))}
+        if signal:
+            soft = soft_target_kl(self.tokens(outputs, batch), signal['tokens'], 2.0, 'sum')
+            terms['soft'] = (soft, batch.tokens)
+        return terms
+
+
+def case_of(task, folder: Path, mode: str, **parameters) -> E.Case:
+    "A configuration of one rank, ready to be examined in this process."
+    config = tiny_config(mode, **parameters)
+    here = Runtime(torch.device('cpu'), 'fp32', threads=1)
+    return E.Case(
+        config=config,
+        label=mode,
+        reason='',
+        task=task,
+        corpus_sha256='c',
+        tokenizer=transformers.BertTokenizerFast.from_pretrained(write_model(folder / 'words')),
+        model=tiny_bert(dropout=0.1),
+        teacher=tiny_teacher() if mode.endswith('_kd') else None,
+        teacher_epochs=0.0,
+        here=here,
+        alone=here,
+        process_bytes=0.0,
+        folder=folder,
+        ahead=probes.look_ahead(task, config),
+    )
+
+
+def test_the_timed_training_has_the_signal_of_its_own_examples(tmp_path):
+    task = EveryToken()
+    case = case_of(task, tmp_path, 'full_kd', batch_size=4)
+    [cache] = E._check_cache(case)
+    [time] = E._check_time(case)
+    assert (cache.result, time.result) == ('ok', 'ok')
+    steps = list(schedule_steps(task, E._timed(case))[1])
+    assert len(steps) > 1
+    for step in steps:
+        batch = task.batch('train', step.index)
+        online = teacher_signal(task, case.teacher, batch)['tokens']
+        assert len(online) == batch.tokens
+        torch.testing.assert_close(case.signal(batch)['tokens'], online, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('head_bias', ['prior', 'zero'])
+def test_a_teacher_that_is_not_trained_yet_starts_as_in_a_run(patient, tmp_path, monkeypatch, head_bias):
+    monkeypatch.setenv('KDNOTES_HOME', str(patient['home']))
+    write_model(tmp_path / 'bare')
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / 'bare')
+    model.bert.save_pretrained(tmp_path / 'bare')
+    given = {k: v for k, v in patient.items() if k != 'home'} | dict(teacher=str(tmp_path / 'bare'))
+    [job], _ = D._jobs([make_config(mode='full_kd', ranks=1, head_bias=head_bias, **given)], tmp_path)
+    case = E._prepare(job['cases'][0], Runtime(torch.device('cpu'), 'fp32', threads=1), {})
+    assert bool(case.teacher.classifier.bias.any()) == (head_bias == 'prior')
+    assert torch.equal(case.teacher.classifier.weight, case.model.classifier.weight), 'one seed, one head'
+
+
+def test_configurations_share_what_they_agree_in_and_nothing_else(patient, tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(patient['home']))
+    given = {k: v for k, v in patient.items() if k != 'home'} | dict(ranks=1)
+    differ = [
+        dict(mode='full_kd', alpha=0.2),
+        dict(mode='mixed_kd', alpha=0.2, learning_rate=1e-5, signal_dtype='bf16'),
+        dict(mode='full_kd', alpha=0.9),
+        dict(mode='full_kd', alpha=0.2, student_layers=(0,)),
+    ]
+    [job], _ = D._jobs([make_config(**given | own) for own in differ], tmp_path)
+    shared = {}
+    here = Runtime(torch.device('cpu'), 'fp32', threads=1)
+    first, twin, other, cut = (E._prepare(case, here, shared) for case in job['cases'])
+    assert twin.task is first.task and twin.model is first.model and twin.teacher is first.teacher
+    assert other.task is not first.task, 'its loss has another weight'
+    assert [case.task.loss_weights(kd=True)['soft'] for case in (first, other)] == [0.2, 0.9]
+    assert other.model is first.model and other.teacher is first.teacher
+    assert cut.task is first.task and cut.model is not first.model and cut.teacher is first.teacher
+    assert sum(key[0] == 'corpus' for key in shared if isinstance(key, tuple)) == 1
+
+
+def test_a_short_watch_is_cut_to_few_examples(tmp_path):
+    case = case_of(SameWord(n=300), tmp_path, 'full_student', batch_size=100)
+    assert E._timed(case).batch_size == 64, 'nobody knows how long an example takes'
+    case.example_s = 1e-6
+    assert E._timed(case).batch_size == 100
+    case.example_s = 0.1
+    assert E._timed(case).batch_size == 10
+
+
+def test_evaluations_that_a_task_makes_itself_are_not_forecast(tmp_path):
+    class Own(SameWord):
+        evaluates_itself = True
+
+    [usual] = E._check_time(case_of(SameWord(), tmp_path / 'usual', 'full_student'))
+    assert 'evaluations ' in usual.found and 'its own way' not in usual.found
+    [own] = E._check_time(case_of(Own(), tmp_path / 'own', 'full_student'))
+    assert (
+        'evaluations 0' not in own.found and "task='same_word' evaluates a model in its own way" in own.found
     )
 
 

@@ -1,9 +1,11 @@
 "The check of a GPU machine, rehearsed on the CPU: every part runs, and a fault in one stays in it."
 
+import argparse
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
 from kdnotes.checks import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
 from kdnotes.core.arms import MODES
+from kdnotes.core.config import TASKS
+from kdnotes.tasks.base import Evaluation, TaskView
 from kdnotes.tasks.batching import Batch
 from kdnotes.telemetry import meters as M
 from kdnotes.train import loop as trainer
@@ -41,7 +45,7 @@ def results_of(home) -> dict:
 
 @pytest.fixture
 def pair():
-    return SimpleNamespace(
+    return gpu_setup.Pair(
         config=tiny_config('full_kd', batch_size=8, warmup_fraction=0.0),
         task=SameWord(),
         teacher=tiny_teacher(),
@@ -130,6 +134,44 @@ def test_the_longest_examples_are_the_same_each_time_and_use_all_words():
         'memory that stands for several numbers cannot be pinned'
     )
     assert len(everything.unique()) > 0.9 * 30522, 'a table of words that stays whole needs the most memory'
+
+
+def test_labels_of_tokens_are_as_long_as_the_longest_examples():
+    class Tokens(SameWord):
+        def batch(self, split, index, epoch=0):
+            batch = super().batch(split, index, epoch)
+            return replace(batch, labels=batch.inputs['input_ids'] % 3)
+
+    task = Tokens()
+    own = task.batch('train', np.array([3, 1])).labels
+    longest = P.longest_examples(task, 64, 80).batch('train', np.array([3, 1]))
+    assert longest.labels.shape == longest.inputs['input_ids'].shape == (2, 64)
+    assert torch.equal(longest.labels[:, : own.shape[1]], own)
+    spans = TaskView(task, batch=lambda *given: replace(task.batch(*given), labels=torch.tensor([[1, 2]])))
+    assert P.longest_examples(spans, 64, 80).batch('train', np.array([3])).labels.tolist() == [[1, 2]]
+
+
+class EvaluatesItself(SameWord):
+    "A task that has no scores."
+
+    evaluates_itself = True
+    scores = evaluate = None
+
+    def evaluate_model(self, forward, sets):
+        index = np.arange(len(self.lengths(sets[0])))
+        labels = torch.from_numpy(self.splits[sets[0]][2])
+        right = forward(self.batch(sets[0], index)).logits.argmax(1) == labels
+        return Evaluation({sets[0]: {'accuracy': float(right.float().mean())}}, None, None)
+
+
+def test_a_task_that_evaluates_a_model_itself_has_its_energy_and_its_memory(pair, tmp_path, monkeypatch):
+    config = tiny_config('full_student', batch_size=8, max_length=16)
+    pair = replace(pair, task=EvaluatesItself(), config=config)
+    for module in (W, P):
+        monkeypatch.setattr(module, 'make_pair', lambda *_, **__: pair)
+    job = dict(device='cpu', smoke=True, folder=str(tmp_path))
+    assert 'evaluation' in W._train_watched(job, 'full_student')['phases']
+    assert P._measure_memory(job, 'full_student')['length'] == 16
 
 
 def test_energy_is_the_counter_over_the_measured_steps():
@@ -250,6 +292,13 @@ def test_missing_packages_are_named_before_anything_is_imported():
     assert (
         done.returncode == 2 and done.stderr.count('\n') == 1 and 'torch>=2.10, pydantic>=2' in done.stderr
     ), done.stderr
+
+
+def test_the_help_names_every_task():
+    parser = argparse.ArgumentParser()
+    G.add_arguments(parser)
+    said = ' '.join(parser.format_help().split())
+    assert f"--task T {', '.join(TASKS)} (answer_selection)" in said
 
 
 @pytest.mark.slow

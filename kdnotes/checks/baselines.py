@@ -21,7 +21,7 @@ from ..train.distributed import Runtime
 from ..train.loop import make_optimizer
 
 # %% auto #0
-__all__ = ['PACKAGES', 'BaselineError', 'Course', 'Training', 'examples', 'kd_loss', 'missing', 'huggingface',
+__all__ = ['PACKAGES', 'BaselineError', 'Course', 'Training', 'logits_name', 'examples', 'kd_loss', 'missing', 'huggingface',
            'sentence_transformers', 'textbrewer', 'Probe']
 
 # %% ../../nbs/checks/06_baselines.ipynb #6dfbd83e
@@ -53,6 +53,32 @@ class Training:
     loss: Callable[[dict], Tensor]  # the loss of one padded batch: how a test compares contestants
 
 # %% ../../nbs/checks/06_baselines.ipynb #78906997
+def _check_labels(task: Task, labels: Tensor) -> None:  # of one example
+    "Refuse a task whose examples do not have one class each."
+    advice = 'the other libraries are set up for one class an example; name contestants of kdnotes alone'
+    if labels.is_floating_point():
+        raise BaselineError(f'the labels of task={task.name!r} are numbers here, and {advice}')
+    if labels.ndim != 1:
+        raise BaselineError(
+            f'task={task.name!r} has {labels.numel()} labels for its first example, and {advice}'
+        )
+
+
+def logits_name(task: Task) -> str:
+    "Which of a task's signals holds the teacher's logits, one row an example."
+    names = [
+        name
+        for name, spec in task.signal_spec.items()
+        if len(spec.shape) == 1 and not spec.ragged and not spec.integer
+    ]
+    if len(names) != 1:
+        raise BaselineError(
+            f'task={task.name!r} stores {", ".join(task.signal_spec)} and not one row of logits an example, '
+            'and the other libraries are set up for nothing else; name contestants of kdnotes alone'
+        )
+    return names[0]
+
+
 def examples(
     task: Task,  # encoded
     # (n, classes) of the teacher, float32; None: the teacher is asked in each step
@@ -61,13 +87,9 @@ def examples(
 ) -> list[dict]:  # input_ids, attention_mask, token_type_ids, labels, and maybe teacher_logits
     "A split's examples, tokenised and not padded."
     rows = []
+    _check_labels(task, task.batch(split, np.array([0])).labels)
     for i in range(len(task.lengths(split))):
         batch = task.batch(split, np.array([i]))
-        if batch.labels.is_floating_point():
-            raise BaselineError(
-                f'the labels of task={task.name!r} are numbers here, and the other libraries are set up for '
-                'classes; name contestants of kdnotes alone'
-            )
         rows.append(
             {name: values[0].tolist() for name, values in batch.inputs.items()}
             | dict(labels=int(batch.labels[0]))

@@ -25,11 +25,13 @@ from kdnotes.distill.models import (
     choose_layers,
     count_parameters,
     forward_flops,
+    fresh_model,
     load_model,
     load_tokenizer,
     save_model,
 )
 from ..train.distributed import machine, start, stream, torch_seed
+from .probes import some_examples
 from .profiling import Stopwatch, layer_shapes, matmul_rate
 from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
 from ..train.loop import train, with_steps
@@ -202,8 +204,9 @@ class Place:
 
     @functools.cached_property
     def rows_with_logits(self) -> list[dict]:
+        name = baselines.logits_name(self.task)
         everyone = Batch(np.arange(len(self.task.lengths('train'))), {}, torch.zeros(0), 0)
-        return baselines.examples(self.task, self.signal(everyone)['logits'].numpy())
+        return baselines.examples(self.task, self.signal(everyone)[name].numpy())
 
     def turn_config(self, turn: int) -> RunConfig:
         "The turn's seed, and as much of an epoch as gives the wanted number of steps."
@@ -276,18 +279,6 @@ def train_library(
     )
 
 # %% ../../nbs/checks/07_contestants.ipynb #35e0c2f5
-def _some_examples(
-    task: Task,
-    index: np.ndarray,  # (n,) of its training examples
-) -> TaskView:
-    "Some of a task's training examples as a task."
-
-    def batch(split: str, own: np.ndarray, epoch: int = 0) -> Batch:
-        return task.batch(split, index[own], epoch)
-
-    return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
-
-
 def signal_parts(
     place: Place,
     teacher: nn.Module,
@@ -302,7 +293,7 @@ def time_teacher(place: Place, turn: int) -> dict:  # examples_per_s, tokens_per
     "Make the teacher's signal for some examples, in a folder that is removed again."
     lengths = place.task.lengths('train')
     n = min(len(lengths), place.config.batch_size * (place.total - place.warmup))
-    some = _some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
+    some = some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
     with tempfile.TemporaryDirectory() as folder:
         place.runtime.clock()  # a clock may note the energy, too: here it begins
         made = make_signal(
@@ -343,13 +334,9 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
     task = place.task
     job = place.job
     c = place.config
-    teacher = load_model(
-        job['teacher_run'] or c.teacher,
-        task.auto_class,
-        torch_seed(0, 'init'),
-        None if job['teacher_run'] else task.label_prior,
-        **task.model_kwargs,
-    ).to(place.runtime.device)
+    # a finished run's head is in its file, and nothing of it is new
+    teacher = fresh_model(task, job['teacher_run'] or c.teacher, c, torch_seed(c.seed, 'init'))
+    teacher.to(place.runtime.device)
     origin = f"finished run {Path(job['teacher_run']).parent.name}"
     if not job['teacher_run']:
         train(task, teacher, place.turn_config(0), place.runtime, lambda kind, **values: None)
@@ -362,6 +349,10 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
     signal = cache_path() / 'signals' / signal_key(**parts)
     make_signal(task, teacher, signal, parts, device=place.runtime.device)
     n = len(lengths)
+
+    def flops(model) -> float:
+        return forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)
+
     facts = dict(
         teacher=origin,
         signal=str(signal),
@@ -369,8 +360,8 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
         mean_tokens=float(lengths.mean()),
         student_parameters=count_parameters(student),
         teacher_parameters=count_parameters(teacher),
-        training_flops_per_example=3 * forward_flops(student.config, lengths) / n,
-        teacher_flops_per_example=forward_flops(teacher.config, lengths) / n,
+        training_flops_per_example=3 * flops(student) / n,
+        teacher_flops_per_example=flops(teacher) / n,
     )
     write_json(place.folder / 'facts.json', facts)
     return facts

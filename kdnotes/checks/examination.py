@@ -6,6 +6,7 @@
 from __future__ import annotations
 import copy
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
     RunConfig,
+    about,
     flat,
     is_given,
     make_config,
@@ -34,7 +36,7 @@ from ..train.precision import cpu_has_bf16
 from ..tasks.sources import load_corpus
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model
-from ..distill.models import count_parameters, load_given, load_model, load_tokenizer, model_inputs
+from ..distill.models import count_parameters, fresh_model, load_given, load_tokenizer, model_inputs
 from ..records.store import find_run_model
 from ..tasks.base import Task
 from ..train.state import TrainResult
@@ -60,11 +62,11 @@ class Case:
     alone: rt.Runtime  # of this rank without the others
     process_bytes: float  # of the process before it had models
     folder: Path  # for what is stored, the same for all ranks
-    ahead: SimpleNamespace  # of `probes.look_ahead`
+    ahead: probes.LookAhead
     one: WatchedTraining | None = None  # two steps on one rank
-    signal: Callable | None = None  # the stored one, for any batch
+    signal: Callable | None = None  # the stored one, of the timed training's examples
     signal_s: float = 0.0  # seconds an example of the signal took
-    example_s: float = 0.0  # seconds an example of the watched training took
+    example_s: float = 0.0  # seconds an example of the watched training took on the main rank; 0: unknown
 
     def setup(self, model: nn.Module, runtime: rt.Runtime) -> probes.TrainingSetup:
         "A training of this configuration, its teacher asked in every step."
@@ -125,15 +127,16 @@ def _check_trainings(case: Case) -> list[Finding]:  # on the main rank; elsewher
         'weights': together.weights,
         'losses': [round(1e9 * v) for v in together.result.losses.values()],
     }
-    ranks = here.gather((sums, (witness.error(), witness.faults) if witness else (0.0, set())))
-    case.example_s = together.result.train_s / max(1, together.result.examples)
+    asked = (witness.error(), witness.faults) if witness else (0.0, set())
+    ranks = here.gather((sums, asked, together.result.train_s / max(1, together.result.examples)))
+    case.example_s = ranks[0][-1]
     if not here.main:
         return []
-    errors = [error for _, (error, _) in ranks]
-    faults = [found for _, (_, found) in ranks]
+    errors = [error for _, (error, _), _ in ranks]
+    faults = [found for _, (_, found), _ in ranks]
     teacher = verdicts.judge_teacher(max(errors), set().union(*faults)) if witness else None
     return [
-        *_equalities(case, together, [r for r, _ in ranks]),
+        *_equalities(case, together, [r for r, *_ in ranks]),
         *verdicts.judge_counts(seen.steps, here.ranks, case.config.gradient_sync != 'delayed'),
         _judge_inputs(case, seen, witness),
         teacher or Finding('teacher', 'skipped', 'no distillation in this mode'),
@@ -191,16 +194,32 @@ def _judge_precision(case: Case, seen: SimpleNamespace) -> Finding:
     return verdicts.judge_precision(names(seen.formats), weights, seen.flags, here.dtype, case.reason, faster)
 
 
+# most steps of the timed training, and about how long it may take
+_STEPS = 4
+_WATCH_S = 3.0
+
+
+def _timed(case: Case) -> RunConfig:  # the same on every rank
+    "A few steps of the configuration as it is, fewer or smaller ones where they would take long."
+    size = case.config.batch_size
+    if not case.example_s:
+        return tr.with_steps(case.task, case.config, 2, batch_size=min(size, max(64, case.here.ranks)))
+    steps = int(np.clip(_WATCH_S / (case.example_s * size), 2, _STEPS)) + 1
+    if size * case.example_s * steps >= 3 * _WATCH_S:
+        size = max(8, case.here.ranks, int(_WATCH_S / steps / case.example_s))
+    return tr.with_steps(case.task, case.config, steps, batch_size=size)
+
+
 def _check_cache(case: Case) -> list[Finding]:  # on the main rank; elsewhere nothing
-    "The stored signal of the first steps' examples."
+    "The stored signal of the timed training's examples."
     config = case.config
     here = case.here
     if not case.teacher or config.signal == 'online':
         why = 'the teacher runs beside the student' if case.teacher else 'no distillation in this mode'
         return [Finding('cache', 'skipped', why)] if here.main else []
-    index = next(tr.schedule_steps(case.task, case.config)[1]).index[:64]
+    index = np.concatenate([step.index for step in tr.schedule_steps(case.task, _timed(case))[1]])
     key = te.key_parts(case.task, config, case.teacher, case.tokenizer, case.corpus_sha256)
-    signal, case.signal, case.signal_s = probes.few_signal(
+    case.signal, case.signal_s = probes.few_signal(
         case.task,
         case.teacher,
         index,
@@ -212,12 +231,16 @@ def _check_cache(case: Case) -> list[Finding]:  # on the main rank; elsewhere no
         return []
     batch = case.task.batch('train', index[:8]).to(here.device)
     online = te.teacher_signal(case.task, case.teacher, batch)
-    return [verdicts.judge_cache(*probes.compare_signals(signal(batch), online, config.signal_dtype))]
+    return [verdicts.judge_cache(*probes.compare_signals(case.signal(batch), online, config.signal_dtype))]
 
 # %% ../../nbs/checks/04_examination.ipynb #badbc543
-# most steps of the timed training, and about how long it may take
-_STEPS = 4
-_WATCH_S = 3.0
+def _evaluation_forwards(task: Task, config: RunConfig) -> int | None:  # None: the task evaluates itself
+    "How many examples all evaluations of a run ask the model about."
+    if task.evaluates_itself:
+        return None
+    at_the_end = sum(len(task.lengths(name)) for name in task.evaluation_sets)
+    after_an_epoch = len(task.lengths(task.evaluation_sets[0]))
+    return at_the_end + (math.ceil(config.epochs) - 1) * after_an_epoch
 
 
 def _check_time(case: Case) -> list[Finding]:
@@ -227,18 +250,14 @@ def _check_time(case: Case) -> list[Finding]:
     if is_given(config):
         never = Finding('time', 'skipped', 'a given model is measured and never trained')
         return [never] if here.main else []
-    [example_s, *_] = here.gather(case.example_s)
-    steps = int(np.clip(_WATCH_S / max(1e-9, example_s * config.batch_size), 2, _STEPS)) + 1
-    size = config.batch_size
-    if size * example_s * steps >= 3 * _WATCH_S:
-        size = max(8, here.ranks, int(_WATCH_S / steps / example_s))
+    timed = _timed(case)
     signal = case.signal
     if signal is None and case.teacher:
         signal = te.online_signal(case.task, case.teacher)
     result = tr.train(
         case.task,
         copy.deepcopy(case.model),
-        tr.with_steps(case.task, case.config, steps, batch_size=size),
+        timed,
         here,
         lambda kind, **values: None,
         signal,
@@ -248,24 +267,18 @@ def _check_time(case: Case) -> list[Finding]:
     rate = result.examples_per_s or result.examples / result.train_s
     task = case.task
     n = len(task.lengths('train'))
-    # every set once at the end, and the first after each epoch before
-    forwards = sum(len(task.lengths(s)) for s in task.evaluation_sets)
-    forwards += max(0, np.ceil(config.epochs) - 1) * len(task.lengths(task.evaluation_sets[0]))
     parts = {
         'training': case.ahead.examples / rate,
-        'evaluations': forwards / 3 / rate,
+        'evaluations': (_evaluation_forwards(task, config) or 0) / 3 / rate,
         "the teacher's signal": n * case.signal_s / here.ranks,
     }
-    return [
-        verdicts.judge_time(
-            parts,
-            case.teacher_epochs * 3 * n * case.signal_s / here.ranks,
-            (
-                f'{case.ahead.examples} examples at {rate:.1f} a second, seen over {steps} steps of {size} '
-                'on the machine as busy as it is now'
-            ),
-        )
-    ]
+    seen = (
+        f'{case.ahead.examples} examples at {rate:.1f} a second, seen over {result.steps} steps of '
+        f'{timed.batch_size} on the machine as busy as it is now'
+    )
+    if _evaluation_forwards(task, config) is None:
+        seen += f'; the evaluations are not in it, since task={task.name!r} evaluates a model in its own way'
+    return [verdicts.judge_time(parts, case.teacher_epochs * 3 * n * case.signal_s / here.ranks, seen)]
 
 # %% ../../nbs/checks/04_examination.ipynb #8319c84e
 class DoctorError(KdnotesError):
@@ -371,35 +384,35 @@ def _examine(case: Case, report: Callable[[Finding], None]) -> None:
                 raise
 
 # %% ../../nbs/checks/04_examination.ipynb #84b53ab0
-# settings that neither a task nor a model depends on
-_NEITHER = (names_with('training', RunConfig) - {'head_bias'}) | {
-    'mode',
-    'study',
-    'arm',
-    'alpha',
-    'signal',
-    'signal_dtype',
-    'precision',
-    'amp_dtype',
-    'ranks',
-    'threads_per_rank',
-}
-_NOT_MODEL = _NEITHER | {'temperature', 'max_length'}
+_NAMES = {'mode', 'study', 'arm'}
+
+
+def _of_factors(*factors: str) -> set[str]:
+    "Settings that belong to these factors and to no other."
+    of = {name: set(about(field).factors) for name, field in RunConfig.model_fields.items()}
+    return {name for name, own in of.items() if own and own <= set(factors)}
+
+
+# settings that a model does not depend on before it is trained; the run it stands on is asked for besides
+_NOT_MODEL = (
+    _NAMES
+    | {'max_length'}
+    | (names_with('training', RunConfig) - names_with('shared', RunConfig))
+    | names_with('kd', RunConfig)
+    | _of_factors('precision', 'ranks')
+)
 
 
 def _not_task(config: RunConfig) -> set[str]:
-    "Settings that a task does not depend on."
-    of_models = {
-        'seed',
-        'student',
-        'student_layers',
-        'student_init',
-        'head_bias',
-        'teacher_seed',
-        'transfer',
-        'teacher_mode',
-    }
-    return _NEITHER | of_models | teacher_changes(task_info(config.task).settings).keys()
+    "Settings that a task does not depend on: which models, how they are trained, and where."
+    return (
+        _NAMES
+        | {'seed', 'student', 'signal'}
+        | names_with('training', RunConfig)
+        | names_with('factors', RunConfig)
+        | teacher_changes().keys()
+        | teacher_changes(task_info(config.task).settings).keys()
+    )
 
 
 def _once(shared: dict, kind: str, config: RunConfig, other: Set[str], make: Callable):
@@ -437,35 +450,30 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         shared,
         'corpus',
         config,
-        {
-            *_not_task(config),
-            'max_length',
-            'temperature',
-            *task_info(config.task).settings.model_fields,
-            'smoke',
-        },
+        flat(config).keys() - {'task', 'corpus', 'columns'},
         lambda: load_corpus(config.task, config.corpus, config.columns),
     )
     task = _once(shared, 'task', config, _not_task(config), lambda: encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(given['teacher_run_id']) if given['teacher_run_id'] else None
 
+    initial = _stand_in(config, given['initial'])
+
     def load_start():
-        model, *_ = starting_model(config, task, given | dict(initial=_stand_in(config, given['initial'])))
+        model, *_ = starting_model(config, task, given | dict(initial=initial))
         return model.to(runtime.device)
 
     def load_teacher():
         if not trained and config.teacher_mode == 'given':
             return load_given(config.teacher, task.auto_class, task.head_labels).to(runtime.device)
-        source = trained or config.teacher
-        model = load_model(source, task.auto_class, 0, task.label_prior, **task.model_kwargs)
+        model = fresh_model(task, trained or config.teacher, config, rt.torch_seed(config.seed, 'init'))
         return model.to(runtime.device)
 
-    model = _once(shared, f'model {mode.network}', config, _NOT_MODEL, load_start)
+    model = _once(shared, f'model {mode.network} {initial}', config, _NOT_MODEL, load_start)
     teacher = None
     if mode.kd:
-        students = {'student', 'student_layers', 'student_init', 'seed'}
-        teacher = _once(shared, 'teacher', config, _NOT_MODEL | students, load_teacher)
+        students = {'student', 'student_layers', 'student_init'}
+        teacher = _once(shared, f'teacher {trained}', config, _NOT_MODEL | students, load_teacher)
     return Case(
         config=config,
         label=given['label'],

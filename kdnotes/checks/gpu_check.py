@@ -488,6 +488,15 @@ def fail_in_one_sentence(parser: argparse.ArgumentParser) -> None:
     parser.error = error
 
 
+def _tasks() -> str:
+    "The tasks there are and the usual one; nobody knows them where a package is missing, as `run` says."
+    if missing():
+        return 'a task'
+    from kdnotes.core.config import TASKS, RunConfig
+
+    return f"{', '.join(TASKS)} ({RunConfig.model_fields['task'].default})"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     "What the command takes."
     parser.description = (
@@ -507,9 +516,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='P',
         help=f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made (all)",
     )
-    parser.add_argument(
-        '--task', metavar='T', help='answer_selection or text_classification (answer_selection)'
-    )
+    parser.add_argument('--task', metavar='T', help=_tasks())
     parser.add_argument(
         '--corpus',
         default='auto',

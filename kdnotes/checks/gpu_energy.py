@@ -9,12 +9,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from .gpu_setup import ENDING, finding, finding_line, make_pair, sentence
+from torch import nn
+from .gpu_setup import ENDING, Pair, finding, finding_line, make_pair, sentence
 from ..train import loop as tr
 from ..core.arms import MODES
 from ..telemetry.meters import Metered, mean_power, open_meter
 from ..distill.models import weights_sha256
-from ..train.distributed import start
+from ..train.distributed import Runtime, start
 from ..distill.teacher_cache import make_signal, open_signal
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import summarise
@@ -33,7 +34,7 @@ STEPS = (20, 4000)
 MOST_SAMPLING = 0.01  # share of the time
 
 
-def _signal(job: dict, pair, device: str, watch: Telemetry) -> Callable:
+def _signal(job: dict, pair: Pair, device: str, watch: Telemetry) -> Callable:
     "The teacher's signal about the training examples, from disk or made now."
     folder = Path(job['folder']) / 'signal'
     config = pair.config
@@ -60,7 +61,14 @@ def _signal(job: dict, pair, device: str, watch: Telemetry) -> Callable:
     return open_signal(folder)
 
 
-def _steps(job: dict, pair, here, model, signal, seconds: float) -> int:
+def _steps(
+    job: dict,
+    pair: Pair,
+    here: Runtime | Metered,
+    model: nn.Module,
+    signal: Callable | None,  # of the teacher
+    seconds: float,
+) -> int:
     "As many steps as take about so long, after a training that warms the device up."
     if job['smoke']:
         return 6
@@ -103,7 +111,7 @@ def _train_watched(
             )
         watts = mean_power(here.readings, result.train_s)
         with watch.phase('evaluation'):
-            tr.predict(model, pair.task, pair.task.evaluation_sets[0], here)
+            tr.evaluate(model, pair.task, pair.task.evaluation_sets[:1], here)
     return summarise(watch) | dict(
         mode=mode,
         dtype=here.dtype,

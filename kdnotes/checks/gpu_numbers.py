@@ -18,11 +18,20 @@ from ..train import loop as tr
 from ..core.arms import MODES
 from ..core.config import RunConfig, make_config
 from .doctor import doctor
-from .gpu_setup import ENDING, finding, finding_line, formats, make_pair, sentence, settings
+from kdnotes.checks.gpu_setup import (
+    ENDING,
+    Pair,
+    finding,
+    finding_line,
+    formats,
+    make_pair,
+    sentence,
+    settings,
+)
 from .probes import NO_LIMIT, checksums, distance, still
 from ..train.distributed import Runtime, set_matmul_precision, start
 from .profiling import peaks, reset_peaks
-from ..tasks.base import TaskView
+from ..tasks.base import Task, TaskView
 from ..distill.teacher_cache import online_signal, teacher_signal
 
 # %% auto #0
@@ -41,7 +50,7 @@ class _Gentle(Runtime):
         return torch.amp.GradScaler(self.device.type, init_scale=1024.0, enabled=self.dtype == 'fp16')
 
 
-def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
+def _gradient(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
     "The gradient of one step, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
     student = still(pair.student).to(device).train()
@@ -56,7 +65,7 @@ def _gradient(pair, index: np.ndarray, device: torch.device, dtype: str) -> torc
     )
 
 
-def _losses(pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
+def _losses(pair: Pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
     "The losses of a short training, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
     losses = []
@@ -70,7 +79,7 @@ def _losses(pair, config: RunConfig, device: torch.device, dtype: str) -> list[f
     return losses
 
 
-def compare_with_cpu(job: dict, pair) -> Iterator[dict]:
+def compare_with_cpu(job: dict, pair: Pair) -> Iterator[dict]:
     "Gradients and losses in every format, against the CPU's in fp32."
     cpu = torch.device('cpu')
     device = torch.device(job['device'])
@@ -97,7 +106,7 @@ def compare_with_cpu(job: dict, pair) -> Iterator[dict]:
 
 # %% ../../nbs/checks/11_gpu_numbers.ipynb #146ff3da
 def _with_a_spike(
-    task,
+    task: Task,
     at: int,  # the call, from 1
 ) -> TaskView:
     "A task whose loss is far too large once."
@@ -113,7 +122,7 @@ def _with_a_spike(
 
 
 def overflow(
-    pair,
+    pair: Pair,
     device: torch.device,
 ) -> dict:  # a finding
     "A training in fp16 whose fourth step overflows."
@@ -152,7 +161,7 @@ def overflow(
 
 
 def resume(
-    pair,
+    pair: Pair,
     device: torch.device,
     dtype: str,
     folder: Path,  # for checkpoints
@@ -250,7 +259,7 @@ CONTEXT_BYTES = 0.7e9
 
 
 def longest_examples(
-    task,
+    task: Task,
     length: int,  # tokens of each example
     vocabulary: int,
 ) -> TaskView:
@@ -262,7 +271,11 @@ def longest_examples(
         ids = torch.from_numpy((np.asarray(index)[:, None] * 7919 + position * 104729) % (vocabulary - 5) + 5)
         second = torch.from_numpy(position >= length // 2).long().repeat(len(ids), 1)
         inputs = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=second)
-        return replace(task.batch(split, index, epoch), inputs=inputs, tokens=ids.numel())
+        own = task.batch(split, index, epoch)
+        labels = own.labels
+        if labels.ndim == 2 and labels.shape[1] == (width := own.inputs['input_ids'].shape[1]):
+            labels = labels[:, torch.from_numpy(position % width)]  # one a token
+        return replace(own, inputs=inputs, labels=labels, tokens=ids.numel())
 
     return TaskView(task, lengths=lambda split: np.full(len(task.lengths(split)), length), batch=batch)
 
@@ -288,7 +301,7 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
             ),
         )
     tr.train(task, model, config, here, lambda kind, **values: None, signal)
-    tr.predict(model, task, task.evaluation_sets[0], here)
+    tr.evaluate(model, task, task.evaluation_sets[:1], here)
     reserved = torch.cuda.max_memory_reserved(here.device) / 2**20 if here.device.type == 'cuda' else None
     return dict(
         mode=mode,

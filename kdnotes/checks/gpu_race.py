@@ -19,14 +19,14 @@ from .gpu_setup import ENDING, SIZES, finding, formats, sentence
 from ..telemetry.meters import Metered, mean_power, open_meter
 from ..train.distributed import set_matmul_precision
 from .profiling import layer_shapes, matmul_rate, peaks, reset_peaks
-from ..tasks.base import TaskView
+from ..tasks.base import Task, TaskView
 
 # %% auto #0
 __all__ = ['repeated', 'contestants', 'Race', 'take_turn', 'turn_order', 'make_round', 'outcome', 'run_race']
 
 # %% ../../nbs/checks/12_gpu_race.ipynb #978aec2f
 def repeated(
-    task,
+    task: Task,
     times: int,
 ) -> TaskView:
     "A task whose training examples come several times in an epoch, so that a turn is a part of one."

@@ -8,24 +8,25 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 import tokenizers
 import torch
 import transformers
+from torch import nn
 from ..core.arms import PROFILES
 from ..core.config import KdnotesError, RunConfig, make_config, task_info
 from ..core.files import cache_path
 from ..core.resolve import resolve
+from ..tasks.base import Task
 from ..tasks.sources import load_corpus, resolve_corpus
 from ..experiment.plan import make_task
 from ..telemetry.meters import open_meter
-from ..distill.models import choose_layers, find_model, load_model, load_tokenizer, save_model
-from ..train.distributed import machine
+from ..distill.models import choose_layers, find_model, fresh_model, load_tokenizer, save_model
+from ..train.distributed import machine, torch_seed
 from ..telemetry.summary import environment
 
 # %% auto #0
 __all__ = ['ENDING', 'SIZES', 'finding', 'finding_line', 'formats', 'settings', 'TeacherSize', 'random_teacher', 'find_teacher',
-           'describe_machine', 'make_pair', 'sentence']
+           'describe_machine', 'Pair', 'make_pair', 'sentence']
 
 # %% ../../nbs/checks/10_gpu_setup.ipynb #56f062ad
 ENDING = 25.0  # seconds that a part keeps for its beginning and its end
@@ -210,19 +211,28 @@ def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
     return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
 
 
+@dataclass(frozen=True)
+class Pair:
+    "A teacher, a student, and what the student learns; on the CPU."
+
+    config: RunConfig  # resolved, of one rank
+    task: Task  # encoded
+    teacher: nn.Module
+    student: nn.Module  # the teacher itself where none is cut out of it
+
+
 def make_pair(
     job: dict,
-    size: str,
+    size: str,  # a key of `SIZES`
     mode: str = 'full_kd',
-    **more,
-    # config, task, teacher, student; on the CPU
-) -> SimpleNamespace:
+    **more,  # further fields of `RunConfig`
+) -> Pair:
     "The teacher of a size and the student that learns from it."
     config = _configure(job, size, mode, **more)
     task = make_task(config, load_corpus(config.task, config.corpus))
     task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
-    teacher = load_model(config.teacher, task.auto_class, 0, task.label_prior, **task.model_kwargs)
-    return SimpleNamespace(
+    teacher = fresh_model(task, config.teacher, config, torch_seed(config.seed, 'init'))
+    return Pair(
         config=config,
         task=task,
         teacher=teacher,

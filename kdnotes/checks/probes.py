@@ -27,17 +27,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..train import emulated_bf16, loop as tr
 from ..distill import teacher_cache as te
 from ..core.config import RunConfig
-from ..tasks.batching import micro_batches
+from ..tasks.batching import Batch, micro_batches
 from ..core.files import sha256_text
 from ..distill.models import call, count_parameters, model_inputs, quiet_loading, save_model
 from ..train.distributed import Runtime
 from .profiling import matmul_rate
-from ..tasks.base import TaskView
+from ..tasks.base import Task, TaskView
 
 # %% auto #0
 __all__ = ['EXAMPLES', 'NO_LIMIT', 'host_syncs', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance', 'still', 'alike',
-           'TrainingSetup', 'accumulation', 'look_ahead', 'free_bytes', 'forecast_memory', 'few_signal',
-           'compare_signals', 'saved_and_loaded']
+           'TrainingSetup', 'accumulation', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory', 'some_examples',
+           'few_signal', 'compare_signals', 'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
 # the host reads a number or a shape
@@ -268,7 +268,7 @@ class Witness:
 
     def __init__(
         self,
-        task,
+        task: Task,
         teacher: nn.Module,
         online: bool = True,  # is the teacher asked in the run too? then its host syncs count
     ):
@@ -367,7 +367,7 @@ def alike(
 class TrainingSetup:
     "What the steps of a training on one rank take."
 
-    task: object  # encoded
+    task: Task  # encoded
     model: nn.Module
     config: RunConfig  # resolved
     runtime: Runtime  # of one rank
@@ -411,13 +411,21 @@ def accumulation(
     return parts
 
 # %% ../../nbs/checks/02_probes.ipynb #28d014f3
+@dataclass(frozen=True)
+class LookAhead:
+    "What follows from a run's data alone."
+
+    steps: int  # of the run
+    examples: int  # of the run, one each time it is seen
+    padding: float  # share of token positions
+    largest: np.ndarray  # (k,) examples of the largest micro-batch
+
+
 def look_ahead(
-    task,  # encoded
+    task: Task,  # encoded
     config: RunConfig,  # resolved
     most: int = 2000,  # steps looked at
-    # steps, examples (of the run), padding (share of token positions), largest (examples of the largest
-    # micro-batch)
-) -> SimpleNamespace:
+) -> LookAhead:
     "The run's micro-batches, without running them."
     total, steps = tr.schedule_steps(task, config)
     lengths = task.lengths('train')
@@ -442,7 +450,7 @@ def look_ahead(
                 if own > size:
                     largest = part
                     size = own
-    return SimpleNamespace(
+    return LookAhead(
         steps=total, examples=round(examples * total / seen), padding=1 - tokens / cells, largest=largest
     )
 
@@ -512,31 +520,30 @@ def forecast_memory(
     return {k: float(v) for k, v in needs.items()}, _TEMPORARY * (two - one) / longest
 
 # %% ../../nbs/checks/02_probes.ipynb #fed2d7be
-def _few_examples(
-    task,
+def some_examples(
+    task: Task,
     index: np.ndarray,  # (n,) of its training examples, each once
 ) -> TaskView:
     "Some training examples of a task, numbered from 0; for a signal that is quickly made."
 
-    def batch(split: str, own: np.ndarray, epoch: int = 0):
+    def batch(split: str, own: np.ndarray, epoch: int = 0) -> Batch:
         return replace(task.batch(split, index[own], epoch), index=np.asarray(own))
 
     return TaskView(task, lengths=lambda split: task.lengths(split)[index], batch=batch)
 
 
 def few_signal(
-    task,
+    task: Task,
     teacher: nn.Module,
     index: np.ndarray,  # the examples
     folder: Path,  # where to keep it, the same for all ranks
     key: dict,  # of `kdnotes.distill.teacher_cache.key_parts`
     here: Runtime,  # of this rank
-    # a signal for batches of these examples; one for any batch, with wrong rows at the right cost; seconds an
-    # example took
-) -> tuple[Callable, Callable, float]:
+    # a signal for batches of these examples; seconds an example took
+) -> tuple[Callable, float]:
     "The stored signal of some examples, made by all ranks as a run makes it."
     chosen = np.unique(index)
-    few = _few_examples(task, chosen)
+    few = some_examples(task, chosen)
     key = key | dict(subset=f"{key['subset']}-{sha256_text(str(chosen.tolist()))[:12]}")
     signal = te.make_signal(
         few,
@@ -547,13 +554,10 @@ def few_signal(
         workers=te.Workers(here.rank, here.ranks, here.barrier),
     )
 
-    def right(batch):
+    def of_few(batch: Batch) -> dict[str, Tensor]:
         return signal(replace(batch, index=np.searchsorted(chosen, batch.index)))
 
-    def any_rows(batch):
-        return signal(replace(batch, index=batch.index % len(chosen)))
-
-    return right, any_rows, signal.meta['teacher_s'] * here.ranks / len(chosen)
+    return of_few, signal.meta['teacher_s'] * here.ranks / len(chosen)
 
 
 def compare_signals(
@@ -572,7 +576,7 @@ def compare_signals(
 
 # %% ../../nbs/checks/02_probes.ipynb #c72a9e2f
 def saved_and_loaded(
-    task,
+    task: Task,
     model: nn.Module,  # of transformers, on its device
     folder: Path,  # made, and removed again
     # names of weights that are lost, new or different; largest difference of a logit

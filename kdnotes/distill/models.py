@@ -28,15 +28,16 @@ from huggingface_hub import constants as hub_constants
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
-from ..core.config import KdnotesError
+from ..core.config import KdnotesError, RunConfig
 from ..core.files import FileError, cache_path, read_json, sha256_file, sha256_text, write_json
+from ..tasks.base import Task
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
            'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of',
-           'load_model', 'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'save_model', 'depth',
-           'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states',
-           'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
+           'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256',
+           'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers', 'build_model',
+           'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
 
 # %% ../../nbs/distill/01_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -417,6 +418,17 @@ def _load(
         except Exception as e:
             # torn files, a config of an unknown kind, a head the architecture does not have
             raise _not_loaded(folder, auto_class, e) from e
+
+# %% ../../nbs/distill/01_models.ipynb #4e3c92fb
+def fresh_model(
+    task: Task,
+    source: str | Path,  # as for `find_model`
+    config: RunConfig,  # resolved; its head_bias is read
+    seed: int,  # of the new head's numbers: a run takes `train.distributed.torch_seed(config.seed, 'init')`
+) -> nn.Module:  # float32, on the CPU, in eval mode
+    "The pretrained model of a run, with the task's head, new or from the file."
+    bias = task.label_prior if config.head_bias == 'prior' else None
+    return load_model(source, task.auto_class, seed, bias, **task.model_kwargs)
 
 # %% ../../nbs/distill/01_models.ipynb #3c5e1f12
 def two_outputs(

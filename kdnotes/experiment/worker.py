@@ -128,17 +128,13 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
-    from kdnotes.distill.models import choose_layers, load_given, load_model, weights_sha256
+    from kdnotes.distill.models import choose_layers, fresh_model, load_given, weights_sha256
     from kdnotes.train.distributed import torch_seed
 
     initial = job['initial']
-
-    def fresh(source):
-        bias = task.label_prior if config.head_bias == 'prior' else None
-        return load_model(source, task.auto_class, torch_seed(config.seed, 'init'), bias, **task.model_kwargs)
-
+    seed = torch_seed(config.seed, 'init')
     if MODES[config.mode].network == 'student' and config.student_init == 'hub':
-        model = fresh(config.student)
+        model = fresh_model(task, config.student, config, seed)
     elif 'teacher_run_id' in initial:
         model = _model_of_run(task, job['teacher_run_id'])
     elif 'transfer_run_id' in initial:
@@ -147,7 +143,7 @@ def starting_model(
     elif config.teacher_mode == 'given':
         model = load_given(config.teacher, task.auto_class, task.head_labels)
     else:
-        model = fresh(config.teacher)
+        model = fresh_model(task, config.teacher, config, seed)
     if 'layers' in initial:
         model = choose_layers(model, config.student_layers)
     return model, weights_sha256(model)
