@@ -631,7 +631,7 @@ TEXTS = ['what', 'who'], ['that', 'nobody at all']
 def tokens(home):
     "Kept tokens: their file and what is in it."
     encode_pairs(Speller(), *TEXTS, 16, home / 'tokens')
-    [path] = (home / 'tokens').glob('*.npz')
+    [path] = (home / 'tokens').glob('*.tokens')
     return path, path.read_bytes()
 
 

@@ -380,14 +380,22 @@ def test_a_reader_keeps_its_numbers_while_the_folder_is_made_again(task, teacher
     assert torch.equal(reader(whole)['logits'], before) and not torch.allclose(other(whole)['logits'], before)
 
 
-def test_a_big_file_is_looked_at_in_blocks(tmp_path):
-    path = tmp_path / 'big'
-    path.write_bytes(bytes(5 << 20))
-    before = T._checksum(path, blocks=3)
-    with open(path, 'r+b') as f:
-        f.seek(-1, 2)
-        f.write(b'x')  # the end is always among them
-    assert T._checksum(path, blocks=3) != before
+def test_the_signal_of_another_run_is_not_believed(task, teacher, tmp_path):
+    made = make_signal(task, teacher, tmp_path, KEY, tokens=64)
+    assert open_signal(tmp_path, made.meta['key'])
+    assert open_signal(tmp_path, 'another') is None
+
+
+@pytest.mark.parametrize('value', [0.25, float('nan')])
+def test_finite_garbage_in_a_half_made_signal_is_made_again(task, teacher, tmp_path, value):
+    with pytest.raises(KeyboardInterrupt):
+        make_signal(task, Counted(teacher, fail_after=2), tmp_path, KEY, tokens=64)
+    rows = np.load(tmp_path / 'logits.partial', mmap_mode='r+')
+    rows[:] = value
+    rows.flush()
+    made = make_signal(task, teacher, tmp_path, KEY, tokens=64)
+    whole = task.batch('train', task.all)
+    assert close(made(whole), online_signal(task, teacher)(whole))
 
 
 # ---- what cannot be stored ----
@@ -575,11 +583,13 @@ def test_a_rank_that_wrote_no_integers_is_noticed(teacher, tmp_path):
     task = EachToken()
     task.signal_spec = {'words': EACH['words']}
     task.signal = lambda outputs, batch: {'words': EachToken.signal(task, outputs, batch)['words']}
-    with pytest.raises(SignalError, match="lacks rows of 'words'.* a rank did not write its share"):
+    with pytest.raises(
+        SignalError, match='lacks 20 examples, the first of them 0, since a rank did not write its share'
+    ):
         make_signal(task, teacher, tmp_path, KEY, workers=Workers(0, 2))
 
 
-@pytest.mark.parametrize('value', [2**31, -(2**31)])
+@pytest.mark.parametrize('value', [2**31, -(2**31) - 1])
 def test_integers_that_do_not_fit(teacher, tmp_path, value):
     task = EachToken()
     task.signal_spec = {'classes': SignalSpec((), integer=True)}

@@ -55,6 +55,7 @@ def lines(where: Path) -> list[dict]:
 
 
 def write_lines(where: Path, found: list[dict]) -> None:
+    (where / 'thesis' / 'data' / f'{MAIN}.sha256').unlink(missing_ok=True)  # as of older evidence
     (where / 'thesis' / 'data' / f'{MAIN}.records.jsonl').write_text(
         ''.join(json.dumps(r, sort_keys=True, separators=(',', ':')) + '\n' for r in found)
     )

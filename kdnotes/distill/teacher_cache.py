@@ -5,10 +5,10 @@
 # %% ../../nbs/distill/03_teacher_cache.ipynb #dc9b0ec2
 from __future__ import annotations
 import contextlib
-import hashlib
 import json
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from ..core.config import FIRST_TASK, KdnotesError, RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
-from ..core.files import FileError, lock, read_json, sha256_text, write_json
+from ..core.files import FileError, lock, read_json, sha256_file, sha256_text, write_json
 from .models import call, tokenizer_sha256, weights_sha256
 from ..tasks.base import SignalSpec, Task
 
@@ -127,8 +127,6 @@ _STORAGE = {
     'bf16': (torch.bfloat16, np.uint16, 2**-8),
 }
 _INT32 = 'int32'  # how integers are stored
-# stands for a number that nobody has written yet: integers have no NaN
-_NO_INTEGER = -(2**31)
 
 
 def precision(
@@ -145,7 +143,7 @@ def _encode(
 ) -> np.ndarray:  # what goes to the disk
     "Numbers as they are stored."
     if storage_dtype == _INT32:
-        return values.clamp(_NO_INTEGER, 2**31 - 1).to(torch.int32).cpu().numpy()
+        return values.clamp(-(2**31), 2**31 - 1).to(torch.int32).cpu().numpy()
     in_torch, in_numpy, _ = _STORAGE[storage_dtype]
     stored = values.to(in_torch).cpu()
     if storage_dtype == 'bf16':
@@ -164,35 +162,22 @@ def _decode(
         return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(stored).float()
 
-
-def _written(
-    values: Tensor,  # of `_decode`
-) -> Tensor:  # bool, of the same shape
-    "Which numbers are an answer of the teacher, and not the mark of a missing one."
-    return values.isfinite() if values.is_floating_point() else values != _NO_INTEGER
-
 # %% ../../nbs/distill/03_teacher_cache.ipynb #5b8c6ee5
-def _checksum(
-    path: Path,
-    blocks: int = 64,  # of 1 MiB; a file with no more of them is hashed whole
-) -> str:  # 64 hex digits
-    "A hash of a file's size and of blocks spread over it."
-    size = path.stat().st_size
-    block = 1 << 20
-    n = -(-size // block)
-    read = range(n)
-    if n > blocks:
-        read = sorted({i * (n - 1) // (blocks - 1) for i in range(blocks)})
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, 'rb') as f:
-        for i in read:
-            f.seek(i * block)
-            digest.update(f.read(block))
-    return digest.hexdigest()
-
-
 def _digest(meta: dict) -> str:
     return sha256_text(json.dumps(meta, sort_keys=True))
+
+
+def _write_signed(path: Path, meta: dict) -> None:
+    "A JSON file with the hash of what it says."
+    write_json(path, meta | dict(sha256=_digest(meta)))
+
+
+def _read_signed(path: Path) -> dict:
+    "What such a file says; a `SignalError` where it says something else than was written."
+    meta = read_json(path)
+    if meta.pop('sha256', None) != _digest(meta):
+        raise SignalError(f'{path} is not what was written; delete it')
+    return meta
 
 
 _LENGTHS = '_lengths'  # the file with the rows of each example, where a signal is ragged
@@ -246,17 +231,20 @@ class Signal:
 
 def open_signal(
     folder: str | Path,
-) -> Signal | None:  # None: not there, not complete, or broken
+    key: str | None = None,  # of `signal_key`: what it must hold; None: whatever it says
+) -> Signal | None:  # None: not there, not complete, broken, or another signal
     "A stored signal, if it is whole."
     folder = Path(folder)
     try:
-        meta = read_json(folder / 'meta.json')
-        if meta.pop('sha256') != _digest(meta) or meta['schema'] != SIGNAL_SCHEMA:
+        meta = _read_signed(folder / 'meta.json')
+        if meta['schema'] != SIGNAL_SCHEMA:
             return None
-        if any(_checksum(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()):
+        if key not in (None, meta['key']):
+            return None
+        if any(sha256_file(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()):
             return None
         return Signal(folder, meta)
-    except (FileError, OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (FileError, SignalError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #b409d0de
@@ -283,16 +271,13 @@ def _arrays_of(
     return {name: array(spec) for name, spec in task.signal_spec.items()}
 
 
-def _rows_at_once(array: _Array) -> int:
-    "How many rows to hold in memory where a whole file is written or read: about 4 million numbers."
-    return max(1, (1 << 22) // max(1, math.prod(array.shape[1:])))
+def _dtype(array: _Array) -> np.dtype:
+    "Of the numbers on the disk."
+    return np.dtype(np.int32 if array.storage_dtype == _INT32 else _STORAGE[array.storage_dtype][1])
 
 
-def _missing_row(array: _Array) -> np.ndarray:
-    "A row that nobody has written yet, as it is stored."
-    if array.storage_dtype == _INT32:
-        return np.full(array.shape[1:], _NO_INTEGER, dtype=np.int32)
-    return _encode(torch.full(array.shape[1:], float('nan')), array.storage_dtype)
+# beside the arrays that are being filled, a checksum of each example: 0 where nothing is written yet
+_LEDGER = '_ledger'
 
 
 def _partial(folder: Path, name: str, mode: str = 'r') -> np.ndarray:
@@ -304,49 +289,54 @@ def _begun(
     folder: Path,
     key: str,
     arrays: dict[str, _Array],
+    examples: int,
 ) -> float | None:  # seconds it took so far; None: nothing that can be gone on with
     "What an interrupted call has left of this signal."
     try:
-        known = read_json(folder / 'partial.json')
+        known = _read_signed(folder / 'partial.json')
         for name, array in arrays.items():
             left = _partial(folder, name)
-            if left.shape != array.shape or left.dtype != _missing_row(array).dtype:
+            if left.shape != array.shape or left.dtype != _dtype(array):
                 return None
+        ledger = _partial(folder, _LEDGER)
+        if ledger.shape != (examples,) or ledger.dtype != np.uint32:
+            return None
         return float(known['seconds']) if known['key'] == key else None
-    except (FileError, OSError, ValueError, KeyError, TypeError, EOFError):
+    except Exception:  # of many kinds: numpy parses the header of a torn file as Python
         return None
 
 
-def _write_missing(path: Path, array: _Array) -> None:
-    "An array whose rows are all missing; real writes, so that a full disk is noticed now."
-    row = _missing_row(array)
-    header = dict(descr=np.lib.format.dtype_to_descr(row.dtype), fortran_order=False, shape=array.shape)
-    rows = array.shape[0]
-    at_once = _rows_at_once(array)
+def _write_zeros(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    "An array of zeros; real writes, so that a full disk is noticed now."
+    header = dict(descr=np.lib.format.dtype_to_descr(dtype), fortran_order=False, shape=shape)
+    size = math.prod(shape) * dtype.itemsize
+    piece = 1 << 24
     with open(path, 'wb') as f:
         np.lib.format.write_array_header_1_0(f, header)
-        for start in range(0, rows, at_once):
-            f.write(row.tobytes() * min(at_once, rows - start))
+        for start in range(0, size, piece):
+            f.write(bytes(min(piece, size - start)))
 
 
 def _prepare(
     folder: Path,
     key: str,
     arrays: dict[str, _Array],
+    examples: int,
 ) -> float:  # seconds it took so far
-    "Arrays to be filled, those of an interrupted call or new ones whose rows are all missing."
+    "Arrays to be filled, those of an interrupted call or new ones."
     (folder / 'meta.json').unlink(missing_ok=True)
-    if (seconds := _begun(folder, key, arrays)) is not None:
+    if (seconds := _begun(folder, key, arrays, examples)) is not None:
         return seconds
     (folder / 'partial.json').unlink(missing_ok=True)
     try:
         for name, array in arrays.items():
-            _write_missing(folder / f'{name}.partial', array)
+            _write_zeros(folder / f'{name}.partial', array.shape, _dtype(array))
+        _write_zeros(folder / f'{_LEDGER}.partial', (examples,), np.dtype(np.uint32))
     except OSError as e:
         raise SignalError(
             f'{folder} could not be written ({e.strerror}); free some room, or use signal=online'
         ) from None
-    write_json(folder / 'partial.json', dict(key=key, seconds=0.0))
+    _write_signed(folder / 'partial.json', dict(key=key, seconds=0.0))
     return 0.0
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #ebba8044
@@ -372,22 +362,37 @@ def _write_rows(
     share: _Share,
     every: Callable[[], None],  # called after each batch
 ) -> None:
-    "This rank's rows, into the arrays all ranks share; those that are there stay."
+    "This rank's rows, into the arrays all ranks share; those that are there, and whole, stay."
     files = {name: _partial(share.folder, name, 'r+') for name in share.arrays}
-
-    def done(name: str, index: np.ndarray) -> bool:
-        rows = files[name][share.places(name, index)]
-        return bool(_written(_decode(rows, share.arrays[name].storage_dtype)).all())
-
+    ledger = _partial(share.folder, _LEDGER, 'r+')
     for index in share.batches:
-        if all(done(name, index) for name in files):
+        if (ledger[index] == _row_sums(files, share.arrays, share.offsets, index)).all():
             continue
         batch = share.task.batch(share.split, index).to(share.device)
         for name, values in teacher_signal(share.task, share.teacher, batch).items():
             files[name][share.places(name, index)] = _checked(share, name, index, values)
+        ledger[index] = _row_sums(files, share.arrays, share.offsets, index)
         every()
-    for file in files.values():
+    for file in (*files.values(), ledger):
         file.flush()
+
+
+def _row_sums(
+    files: dict[str, np.ndarray],  # by signal
+    arrays: dict[str, _Array],
+    offsets: np.ndarray,  # of the split's tokens
+    index: np.ndarray,  # (k,) examples
+) -> np.ndarray:  # (k,) uint32, never 0
+    "A checksum (CRC-32) of what is stored of each example."
+
+    def of(example: int) -> int:
+        found = 0
+        for name, file in files.items():
+            rows = slice(offsets[example], offsets[example + 1]) if arrays[name].ragged else example
+            found = zlib.crc32(file[rows].tobytes(), found)
+        return found or 1
+
+    return np.array([of(example) for example in index.tolist()], dtype=np.uint32)
 
 
 def _checked(
@@ -406,9 +411,7 @@ def _checked(
         )
     stored = _encode(values, array.storage_dtype)
     decoded = _decode(stored, array.storage_dtype)
-    fits = _written(decoded)
-    if array.storage_dtype == _INT32:
-        fits &= decoded == values.cpu()
+    fits = decoded == values.cpu() if array.storage_dtype == _INT32 else decoded.isfinite()
     if not fits.all():
         first = int(fits.reshape(len(places), -1).all(1).logical_not().nonzero()[0])
         example = (
@@ -423,17 +426,16 @@ def _checked(
     return stored
 
 # %% ../../nbs/distill/03_teacher_cache.ipynb #0354f24d
-def _check_whole(folder: Path, name: str, array: _Array) -> None:
-    "Refuse an array that lacks rows."
-    file = _partial(folder, name)
-    at_once = _rows_at_once(array)
-    for start in range(0, len(file), at_once):
-        rows = _decode(file[start : start + at_once].copy(), array.storage_dtype)
-        if not _written(rows).all():
-            raise SignalError(
-                f'{folder} lacks rows of {name!r} from {start} on, since a rank did not write its share; '
-                'start the run again'
-            )
+def _check_whole(folder: Path, arrays: dict[str, _Array], lengths: np.ndarray) -> None:
+    "Refuse arrays that lack an example, or hold another one than was written."
+    files = {name: _partial(folder, name) for name in arrays}
+    sums = _row_sums(files, arrays, _offsets(lengths), np.arange(len(lengths)))
+    wrong = np.flatnonzero(_partial(folder, _LEDGER) != sums)
+    if len(wrong):
+        raise SignalError(
+            f'{folder} lacks {len(wrong)} examples, the first of them {wrong[0]}, since a rank did not write '
+            'its share or the disk lost it; start the run again'
+        )
 
 
 def _finish(
@@ -443,8 +445,7 @@ def _finish(
     lengths: np.ndarray,  # (n,) tokens of each example
 ) -> None:
     "Check that all rows are there, and declare the signal made."
-    for name, array in arrays.items():
-        _check_whole(folder, name, array)
+    _check_whole(folder, arrays, lengths)
     for name in arrays:
         (folder / f'{name}.partial').replace(folder / f'{name}.npy')
     files = list(arrays)
@@ -455,9 +456,10 @@ def _finish(
         meta = meta | dict(ragged=ragged)
     if integer := [name for name, array in arrays.items() if array.storage_dtype == _INT32]:
         meta = meta | dict(integer=integer)
-    meta = meta | dict(arrays={name: _checksum(folder / f'{name}.npy') for name in files})
-    write_json(folder / 'meta.json', meta | dict(sha256=_digest(meta)))
-    (folder / 'partial.json').unlink(missing_ok=True)
+    meta = meta | dict(arrays={name: sha256_file(folder / f'{name}.npy') for name in files})
+    _write_signed(folder / 'meta.json', meta)
+    for name in ('partial.json', f'{_LEDGER}.partial'):
+        (folder / name).unlink(missing_ok=True)
 
 
 class _Spent:
@@ -476,7 +478,7 @@ class _Spent:
     def write_now_and_then(self) -> None:
         if time.monotonic() - self.written_at > 10:
             self.written_at = time.monotonic()
-            write_json(self.path, dict(key=self.key, seconds=self.seconds()))
+            _write_signed(self.path, dict(key=self.key, seconds=self.seconds()))
 
 
 @dataclass(frozen=True)
@@ -508,12 +510,9 @@ def make_signal(
     lengths = task.lengths(split)
     arrays = _arrays_of(task, lengths, storage_dtype)
 
-    def whole() -> bool:
-        signal = open_signal(folder)
-        return signal is not None and signal.meta['key'] == key
-
     with lock(folder / '.lock') if main else contextlib.nullcontext():
-        before = _prepare(folder, key, arrays) if main and not whole() else 0.0
+        missing = main and open_signal(folder, key) is None
+        before = _prepare(folder, key, arrays, len(lengths)) if missing else 0.0
         workers.barrier()  # from here on meta.json is there exactly if nothing is to be made
         made = (folder / 'meta.json').exists()
         spent = _Spent(folder / 'partial.json', key, before)
@@ -537,6 +536,6 @@ def make_signal(
             )
             _finish(folder, meta, arrays, lengths)
         workers.barrier()  # it can be opened
-    if (signal := open_signal(folder)) is None:
+    if (signal := open_signal(folder, key)) is None:
         raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
     return signal

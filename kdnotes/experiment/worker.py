@@ -190,8 +190,9 @@ def _cached_signal(rank: Rank, task, teacher):
     config = rank.config
     runtime = rank.runtime
     parts = te.key_parts(task, config, teacher, load_tokenizer(config.teacher), rank.corpus.sha256)
-    folder = cache_path() / 'signals' / te.signal_key(**parts)
-    made = te.open_signal(folder) if runtime.main else None
+    key = te.signal_key(**parts)
+    folder = cache_path() / 'signals' / key
+    made = te.open_signal(folder, key) if runtime.main else None
     if not runtime.gather(made is not None)[0]:
         te.make_signal(
             task,
@@ -202,7 +203,10 @@ def _cached_signal(rank: Rank, task, teacher):
             workers=te.Workers(runtime.rank, runtime.ranks, runtime.barrier),
         )
     runtime.barrier()
-    return te.open_signal(folder)
+    signal = te.open_signal(folder, key)
+    if signal is None:
+        raise RunError(f'{folder} was changed while it was read; start the run again')
+    return signal
 
 # %% ../../nbs/experiment/03_worker.ipynb #8a9d068e
 def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)

@@ -6,13 +6,12 @@
 from __future__ import annotations
 import io
 import json
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.files import atomic_write, sha256_text
+from ..core.files import atomic_write, sha256_bytes, sha256_text
 
 # %% auto #0
 __all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'EncodedPairs', 'epoch_steps', 'micro_batches']
@@ -91,15 +90,12 @@ def encode_pairs(
     key = sha256_text(
         'pairs-1' if second else 'texts-1', _rules(tokenizer), str(max_length), *first, *(second or ())
     )
-    path = Path(cache_dir) / f'{key[:32]}.npz'
-    if path.exists():
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                return Ragged(stored['values'], stored['offsets']), stored['second']
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            path.unlink(missing_ok=True)  # torn: made again below
+    path = Path(cache_dir) / f'{key[:32]}.tokens'
+    stored = _load_arrays(path)
+    if stored is not None:
+        return Ragged(stored['values'], stored['offsets']), stored['second']
     ids, start = _encode_pairs(tokenizer, first, second, max_length)
-    _save_npz(path, values=ids.values, offsets=ids.offsets, second=start)
+    _save_arrays(path, values=ids.values, offsets=ids.offsets, second=start)
     return ids, start
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
@@ -126,11 +122,25 @@ def _encode_pairs(tokenizer, first, second, max_length):
     return ids, np.array([t.index(1) if 1 in t else len(t) for t in types], dtype=np.int32)
 
 
-def _save_npz(path: Path, **arrays):
-    "Write arrays so that a reader sees all of them or no file."
+def _save_arrays(path: Path, **arrays):
+    "Write arrays, after the sha256 of them all, so that a reader sees all of them or no file."
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    atomic_write(path, buffer.getvalue())
+    content = buffer.getvalue()
+    atomic_write(path, bytes.fromhex(sha256_bytes(content)) + content)
+
+
+def _load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there, or not what was written
+    "Read what `_save_arrays` wrote."
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = data[:32], data[32:]
+    if bytes.fromhex(sha256_bytes(content)) != digest:
+        return None
+    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        return dict(stored)
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
 def pad_pairs(
