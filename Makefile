@@ -90,14 +90,14 @@ $(DONE): pyproject.toml constraints.txt
 	@touch $@
 
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
-	@study=$$($(PLANNED)) && folder='$(RUNS)'/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
+	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
-	    -p gradient_stats '$(GRADIENT_STATS)' -p jobs '$(JOBS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
+	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
 
 tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
-	@study=$$($(NAME)) && folder='$(RUNS)'/$$study-tuning && mkdir -p "$$folder" && echo "search $$study-tuning: its output is kept in $$folder/tune-$(MODE).ipynb" && \
-	papermill nbs/tune.ipynb "$$folder/tune-$(MODE).ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode '$(MODE)' -p trials '$(TRIALS)' -p jobs '$(JOBS)' \
-	    -p seeds '$(TUNED_SEEDS)' < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
+	@study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
+	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) -p jobs $(call quoted,$(JOBS)) \
+	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
 test test-all test-rest check fuzz: export OMP_NUM_THREADS = 1
 # threads of one process that wait for each other leave the cores to the other process
@@ -133,10 +133,11 @@ fuzz: setup   ## try 10,000 malformed corpora, configurations, records and check
 	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
 bench: setup  ## compare kdnotes with other libraries on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
-	@mkdir -p '$(RUNS)/bench'
-	@papermill nbs/bench.ipynb '$(RUNS)/bench/bench.ipynb' --cwd . --no-progress-bar --log-output -r contestants '$(CONTESTANTS)' -p alternations '$(ALTERNATIONS)' -p steps '$(STEPS)' \
+	@mkdir -p $(call quoted,$(RUNS)/bench)
+	@papermill nbs/bench.ipynb $(call quoted,$(RUNS)/bench/bench.ipynb) --cwd . --no-progress-bar --log-output -r contestants $(call quoted,$(CONTESTANTS)) \
+	    -p alternations $(call quoted,$(ALTERNATIONS)) -p steps $(call quoted,$(STEPS)) \
 	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
-	@cat '$(RUNS)/bench/table.txt'
+	@cat $(call quoted,$(RUNS)/bench/table.txt)
 
 doctor: setup ## check all modes on this machine in a minute; for your own model: kdnotes doctor -p teacher=<folder> ...
 	kdnotes doctor

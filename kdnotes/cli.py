@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 from .checks import gpu_check
 from .core.arms import MODES
+from .core.files import file_errors
+from .core.processes import EXIT_STOPPED, interruptible
 from kdnotes.core.config import (
     TASKS,
     ConfigError,
@@ -430,12 +432,14 @@ def main(
     try:
         if why := _refusal(args, unknown):
             raise ConfigError(why)
-        return args.run(args)
+        with interruptible(), file_errors():
+            return args.run(args)
     except KdnotesError as e:
         print(f'kdnotes: {e}', file=sys.stderr)
-        return 2
+        return e.exit_code
     except KeyboardInterrupt:
-        return 130
+        print('kdnotes: stopped; the same command goes on from here', file=sys.stderr)
+        return EXIT_STOPPED
 
 
 if __name__ == '__main__' and '__file__' in globals():

@@ -17,7 +17,8 @@ from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import run
-from kdnotes.train.failures import STOP, Stopped
+from kdnotes.core.processes import Stopped
+from kdnotes.train.failures import STOP
 from kdnotes.distill.intermediate_losses import value_projections
 from kdnotes.distill.intermediate import ModelWithIntermediate
 from kdnotes.distill.models import (

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from helpers import SameWord, flat, tiny_bert, tiny_config
-from kdnotes.train.failures import STOP, Stopped, TrainingError
+from kdnotes.core.processes import Stopped
+from kdnotes.train.failures import STOP, TrainingError
 from kdnotes.train.distributed import Runtime, start, stop
 from ranks import launch
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.train.checkpoint import checkpoints, read_checkpoint
-from kdnotes.train.failures import STOP, Stopped, TrainingError
+from kdnotes.core.processes import Stopped
+from kdnotes.train.failures import STOP, TrainingError
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import save_model
 from kdnotes.train.distributed import Runtime

@@ -15,13 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 from .arms import MODES, PROFILES
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'task_info', 'About', 'parameter', 'about',
-           'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher', 'teachers_mode',
-           'is_given', 'parameters', 'make_config', 'with_values', 'flat', 'parameters_from']
+__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'task_info',
+           'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes',
+           'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'make_config', 'with_values', 'flat',
+           'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
     "An error of the user's input or surroundings, as one sentence."
+
+    exit_code = 2  # of a command that ends with it: 2 for a wrong input, 1 for a failure, 75 for a stop
 
     def _render_traceback_(self, *args, **kwargs) -> list[str]:
         return [f'{type(self).__name__}: {self}']
@@ -119,10 +122,15 @@ def read_texts(
     return {name: read(name, value) for name, value in values.items()}
 
 
+# of a study and of an arm: a part of a file's name
+NAME_PATTERN = r'^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$'
+NAME_RULE = "use at most 100 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+
+
 class TaskSettings(BaseModel):
     "What only one task reads; a task's own settings are a subclass."
 
-    model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=(), allow_inf_nan=False)
 
     @model_validator(mode='before')
     @classmethod
@@ -135,7 +143,7 @@ class RunConfig(BaseModel):
     `None` and `'auto'` are filled in by `resolve`.
     """
 
-    model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=(), allow_inf_nan=False)
 
     # the point in four factors that is trained: network, precision, distillation, ranks
     mode: Literal[tuple(MODES)] = parameter('mixed_kd', named=False)
@@ -152,9 +160,9 @@ class RunConfig(BaseModel):
     # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
     profile: Literal[tuple(PROFILES)] = parameter('laptop', named=False)
     # the study that the run belongs to, a folder under runs/
-    study: str = parameter('default', pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$', named=False)
+    study: str = parameter('default', pattern=NAME_PATTERN, named=False)
     # what the run is called in comparisons; None: the mode
-    arm: str | None = parameter(None, pattern=r'^[A-Za-z0-9][A-Za-z0-9._-]*$', named=False)
+    arm: str | None = parameter(None, pattern=NAME_PATTERN, named=False)
 
     # the models
 
@@ -199,8 +207,8 @@ class RunConfig(BaseModel):
 
     # distillation
 
-    # T of the soft targets, > 0
-    temperature: float = parameter(2.0, gt=0, le=100, kd=True)
+    # T of the soft targets, at least 0.05
+    temperature: float = parameter(2.0, ge=0.05, le=100, kd=True)
     # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
     alpha: float = parameter(0.5, ge=0, le=1, kd=True)
     # the teacher's outputs: computed once and stored (cached), or at every step (online)
@@ -518,15 +526,18 @@ def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
         return str(error['ctx']['error'])
     where = '.'.join(str(part) for part in error['loc'] if str(part) in fields)
     if error['type'] == 'string_pattern_mismatch':
-        return (
-            f"{where}={error.get('input')!r} is refused: use letters, digits, '.', '_' and '-', beginning "
-            'with a letter or digit'
-        )
+        return f"{where}={_shown(error.get('input'))} is refused: {NAME_RULE}"
     # one for each type the field may have
     rules = dict.fromkeys(
         e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
     )
-    return f"{where}={error.get('input')!r} is refused: {', or '.join(rules)}"
+    return f"{where}={_shown(error.get('input'))} is refused: {', or '.join(rules)}"
+
+
+def _shown(value: Any) -> str:
+    "A value as it was given, its middle left out where it is long."
+    shown = repr(value)
+    return shown if len(shown) <= 120 else f'{shown[:60]}...{shown[-20:]}'
 
 
 def make_config(

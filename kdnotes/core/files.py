@@ -4,6 +4,7 @@
 
 # %% ../../nbs/core/04_files.ipynb #047e1749
 from __future__ import annotations
+import errno
 import fcntl
 import hashlib
 import json
@@ -15,8 +16,8 @@ from pathlib import Path
 from .config import KdnotesError
 
 # %% auto #0
-__all__ = ['FileError', 'BusyError', 'atomic_write', 'sha256_file', 'sha256_bytes', 'sha256_text', 'write_json', 'read_json',
-           'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sha256_file', 'sha256_bytes', 'sha256_text', 'write_json',
+           'read_json', 'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -27,6 +28,36 @@ class BusyError(KdnotesError):
     "Something is locked by another process."
 
 # %% ../../nbs/core/04_files.ipynb #2305cbf3
+_NO_ACCESS = 'it may not be written or read; change its permissions, or set KDNOTES_HOME to another folder'
+_ADVICE = {
+    errno.ENOSPC: 'the disk is full; free some room',
+    errno.EDQUOT: 'the quota is used up; free some room',
+    errno.EACCES: _NO_ACCESS,
+    errno.EPERM: _NO_ACCESS,
+    errno.EROFS: 'its file system is read-only; set KDNOTES_HOME to a folder that can be written',
+    errno.ENOTDIR: 'a file stands where a folder is needed; move it away',
+    errno.EEXIST: 'something else stands where a folder is needed; move it away',
+    errno.EISDIR: 'a folder stands where a file is needed; move it away',
+    errno.ENAMETOOLONG: 'the name is too long; give a shorter one',
+    errno.ELOOP: 'it is a link that leads to itself; put it right',
+    errno.ENOENT: 'it is not there, or a link leads nowhere; put it back',
+    errno.EIO: 'the disk could not read or write it; look at the disk',
+    errno.EMFILE: 'too many files are open; raise `ulimit -n`',
+}
+
+
+@contextmanager
+def file_errors() -> Iterator[None]:
+    "Errors of the file system as one sentence: path, what is wrong, what to do. A decorator, too."
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in _ADVICE:
+            raise  # a broken pipe, a child that is gone: no matter of files
+        path = e.filename2 or e.filename or 'a file'
+        raise FileError(f'{path}: {_ADVICE[e.errno]}, and start the same command again') from e
+
+
 def atomic_write(
     path: str | Path,  # the file; its folder is made when missing
     data: str | bytes,  # the whole content; text is written as UTF-8

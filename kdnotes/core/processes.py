@@ -10,13 +10,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from .config import KdnotesError
 from .files import root
 
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'PATIENCE_S', 'process_environment', 'rank_environment',
-           'die_with_parent', 'Ranks', 'how_ended']
+           'die_with_parent', 'Stopped', 'interruptible', 'stop_all', 'Ranks', 'how_ended']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -86,6 +90,34 @@ EXIT_FAILED = 76  # of a rank whose failure would come again
 PATIENCE_S = 60.0  # that ranks have to follow one that stopped
 
 
+class Stopped(KdnotesError):
+    "Something that was asked to stop, and goes on with the same command."
+
+    exit_code = EXIT_STOPPED
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    "Take SIGTERM as Ctrl-C, in the main thread: what runs is stopped in order."
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_running: set[Ranks] = set()  # of this process, in whatever thread
+
+
+def stop_all() -> None:
+    "Stop the ranks that other threads of this process have started and watch."
+    for ranks in list(_running):
+        ranks.stop()
+
+
 class Ranks:
     "The processes of a run: one a rank. `poll` or `wait` must be called, since nobody else watches them."
 
@@ -107,6 +139,7 @@ class Ranks:
         self._log = open(log, 'wb', buffering=0)
         self._processes = []
         self._start()
+        _running.add(self)
 
     def _start(self) -> None:
         self._cause = None  # the exit code that decides on the others' fate
@@ -187,6 +220,7 @@ class Ranks:
         self._log.write(f'launcher: {text}\n'.encode())
 
     def _close(self) -> None:
+        _running.discard(self)
         self._log.close()
         self._folder.cleanup()
 

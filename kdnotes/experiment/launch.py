@@ -9,9 +9,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from ..core.config import KdnotesError, RunConfig, is_given
-from ..core.processes import EXIT_STOPPED, Ranks, how_ended
+from ..core.files import file_errors
+from ..core.processes import EXIT_STOPPED, Ranks, Stopped, how_ended, stop_all
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
@@ -33,6 +34,8 @@ __all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 's
 class RunError(KdnotesError):
     "A training process that ended before its record was written."
 
+    exit_code = 1
+
 
 def run(
     config: RunConfig,
@@ -45,6 +48,7 @@ def run(
     return execute(plan(config), on_row, say)
 
 
+@file_errors()
 def execute(
     plan: Plan,
     on_row: Callable[[dict], None] = lambda row: None,
@@ -96,6 +100,8 @@ def make_runs(
         try:
             make(p, beside)
             say(f'   {p.run_id}: {_outcome(shown(_record_of(p)))}')
+        except Stopped:
+            raise  # the study stops with it
         except KdnotesError as e:
             failed[p.run_id] = str(e)
             say(f'   {p.run_id} failed: {e}')
@@ -117,7 +123,14 @@ def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None]
     for stage in stages(plans):
         beside = min(jobs, len(stage))
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(lambda p, beside=beside: make_one(p, beside), stage))
+            made = [pool.submit(make_one, p, beside) for p in stage]
+            try:
+                for future in as_completed(made):
+                    future.result()
+            except BaseException:  # a stop: no other run begins, and those that run save their state
+                pool.shutdown(wait=False, cancel_futures=True)
+                stop_all()
+                raise
 
 
 def _record_of(p: Plan) -> dict:
@@ -258,7 +271,7 @@ def _refuse(folder: RunFolder, code: int) -> None:
     log = folder.path / 'log.txt'
     if code == EXIT_STOPPED:
         folder.write_state('interrupted', exit_code=code, reason='a signal')
-        raise RunError(
+        raise Stopped(
             f'{folder.path.name} was stopped before its end; '
             f'the same command {goes_on(folder)} (all output: {log})'
         )

@@ -23,6 +23,7 @@ from kdnotes.core.config import (
     teacher_changes,
     teachers_mode,
 )
+from ..core.files import sha256_text
 from kdnotes.core.resolve import (
     Machine,
     factor_settings,
@@ -58,7 +59,8 @@ def study_name(
     a folder's last part, `microsoft-wiki_qa` for a hub id; behind another task's name.
     """
     name = Path(corpus).name if Path(corpus).is_absolute() else corpus
-    name = re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._')
+    # what no letter is left of, a folder named in Japanese say, is named by its hash
+    name = re.sub('[^A-Za-z0-9._-]+', '-', name).strip('-._')[:60] or f'corpus-{sha256_text(name)[:8]}'
     if task != FIRST_TASK:
         name = f'{task}-{name}'
     return smoke_name(name) if smoke else name

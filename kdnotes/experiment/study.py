@@ -12,7 +12,7 @@ from ..analysis.figures import study_figures
 from ..analysis.plotting import FigureFile
 from ..analysis.report import Report, report
 from ..core.config import flat
-from ..core.files import atomic_write, runs_path
+from ..core.files import atomic_write, file_errors, runs_path
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 
@@ -38,6 +38,7 @@ class StudyResult:
         return failures(self.failed, len(self.plans)) if self.failed else ''
 
 
+@file_errors()
 def run_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
     arms: str = 'procedures',  # 'procedures', 'all', or names of modes with commas

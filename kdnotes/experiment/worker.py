@@ -5,7 +5,6 @@
 # %% ../../nbs/experiment/03_worker.ipynb #5d2e2a28
 from __future__ import annotations
 import contextlib
-import errno
 import math
 import shutil
 import sys
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, make_config
-from ..core.files import cache_path
-from ..core.processes import EXIT_FAILED, EXIT_STOPPED, die_with_parent
+from ..core.files import cache_path, file_errors
+from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.resolve import factors, settings
-from .launch import RunError, goes_on
+from .launch import RunError
 from .plan import make_task
 from ..records.schema import SCHEMA
 from ..records.store import RunFolder, checked_run_model, find_record
@@ -27,7 +26,7 @@ from ..tasks.sources import Corpus, load_corpus
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import environment, summarise, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline
-from ..train.failures import STOP, Stopped
+from ..train.failures import STOP
 
 # %% auto #0
 __all__ = ['Rank', 'Outcome', 'worker', 'encoded_task', 'starting_model', 'main']
@@ -489,16 +488,13 @@ def main() -> None:
 
     STOP.install(last_words=lambda: stopped('a signal before or after the training'))
     try:
-        worker(sys.argv[1])
+        with file_errors():
+            worker(sys.argv[1])
     except Stopped as e:
         stopped(str(e))
         raise SystemExit(EXIT_STOPPED) from None
     except KdnotesError as e:
         fail(str(e))
-    except OSError as e:
-        if e.errno != errno.ENOSPC:
-            raise
-        fail(f'the disk of {folder.path} is full; free some room and start the run again: {goes_on(folder)}')
 
 
 if __name__ == '__main__' and '__file__' in globals():

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 import pandas as pd
+from ..core.config import NAME_PATTERN, NAME_RULE
 from kdnotes.core.files import (
     atomic_write,
     evidence_path,
@@ -350,6 +352,8 @@ def export(
 
 
 def _exporting(study: str) -> AbstractContextManager:
+    if not re.match(NAME_PATTERN, study):
+        raise RecordError(f'{study!r} is no name of a study: {NAME_RULE}')
     return lock(runs_path() / '.locks' / f'export-{study}.lock')
 
 

@@ -15,15 +15,13 @@ from ..core.config import KdnotesError
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
-__all__ = ['STOP', 'Stopped', 'TrainingError', 'StopSignal', 'finite', 'first_non_finite', 'is_out_of_memory', 'out_of_memory']
+__all__ = ['STOP', 'TrainingError', 'StopSignal', 'finite', 'first_non_finite', 'is_out_of_memory', 'out_of_memory']
 
 # %% ../../nbs/train/05_failures.ipynb #f63141a4
-class Stopped(KdnotesError):
-    "A training that was asked to stop, and has saved its state."
-
-
 class TrainingError(KdnotesError):
     "A training that cannot go on."
+
+    exit_code = 1
 
 # %% ../../nbs/train/05_failures.ipynb #f8ca913f
 class StopSignal:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from ..core.arms import MODES
 from ..core.config import RunConfig, task_info
+from ..core.processes import Stopped
 from ..distill.intermediate import open_student
 from ..distill.models import call
 from ..losses.targets import weighted_sum
@@ -23,7 +24,6 @@ from .cpu_fast_path import FastPath, fast_path
 from .distributed import Agreement, Runtime, Waits, stream, torch_seed, wrap_ddp
 from kdnotes.train.failures import (
     STOP,
-    Stopped,
     TrainingError,
     first_non_finite,
     is_out_of_memory,

@@ -1,0 +1,173 @@
+"Commands that are stopped, and a file system that refuses: an exit code and a sentence, and nothing is lost."
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import psutil
+import pytest
+from kinds import one_of_each
+from notebooks import last_line, surroundings
+from test_doctor import write_corpus, write_model
+from kdnotes.cli import main
+from kdnotes.records.schema import RecordError
+from kdnotes.records.store import forget
+
+CLI = 'import sys; from kdnotes.cli import main; sys.exit(main())'
+
+
+def study(home, *options, **more):
+    "A started `kdnotes study` of one arm that trains for some seconds."
+    given = dict(
+        corpus=home / 'corpus',
+        teacher=home / 'teacher',
+        study='stopped',
+        max_length=64,
+        epochs=25,
+        batch_size=8,
+    )
+    parameters = [part for name, value in (given | more).items() for part in ('-p', f'{name}={value}')]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            '-c',
+            CLI,
+            'study',
+            '--arms',
+            'parallel_baseline',
+            *options,
+            *parameters,
+        ],
+        env=surroundings(home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def home(tmp_path):
+    write_corpus(tmp_path / 'corpus')
+    write_model(tmp_path / 'teacher')
+    return tmp_path
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def steps(home) -> int:
+    "How many rows of steps there are."
+    return sum(path.read_text().count('"kind": "step"') for path in home.glob('runs/*/*/rows.jsonl'))
+
+
+def children(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+STOPS = {
+    'SIGTERM to the command': (signal.SIGTERM, False),
+    'Ctrl-C in a terminal, which reaches all': (signal.SIGINT, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize('how', one_of_each(STOPS))
+def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
+    number, to_all = STOPS[how]
+    process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
+    wait_for(lambda: steps(home) > 5)
+    ranks = children(process)
+    if to_all:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75, errors
+    assert 'Traceback' not in errors and 'same command' in last_line(errors), errors
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks))
+    begun = {p.parent.name: json.loads(p.read_text())['status'] for p in home.glob('runs/*/*/state.json')}
+    assert 'interrupted' in begun.values() and 'running' not in begun.values(), begun
+    assert list(home.glob('runs/*/*/checkpoints/step-*')), 'its state is saved'
+
+    again = study(home, '--seeds', str(jobs))
+    said, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    records = [json.loads(path.read_text()) for path in home.glob('runs/stopped/*/record.json')]
+    assert len(records) == jobs and any(record['resumed_at'] for record in records)
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_at_once_what_is_left(home):
+    process = study(home, '--seeds', '1')
+    wait_for(lambda: steps(home) > 5)
+    ranks = children(process)
+    for p in ranks:
+        p.suspend()  # they cannot follow the first
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75 and 'Traceback' not in errors, errors
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks))
+
+
+# ---- a file system that refuses ----
+
+
+def a_file(runs):
+    runs.write_text('')
+
+
+def leads_nowhere(runs):
+    runs.symlink_to(runs.parent / 'gone' / 'away')
+
+
+def leads_to_itself(runs):
+    runs.symlink_to(runs)
+
+
+@pytest.mark.parametrize(
+    'spoil, words',
+    [
+        (a_file, 'a file stands where a folder is needed; move it away'),
+        (leads_nowhere, 'something else stands where a folder is needed'),
+        (leads_to_itself, 'leads to itself'),
+    ],
+)
+def test_runs_that_cannot_be_written_are_a_sentence(home, monkeypatch, capsys, spoil, words):
+    monkeypatch.setenv('KDNOTES_HOME', str(home))
+    spoil(home / 'runs')
+    given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
+    argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert '\n' not in said and words in said and str(home / 'runs') in said, said
+
+
+def test_a_home_that_cannot_be_made_is_a_sentence(home, monkeypatch, capsys):
+    (home / 'file').write_text('')
+    monkeypatch.setenv('KDNOTES_HOME', str(home / 'file' / 'home'))
+    given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
+    argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert '\n' not in said and 'a file stands where a folder is needed' in said, said
+
+
+@pytest.mark.parametrize('name', ['x' * 101, '../x', 'a/b', '.hidden', ''])
+def test_a_name_is_no_path(tmp_path, monkeypatch, name):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    with pytest.raises(RecordError, match='is no name of a study: use at most 100 letters'):
+        forget(name, ['baseline-s0-0'])
+    assert list(tmp_path.iterdir()) == []
