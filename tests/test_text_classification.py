@@ -210,6 +210,18 @@ def test_a_map_that_contradicts_itself_is_refused(columns, words, home, tmp_path
     assert words in refused(write_tables(tmp_path / 'own', {}), columns=columns)
 
 
+def test_texts_that_are_in_train_too_are_told(home, tmp_path):
+    folder = write_tables(tmp_path / 'own', {})
+    (folder / 'test.jsonl').write_bytes((folder / 'train.jsonl').read_bytes())
+    found = load_corpus('text_classification', str(folder))
+    n = len(found.splits['test'])
+    assert found.overlap['test'] == n
+    asked = make_config(task='text_classification', mode='baseline', corpus=str(folder), smoke=True)
+    planned = plan(asked, Machine('cpu', 2))
+    assert f'{n} of {n} rows of test' in planned.explain() and planned.overlap['test'] == (n, n)
+    assert load_corpus('text_classification', 'embedded').overlap == {}
+
+
 def test_a_file_is_no_corpus_and_its_folder_is_named(home, tmp_path):
     folder = write_reviews(tmp_path / 'reviews')
     with pytest.raises(CorpusError, match=f"is a file, .* name the folder: corpus='{folder}'"):

@@ -220,6 +220,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
             corpus_sha256=plan.corpus_sha256,
             initial=plan.initial,
             precision_reason=plan.reason,
+            overlap=plan.overlap,
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             jobs=jobs,
         )

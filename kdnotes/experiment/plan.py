@@ -6,7 +6,7 @@
 from __future__ import annotations
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.arms import MODES, PROCEDURES, PROFILES
 from kdnotes.core.config import (
@@ -38,8 +38,8 @@ from ..tasks.sources import Corpus, load_corpus, resolve_corpus
 from ..records.schema import SCHEMA
 
 # %% auto #0
-__all__ = ['make_task', 'study_name', 'smoke_name', 'Plan', 'teacher_origin', 'teacher_config', 'transfer_config', 'plan',
-           'choose_arms', 'named', 'plan_study', 'explain_study']
+__all__ = ['make_task', 'study_name', 'smoke_name', 'overlap_in_words', 'Plan', 'teacher_origin', 'teacher_config',
+           'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study', 'explain_study']
 
 # %% ../../nbs/experiment/01_plan.ipynb #fd07477b
 def make_task(
@@ -77,6 +77,16 @@ def _lined(lines: Sequence[tuple[str, str]]) -> str:
     return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
 
 
+def overlap_in_words(
+    overlap: dict[str, tuple[int, int]],  # of a `Plan`
+) -> str:  # a sentence; '': there is none
+    "What evaluation and training have in common."
+    parts = [f'{n} of {rows} rows of {split}' for split, (n, rows) in overlap.items()]
+    return f'{" and ".join(parts)} have the texts of a row of train: what is remembered counts there' * bool(
+        parts
+    )
+
+
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -90,6 +100,8 @@ class Plan:
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
+    # evaluation split -> (rows whose texts are in train too, all rows); only splits that have such rows
+    overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def corpus(self) -> str:
@@ -116,6 +128,7 @@ class Plan:
         lines = {
             'run_id': self.run_id,
             'corpus': self.corpus,
+            'overlap': overlap_in_words(self.overlap),
             'network': f'{mode.network}, starting from {self.start}',
             'loses': self.loses,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
@@ -250,6 +263,11 @@ def plan(
     if name not in corpora:
         corpora[name] = load_corpus(config.task, name, config.columns)
     corpus = corpora[name]
+    if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
+        raise ConfigError(
+            f'threads_per_rank={config.threads_per_rank} is more than the {on.cores} core(s) of this '
+            'machine; use fewer, or auto'
+        )
     if corpus.name != name:
         # a folder with a known corpus has its settings
         config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
@@ -275,6 +293,7 @@ def plan(
         teacher,
         first,
         loses,
+        {split: (n, len(corpus.splits[split])) for split, n in corpus.overlap.items()},
     )
 
 
@@ -501,6 +520,7 @@ def explain_study(
                 ),
             ),
             ('corpus', plans[0].corpus),
+            *(('overlap', words) for words in [overlap_in_words(plans[0].overlap)] if words),
             ('teacher', first.teacher),
             *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
             *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),

@@ -387,6 +387,7 @@ def _identity(rank: Rank, start_sha256: str, attention: str) -> dict:
         teacher_run_id=job['teacher_run_id'],
         corpus=corpus.name,
         corpus_sha256=corpus.sha256,
+        overlap={split: n for split, (n, _) in job.get('overlap', {}).items()},
         **(dict(columns=config.columns) if config.columns else {}),
         precision=runtime.dtype,
         widened=runtime.widened,

@@ -266,6 +266,7 @@ _RECORD_KINDS = {
         'an object': ['settings', 'initial'],
         'texts by name': ['reasons'],
         'numbers by name': [
+            'overlap',
             'time',
             'throughput',
             'memory',

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Corpus:
     where: str  # for people: the folder, the hub's address, or the embedded table
     splits: dict[str, Rows]  # 'train', 'dev', 'test'
     sha256: str  # of the content; equal content gives an equal hash wherever it came from
+    # evaluation split -> how many of its rows have the texts of a row of train, where any have
+    overlap: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -605,7 +607,21 @@ def load_corpus(
     columns: str | None = None,  # which column holds what, of `column_names`; for folders and the hub
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
-    return load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
+    loaded = load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
+    return replace(loaded, overlap=_overlap(loaded.splits, task_info(task).texts))
+
+
+def _overlap(splits: dict[str, Rows], texts: Callable[[dict], list[str]]) -> dict[str, int]:
+    "How many rows of each evaluation split have the texts of a row of train."
+
+    def of(row: dict) -> tuple[str, ...]:
+        return tuple(text.strip() for text in texts(row))
+
+    trained = {of(row) for row in splits['train']}
+    found = {
+        split: sum(of(row) in trained for row in rows) for split, rows in splits.items() if split != 'train'
+    }
+    return {split: n for split, n in found.items() if n}
 
 
 def load_by_rules(
