@@ -219,7 +219,7 @@ def test_texts_that_are_in_train_too_are_told(home, tmp_path):
     asked = make_config(task='text_classification', mode='baseline', corpus=str(folder), smoke=True)
     planned = plan(asked, Machine('cpu', 2))
     assert f'{n} of {n} rows of test' in planned.explain() and planned.overlap['test'] == (n, n)
-    assert load_corpus('text_classification', 'embedded').overlap == {}
+    assert load_corpus('answer_selection', 'embedded').overlap == {}
 
 
 def test_a_file_is_no_corpus_and_its_folder_is_named(home, tmp_path):
