@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
-from ..core.config import task_info
+from ..core.config import FIRST_TASK, task_info
 from ..core.resolve import factor_settings, training_settings
 from kdnotes.analysis.tests import (
     ALPHA,
@@ -406,6 +406,7 @@ class Comparison:
     # corrected over the same comparisons of that time
     p_times_holm: dict[str, float | None] = field(default_factory=dict)
     unit_name: str = 'units'  # what the metric averages over
+    task: str = FIRST_TASK  # whose names the metrics have
 
     @property
     def n_seeds(self) -> int:
@@ -509,6 +510,7 @@ def compare(
         **found,
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
         unit_name=task.unit_name,
+        task=task.name,
     )
 
 # %% ../../nbs/analysis/06_compare.ipynb #cd2bcccd

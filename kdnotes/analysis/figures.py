@@ -25,7 +25,7 @@ from kdnotes.analysis.plotting import (
     drawing,
     look,
     make_figure,
-    metric_name,
+    primary_name,
     span,
 )
 from kdnotes.analysis.tables import (
@@ -72,7 +72,9 @@ def accuracy_figure(
     for arm, runs in arms.items():
         if not {'primary', cost} <= values[arm].keys():
             continue
-        (colour, marker), x, y = look(arm, arms), values[arm][cost], values[arm]['primary']
+        colour, marker = look(arm, arms)
+        x = values[arm][cost]
+        y = values[arm]['primary']
         seen = [
             (r[place][cost], r['primary']['value'])
             for r in runs
@@ -105,8 +107,8 @@ def accuracy_figure(
     axes.set(
         xlabel=COSTS[cost],
         ylabel=(
-            f"{metric_name(p['metric'])} on {p['set']} ({'higher' if p['higher_is_better'] else 'lower'} is "
-            "better)"
+            f"{primary_name(records[0])} on {p['set']} "
+            f"({'higher' if p['higher_is_better'] else 'lower'} is better)"
         ),
     )
     axes.set_xlim(0, axes.get_xlim()[1])
@@ -179,7 +181,6 @@ def curves_figure(
 ) -> Figure:
     "Training loss and the metric on the way against optimizer steps, with bands over seeds."
     arms = arms_of(records)
-    metric = records[0]['primary']['metric']
     if not any(curve_of(r) for r in records):
         raise NotDrawn('no run has a training curve or rows to take one from')
     figure = Figure(figsize=(WIDTH, 3.2))
@@ -205,7 +206,7 @@ def curves_figure(
             )
             axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
     panels['loss'].set_ylabel("training loss (each arm's own)")
-    panels['value'].set_ylabel(f'{metric_name(metric)} on {curve_set(records)}')
+    panels['value'].set_ylabel(f'{primary_name(records[0])} on {curve_set(records)}')
     for axes in panels.values():
         axes.set_xlabel('optimizer steps')
     panels['loss'].set_xlim(left=0)
@@ -324,7 +325,7 @@ def effects_figure(
     figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * (rows[-1][0] + 1)))
     panels = _effect_panels(figure, rows, e.arms, bool(ratios))
     primary = e.records[0]['primary']
-    metric = f"{metric_name(primary['metric'])} on {primary['set']}"
+    metric = f"{primary_name(e.records[0])} on {primary['set']}"
     better = 'right' if primary['higher_is_better'] else 'left'
     first = panels['difference']
     _name_effects(first, rows)
@@ -610,7 +611,7 @@ def _all_items(e: Evidence) -> str:
 
 def _metric(e: Evidence) -> str:
     p = e.records[0]['primary']
-    return f"{metric_name(p['metric'])} on the {p['set']} set of {e.records[0]['corpus']}"
+    return f"{primary_name(e.records[0])} on the {p['set']} set of {e.records[0]['corpus']}"
 
 
 def _machine(e: Evidence) -> str:
@@ -651,7 +652,7 @@ def _effects_caption(e: Evidence) -> str:
 
 def _curves_caption(e: Evidence) -> str:
     return (
-        f"Training loss (left) and {metric_name(e.records[0]['primary']['metric'])} on the "
+        f"Training loss (left) and {primary_name(e.records[0])} on the "
         f"{curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. "
         "Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines "
         "are arms in mixed precision. "

@@ -13,13 +13,14 @@ import matplotlib
 from PIL import Image
 from matplotlib.figure import Figure
 from ..core.arms import MODES
-from ..core.config import TASKS, KdnotesError, task_info
+from ..core.config import KdnotesError, task_info
 from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, write_json
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'arms_of', 'look', 'metric_name', 'span', 'figure_bytes',
-           'notebook_png', 'drawing', 'NotDrawn', 'FigureFile', 'save_figure', 'bind_figures', 'make_figure']
+__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'arms_of', 'look', 'metric_name', 'primary_name', 'span',
+           'figure_bytes', 'notebook_png', 'drawing', 'NotDrawn', 'FigureFile', 'save_figure', 'bind_figures',
+           'make_figure']
 
 # %% ../../nbs/analysis/05_plotting.ipynb #1a246311
 ORDER = (
@@ -101,12 +102,17 @@ def look(
 
 def metric_name(
     metric: str,
+    task: str,  # of TASKS
 ) -> str:
     "A metric as texts and figures call it."
-    names = {}
-    for task in reversed(TASKS):
-        names |= task_info(task).metric_names
-    return names.get(metric, metric)
+    return task_info(task).metric_names.get(metric, metric)
+
+
+def primary_name(
+    record: dict,
+) -> str:
+    "A run's primary metric as texts and figures call it."
+    return metric_name(record['primary']['metric'], record['task'])
 
 
 def span(

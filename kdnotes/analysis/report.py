@@ -18,7 +18,7 @@ from .wording import explain
 from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['FIRST_LOOK', 'Report', 'starts_made_again', 'report']
+__all__ = ['FIRST_LOOK', 'Report', 'starts_made_again', 'report', 'report_of']
 
 # %% ../../nbs/analysis/13_report.ipynb #56d5c2d8
 @dataclass(frozen=True)
@@ -127,6 +127,16 @@ def report(
 ) -> Report:
     "Tables, comparisons and figures of a study, from its folders or its evidence."
     e = evidence(study, run_ids, level)
+    return report_of(e, _figures(e), level)
+
+
+def report_of(
+    e: Evidence,
+    figures: dict[str, Path],  # that are drawn, by name
+    level: float = 0.95,  # confidence level of the evidence
+) -> Report:
+    "Tables and comparisons of what has been read already."
+    study = e.study
     return Report(
         study,
         _about(study, e.records, level),
@@ -136,7 +146,7 @@ def report(
         tuple(explain(c) for _, c in e.comparisons),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
         _notes(e.records),
-        _figures(e),
+        figures,
         e.values,
         chain_table(e.comparisons),
     )

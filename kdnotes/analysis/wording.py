@@ -148,7 +148,7 @@ def sentence(
 
 def _metric_sentence(c: Comparison) -> str:
     d = c.difference
-    name = f"{metric_name(c.primary['metric'])} on the {c.primary['set']} set"
+    name = f"{metric_name(c.primary['metric'], c.task)} on the {c.primary['set']} set"
     found = verdict_on(c)
     if c.n_seeds == 1:
         size = number_texts([abs(d.estimate)], '.4f')[0]

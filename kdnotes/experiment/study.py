@@ -5,14 +5,15 @@
 # %% ../../nbs/experiment/04_study.ipynb #59f4d917
 from __future__ import annotations
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
-from ..analysis.figures import study_figures
+from ..analysis.figures import draw_evidence
 from ..analysis.plotting import FigureFile
-from ..analysis.report import Report, report
+from ..analysis.report import Report, report_of
+from ..analysis.tables import evidence
 from ..core.config import flat
-from ..core.files import atomic_write, file_errors, runs_path
+from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 
@@ -72,9 +73,9 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.study
     made = [p.run_id for p in plans if p.run_id not in failed]
-    figures = study_figures(study, made)
-    drawn = {figure.name: figure.path for figure in figures if figure.path}
-    compared = replace(report(study, made), figures=drawn)
+    found = evidence(study, made)
+    figures = draw_evidence(found, figures_path(study))
+    compared = report_of(found, {figure.name: figure.path for figure in figures if figure.path})
     folder = runs_path() / study
     table = atomic_write(folder / 'table.txt', f'{compared}\n')
     numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))

@@ -112,7 +112,7 @@ def short(
 
     said = []
     if c.difference:
-        said.append(f"{metric_name(c.primary['metric'])} {c.difference:+.4f}{corrected(c.p_holm)}")
+        said.append(f"{metric_name(c.primary['metric'], c.task)} {c.difference:+.4f}{corrected(c.p_holm)}")
     for key in _own_times(c):
         if key in c.speedup:
             name = {'train_s': 'training', 'total_s': 'total'}[key]
