@@ -45,7 +45,13 @@ def trained_rank() -> dict:
     cpu_fast_path.Bits.take = noted
     trainer.train(SameWord(), student, dropout_config(), here, on_row)
     runtime.stop(here)
-    return dict(start=start, weights=trained_weights(student), losses=losses, masks=masks)
+    return dict(
+        start=start,
+        weights=trained_weights(student),
+        losses=losses,
+        masks=masks,
+        torch_seed=torch.initial_seed(),
+    )
 
 
 @pytest.fixture(scope='module')
@@ -127,3 +133,13 @@ def test_they_are_two_replicas_that_add_their_gradients(ranks):
     way = np.linalg.norm(weights - ranks[0]['start'])
     np.testing.assert_allclose(ranks[0]['losses'], losses, rtol=0, atol=2e-6)
     assert np.linalg.norm(weights - ranks[0]['weights']) <= 1e-4 * way
+
+
+def check_own_streams(ranks: list[dict]) -> None:
+    "What each rank draws is its own, in torch's generator and in the masks of the fast path."
+    assert len({rank['torch_seed'] for rank in ranks}) == RANKS
+    assert not set(ranks[0]['masks']) & set(ranks[1]['masks'])
+
+
+def test_each_rank_draws_its_own(ranks):
+    check_own_streams(ranks)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 import pytest
+import test_dropout
 import test_parity
 import test_precision
 from kinds import one_of_each
@@ -42,6 +43,10 @@ def same_steps_skipped(w):
     return test_precision.check_same_steps_skipped(
         [notes['low'] for notes in test_precision.trained(2, ('low',), package=w.package)]
     )
+
+
+def own_dropout(w):
+    return test_dropout.check_own_streams(launch('test_dropout:trained_rank', ranks=2, package=w.package))
 
 
 by_hand = 'test_losses.py::test_soft_targets_by_hand'
@@ -152,6 +157,49 @@ MUTANTS = [
         'optimizer.found_inf =',
         '_ =',
         'test_resume.py::test_a_step_that_is_not_finite_is_not_taken',
+    ),
+    Mutant(
+        'small gradients scaled up',
+        'train.precision',
+        '(norm / config.max_grad_norm).clamp(min=1.0)',
+        'norm / config.max_grad_norm',
+        'test_precision.py::test_small_gradients_are_not_scaled_up',
+    ),
+    Mutant(
+        "every rank takes up rank 0's random state",
+        'train.checkpoint',
+        "own = f'{rank}.'",
+        "own = '0.'",
+        'test_resume.py::test_each_rank_takes_up_its_own_random_state',
+    ),
+    Mutant(
+        'steps in the order of their lengths',
+        'tasks.batching',
+        'return [steps[i] for i in rng.permutation(len(steps))]',
+        'return steps',
+        'test_batching.py::test_steps_come_in_random_order_of_length',
+    ),
+    Mutant(
+        'kept tokens whatever their length',
+        'tasks.batching',
+        '_rules(tokenizer), str(max_length), *first',
+        '_rules(tokenizer), *first',
+        'test_batching.py::test_kept_tokens_of_another_length_are_not_taken',
+    ),
+    *(
+        Mutant(f'one stream of dropout for all ranks, {name}', 'train.loop', old, new, own_dropout)
+        for name, old, new in (
+            (
+                'masks',
+                "dropout_seed = torch_seed(config.seed, 'dropout', runtime.rank)",
+                "dropout_seed = torch_seed(config.seed, 'dropout', 0)",
+            ),
+            (
+                "torch's",
+                "torch.manual_seed(torch_seed(config.seed, 'dropout', runtime.rank))",
+                "torch.manual_seed(torch_seed(config.seed, 'dropout', 0))",
+            ),
+        )
     ),
     Mutant(
         'untouched rows do not decay',

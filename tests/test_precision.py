@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from helpers import SameWord, flat, tiny_bert, tiny_config
 from kdnotes.core.processes import Stopped
 from kdnotes.train.failures import STOP, TrainingError
+from kdnotes.train.precision import update_weights
 from kdnotes.train.distributed import Runtime, start, stop
 from ranks import launch
 
@@ -330,3 +331,17 @@ def test_an_infinite_loss_in_fp16_is_found_between_two_rows_of_the_log():
 def test_a_gradient_that_no_scale_makes_finite_ends_the_training():
     with pytest.raises(TrainingError, match='not finite at step'):
         train_one(Runtime(torch.device('cpu'), 'fp16'), Hopeless, epochs=16.0)
+
+
+@pytest.mark.parametrize('norm, factor', [(0.01, 1.0), (4.0, 0.25)])
+def test_small_gradients_are_not_scaled_up(norm, factor):
+    "Clipping divides by the norm where it is above 1, and leaves the rest alone: AdamW's first moment tells."
+    model = torch.nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    gradient = torch.tensor([[0.5, -0.5, 0.5, 0.5]]) * norm
+    model.weight.grad = gradient.clone()
+    never = torch.zeros((), dtype=torch.bool)
+    scaler = torch.amp.GradScaler('cpu', enabled=False)
+    config = tiny_config('full_student', max_grad_norm=1.0)
+    update_weights(model, optimizer, scaler, config, never, [model.weight.grad])
+    np.testing.assert_allclose(optimizer.state[model.weight]['exp_avg'], 0.1 * factor * gradient, rtol=1e-5)

@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_teacher
-from kdnotes.train.checkpoint import checkpoints, read_checkpoint
+from kdnotes.train.checkpoint import (
+    checkpoints,
+    newest_checkpoint,
+    random_states,
+    read_checkpoint,
+    restore_training,
+    save_checkpoint,
+    training_tensors,
+)
 from kdnotes.core.processes import Stopped
 from kdnotes.train.failures import STOP, TrainingError
 from kdnotes.distill.intermediate import online_teacher
@@ -140,3 +148,19 @@ def test_a_step_that_is_not_finite_is_not_taken():
     ):
         train(Poisoned(), model, tiny_config('full_student', ranks=1), CPU, lambda *a, **k: None)
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_each_rank_takes_up_its_own_random_state(tmp_path):
+    model = tiny_bert()
+    optimizer = torch.optim.AdamW(model.parameters())
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(random_states())
+    save_checkpoint(tmp_path, 1, training_tensors(model, optimizer, states), {}, 'run')
+    saved = newest_checkpoint(tmp_path, 'run')
+    for rank, seed in enumerate((1, 2)):
+        restore_training(saved, model, optimizer, rank)
+        torch.testing.assert_close(
+            torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(seed))
+        )
