@@ -12,6 +12,7 @@ from notebooks import ROOT, surroundings
 from test_doctor import write_corpus, write_model
 
 pytestmark = pytest.mark.slow
+TOKEN = 'hf_planted_by_a_test_000000000000'
 
 
 def listening(process: subprocess.Popen) -> dict[str, set[str]]:
@@ -63,7 +64,7 @@ def test_a_run_with_two_ranks_in_a_notebook_listens_on_loopback_alone(tmp_path):
             tmp_path / 'out.ipynb',
             *(str(part) for name, value in given.items() for part in ('-p', name, value)),
         ],
-        env=surroundings(tmp_path),
+        env=surroundings(tmp_path, HF_TOKEN=TOKEN),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -76,6 +77,9 @@ def test_a_run_with_two_ranks_in_a_notebook_listens_on_loopback_alone(tmp_path):
     for part in ('ipykernel', 'kdnotes.experiment.worker'):
         assert any(part in line and addresses for line, addresses in seen.items()), f'{part} was not seen'
     assert not outside(seen)
+    left = [path for path in tmp_path.rglob('*') if path.is_file()]
+    assert (tmp_path / 'out.ipynb') in left
+    assert not [path for path in left if TOKEN.encode() in path.read_bytes()], 'a secret was written down'
 
 
 @pytest.mark.exhaustive

@@ -106,6 +106,40 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     assert len(records) == jobs and any(record['resumed_at'] for record in records)
 
 
+def spoil_checkpoints(folder):
+    for path in folder.glob('checkpoints/step-*/model.safetensors'):
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+def lose_rows(folder):
+    (folder / 'rows.jsonl').unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('lost', [spoil_checkpoints, lose_rows])
+def test_rows_are_those_of_one_training(home, lost):
+    "Begun anew, no step stands twice; a resumed run whose rows are lost says so in its record."
+    process = study(home, '--seeds', '1')
+    wait_for(lambda: steps(home) > 5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    [folder] = home.glob('runs/stopped/*/')
+    lost(folder)
+    again = study(home, '--seeds', '1')
+    _, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    record = json.loads((folder / 'record.json').read_text())
+    rows = [json.loads(line) for line in (folder / 'rows.jsonl').read_text().splitlines()]
+    made = [row['step'] for row in rows if row['kind'] == 'step']
+    assert made == sorted(set(made))
+    if lost is lose_rows:
+        assert record['resumed_at'] and made[0] > record['resumed_at'][0]
+        assert record['reasons']['timeline'] == f"the rows up to step {record['resumed_at'][0]} were lost"
+    else:
+        assert not record['resumed_at'] and made[0] <= 3 and 'timeline' not in record['reasons']
+
+
 @pytest.mark.slow
 def test_a_second_interrupt_ends_at_once_what_is_left(home):
     process = study(home, '--seeds', '1')

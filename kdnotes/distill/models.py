@@ -25,6 +25,7 @@ import huggingface_hub
 import torch
 import transformers
 from huggingface_hub import constants as hub_constants
+from safetensors import SafetensorError
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
@@ -583,11 +584,22 @@ def save_model(
     tokenizer=None,  # saved beside the model when given
 ) -> Path:  # the folder
     "Write config.json and model.safetensors."
-    with quiet_loading():
-        unwrap(model).save_pretrained(folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-    return Path(folder)
+    folder = Path(folder)
+    try:
+        with quiet_loading():
+            unwrap(model).save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+    except SafetensorError as e:  # it has no class for a full disk
+        raise ModelError(
+            f'{folder} could not be written ({e}); free some room and start the same command again'
+        ) from e
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(0o666 & ~umask)  # safetensors writes files for their owner alone
+    return folder
 
 # %% ../../nbs/distill/01_models.ipynb #4d9c122c
 def depth(

@@ -216,8 +216,18 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
 
     folder = rank.folder
     board = tb_writer(folder.path)
+    begin = time.time()
+    resumes = None  # not known yet
 
     def on_row(kind: str, **values):
+        nonlocal resumes
+        if kind == 'start':
+            resumes = None
+        elif kind == 'resume':
+            resumes = True
+        elif kind == 'step' and resumes is None:
+            resumes = False
+            folder.drop_rows(begin)  # no checkpoint could be used: the steps are made again
         folder.append(kind, **values)
         board(dict(kind=kind, **values))
 
@@ -455,7 +465,19 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
         tokens=result.tokens,
         curve=result.curve,
     )
-    return record | dict(reasons=_reasons(rank.config, record, used['reasons']))
+    return record | dict(reasons=_reasons(rank.config, record, used['reasons']) | _lost_rows(rows, result))
+
+
+def _lost_rows(rows: list[dict], result) -> dict[str, str]:
+    "Why the timeline of a resumed run begins late: `rows.jsonl` was lost before it went on."
+    if not result.resumed_at:
+        return {}
+    resumed = result.resumed_at[0]
+    first = min((row['step'] for row in rows if row['kind'] == 'step'), default=0)
+    rows_expected = resumed >= max(1, result.steps // 100)  # a row every hundredth of the training
+    if first <= resumed or not rows_expected:
+        return {}
+    return dict(timeline=f'the rows up to step {resumed} were lost')
 
 
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:

@@ -86,6 +86,8 @@ def rows_after(
     """
     if not path.exists():
         return [], at
+    if path.stat().st_size < at:
+        at = 0  # the run was begun anew
     with open(path, 'rb') as f:
         f.seek(at)
         new = f.read()
@@ -204,6 +206,16 @@ class RunFolder:
 
     def append(self, kind: str, **values: Any) -> None:
         append_row(self.path / 'rows.jsonl', make_row(kind, **values))
+
+    def drop_rows(
+        self,
+        before: float,  # unix time
+    ) -> None:
+        "Forget the rows of an earlier attempt, which this one does not go on from."
+        rows = self.rows()
+        kept = [row for row in rows if row['at_s'] >= before]
+        if len(kept) < len(rows):
+            atomic_write(self.path / 'rows.jsonl', ''.join(json.dumps(row) + '\n' for row in kept))
 
     def rows(self, kind: str | None = None) -> list[dict]:
         return read_rows(self.path / 'rows.jsonl', kind)
