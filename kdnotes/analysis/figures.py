@@ -143,10 +143,8 @@ def throughput_figure(
     axes = figure.subplots()
     for row, (arm, runs) in enumerate(arms.items()):
         colour, marker = look(arm, arms)
-        rate, seen = (
-            values[arm]['examples_per_s'],
-            [v for r in runs if (v := r['throughput']['examples_per_s']) is not None],
-        )
+        rate = values[arm]['examples_per_s']
+        seen = [v for r in runs if (v := r['throughput']['examples_per_s']) is not None]
         axes.barh(
             row,
             rate.estimate,
@@ -556,7 +554,8 @@ def reliability_figure(
         math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False
     ).ravel()
     for n, (axes, arm) in enumerate(zip(panels, shown)):
-        its, (colour, marker) = bins[bins['arm'] == arm], look(arm, arms)
+        its = bins[bins['arm'] == arm]
+        colour, marker = look(arm, arms)
         axes.bar(its['confidence'], 0.3 * its['n'] / its['n'].max(), width=0.05, color='#BBBBBB', zorder=1)
         axes.plot([0, 1], [0, 1], color='#777777', linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
         low, high = (its[k].astype(float).fillna(its['accuracy']) for k in ('low', 'high'))

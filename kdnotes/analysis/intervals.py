@@ -202,7 +202,8 @@ def crossed_interval(
 ) -> Interval:  # of the mean over all seeds and units there could be
     "The mean's interval with seeds and units both random (Satterthwaite's t)."
     y = checked_numbers(matrix, 2, 'matrix', level)
-    (S, U), mean = y.shape, y.mean()
+    S, U = y.shape
+    mean = y.mean()
     if S == U == 1:
         return Interval(
             float(mean),

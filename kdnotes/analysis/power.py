@@ -39,7 +39,8 @@ def power(
         raise StatsError(
             'power needs a variance above 0: where all differences are the same the test is refused'
         )
-    (s, u, e), df = variance, np.array([seeds - 1, units - 1, (seeds - 1) * (units - 1)])
+    s, u, e = variance
+    df = np.array([seeds - 1, units - 1, (seeds - 1) * (units - 1)])
     expected = np.array([units * s + e, seeds * u + e, e])
     sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
     square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)

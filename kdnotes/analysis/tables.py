@@ -200,7 +200,8 @@ def metrics_table(
     level: float = 0.95,  # confidence level
 ) -> pd.DataFrame:  # one row a metric, one column an arm, cells are text
     "Every metric of the primary set, its interval over seeds."
-    where, arms = records[0]['primary']['set'], arms_of(records)
+    where = records[0]['primary']['set']
+    arms = arms_of(records)
     names = list(dict.fromkeys(name for r in records for name in r['metrics'].get(where, {})))
 
     def cell(runs, name):

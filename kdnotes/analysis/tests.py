@@ -338,7 +338,8 @@ def equivalence(
 def _power_equivalent(k: float, df: float, critical: float) -> float:
     "The integral above, by Gauss and Legendre's rule over the probability of w."
     # above w = k/critical nothing is shown
-    most, (x, weights) = chdtr(df, df * (k / critical) ** 2), np.polynomial.legendre.leggauss(64)
+    most = chdtr(df, df * (k / critical) ** 2)
+    x, weights = np.polynomial.legendre.leggauss(64)
     w = np.sqrt(chdtri(df, 1 - most * (x + 1) / 2) / df)
     return float(most / 2 * weights @ (2 * ndtr(k - critical * w) - 1))
 

@@ -396,7 +396,8 @@ class Probe:
                 f'{self.done} optimizer steps and {len(self.masks)} forwards were seen and {self.steps} are '
                 'needed; give Probe the module the trainer calls'
             )
-        (begin, first), (end, last) = self.marks[self.warmup], self.marks[self.steps]
+        begin, first = self.marks[self.warmup]
+        end, last = self.marks[self.steps]
         masks = self.masks[first:last]
         return dict(
             examples=sum(len(m) for m in masks),

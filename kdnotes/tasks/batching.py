@@ -136,7 +136,8 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there
         data = path.read_bytes()
     except OSError:
         return None
-    digest, content = data[:32], data[32:]
+    digest = data[:32]
+    content = data[32:]
     if bytes.fromhex(sha256_bytes(content)) != digest:
         return None
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:

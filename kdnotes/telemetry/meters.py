@@ -304,7 +304,8 @@ class CpuMeter:
         ]
         if not self.packages:
             raise OSError('this machine has no RAPL counters')
-        self.microjoules, self.last = 0, [self._reading(p) for p in self.packages]
+        self.microjoules = 0
+        self.last = [self._reading(p) for p in self.packages]
 
     def identity(self) -> dict:
         return dict(uuid=None, name=cpu_name())

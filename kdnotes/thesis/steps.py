@@ -274,7 +274,8 @@ def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | No
     "The values of one step of precision."
     if found is None:
         return dict(verdict='not_tested', verdict_reason='no seed has the memory of both')
-    (ratio, kind), (a, b) = found, STEPS[key]
+    ratio, kind = found
+    a, b = STEPS[key]
     if p is None:
         result = Verdict('not_tested', ONE_SEED if ratio.n == 1 else test.reason)
         rests = f'{result.words}, since {result.reason}'
