@@ -210,6 +210,21 @@ def test_a_map_that_contradicts_itself_is_refused(columns, words, home, tmp_path
     assert words in refused(write_tables(tmp_path / 'own', {}), columns=columns)
 
 
+@pytest.mark.parametrize(
+    'key, first, second, words',
+    [
+        ('id', 'a\rb', 'c', "id 'a\\rb' holds a control character"),
+        ('id', 'n\u2075', 'n5', "id 'n5' looks like 'n⁵' of an earlier row and is not the same"),
+        ('label', 'good', 'good\u00a0', "label 'good\\xa0' "),
+        ('cluster', 'a\nb', 'c', "cluster 'a\\nb' holds a control character"),
+    ],
+)
+def test_names_that_tables_cannot_hold_are_refused(key, first, second, words, home, tmp_path):
+    n = len(TRAIN['label'])
+    values = [first, second, *(f'{key}{i}' for i in range(n - 2))]
+    assert words in refused(write_tables(tmp_path / 'own', {'train': {key: values}}))
+
+
 def test_texts_that_are_in_train_too_are_told(home, tmp_path):
     folder = write_tables(tmp_path / 'own', {})
     (folder / 'test.jsonl').write_bytes((folder / 'train.jsonl').read_bytes())

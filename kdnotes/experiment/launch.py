@@ -20,6 +20,7 @@ from kdnotes.records.store import (
     export,
     find_record,
     find_run_model,
+    is_exported,
     lock_run,
     records,
     rows_after,
@@ -59,6 +60,8 @@ def execute(
     folder = RunFolder(plan.config.study, plan.run_id)
     if _complete(folder):
         say(f'{plan.run_id} is done already')
+        if not is_exported(plan.config.study, plan.run_id):
+            export(plan.config.study)
         return folder.record()
     if _adopt(folder, say):
         return folder.record()

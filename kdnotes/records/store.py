@@ -42,8 +42,8 @@ from kdnotes.records.schema import (
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
-           'lock_run', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
-           'predictions', 'forget']
+           'lock_run', 'export', 'is_exported', 'find_record', 'find_run_model', 'checked_run_model', 'records',
+           'units', 'predictions', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -361,6 +361,14 @@ def export(
     "Merge a study's finished runs into the committed evidence."
     with _exporting(study):
         _write_evidence(study, _found(study))
+
+
+def is_exported(
+    study: str,
+    run_id: str,
+) -> bool:
+    "Is a run among its study's evidence? A full disk may have come in between."
+    return run_id in _exported(study)
 
 
 def _exporting(study: str) -> AbstractContextManager:

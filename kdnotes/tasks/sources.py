@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import threading
+import unicodedata
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
@@ -312,6 +313,27 @@ def read_split(
     return _rows_of(table, split, rules, names, _mapped(columns))
 
 
+def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
+    "Refuse ids, clusters and classes that tables could not hold, or that look the same and are not."
+    for key in (key for key in names if key in ('label', 'cluster') or key.endswith('id')):
+        known: dict[str, str] = {}
+        for i, row in enumerate(rows):
+            value = row.get(key)
+            if not isinstance(value, str):
+                continue
+            if not value.isprintable():
+                raise CorpusError(
+                    f'{place(i)}: {names[key] or key} {value!r} holds a control character, as of a line end; '
+                    'remove it'
+                )
+            alike = known.setdefault(unicodedata.normalize('NFKC', value).strip(), value)
+            if alike != value:
+                raise CorpusError(
+                    f'{place(i)}: {names[key] or key} {value!r} looks like {alike!r} of an earlier row and '
+                    'is not the same; write both alike, or apart'
+                )
+
+
 def _mapped(columns: str | None) -> set[str]:
     "The keys that a column map names: their columns must be there, also where they could be made up."
     return {part.partition('=')[0].strip() for part in (columns or '').split(',')}
@@ -341,6 +363,7 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
     ]
     rules.complete(rows, missing)
     rules.check_rows(rows, table.place, names)
+    _check_names(rows, table.place, names)
     rules.check_split(split, rows, table.where)
     return rows
 
@@ -684,6 +707,11 @@ def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str,
 
 def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str, Rows]:
     for split, rows in splits.items():
-        rules.check_rows(rows, lambda i, split=split: f'{name} {split}, row {i}', rules.columns)
+
+        def place(i: int, split: str = split) -> str:
+            return f'{name} {split}, row {i}'
+
+        rules.check_rows(rows, place, rules.columns)
+        _check_names(rows, place, rules.columns)
         rules.check_split(split, rows, f'{name} {split}')
     return splits
