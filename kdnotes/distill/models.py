@@ -35,10 +35,11 @@ from ..tasks.base import Task
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading', 'load_config', 'attention_of',
-           'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given', 'unwrap', 'weights_sha256',
-           'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers', 'build_model',
-           'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs', 'call']
+           'config_sha256', 'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading', 'load_config',
+           'attention_of', 'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given', 'unwrap',
+           'weights_sha256', 'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers',
+           'build_model', 'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs',
+           'call']
 
 # %% ../../nbs/distill/01_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -201,6 +202,13 @@ def source_sha256(
 ) -> str:  # 64 hex digits
     "The sha256 of the weights' file a source stands for."
     return _file_sha256(find_model(source) / 'model.safetensors')
+
+
+def config_sha256(
+    source: str | Path,  # as for `find_model`
+) -> str:  # 64 hex digits
+    "The sha256 of the config a source stands for."
+    return sha256_file(find_model(source) / 'config.json')
 
 # %% ../../nbs/distill/01_models.ipynb #badae9df
 _VOCABULARIES = (

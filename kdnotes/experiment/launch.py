@@ -59,6 +59,7 @@ def execute(
     "Make a planned run, or find it done."
     folder = RunFolder(plan.config.study, plan.run_id)
     if _complete(folder):
+        _check_source(plan, folder.record())
         say(f'{plan.run_id} is done already')
         if not is_exported(plan.config.study, plan.run_id):
             export(plan.config.study)
@@ -181,6 +182,17 @@ def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
     return [[p for number, p in found.values() if number == stage] for stage in numbers]
 
 # %% ../../nbs/experiment/02_launch.ipynb #9dfd2e76
+def _check_source(plan: Plan, record: dict) -> None:
+    "Refuse a finished run whose model would be built otherwise today: its name tells the weights alone."
+    known = record['models'].get('config_sha256')
+    if known and plan.config_sha256 and known != plan.config_sha256:
+        raise RunError(
+            f'{plan.run_id} is done already, and since then the config.json of the model that it starts from '
+            'has changed: restore it, or have the run made again: '
+            f'kdnotes forget {record["study"]} {plan.run_id}'
+        )
+
+
 def _complete(folder: RunFolder) -> bool:
     return folder.record() is not None and (folder.path / 'model').is_dir()
 
@@ -224,6 +236,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
             initial=plan.initial,
             precision_reason=plan.reason,
             overlap=plan.overlap,
+            config_sha256=plan.config_sha256,
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             jobs=jobs,
         )

@@ -100,6 +100,9 @@ class Plan:
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
+    config_sha256: str | None = (
+        None  # of the config.json beside the weights it starts from; None: another run's
+    )
     # evaluation split -> (rows whose texts are in train too, all rows); only splits that have such rows
     overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -293,6 +296,7 @@ def plan(
         teacher,
         first,
         loses,
+        _source_config(config) if 'weights_sha256' in initial else None,
         {split: (n, len(corpus.splits[split])) for split, n in corpus.overlap.items()},
     )
 
@@ -326,6 +330,14 @@ def _starts_pretrained(config: RunConfig) -> bool:
         'teacher_pretrained',
         'transferred',
     )
+
+
+def _source_config(config: RunConfig) -> str:
+    "The sha256 of what says how the weights are to be read: another one makes another model of them."
+    from kdnotes.distill.models import config_sha256
+
+    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
+    return config_sha256(config.student if from_hub else config.teacher)
 
 
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:

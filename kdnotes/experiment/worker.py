@@ -127,13 +127,23 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
-    from kdnotes.distill.models import choose_layers, fresh_model, load_given, weights_sha256
+    from kdnotes.distill.models import (
+        choose_layers,
+        config_sha256,
+        fresh_model,
+        load_given,
+        weights_sha256,
+    )
     from kdnotes.train.distributed import torch_seed
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
-    if MODES[config.mode].network == 'student' and config.student_init == 'hub':
-        model = fresh_model(task, config.student, config, seed)
+    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
+    source = config.student if from_hub else config.teacher
+    if job.get('config_sha256') and config_sha256(source) != job['config_sha256']:
+        raise RunError(f'the config.json of {source} changed since the run was planned; start the run again')
+    if from_hub:
+        model = fresh_model(task, source, config, seed)
     elif 'teacher_run_id' in initial:
         model = _model_of_run(task, job['teacher_run_id'])
     elif 'transfer_run_id' in initial:
@@ -407,7 +417,11 @@ def _identity(rank: Rank, start_sha256: str, attention: str) -> dict:
         tuning_id=config.tuning_id,
         initial=job['initial'] | dict(start_sha256=start_sha256),
         models=dict(
-            profile=config.profile, teacher=config.teacher, student=config.student, attention=attention
+            profile=config.profile,
+            teacher=config.teacher,
+            student=config.student,
+            attention=attention,
+            config_sha256=job.get('config_sha256'),
         ),
     )
 
