@@ -60,7 +60,7 @@ def test_every_formula_by_hand():
     assert C.per_1000_predictions(r, SIZES) == Cost(
         pytest.approx(2 * 1000 / made), pytest.approx(100 * 1000 / made)
     )
-    assert C.per_right_answer(r, SIZES).joules == pytest.approx(100 / made * 600 / (0.6 * 50))
+    assert C.per_right_unit(r, SIZES).joules == pytest.approx(100 / made * 600 / (0.6 * 50))
     shares = C.amortised(C.training_cost(r), C.training_cost(teacher()), C.signal_cost(r), (1, 3, 10))
     assert list(shares.index) == [1, 3, 10]
     assert shares.loc[3].to_dict() == dict(
@@ -109,7 +109,7 @@ def test_a_machine_without_energy_still_has_times():
         C.signal_cost(r),
         C.per_1000_examples(r),
         C.per_1000_predictions(r, SIZES),
-        C.per_right_answer(r, SIZES),
+        C.per_right_unit(r, SIZES),
     ):
         assert cost.seconds > 0 and cost.joules is None and cost.reasons == dict(joules=why)
     paid = C.payback(r, t, SIZES)
@@ -161,14 +161,14 @@ def test_the_signal_is_paid_by_who_made_it():
     assert C.signal_cost(record('full_student')) == C.FREE == C.signal_cost(teacher())
 
 
-def test_no_right_answer_has_no_price():
+def test_no_right_unit_has_no_price():
     assert (
-        'no answer is right'
-        in C.per_right_answer(record(metrics={'dev': {}, 'test': {'p_at_1': 0.0}}), SIZES).reasons['seconds']
+        'no unit is right'
+        in C.per_right_unit(record(metrics={'dev': {}, 'test': {'p_at_1': 0.0}}), SIZES).reasons['seconds']
     )
     assert (
         'no p_at_1'
-        in C.per_right_answer(record(metrics={'dev': {}, 'test': {'map': 0.7}}), SIZES).reasons['joules']
+        in C.per_right_unit(record(metrics={'dev': {}, 'test': {'map': 0.7}}), SIZES).reasons['joules']
     )
 
 

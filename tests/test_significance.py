@@ -361,7 +361,7 @@ def test_power_is_statsmodels_and_grows():
     assert power(0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100) == power(
         -0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100
     ) and power(9.0, (0.01**2, 0.1**2, 0.1**2), 5, 100) == pytest.approx(1)
-    t = power_table(0.03, (0.01**2, 0.16**2, 0.19**2))
+    t = power_table(0.03, (0.01**2, 0.16**2, 0.19**2), (3, 5, 8, 12, 20), (122, 237, 500, 1000))
     assert (
         (t.diff().dropna() > 0).all(axis=None)
         and (t.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)

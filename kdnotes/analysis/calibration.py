@@ -25,7 +25,7 @@ def aligned(
     runs: Sequence[pd.DataFrame],  # predictions, one frame a run
     split: str,
 ) -> pd.DataFrame:  # unit, item, label, and a column of scores for each run: 0, 1, ...
-    "Predictions of several runs on the same candidates, side by side."
+    "Predictions of several runs on the same items, side by side."
     if not len(runs):
         raise StatsError('there are no predictions; give at least one frame')
     frames = []
@@ -50,7 +50,7 @@ def aligned(
             frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())
         ):
             raise StatsError(
-                f'predictions of run {k} are of other candidates or labels than those of run 0; compare '
+                f'predictions of run {k} are of other items or labels than those of run 0; compare '
                 'runs on one corpus, scored once each'
             )
         frames.append(f)
@@ -101,7 +101,7 @@ def judged(
     split: str = 'test',
     kind: str = 'log_odds',  # of KINDS
 ) -> Judged:
-    "What a model predicts, and how surely: each candidate by itself; of classes, the most probable one."
+    "What a model predicts, and how surely: each item by itself; of classes, the most probable one."
     _check_kind(kind)
     table = aligned(runs, split)
     if kind == 'logits':
@@ -179,7 +179,7 @@ def reliability(
     level: float = 0.95,
     kind: str = 'log_odds',  # of KINDS
 ) -> pd.DataFrame:  # bin, n, probability, right, low, high; of bins that hold something
-    "Mean probability and share of right answers by bin, for a plot."
+    "Mean probability and share of right predictions by bin, for a plot."
     j = judged(runs, split, kind)
     p = j.probability
     which = bin_of(p.ravel(), bins, by).reshape(p.shape)
@@ -198,7 +198,7 @@ def reliability(
         right = by_unit(of_bin * j.right)
         drawn_total = drawn(total)
         if right.sum() in (0, total.sum()):
-            different = int(of_bin.any(0).sum())  # candidates that are in the bin in any run
+            different = int(of_bin.any(0).sum())  # items that are in the bin in any run
             low, high = proportion_confint(different if right.sum() else 0, different, 1 - level, 'wilson')
         else:
             seen = drawn_total > 0
@@ -242,7 +242,7 @@ def _tau(s: np.ndarray, t: np.ndarray) -> float:
 
 def agreement_values(
     student: pd.DataFrame,  # predictions of one run
-    teacher: pd.DataFrame,  # on the same candidates
+    teacher: pd.DataFrame,  # on the same items
     split: str = 'test',
     threshold: float = 0.0,  # of the score, for decisions; 0 is a probability of one half
     kind: str = 'log_odds',  # of KINDS
@@ -294,8 +294,10 @@ def agreement(
 def first_is_right(
     run: pd.DataFrame,
     split: str = 'test',
-) -> pd.Series:  # by unit: is the first candidate a right answer; only units with both labels
-    "Whether each unit's first candidate is right."
+) -> (
+    pd.Series
+):  # by unit: is its first item, the one of the highest score, right; only units with both labels
+    "Whether each unit's first item is right."
     table = aligned([run], split)
     mixed = table.groupby('unit')['label'].transform('nunique') == 2
     return table[mixed].sort_values([0, 'item']).groupby('unit', sort=True)['label'].last().astype(bool)
@@ -306,6 +308,6 @@ def decision_test(
     teacher: pd.DataFrame,
     split: str = 'test',
 ) -> PValue:  # its method tells how many only one of them gets right
-    "McNemar's exact test of first candidates: teacher is a, student is b."
+    "McNemar's exact test of first items: teacher is a, student is b."
     aligned([student, teacher], split)
     return mcnemar_test(first_is_right(teacher, split), first_is_right(student, split))

@@ -16,7 +16,7 @@ from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['UNITS', 'FREE', 'NEVER', 'CostError', 'Cost', 'total', 'training_cost', 'signal_cost', 'Sizes', 'sizes_of',
-           'predictions_made', 'per_1000_examples', 'per_1000_predictions', 'per_right_answer', 'amortised', 'Payback',
+           'predictions_made', 'per_1000_examples', 'per_1000_predictions', 'per_right_unit', 'amortised', 'Payback',
            'payback', 'mean_cost', 'ratio_of_means', 'Table', 'cost_table', 'payback_table']
 
 # %% ../../nbs/analysis/09_costs.ipynb #6157f529
@@ -113,7 +113,7 @@ class Sizes:
     "How much there is to predict."
 
     examples: dict[str, int]  # split -> its examples
-    metric: str  # whose mean over units is the share of right answers
+    metric: str  # whose mean over units is the share that is right
     units: int  # of the primary set that this metric is the mean over
     unit_examples: int  # the examples of these units
 
@@ -122,7 +122,7 @@ def sizes_of(
     predictions: pd.DataFrame,  # of one run: split, unit, ...
     units: pd.DataFrame,  # of one run: split, unit, metric, ...
     split: str,  # the primary set
-    metric: str,  # whose mean over units is the share of right answers
+    metric: str,  # whose mean over units is the share that is right
 ) -> Sizes:
     "Counted in a run's tables."
     counted = units.loc[(units.split == split) & (units.metric == metric), 'unit']
@@ -158,13 +158,13 @@ def per_1000_predictions(record: dict, sizes: Sizes) -> Cost:
     return _phase(record, 'evaluation').times(1000 / predictions_made(record, sizes))
 
 
-def per_right_answer(record: dict, sizes: Sizes) -> Cost:
-    "Prediction of all examples of the primary set's units, for each unit that is answered right."
+def per_right_unit(record: dict, sizes: Sizes) -> Cost:
+    "Prediction of all examples of the primary set's units, for each unit that is right."
     share = record['metrics'][record['primary']['set']].get(sizes.metric)
     if share is None:
         return _unknown(f'the record has no {sizes.metric} of its primary set')
     if not share:
-        return _unknown('no answer is right')
+        return _unknown('no unit is right')
     return per_1000_predictions(record, sizes).times(sizes.unit_examples / 1000 / (share * sizes.units))
 
 # %% ../../nbs/analysis/09_costs.ipynb #623037c6
@@ -351,12 +351,12 @@ def cost_table(
     records: Sequence[dict],  # of one corpus
     sizes: Sizes,
     level: float = 0.95,  # confidence level
-) -> Table:  # example, prediction (of 1,000), answer (right, of one), each in seconds and joules
+) -> Table:  # example, prediction (of 1,000), answer (one right unit), each in seconds and joules
     "What each arm costs."
     columns = dict(
         example=lambda runs: [per_1000_examples(r) for r in runs],
         prediction=lambda runs: [per_1000_predictions(r, sizes) for r in runs],
-        answer=lambda runs: [per_right_answer(r, sizes) for r in runs],
+        answer=lambda runs: [per_right_unit(r, sizes) for r in runs],
     )
     return _summed_up(columns, _arms(records), level)
 

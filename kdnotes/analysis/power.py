@@ -51,8 +51,8 @@ def power(
 def power_table(
     difference: float,
     variance: tuple[float, float, float],
-    seeds: Sequence[int] = (3, 5, 8, 12, 20),
-    units: Sequence[int] = (122, 237, 500, 1000),
+    seeds: Sequence[int],  # of the rows
+    units: Sequence[int],  # of the columns
 ) -> pd.DataFrame:  # power; rows: seeds; columns: units
     "Power by seeds and units."
     return pd.DataFrame(
