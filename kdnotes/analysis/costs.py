@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.special import stdtrit
 from ..core.arms import MODES
 from ..core.config import KdnotesError
-from .intervals import Interval, mean_interval, ratio_interval
+from .intervals import LEVEL, Interval, mean_interval, ratio_interval
 from ..telemetry.summary import is_busy
 
 # %% auto #0
@@ -252,10 +252,9 @@ def payback(
 # %% ../../nbs/analysis/09_costs.ipynb #ecc81f2a
 def mean_cost(
     values: Sequence[float],  # > 0, one a run
-    level: float = 0.95,  # confidence level
 ) -> Interval:  # of the geometric mean
     "Geometric mean of costs, Student's t on the log scale."
-    i = ratio_interval(values, np.ones(len(values)), level)
+    i = ratio_interval(values, np.ones(len(values)))
     i = replace(i, null=0.0)  # a cost, no ratio
     return i if i.low is None else replace(i, method='geometric mean, Student t over runs on the log scale')
 
@@ -263,7 +262,6 @@ def mean_cost(
 def ratio_of_means(
     paid: Sequence[float],  # one a run
     saved: Sequence[float],  # one a run, in the same order; their mean > 0
-    level: float = 0.95,  # confidence level
 ) -> Interval:  # of mean(paid) / mean(saved)
     "Fieller's interval of a ratio whose lower part may be zero in single runs."
     x = np.asarray(paid, float)
@@ -273,9 +271,9 @@ def ratio_of_means(
     words = "ratio of means, Fieller's interval over runs"
     if n == 1:
         return Interval(
-            estimate, None, None, 1, level, 'one value', reason='one value has no spread; run more seeds'
+            estimate, None, None, 1, LEVEL, 'one value', reason='one value has no spread; run more seeds'
         )
-    part = stdtrit(n - 1, (1 + level) / 2) ** 2 / n * np.cov(x, y)
+    part = stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n * np.cov(x, y)
     # a theta^2 - 2 b theta + c <= 0
     a = y.mean() ** 2 - part[1, 1]
     b = x.mean() * y.mean() - part[0, 1]
@@ -286,12 +284,12 @@ def ratio_of_means(
             None,
             None,
             n,
-            level,
+            LEVEL,
             words,
             reason='the mean saving of a prediction does not differ significantly from 0',
         )
     half = np.sqrt(max(b * b - a * c, 0.0))
-    return Interval(estimate, float((b - half) / a), float((b + half) / a), n, level, words, df=float(n - 1))
+    return Interval(estimate, float((b - half) / a), float((b + half) / a), n, LEVEL, words, df=float(n - 1))
 
 # %% ../../nbs/analysis/09_costs.ipynb #9e0d027b
 @dataclass(frozen=True)
@@ -319,9 +317,7 @@ def _arms(records: Sequence[dict]) -> dict[str, list[dict]]:
     }
 
 
-def _summed_up(
-    columns: dict[str, Callable[[list[dict]], list[Cost]]], arms: dict[str, list[dict]], level: float
-) -> Table:
+def _summed_up(columns: dict[str, Callable[[list[dict]], list[Cost]]], arms: dict[str, list[dict]]) -> Table:
     "A cell for each arm, column and unit."
     rows = {}
     reasons = {}
@@ -343,14 +339,13 @@ def _summed_up(
                 )
                 if why:
                     reasons[f'{arm}.{name}_{unit}'] = why
-                rows[arm][f'{name}_{unit}'] = None if why else mean_cost(values, level)
+                rows[arm][f'{name}_{unit}'] = None if why else mean_cost(values)
     return Table(_frame(rows), reasons)
 
 
 def cost_table(
     records: Sequence[dict],  # of one corpus
     sizes: Sizes,
-    level: float = 0.95,  # confidence level
 ) -> Table:  # example, prediction (of 1,000), answer (one right unit), each in seconds and joules
     "What each arm costs."
     columns = dict(
@@ -358,14 +353,12 @@ def cost_table(
         prediction=lambda runs: [per_1000_predictions(r, sizes) for r in runs],
         answer=lambda runs: [per_right_unit(r, sizes) for r in runs],
     )
-    return _summed_up(columns, _arms(records), level)
+    return _summed_up(columns, _arms(records))
 
 # %% ../../nbs/analysis/09_costs.ipynb #3943d6d2
 def payback_table(
     records: Sequence[dict],  # of one corpus; the teachers among them
     sizes: Sizes,
-    with_teacher: bool = False,  # as for `payback`
-    level: float = 0.95,  # confidence level
     # seconds, joules: predictions until the student is paid back; never_seconds, never_joules: in how many of
     # the runs that never happens
 ) -> Table:
@@ -379,11 +372,7 @@ def payback_table(
             continue
         rows[arm] = dict(runs=len(runs), busy=sum(bool(is_busy(r.get('machine') or {})) for r in runs))
         known = all(r['teacher_run_id'] in teachers for r in runs)
-        paid = (
-            [payback(r, teachers[r['teacher_run_id']], sizes, records, with_teacher) for r in runs]
-            if known
-            else []
-        )
+        paid = [payback(r, teachers[r['teacher_run_id']], sizes, records) for r in runs] if known else []
         for unit in UNITS:
             costs = [(getattr(p.extra, unit), getattr(p.saved, unit)) for p in paid]
             why = (
@@ -396,5 +385,5 @@ def payback_table(
                 why = f'{NEVER}, on average; it is not in {never} of {len(runs)} runs'
             if why:
                 reasons[f'{arm}.{unit}'] = why
-            rows[arm] |= {unit: None if why else ratio_of_means(*zip(*costs), level), f'never_{unit}': never}
+            rows[arm] |= {unit: None if why else ratio_of_means(*zip(*costs)), f'never_{unit}': never}
     return Table(_frame(rows), reasons)

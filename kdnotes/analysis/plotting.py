@@ -133,10 +133,12 @@ def _style():
     )
 
 
+_DPI = 110  # of a PNG
+
+
 def figure_bytes(
     figure: Figure,
     kind: str = 'svg',  # 'svg' or 'png'
-    dpi: int = 110,  # of a png
 ) -> bytes:  # of a file
     "A figure as the bytes of a file, which depend on nothing but the figure."
     buffer = io.BytesIO()
@@ -144,7 +146,7 @@ def figure_bytes(
         figure.savefig(
             buffer,
             format=kind,
-            dpi=dpi,
+            dpi=_DPI,
             metadata={'Date': None, 'Creator': None} if kind == 'svg' else {'Software': None},
         )
     return buffer.getvalue()

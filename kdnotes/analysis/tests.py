@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import chdtr, chdtri, ndtr
 from statsmodels.stats.contingency_tables import mcnemar
 from kdnotes.analysis.intervals import (
+    LEVEL,
     Interval,
     StatsError,
     checked_numbers,
@@ -227,30 +228,29 @@ def holm(
 # %% ../../nbs/analysis/02_tests.ipynb #b1cbd2fb
 def effect_size(
     values,  # (n,) differences, one a unit or one a seed
-    level: float = 0.95,
 ) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
-    x = checked_numbers(values, 1, 'values', level)
+    x = checked_numbers(values, 1, 'values', LEVEL)
     n = len(x)
     words = "Cohen's d_z, noncentral t"
     if n < 2:
-        return Interval(np.nan, None, None, n, level, words, reason='one value has no spread')
+        return Interval(np.nan, None, None, n, LEVEL, words, reason='one value has no spread')
     if (sd := x.std(ddof=1)) <= ROUNDING * abs(x).max():
         return Interval(
             np.nan,
             None,
             None,
             n,
-            level,
+            LEVEL,
             words,
             reason='all values are the same: there is no spread to measure by',
         )
     t = x.mean() / sd * np.sqrt(n)
     return Interval(
         float(x.mean() / sd),
-        *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + level) / 2, (1 - level) / 2)),
+        *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)),
         n,
-        level,
+        LEVEL,
         words,
         df=float(n - 1),
     )
@@ -390,7 +390,6 @@ class Effect:
 def factorial(
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
     contrasts: dict[str, dict[str, float]] = FACTORIAL,  # effect -> arm -> weight
-    level: float = 0.95,
 ) -> list[Effect]:
     "Effects and interactions of factors, as contrasts of arms, each with its own crossed interval."
     if len({np.shape(m) for m in matrices.values()}) > 1:
@@ -403,8 +402,8 @@ def factorial(
             found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}"))
             continue
         matrix = sum(
-            w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items()
+            w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', LEVEL) for arm, w in weights.items()
         )
         test = crossed_test(matrix)
-        found.append(Effect(name, weights, crossed_interval(matrix, level), test.p, test.reason))
+        found.append(Effect(name, weights, crossed_interval(matrix), test.p, test.reason))
     return found
