@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 from scipy.optimize import brentq
-from scipy.special import chdtr, chdtri, ndtr
 from statsmodels.stats.contingency_tables import mcnemar
 from kdnotes.analysis.intervals import (
     LEVEL,
@@ -291,9 +290,6 @@ class Equivalence:
     margin: float  # > 0, in the unit of the estimate
     p_noninferior: float | None  # of 'b is worse by the margin or more'; None: no standard error, or one seed
     p_equivalent: float | None  # of 'they differ by the margin or more', the larger of two
-    # the chance to show it if there is no difference, with this standard error
-    power_noninferior: float | None
-    power_equivalent: float | None
     reason: str | None = None  # why there is no test
 
     @property
@@ -315,33 +311,13 @@ def equivalence(
     if not margin > 0:
         raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
     if i.se is None or i.n == 1:
-        return Equivalence(
-            margin, *[None] * 4, i.reason or 'one seed tells nothing about other seeds; run more'
-        )
+        why = i.reason or 'one seed tells nothing about other seeds; run more'
+        return Equivalence(margin, None, None, why)
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
-        return Equivalence(
-            margin, *[None] * 4, 'all differences are the same: there is no spread to judge by'
-        )
+        return Equivalence(margin, None, None, 'all differences are the same: there is no spread to judge by')
     # p of 'at most -margin' and of 'at least margin'
     above, below = (float(distributions.t.sf((margin + x) / i.se, i.df)) for x in (i.estimate, -i.estimate))
-    critical = distributions.t.isf(0.05, i.df)
-    one_sided = 1 - _nct_cdf(float(critical), i.df, margin / i.se)
-    return Equivalence(
-        margin,
-        above if higher_is_better else below,
-        max(above, below),
-        one_sided,
-        _power_equivalent(margin / i.se, i.df, critical),
-    )
-
-
-def _power_equivalent(k: float, df: float, critical: float) -> float:
-    "The integral above, by Gauss and Legendre's rule over the probability of w."
-    # above w = k/critical nothing is shown
-    most = chdtr(df, df * (k / critical) ** 2)
-    x, weights = np.polynomial.legendre.leggauss(64)
-    w = np.sqrt(chdtri(df, 1 - most * (x + 1) / 2) / df)
-    return float(most / 2 * weights @ (2 * ndtr(k - critical * w) - 1))
+    return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/analysis/02_tests.ipynb #1fed8e80
 # the students' two by two
