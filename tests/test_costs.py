@@ -54,7 +54,8 @@ def teacher(seed=0, **more):
 
 
 def test_every_formula_by_hand():
-    r, made = record(), 700 + 300 + 300
+    r = record()
+    made = 700 + 300 + 300
     assert C.predictions_made(r, SIZES) == made
     assert C.per_1000_examples(r) == Cost(50.0, 4_500.0)
     assert C.per_1000_predictions(r, SIZES) == Cost(
@@ -103,7 +104,8 @@ def test_a_machine_without_energy_still_has_times():
             reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in r['phases']},
         )
 
-    r, t = no_j(record()), no_j(teacher())
+    r = no_j(record())
+    t = no_j(teacher())
     for cost in (
         C.training_cost(r),
         C.signal_cost(r),
@@ -150,11 +152,9 @@ def test_a_run_in_two_sessions_knows_the_energy_of_the_last_alone():
 
 
 def test_the_signal_is_paid_by_who_made_it():
-    maker, reader, stranger = (
-        record(seed=0),
-        record('mixed_kd', made=False),
-        record('full_kd', made=True) | dict(teacher_run_id='another'),
-    )
+    maker = record(seed=0)
+    reader = record('mixed_kd', made=False)
+    stranger = record('full_kd', made=True) | dict(teacher_run_id='another')
     assert C.signal_cost(maker) == Cost(10.0, 400.0) == C.signal_cost(reader, [stranger, maker])
     alone = C.signal_cost(reader, [stranger])
     assert alone.seconds == 10 and alone.joules is None and 'there already' in alone.reasons['joules']
@@ -275,7 +275,8 @@ def fieller_by_search(x, y):
 @pytest.mark.parametrize('n', one_of_each((3, 5, 9)))
 def test_the_interval_of_a_ratio_of_means_is_fiellers(n):
     rng = np.random.default_rng(n)
-    x, y = rng.normal(10, 1, n), rng.normal(4, 0.3, n)
+    x = rng.normal(10, 1, n)
+    y = rng.normal(4, 0.3, n)
     i = C.ratio_of_means(x, y)
     assert (
         (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3)
@@ -293,7 +294,8 @@ def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
     row = found.table.loc['full_kd']
     assert (row.never_joules, row.never_seconds, found.reasons) == (1, 0, {})
     paid = [C.payback(r, t, SIZES) for t, r in zip(records[::2], records[1::2])]
-    x, y = np.array([p.extra.joules for p in paid]), np.array([p.saved.joules for p in paid])
+    x = np.array([p.extra.joules for p in paid])
+    y = np.array([p.saved.joules for p in paid])
     assert y.min() < 0 and row.joules.estimate == pytest.approx(x.mean() / y.mean()) and row.joules.n == 5
     assert (
         row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * 0.9

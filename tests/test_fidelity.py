@@ -52,7 +52,9 @@ def one(scores, labels=None, unit='Q'):
 
 def ece(probability, label, bins=10, by='mass'):
     "Expected calibration error of one run, bin by bin."
-    p, y, which = np.asarray(probability), np.asarray(label), bin_of(probability, bins, by)
+    p = np.asarray(probability)
+    y = np.asarray(label)
+    which = bin_of(probability, bins, by)
     return sum(abs(p[which == k].sum() - y[which == k].sum()) for k in range(bins)) / len(p)
 
 
