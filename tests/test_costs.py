@@ -285,7 +285,7 @@ def test_the_interval_of_a_ratio_of_means_is_fiellers(n):
     )
 
 
-def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
+def test_a_seed_that_never_pays_back_is_counted_and_not_excluded():
     records = study(5)
     records[3] = records[3] | dict(
         phases=records[3]['phases'] | dict(evaluation=dict(seconds=2.0, device_j=560.0, cpu_s=1.0))

@@ -318,5 +318,5 @@ def test_bad_rows_for_ranking():
             call()
     with pytest.raises(ValueError, match='groups and labels must have one shape'):
         pair_counts([1, 1], [1])
-    with pytest.raises(ValueError, match='labels must be >= 0, got -100; leave rows without a label out'):
+    with pytest.raises(ValueError, match='labels must be >= 0, got -100; exclude rows without a label'):
         pair_counts([1, 1], [1, -100])

@@ -185,11 +185,11 @@ def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figu
         write_run(make_record('full_student', seed, torch='2.14.0'))
     found = rp.report('made')
     assert set(found.figures) == {'curves'} and not (figures_path('made') / 'throughput.svg').exists()
-    left_out = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
+    not_drawn = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
     assert (
-        left_out['sha256'] is None
-        and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in left_out['reason']
-        and len(left_out['run_ids']) == 18
+        not_drawn['sha256'] is None
+        and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in not_drawn['reason']
+        and len(not_drawn['run_ids']) == 18
     )
     assert (
         any('times are excluded' in n for n in found.notes)

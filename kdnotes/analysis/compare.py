@@ -193,7 +193,7 @@ def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
         if len(v := values(key)) > 1:
             return f"they have different {name}: {' and '.join(v)}"
     if len(values(lambda r: bool(r['settings'].get('smoke')))) > 1:
-        return 'smoke runs and full runs do not mix; leave the smoke runs out'
+        return 'smoke runs and full runs do not mix; exclude the smoke runs'
     return check_arm(a) or check_arm(b)
 
 # %% ../../nbs/analysis/06_compare.ipynb #cd65c326
@@ -264,7 +264,7 @@ def unit_matrix(
 class Remark:
     "What a reader should know, and its code."
 
-    # left_out | one_seed | one_teacher | commits | no_value | own_values | times_left_out | no_time | busy
+    # excluded | one_seed | one_teacher | commits | no_value | own_values | times_excluded | no_time | busy
     code: str
     text: str  # a clause
 
@@ -331,7 +331,7 @@ def _speedups(
     runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
     found = {}
     reasons = {}
-    remarks = [Remark('times_left_out', times.note)] if len(runs) < 2 * len(pairs) else []
+    remarks = [Remark('times_excluded', times.note)] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
         here = [p for p in pairs if all(times.has(r, key) for r in p)]
         missing = [r for p in here for r in p if not r['time'].get(key)]
@@ -390,7 +390,7 @@ class Comparison:
     difference: Interval | None  # of the primary metric, b - a
     speedup: dict[str, Interval]  # time key -> time of a over time of b; above 1, b is faster
     seeds: tuple[int, ...]  # of the pairs
-    left_out: dict[str, tuple]  # arm -> seeds without a partner
+    excluded: dict[str, tuple]  # arm -> seeds without a partner
     reasons: dict[str, str]  # 'comparison', 'difference', 'p' or a time key -> why there is none
     warnings: tuple[Remark, ...]  # what a reader should know
     p: float | None = None  # of no difference, seeds and units random: the primary one
@@ -434,12 +434,12 @@ def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
     }
 
 
-def _warnings(pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]) -> tuple[Remark, ...]:
+def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Remark, ...]:
     "What a reader of the comparison should know."
     found = []
-    for arm, seeds in left_out.items():
+    for arm, seeds in excluded.items():
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        found.append(Remark('left_out', f'excluded, since only {arm} has them: {named}'))
+        found.append(Remark('excluded', f'excluded, since only {arm} has them: {named}'))
     if len(pairs) == 1:
         found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
     if shared := [runs[0]['arm'] for runs in zip(*pairs) if _one_teacher(runs)]:
@@ -473,13 +473,13 @@ def compare(
 ) -> Comparison:  # b against a
     "Pair two arms by seed and say what differs, by how much, and how sure that is."
     pairs = []
-    left_out = {}
+    excluded = {}
     none = _refusal(records_a, records_b)
     if not none:
-        pairs, left_out, none = matched_pairs(records_a, records_b)
+        pairs, excluded, none = matched_pairs(records_a, records_b)
     names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
     if none:
-        return Comparison(*names, None, None, None, {}, (), left_out, {'comparison': none}, ())
+        return Comparison(*names, None, None, None, {}, (), excluded, {'comparison': none}, ())
     speedup, slow, reasons = _speedups(pairs, times or timed([r for pair in pairs for r in pair]))
     primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
     task = task_info(pairs[0][0]['task'])
@@ -502,9 +502,9 @@ def compare(
         found.pop('difference', None),
         speedup,
         tuple(a['seed'] for a, _ in pairs),
-        left_out,
+        excluded,
         reasons,
-        (*_warnings(pairs, left_out), *warnings, *slow),
+        (*_warnings(pairs, excluded), *warnings, *slow),
         **found,
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
         unit_name=task.unit_name,
@@ -733,4 +733,4 @@ def _effect(
         return none('the arms have no seeds and units in common')
     columns = next(iter(matrices.values())).columns
     (effect,) = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights})
-    return replace(effect, left_out=left)
+    return replace(effect, excluded=left)

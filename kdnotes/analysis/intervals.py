@@ -85,7 +85,7 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     except (TypeError, ValueError):
         raise StatsError(
             f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing '
-            'ones or leave the run out'
+            'ones or exclude the run'
         ) from None
     if values.ndim != ndim or not values.size:
         raise StatsError(
@@ -94,7 +94,7 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     if not np.isfinite(values).all():
         raise StatsError(
             f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not '
-            'finite; leave those runs or units out'
+            'finite; exclude those runs or units'
         )
     return values
 

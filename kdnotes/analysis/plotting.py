@@ -233,7 +233,7 @@ def make_figure(
     producer: str,  # what draws it again, by its dotted name
     caption: Callable[[], str] = lambda: '',  # only called for a figure that was made
 ) -> FigureFile:
-    "Draw and save a figure, or leave it out and keep the reason in the manifest."
+    "Draw and save a figure, or keep the reason why there is none in the manifest."
     run_ids = tuple(sorted(run_ids))
     try:
         return FigureFile(name, save_figure(draw(), folder, name, run_ids, producer), caption(), run_ids)

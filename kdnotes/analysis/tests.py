@@ -360,7 +360,7 @@ class Effect:
     p: float | None  # crossed
     reason: str | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
-    left_out: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
+    excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 
 
 def factorial(

@@ -157,7 +157,7 @@ def pin(
             ]
         ):
             raise ThesisError(
-                f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; "
+                f"{', '.join(wrong)} did not compute the matmuls of bf16 in fp32, by its record; "
                 "without_bf16 is for a study of a processor that has no instructions for them"
             )
 
