@@ -821,7 +821,7 @@ def test_a_small_difference_keeps_its_side_in_every_text(moved):
     b = arm('full_kd', range(5), value=0.7 + moved)
     c = compare(a, b, units_of(a + b))
     sign = '+' if c.difference.estimate > 0 else '-'
-    assert f'test map {sign}' in explain(c) and all(
+    assert f'MAP on the test set {sign}' in explain(c) and all(
         float(x) != 0
         for x in f'{c.difference:+.3f}'.replace('[', '').replace(']', '').replace(',', '').split()
     )

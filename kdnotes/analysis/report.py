@@ -12,7 +12,7 @@ from .comparable import timed
 from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
 from .intervals import LEVEL, Interval
-from .plotting import arms_of
+from .plotting import arms_of, primary_name
 from .tables import Evidence, arms_table, comparison_table, evidence, metrics_table
 from .wording import explain
 from ..core.files import figures_path
@@ -103,7 +103,7 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     for r in found:
         if r['primary']['value'] is None:
             notes.append(
-                f"{r['arm']} has no {r['primary']['metric']}: "
+                f"{r['arm']} has no {primary_name(r)}: "
                 f"{r['reasons'].get('primary.value', 'no reason recorded')}"
             )
     if len({r['parallel']['ranks'] for r in found}) == 1:
