@@ -213,7 +213,7 @@ def test_pairs_are_by_seed_and_the_rest_is_named():
     a = arm('full_student', (0, 1, 2))
     b = arm('full_kd', (2, 1, 7), value=0.72)
     c = compare(a, b, units_of(a + b))
-    assert c.seeds == (1, 2) and c.left_out == {'full_student': (0,), 'full_kd': (7,)}
+    assert c.seeds == (1, 2) and c.excluded == {'full_student': (0,), 'full_kd': (7,)}
     text = explain(c)
     assert 'only full_student has them: seed 0' in text and 'only full_kd has them: seed 7' in text
     assert c.difference.estimate == pytest.approx(0.02, abs=1e-5)
@@ -421,7 +421,7 @@ def test_a_run_that_failed_takes_its_pair_out_by_name():
     absent = compare(a, [b[0], b[2]], units)  # no record at all
     assert (
         absent.difference == whole.difference
-        and absent.left_out == {'full_student': (1,)}
+        and absent.excluded == {'full_student': (1,)}
         and 'only full_student has them: seed 1' in explain(absent)
     )
 
@@ -604,7 +604,7 @@ def test_interactions_pair_the_teachers_too():
         return {e.name: e for e in study_factorial(records, units_of(records))}
 
     e = effects(runs)['precision x kd (students)']
-    assert (e.interval.n, e.interval.estimate, e.left_out) == (4, pytest.approx(0.04, abs=1e-5), {})
+    assert (e.interval.n, e.interval.estimate, e.excluded) == (4, pytest.approx(0.04, abs=1e-5), {})
     matrix = sum(
         w
         * unit_matrix(
@@ -621,7 +621,7 @@ def test_interactions_pair_the_teachers_too():
     fewer = effects([r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) != ('full_kd', 1, 4)])[
         'precision x kd (students)'
     ]
-    assert fewer.interval.n == 3 and fewer.left_out == {m: (1,) for m in four if m != 'full_kd'}
+    assert fewer.interval.n == 3 and fewer.excluded == {m: (1,) for m in four if m != 'full_kd'}
     torn = effects(
         runs + arm('parallel_baseline', (0, 1)) + arm('baseline', (0, 1)) + arm('mixed_baseline', (0, 1))
     )
@@ -821,7 +821,7 @@ def test_a_small_difference_keeps_its_side_in_every_text(moved):
     b = arm('full_kd', range(5), value=0.7 + moved)
     c = compare(a, b, units_of(a + b))
     sign = '+' if c.difference.estimate > 0 else '-'
-    assert f'test map {sign}' in explain(c) and all(
+    assert f'MAP on the test set {sign}' in explain(c) and all(
         float(x) != 0
         for x in f'{c.difference:+.3f}'.replace('[', '').replace(']', '').replace(',', '').split()
     )

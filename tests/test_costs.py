@@ -54,13 +54,14 @@ def teacher(seed=0, **more):
 
 
 def test_every_formula_by_hand():
-    r, made = record(), 700 + 300 + 300
+    r = record()
+    made = 700 + 300 + 300
     assert C.predictions_made(r, SIZES) == made
     assert C.per_1000_examples(r) == Cost(50.0, 4_500.0)
     assert C.per_1000_predictions(r, SIZES) == Cost(
         pytest.approx(2 * 1000 / made), pytest.approx(100 * 1000 / made)
     )
-    assert C.per_right_answer(r, SIZES).joules == pytest.approx(100 / made * 600 / (0.6 * 50))
+    assert C.per_right_unit(r, SIZES).joules == pytest.approx(100 / made * 600 / (0.6 * 50))
     shares = C.amortised(C.training_cost(r), C.training_cost(teacher()), C.signal_cost(r), (1, 3, 10))
     assert list(shares.index) == [1, 3, 10]
     assert shares.loc[3].to_dict() == dict(
@@ -103,13 +104,14 @@ def test_a_machine_without_energy_still_has_times():
             reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in r['phases']},
         )
 
-    r, t = no_j(record()), no_j(teacher())
+    r = no_j(record())
+    t = no_j(teacher())
     for cost in (
         C.training_cost(r),
         C.signal_cost(r),
         C.per_1000_examples(r),
         C.per_1000_predictions(r, SIZES),
-        C.per_right_answer(r, SIZES),
+        C.per_right_unit(r, SIZES),
     ):
         assert cost.seconds > 0 and cost.joules is None and cost.reasons == dict(joules=why)
     paid = C.payback(r, t, SIZES)
@@ -150,25 +152,23 @@ def test_a_run_in_two_sessions_knows_the_energy_of_the_last_alone():
 
 
 def test_the_signal_is_paid_by_who_made_it():
-    maker, reader, stranger = (
-        record(seed=0),
-        record('mixed_kd', made=False),
-        record('full_kd', made=True) | dict(teacher_run_id='another'),
-    )
+    maker = record(seed=0)
+    reader = record('mixed_kd', made=False)
+    stranger = record('full_kd', made=True) | dict(teacher_run_id='another')
     assert C.signal_cost(maker) == Cost(10.0, 400.0) == C.signal_cost(reader, [stranger, maker])
     alone = C.signal_cost(reader, [stranger])
     assert alone.seconds == 10 and alone.joules is None and 'there already' in alone.reasons['joules']
     assert C.signal_cost(record('full_student')) == C.FREE == C.signal_cost(teacher())
 
 
-def test_no_right_answer_has_no_price():
+def test_no_right_unit_has_no_price():
     assert (
-        'no answer is right'
-        in C.per_right_answer(record(metrics={'dev': {}, 'test': {'p_at_1': 0.0}}), SIZES).reasons['seconds']
+        'no unit is right'
+        in C.per_right_unit(record(metrics={'dev': {}, 'test': {'p_at_1': 0.0}}), SIZES).reasons['seconds']
     )
     assert (
         'no p_at_1'
-        in C.per_right_answer(record(metrics={'dev': {}, 'test': {'map': 0.7}}), SIZES).reasons['joules']
+        in C.per_right_unit(record(metrics={'dev': {}, 'test': {'map': 0.7}}), SIZES).reasons['joules']
     )
 
 
@@ -275,7 +275,8 @@ def fieller_by_search(x, y):
 @pytest.mark.parametrize('n', one_of_each((3, 5, 9)))
 def test_the_interval_of_a_ratio_of_means_is_fiellers(n):
     rng = np.random.default_rng(n)
-    x, y = rng.normal(10, 1, n), rng.normal(4, 0.3, n)
+    x = rng.normal(10, 1, n)
+    y = rng.normal(4, 0.3, n)
     i = C.ratio_of_means(x, y)
     assert (
         (i.low, i.high) == pytest.approx(fieller_by_search(x, y), rel=2e-3)
@@ -284,7 +285,7 @@ def test_the_interval_of_a_ratio_of_means_is_fiellers(n):
     )
 
 
-def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
+def test_a_seed_that_never_pays_back_is_counted_and_not_excluded():
     records = study(5)
     records[3] = records[3] | dict(
         phases=records[3]['phases'] | dict(evaluation=dict(seconds=2.0, device_j=560.0, cpu_s=1.0))
@@ -293,7 +294,8 @@ def test_a_seed_that_never_pays_back_is_counted_and_not_left_out():
     row = found.table.loc['full_kd']
     assert (row.never_joules, row.never_seconds, found.reasons) == (1, 0, {})
     paid = [C.payback(r, t, SIZES) for t, r in zip(records[::2], records[1::2])]
-    x, y = np.array([p.extra.joules for p in paid]), np.array([p.saved.joules for p in paid])
+    x = np.array([p.extra.joules for p in paid])
+    y = np.array([p.saved.joules for p in paid])
     assert y.min() < 0 and row.joules.estimate == pytest.approx(x.mean() / y.mean()) and row.joules.n == 5
     assert (
         row.joules.estimate > max(p.joules for p in paid if p.joules and p.joules < 1e9) * 0.9

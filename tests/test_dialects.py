@@ -8,11 +8,10 @@ import torch
 from kdnotes.losses.conventions import DIALECTS, dialect_loss, translate
 
 # T = 4; row one: p = (3/4, 1/4), q = (1/2, 1/2); row two: both (3/4, 1/4); labels 0 and 1
-T, LOG3 = 4.0, math.log(3)
-STUDENT, TEACHER = (
-    torch.tensor([[0.0, 0.0], [T * LOG3, 0.0]]),
-    torch.tensor([[T * LOG3, 0.0], [T * LOG3, 0.0]]),
-)
+T = 4.0
+LOG3 = math.log(3)
+STUDENT = torch.tensor([[0.0, 0.0], [T * LOG3, 0.0]])
+TEACHER = torch.tensor([[T * LOG3, 0.0], [T * LOG3, 0.0]])
 LABELS = torch.tensor([0, 1])
 KL = (0.75 * math.log(1.5) + 0.25 * math.log(0.5)) / 2  # mean over the two rows
 CROSS = (math.log(2) + (0.75 * math.log(4 / 3) + 0.25 * math.log(4))) / 2  # H(p, q), the same

@@ -22,15 +22,15 @@ from kdnotes.analysis.calibration import (
 from kdnotes.analysis.intervals import StatsError
 
 
-def run(seed=0, units=60, candidates=6, noise=0.3, sharp=1.0):
+def run(seed=0, units=60, items=6, noise=0.3, sharp=1.0):
     base = np.random.default_rng(0)
     rng = np.random.default_rng(seed + 100)
-    z = base.normal(-1, 1.5, units * candidates)
+    z = base.normal(-1, 1.5, units * items)
     label = (base.random(z.size) < expit(z)).astype(int)
     return pd.DataFrame(
         dict(
             split='test',
-            unit=np.repeat([f'Q{i}' for i in range(units)], candidates),
+            unit=np.repeat([f'Q{i}' for i in range(units)], items),
             item=[f'S{i:03d}' for i in range(z.size)],
             label=label,
             score=sharp * (z + noise * rng.normal(size=z.size)),
@@ -52,7 +52,9 @@ def one(scores, labels=None, unit='Q'):
 
 def ece(probability, label, bins=10, by='mass'):
     "Expected calibration error of one run, bin by bin."
-    p, y, which = np.asarray(probability), np.asarray(label), bin_of(probability, bins, by)
+    p = np.asarray(probability)
+    y = np.asarray(label)
+    which = bin_of(probability, bins, by)
     return sum(abs(p[which == k].sum() - y[which == k].sum()) for k in range(bins)) / len(p)
 
 
@@ -66,7 +68,7 @@ def test_ece_by_hand():
 
 @pytest.mark.parametrize('by, strategy', [('width', 'uniform'), ('mass', 'quantile')])
 def test_ece_and_bins_are_scikit_learns(by, strategy):
-    r = run(units=100, candidates=10)  # 1,000 different probabilities: ten of equal mass hold 100 each
+    r = run(units=100, items=10)  # 1,000 different probabilities: ten of equal mass hold 100 each
     p = expit(r['score'].to_numpy())
     right, said = calibration_curve(r['label'], p, n_bins=10, strategy=strategy)
     bins = bin_of(p, 10, by)
@@ -101,7 +103,7 @@ def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_units():
 
 
 def test_units_are_drawn_whole():
-    """A hundred copies of each candidate are no new information."""
+    """A hundred copies of each item are no new information."""
     r = run(noise=0.0)
     copies = pd.concat([r.assign(item=r['item'] + f'-{k}') for k in range(20)])
     a, b = (calibration_error([x], np.random.default_rng(0), bins=5) for x in (r, copies))
@@ -110,7 +112,7 @@ def test_units_are_drawn_whole():
     assert (rb['high'] - rb['low']).to_numpy() == pytest.approx((ra['high'] - ra['low']).to_numpy(), rel=0.1)
 
 
-def test_reliability_counts_every_candidate_once():
+def test_reliability_counts_every_item_once():
     runs = [run(s) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0))
     assert (
@@ -123,7 +125,7 @@ def test_reliability_counts_every_candidate_once():
 
 @pytest.mark.parametrize('label', [0, 1])
 def test_a_bin_whose_labels_agree_is_not_certain(label):
-    """Wilson's limits, of the candidates that are in the bin in any run, each counted once."""
+    """Wilson's limits, of the items that are in the bin in any run, each counted once."""
     runs = [run(s, noise=0.01).assign(label=label) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0), bins=3)
     which = [
@@ -217,9 +219,9 @@ def test_decisions_are_statsmodels_mcnemar():
         (lambda r: r.assign(split='dev'), "nothing of split 'test'"),
         (lambda r: r.assign(score=np.nan), 'not finite'),
         (lambda r: r.assign(label=2), 'labels other than 0 and 1'),
-        (lambda r: r.iloc[1:], 'other candidates'),
-        (lambda r: r.assign(label=1 - r['label']), 'other candidates or labels'),
-        (lambda r: pd.concat([r, r.iloc[:1]]), 'other candidates'),
+        (lambda r: r.iloc[1:], 'other items'),
+        (lambda r: r.assign(label=1 - r['label']), 'other items or labels'),
+        (lambda r: pd.concat([r, r.iloc[:1]]), 'other items'),
     ],
 )
 def test_predictions_that_do_not_fit_are_refused_in_one_sentence(change, words):
@@ -264,7 +266,7 @@ def test_ece_of_four_classes_by_hand():
     t = reliability([run], np.random.default_rng(0), bins=2, by='width', kind='logits')
     assert t['probability'].tolist() == pytest.approx([0.425, 2.15 / 3])
     assert t['right'].tolist() == pytest.approx([1 / 2, 2 / 3]) and t['n'].tolist() == [2, 3]
-    # read as candidates that are judged one by one, the same scores mean something else
+    # read as items that are judged one by one, the same scores mean something else
     assert calibration_error([run], np.random.default_rng(0), bins=2, by='width').estimate > 0.3
 
 

@@ -193,7 +193,7 @@ def test_energy_of_some_arms_is_shown_for_these():
     assert made.path and 'full_student' not in made.caption.split('means: ')[1].split('.')[0]
 
 
-def test_a_run_of_another_machine_is_left_out_of_times():
+def test_a_run_of_another_machine_is_excluded_from_times():
     commit(study(seeds=(0, 1)) + [run('full_kd', 2, torch='2.14.0')])
     made = figures('throughput', 'phases', 'effects', 'accuracy_time')
     n = len(study(seeds=(0, 1)))

@@ -17,7 +17,8 @@ from kdnotes.losses.targets import (
 LOG3 = math.log(3)
 # p = (3/4, 1/4) and q = (1/2, 1/2): KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2); KL(q || p) = 1/2 log(2/3) + 1/2
 # log(2)
-P_Q, Q_P = 0.75 * math.log(1.5) + 0.25 * math.log(0.5), 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+P_Q = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+Q_P = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
 
 
 @pytest.mark.parametrize('T', [0.5, 1.0, 2.0, 4.0])
@@ -298,7 +299,8 @@ def test_no_pair_is_no_loss():
 
 
 def test_bad_rows_for_ranking():
-    four, one = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
+    four = torch.zeros(4)
+    one = torch.zeros(4, dtype=torch.int64)
     for call in (
         lambda: ranknet(four[:, None], one, one),
         lambda: ranknet(four, one[:3], one),
@@ -316,5 +318,5 @@ def test_bad_rows_for_ranking():
             call()
     with pytest.raises(ValueError, match='groups and labels must have one shape'):
         pair_counts([1, 1], [1])
-    with pytest.raises(ValueError, match='labels must be >= 0, got -100; leave rows without a label out'):
+    with pytest.raises(ValueError, match='labels must be >= 0, got -100; exclude rows without a label'):
         pair_counts([1, 1], [1, -100])

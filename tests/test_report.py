@@ -185,11 +185,11 @@ def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figu
         write_run(make_record('full_student', seed, torch='2.14.0'))
     found = rp.report('made')
     assert set(found.figures) == {'curves'} and not (figures_path('made') / 'throughput.svg').exists()
-    left_out = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
+    not_drawn = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
     assert (
-        left_out['sha256'] is None
-        and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in left_out['reason']
-        and len(left_out['run_ids']) == 18
+        not_drawn['sha256'] is None
+        and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in not_drawn['reason']
+        and len(not_drawn['run_ids']) == 18
     )
     assert (
         any('times are excluded' in n for n in found.notes)
@@ -210,7 +210,7 @@ def test_null_accuracy_leaves_times_and_says_why():
     assert (
         set(found.figures) == {'throughput', 'curves'}
         and (found.arms['test map'] == '-').all()
-        and any('has no map: made up' in n for n in found.notes)
+        and any('has no MAP: made up' in n for n in found.notes)
     )
 
 
@@ -281,7 +281,7 @@ def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
     assert label == 'squared error on test (lower is better)'
     assert fg.effects_figure(e).axes[0].get_xlabel().endswith('(left: better)')
     front = [s for s in rp.report('made').sentences if 'full_student -> full_kd' in s]
-    assert 'better in' not in front[0] and 'test mse -0.1' in front[0]
+    assert 'better in' not in front[0] and 'squared error on the test set -0.1' in front[0]
 
 
 def test_arms_keep_their_look_whatever_else_is_there():

@@ -268,9 +268,7 @@ def test_likeness_needs_seeds_a_spread_and_a_margin():
     assert e.equivalent is None and e.noninferior is None and 'one seed' in e.reason
     for same in (np.zeros((3, 4)), np.full((3, 4), 0.1), np.full((3, 4), -0.1)):
         none = equivalence(crossed_interval(same), 0.05)
-        assert (none.p_equivalent, none.p_noninferior, none.power_equivalent, none.power_noninferior) == (
-            None,
-        ) * 4 and 'no spread' in none.reason
+        assert none.p_equivalent is None and none.p_noninferior is None and 'no spread' in none.reason
         assert none.equivalent is None and none.noninferior is None
     assert (
         equivalence(mean_interval(np.full(3, 0.1)), 0.05).p_equivalent is None
@@ -278,35 +276,6 @@ def test_likeness_needs_seeds_a_spread_and_a_margin():
     )
     with pytest.raises(StatsError, match='margin=-1 must be > 0'):
         equivalence(crossed_interval(np.zeros((3, 4))), -1)
-
-
-def test_power_of_likeness_is_what_is_seen():
-    rng = np.random.default_rng(0)
-    d = 0.16 * rng.normal(size=(3000, 100))  # one run's differences: an ordinary t
-    mean = d.mean(1)
-    se = d.std(1, ddof=1) / 10
-    foretold = equivalence(Interval(0.0, None, None, 2, 0.95, '', se=0.016, df=99.0), 0.05)
-    shown = (
-        mean / se + 0.05 / se > scipy_stats.t.isf(0.05, 99),
-        (0.05 - abs(mean)) / se > scipy_stats.t.isf(0.05, 99),
-    )
-    assert foretold.power_noninferior == pytest.approx(
-        shown[0].mean(), abs=0.03
-    ) and foretold.power_equivalent == pytest.approx(shown[1].mean(), abs=0.03)
-
-
-@pytest.mark.parametrize(
-    'df, k', [(2.0, 3.0), (2.0, 6.0), (4.0, 3.0), (4.0, 1.5), (1.97, 20.0), (471.0, 3.3)]
-)
-def test_power_of_equivalence_with_few_degrees_of_freedom(df, k):
-    """The estimate and its standard error drawn apart: the one normal, the other a root of chi-squared."""
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=200_000)
-    w = np.sqrt(rng.chisquare(df, 200_000) / df)
-    shown = abs(z) < k - scipy_stats.t.isf(0.05, df) * w
-    assert equivalence(
-        Interval(0.0, None, None, 3, 0.95, '', se=0.01, df=df), 0.01 * k
-    ).power_equivalent == pytest.approx(shown.mean(), abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +330,7 @@ def test_power_is_statsmodels_and_grows():
     assert power(0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100) == power(
         -0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100
     ) and power(9.0, (0.01**2, 0.1**2, 0.1**2), 5, 100) == pytest.approx(1)
-    t = power_table(0.03, (0.01**2, 0.16**2, 0.19**2))
+    t = power_table(0.03, (0.01**2, 0.16**2, 0.19**2), (3, 5, 8, 12, 20), (122, 237, 500, 1000))
     assert (
         (t.diff().dropna() > 0).all(axis=None)
         and (t.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)

@@ -145,7 +145,8 @@ def test_bootstrap_takes_its_draws_from_the_generator_alone_and_keeps_units_join
         seeds, units = draw_counts(matrix.shape, np.random.default_rng(0), 4000)
         return np.std(((seeds @ matrix) * units).sum(1) / matrix.size)
 
-    three, alone = spread(crossed_units), spread(crossed_units[:1])
+    three = spread(crossed_units)
+    alone = spread(crossed_units[:1])
     assert three == pytest.approx(alone, rel=0.05)
 
 

@@ -161,7 +161,7 @@ def test_pin_takes_what_the_evidence_holds(copy):
     with pytest.raises(th.ThesisError, match="study 'nowhere'"):
         th.pin(copy, {'main': 'nowhere'})
     mixed = next(r['run_id'] for r in lines(copy) if r['precision'] == 'bf16')
-    with pytest.raises(th.ThesisError, match=f'{mixed}.* did not compute the products of bf16 in fp32'):
+    with pytest.raises(th.ThesisError, match=f'{mixed}.* did not compute the matmuls of bf16 in fp32'):
         th.pin(copy, {'without_bf16': MAIN})
     assert read_json(copy / 'thesis' / 'plan.json') == again  # nothing is written
 

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.special import expit, ndtri, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
 from .tests import PValue, mcnemar_test
-from .intervals import Interval, StatsError, crossed_interval, draw_counts
+from .intervals import LEVEL, Interval, StatsError, crossed_interval, draw_counts
 
 # %% auto #0
 __all__ = ['COLUMNS', 'KINDS', 'NO_PROBABILITY', 'aligned', 'Judged', 'judged', 'bin_of', 'calibration_error', 'reliability',
@@ -25,7 +25,7 @@ def aligned(
     runs: Sequence[pd.DataFrame],  # predictions, one frame a run
     split: str,
 ) -> pd.DataFrame:  # unit, item, label, and a column of scores for each run: 0, 1, ...
-    "Predictions of several runs on the same candidates, side by side."
+    "Predictions of several runs on the same items, side by side."
     if not len(runs):
         raise StatsError('there are no predictions; give at least one frame')
     frames = []
@@ -50,7 +50,7 @@ def aligned(
             frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())
         ):
             raise StatsError(
-                f'predictions of run {k} are of other candidates or labels than those of run 0; compare '
+                f'predictions of run {k} are of other items or labels than those of run 0; compare '
                 'runs on one corpus, scored once each'
             )
         frames.append(f)
@@ -101,7 +101,7 @@ def judged(
     split: str = 'test',
     kind: str = 'log_odds',  # of KINDS
 ) -> Judged:
-    "What a model predicts, and how surely: each candidate by itself; of classes, the most probable one."
+    "What a model predicts, and how surely: each item by itself; of classes, the most probable one."
     _check_kind(kind)
     table = aligned(runs, split)
     if kind == 'logits':
@@ -136,14 +136,15 @@ def _gaps(p: np.ndarray, label: np.ndarray, units: np.ndarray, n: int, bins: int
     return np.bincount(units * bins + which, p - label, n * bins).reshape(n, bins)
 
 # %% ../../nbs/analysis/08_calibration.ipynb #08ff3ed9
+_DRAWS = 500  # resamples of seeds and units
+
+
 def calibration_error(
     runs: Sequence[pd.DataFrame],
     rng: np.random.Generator,
     split: str = 'test',
     bins: int = 10,
     by: str = 'mass',  # bins are those of each whole run; only what falls into them is drawn again
-    n_draws: int = 500,
-    level: float = 0.95,
     kind: str = 'log_odds',  # of KINDS
 ) -> Interval:
     "Expected calibration error, mean over seeds."
@@ -156,16 +157,16 @@ def calibration_error(
         return abs(weights @ gap).sum(-1) / (weights @ sizes)  # of drawn units
 
     estimate = float(np.mean([error(np.ones(n), g) for g in gaps]))
-    seed_draws, unit_draws = draw_counts((len(gaps), n), rng, n_draws)
+    seed_draws, unit_draws = draw_counts((len(gaps), n), rng, _DRAWS)
     drawn = sum(error(unit_draws, g) * seed_draws[:, k] for k, g in enumerate(gaps)) / len(gaps)
     se = float(drawn.std(ddof=1))
-    half = float(ndtri((1 + level) / 2)) * se
+    half = float(ndtri((1 + LEVEL) / 2)) * se
     method = (
         f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and units"
         + (' (one seed tells nothing about other seeds)' if len(gaps) == 1 else '')
     )
     return Interval(
-        estimate, max(0.0, estimate - half), estimate + half, len(gaps), level, method, units=n, se=se
+        estimate, max(0.0, estimate - half), estimate + half, len(gaps), LEVEL, method, units=n, se=se
     )
 
 # %% ../../nbs/analysis/08_calibration.ipynb #b9d23eb7
@@ -175,15 +176,13 @@ def reliability(
     split: str = 'test',
     bins: int = 10,
     by: str = 'mass',
-    n_draws: int = 500,
-    level: float = 0.95,
     kind: str = 'log_odds',  # of KINDS
 ) -> pd.DataFrame:  # bin, n, probability, right, low, high; of bins that hold something
-    "Mean probability and share of right answers by bin, for a plot."
+    "Mean probability and share of right predictions by bin, for a plot."
     j = judged(runs, split, kind)
     p = j.probability
     which = bin_of(p.ravel(), bins, by).reshape(p.shape)
-    seed_draws, unit_draws = draw_counts((len(p), j.n_units), rng, n_draws)
+    seed_draws, unit_draws = draw_counts((len(p), j.n_units), rng, _DRAWS)
 
     def by_unit(weights):
         return np.stack([np.bincount(j.units, w, j.n_units) for w in weights])
@@ -198,12 +197,12 @@ def reliability(
         right = by_unit(of_bin * j.right)
         drawn_total = drawn(total)
         if right.sum() in (0, total.sum()):
-            different = int(of_bin.any(0).sum())  # candidates that are in the bin in any run
-            low, high = proportion_confint(different if right.sum() else 0, different, 1 - level, 'wilson')
+            different = int(of_bin.any(0).sum())  # items that are in the bin in any run
+            low, high = proportion_confint(different if right.sum() else 0, different, 1 - LEVEL, 'wilson')
         else:
             seen = drawn_total > 0
             share = drawn(right)[seen] / drawn_total[seen]
-            low, high = np.quantile(share, [(1 - level) / 2, (1 + level) / 2])
+            low, high = np.quantile(share, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         estimate = float(right.sum() / total.sum())
         rows.append(
             dict(
@@ -242,7 +241,7 @@ def _tau(s: np.ndarray, t: np.ndarray) -> float:
 
 def agreement_values(
     student: pd.DataFrame,  # predictions of one run
-    teacher: pd.DataFrame,  # on the same candidates
+    teacher: pd.DataFrame,  # on the same items
     split: str = 'test',
     threshold: float = 0.0,  # of the score, for decisions; 0 is a probability of one half
     kind: str = 'log_odds',  # of KINDS
@@ -274,7 +273,6 @@ def agreement(
     teachers: Sequence[pd.DataFrame],  # the teacher of each, in the same order
     split: str = 'test',
     threshold: float = 0.0,
-    level: float = 0.95,
     kind: str = 'log_odds',  # of KINDS
 ) -> dict[str, Interval]:  # top_1, tau, kl, js; decisions, of log odds
     "Agreement over seeds and units."
@@ -288,14 +286,16 @@ def agreement(
         raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
     matrices = {name: np.stack([v[name] for v in values]) for name in values[0]}
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
-    return {name: crossed_interval(m, level) for name, m in matrices.items() if m.size}
+    return {name: crossed_interval(m) for name, m in matrices.items() if m.size}
 
 # %% ../../nbs/analysis/08_calibration.ipynb #e3be18b9
 def first_is_right(
     run: pd.DataFrame,
     split: str = 'test',
-) -> pd.Series:  # by unit: is the first candidate a right answer; only units with both labels
-    "Whether each unit's first candidate is right."
+) -> (
+    pd.Series
+):  # by unit: is its first item, the one of the highest score, right; only units with both labels
+    "Whether each unit's first item is right."
     table = aligned([run], split)
     mixed = table.groupby('unit')['label'].transform('nunique') == 2
     return table[mixed].sort_values([0, 'item']).groupby('unit', sort=True)['label'].last().astype(bool)
@@ -306,6 +306,6 @@ def decision_test(
     teacher: pd.DataFrame,
     split: str = 'test',
 ) -> PValue:  # its method tells how many only one of them gets right
-    "McNemar's exact test of first candidates: teacher is a, student is b."
+    "McNemar's exact test of first items: teacher is a, student is b."
     aligned([student, teacher], split)
     return mcnemar_test(first_is_right(teacher, split), first_is_right(student, split))

@@ -27,15 +27,15 @@ class Timed:
     "Runs whose times, memory and energy can stand side by side."
 
     runs: tuple[dict, ...]  # records of one machine
-    left_out: frozenset[str] = frozenset()  # run_ids of the others
+    excluded: frozenset[str] = frozenset()  # run_ids of the others
     note: str | None = None  # what is excluded and why; None: nothing
 
     def has(self, record: dict, key: str) -> bool:
         "May this quantity of a run be used? A given model has no training to be timed."
         if key in ('train_s', 'total_s') and not trained(record):
             return False
-        with_teacher = key == 'total_s' and record.get('teacher_run_id') in self.left_out
-        return record['run_id'] not in self.left_out and not with_teacher
+        with_teacher = key == 'total_s' and record.get('teacher_run_id') in self.excluded
+        return record['run_id'] not in self.excluded and not with_teacher
 
 
 def timed(
@@ -50,7 +50,7 @@ def timed(
         f"times, memory and energy of {len(crowd)} of {len(records)} runs are excluded, since others of the "
         "study were made at the same time (machine.jobs in their records)"
     )
-    return Timed(found.runs, found.left_out | crowd, '; '.join(filter(None, (said, found.note))))
+    return Timed(found.runs, found.excluded | crowd, '; '.join(filter(None, (said, found.note))))
 
 
 def of_one_machine(records: Sequence[dict]) -> Timed:

@@ -193,7 +193,7 @@ def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
         if len(v := values(key)) > 1:
             return f"they have different {name}: {' and '.join(v)}"
     if len(values(lambda r: bool(r['settings'].get('smoke')))) > 1:
-        return 'smoke runs and full runs do not mix; leave the smoke runs out'
+        return 'smoke runs and full runs do not mix; exclude the smoke runs'
     return check_arm(a) or check_arm(b)
 
 # %% ../../nbs/analysis/06_compare.ipynb #cd65c326
@@ -264,7 +264,7 @@ def unit_matrix(
 class Remark:
     "What a reader should know, and its code."
 
-    # left_out | one_seed | one_teacher | commits | no_value | own_values | times_left_out | no_time | busy
+    # excluded | one_seed | one_teacher | commits | no_value | own_values | times_excluded | no_time | busy
     code: str
     text: str  # a clause
 
@@ -322,7 +322,7 @@ def _untrained(pairs: Sequence[tuple[dict, dict]]) -> str | None:
 
 
 def _speedups(
-    pairs: Sequence[tuple[dict, dict]], level: float, times: Timed
+    pairs: Sequence[tuple[dict, dict]], times: Timed
 ) -> tuple[dict[str, Interval], list[Remark], dict[str, str]]:
     "How many times as fast b is, by time key; remarks; and why not."
     why = times.note if not times.runs else _untrained(pairs)
@@ -331,13 +331,13 @@ def _speedups(
     runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
     found = {}
     reasons = {}
-    remarks = [Remark('times_left_out', times.note)] if len(runs) < 2 * len(pairs) else []
+    remarks = [Remark('times_excluded', times.note)] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
         here = [p for p in pairs if all(times.has(r, key) for r in p)]
         missing = [r for p in here for r in p if not r['time'].get(key)]
         both = [p for p in here if all(r['time'].get(key) for r in p)]
         if both:
-            found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)), level)
+            found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)))
         else:
             null = f'{key} is not compared, since it is null in {_named(missing)}'
             reasons[key] = null if missing else times.note
@@ -350,11 +350,11 @@ def _speedups(
 
 # %% ../../nbs/analysis/06_compare.ipynb #c78016b2
 def _evidence(
-    d: np.ndarray, higher: bool, level: float, rng: np.random.Generator, margins: Sequence[float]
+    d: np.ndarray, higher: bool, rng: np.random.Generator, margins: Sequence[float]
 ) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
     if d.ndim == 1:
-        i = mean_interval(d, level)
+        i = mean_interval(d)
         flipped = seed_test(d, rng)
         test = flipped if flipped.p is None else interval_test(i)
         return dict(
@@ -362,19 +362,19 @@ def _evidence(
             p=test.p,
             p_permutation=flipped.p,
             p_reason=test.reason,
-            effect_size_seeds=effect_size(d, level) if len(d) > 1 else None,
+            effect_size_seeds=effect_size(d) if len(d) > 1 else None,
             equivalences=tuple(equivalence(i, m, higher) for m in margins),
         )
-    i = crossed_interval(d, level)
+    i = crossed_interval(d)
     test = crossed_test(d)
     return dict(
         difference=i,
-        bootstrap=bootstrap_interval(d, rng, level=level),
+        bootstrap=bootstrap_interval(d, rng),
         p=test.p,
         p_reason=test.reason,
         p_permutation=permutation_test(d, rng).p,
-        effect_size=effect_size(d.mean(0), level),
-        effect_size_seeds=effect_size(d.mean(1), level) if len(d) > 1 else None,
+        effect_size=effect_size(d.mean(0)),
+        effect_size_seeds=effect_size(d.mean(1)) if len(d) > 1 else None,
         equivalences=tuple(equivalence(i, m, higher) for m in margins),
     )
 
@@ -390,7 +390,7 @@ class Comparison:
     difference: Interval | None  # of the primary metric, b - a
     speedup: dict[str, Interval]  # time key -> time of a over time of b; above 1, b is faster
     seeds: tuple[int, ...]  # of the pairs
-    left_out: dict[str, tuple]  # arm -> seeds without a partner
+    excluded: dict[str, tuple]  # arm -> seeds without a partner
     reasons: dict[str, str]  # 'comparison', 'difference', 'p' or a time key -> why there is none
     warnings: tuple[Remark, ...]  # what a reader should know
     p: float | None = None  # of no difference, seeds and units random: the primary one
@@ -434,12 +434,12 @@ def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
     }
 
 
-def _warnings(pairs: Sequence[tuple[dict, dict]], left_out: dict[str, tuple]) -> tuple[Remark, ...]:
+def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Remark, ...]:
     "What a reader of the comparison should know."
     found = []
-    for arm, seeds in left_out.items():
+    for arm, seeds in excluded.items():
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        found.append(Remark('left_out', f'excluded, since only {arm} has them: {named}'))
+        found.append(Remark('excluded', f'excluded, since only {arm} has them: {named}'))
     if len(pairs) == 1:
         found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
     if shared := [runs[0]['arm'] for runs in zip(*pairs) if _one_teacher(runs)]:
@@ -466,7 +466,6 @@ def compare(
     records_a: Sequence[dict],  # the runs of one arm
     records_b: Sequence[dict],  # the runs of another
     units: pd.DataFrame | None = None,  # of these runs
-    level: float = 0.95,  # confidence level
     times: Timed | None = None,  # whose times are used; None: chosen among these runs
     # of resamples and permutations. None: a new one from SEED, so that every comparison draws the same seeds
     # and units
@@ -474,14 +473,14 @@ def compare(
 ) -> Comparison:  # b against a
     "Pair two arms by seed and say what differs, by how much, and how sure that is."
     pairs = []
-    left_out = {}
+    excluded = {}
     none = _refusal(records_a, records_b)
     if not none:
-        pairs, left_out, none = matched_pairs(records_a, records_b)
+        pairs, excluded, none = matched_pairs(records_a, records_b)
     names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
     if none:
-        return Comparison(*names, None, None, None, {}, (), left_out, {'comparison': none}, ())
-    speedup, slow, reasons = _speedups(pairs, level, times or timed([r for pair in pairs for r in pair]))
+        return Comparison(*names, None, None, None, {}, (), excluded, {'comparison': none}, ())
+    speedup, slow, reasons = _speedups(pairs, times or timed([r for pair in pairs for r in pair]))
     primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
     task = task_info(pairs[0][0]['task'])
     d, warnings, why = metric_differences(pairs, units)
@@ -491,7 +490,6 @@ def compare(
         else _evidence(
             d,
             primary['higher_is_better'],
-            level,
             rng or np.random.default_rng(SEED),
             task.margins.get(primary['metric'], ()),
         )
@@ -504,9 +502,9 @@ def compare(
         found.pop('difference', None),
         speedup,
         tuple(a['seed'] for a, _ in pairs),
-        left_out,
+        excluded,
         reasons,
-        (*_warnings(pairs, left_out), *warnings, *slow),
+        (*_warnings(pairs, excluded), *warnings, *slow),
         **found,
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
         unit_name=task.unit_name,
@@ -589,7 +587,6 @@ def difference_table(
 def study_comparisons(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
-    level: float = 0.95,  # confidence level
 ) -> list[tuple[str, Comparison]]:  # (chain | control | procedures | variant, comparison)
     "All comparisons the arms of a study allow."
     arms: dict[str, list[dict]] = {}
@@ -605,11 +602,7 @@ def study_comparisons(
     steps += [('variant', runs[0]['mode'], arm) for arm, runs in sorted(arms.items()) if arm not in MODES]
     times = timed(records)
     return corrected(
-        [
-            (kind, compare(arms[a], arms[b], units, level, times))
-            for kind, a, b in steps
-            if a in arms and b in arms
-        ]
+        [(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps if a in arms and b in arms]
     )
 
 
@@ -703,13 +696,11 @@ def chain_table(
 def study_factorial(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
-    level: float = 0.95,
 ) -> list[Effect]:  # one for each of `analysis.tests.FACTORIAL`, refused ones with their reason
     "Effects and interactions of precision, KD, network and ranks over a study's modes."
     arms = {m: [r for r in records if r['arm'] == m] for m in MODES}
     found = [
-        _effect(name, weights, {a: arms[a] for a in weights}, units, level)
-        for name, weights in FACTORIAL.items()
+        _effect(name, weights, {a: arms[a] for a in weights}, units) for name, weights in FACTORIAL.items()
     ]
     p = holm({e.name: e.p for e in found if e.name in INTERACTIONS.members}, INTERACTIONS)
     return [replace(e, p_holm=p.get(e.name)) for e in found]
@@ -720,7 +711,6 @@ def _effect(
     weights: dict[str, float],
     arms: dict[str, list[dict]],
     units: pd.DataFrame | None,
-    level: float,
 ) -> Effect:
     "One contrast of arms, or why there is none."
 
@@ -742,5 +732,5 @@ def _effect(
     ):
         return none('the arms have no seeds and units in common')
     columns = next(iter(matrices.values())).columns
-    (effect,) = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights}, level)
-    return replace(effect, left_out=left)
+    (effect,) = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights})
+    return replace(effect, excluded=left)

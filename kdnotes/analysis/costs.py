@@ -11,12 +11,12 @@ import pandas as pd
 from scipy.special import stdtrit
 from ..core.arms import MODES
 from ..core.config import KdnotesError
-from .intervals import Interval, mean_interval, ratio_interval
+from .intervals import LEVEL, Interval, mean_interval, ratio_interval
 from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['UNITS', 'FREE', 'NEVER', 'CostError', 'Cost', 'total', 'training_cost', 'signal_cost', 'Sizes', 'sizes_of',
-           'predictions_made', 'per_1000_examples', 'per_1000_predictions', 'per_right_answer', 'amortised', 'Payback',
+           'predictions_made', 'per_1000_examples', 'per_1000_predictions', 'per_right_unit', 'amortised', 'Payback',
            'payback', 'mean_cost', 'ratio_of_means', 'Table', 'cost_table', 'payback_table']
 
 # %% ../../nbs/analysis/09_costs.ipynb #6157f529
@@ -113,7 +113,7 @@ class Sizes:
     "How much there is to predict."
 
     examples: dict[str, int]  # split -> its examples
-    metric: str  # whose mean over units is the share of right answers
+    metric: str  # whose mean over units is the share that is right
     units: int  # of the primary set that this metric is the mean over
     unit_examples: int  # the examples of these units
 
@@ -122,7 +122,7 @@ def sizes_of(
     predictions: pd.DataFrame,  # of one run: split, unit, ...
     units: pd.DataFrame,  # of one run: split, unit, metric, ...
     split: str,  # the primary set
-    metric: str,  # whose mean over units is the share of right answers
+    metric: str,  # whose mean over units is the share that is right
 ) -> Sizes:
     "Counted in a run's tables."
     counted = units.loc[(units.split == split) & (units.metric == metric), 'unit']
@@ -158,13 +158,13 @@ def per_1000_predictions(record: dict, sizes: Sizes) -> Cost:
     return _phase(record, 'evaluation').times(1000 / predictions_made(record, sizes))
 
 
-def per_right_answer(record: dict, sizes: Sizes) -> Cost:
-    "Prediction of all examples of the primary set's units, for each unit that is answered right."
+def per_right_unit(record: dict, sizes: Sizes) -> Cost:
+    "Prediction of all examples of the primary set's units, for each unit that is right."
     share = record['metrics'][record['primary']['set']].get(sizes.metric)
     if share is None:
         return _unknown(f'the record has no {sizes.metric} of its primary set')
     if not share:
-        return _unknown('no answer is right')
+        return _unknown('no unit is right')
     return per_1000_predictions(record, sizes).times(sizes.unit_examples / 1000 / (share * sizes.units))
 
 # %% ../../nbs/analysis/09_costs.ipynb #623037c6
@@ -252,10 +252,9 @@ def payback(
 # %% ../../nbs/analysis/09_costs.ipynb #ecc81f2a
 def mean_cost(
     values: Sequence[float],  # > 0, one a run
-    level: float = 0.95,  # confidence level
 ) -> Interval:  # of the geometric mean
     "Geometric mean of costs, Student's t on the log scale."
-    i = ratio_interval(values, np.ones(len(values)), level)
+    i = ratio_interval(values, np.ones(len(values)))
     i = replace(i, null=0.0)  # a cost, no ratio
     return i if i.low is None else replace(i, method='geometric mean, Student t over runs on the log scale')
 
@@ -263,7 +262,6 @@ def mean_cost(
 def ratio_of_means(
     paid: Sequence[float],  # one a run
     saved: Sequence[float],  # one a run, in the same order; their mean > 0
-    level: float = 0.95,  # confidence level
 ) -> Interval:  # of mean(paid) / mean(saved)
     "Fieller's interval of a ratio whose lower part may be zero in single runs."
     x = np.asarray(paid, float)
@@ -273,9 +271,9 @@ def ratio_of_means(
     words = "ratio of means, Fieller's interval over runs"
     if n == 1:
         return Interval(
-            estimate, None, None, 1, level, 'one value', reason='one value has no spread; run more seeds'
+            estimate, None, None, 1, LEVEL, 'one value', reason='one value has no spread; run more seeds'
         )
-    part = stdtrit(n - 1, (1 + level) / 2) ** 2 / n * np.cov(x, y)
+    part = stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n * np.cov(x, y)
     # a theta^2 - 2 b theta + c <= 0
     a = y.mean() ** 2 - part[1, 1]
     b = x.mean() * y.mean() - part[0, 1]
@@ -286,12 +284,12 @@ def ratio_of_means(
             None,
             None,
             n,
-            level,
+            LEVEL,
             words,
             reason='the mean saving of a prediction does not differ significantly from 0',
         )
     half = np.sqrt(max(b * b - a * c, 0.0))
-    return Interval(estimate, float((b - half) / a), float((b + half) / a), n, level, words, df=float(n - 1))
+    return Interval(estimate, float((b - half) / a), float((b + half) / a), n, LEVEL, words, df=float(n - 1))
 
 # %% ../../nbs/analysis/09_costs.ipynb #9e0d027b
 @dataclass(frozen=True)
@@ -319,9 +317,7 @@ def _arms(records: Sequence[dict]) -> dict[str, list[dict]]:
     }
 
 
-def _summed_up(
-    columns: dict[str, Callable[[list[dict]], list[Cost]]], arms: dict[str, list[dict]], level: float
-) -> Table:
+def _summed_up(columns: dict[str, Callable[[list[dict]], list[Cost]]], arms: dict[str, list[dict]]) -> Table:
     "A cell for each arm, column and unit."
     rows = {}
     reasons = {}
@@ -343,29 +339,26 @@ def _summed_up(
                 )
                 if why:
                     reasons[f'{arm}.{name}_{unit}'] = why
-                rows[arm][f'{name}_{unit}'] = None if why else mean_cost(values, level)
+                rows[arm][f'{name}_{unit}'] = None if why else mean_cost(values)
     return Table(_frame(rows), reasons)
 
 
 def cost_table(
     records: Sequence[dict],  # of one corpus
     sizes: Sizes,
-    level: float = 0.95,  # confidence level
-) -> Table:  # example, prediction (of 1,000), answer (right, of one), each in seconds and joules
+) -> Table:  # example, prediction (of 1,000), answer (one right unit), each in seconds and joules
     "What each arm costs."
     columns = dict(
         example=lambda runs: [per_1000_examples(r) for r in runs],
         prediction=lambda runs: [per_1000_predictions(r, sizes) for r in runs],
-        answer=lambda runs: [per_right_answer(r, sizes) for r in runs],
+        answer=lambda runs: [per_right_unit(r, sizes) for r in runs],
     )
-    return _summed_up(columns, _arms(records), level)
+    return _summed_up(columns, _arms(records))
 
 # %% ../../nbs/analysis/09_costs.ipynb #3943d6d2
 def payback_table(
     records: Sequence[dict],  # of one corpus; the teachers among them
     sizes: Sizes,
-    with_teacher: bool = False,  # as for `payback`
-    level: float = 0.95,  # confidence level
     # seconds, joules: predictions until the student is paid back; never_seconds, never_joules: in how many of
     # the runs that never happens
 ) -> Table:
@@ -379,11 +372,7 @@ def payback_table(
             continue
         rows[arm] = dict(runs=len(runs), busy=sum(bool(is_busy(r.get('machine') or {})) for r in runs))
         known = all(r['teacher_run_id'] in teachers for r in runs)
-        paid = (
-            [payback(r, teachers[r['teacher_run_id']], sizes, records, with_teacher) for r in runs]
-            if known
-            else []
-        )
+        paid = [payback(r, teachers[r['teacher_run_id']], sizes, records) for r in runs] if known else []
         for unit in UNITS:
             costs = [(getattr(p.extra, unit), getattr(p.saved, unit)) for p in paid]
             why = (
@@ -396,5 +385,5 @@ def payback_table(
                 why = f'{NEVER}, on average; it is not in {never} of {len(runs)} runs'
             if why:
                 reasons[f'{arm}.{unit}'] = why
-            rows[arm] |= {unit: None if why else ratio_of_means(*zip(*costs), level), f'never_{unit}': never}
+            rows[arm] |= {unit: None if why else ratio_of_means(*zip(*costs)), f'never_{unit}': never}
     return Table(_frame(rows), reasons)

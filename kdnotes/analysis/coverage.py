@@ -13,7 +13,8 @@ from .tests import LEAST_SEEDS, flip_p, flips
 from .intervals import StatsError, crossed_moments, draw_counts, studentised_limits
 
 # %% auto #0
-__all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'Setting', 'draw', 'rates', 'coverage_table', 'outside']
+__all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'ENOUGH_SEEDS', 'Setting', 'draw', 'rates', 'coverage_table',
+           'outside']
 
 # %% ../../nbs/analysis/10_coverage.ipynb #78bdb2dc
 CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
@@ -153,12 +154,12 @@ def coverage_table(
 # %% ../../nbs/analysis/10_coverage.ipynb #cae1333f
 # percent, by the last word of a column; a test that is misread has none
 AIMS = {'covers': (93.0, 97.0), 'rejects': (4.0, 6.0), 'reject': (4.0, 6.0)}
+ENOUGH_SEEDS = 5  # from so many on the crossed test keeps its level in these simulations
 
 
 def outside(
     table: pd.DataFrame,  # of `coverage_table`
     trials: int,  # that were made
-    least_seeds: int = 5,
 ) -> pd.DataFrame:  # setting, seeds, column, percent, aim
     "Cells that miss their aim by more than two standard errors of the simulation."
     found = []
@@ -168,7 +169,7 @@ def outside(
                 continue
             low, high = AIMS[column.split()[-1]]
             error = 2 * np.sqrt(percent * (100 - percent) / trials)
-            if seeds >= least_seeds and not low - error <= percent <= high + error:
+            if seeds >= ENOUGH_SEEDS and not low - error <= percent <= high + error:
                 found.append(
                     dict(
                         setting=name, seeds=seeds, column=column, percent=percent, aim=f'{low:g} to {high:g}'

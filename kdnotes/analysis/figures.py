@@ -544,7 +544,7 @@ def reliability_figure(
     bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
-    "How often candidates of a given probability are right, a panel an arm."
+    "How often predictions of a given probability are right, a panel an arm."
     shown = [arm for arm in arms if arm in set(bins['arm'])]
     if not shown:
         raise NotDrawn('no predictions of these runs are there')

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['NOISE', 'MOST_DIGITS', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
+__all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
            'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
            'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
@@ -24,6 +24,7 @@ class StatsError(KdnotesError, ValueError):
 # numbers this close to the null, relative to the largest printed beside them, differ from it by rounding only
 NOISE = 1e-12
 MOST_DIGITS = 17  # of a float64
+LEVEL = 0.95  # confidence level of all intervals of a study
 
 
 def _side(value: float, null: float) -> int:
@@ -84,7 +85,7 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     except (TypeError, ValueError):
         raise StatsError(
             f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing '
-            'ones or leave the run out'
+            'ones or exclude the run'
         ) from None
     if values.ndim != ndim or not values.size:
         raise StatsError(
@@ -93,7 +94,7 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     if not np.isfinite(values).all():
         raise StatsError(
             f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not '
-            'finite; leave those runs or units out'
+            'finite; exclude those runs or units'
         )
     return values
 
@@ -114,7 +115,7 @@ def _t_interval(estimate, variance, df, level, **more) -> Interval:
 # %% ../../nbs/analysis/01_intervals.ipynb #7cf536ae
 def mean_interval(
     values,  # (n,) one number a run
-    level: float = 0.95,  # confidence level
+    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
     x = checked_numbers(values, 1, 'values', level)
@@ -198,7 +199,7 @@ def moments_of(
 
 def crossed_interval(
     matrix,  # (seeds, units)
-    level: float = 0.95,  # confidence level
+    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean over all seeds and units there could be
     "The mean's interval with seeds and units both random (Satterthwaite's t)."
     y = checked_numbers(matrix, 2, 'matrix', level)
@@ -231,7 +232,7 @@ def crossed_interval(
 def ratio_interval(
     times_a,  # (n,) > 0, any unit
     times_b,  # (n,) > 0, the same unit and the same seeds
-    level: float = 0.95,  # confidence level
+    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of a/b
     "How many times a is of b: geometric mean of the pairs' ratios, t interval on the log scale."
     a = checked_numbers(times_a, 1, 'times_a', level)
@@ -293,7 +294,7 @@ def studentised_limits(
     matrix: np.ndarray,  # (seeds, units)
     seeds: np.ndarray,  # (draws, seeds) of `draw_counts`
     units: np.ndarray,  # (draws, units)
-    level: float = 0.95,
+    level: float = LEVEL,  # confidence level
 ) -> tuple[float, float]:  # of the mean
     "Studentised bootstrap limits for given resamples."
     center = matrix.mean()
@@ -313,7 +314,7 @@ def bootstrap_interval(
     matrix,  # (seeds, units)
     rng: np.random.Generator,  # the draws come from here and nowhere else
     n_draws: int = 2000,  # resamples
-    level: float = 0.95,  # confidence level
+    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Studentised bootstrap interval of the mean, seeds and units drawn again."
     y = checked_numbers(matrix, 2, 'matrix', level)

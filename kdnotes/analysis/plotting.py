@@ -133,10 +133,12 @@ def _style():
     )
 
 
+_DPI = 110  # of a PNG
+
+
 def figure_bytes(
     figure: Figure,
     kind: str = 'svg',  # 'svg' or 'png'
-    dpi: int = 110,  # of a png
 ) -> bytes:  # of a file
     "A figure as the bytes of a file, which depend on nothing but the figure."
     buffer = io.BytesIO()
@@ -144,7 +146,7 @@ def figure_bytes(
         figure.savefig(
             buffer,
             format=kind,
-            dpi=dpi,
+            dpi=_DPI,
             metadata={'Date': None, 'Creator': None} if kind == 'svg' else {'Software': None},
         )
     return buffer.getvalue()
@@ -231,7 +233,7 @@ def make_figure(
     producer: str,  # what draws it again, by its dotted name
     caption: Callable[[], str] = lambda: '',  # only called for a figure that was made
 ) -> FigureFile:
-    "Draw and save a figure, or leave it out and keep the reason in the manifest."
+    "Draw and save a figure, or keep the reason why there is none in the manifest."
     run_ids = tuple(sorted(run_ids))
     try:
         return FigureFile(name, save_figure(draw(), folder, name, run_ids, producer), caption(), run_ids)

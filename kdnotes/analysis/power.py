@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 from scipy.special import chdtri, ndtr, stdtrit
-from .intervals import StatsError, moments_of
+from .intervals import LEVEL, StatsError, moments_of
 
 # %% auto #0
 __all__ = ['power', 'power_table']
@@ -28,7 +28,6 @@ def power(
     variance: tuple[float, float, float],
     seeds: int,  # >= 2
     units: int,  # >= 2
-    level: float = 0.95,
 ) -> float:  # 0 to 1
     "The chance that the crossed test rejects."
     if min(seeds, units) < 2 or min(variance) < 0:
@@ -44,15 +43,15 @@ def power(
     expected = np.array([units * s + e, seeds * u + e, e])
     sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
     square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
-    reach = stdtrit(its_df, (1 + level) / 2) * np.sqrt(square)  # a mean further from 0 is significant
+    reach = stdtrit(its_df, (1 + LEVEL) / 2) * np.sqrt(square)  # a mean further from 0 is significant
     return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
 
 
 def power_table(
     difference: float,
     variance: tuple[float, float, float],
-    seeds: Sequence[int] = (3, 5, 8, 12, 20),
-    units: Sequence[int] = (122, 237, 500, 1000),
+    seeds: Sequence[int],  # of the rows
+    units: Sequence[int],  # of the columns
 ) -> pd.DataFrame:  # power; rows: seeds; columns: units
     "Power by seeds and units."
     return pd.DataFrame(

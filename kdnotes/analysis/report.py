@@ -11,8 +11,8 @@ import pandas as pd
 from .comparable import timed
 from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
-from .intervals import Interval
-from .plotting import arms_of
+from .intervals import LEVEL, Interval
+from .plotting import arms_of, primary_name
 from .tables import Evidence, arms_table, comparison_table, evidence, metrics_table
 from .wording import explain
 from ..core.files import figures_path
@@ -52,12 +52,12 @@ class Report:
         return '\n\n'.join(p for p in parts if p)
 
 
-def _about(study: str, found: Sequence[dict], level: float) -> str:
+def _about(study: str, found: Sequence[dict]) -> str:
     "What the numbers are of."
     r = found[0]
     return (
         f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on "
-        f"{r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {level:.0%} "
+        f"{r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {LEVEL:.0%} "
         f"interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for "
         "the rest"
     )
@@ -103,7 +103,7 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     for r in found:
         if r['primary']['value'] is None:
             notes.append(
-                f"{r['arm']} has no {r['primary']['metric']}: "
+                f"{r['arm']} has no {primary_name(r)}: "
                 f"{r['reasons'].get('primary.value', 'no reason recorded')}"
             )
     if len({r['parallel']['ranks'] for r in found}) == 1:
@@ -123,25 +123,23 @@ def _figures(e: Evidence) -> dict[str, Path]:
 def report(
     study: str,
     run_ids: Iterable[str] | None = None,  # these runs only; None: all finished runs of the study
-    level: float = 0.95,  # confidence level
 ) -> Report:
     "Tables, comparisons and figures of a study, from its folders or its evidence."
-    e = evidence(study, run_ids, level)
-    return report_of(e, _figures(e), level)
+    e = evidence(study, run_ids)
+    return report_of(e, _figures(e))
 
 
 def report_of(
     e: Evidence,
     figures: dict[str, Path],  # that are drawn, by name
-    level: float = 0.95,  # confidence level of the evidence
 ) -> Report:
     "Tables and comparisons of what has been read already."
     study = e.study
     return Report(
         study,
-        _about(study, e.records, level),
+        _about(study, e.records),
         arms_table(e.records, e.values),
-        metrics_table(e.records, level),
+        metrics_table(e.records),
         comparison_table(e.comparisons),
         tuple(explain(c) for _, c in e.comparisons),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},

@@ -101,31 +101,29 @@ QUANTITIES = {
 def primary_interval(
     runs: Sequence[dict],  # of one arm
     units: pd.DataFrame | None,  # of these runs
-    level: float = 0.95,  # confidence level
 ) -> Interval | None:  # None: no run has a value
     "The arm's primary metric, over seeds and units where there are units."
     matrix = unit_matrix(runs, units)
     if matrix is not None and not matrix.isna().any(axis=None):
-        return crossed_interval(matrix, level)
+        return crossed_interval(matrix)
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
-    return mean_interval(values, level) if values else None
+    return mean_interval(values) if values else None
 
 
 def arm_values(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
-    level: float = 0.95,  # confidence level
     # arm -> 'primary' or a key of QUANTITIES -> interval; what no run has is not there
 ) -> dict[str, dict[str, Interval]]:
     "All quantities of all arms, as numbers."
     found = {}
     times = timed(records)
     for arm, runs in arms_of(records).items():
-        found[arm] = {'primary': p} if (p := primary_interval(runs, units, level)) else {}
+        found[arm] = {'primary': p} if (p := primary_interval(runs, units)) else {}
         for key, (_, _, place) in QUANTITIES.items():
             values = [v for r in runs if times.has(r, key) and (v := r.get(place, {}).get(key)) is not None]
             if values:
-                found[arm][key] = mean_interval(values, level)
+                found[arm][key] = mean_interval(values)
     return found
 
 # %% ../../nbs/analysis/11_tables.ipynb #974bb599
@@ -152,7 +150,6 @@ def evidence(
     study: str,
     # these runs only, a missing one is refused by name; None: all finished runs of the study
     run_ids: Iterable[str] | None = None,
-    level: float = 0.95,  # confidence level
 ) -> Evidence:
     "Read a study's runs, refuse what does not belong together, and compute what the figures show."
     found = records(study, None if run_ids is None else list(run_ids))
@@ -162,8 +159,8 @@ def evidence(
         study,
         found,
         its_units,
-        arm_values(found, its_units, level),
-        study_comparisons(found, its_units, level),
+        arm_values(found, its_units),
+        study_comparisons(found, its_units),
     )
 
 # %% ../../nbs/analysis/11_tables.ipynb #f6b22454
@@ -197,7 +194,6 @@ def arms_table(
 
 def metrics_table(
     records: Sequence[dict],  # of one study
-    level: float = 0.95,  # confidence level
 ) -> pd.DataFrame:  # one row a metric, one column an arm, cells are text
     "Every metric of the primary set, its interval over seeds."
     where = records[0]['primary']['set']
@@ -206,7 +202,7 @@ def metrics_table(
 
     def cell(runs, name):
         found = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
-        return _cell(mean_interval(found, level) if found else None, '.3f')
+        return _cell(mean_interval(found) if found else None, '.3f')
 
     return pd.DataFrame(
         {arm: {name: cell(runs, name) for name in names} for arm, runs in arms.items()}

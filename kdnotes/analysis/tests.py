@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 from scipy.optimize import brentq
-from scipy.special import chdtr, chdtri, ndtr
 from statsmodels.stats.contingency_tables import mcnemar
 from kdnotes.analysis.intervals import (
+    LEVEL,
     Interval,
     StatsError,
     checked_numbers,
@@ -227,30 +227,29 @@ def holm(
 # %% ../../nbs/analysis/02_tests.ipynb #b1cbd2fb
 def effect_size(
     values,  # (n,) differences, one a unit or one a seed
-    level: float = 0.95,
 ) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
-    x = checked_numbers(values, 1, 'values', level)
+    x = checked_numbers(values, 1, 'values', LEVEL)
     n = len(x)
     words = "Cohen's d_z, noncentral t"
     if n < 2:
-        return Interval(np.nan, None, None, n, level, words, reason='one value has no spread')
+        return Interval(np.nan, None, None, n, LEVEL, words, reason='one value has no spread')
     if (sd := x.std(ddof=1)) <= ROUNDING * abs(x).max():
         return Interval(
             np.nan,
             None,
             None,
             n,
-            level,
+            LEVEL,
             words,
             reason='all values are the same: there is no spread to measure by',
         )
     t = x.mean() / sd * np.sqrt(n)
     return Interval(
         float(x.mean() / sd),
-        *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + level) / 2, (1 - level) / 2)),
+        *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)),
         n,
-        level,
+        LEVEL,
         words,
         df=float(n - 1),
     )
@@ -291,9 +290,6 @@ class Equivalence:
     margin: float  # > 0, in the unit of the estimate
     p_noninferior: float | None  # of 'b is worse by the margin or more'; None: no standard error, or one seed
     p_equivalent: float | None  # of 'they differ by the margin or more', the larger of two
-    # the chance to show it if there is no difference, with this standard error
-    power_noninferior: float | None
-    power_equivalent: float | None
     reason: str | None = None  # why there is no test
 
     @property
@@ -315,33 +311,13 @@ def equivalence(
     if not margin > 0:
         raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
     if i.se is None or i.n == 1:
-        return Equivalence(
-            margin, *[None] * 4, i.reason or 'one seed tells nothing about other seeds; run more'
-        )
+        why = i.reason or 'one seed tells nothing about other seeds; run more'
+        return Equivalence(margin, None, None, why)
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
-        return Equivalence(
-            margin, *[None] * 4, 'all differences are the same: there is no spread to judge by'
-        )
+        return Equivalence(margin, None, None, 'all differences are the same: there is no spread to judge by')
     # p of 'at most -margin' and of 'at least margin'
     above, below = (float(distributions.t.sf((margin + x) / i.se, i.df)) for x in (i.estimate, -i.estimate))
-    critical = distributions.t.isf(0.05, i.df)
-    one_sided = 1 - _nct_cdf(float(critical), i.df, margin / i.se)
-    return Equivalence(
-        margin,
-        above if higher_is_better else below,
-        max(above, below),
-        one_sided,
-        _power_equivalent(margin / i.se, i.df, critical),
-    )
-
-
-def _power_equivalent(k: float, df: float, critical: float) -> float:
-    "The integral above, by Gauss and Legendre's rule over the probability of w."
-    # above w = k/critical nothing is shown
-    most = chdtr(df, df * (k / critical) ** 2)
-    x, weights = np.polynomial.legendre.leggauss(64)
-    w = np.sqrt(chdtri(df, 1 - most * (x + 1) / 2) / df)
-    return float(most / 2 * weights @ (2 * ndtr(k - critical * w) - 1))
+    return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/analysis/02_tests.ipynb #1fed8e80
 # the students' two by two
@@ -384,13 +360,12 @@ class Effect:
     p: float | None  # crossed
     reason: str | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
-    left_out: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
+    excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 
 
 def factorial(
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
     contrasts: dict[str, dict[str, float]] = FACTORIAL,  # effect -> arm -> weight
-    level: float = 0.95,
 ) -> list[Effect]:
     "Effects and interactions of factors, as contrasts of arms, each with its own crossed interval."
     if len({np.shape(m) for m in matrices.values()}) > 1:
@@ -403,8 +378,8 @@ def factorial(
             found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}"))
             continue
         matrix = sum(
-            w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', level) for arm, w in weights.items()
+            w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', LEVEL) for arm, w in weights.items()
         )
         test = crossed_test(matrix)
-        found.append(Effect(name, weights, crossed_interval(matrix, level), test.p, test.reason))
+        found.append(Effect(name, weights, crossed_interval(matrix), test.p, test.reason))
     return found

@@ -45,6 +45,11 @@ def _one_seed(c: Comparison) -> str:
     return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
 
 
+def _metric(c: Comparison) -> str:
+    "The primary metric, as every text names it."
+    return f"{metric_name(c.primary['metric'], c.task)} on the {c.primary['set']} set"
+
+
 def _sense(c: Comparison) -> str:
     "What a difference of the primary metric means."
     d = c.difference
@@ -64,7 +69,7 @@ def _sense(c: Comparison) -> str:
 
 def _result(c: Comparison) -> list[str]:
     "The clauses on accuracy and time."
-    name = f"{c.primary['set']} {c.primary['metric']}"
+    name = _metric(c)
     said = []
     if c.difference is None:
         said.append(f"{name} is not compared, since {c.reasons['difference']}")
@@ -148,7 +153,7 @@ def sentence(
 
 def _metric_sentence(c: Comparison) -> str:
     d = c.difference
-    name = f"{metric_name(c.primary['metric'], c.task)} on the {c.primary['set']} set"
+    name = _metric(c)
     found = verdict_on(c)
     if c.n_seeds == 1:
         size = number_texts([abs(d.estimate)], '.4f')[0]

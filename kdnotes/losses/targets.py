@@ -144,7 +144,7 @@ def pair_counts(
     if groups.ndim != 1 or groups.shape != labels.shape:
         raise ValueError(f'groups and labels must have one shape (n,), got {groups.shape} and {labels.shape}')
     if not (labels >= 0).all():
-        raise ValueError(f'labels must be >= 0, got {labels.min()}; leave rows without a label out')
+        raise ValueError(f'labels must be >= 0, got {labels.min()}; exclude rows without a label')
     _, group = np.unique(groups, return_inverse=True)
     _, label = np.unique(labels, return_inverse=True)
 
@@ -166,6 +166,6 @@ def weighted_sum(
         )
     if not any(weights.values()):
         raise ValueError(f'one weight must not be 0, got {weights}')
-    # a part of weight 0 stays out, so that it cannot bring an infinity in (0 * inf is NaN)
+    # a part of weight 0 is not added: 0 * inf is NaN
     total = sum(weight * parts[name] for name, weight in weights.items() if weight)
     return total, {name: part.detach() for name, part in parts.items()}

@@ -36,7 +36,7 @@ def compact_timeline(
     samples: Iterable[dict],  # in order: elapsed_s, rank and some of TRACE; other keys are ignored
     points: int = 60,  # at most so many, >= 1
     # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch
-    # without samples is left out
+    # without samples is excluded
 ) -> list[dict]:
     "A run's samples as a short list, the same for the same samples."
     if points < 1:

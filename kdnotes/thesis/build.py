@@ -19,6 +19,7 @@ import pandas as pd
 from ..tasks.answer_selection import CORPORA
 from ..tasks.ranking_metrics import counts
 from ..analysis.compare import commits, uncommitted
+from ..analysis.coverage import ENOUGH_SEEDS, SETTINGS, coverage_table, outside
 from ..core.config import KdnotesError
 from ..core.files import root
 from ..tasks.sources import Corpus, load_corpus, local_copy
@@ -36,9 +37,9 @@ from .steps import MARGINS, PRECISION_STEPS, STEPS
 from .values import part_values, transfer_values, trial_values
 
 # %% auto #0
-__all__ = ['PARTS', 'ENOUGH_SEEDS', 'LISTED', 'USAGE', 'ThesisError', 'evidence_alone', 'planned', 'part_records', 'pin',
-           'overlap', 'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts', 'write_facts',
-           'compiled', 'figure_values', 'corpus_table', 'build', 'main']
+__all__ = ['PARTS', 'LISTED', 'USAGE', 'ThesisError', 'evidence_alone', 'planned', 'part_records', 'pin', 'overlap',
+           'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts', 'write_facts', 'compiled',
+           'figure_values', 'corpus_table', 'build', 'main']
 
 # %% ../../nbs/thesis/04_build.ipynb #800ef50c
 class ThesisError(KdnotesError):
@@ -76,8 +77,6 @@ PARTS = (
     'transfer',
     'gpu_transfer',
 )
-# from so many on the crossed test keeps its level in simulations (nbs/analysis/10_coverage.ipynb)
-ENOUGH_SEEDS = 5
 # parts whose runs are listed one by one, with no comparison and no figure
 LISTED = ('tuning', 'transfer', 'gpu_transfer')
 
@@ -158,7 +157,7 @@ def pin(
             ]
         ):
             raise ThesisError(
-                f"{', '.join(wrong)} did not compute the products of bf16 in fp32, by its record; "
+                f"{', '.join(wrong)} did not compute the matmuls of bf16 in fp32, by its record; "
                 "without_bf16 is for a study of a processor that has no instructions for them"
             )
 
@@ -389,8 +388,6 @@ def coverage_facts(
     trials: int = 4000,
 ) -> dict:  # source, trials, questions, table (text), outside (sentences)
     "Coverage and false positives, of the seed the notebook uses."
-    from kdnotes.analysis.coverage import SETTINGS, coverage_table, outside
-
     made = coverage_table(np.random.default_rng(2026), trials=trials)
     said = [
         f"{r['setting']}, {r['seeds']} seeds: {r['column']} in {r['percent']:.1f} %, wanted {r['aim']} %"
@@ -398,7 +395,7 @@ def coverage_facts(
     ]
     name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
     usual = ~name.isin([s.name for s in SETTINGS if s.edge])
-    inner = made[usual & (seeds >= 5)]
+    inner = made[usual & (seeds >= ENOUGH_SEEDS)]
     few = made[usual & (seeds == 3)]
     ends = {
         f'{where}_{short}_{end}': getattr(part[column], end)()

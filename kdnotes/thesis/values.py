@@ -296,7 +296,7 @@ def factorial_table(
                     e.reason,
                     *(
                         f"excluded from {arm}: seed{'s' * (len(seeds) > 1)} {among(seeds)}"
-                        for arm, seeds in e.left_out.items()
+                        for arm, seeds in e.excluded.items()
                     ),
                 ),
             )
@@ -395,7 +395,7 @@ def gradient_values(
 
 # %% ../../nbs/thesis/03_values.ipynb #d22545c8
 # codes of remarks that are said of the study and not again of each comparison
-SAID_ONCE = ('one_seed', 'commits', 'busy', 'times_left_out')
+SAID_ONCE = ('one_seed', 'commits', 'busy', 'times_excluded')
 
 
 def _study_notes(found: Sequence[dict]) -> list[str]:
@@ -407,7 +407,7 @@ def _study_notes(found: Sequence[dict]) -> list[str]:
         said.append(f"a single seed, which tells nothing about other seeds, was run of: {', '.join(alone)}")
     times = timed(found)
     said += [why for why in (times.note, *starts_made_again(found)) if why]
-    kept = [r for r in found if r['run_id'] not in times.left_out]
+    kept = [r for r in found if r['run_id'] not in times.excluded]
     if busy := [r['run_id'] for r in kept if is_busy(r.get('machine') or {})]:
         share = (
             f'others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs'
