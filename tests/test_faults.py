@@ -194,7 +194,9 @@ def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
 # ---- deaths of a whole run ----
 
 
-def run_that_dies(monkeypatch, tmp_path: Path, act: str, name: str) -> tuple[Plan, RunFolder]:
+def run_that_dies(
+    monkeypatch, tmp_path: Path, act: str, name: str, mode: str = 'baseline'
+) -> tuple[Plan, RunFolder]:
     "A tiny run whose process gets SIGKILL when it calls `act` with a path of this name."
     module = act.partition('.')[0]
     patch = f"""
@@ -214,7 +216,7 @@ def run_that_dies(monkeypatch, tmp_path: Path, act: str, name: str) -> tuple[Pla
     monkeypatch.setenv('PYTHONPATH', str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     config = make_config(
-        mode='baseline',
+        mode=mode,
         corpus=str(write_corpus(tmp_path / 'corpus')),
         teacher=str(write_model(tmp_path / 'teacher')),
         max_length=64,
@@ -224,10 +226,13 @@ def run_that_dies(monkeypatch, tmp_path: Path, act: str, name: str) -> tuple[Pla
     return planned, RunFolder(planned.config.study, planned.run_id)
 
 
-def test_a_run_that_dies_after_its_record_is_done(monkeypatch, tmp_path):
-    planned, folder = run_that_dies(monkeypatch, tmp_path, 'shutil.rmtree', 'checkpoints')
+@pytest.mark.parametrize('mode', ['baseline', 'parallel_baseline'])
+def test_a_run_that_dies_after_its_record_is_done(monkeypatch, tmp_path, mode):
+    planned, folder = run_that_dies(monkeypatch, tmp_path, 'shutil.rmtree', 'checkpoints', mode)
     record = execute(planned)
     assert record['run_id'] == planned.run_id and folder.state()['status'] == 'done'
+    said = (folder.path / 'log.txt').read_text()
+    assert 'was ended by SIGKILL' in said and 'start again' not in said
 
 
 def test_a_run_that_is_killed_says_so(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from .config import KdnotesError
@@ -129,12 +129,16 @@ class Ranks:
         threads: int | None = None,  # of each rank; None: as many as it likes
         restarts: int = 0,  # of all ranks after one died
         log: Path,  # what they print; an earlier one is overwritten
+        finished: Callable[[], bool] = lambda: (
+            False
+        ),  # has the run left all it should? Then nothing is restarted
     ):
         self.stopping = False  # was this launcher asked to stop?
         self._command = [sys.executable, '-m', module, *map(str, args)]
         self._ranks = ranks
         self._environment = process_environment(threads)
         self._restarts_left = restarts
+        self._finished = finished
         self._folder = tempfile.TemporaryDirectory(prefix='kdnotes-ranks-')
         self._log = open(log, 'wb', buffering=0)
         self._processes = []
@@ -170,7 +174,7 @@ class Ranks:
                 self.kill()
             return None
         died = self._cause not in (None, EXIT_STOPPED, EXIT_FAILED)
-        if died and self._restarts_left and not self.stopping:
+        if died and self._restarts_left and not self.stopping and not self._finished():
             self._restarts_left -= 1
             self._say('all ranks start again')
             self._start()

@@ -251,6 +251,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
         threads=plan.config.threads_per_rank,
         restarts=RESTARTS if plan.config.ranks > 1 else 0,
         log=folder.path / 'log.txt',
+        finished=lambda: _complete(folder),
     )
     try:
         code = _follow(ranks, folder, on_row)
