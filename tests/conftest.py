@@ -46,6 +46,14 @@ def corpora() -> Path:
     return Path(folder)
 
 
+@pytest.fixture(autouse=True)
+def _subnormal_numbers():
+    "A training on a CPU flushes them to zero in its process: tests that follow have them again."
+    yield
+    if torch := sys.modules.get('torch'):
+        torch.set_flush_denormal(False)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         '--share',
