@@ -2,6 +2,8 @@
 
 import numpy as np
 from test_fuzz import Speller
+from kdnotes.core.arms import PROFILES
+from kdnotes.distill.models import load_tokenizer
 from kdnotes.tasks.batching import encode_pairs, epoch_steps
 
 
@@ -27,3 +29,12 @@ def test_kept_tokens_of_another_length_are_not_taken(tmp_path):
     for length in (6, 4, 6):
         ids, _ = encode_pairs(Cutting(), ['what is it'], ['that'], length, tmp_path)
         assert ids.lengths.tolist() == [length]
+
+
+def test_what_looks_like_a_special_token_in_a_text_is_letters():
+    tokenizer = load_tokenizer(PROFILES['laptop'].teacher)
+    ids, second = encode_pairs(tokenizer, ['a [SEP] b [MASK]'], ['[CLS] [PAD]'], 64)
+    special = [i for i in ids[0] if i in tokenizer.all_special_ids]
+    assert special == [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.sep_token_id]
+    assert ids[0][second[0] - 1] == tokenizer.sep_token_id
+    assert tokenizer.decode(ids[0]).count('[ sep ]') == 1

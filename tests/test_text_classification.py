@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 import nbformat
 import pandas as pd
@@ -234,7 +235,38 @@ def test_texts_that_are_in_train_too_are_told(home, tmp_path):
     asked = make_config(task='text_classification', mode='baseline', corpus=str(folder), smoke=True)
     planned = plan(asked, Machine('cpu', 2))
     assert f'{n} of {n} rows of test' in planned.explain() and planned.overlap['test'] == (n, n)
-    assert load_corpus('answer_selection', 'embedded').overlap == {}
+    for task in ('answer_selection', 'text_classification'):
+        embedded = load_corpus(task, 'embedded')
+        assert embedded.overlap == {} and embedded.contradictions == {}
+
+
+def test_one_text_with_two_labels_is_told(home, tmp_path):
+    rows = dict(text=['twice', ' twice ', 'alike', 'alike'], label=['n', 'p', 'n', 'n'])
+    folder = write_tables(tmp_path / 'own', {'train': rows})
+    assert load_corpus('text_classification', str(folder)).contradictions == {'train': 2}
+    asked = make_config(task='text_classification', mode='baseline', corpus=str(folder))
+    words = 'labels: 2 of 4 rows of train have the texts of another row there, and another label'
+    assert words in plan(asked, Machine('cpu', 2)).explain()
+
+
+@pytest.mark.parametrize('batch_size, told', [(4, True), (3, False)])
+def test_an_epoch_of_one_step_is_told(batch_size, told, home, tmp_path):
+    asked = make_config(
+        task='text_classification',
+        mode='baseline',
+        corpus=str(write_tables(tmp_path / 'own', {})),
+        batch_size=batch_size,
+    )
+    words = 'steps: one an epoch: batch_size=4 takes all 4 rows of train at once'
+    assert (words in plan(asked, Machine('cpu', 2)).explain()) == told
+
+
+def test_two_corpora_in_one_folder_are_refused(tmp_path, corpora):
+    folder = tmp_path / 'both'
+    shutil.copytree(corpora / 'wikiqa', folder)
+    shutil.copy(folder / 'WikiQA-dev.tsv', folder / 'dev.tsv')
+    with pytest.raises(CorpusError, match='WikiQA-train.tsv and dev.tsv, which are of two corpora'):
+        load_corpus('answer_selection', str(folder))
 
 
 def test_a_file_is_no_corpus_and_its_folder_is_named(home, tmp_path):

@@ -20,7 +20,7 @@ from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
 from ..experiment.launch import why_ended
-from ..experiment.plan import overlap_in_words, plan
+from ..experiment.plan import plan
 from ..distill.intermediate import uses_intermediate_layers
 from ..records.store import find_run_model
 
@@ -53,7 +53,7 @@ def _jobs(
         labels[c.arm] += 1
         missing = teacher is not None and find_run_model(teacher.run_id) is None
         notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} training examples")
-        notes += filter(None, [overlap_in_words(planned.overlap)])
+        notes += filter(None, planned.findings.values())
         untrained = missing and not is_given(teacher.config)
         if untrained:
             notes.append(

@@ -38,8 +38,8 @@ from ..tasks.sources import Corpus, load_corpus, resolve_corpus
 from ..records.schema import SCHEMA
 
 # %% auto #0
-__all__ = ['make_task', 'study_name', 'smoke_name', 'overlap_in_words', 'Plan', 'teacher_origin', 'teacher_config',
-           'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study', 'explain_study']
+__all__ = ['make_task', 'study_name', 'smoke_name', 'overlap_in_words', 'contradictions_in_words', 'Plan', 'teacher_origin',
+           'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study', 'explain_study']
 
 # %% ../../nbs/experiment/01_plan.ipynb #fd07477b
 def make_task(
@@ -87,6 +87,14 @@ def overlap_in_words(
     )
 
 
+def contradictions_in_words(
+    contradictions: dict[str, tuple[int, int]],  # of a `Plan`
+) -> str:  # a sentence; '': there is none
+    "Rows that no model can have right all at once."
+    parts = [f'{n} of {rows} rows of {split}' for split, (n, rows) in contradictions.items()]
+    return f'{" and ".join(parts)} have the texts of another row there, and another label' * bool(parts)
+
+
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -105,6 +113,18 @@ class Plan:
     )
     # evaluation split -> (rows whose texts are in train too, all rows); only splits that have such rows
     overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # split -> (rows whose texts stand there with another label too, all rows); only splits that have any
+    contradictions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    train_rows: int = 0  # of the corpus; a setting may leave some out
+
+    @property
+    def findings(self) -> dict[str, str]:
+        "What is odd about the corpus, as sentences; '': nothing."
+        return {
+            'overlap': overlap_in_words(self.overlap),
+            'labels': contradictions_in_words(self.contradictions),
+            'steps': _one_step_in_words(self),
+        }
 
     @property
     def corpus(self) -> str:
@@ -131,7 +151,7 @@ class Plan:
         lines = {
             'run_id': self.run_id,
             'corpus': self.corpus,
-            'overlap': overlap_in_words(self.overlap),
+            **self.findings,
             'network': f'{mode.network}, starting from {self.start}',
             'loses': self.loses,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
@@ -163,6 +183,14 @@ def teacher_origin(
     given = flat(plan.asked, changed=True)
     changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
     return origin + (f', but {", ".join(changes)} as given' if changes else '')
+
+
+def _one_step_in_words(plan: Plan) -> str:
+    "That an epoch is a single step, where it is."
+    c = plan.config
+    if is_given(c) or c.smoke or plan.train_rows > c.batch_size:
+        return ''
+    return f'one an epoch: batch_size={c.batch_size} takes all {plan.train_rows} rows of train at once'
 
 
 def _setting(config: RunConfig) -> str:
@@ -297,8 +325,15 @@ def plan(
         first,
         loses,
         _source_config(config) if 'weights_sha256' in initial else None,
-        {split: (n, len(corpus.splits[split])) for split, n in corpus.overlap.items()},
+        _with_rows(corpus, corpus.overlap),
+        _with_rows(corpus, corpus.contradictions),
+        len(corpus.splits['train']),
     )
+
+
+def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, int]]:
+    "How many rows of each split, and of how many."
+    return {split: (n, len(corpus.splits[split])) for split, n in found.items()}
 
 
 def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
@@ -532,7 +567,7 @@ def explain_study(
                 ),
             ),
             ('corpus', plans[0].corpus),
-            *(('overlap', words) for words in [overlap_in_words(plans[0].overlap)] if words),
+            *((name, words) for name, words in plans[0].findings.items() if words),
             ('teacher', first.teacher),
             *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
             *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),

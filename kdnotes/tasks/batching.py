@@ -88,7 +88,7 @@ def encode_pairs(
     if cache_dir is None:
         return _encode_pairs(tokenizer, first, second, max_length)
     key = sha256_text(
-        'pairs-1' if second else 'texts-1', _rules(tokenizer), str(max_length), *first, *(second or ())
+        'pairs-2' if second else 'texts-2', _rules(tokenizer), str(max_length), *first, *(second or ())
     )
     path = Path(cache_dir) / f'{key[:32]}.tokens'
     stored = _load_arrays(path)
@@ -114,6 +114,7 @@ def _encode_pairs(tokenizer, first, second, max_length):
         second,
         truncation='longest_first',
         max_length=max_length,
+        split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
         return_token_type_ids=True,
         return_attention_mask=False,
     )

@@ -226,24 +226,38 @@ def embedded_answer_selection(
 def embedded_text_classification(
     # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
 ) -> dict[str, list[dict]]:
-    "The embedded facts as single sentences with their subject's kind; always the same rows."
-    return {split: _sentences(split) for split in _SHARES}
-
-
-def _sentences(split: str) -> list[dict]:
-    "Each fact of a split's entities as a sentence, kinds mixed."
-    facts = [fact for entities in _split(split).values() for own in entities.values() for fact in own]
-    rows = []
-    for i, fact in enumerate(Random(f'sentences {split}').sample(facts, len(facts))):
-        rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
-        subject = fact.entity if rng.random() < _NAMED else 'it'
-        rows.append(
+    "The embedded facts as single sentences with their subject's kind; always the same rows, no text twice."
+    mixed = {split: _mixed_facts(split) for split in _SHARES}
+    stated = {split: [_sentence(fact, split) for fact in facts] for split, facts in mixed.items()}
+    times = Counter(text for texts in stated.values() for text in texts)
+    return {
+        split: [
             dict(
                 id=f'{split}-{i}',
-                text=_state(fact, None, subject, split, rng),
+                # what can be said of several subjects names its own
+                text=text if times[text] == 1 else _sentence(fact, split, fact.entity),
                 second='',
                 label=fact.kind,
                 cluster=fact.entity,
             )
-        )
-    return rows
+            for i, (fact, text) in enumerate(zip(mixed[split], stated[split], strict=True))
+        ]
+        for split in _SHARES
+    }
+
+
+def _mixed_facts(split: str) -> list[_Fact]:
+    "The facts of a split's entities, kinds mixed."
+    facts = [fact for entities in _split(split).values() for own in entities.values() for fact in own]
+    return Random(f'sentences {split}').sample(facts, len(facts))
+
+
+def _sentence(
+    fact: _Fact,
+    split: str,
+    subject: str | None = None,  # None: its entity, or an unnamed it
+) -> str:
+    "A fact as a sentence."
+    rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
+    drawn = fact.entity if rng.random() < _NAMED else 'it'
+    return _state(fact, None, subject or drawn, split, rng)

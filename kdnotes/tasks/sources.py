@@ -47,6 +47,8 @@ class Corpus:
     sha256: str  # of the content; equal content gives an equal hash wherever it came from
     # evaluation split -> how many of its rows have the texts of a row of train, where any have
     overlap: dict[str, int] = field(default_factory=dict)
+    # split -> how many of its rows have the texts of another of its rows and another label, where any have
+    contradictions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -387,24 +389,28 @@ def split_files(
     rules: CorpusRules,
 ) -> dict[str, Path] | None:  # by split; None: no file of a corpus is there
     "The file of each split."
-    if any((folder / name).exists() for name in rules.published_files):
+    plain = [
+        folder / f'{stem}.{end}'
+        for stems in PLAIN_NAMES.values()
+        for stem in stems
+        for end in FORMATS
+        if (folder / f'{stem}.{end}').exists()
+    ]
+    if published := [name for name in rules.published_files if (folder / name).exists()]:
+        if plain:
+            raise CorpusError(
+                f'{folder} holds {published[0]} and {plain[0].name}, which are of two corpora; '
+                'put each into a folder of its own'
+            )
         if missing := [name for name in rules.published_files if not (folder / name).exists()]:
             raise CorpusError(
                 f"{folder} has no {' and no '.join(missing)}; "
                 f"a corpus folder holds {', '.join(rules.published_files)}"
             )
         return {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
-    found = {
-        split: [
-            folder / f'{stem}.{end}'
-            for stem in stems
-            for end in FORMATS
-            if (folder / f'{stem}.{end}').exists()
-        ]
-        for split, stems in PLAIN_NAMES.items()
-    }
-    if not any(found.values()):
+    if not plain:
         return None
+    found = {split: [f for f in plain if f.stem in stems] for split, stems in PLAIN_NAMES.items()}
     for split, files in found.items():
         if len(files) > 1:
             raise CorpusError(
@@ -631,19 +637,28 @@ def load_corpus(
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     loaded = load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
-    return replace(loaded, overlap=_overlap(loaded.splits, task_info(task).texts))
-
-
-def _overlap(splits: dict[str, Rows], texts: Callable[[dict], list[str]]) -> dict[str, int]:
-    "How many rows of each evaluation split have the texts of a row of train."
-
-    def of(row: dict) -> tuple[str, ...]:
-        return tuple(text.strip() for text in texts(row))
-
-    trained = {of(row) for row in splits['train']}
-    found = {
-        split: sum(of(row) in trained for row in rows) for split, rows in splits.items() if split != 'train'
+    texts = {
+        split: [tuple(text.strip() for text in task_info(task).texts(row)) for row in rows]
+        for split, rows in loaded.splits.items()
     }
+    return replace(loaded, overlap=_overlap(texts), contradictions=_contradictions(loaded.splits, texts))
+
+
+def _overlap(texts: dict[str, list[tuple]]) -> dict[str, int]:  # of each row, by split
+    "How many rows of each evaluation split have the texts of a row of train."
+    trained = set(texts['train'])
+    found = {split: sum(of in trained for of in rows) for split, rows in texts.items() if split != 'train'}
+    return {split: n for split, n in found.items() if n}
+
+
+def _contradictions(splits: dict[str, Rows], texts: dict[str, list[tuple]]) -> dict[str, int]:
+    "How many rows of each split have the texts of another of its rows, and another label."
+    found = {}
+    for split, rows in splits.items():
+        labels: dict[tuple, set] = {}
+        for of, row in zip(texts[split], rows, strict=True):
+            labels.setdefault(of, set()).add(row.get('label'))
+        found[split] = sum(len(labels[of]) > 1 for of in texts[split])
     return {split: n for split, n in found.items() if n}
 
 
