@@ -390,5 +390,5 @@ def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     [numbers] = pd.read_csv(made.numbers).itertuples()
     difference = primary['full_kd']['value'] - primary['baseline']['value']
     assert numbers.difference == pytest.approx(difference, rel=1e-5)
-    assert sentence.startswith('baseline -> full_kd (1 pair): test mse ')
+    assert sentence.startswith('baseline -> full_kd (1 pair): squared error on the test set ')
     assert ('(better in seed 0' if better else '(worse in seed 0') in sentence

@@ -30,7 +30,7 @@ class BusyError(KdnotesError):
 # %% ../../nbs/core/04_files.ipynb #2305cbf3
 _NO_ACCESS = 'it may not be written or read; change its permissions, or set KDNOTES_HOME to another folder'
 _ADVICE = {
-    errno.ENOSPC: 'the disk is full; free some room',
+    errno.ENOSPC: 'the disk is full, or has no room for one more file; free some',
     errno.EDQUOT: 'the quota is used up; free some room',
     errno.EACCES: _NO_ACCESS,
     errno.EPERM: _NO_ACCESS,

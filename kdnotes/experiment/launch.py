@@ -213,9 +213,9 @@ def _adopt(folder: RunFolder, say) -> bool:
                 shutil.rmtree(new)  # of an attempt that failed here
             new.unlink(missing_ok=True)
             if old.is_dir():
-                shutil.copytree(old, new)
+                shutil.copytree(old, new, copy_function=shutil.copyfile)  # modes as the umask says
             elif old.exists():
-                shutil.copy2(old, new)
+                shutil.copyfile(old, new)
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')
