@@ -1,14 +1,17 @@
-"""Kills at random moments of a run, and whether its result is that of a run nobody disturbed:
-`python tests/kills.py 100 40` kills one rank a hundred times and everything forty times, and prints a table.
+"""Kills and stops at random moments, and whether the result is that of a run nobody disturbed:
+`python tests/kills.py --rank 100 --everything 40 --stops 60` kills one rank a hundred times and everything
+forty times, asks `kdnotes study` sixty times to stop, and prints a table.
 
 Too long for a test; what it found is in LOG.md.
 """
 
+import argparse
 import json
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,7 @@ RUNS = {
     'every micro-batch': dict(mode='parallel_baseline', micro_batch_tokens=64, gradient_sync='every'),
     'bf16 gradients': dict(mode='full_kd', gradient_dtype='bf16'),
 }
+STUDY_S = 12  # that a study takes beside its run: imports, plan, export, figures
 CODE = """
 import json, sys
 from kdnotes.core.config import KdnotesError, make_config
@@ -48,6 +52,51 @@ def start(home: Path, config: dict) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+    )
+
+
+def start_study(home: Path, config: dict) -> subprocess.Popen:
+    "The command that makes a study of the same run, in a terminal of its own."
+    given = config | dict(study='default')
+    mode = given.pop('mode')
+    parameters = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    return subprocess.Popen(
+        [sys.executable, '-m', 'kdnotes.cli', 'study', '--arms', mode, '--seeds', '1', *parameters],
+        env=dict(os.environ, KDNOTES_HOME=str(home), HF_HUB_OFFLINE='1', CUDA_VISIBLE_DEVICES=''),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def stopped(home: Path, config: dict, seconds: float, drawn: random.Random) -> dict:
+    "One study that is asked to stop at some moment, from its first import to its last figure, and goes on."
+    process = start_study(home, config)
+    at = drawn.uniform(0, seconds)
+    time.sleep(at)
+    how, wanted = drawn.choice([('SIGTERM', signal.SIGTERM), ('Ctrl-C', signal.SIGINT)])
+    if process.poll() is None:
+        if how == 'Ctrl-C':
+            os.killpg(process.pid, wanted)  # a terminal sends it to all
+        else:
+            process.send_signal(wanted)
+    asked = time.monotonic()
+    said, _ = process.communicate(timeout=120)
+    took = time.monotonic() - asked
+    again = start_study(home, config)
+    said_again, _ = again.communicate()
+    return dict(
+        killed=how,
+        at_s=round(at, 2),
+        code=process.returncode,
+        took_s=round(took, 1),
+        again=1,
+        restarted=0,
+        traceback='Traceback' in said + said_again,
+        sentence=re.sub(r'\s+', ' ', said)[-160:],
+        done=again.returncode == 0,
     )
 
 
@@ -110,10 +159,11 @@ def disturbed(home: Path, config: dict, seconds: float, everything: bool, drawn:
     )
 
 
-def main(single: int, whole: int, seed: int) -> None:
-    "All kills, over the runs in turn; a line each as they come, and a table."
+def main(single: int, whole: int, stops: int, seed: int) -> None:
+    "All kills and stops, over the runs in turn; a line each as they come, and a table."
     drawn = random.Random(seed)
-    kills = [(False, i) for i in range(single)] + [(True, i) for i in range(whole)]
+    kinds = ['rank'] * single + ['everything'] * whole + ['stop'] * stops
+    kills = [(kind, i) for i, kind in enumerate(kinds)]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -129,13 +179,17 @@ def main(single: int, whole: int, seed: int) -> None:
             ends = [json.loads(line)['at_s'] for line in rows_file.read_text().splitlines()]
             undisturbed = result(home, own['mode'])
             shutil.rmtree(rows_file.parent)
+            shutil.rmtree(home / 'thesis')  # else a study finds the run among the evidence
             known[name] = (config, home, undisturbed, ends[-1] - ends[0] + 3)
             print(f'{name}: {known[name][3]:.1f} s undisturbed', flush=True)
-        for everything, i in kills:
+        for kind, i in kills:
             name = list(RUNS)[i % len(RUNS)]
             config, home, undisturbed, seconds = known[name]
             copied = shutil.copytree(home, folder / 'home')
-            row = dict(run=name) | disturbed(copied, config, seconds, everything, drawn)
+            if kind == 'stop':
+                row = dict(run=name) | stopped(copied, config, seconds + STUDY_S, drawn)
+            else:
+                row = dict(run=name) | disturbed(copied, config, seconds, kind == 'everything', drawn)
             row['same'] = row['done'] and result(copied, config['mode']) == undisturbed
             shutil.rmtree(copied)
             print(json.dumps(row), flush=True)
@@ -149,4 +203,8 @@ def main(single: int, whole: int, seed: int) -> None:
 
 
 if __name__ == '__main__':
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ('rank', 'everything', 'stops', 'seed'):
+        parser.add_argument(f'--{name}', type=int, default=0)
+    given = parser.parse_args()
+    main(given.rank, given.everything, given.stops, given.seed)

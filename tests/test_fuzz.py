@@ -32,6 +32,7 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError, make_config, parameters
 from kdnotes.core.resolve import Machine, resolve, run_id
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
+from kdnotes.tasks.text_classification import TextClassification, check_labels
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs
 from kdnotes.tasks.base import SignalSpec
@@ -54,7 +55,7 @@ from kdnotes.distill.teacher_cache import make_signal, open_signal
 from handmade import make_record, make_units, write_run
 
 INPUTS = int(os.environ.get('KDNOTES_FUZZ', 500))
-KINDS = 11  # of tests below, which share them evenly
+KINDS = 12  # of tests below, which share them evenly
 
 fuzz = settings(
     max_examples=-(-INPUTS // KINDS),
@@ -423,6 +424,55 @@ def test_a_command_line(pairs, modes, name):
     assert found is REFUSED or found in ('embedded', 'wikiqa') or Path(found).is_dir() or '/' in found
     found = ours(lambda: find_model(name), ModelError)
     assert found is REFUSED or (found / 'model.safetensors').is_file()
+
+
+# few texts, so that rows share them, and names that look alike to a person or break a table
+FEW_TEXTS = st.sampled_from(['ice floats', ' ice floats ', 'iron sinks', '[SEP]', 'a\x85b', 'ICE FLOATS'])
+ODD_NAMES = st.one_of(
+    st.sampled_from(
+        ['1', '01', 'n5', 'n\u2075', 'n5 ', 'a\rb', 'a\tb', '', ' ', '\u200b', 'e\u0301', '\u00e9', 'null']
+    ),
+    st.integers(-2, 2),
+    st.none(),
+    st.floats(),
+)
+
+
+@st.composite
+def labelled_splits(draw) -> dict[str, list[dict]]:
+    "A corpus of few texts and two labels, with up to two odd names in it."
+    row = st.fixed_dictionaries(dict(text=FEW_TEXTS, second=st.just(''), label=st.sampled_from('01')))
+    splits = {split: draw(st.lists(row, min_size=2, max_size=6)) for split in SPLITS}
+    for rows in splits.values():
+        for i, row in enumerate(rows):
+            row |= dict(id=f'r{i}', cluster=f'c{i // 2}')
+    for _ in range(draw(st.integers(0, 2))):
+        row = draw(st.sampled_from(splits[draw(st.sampled_from(SPLITS))]))
+        row[draw(st.sampled_from(['id', 'cluster', 'label', 'second']))] = draw(ODD_NAMES)
+    return splits
+
+
+@fuzz
+@given(labelled_splits(), st.sampled_from(['classes', 'number']))
+def test_corpora_with_overlaps_and_odd_names(splits, target):
+    with tempfile.TemporaryDirectory() as folder:
+        for split, rows in splits.items():
+            Path(folder, f'{split}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        corpus = ours(lambda: load_corpus('text_classification', folder), CorpusError)
+        if corpus is REFUSED:
+            return
+        config = make_config(task='text_classification', corpus=folder, target=target, mode='baseline')
+        if ours(lambda: check_labels(corpus, config), CorpusError) is REFUSED:
+            return
+        task = TextClassification(corpus, target=target)
+    texts = {s: [(r['text'].strip(), r['second'].strip()) for r in rows] for s, rows in corpus.splits.items()}
+    for split in ('dev', 'test'):
+        assert corpus.overlap.get(split, 0) == sum(pair in texts['train'] for pair in texts[split])
+    for split, rows in corpus.splits.items():
+        given = list(zip(texts[split], (row['label'] for row in rows)))
+        contradicted = sum(any(t == text and other != label for t, other in given) for text, label in given)
+        assert corpus.contradictions.get(split, 0) == contradicted
+        assert len(task.groups(split)) == len(rows)
 
 
 # ---- what runs leave ----
