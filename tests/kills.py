@@ -95,9 +95,23 @@ def stopped(home: Path, config: dict, seconds: float, drawn: random.Random) -> d
         again=1,
         restarted=0,
         traceback='Traceback' in said + said_again,
-        sentence=re.sub(r'\s+', ' ', said)[-160:],
+        sentence=re.sub(r'\s+', ' ', said)[-160:] if process.returncode else said,
         done=again.returncode == 0,
     )
+
+
+def undisturbed_run(home: Path, config: dict, begin) -> tuple:  # begin: start or start_study
+    "Configuration, the home with its teacher and without the run, the run's result, and its seconds."
+    mode = config['mode']
+    process = begin(home, config)
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    [rows_file] = home.glob(f'runs/default/{mode}-*/rows.jsonl')
+    ends = [json.loads(line)['at_s'] for line in rows_file.read_text().splitlines()]
+    found = result(home, mode)
+    shutil.rmtree(rows_file.parent)
+    shutil.rmtree(home / 'thesis')  # else a study finds the run among the evidence
+    return config, home, found, ends[-1] - ends[0] + 3
 
 
 def result(home: Path, mode: str) -> tuple:
@@ -171,20 +185,14 @@ def main(single: int, whole: int, stops: int, seed: int) -> None:
             corpus=str(write_corpus(folder / 'corpus')), teacher=str(write_model(folder / 'teacher'))
         )
         known = {}
-        for name, own in RUNS.items():
-            config = COMMON | given | own
-            home = folder / name.replace(' ', '-')
-            assert start(home, config).wait() == 0, name
-            [rows_file] = home.glob(f"runs/default/{own['mode']}-*/rows.jsonl")
-            ends = [json.loads(line)['at_s'] for line in rows_file.read_text().splitlines()]
-            undisturbed = result(home, own['mode'])
-            shutil.rmtree(rows_file.parent)
-            shutil.rmtree(home / 'thesis')  # else a study finds the run among the evidence
-            known[name] = (config, home, undisturbed, ends[-1] - ends[0] + 3)
-            print(f'{name}: {known[name][3]:.1f} s undisturbed', flush=True)
         for kind, i in kills:
             name = list(RUNS)[i % len(RUNS)]
-            config, home, undisturbed, seconds = known[name]
+            begin = start_study if kind == 'stop' else start
+            if (name, begin) not in known:
+                home = folder / f'{name}-{begin.__name__}'.replace(' ', '-')
+                known[name, begin] = undisturbed_run(home, COMMON | given | RUNS[name], begin)
+                print(f'{name}, {begin.__name__}: {known[name, begin][3]:.1f} s undisturbed', flush=True)
+            config, home, undisturbed, seconds = known[name, begin]
             copied = shutil.copytree(home, folder / 'home')
             if kind == 'stop':
                 row = dict(run=name) | stopped(copied, config, seconds + STUDY_S, drawn)

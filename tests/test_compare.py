@@ -358,6 +358,24 @@ def test_all_seven_modes_and_a_variant():
     )
 
 
+@pytest.mark.parametrize(
+    'arms, pairs',
+    [
+        (('baseline', 'full_student'), [('baseline', 'full_student')]),
+        (('mixed_kd', 'parallel_baseline'), [('parallel_baseline', 'mixed_kd')]),
+        (
+            ('baseline', 'full_student', 'mixed_kd'),
+            [('baseline', 'mixed_kd'), ('baseline', 'full_student')],
+        ),
+        (('full_kd',), []),
+    ],
+)
+def test_no_arm_is_left_without_a_comparison(arms, pairs):
+    found = study_comparisons([make_record(arm, seed, 0.7 + seed / 50) for arm in arms for seed in range(2)])
+    assert [(c.a, c.b) for _, c in found] == pairs
+    assert {kind for kind, _ in found} <= {'procedures'}
+
+
 def test_an_empty_study_has_no_comparisons():
     assert study_comparisons([]) == [] and len(chain_table([])) == 0
 

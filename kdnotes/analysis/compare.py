@@ -600,10 +600,14 @@ def study_comparisons(
         if (a, b) not in CHAIN + CONTROLS
     ]
     steps += [('variant', runs[0]['mode'], arm) for arm, runs in sorted(arms.items()) if arm not in MODES]
+    steps = [(kind, a, b) for kind, a, b in steps if a in arms and b in arms]
+    compared = {arm for _, *both in steps for arm in both}
+    in_order = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
+    first, *others = [mode for mode in in_order if mode in arms] or [None]
+    # an arm that no step leads to or from
+    steps += [('procedures', first, arm) for arm in others if arm not in compared]
     times = timed(records)
-    return corrected(
-        [(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps if a in arms and b in arms]
-    )
+    return corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
 
 
 # name -> kinds of comparisons
