@@ -68,6 +68,8 @@ def start_study(home: Path, config: dict) -> subprocess.Popen:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # a shell that starts this script in the background has interrupts ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
