@@ -46,6 +46,8 @@ def study(home, *options, **more):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # what starts the tests in the background may have interrupts ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -138,6 +140,26 @@ def test_rows_are_those_of_one_training(home, lost):
         assert record['reasons']['timeline'] == f"the rows up to step {record['resumed_at'][0]} were lost"
     else:
         assert not record['resumed_at'] and made[0] <= 3 and 'timeline' not in record['reasons']
+
+
+def at_rest(process) -> bool:
+    "Does it wait for somebody, after its imports?"
+    before = sum(process.cpu_times()[:2])
+    time.sleep(1)
+    return before > 0.5 and sum(process.cpu_times()[:2]) - before < 0.2
+
+
+@pytest.mark.slow
+def test_a_stop_reaches_a_rank_that_waits_for_the_other(home):
+    process = study(home, '--seeds', '1')
+    ranks = wait_for(lambda: len(found := children(process)) == 2 and found)
+    ranks[1].suspend()
+    wait_for(lambda: at_rest(ranks[0]))
+    process.terminate()
+    ranks[0].wait(timeout=30)  # it would be killed after a minute
+    ranks[1].resume()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 75 and 'Traceback' not in errors, errors
 
 
 @pytest.mark.slow

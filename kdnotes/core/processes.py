@@ -19,8 +19,8 @@ from .config import KdnotesError
 from .files import root
 
 # %% auto #0
-__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'PATIENCE_S', 'process_environment', 'rank_environment',
-           'die_with_parent', 'Stopped', 'interruptible', 'stop_all', 'Ranks', 'how_ended']
+__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'PATIENCE_S', 'UNANSWERED_S', 'process_environment',
+           'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'stop_all', 'Ranks', 'how_ended']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -88,6 +88,7 @@ def die_with_parent() -> None:
 EXIT_STOPPED = 75  # of a rank that was asked to stop: the same command goes on with it
 EXIT_FAILED = 76  # of a rank whose failure would come again
 PATIENCE_S = 60.0  # that ranks have to follow one that stopped
+UNANSWERED_S = 5.0  # the same, after one that a signal ended before it could answer: nothing is trained yet
 
 
 class Stopped(KdnotesError):
@@ -188,7 +189,8 @@ class Ranks:
         self._say(f'rank {rank} {how_ended(self._cause)}')
         if self.stopping or self._cause == EXIT_STOPPED:
             self._signal(signal.SIGTERM)
-            self._deadline = time.monotonic() + PATIENCE_S
+            answered = self._processes[rank].returncode == EXIT_STOPPED
+            self._deadline = time.monotonic() + (PATIENCE_S if answered else UNANSWERED_S)
         else:
             self.kill()
 

@@ -224,11 +224,23 @@ def _store(ranks: int) -> dist.Store:
     return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
+def _wait_for_all(store: dist.Store, rank: int, ranks: int) -> None:
+    "Until every rank is there; here a signal is answered, and inside PyTorch's own waiting it is not."
+    store.set(f'rank {rank}', 'is here')
+    deadline = time.monotonic() + PATIENCE.total_seconds()
+    while not store.check([f'rank {other}' for other in range(ranks)]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f'rank {rank} waited {PATIENCE} for the other ranks')
+        time.sleep(0.02)
+
+
 def _join(backend: str, rank: int, ranks: int, device: torch.device | None) -> None:
     "Meet the other ranks."
+    store = _store(ranks)
+    _wait_for_all(store, rank, ranks)
     dist.init_process_group(
         backend,
-        store=_store(ranks),
+        store=store,
         rank=rank,
         world_size=ranks,
         timeout=PATIENCE,
