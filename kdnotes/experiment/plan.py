@@ -314,20 +314,21 @@ def plan(
     )
     loses = _check_student(config) if MODES[config.mode].network == 'student' else ''
     initial = _initial(config, teacher, first)
+    stands_on = initial | {'teacher': teacher.run_id if teacher else None}
     return Plan(
-        asked,
-        config,
-        run_id(config, corpus.sha256, initial | {'teacher': teacher.run_id if teacher else None}, SCHEMA),
-        corpus.sha256,
-        initial,
-        reason,
-        teacher,
-        first,
-        loses,
-        _source_config(config) if 'weights_sha256' in initial else None,
-        _with_rows(corpus, corpus.overlap),
-        _with_rows(corpus, corpus.contradictions),
-        len(corpus.splits['train']),
+        asked=asked,
+        config=config,
+        run_id=run_id(config, corpus.sha256, stands_on, SCHEMA),
+        corpus_sha256=corpus.sha256,
+        initial=initial,
+        reason=reason,
+        teacher=teacher,
+        transfer=first,
+        loses=loses,
+        config_sha256=_source_config(config) if 'weights_sha256' in initial else None,
+        overlap=_with_rows(corpus, corpus.overlap),
+        contradictions=_with_rows(corpus, corpus.contradictions),
+        train_rows=len(corpus.splits['train']),
     )
 
 
