@@ -1,5 +1,5 @@
-"""Runs at the same time, one of which dies on the way:
-the others are finished and kept, it is named, and the same command makes it alone.
+"""Runs at the same time, one of which dies on the way: the others are finished and kept, it is named, and the
+same command makes it alone. Two commands on one study, and a home that is nobody else's.
 """
 
 import json
@@ -47,11 +47,12 @@ def asked(tmp_path) -> list[str]:
     ]
 
 
-def start(home: Path, command: list[str]) -> subprocess.Popen:
+def start(home: Path, command: list[str], umask: int = -1, **more) -> subprocess.Popen:
     return subprocess.Popen(
         command,
         cwd=home,
-        env=surroundings(home),
+        env=surroundings(home, **more),
+        umask=umask,
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -99,7 +100,7 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     assert (
         set(kept) == {'baseline', 'full_student'}
         and 'full_student' in (tmp_path / 'runs/beside-smoke/table.txt').read_text()
-        and len(pd.read_csv(tmp_path / 'runs/beside-smoke/comparisons.csv')) == 0
+        and len(pd.read_csv(tmp_path / 'runs/beside-smoke/comparisons.csv')) == 1
     )
     assert {record['machine']['jobs'] for record in kept.values()} == {1, 2}, (
         'the student had nobody beside it'
@@ -113,3 +114,35 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
         whole[mode] == kept[mode] for mode in kept
     )
     assert lost.name in said and not any(kept[mode]['run_id'] + ' failed' in said for mode in kept)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_two_commands_on_one_study_spoil_nothing(asked, tmp_path):
+    "What one makes the other leaves alone, and says so; every run is made once, and a third call finds all."
+    both = [start(tmp_path, asked) for _ in range(2)]
+    said = [process.communicate(timeout=600) for process in both]
+    for process, (_, errors) in zip(both, said):
+        assert process.returncode in (0, 1, 2) and 'Traceback' not in errors, errors
+        assert process.returncode == 0 or 'is held by another process' in errors, errors
+    third = start(tmp_path, asked)
+    _, errors = third.communicate(timeout=600)
+    assert third.returncode == 0, errors
+    made = list((tmp_path / 'runs/beside-smoke').glob('*/record.json'))
+    whole = evidence(tmp_path)
+    assert len(made) == len(whole) == 3
+    assert all(json.loads(path.read_text()) == whole[path.parent.name.split('-s0-')[0]] for path in made)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_what_the_umask_keeps_to_oneself_stays_so_and_no_home_is_needed(asked, tmp_path):
+    copied = [part.replace('beside-smoke', 'copied-smoke') for part in asked]
+    for command, umask in ((asked, 0o022), (copied, 0o077)):
+        study = start(tmp_path, command, umask, HOME='/proc/no-home')
+        said, errors = study.communicate(timeout=600)
+        assert study.returncode == 0 and 'Traceback' not in errors, errors
+    assert "was made in study 'beside-smoke' already" in said
+    written = [path for path in tmp_path.rglob('*copied-smoke*/**/*') if path.is_file()]
+    assert len(written) > 20
+    assert [path for path in written if path.stat().st_mode & 0o077] == []
