@@ -3,6 +3,7 @@ and finished runs as they were.
 """
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -105,8 +106,11 @@ def test_a_name_or_value_that_does_not_exist(home, parameters, told):
     [
         (dict(arms='full_kd,nonsense'), ["'nonsense'", 'procedures', 'full_kd']),
         (dict(arms=','), ['no mode', 'procedures']),
-        (dict(seeds=0), ['seeds=0', 'at least 1']),
-        (dict(seeds='three'), ["seeds='three'", 'at least 1']),
+        (dict(seeds=0), ['seeds=0', 'from 1 to 1000']),
+        (dict(seeds='three'), ["seeds='three'", 'from 1 to 1000']),
+        (dict(seeds=10**6), ['seeds=1000000', 'from 1 to 1000']),
+        (dict(arms=None), ['arms=None', "'procedures', 'all' or modes with commas"]),
+        (dict(student='somewhere'), ["student='somewhere' would not be read", 'student_init=hub']),
         (dict(mode='full_kd'), ['mode cannot be given', 'arms']),
         (dict(arm='mine'), ['arm cannot be given']),
         (dict(arms='baseline', hidden_loss='mse'), ['hidden_loss', 'no part', "arms='baseline'"]),
@@ -193,9 +197,10 @@ def test_a_model_folder_without_weights(home, tmp_path):
 def test_a_student_with_another_vocabulary(home, tmp_path):
     "It would be fed the teacher's token ids."
     source = find_model(MINILM)
-    tokenizer = load_tokenizer(MINILM)
-    tokenizer.add_tokens(['zzyzx'])
-    tokenizer.save_pretrained(tmp_path / 'model')
+    load_tokenizer(MINILM).save_pretrained(tmp_path / 'model')
+    words = json.loads((tmp_path / 'model/tokenizer.json').read_text())
+    words['model']['vocab']['zzyzx'] = words['model']['vocab'].pop('zebra')
+    (tmp_path / 'model/tokenizer.json').write_text(json.dumps(words))
     for name in ('config.json', 'model.safetensors'):
         os.symlink(source / name, tmp_path / 'model' / name)
     refused(

@@ -316,6 +316,11 @@ class RunConfig(BaseModel):
                 "student_init='hub' needs student=<hub id or folder>, "
                 f"since profile {self.profile!r} names none"
             )
+        if self.student and self.student_init != 'hub':
+            raise ValueError(
+                f'student={self.student!r} would not be read, since student_init={self.student_init!r} makes '
+                "the student of its teacher's layers; add student_init=hub"
+            )
         if self.student_init == 'transferred' and self.transfer == 'none':
             raise ValueError(
                 "student_init='transferred' needs transfer=<corpus> that the student learns first"

@@ -35,9 +35,9 @@ from ..tasks.base import Task
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'config_sha256', 'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading', 'load_config',
-           'attention_of', 'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given', 'unwrap',
-           'weights_sha256', 'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers',
+           'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading',
+           'load_config', 'attention_of', 'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given',
+           'unwrap', 'weights_sha256', 'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers',
            'build_model', 'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs',
            'call']
 
@@ -84,12 +84,33 @@ def _check_folder(
                 f"{source!r} is no model: {folder} has no {name}; "
                 "give a folder that a model's save_pretrained has written"
             )
+    _check_pointers(folder)
     if sha256 and (found := _file_sha256(folder / 'model.safetensors')) != sha256:
         raise ModelError(
             f"{folder / 'model.safetensors'} is not the file {source!r} promises: "
             f"its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}"
         )
     return folder
+
+
+def _check_pointers(folder: Path) -> None:
+    "Refuse a config.json that names other weights than those that are hashed, or code that builds the model."
+    try:
+        config = json.loads((folder / 'config.json').read_text())
+    except (OSError, ValueError, RecursionError):
+        return  # `load_config` says what is wrong
+    if not isinstance(config, dict):
+        return
+    if 'transformers_weights' in config:
+        raise ModelError(
+            f"{folder / 'config.json'} names the weights' file in transformers_weights, and only "
+            'model.safetensors is read; remove the key, or rename the file'
+        )
+    if 'auto_map' in config and config.get('model_type') not in transformers.CONFIG_MAPPING:
+        raise ModelError(
+            f"{folder / 'config.json'} needs Python code of the model's own (auto_map), which is never "
+            'executed; give a model of an architecture that transformers has'
+        )
 
 
 def _find_wheel() -> Path | None:
@@ -101,9 +122,7 @@ def _find_wheel() -> Path | None:
     return next((Path(f.locate()).resolve().parent for f in files if f.name == 'model.safetensors'), None)
 
 # %% ../../nbs/distill/01_models.ipynb #5cda38ea
-_HUB_FILES = [
-    'config.json',
-    'model.safetensors',
+_TOKENIZER_FILES = [
     'tokenizer*',
     'vocab*',
     'merges.txt',
@@ -111,6 +130,7 @@ _HUB_FILES = [
     'sentencepiece*',
     'spiece.model',
 ]
+_HUB_FILES = ['config.json', 'model.safetensors', *_TOKENIZER_FILES]
 
 
 def hub_answers(
@@ -210,6 +230,15 @@ def config_sha256(
     "The sha256 of the config a source stands for."
     return sha256_file(find_model(source) / 'config.json')
 
+
+def vocabulary_sha256(
+    source: str | Path,  # as for `find_model`
+) -> str:  # 64 hex digits
+    "The sha256 of the files that say how a source's texts become tokens."
+    folder = find_model(source)
+    files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
+    return sha256_text(*(part for path in files for part in (path.name, sha256_file(path))))
+
 # %% ../../nbs/distill/01_models.ipynb #badae9df
 _VOCABULARIES = (
     'tokenizer.json',
@@ -232,7 +261,9 @@ def load_tokenizer(
             "save the model's tokenizer there with save_pretrained"
         )
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as e:  # many kinds: torn or foreign files
         raise ModelError(
             f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); "
@@ -259,7 +290,14 @@ def check_batches(
     # a decoder's head looks for the last token before the padding
     decoder = config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     unknown = decoder and getattr(config, 'pad_token_id', None) is None
-    if load_tokenizer(source).pad_token is None or unknown:
+    tokenizer = load_tokenizer(source)
+    words = getattr(config, 'vocab_size', None)
+    if words is not None and len(tokenizer) > words:
+        raise ModelError(
+            f'{source!s} has embeddings of {words} words, and its tokenizer has {len(tokenizer)}; '
+            'save the tokenizer there that the model was trained with'
+        )
+    if tokenizer.pad_token is None or unknown:
         raise ModelError(
             f'{source!s} has no padding token, so texts of different lengths make no batch; '
             'set pad_token of its tokenizer and pad_token_id of its config, and save both'
@@ -351,7 +389,7 @@ def load_config(
     "The config of a model, without its weights."
     folder = find_model(source)
     try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # torn files, a config of an unknown kind
         raise _not_loaded(folder, 'a model', e) from e
 
@@ -417,6 +455,7 @@ def _load(
             return getattr(transformers, auto_class).from_pretrained(
                 folder,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True,
                 dtype=torch.float32,
                 attn_implementation=attention,
@@ -841,7 +880,9 @@ def _check_reload(student: nn.Module, auto_class: str) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             student.config.save_pretrained(folder)
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         again = build_model(config, auto_class)
     except Exception as e:
         reason = str(e).strip().split('\n')[0][:200] or type(e).__name__

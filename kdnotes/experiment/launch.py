@@ -60,11 +60,13 @@ def execute(
     folder = RunFolder(plan.config.study, plan.run_id)
     if _complete(folder):
         _check_source(plan, folder.record())
+        if 'record_sha256' not in (folder.state() or {}):
+            folder.write_state('done')  # it was ended between its record and this
         say(f'{plan.run_id} is done already')
         if not is_exported(plan.config.study, plan.run_id):
             export(plan.config.study)
         return folder.record()
-    if _adopt(folder, say):
+    if _adopt(plan, folder, say):
         return folder.record()
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
@@ -94,7 +96,10 @@ def make_runs(
     if not isinstance(jobs, int) or jobs < 1:
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
     place = {p.run_id: i for i, p in enumerate(plans, 1)}
-    done = {r['run_id'] for r in records(plans[0].config.study)}
+    done = {r['run_id']: r for r in records(plans[0].config.study)}
+    for p in plans:
+        if p.run_id in done:
+            _check_source(p, done[p.run_id])
     left = [p for p in plans if p.run_id not in done]
     failed: dict[str, str] = {}
 
@@ -184,25 +189,31 @@ def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
 # %% ../../nbs/experiment/02_launch.ipynb #9dfd2e76
 def _check_source(plan: Plan, record: dict) -> None:
     "Refuse a finished run whose model would be built otherwise today: its name tells the weights alone."
-    known = record['models'].get('config_sha256')
-    if known and plan.config_sha256 and known != plan.config_sha256:
-        raise RunError(
-            f'{plan.run_id} is done already, and since then the config.json of the model that it starts from '
-            'has changed: restore it, or have the run made again: '
-            f'kdnotes forget {record["study"]} {plan.run_id}'
-        )
+    for key, files in (
+        ('config_sha256', 'config.json of the model that it starts from'),
+        ('vocabulary_sha256', 'tokenizer of its teacher'),
+    ):
+        known = record['models'].get(key)
+        today = getattr(plan, key)
+        if known and today and known != today:
+            raise RunError(
+                f'{plan.run_id} is done already in study {record["study"]!r}, and since then the {files} has '
+                f'changed: restore it, or have the run made again: kdnotes forget {record["study"]} '
+                f'{plan.run_id}'
+            )
 
 
 def _complete(folder: RunFolder) -> bool:
     return folder.record() is not None and (folder.path / 'model').is_dir()
 
 
-def _adopt(folder: RunFolder, say) -> bool:
+def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
     "Copy the files of a run that another study made; False when there is none."
     found = find_record(folder.run_id)
     if not found or found[1] is None or not _complete(found[1]):
         return False
     record, source = found
+    _check_source(plan, record)
     source.check()
     folder.create()
     with lock_run(folder):
@@ -226,6 +237,24 @@ def _adopt(folder: RunFolder, say) -> bool:
 RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
 
 
+def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
+    "What the runs took that this one stands on; read before it starts, for they may be forgotten meanwhile."
+
+    def record(run_id: str | None) -> dict | None:
+        found = find_record(run_id) if run_id else None
+        return found[0] if found else None
+
+    teacher = record(plan.teacher.run_id if plan.teacher else None)
+    transfer_run_id = plan.initial.get('transfer_run_id')
+    if not transfer_run_id and teacher:
+        transfer_run_id = teacher['initial'].get('transfer_run_id')
+    transfer = record(transfer_run_id)
+    return dict(
+        teacher_train_s=teacher['time']['train_s'] if teacher else None,
+        transfer_s=transfer['time']['total_s'] if transfer else None,
+    )
+
+
 def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
     folder.write_config(
@@ -237,6 +266,8 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
             precision_reason=plan.reason,
             overlap=plan.overlap,
             config_sha256=plan.config_sha256,
+            vocabulary_sha256=plan.vocabulary_sha256,
+            times=_times_before(plan),
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             jobs=jobs,
         )
@@ -258,7 +289,10 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
     except BaseException as e:
         ranks.stop()
         ranks.wait()
-        folder.write_state('interrupted', reason=type(e).__name__)
+        if _complete(folder):
+            folder.write_state('done')
+        else:
+            folder.write_state('interrupted', reason=type(e).__name__)
         raise
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):

@@ -108,9 +108,9 @@ class Plan:
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
-    config_sha256: str | None = (
-        None  # of the config.json beside the weights it starts from; None: another run's
-    )
+    # of the config.json beside the weights it starts from; None: another run's
+    config_sha256: str | None = None
+    vocabulary_sha256: str = ''  # of the tokenizer's files
     # evaluation split -> (rows whose texts are in train too, all rows); only splits that have such rows
     overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
     # split -> (rows whose texts stand there with another label too, all rows); only splits that have any
@@ -274,6 +274,8 @@ def plan(
     corpora: dict[str, Corpus] | None = None,
 ) -> Plan:
     "Resolve a configuration and everything its run stands on; refuses what cannot be run."
+    from kdnotes.distill.models import vocabulary_sha256
+
     if on is None:
         from kdnotes.train.distributed import machine
 
@@ -326,6 +328,7 @@ def plan(
         transfer=first,
         loses=loses,
         config_sha256=_source_config(config) if 'weights_sha256' in initial else None,
+        vocabulary_sha256=vocabulary_sha256(config.teacher),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
         train_rows=len(corpus.splits['train']),
@@ -521,8 +524,10 @@ def plan_study(
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
     from kdnotes.train.distributed import stream
 
-    if not isinstance(seeds, int) or seeds < 1:
-        raise ConfigError(f'seeds={seeds!r} must be a number of seeds, at least 1')
+    if not isinstance(seeds, int) or not 1 <= seeds <= 1000:
+        raise ConfigError(f'seeds={seeds!r} must be a number of seeds, from 1 to 1000')
+    if not isinstance(arms, str):
+        raise ConfigError(f"arms={arms!r} must be a text: 'procedures', 'all' or modes with commas")
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
             f"{' and '.join(sorted(given))} cannot be given to a whole study; "

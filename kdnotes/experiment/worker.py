@@ -21,7 +21,7 @@ from ..core.resolve import factors, settings
 from .launch import RunError
 from .plan import make_task
 from ..records.schema import SCHEMA
-from ..records.store import RunFolder, checked_run_model, find_record
+from ..records.store import RunFolder, checked_run_model
 from ..tasks.sources import Corpus, load_corpus
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import environment, summarise, together, without_sums
@@ -132,6 +132,8 @@ def starting_model(
         config_sha256,
         fresh_model,
         load_given,
+        source_sha256,
+        vocabulary_sha256,
         weights_sha256,
     )
     from kdnotes.train.distributed import torch_seed
@@ -140,8 +142,14 @@ def starting_model(
     seed = torch_seed(config.seed, 'init')
     from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
     source = config.student if from_hub else config.teacher
-    if job.get('config_sha256') and config_sha256(source) != job['config_sha256']:
-        raise RunError(f'the config.json of {source} changed since the run was planned; start the run again')
+    planned = {
+        'config.json': (config_sha256, source, job.get('config_sha256')),
+        'model.safetensors': (source_sha256, source, initial.get('weights_sha256')),
+        "tokenizer": (vocabulary_sha256, config.teacher, job.get('vocabulary_sha256')),
+    }
+    for name, (sha256, of, then) in planned.items():
+        if then and sha256(of) != then:
+            raise RunError(f'the {name} of {of} changed since the run was planned; start the run again')
     if from_hub:
         model = fresh_model(task, source, config, seed)
     elif 'teacher_run_id' in initial:
@@ -324,27 +332,16 @@ def _add_evaluation(task, result, evaluation, on_row: Callable) -> None:
 # %% ../../nbs/experiment/03_worker.ipynb #3399f17c
 def _time(rank: Rank, outcome: Outcome) -> dict:
     "The time keys of a record."
-    teacher = _finished(rank.job['teacher_run_id'])
-    transfer_run_id = rank.job['initial'].get('transfer_run_id')
-    if not transfer_run_id and teacher:
-        transfer_run_id = teacher['initial'].get('transfer_run_id')
-    transfer = _finished(transfer_run_id)
+    before = rank.job['times']
     train_s = outcome.result.train_s
-    teacher_train_s = teacher['time']['train_s'] if teacher else None
     return dict(
         train_s=train_s,
         teacher_s=outcome.teacher_s,
-        teacher_train_s=teacher_train_s,
-        total_s=train_s + (outcome.teacher_s or 0) + (teacher_train_s or 0),
+        teacher_train_s=before['teacher_train_s'],
+        total_s=train_s + (outcome.teacher_s or 0) + (before['teacher_train_s'] or 0),
         wall_s=time.perf_counter() - outcome.begin,
-        transfer_s=transfer['time']['total_s'] if transfer else None,
+        transfer_s=before['transfer_s'],
     )
-
-
-def _finished(run_id: str | None) -> dict | None:
-    "The record of a run that this one stands on."
-    found = find_record(run_id) if run_id else None
-    return found[0] if found else None
 
 
 def _throughput(task, model, result) -> dict:
@@ -422,6 +419,7 @@ def _identity(rank: Rank, start_sha256: str, attention: str) -> dict:
             student=config.student,
             attention=attention,
             config_sha256=job.get('config_sha256'),
+            vocabulary_sha256=job.get('vocabulary_sha256'),
         ),
     )
 
