@@ -42,6 +42,8 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 # set here, and not with ?=: the environment's COLUMNS is the width of a terminal
 COLUMNS :=
 unexport COLUMNS
+# the files hold all that is needed, so nothing is resolved: what has no hash there is not installed
+INSTALL := .venv/bin/python -m pip install --quiet --no-deps --require-hashes
 # a text as one word of the shell; the name and the value of name=value, whose value may hold = too
 quoted = '$(subst ','\'',$(1))'
 name_of = $(firstword $(subst =, ,$(1)))
@@ -80,12 +82,17 @@ help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 setup: $(DONE)  ## make the virtual environment .venv with everything in it: a few minutes, once
-$(DONE): pyproject.toml constraints.txt
+$(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
 	@echo 'installing into .venv: a few minutes, about 2.5 GB'
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev,bench,thesis]'
+	@# first what builds the rest: nothing is built with a tool that has no hash
+	sed -nE '/^(pip|setuptools)==/,/[^\\]$$/p' constraints.txt > .venv/build.txt
+	$(INSTALL) -r .venv/build.txt
+	$(INSTALL) --no-build-isolation -r constraints.txt
+	@# a torch that is not a CPU build (2.13.0+cpu) needs CUDA's packages, on Linux
+	if .venv/bin/python -c 'from importlib.metadata import version; exit("+cpu" in version("torch"))'; then $(INSTALL) -r constraints-cuda.txt; fi
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	.venv/bin/python -m pip check
 	@touch $@
 
