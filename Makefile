@@ -44,6 +44,7 @@ COLUMNS :=
 unexport COLUMNS
 # the files hold all that is needed, so nothing is resolved: what has no hash there is not installed
 INSTALL := .venv/bin/python -m pip install --quiet --no-deps --require-hashes
+pins = sed -nE '/^($(1))==/,/[^\\]$$$$/p' constraints.txt
 # a text as one word of the shell; the name and the value of name=value, whose value may hold = too
 quoted = '$(subst ','\'',$(1))'
 name_of = $(firstword $(subst =, ,$(1)))
@@ -86,9 +87,12 @@ $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
 	@echo 'installing into .venv: a few minutes, about 2.5 GB'
 	$(PYTHON) -m venv .venv
-	@# first what builds the rest: nothing is built with a tool that has no hash
-	sed -nE '/^(pip|setuptools)==/,/[^\\]$$/p' constraints.txt > .venv/build.txt
-	$(INSTALL) -r .venv/build.txt
+	@# first what installs and builds the rest: nothing is built by a tool without a hash
+	$(call pins,pip|setuptools) | $(INSTALL) -r /dev/stdin
+	@# which build of torch is a matter of pip's settings, so pip chooses; told the hashes at once, it would leave a folder's CPU build for the index's
+	.venv/bin/python -m pip download --quiet --no-deps --only-binary :all: --dest .venv/torch "$$($(call pins,torch) | sed -n 's/ .*//; 1p')"
+	$(call pins,torch) | $(INSTALL) --no-index --find-links .venv/torch -r /dev/stdin
+	rm -r .venv/torch
 	$(INSTALL) --no-build-isolation -r constraints.txt
 	@# a torch that is not a CPU build (2.13.0+cpu) needs CUDA's packages, on Linux
 	if .venv/bin/python -c 'from importlib.metadata import version; exit("+cpu" in version("torch"))'; then $(INSTALL) -r constraints-cuda.txt; fi
