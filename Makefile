@@ -44,7 +44,7 @@ COLUMNS :=
 unexport COLUMNS
 # the files hold all that is needed, so nothing is resolved: what has no hash there is not installed
 INSTALL := .venv/bin/python -m pip install --quiet --no-deps --require-hashes
-pins = sed -nE '/^($(1))==/,/[^\\]$$$$/p' constraints.txt
+pins = sed -nE '/^($(1))==/,/[^\\]$$/p' constraints.txt
 # a text as one word of the shell; the name and the value of name=value, whose value may hold = too
 quoted = '$(subst ','\'',$(1))'
 name_of = $(firstword $(subst =, ,$(1)))
@@ -69,6 +69,8 @@ READ_test-all := WORKERS
 READ_test-rest := WORKERS SHARE
 READ_check := WORKERS
 READ_gpu-check := ARGS
+READ_constraints := ARGS
+READ_audit := ARGS
 GOALS := $(or $(MAKECMDGOALS),help)
 VARIABLES := $(sort $(foreach goal,$(GOALS),$(READ_$(goal)))) PYTHON KDNOTES_DATA KDNOTES_HOME
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
@@ -77,7 +79,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup constraints audit study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -99,6 +101,12 @@ $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	.venv/bin/python -m pip check
 	@touch $@
+
+constraints:  ## write constraints.txt and constraints-cuda.txt anew: versions stay, new needs and hashes come; ARGS=--upgrade or ARGS='--upgrade-package numpy'
+	python tools/constraints.py $(ARGS)
+
+audit: setup  ## look up the known vulnerabilities of all pinned versions; where the database does not answer, say so and go on, or fail: ARGS=--required
+	@python tools/audit.py $(ARGS)
 
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
 	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
