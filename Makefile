@@ -87,7 +87,7 @@ help:    ## print this list
 setup: $(DONE)  ## make the virtual environment .venv with everything in it: a few minutes, once
 $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
-	@echo 'installing into .venv: a few minutes, about 2.5 GB'
+	@echo 'installing into .venv: a few minutes, about 2.5 GB, 6 GB with CUDA'
 	$(PYTHON) -m venv .venv
 	@# first what installs and builds the rest: nothing is built by a tool without a hash
 	$(call pins,pip|setuptools) | $(INSTALL) -r /dev/stdin

@@ -93,6 +93,16 @@ def test_a_new_torch_needs_the_hashes_of_its_cpu_builds():
         constraints.with_cpu_builds('torch==99.0 \\\n    --hash=sha256:' + '0' * 64 + '\n')
 
 
+def test_the_versions_alone_are_read_as_readme_says():
+    command = next(line for line in text('README.md').splitlines() if line.startswith('grep -h =='))
+    listed = subprocess.run(
+        command.partition(' > ')[0], shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    requirements = [Requirement(line) for line in listed.splitlines()]
+    assert len(requirements) == sum(len(entries) for entries in pins().values())
+    assert {r.name for r in requirements} == set(pins())
+
+
 def test_make_setup_installs_nothing_without_a_hash():
     commands = subprocess.run(
         ['make', '--dry-run', '--always-make', 'setup'], cwd=ROOT, capture_output=True, text=True, check=True
