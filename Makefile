@@ -92,6 +92,7 @@ $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	@# first what installs and builds the rest: nothing is built by a tool without a hash
 	$(call pins,pip|setuptools) | $(INSTALL) -r /dev/stdin
 	@# which build of torch is a matter of pip's settings, so pip chooses; told the hashes at once, it would leave a folder's CPU build for the index's
+	rm -rf .venv/torch
 	.venv/bin/python -m pip download --quiet --no-deps --only-binary :all: --dest .venv/torch "$$($(call pins,torch) | sed -n 's/ .*//; 1p')"
 	$(call pins,torch) | $(INSTALL) --no-index --find-links .venv/torch -r /dev/stdin
 	rm -r .venv/torch
