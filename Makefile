@@ -42,6 +42,9 @@ unexport VIRTUAL_ENV  # IPython would mix in the packages of an environment name
 # set here, and not with ?=: the environment's COLUMNS is the width of a terminal
 COLUMNS :=
 unexport COLUMNS
+# the files hold all that is needed, so nothing is resolved: what has no hash there is not installed
+INSTALL := .venv/bin/python -m pip install --quiet --no-deps --require-hashes
+pins = sed -nE '/^($(1))==/,/[^\\]$$/p' constraints.txt
 # a text as one word of the shell; the name and the value of name=value, whose value may hold = too
 quoted = '$(subst ','\'',$(1))'
 name_of = $(firstword $(subst =, ,$(1)))
@@ -66,6 +69,8 @@ READ_test-all := WORKERS
 READ_test-rest := WORKERS SHARE
 READ_check := WORKERS
 READ_gpu-check := ARGS
+READ_constraints := ARGS
+READ_audit := ARGS
 GOALS := $(or $(MAKECMDGOALS),help)
 VARIABLES := $(sort $(foreach goal,$(GOALS),$(READ_$(goal)))) PYTHON KDNOTES_DATA KDNOTES_HOME
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
@@ -74,20 +79,35 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup constraints audit study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 setup: $(DONE)  ## make the virtual environment .venv with everything in it: a few minutes, once
-$(DONE): pyproject.toml constraints.txt
+$(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
-	@echo 'installing into .venv: a few minutes, about 2.5 GB'
+	@echo 'installing into .venv: a few minutes, about 2.5 GB, 6 GB with CUDA'
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[notebooks,data,weights,dev,bench,thesis]'
+	@# first what installs and builds the rest: nothing is built by a tool without a hash
+	$(call pins,pip|setuptools) | $(INSTALL) -r /dev/stdin
+	@# which build of torch is a matter of pip's settings, so pip chooses; told the hashes at once, it would leave a folder's CPU build for the index's
+	rm -rf .venv/torch
+	.venv/bin/python -m pip download --quiet --no-deps --only-binary :all: --dest .venv/torch "$$($(call pins,torch) | sed -n 's/ .*//; 1p')"
+	$(call pins,torch) | $(INSTALL) --no-index --find-links .venv/torch -r /dev/stdin
+	rm -r .venv/torch
+	$(INSTALL) --no-build-isolation -r constraints.txt
+	@# a torch that is not a CPU build (2.13.0+cpu) needs CUDA's packages, on Linux
+	if .venv/bin/python -c 'from importlib.metadata import version; exit("+cpu" in version("torch"))'; then $(INSTALL) -r constraints-cuda.txt; fi
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	.venv/bin/python -m pip check
 	@touch $@
+
+constraints:  ## write constraints.txt and constraints-cuda.txt anew: versions stay, new needs and hashes come; ARGS=--upgrade or ARGS='--upgrade-package numpy'
+	python tools/constraints.py $(ARGS)
+
+audit: setup  ## look up the known vulnerabilities of all pinned versions; where the database does not answer, say so and go on, or fail: ARGS=--required
+	@python tools/audit.py $(ARGS)
 
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
 	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \

@@ -14,7 +14,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 N = 8
-NOT_OURS = {'LICENSE', 'constraints.txt'}  # a licence everybody uses, a list of versions
+NOT_OURS = {
+    'LICENSE',
+    'constraints.txt',
+    'constraints-cuda.txt',
+}  # a licence, lists of versions
 BINARY = {'.pdf', '.png', '.safetensors'}
 FAIR = set()  # 8-grams that are everybody's, as 'eight words in lower case'; beside each, why
 MIX = np.uint64(0x9E3779B97F4A7C15)
