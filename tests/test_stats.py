@@ -272,6 +272,7 @@ NEAR = st.one_of(st.just(0.0), st.floats(1e-11, 2.0), st.floats(-2.0, -1e-11))  
 @example([-0.0003, -0.0151, 0.0145], 0.0, '+.3f')
 @example([0.0005, -0.0004, 0.0015], 0.0, '+.3f')
 @example([-0.0004], 0.05, '.3f')
+@example([-0.99999], 1.0, '+.4f')
 def test_a_printed_number_is_on_its_own_side(away, null, spec):
     numbers = [null + x for x in away]
     texts = number_texts(numbers, spec, null)
