@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from mutmut.configuration import config
+from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import get_mutant_name
@@ -40,6 +41,12 @@ def outcomes(path: Path, names: list[str]) -> dict[str, str]:
     "What became of mutants: 'killed', 'survived', 'timeout', 'no tests'."
     codes = json.loads((Path('mutants') / f'{path}.meta').read_text(encoding='utf-8'))['exit_code_by_key']
     return {name: status_by_exit_code[codes[name]] for name in names}
+
+
+def changed_lines(path: Path, name: str) -> list[str]:
+    "What a mutant takes out and puts in."
+    lines = get_diff_for_mutant(name, path=path).splitlines()
+    return [line for line in lines if line[:1] in '+-' and line[:3] not in ('+++', '---')]
 
 
 def row(path: Path, found: dict[str, str], n_all: int) -> str:
@@ -82,7 +89,7 @@ def main() -> None:
         found = outcomes(path, names)
         table.append(row(path, found, len(every[path])))
         for name in (name for name, status in found.items() if status not in KILLED):
-            subprocess.run([MUTMUT, 'show', name], check=True)
+            print(f'# {name}: {found[name]}', *changed_lines(path, name), sep='\n')
         print(path, dict(Counter(found.values())))
     print('\n'.join(table))
 
