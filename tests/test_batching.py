@@ -6,10 +6,20 @@ import hashlib
 import io
 import numpy as np
 import pytest
+import torch
 from test_fuzz import Speller
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
-from kdnotes.tasks.batching import EncodedPairs, encode_pairs, epoch_steps, micro_batches
+from kdnotes.tasks.batching import (
+    Batch,
+    EncodedPairs,
+    Ragged,
+    encode_pairs,
+    epoch_steps,
+    micro_batches,
+    pad_pairs,
+    to_device,
+)
 
 
 def test_steps_come_in_random_order_of_length():
@@ -20,6 +30,47 @@ def test_steps_come_in_random_order_of_length():
     assert longest != sorted(longest) and longest != sorted(longest, reverse=True)
     rises = np.mean(np.diff(longest) > 0)
     assert 0.2 < rises < 0.8, 'neither mostly rising nor mostly falling'
+
+
+def test_pools_hold_whole_steps():
+    steps = epoch_steps(np.arange(16), np.arange(16), 4, np.random.default_rng(0), pool=2)
+    assert [len(step) for step in steps] == [4] * 4
+    assert sorted(np.concatenate(steps)) == list(range(16))
+    # neighbours in length among the eight of their pool, and not among all
+    assert any(np.ptp(step) > 3 for step in steps)
+
+
+def test_fifty_steps_share_a_sort_where_nothing_else_is_said():
+    lengths = np.random.default_rng(1).integers(1, 99, 240)
+
+    def steps(**more):
+        found = epoch_steps(lengths, np.arange(240), 2, np.random.default_rng(0), **more)
+        return [step.tolist() for step in found]
+
+    assert steps() == steps(pool=50)
+
+
+def test_equal_lengths_are_ordered_the_same_on_every_machine():
+    "A sort that is not stable leaves the order of ties to the machine's own sort."
+    equal = np.ones(200, dtype=np.int64)
+    [step] = epoch_steps(equal, equal, 200, np.random.default_rng(0))
+    assert step.tolist() == list(range(200))
+    [part] = micro_batches(np.arange(200), equal, 200)
+    assert part.tolist() == list(range(200))[::-1]
+    steps = epoch_steps(equal, np.arange(200), 200, np.random.default_rng(0))
+    assert steps[0].tolist() == np.random.default_rng(0).permutation(200).tolist()
+
+
+def test_micro_batches_by_hand():
+    def parts(lengths, tokens, *rank):
+        return [
+            part.tolist() for part in micro_batches(np.arange(len(lengths)), np.array(lengths), tokens, *rank)
+        ]
+
+    assert parts([10, 12], 5) == [[1], [0]], 'one that is too long is alone'
+    assert parts([1, 1, 1, 1], 4) == [[3, 2, 1, 0]] and parts([0, 0], 2) == [[1, 0]]
+    assert parts([5, 4, 3], 8) == [[0], [1, 2]]
+    assert parts([5, 4, 3], 8, 1, 2) == [[1]]
 
 
 def shares(
@@ -47,6 +98,27 @@ def test_micro_batches_of_whole_groups_fit_the_budget():
     assert shares([4, 1], [4, 10], 30) == [[[1], [0]]]
     assert shares([2, 2], [5, 5], 20) == [[[0, 1]]]
     assert shares([2, 2], [5, 5], 19) == [[[0], [1]]]
+
+
+def test_rows_are_padded_to_the_longest():
+    for rows, width in (([[7], [8]], 1), ([[]], 1), ([[7], [8, 9, 10]], 3)):
+        inputs, tokens = pad_pairs(Ragged.from_rows(rows), np.array([1] * len(rows)), np.arange(len(rows)))
+        assert {name: tuple(t.shape) for name, t in inputs.items()} == dict.fromkeys(
+            inputs, (len(rows), width)
+        )
+        assert {t.dtype for t in inputs.values()} == {torch.int64}
+        assert inputs['attention_mask'].sum() == tokens == sum(map(len, rows))
+
+
+def test_a_batch_moves_as_a_whole():
+    "Without a GPU, to the device that holds no numbers."
+    three = torch.arange(3)
+    batch = Batch(np.arange(3), dict(input_ids=three[:, None]), three, 3, three)
+    moved = batch.to('meta')
+    assert {t.device.type for t in (moved.inputs['input_ids'], moved.labels, moved.groups)} == {'meta'}
+    assert batch.labels.device.type == 'cpu' and moved.index is batch.index and moved.tokens == 3
+    assert Batch(np.arange(3), {}, three, 3).to('meta').groups is None
+    assert to_device(three, 'cpu').tolist() == [0, 1, 2]
 
 
 class Cutting(Speller):
