@@ -409,3 +409,28 @@ def test_a_loss_that_is_not_finite_names_step_examples_and_what_is_kept(tmp_path
     assert sorted(map(int, named.split(', '))) == sorted(index)
     assert f'lower learning_rate={config.learning_rate:g}' in said
     assert said.endswith(f'the checkpoint before it stays in {tmp_path}')
+
+
+class InfiniteOnce(SameWord):
+    "Its third step's loss is infinite, and finite when it is computed again."
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def loss_terms(self, outputs, batch, signal):
+        self.calls += 1
+        terms = super().loss_terms(outputs, batch, signal)
+        return {name: (v * float('inf') if self.calls == 3 else v, n) for name, (v, n) in terms.items()}
+
+
+def test_a_step_that_is_finite_when_it_is_done_again_is_told_as_such():
+    config = tiny_config('full_student', ranks=1)
+    third = list(schedule_steps(SameWord(), config)[1])[2]
+    with pytest.raises(TrainingError) as e:
+        trained(InfiniteOnce(), config)
+    assert str(e.value) == (
+        'loss or gradients are not finite at step 3; the first layer concerned: none when the step is done '
+        f'again, with training examples {", ".join(map(str, third.index))}; '
+        f'look at these, or lower learning_rate={config.learning_rate:g}'
+    )
