@@ -14,6 +14,7 @@ from kdnotes.tasks.base import Evaluation
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.failures import STOP, TrainingError
+from kdnotes.train.gradient_stats import gradient_ranges
 from kdnotes.train.loop import (
     Objective,
     accumulate,
@@ -29,14 +30,14 @@ from kdnotes.train.loop import (
 CPU = Runtime(torch.device('cpu'), 'fp32')
 
 
-def trained(task=None, config=None, model=None, **more):
+def trained(task=None, config=None, model=None, runtime=CPU, **more):
     "The rows of a training, and its result."
     rows = []
     result = train(
         task or SameWord(),
         model or tiny_bert(),
         config or tiny_config('full_student', ranks=1),
-        CPU,
+        runtime,
         lambda kind, **values: rows.append(dict(kind=kind, **values)),
         **more,
     )
@@ -311,6 +312,53 @@ def test_the_first_row_is_the_first_step_by_hand():
     assert rows[1]['loss'] == pytest.approx(loss.item(), rel=1e-5)
     norm = np.linalg.norm(flat(p.grad for p in model.parameters()))
     assert rows[1]['grad_norm'] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize('dtype', ['fp32', 'fp16'])
+def test_rows_of_gradients(dtype):
+    runtime = Runtime(torch.device('cpu'), dtype)
+    rows, _ = trained(config=tiny_config('mixed_student', ranks=1, gradient_stats=3), runtime=runtime)
+    assert [row['step'] for row in rows if row['kind'] == 'gradients'] == [3, 6]
+
+    config = tiny_config('mixed_student', ranks=1, gradient_stats=1)
+    rows, _ = trained(config=config, runtime=runtime)
+    row = next(row for row in rows if row['kind'] == 'gradients')
+    assert row['step'] == 1 and row['scale'] == 2.0**16 and row['scaled'] is (dtype == 'fp16')
+    model = tiny_bert()
+    index = next(schedule_steps(SameWord(), config)[1]).index
+    accumulate(model, Objective(SameWord(), config, CPU, {'hard': 1.0}), CPU.scaler(), index)
+    by_hand = gradient_ranges(((name, p.grad) for name, p in model.named_parameters()), 2.0**16)
+    assert [layer['layer'] for layer in row['layers']] == [layer['layer'] for layer in by_hand]
+    assert row['layers'][0]['elements'] < by_hand[0]['elements'], 'the words that training uses'
+    for layer, same in zip(row['layers'][1:], by_hand[1:]):
+        assert layer['elements'] == same['elements']
+        assert layer['largest'] == pytest.approx(same['largest'], rel=1e-2)
+        assert layer['scaled'] == pytest.approx(same['scaled'], abs=0.02)
+
+
+class Epochs(SameWord):
+    "A task that notes which epoch it is asked for."
+
+    def __init__(self):
+        super().__init__()
+        self.asked = dict(batch=[], counts=[])
+
+    def batch(self, split, index, epoch=0):
+        if split == 'train':
+            self.asked['batch'].append(epoch)
+        return super().batch(split, index, epoch)
+
+    def loss_counts(self, split, index, epoch=0):
+        self.asked['counts'].append(epoch)
+        return super().loss_counts(split, index, epoch)
+
+
+def test_a_task_is_told_the_epoch():
+    task = Epochs()
+    trained(task)
+    assert task.asked['counts'] == [0] * 4 + [1] * 4
+    asked = task.asked['batch']
+    assert asked == sorted(asked) and asked.count(1) == 8, 'once for its words, once to train'
 
 
 def test_a_hundred_rows_are_enough_and_the_last_step_has_one():
