@@ -299,6 +299,13 @@ def test_rows_of_a_training():
     assert result.overflow_steps is result.final_scale is result.waited_s is None
 
 
+def test_rates_leave_out_five_steps_at_most():
+    rows, result = trained(config=tiny_config('full_student', ranks=1, epochs=6))
+    fifth, last = (next(r for r in rows if r['kind'] == 'step' and r['step'] == step) for step in (5, 24))
+    tokens, examples = (last[name] - fifth[name] for name in ('tokens', 'examples'))
+    assert result.tokens_per_s / tokens == pytest.approx(result.examples_per_s / examples)
+
+
 def test_the_first_row_is_the_first_step_by_hand():
     config = tiny_config('full_student', ranks=1)
     task = SameWord()
