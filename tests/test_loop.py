@@ -21,6 +21,7 @@ from kdnotes.train.loop import (
     evaluate,
     make_optimizer,
     predict,
+    rank_micro_batches,
     rate_factor,
     schedule_steps,
     train,
@@ -162,6 +163,18 @@ def test_ranks_share_a_step(ranks, sync):
         assert passes == ([True] * len(passes) if sync == 'every' else [False] * (len(passes) - 1) + [True])
     if sync == 'every':
         assert len({len(passes) for passes in parts.passes}) == 1, 'each backward is one of all ranks'
+
+
+def test_ranks_go_as_often_as_they_must():
+    task = SameWord()
+    index = np.arange(11)
+    config = tiny_config('full_student', micro_batch_tokens=32)
+    ranks = [Played(torch.device('cpu'), 'fp32', rank, 3) for rank in range(3)]
+    own = [len(rank_micro_batches(task, index, config, runtime)) for runtime in ranks]
+    assert min(own) < max(own)
+    for sync, passes in (('delayed', own), ('every', [max(own)] * 3)):
+        parts = shared(index, 3, micro_batch_tokens=32, gradient_sync=sync)
+        assert [len(of_a_rank) for of_a_rank in parts.passes] == passes
 
 
 def test_a_rank_without_examples_adds_nothing():
@@ -479,13 +492,32 @@ class InfiniteOnce(SameWord):
         return {name: (v * float('inf') if self.calls == 3 else v, n) for name, (v, n) in terms.items()}
 
 
-def test_a_step_that_is_finite_when_it_is_done_again_is_told_as_such():
-    config = tiny_config('full_student', ranks=1)
+@pytest.mark.parametrize('epochs', [2, 60])  # with a row at every step, and at every second
+def test_a_step_that_is_finite_when_it_is_done_again_is_told_as_such(epochs):
+    config = tiny_config('full_student', ranks=1, epochs=epochs)
     third = list(schedule_steps(SameWord(), config)[1])[2]
+    task = InfiniteOnce()
     with pytest.raises(TrainingError) as e:
-        trained(InfiniteOnce(), config)
+        trained(task, config)
+    assert task.calls == 4, 'three steps, and the third again'
     assert str(e.value) == (
         'loss or gradients are not finite at step 3; the first layer concerned: none when the step is done '
         f'again, with training examples {", ".join(map(str, third.index))}; '
         f'look at these, or lower learning_rate={config.learning_rate:g}'
     )
+
+
+class Steep(SameWord):
+    "The loss is finite and its gradient is not."
+
+    def loss_terms(self, outputs, batch, signal):
+        terms = super().loss_terms(outputs, batch, signal)
+        nothing = (outputs.logits * 0).abs().sqrt().sum()
+        return {name: (value + nothing, n) for name, (value, n) in terms.items()}
+
+
+def test_a_gradient_that_is_not_finite_ends_a_training_whose_loss_is():
+    model = tiny_bert()
+    with pytest.raises(TrainingError, match='^loss or gradients are not finite at step 1; '):
+        trained(Steep(), model=model)
+    assert all(p.isfinite().all() for p in model.parameters())
