@@ -76,7 +76,8 @@ def main() -> None:
     every = {path: mutants_of(path) for path in paths}
     tried = {path: chosen(names, given.sample) for path, names in every.items()}
     if given.names:
-        tried = {path: [name for name in names if name in given.names] for path, names in every.items()}
+        named = {path: [name for name in names if name in given.names] for path, names in every.items()}
+        tried = {path: names for path, names in named.items() if names}
     names = [name for of_a_module in tried.values() for name in of_a_module]
     ran = subprocess.run([MUTMUT, 'run', '--max-children', str(given.workers), *names])
     if ran.returncode:
