@@ -444,3 +444,22 @@ def test_points_of_a_curve():
     ]
     assert len(compact_curve([(s, 1.0) for s in range(100)], [])) == 40
     assert compact_curve([], []) == []
+
+
+def test_both_tails_are_of_one_size_and_no_spread_has_all_degrees_of_freedom():
+    y = crossed(3, 6, (1, 1, 1))
+    seeds, units = draw_counts((3, 6), np.random.default_rng(0), 400)
+    mean, se = _resampled(y - y.mean(), seeds, units)
+    own = _resampled(y - y.mean(), np.ones((1, 3)), np.ones((1, 6)))[1][0]
+    low, high = np.quantile(mean / se, [0.05, 0.95], method='closest_observation')
+    assert studentised_limits(y, seeds, units, 0.9) == pytest.approx(
+        (y.mean() - high * own, y.mean() - low * own)
+    )
+    assert crossed_moments(np.ones((2, 3)))[2] == 5
+    with pytest.raises(StatsError, match='^matrix of shape'):
+        variance_components([1, 2])
+
+
+def test_components_below_one_stay_what_they_are():
+    assert variance_components([[0, 1], [0, 1]]).variance == (0.0, 0.5, 0.0)
+    assert variance_components([[0, 0], [1, 1]]).variance == (0.5, 0.0, 0.0)
