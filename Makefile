@@ -25,6 +25,9 @@ STEPS        ?= 50
 STUDY   ?=
 P       ?=
 SHORT   := $(filter-out 0 False false,$(SMOKE))
+# mutants of which module, as train.loop, and how many of them; else all that pyproject.toml names
+MODULE  ?=
+SAMPLE  ?= 0
 # processes of the tests, and which share of the rest `make test-rest` takes
 WORKERS ?= 2
 SHARE   ?=
@@ -71,6 +74,7 @@ READ_check := WORKERS
 READ_gpu-check := ARGS
 READ_constraints := ARGS
 READ_audit := ARGS
+READ_mutation := MODULE SAMPLE
 GOALS := $(or $(MAKECMDGOALS),help)
 VARIABLES := $(sort $(foreach goal,$(GOALS),$(READ_$(goal)))) PYTHON KDNOTES_DATA KDNOTES_HOME
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
@@ -79,7 +83,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints audit study tune test test-all test-rest lint check fuzz bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup constraints audit study tune test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -119,9 +123,9 @@ tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 
 	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) -p jobs $(call quoted,$(JOBS)) \
 	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
 
-test test-all test-rest check fuzz: export OMP_NUM_THREADS = 1
+test test-all test-rest check fuzz mutation: export OMP_NUM_THREADS = 1
 # threads of one process that wait for each other leave the cores to the other process
-test test-all test-rest check fuzz: export OMP_WAIT_POLICY = passive
+test test-all test-rest check fuzz mutation: export OMP_WAIT_POLICY = passive
 # a file's tests stay together, in the order of tests/conftest.py: what they share is made once
 PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
@@ -152,6 +156,9 @@ check: lint  ## check a staged change before its commit: modules equal notebooks
 fuzz: setup   ## try 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
 	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
+mutation: setup  ## change the code in small ways, one at a time, and count the changes that a quick test sees: MODULE=train.loop SAMPLE=150
+	python tests/mutation.py --module $(call quoted,$(MODULE)) --sample $(call quoted,$(SAMPLE))
+
 bench: setup  ## compare kdnotes with other libraries on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
 	@mkdir -p $(call quoted,$(RUNS)/bench)
 	@papermill nbs/bench.ipynb $(call quoted,$(RUNS)/bench/bench.ipynb) --cwd . --no-progress-bar --log-output -r contestants $(call quoted,$(CONTESTANTS)) \
@@ -177,5 +184,5 @@ readme: setup ## make README.md of nbs/index.ipynb
 	python tools/readme.py
 
 clean:   ## remove .venv and caches; runs/ and figures/ stay
-	rm -rf .venv kdnotes.egg-info .pytest_cache _docs _proc
+	rm -rf .venv kdnotes.egg-info .pytest_cache _docs _proc mutants
 	find kdnotes nbs tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

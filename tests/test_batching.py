@@ -1,10 +1,27 @@
-"What is random about an epoch's steps, and what kept tokens are named by."
+"""What is random about an epoch's steps, how ranks share a step, how texts become tokens,
+and what kept tokens are named by.
+"""
 
+import hashlib
+import io
 import numpy as np
+import pytest
+import torch
 from test_fuzz import Speller
 from kdnotes.core.arms import PROFILES
 from kdnotes.distill.models import load_tokenizer
-from kdnotes.tasks.batching import encode_pairs, epoch_steps
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+from kdnotes.tasks.batching import (
+    Batch,
+    EncodedPairs,
+    Ragged,
+    encode_pairs,
+    epoch_steps,
+    micro_batches,
+    pad_pairs,
+    to_device,
+)
 
 
 def test_steps_come_in_random_order_of_length():
@@ -17,6 +34,95 @@ def test_steps_come_in_random_order_of_length():
     assert 0.2 < rises < 0.8, 'neither mostly rising nor mostly falling'
 
 
+def test_pools_hold_whole_steps():
+    steps = epoch_steps(np.arange(16), np.arange(16), 4, np.random.default_rng(0), pool=2)
+    assert [len(step) for step in steps] == [4] * 4
+    assert sorted(np.concatenate(steps)) == list(range(16))
+    # neighbours in length among the eight of their pool, and not among all
+    assert any(np.ptp(step) > 3 for step in steps)
+
+
+def test_fifty_steps_share_a_sort_where_nothing_else_is_said():
+    lengths = np.random.default_rng(1).integers(1, 99, 240)
+
+    def steps(**more):
+        found = epoch_steps(lengths, np.arange(240), 2, np.random.default_rng(0), **more)
+        return [step.tolist() for step in found]
+
+    assert steps() == steps(pool=50)
+
+
+def test_equal_lengths_are_ordered_the_same_on_every_machine():
+    "A sort that is not stable leaves the order of ties to the machine's own sort."
+    equal = np.ones(200, dtype=np.int64)
+    [step] = epoch_steps(equal, equal, 200, np.random.default_rng(0))
+    assert step.tolist() == list(range(200))
+    [part] = micro_batches(np.arange(200), equal, 200)
+    assert part.tolist() == list(range(200))[::-1]
+    steps = epoch_steps(equal, np.arange(200), 200, np.random.default_rng(0))
+    assert steps[0].tolist() == np.random.default_rng(0).permutation(200).tolist()
+
+
+def test_micro_batches_by_hand():
+    def parts(lengths, tokens, *rank):
+        return [
+            part.tolist() for part in micro_batches(np.arange(len(lengths)), np.array(lengths), tokens, *rank)
+        ]
+
+    assert parts([10, 12], 5) == [[1], [0]], 'one that is too long is alone'
+    assert parts([1, 1, 1, 1], 4) == [[3, 2, 1, 0]] and parts([0, 0], 2) == [[1, 0]]
+    assert parts([5, 4, 3], 8) == [[0], [1, 2]]
+    assert parts([5, 4, 3], 8, 1, 2) == [[1]]
+
+
+def shares(
+    sizes: list[int],  # examples of each group
+    lengths: list[int],  # tokens of each group's examples
+    tokens: int,
+    ranks: int = 1,
+) -> list[list[list[int]]]:  # of each rank, of each of its micro-batches: the groups in it
+    "How ranks share a step of groups."
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    index = np.arange(len(groups))
+    parts = [micro_batches(index, np.array(lengths)[groups], tokens, r, ranks, groups) for r in range(ranks)]
+    return [[list(dict.fromkeys(groups[part].tolist())) for part in of_a_rank] for of_a_rank in parts]
+
+
+def test_whole_groups_are_shared_evenly():
+    assert shares([1, 1, 2], [10] * 3, 1000, 2) == [[[2]], [[0, 1]]]
+    assert shares([3, 3, 2, 2, 2], [10] * 5, 1000, 2) == [[[0, 2, 4]], [[1, 3]]]
+    # 4 * 5, 10 * 1, 10 * 1 and 5 * 1 tokens
+    assert shares([5, 1, 1, 1], [4, 10, 10, 5], 1000, 2) == [[[3, 0]], [[1, 2]]]
+
+
+def test_micro_batches_of_whole_groups_fit_the_budget():
+    # as wide as its longest row: 10 * (1 + 4) are too many
+    assert shares([4, 1], [4, 10], 30) == [[[1], [0]]]
+    assert shares([2, 2], [5, 5], 20) == [[[0, 1]]]
+    assert shares([2, 2], [5, 5], 19) == [[[0], [1]]]
+
+
+def test_rows_are_padded_to_the_longest():
+    for rows, width in (([[7], [8]], 1), ([[]], 1), ([[7], [8, 9, 10]], 3)):
+        inputs, tokens = pad_pairs(Ragged.from_rows(rows), np.array([1] * len(rows)), np.arange(len(rows)))
+        assert {name: tuple(t.shape) for name, t in inputs.items()} == dict.fromkeys(
+            inputs, (len(rows), width)
+        )
+        assert {t.dtype for t in inputs.values()} == {torch.int64}
+        assert inputs['attention_mask'].sum() == tokens == sum(map(len, rows))
+
+
+def test_a_batch_moves_as_a_whole():
+    "Without a GPU, to the device that holds no numbers."
+    three = torch.arange(3)
+    batch = Batch(np.arange(3), dict(input_ids=three[:, None]), three, 3, three)
+    moved = batch.to('meta')
+    assert {t.device.type for t in (moved.inputs['input_ids'], moved.labels, moved.groups)} == {'meta'}
+    assert batch.labels.device.type == 'cpu' and moved.index is batch.index and moved.tokens == 3
+    assert Batch(np.arange(3), {}, three, 3).to('meta').groups is None
+    assert to_device(three, 'cpu').tolist() == [0, 1, 2]
+
+
 class Cutting(Speller):
     "A tokenizer that cuts its texts."
 
@@ -25,10 +131,120 @@ class Cutting(Speller):
         return {name: [row[:max_length] for row in rows] for name, rows in encoded.items()}
 
 
+class Untyped(Speller):
+    "A tokenizer that knows no segments."
+
+    def __repr__(self):
+        return 'Untyped()'
+
+    def __call__(self, first, second, **more):
+        return dict(input_ids=super().__call__(first, second, **more)['input_ids'])
+
+
+class Once(Speller):
+    "A tokenizer that may be called once."
+
+    def __init__(self):
+        self.called = False
+
+    def __call__(self, first, second, **more):
+        assert not self.called, 'the tokens were kept'
+        self.called = True
+        return super().__call__(first, second, **more)
+
+
+def of_letters(letters: str = 'abcdefgh') -> PreTrainedTokenizerFast:
+    "A letter is a token, from 4 on; it tells no segments unless it is asked for them, as DistilBERT's."
+    vocabulary = {word: i for i, word in enumerate(['[UNK]', '[CLS]', '[SEP]', '[PAD]', *letters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token='[UNK]'))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single='[CLS] $A [SEP]',
+        pair='[CLS] $A [SEP] $B:1 [SEP]:1',
+        special_tokens=[('[CLS]', 1), ('[SEP]', 2)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token='[PAD]',
+        unk_token='[UNK]',
+        cls_token='[CLS]',
+        sep_token='[SEP]',
+        model_input_names=['input_ids', 'attention_mask'],
+    )
+
+
+def test_tokens_of_pairs_and_where_the_second_text_begins():
+    ids, second = encode_pairs(of_letters(), ['a b c', 'a'], ['d', 'e f'], 16)
+    assert [row.tolist() for row in ids] == [[1, 4, 5, 6, 2, 7, 2], [1, 4, 2, 8, 9, 2]]
+    assert second.tolist() == [5, 3] and second.dtype == ids.values.dtype == np.int32
+    # the longer text is cut
+    ids, second = encode_pairs(of_letters(), ['a b c d', 'f'], ['f', 'a b c d'], 6)
+    assert [row.tolist() for row in ids] == [[1, 4, 5, 2, 9, 2], [1, 9, 2, 4, 5, 2]]
+    assert second.tolist() == [4, 3]
+
+
+def test_a_single_text_has_no_second_segment():
+    ids, second = encode_pairs(of_letters(), ['a b c', 'a'], None, 16)
+    assert ids.lengths.tolist() == second.tolist() == [5, 3]
+    ids, second = encode_pairs(Untyped(), ['ab', 'c'], ['de', 'f'], 16)
+    assert ids.lengths.tolist() == second.tolist() == [4, 2] and second.dtype == np.int32
+
+
+def test_kept_tokens_are_read_and_not_made_again(tmp_path):
+    tokenizer = Once()
+    texts = ['ab', 'c'], ['d', 'efg']
+    fresh, second = encode_pairs(tokenizer, *texts, 16, tmp_path)
+    kept, kept_second = encode_pairs(tokenizer, *texts, 16, tmp_path)
+    assert kept.values.tolist() == fresh.values.tolist() and kept.offsets.tolist() == fresh.offsets.tolist()
+    assert kept_second.tolist() == second.tolist()
+
+
 def test_kept_tokens_of_another_length_are_not_taken(tmp_path):
     for length in (6, 4, 6):
         ids, _ = encode_pairs(Cutting(), ['what is it'], ['that'], length, tmp_path)
         assert ids.lengths.tolist() == [length]
+
+
+def test_kept_tokens_are_of_these_texts_and_this_tokenizer(tmp_path):
+    letters = of_letters()
+    cases = (
+        (letters, ['a', 'b'], None),
+        (letters, ['a'], ['b']),
+        (letters, ['a'], ['c']),
+        (letters, ['c'], ['c']),
+        (of_letters('hgfedcba'), ['c'], ['c']),
+        (Speller(), ['c'], ['c']),
+        (Untyped(), ['c'], ['c']),
+    )
+    for n, case in enumerate(cases, 1):
+        encode_pairs(*case, 16, tmp_path)
+        assert len(list(tmp_path.iterdir())) == n
+    letters(['a b c'], padding='max_length', truncation=True, max_length=4)  # it remembers both settings
+    encode_pairs(*cases[0], 16, tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(cases)
+
+
+def test_kept_tokens_run_no_code(tmp_path):
+    encode_pairs(Speller(), ['ab'], ['c'], 16, tmp_path)
+    [path] = tmp_path.iterdir()
+    buffer = io.BytesIO()
+    np.savez(buffer, values=np.array([{}]), offsets=np.array([0, 1]), second=np.array([0]))
+    path.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
+    with pytest.raises(ValueError, match='allow_pickle=False'):
+        encode_pairs(Speller(), ['ab'], ['c'], 16, tmp_path)
+
+
+def test_splits_are_encoded_and_padded_with_the_tokenizers_own_token(tmp_path):
+    texts = dict(train=(['a b c', 'a'], ['d', 'e']), dev=(['a', 'b c'], None))
+    pairs = EncodedPairs.from_texts(of_letters(), texts, 6, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert pairs.lengths('train').tolist() == [6, 5] and pairs.lengths('dev').tolist() == [3, 4]
+    inputs, tokens = pairs.inputs('dev', np.array([0, 1]))
+    assert inputs['input_ids'].tolist() == [[1, 4, 2, 3], [1, 5, 6, 2]] and tokens == 7
+    assert not inputs['token_type_ids'].any()
+    unpadded = of_letters()
+    unpadded.pad_token = None
+    assert EncodedPairs.from_texts(unpadded, texts, 6).pad_id == 0
 
 
 def test_what_looks_like_a_special_token_in_a_text_is_letters():

@@ -160,6 +160,22 @@ def test_equal_classes_are_cut_together_or_not_at_all():
         assert soft_target_kl(even, even, 1.0, **cut).item() == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize('cut', [dict(min_probability=0.2), dict(top_k=2)])
+def test_a_cut_is_of_the_classes_whatever_the_rows_shape(cut):
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 3, 2, 4, generator=generator).unbind(0)
+    rows = soft_target_kl(student.flatten(0, -2), teacher.flatten(0, -2), 1.0, **cut)
+    assert soft_target_kl(student, teacher, 1.0, **cut).item() == pytest.approx(rows.item(), rel=1e-6)
+    with pytest.raises(ValueError, match='from 1 to the 4 classes, got 5'):
+        soft_target_kl(student, teacher, 1.0, top_k=5)
+
+
+def test_temperature_is_2_where_none_is_given():
+    student = torch.tensor([[0.0, 0.0]])
+    teacher = torch.tensor([[2 * LOG3, 0.0]])
+    assert soft_target_kl(student, teacher).item() == pytest.approx(4 * P_Q, rel=1e-5)
+
+
 def test_gradient_of_a_cut():
     # q - p' for what is kept, q for what is not
     student = torch.zeros(1, 4, requires_grad=True)
@@ -296,6 +312,7 @@ def test_no_pair_is_no_loss():
         loss.backward()
         assert loss.item() == 0 and not scores.grad.any()
     assert pair_counts([], []) == {'labelled': 0, 'all': 0}
+    assert pair_counts([0, 1], [1, 0]) == {'labelled': 0, 'all': 0}, 'rows of two groups are no pair'
 
 
 def test_bad_rows_for_ranking():
@@ -305,6 +322,8 @@ def test_bad_rows_for_ranking():
         lambda: ranknet(four[:, None], one, one),
         lambda: ranknet(four, one[:3], one),
         lambda: margin_mse(four, four[:2], one),
+        lambda: margin_mse(four[:, None], four, one),
+        lambda: margin_mse(four, four, one[:, None]),
         lambda: margin_mse(four, four, one, one[:, None]),
     ):
         with pytest.raises(ValueError, match=r'must be one number a row, all of one shape \(n,\), got'):

@@ -12,6 +12,7 @@ from kdnotes.tasks.ranking_metrics import (
     as_questions,
     best_threshold,
     choose_thresholds,
+    counts,
     evaluate_split,
     precision_recall_f1,
     ranking_metrics,
@@ -134,6 +135,8 @@ def test_sets_and_units():
     document = {r['question_id']: r['document_id'] for r in rows}
     assert (units.unit.map(document) == units.cluster).all()
     assert list(units.columns) == ['split', 'set', 'unit', 'cluster', 'metric', 'value']
+    assert set(units.split) == set(predictions.split) == {'test'}
+    assert list(units.index) == list(range(len(units)))
     assert (
         list(predictions.columns) == ['split', 'unit', 'item', 'label', 'score']
         and predictions.score.dtype == np.float32
@@ -141,6 +144,28 @@ def test_sets_and_units():
     assert list(zip(predictions.unit, predictions.item, predictions.label)) == [
         (r['question_id'], r['sentence_id'], r['label']) for r in rows
     ]
+
+
+def test_counts_of_a_corpus():
+    def rows(*questions):
+        return [
+            dict(question_id=f'Q{q}', document_id='D', sentence_id=f'{q}-{i}', label=label)
+            for q, labels in enumerate(questions)
+            for i, label in enumerate(labels)
+        ]
+
+    corpus = Corpus(
+        'by hand',
+        'folder',
+        '',
+        dict(train=rows([1, 0, 1], [1], [0, 0]), dev=rows([0]), test=rows([0, 1])),
+        '',
+    )
+    assert counts(corpus).T.to_dict() == dict(
+        train=dict(pairs=6, positives=3, questions=3, answered=2, clean=1),
+        dev=dict(pairs=1, positives=0, questions=1, answered=0, clean=0),
+        test=dict(pairs=2, positives=1, questions=1, answered=1, clean=1),
+    )
 
 
 # thresholds, by definition
@@ -202,6 +227,23 @@ def test_the_highest_of_equally_good_thresholds():
     assert precision_recall_f1(scores, right, 2, np.inf) == (0.0, 0.0, 0.0)
 
 
+def test_where_nothing_is_to_be_found_nothing_is_divided_by_zero():
+    scores = np.float32([2, 1])
+    wrong = np.array([0, 0])
+    assert precision_recall_f1(scores, wrong, 0, 1.5) == (0.0, 0.0, 0.0)
+    assert precision_recall_f1(scores, wrong, 0, np.inf) == (0.0, 0.0, 0.0)
+
+
+def test_thresholds_do_not_tell_apart_what_ranks_do_not():
+    rows = [
+        dict(question_id=q, document_id='D', sentence_id=f'{q}-1', label=label)
+        for q, label in (('Q1', 1), ('Q2', 0), ('Q3', 0))
+    ]
+    questions = as_questions(rows)
+    scores = 1 + np.array([2e-9, 1e-9, 0.0])  # the same in float32
+    assert choose_thresholds(questions, scores) == dict(pair=1.0, trigger=1.0)
+
+
 # the task
 
 
@@ -230,7 +272,7 @@ def test_the_task_evaluates_sets_with_devs_threshold(corpus):
     assert len(both.units) == len(dev.units) + len(test.units) and len(both.predictions) == sum(
         map(len, scores.values())
     )
-    with pytest.raises(ValueError, match='must have'):
+    with pytest.raises(ValueError, match='must have .*, one for each pair in the order of the split$'):
         task.evaluate({'test': scores['test'][1:]})
 
 

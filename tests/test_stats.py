@@ -16,6 +16,7 @@ from kdnotes.analysis.intervals import (
     mean_interval,
     number_texts,
     ratio_interval,
+    studentised_limits,
     variance_components,
 )
 
@@ -272,6 +273,7 @@ NEAR = st.one_of(st.just(0.0), st.floats(1e-11, 2.0), st.floats(-2.0, -1e-11))  
 @example([-0.0003, -0.0151, 0.0145], 0.0, '+.3f')
 @example([0.0005, -0.0004, 0.0015], 0.0, '+.3f')
 @example([-0.0004], 0.05, '.3f')
+@example([-0.99999], 1.0, '+.4f')
 def test_a_printed_number_is_on_its_own_side(away, null, spec):
     numbers = [null + x for x in away]
     texts = number_texts(numbers, spec, null)
@@ -291,3 +293,173 @@ def test_digits_are_added_only_where_they_are_needed():
     )
     assert f'{ratio_interval([1.0003, 1.0003], [1.0, 1.0]):.2f}' == '1.0003 [1.0003, 1.0003]'
     assert number_texts([0.0, float('nan'), float('inf'), None], '+.2f') == ['0.00', '+nan', '+inf', None]
+
+
+def test_what_every_interval_says_of_itself():
+    assert mean_interval([5]) == Interval(
+        5.0, None, None, 1, 0.95, 'one value', reason='one value has no spread; run more seeds'
+    )
+    mean = mean_interval([1, 2, 3])
+    half = scipy_stats.t.ppf(0.975, 2) / 3**0.5
+    assert (mean.low, mean.high, mean.se) == pytest.approx((2 - half, 2 + half, 3**-0.5))
+    assert mean == Interval(
+        2.0, mean.low, mean.high, 3, 0.95, 'Student t over runs', df=2.0, se=mean.se, null=0.0
+    )
+    equal = mean_interval([2, 2], 0.5)
+    assert equal == Interval(2.0, 2.0, 2.0, 2, 0.5, 'Student t over runs', df=1.0, se=0.0)
+
+    alone = dict(units=1, reason='one seed and one unit have no spread')
+    for one in (crossed_interval([[5]]), bootstrap_interval([[5]], np.random.default_rng(0))):
+        assert one == Interval(5.0, None, None, 1, 0.95, 'one value', **alone)
+    units = crossed_interval([[1, 2, 3]])
+    assert units == Interval(
+        2.0,
+        mean.low,
+        mean.high,
+        1,
+        0.95,
+        'Student t over units only: one seed tells nothing about other seeds',
+        units=3,
+        df=2.0,
+        se=mean.se,
+    )
+    seeds = crossed_interval([[1], [2], [3]])
+    assert (seeds.n, seeds.units, seeds.low) == (3, 1, pytest.approx(mean.low))
+    assert seeds.method == 'Student t over seeds only: one unit tells nothing about other units'
+    both = crossed_interval(crossed(3, 4, (1, 1, 1)))
+    assert (both.n, both.units, both.level) == (3, 4, 0.95)
+    assert both.method == 'two-way random effects, seeds crossed with units, Satterthwaite t'
+
+
+def test_what_a_ratio_says_of_itself():
+    ratio = ratio_interval([2, 4, 8], [1, 1, 2])
+    logs = mean_interval(np.log([2, 4, 4]))
+    assert ratio == Interval(
+        pytest.approx(32 ** (1 / 3)),
+        pytest.approx(np.exp(logs.low)),
+        pytest.approx(np.exp(logs.high)),
+        3,
+        0.95,
+        'Student t over pairs, log scale',
+        df=2.0,
+        se=logs.se,
+        null=1.0,
+    )
+    assert ratio_interval([3], [2], 0.9) == Interval(
+        pytest.approx(1.5),
+        None,
+        None,
+        1,
+        0.9,
+        'one value',
+        reason='one value has no spread; run more seeds',
+        null=1.0,
+    )
+
+
+def test_what_a_bootstrap_says_of_itself():
+    y = crossed(3, 6, (1, 1, 1))
+    both = bootstrap_interval(y, np.random.default_rng(0), 200, 0.9)
+    limits = studentised_limits(y, *draw_counts((3, 6), np.random.default_rng(0), 200), 0.9)
+    method = 'studentised bootstrap over seeds and units'
+    assert both == Interval(float(y.mean()), *limits, 3, 0.9, method, units=6)
+    one = bootstrap_interval(y[:1], np.random.default_rng(0))
+    assert (one.n, one.units, one.level) == (1, 6, 0.95) and one.low < one.estimate < one.high
+    assert one.method == 'studentised bootstrap over units only: one seed tells nothing about other seeds'
+    seeds, units = draw_counts((3, 6), np.random.default_rng(0))
+    assert seeds.shape == (2000, 3) and units.shape == (2000, 6)
+    assert (seeds.sum(1) == 3).all() and (units.sum(1) == 6).all()
+    few = bootstrap_interval(np.array([[0, 0, 0, 1.0]]), np.random.default_rng(0))
+    assert few == Interval(
+        0.25,
+        None,
+        None,
+        1,
+        0.95,
+        one.method,
+        units=4,
+        reason=(
+            'too many resamples of 1 seed(s) and 4 unit(s) have no spread to divide by: the values differ in '
+            'too few places'
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    'call, sentence',
+    [
+        (lambda: mean_interval([1, 2], 0), 'level=0 must lie between 0 and 1; use 0.95'),
+        (
+            lambda: mean_interval([]),
+            'values of shape (0,) must have 1 dimension(s) and at least one value',
+        ),
+        (
+            lambda: crossed_interval([1, 2]),
+            'matrix of shape (2,) must have 2 dimension(s) and at least one value',
+        ),
+        (
+            lambda: crossed_interval([[1, 2], [3]]),
+            'matrix must be numbers in 2 dimension(s), every row of one length; give the missing ones or '
+            'exclude the run',
+        ),
+        (
+            lambda: ratio_interval([1, np.nan], [1, 1]),
+            'times_a hold 1 of 2 values that are not finite; exclude those runs or units',
+        ),
+        (
+            lambda: ratio_interval([1, 1], [1, np.inf]),
+            'times_b hold 1 of 2 values that are not finite; exclude those runs or units',
+        ),
+        (lambda: ratio_interval([1, 2], [1]), '2 and 1 times cannot be paired; keep the seeds both have'),
+        (lambda: ratio_interval([1, 2], [0, 1]), 'times must be > 0 to have a ratio, got 0.0'),
+        (
+            lambda: variance_components([[1], [2]]),
+            'a matrix of 2 seed(s) and 1 unit(s) has no two variances; at least 2 of each are needed',
+        ),
+        (
+            lambda: number_texts([1.0], 'd'),
+            "'d' is no format of numbers with a precision; use one like .3f, +.4f or .3g",
+        ),
+    ],
+)
+def test_refusals_to_the_letter(call, sentence):
+    with pytest.raises(StatsError) as e:
+        call()
+    assert str(e.value) == sentence
+
+
+def test_texts_by_default_and_without_limits():
+    assert number_texts([0.5, -0.25]) == ['0.500', '-0.250']
+    assert number_texts([1234.5], ',.1f') == ['1,234.5'] and number_texts([1234.5], '.2g') == ['1.2e+03']
+    assert f'{mean_interval([5]):.2f}' == '5.00'
+
+
+def test_points_of_a_curve():
+    curve = compact_curve([(1, 0.123456789), (2, float('nan'))], [(1, 0.5), (2, float('inf'))])
+    assert curve == [
+        dict(step=1, loss=0.123457, value=None),
+        dict(step=1, loss=None, value=0.5),
+        dict(step=2, loss=None, value=None),
+        dict(step=2, loss=None, value=None),
+    ]
+    assert len(compact_curve([(s, 1.0) for s in range(100)], [])) == 40
+    assert compact_curve([], []) == []
+
+
+def test_both_tails_are_of_one_size_and_no_spread_has_all_degrees_of_freedom():
+    y = crossed(3, 6, (1, 1, 1))
+    seeds, units = draw_counts((3, 6), np.random.default_rng(0), 400)
+    mean, se = _resampled(y - y.mean(), seeds, units)
+    own = _resampled(y - y.mean(), np.ones((1, 3)), np.ones((1, 6)))[1][0]
+    low, high = np.quantile(mean / se, [0.05, 0.95], method='closest_observation')
+    assert studentised_limits(y, seeds, units, 0.9) == pytest.approx(
+        (y.mean() - high * own, y.mean() - low * own)
+    )
+    assert crossed_moments(np.ones((2, 3)))[2] == 5
+    with pytest.raises(StatsError, match='^matrix of shape'):
+        variance_components([1, 2])
+
+
+def test_components_below_one_stay_what_they_are():
+    assert variance_components([[0, 1], [0, 1]]).variance == (0.0, 0.5, 0.0)
+    assert variance_components([[0, 0], [1, 1]]).variance == (0.5, 0.0, 0.0)

@@ -45,13 +45,11 @@ def number_texts(
     noise = NOISE * max([1.0, abs(null), *(abs(v) for v in values if v is not None and np.isfinite(v))])
     exact = [v if v is None or abs(v - null) > noise or not np.isfinite(v) else null for v in values]
     for digits in range(int(least), MOST_DIGITS + 1):
-        texts = [
-            None if v is None else format(v, f'{plus if v else ""}z{comma}.{digits}{kind}') for v in exact
-        ]
+        texts = [None if v is None else format(v, f'{plus}z{comma}.{digits}{kind}') for v in exact]
         printed = [None if t is None else float(t.replace(',', '')) for t in texts]
         if all(v is None or _side(p, null) == _side(v, null) for p, v in zip(printed, exact)):
             break
-    return texts
+    return [t.removeprefix('+') if p == 0 else t for p, t in zip(printed, texts)]
 
 # %% ../../nbs/analysis/01_intervals.ipynb #dae2806e
 @dataclass(frozen=True)
