@@ -34,6 +34,17 @@ SHARE   ?=
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
+# read before what follows, which makes them the Makefile's own
+GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
+# what is given means itself: make would expand a $ in it, and execute $(shell ...)
+TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS STUDY P SEEDS ARMS GRADIENT_STATS MODE TRIALS TUNED_SEEDS CONTESTANTS \
+    ALTERNATIONS STEPS WORKERS SHARE MODULE SAMPLE ARGS KDNOTES_HOME KDNOTES_DATA $(filter COLUMNS,$(GIVEN_VARIABLES))
+$(foreach name,$(TEXTS),$(if $(filter undefined,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
+define LINE_BREAK
+
+
+endef
+$(foreach name,$(TEXTS),$(if $(findstring $(LINE_BREAK),$($(name))),$(error $(name) holds a line break; leave it out)))
 RUNS := $(or $(KDNOTES_HOME),.)/runs
 DONE := .venv/.setup-done
 KDNOTES_DATA ?= $(abspath $(wildcard ../shared/data))
@@ -77,7 +88,6 @@ READ_audit := ARGS
 READ_mutation := MODULE SAMPLE
 GOALS := $(or $(MAKECMDGOALS),help)
 VARIABLES := $(sort $(foreach goal,$(GOALS),$(READ_$(goal)))) PYTHON KDNOTES_DATA KDNOTES_HOME
-GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 ifneq ($(filter-out $(VARIABLES),$(GIVEN_VARIABLES)),)
 $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(GIVEN_VARIABLES))): it takes $(VARIABLES)$(if $(filter P,$(VARIABLES)),; a parameter of a run is given as P='name=value'))
 endif
@@ -127,18 +137,18 @@ test test-all test-rest check fuzz mutation: export OMP_NUM_THREADS = 1
 # threads of one process that wait for each other leave the cores to the other process
 test test-all test-rest check fuzz mutation: export OMP_WAIT_POLICY = passive
 # a file's tests stay together, in the order of tests/conftest.py: what they share is made once
-PYTEST = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+PYTEST = pytest -n $(call quoted,$(WORKERS)) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
 test: lint   ## run every notebook, and one test of each kind: eight minutes
-	nbdev_test --n_workers $(WORKERS)
+	nbdev_test --n_workers $(call quoted,$(WORKERS))
 	$(PYTEST) -m 'not exhaustive'
 
 test-all: setup  ## run every notebook and every test: half an hour more, with all kills, mutants, rehearsals and 10,000 malformed inputs
-	nbdev_test --n_workers $(WORKERS)
+	nbdev_test --n_workers $(call quoted,$(WORKERS))
 	KDNOTES_FUZZ=10000 $(PYTEST)
 
 test-rest: setup  ## run the tests that `make test` skips, or a share of them: SHARE=2/5
-	$(PYTEST) -m exhaustive $(SHARE:%=--share %)
+	$(PYTEST) -m exhaustive $(if $(SHARE),--share $(call quoted,$(SHARE)))
 
 lint: setup  ## check format and code with ruff
 	ruff format --check
@@ -147,7 +157,7 @@ lint: setup  ## check format and code with ruff
 check: lint  ## check a staged change before its commit: modules equal notebooks, notebooks are clean, the tests that train nothing pass
 	nbdev_export
 	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
-	nbdev_test --n_workers $(WORKERS)
+	nbdev_test --n_workers $(call quoted,$(WORKERS))
 	@jupyter nbconvert --log-level=ERROR --clear-output --inplace $(filter-out nbs/index.ipynb,$(wildcard nbs/[a-z]*.ipynb))  # their outputs hold sentences of a corpus
 	nbdev_clean
 	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }

@@ -193,6 +193,29 @@ def test_make_refuses_a_variable_that_the_goal_does_not_read(goal, asked, words)
     assert done.returncode and re.search(words, done.stderr), done.stderr
 
 
+@pytest.mark.parametrize('name', ['CORPUS', 'P', 'SEEDS', 'COLUMNS', 'KDNOTES_HOME', 'KDNOTES_DATA'])
+def test_make_executes_nothing_that_it_is_given(tmp_path, name):
+    executed = tmp_path / 'executed'
+    text = f'alpha=$(shell touch {executed})'
+    for given, more in (([f'{name}={text}'], {}), ([], {name: text})):
+        done = subprocess.run(
+            ['make', '-n', '-o', 'setup', 'study', *given],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            env=dict(os.environ) | more,
+        )
+        assert done.returncode == 0, done.stderr
+        assert not executed.exists()
+
+
+def test_a_line_break_is_no_name():
+    done = subprocess.run(
+        ['make', '-n', '-o', 'setup', 'study', 'CORPUS=a\nb'], cwd=ROOT, text=True, capture_output=True
+    )
+    assert done.returncode and 'CORPUS holds a line break; leave it out' in done.stderr
+
+
 def test_make_refuses_a_study_before_its_notebook_is_touched(tmp_path):
     home = tmp_path / 'runs/reviews'
     home.mkdir(parents=True)
