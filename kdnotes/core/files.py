@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from .config import KdnotesError
 
 # %% auto #0
 __all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sha256_file', 'sha256_bytes', 'sha256_text', 'write_json',
-           'read_json', 'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path']
+           'read_json', 'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -190,3 +191,10 @@ def figures_path(study: str) -> Path:
 
 def evidence_path() -> Path:
     return root() / 'thesis' / 'data'
+
+# %% ../../nbs/core/04_files.ipynb #7d5a1f01
+def without_password(
+    address: str,  # say 'http://user:password@host:9'
+) -> str:  # 'http://host:9'
+    "An address as it may be shown and stored."
+    return re.sub('//[^/@]*@', '//', address)

@@ -30,7 +30,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
 from ..core.config import KdnotesError, RunConfig
-from ..core.files import FileError, cache_path, read_json, sha256_file, sha256_text, write_json
+from kdnotes.core.files import (
+    FileError,
+    cache_path,
+    read_json,
+    sha256_file,
+    sha256_text,
+    without_password,
+    write_json,
+)
 from ..tasks.base import Task
 
 # %% auto #0
@@ -177,19 +185,19 @@ def _find_hub(
     if not hub_answers():
         raise ModelError(
             f'{source!r} is neither a folder nor in the local cache, '
-            f'and the hub {hub_constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set); {advice}'
+            f'and the hub {without_password(hub_constants.ENDPOINT)} does not answer (or HF_HUB_OFFLINE is set); {advice}'
         )
     try:
         with quiet_loading():
             return _check_folder(Path(fetch()), source)
     except huggingface_hub.errors.RepositoryNotFoundError:
         raise ModelError(
-            f'{source!r} is neither a folder nor a model of the hub {hub_constants.ENDPOINT}; '
+            f'{source!r} is neither a folder nor a model of the hub {without_password(hub_constants.ENDPOINT)}; '
             f'check the name, or {advice}'
         ) from None
     except (OSError, ValueError) as e:
         raise ModelError(
-            f'{source!r} could not be fetched from the hub {hub_constants.ENDPOINT} '
+            f'{source!r} could not be fetched from the hub {without_password(hub_constants.ENDPOINT)} '
             f'({type(e).__name__}); try again, or {advice}'
         ) from None
 
