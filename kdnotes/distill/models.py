@@ -178,6 +178,7 @@ def _find_hub(
     fetch = functools.partial(
         huggingface_hub.snapshot_download, source, allow_patterns=_HUB_FILES, etag_timeout=HUB_TIMEOUT_S
     )
+    hub = without_password(hub_constants.ENDPOINT)
     try:
         return _check_folder(Path(fetch(local_files_only=True)), source)
     except (OSError, ValueError, ModelError):
@@ -185,20 +186,18 @@ def _find_hub(
     if not hub_answers():
         raise ModelError(
             f'{source!r} is neither a folder nor in the local cache, '
-            f'and the hub {without_password(hub_constants.ENDPOINT)} does not answer (or HF_HUB_OFFLINE is set); {advice}'
+            f'and the hub {hub} does not answer (or HF_HUB_OFFLINE is set); {advice}'
         )
     try:
         with quiet_loading():
             return _check_folder(Path(fetch()), source)
     except huggingface_hub.errors.RepositoryNotFoundError:
         raise ModelError(
-            f'{source!r} is neither a folder nor a model of the hub {without_password(hub_constants.ENDPOINT)}; '
-            f'check the name, or {advice}'
+            f'{source!r} is neither a folder nor a model of the hub {hub}; check the name, or {advice}'
         ) from None
     except (OSError, ValueError) as e:
         raise ModelError(
-            f'{source!r} could not be fetched from the hub {without_password(hub_constants.ENDPOINT)} '
-            f'({type(e).__name__}); try again, or {advice}'
+            f'{source!r} could not be fetched from the hub {hub} ({type(e).__name__}); try again, or {advice}'
         ) from None
 
 
