@@ -275,35 +275,15 @@ def plan(
 ) -> Plan:
     "Resolve a configuration and everything its run stands on; refuses what cannot be run."
     from kdnotes.distill.models import vocabulary_sha256
+    from kdnotes.train.distributed import machine
 
-    if on is None:
-        from kdnotes.train.distributed import machine
-
-        on = machine()
+    on = on or machine()
     _, reason = resolve_precision(
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
-    transfer = 'none' if config.transfer == 'none' else resolve_corpus(config.task, config.transfer)
     asked = config
-    name = resolve_corpus(config.task, config.corpus)
     corpora = {} if corpora is None else corpora
-    depth = _teacher_depth(asked)
-    config = resolve(asked, on, name, transfer, depth)
-    if config.transfer == config.corpus:
-        raise ConfigError(
-            f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none'
-        )
-    if name not in corpora:
-        corpora[name] = load_corpus(config.task, name, config.columns)
-    corpus = corpora[name]
-    if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
-        raise ConfigError(
-            f'threads_per_rank={config.threads_per_rank} is more than the {on.cores} core(s) of this '
-            'machine; use fewer, or auto'
-        )
-    if corpus.name != name:
-        # a folder with a known corpus has its settings
-        config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
+    config, corpus = _resolve_on_corpus(asked, on, corpora)
     task_info(config.task).check_corpus(corpus, config)
     _check_batches(config)
     if is_given(config):
@@ -333,6 +313,34 @@ def plan(
         contradictions=_with_rows(corpus, corpus.contradictions),
         train_rows=len(corpus.splits['train']),
     )
+
+
+def _resolve_on_corpus(
+    asked: RunConfig,
+    on: Machine,
+    corpora: dict[str, Corpus],  # by resolved name; this one is added where it is not there
+) -> tuple[RunConfig, Corpus]:
+    "A configuration with all that its machine and its corpus decide, and the corpus."
+    transfer = 'none' if asked.transfer == 'none' else resolve_corpus(asked.task, asked.transfer)
+    name = resolve_corpus(asked.task, asked.corpus)
+    depth = _teacher_depth(asked)
+    config = resolve(asked, on, name, transfer, depth)
+    if config.transfer == config.corpus:
+        raise ConfigError(
+            f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none'
+        )
+    if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
+        raise ConfigError(
+            f'threads_per_rank={config.threads_per_rank} is more than the {on.cores} core(s) of this '
+            'machine; use fewer, or auto'
+        )
+    if name not in corpora:
+        corpora[name] = load_corpus(config.task, name, config.columns)
+    corpus = corpora[name]
+    if corpus.name != name:
+        # a folder with a known corpus has its settings
+        config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
+    return config, corpus
 
 
 def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, int]]:
