@@ -92,7 +92,9 @@ def test_a_changed_config_of_the_weights_is_no_finished_run(finished, monkeypatc
     assert run(asked)['run_id'] == finished.run_id
     file.write_text(usual.replace('"num_attention_heads": 2', '"num_attention_heads": 4'))
     assert file.read_text() != usual
-    with pytest.raises(KdnotesError, match='is done already .*, and since then the config.json .* has changed'):
+    with pytest.raises(
+        KdnotesError, match='is done already .*, and since then the config.json .* has changed'
+    ):
         run(asked)
     file.write_text(usual)
     assert run(asked)['run_id'] == finished.run_id

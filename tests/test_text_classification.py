@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -281,10 +282,72 @@ def test_a_folder_may_be_a_path(home, tmp_path):
     assert given == make_config(task='text_classification', corpus=str(folder), columns=COLUMNS)
 
 
-@pytest.mark.parametrize('labels', [['1', '1.0', '1', '1'], ['1e308', '-1e308', '1e308', '-1e308']])
-def test_numbers_without_a_spread_are_refused(labels, home, tmp_path):
-    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=labels)))
+def test_numbers_without_a_spread_are_refused(home, tmp_path):
+    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=['1', '1.0', '1', '1'])))
     assert 'labels have a standard deviation of' in refused(folder, target='number')
+
+
+@pytest.mark.parametrize('label', ['1e308', '-1e39', '1_0', 'nan', '٣'])
+def test_a_label_that_is_no_number_of_a_model_is_refused(label, home, tmp_path):
+    folder = write_tables(
+        tmp_path / 'own',
+        {'test': dict(label=['1', label, '2', '3'])}
+        | {split: dict(label=['1', '2.5', '-3e1', '.4']) for split in ('train', 'dev')},
+    )
+    assert f'label {label!r} is no number' in refused(folder, target='number')
+
+
+def test_a_blank_cluster_is_no_cluster(home, tmp_path):
+    folder = write_tables(tmp_path / 'own', {'train': dict(cluster=['x', '', 'x', 'y'])})
+    assert 'train.jsonl, line 2: cluster is empty' in refused(folder)
+
+
+def test_json_lines_are_read_as_they_stand(home, tmp_path):
+    texts = ['2020-01-01', '2020-01-01T00:00:00', 'a\x85b\u2028c', ' true ']
+    labels = [2**53, 2**53 + 1, 2**70, 2**53]
+    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(text=texts, label=labels)))
+    rows = load_corpus('text_classification', str(folder)).splits['train']
+    assert [row['text'] for row in rows] == texts
+    assert [row['label'] for row in rows] == [str(label) for label in labels]
+
+
+@pytest.mark.parametrize(
+    'line, words',
+    [
+        ('[' * 100_000, 'it is nested too deeply'),
+        ('[1, 2]', 'it is no JSON object, as in'),
+        ('{"text": "a", "label": "n", "text": "b"}', "'text' is there twice"),
+        ('{"text": "a", ', 'it is no JSON object (Expecting'),
+    ],
+)
+def test_a_line_that_is_no_object_is_refused(line, words, home, tmp_path):
+    folder = write_tables(tmp_path / 'own', {})
+    with open(folder / 'dev.jsonl', 'a') as file:
+        file.write('\n' + line + '\n')
+    assert words in (said := refused(folder)) and 'dev.jsonl, line 6' in said
+
+
+def test_what_is_no_file_is_not_waited_for(home, tmp_path):
+    folder = write_tables(tmp_path / 'own', {})
+    (folder / 'test.jsonl').unlink()
+    os.mkfifo(folder / 'test.jsonl')
+    assert 'test.jsonl is no ordinary file' in refused(folder)
+
+
+def test_texts_of_test_that_are_in_dev_are_told(home, tmp_path):
+    tables = {split: dict(text=[f'{split} {i}' for i in range(4)]) for split in ('train', 'dev')}
+    folder = write_tables(tmp_path / 'own', tables | {'test': tables['dev']})
+    found = load_corpus('text_classification', str(folder))
+    assert found.overlap == {} and found.test_in_dev == 4
+    asked = make_config(task='text_classification', mode='baseline', corpus=str(folder))
+    assert '4 rows of test have the texts of a row of dev' in plan(asked, Machine('cpu', 2)).explain()
+
+
+def test_line_ends_of_another_age_are_named(tmp_path):
+    for split in SIZES:
+        (tmp_path / f'{split}.tsv').write_bytes(b'text\tlabel\ra\tn\rb\tp\r')
+    with pytest.raises(CorpusError, match='lines do not end as those of Unix or Windows'):
+        load_corpus('text_classification', str(tmp_path))
 
 
 def test_classes_that_are_one_number_have_one_order():

@@ -79,12 +79,21 @@ def _lined(lines: Sequence[tuple[str, str]]) -> str:
 
 def overlap_in_words(
     overlap: dict[str, tuple[int, int]],  # of a `Plan`
+    test_in_dev: int = 0,  # rows
 ) -> str:  # a sentence; '': there is none
     "What evaluation and training have in common."
     parts = [f'{n} of {rows} rows of {split}' for split, (n, rows) in overlap.items()]
-    return f'{" and ".join(parts)} have the texts of a row of train: what is remembered counts there' * bool(
-        parts
-    )
+    found = []
+    if parts:
+        found.append(
+            f'{" and ".join(parts)} have the texts of a row of train: what is remembered counts there'
+        )
+    if test_in_dev:
+        found.append(
+            f'{test_in_dev} rows of test have the texts of a row of dev: what is chosen on dev is chosen for '
+            'them, too'
+        )
+    return '; '.join(found)
 
 
 def contradictions_in_words(
@@ -116,12 +125,13 @@ class Plan:
     # split -> (rows whose texts stand there with another label too, all rows); only splits that have any
     contradictions: dict[str, tuple[int, int]] = field(default_factory=dict)
     train_rows: int = 0  # of the corpus; a setting may leave some out
+    test_in_dev: int = 0  # rows of test whose texts are in dev
 
     @property
     def findings(self) -> dict[str, str]:
         "What is odd about the corpus, as sentences; '': nothing."
         return {
-            'overlap': overlap_in_words(self.overlap),
+            'overlap': overlap_in_words(self.overlap, self.test_in_dev),
             'labels': contradictions_in_words(self.contradictions),
             'steps': _one_step_in_words(self),
         }
@@ -312,6 +322,7 @@ def plan(
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
         train_rows=len(corpus.splits['train']),
+        test_in_dev=corpus.test_in_dev,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import json
 import os
 import re
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..core.config import TASKS, ConfigError, KdnotesError, task_info
-from ..core.files import root
+from ..core.files import root, without_password
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
@@ -47,6 +48,8 @@ class Corpus:
     sha256: str  # of the content; equal content gives an equal hash wherever it came from
     # evaluation split -> how many of its rows have the texts of a row of train, where any have
     overlap: dict[str, int] = field(default_factory=dict)
+    # how many rows of test have the texts of a row of dev
+    test_in_dev: int = 0
     # split -> how many of its rows have the texts of another of its rows and another label, where any have
     contradictions: dict[str, int] = field(default_factory=dict)
 
@@ -187,6 +190,11 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
         )
     # not splitlines, which also splits at U+2028 and the like
     lines = [line.removesuffix('\r') for line in text.split('\n')]
+    if '\r' in lines[0]:
+        raise CorpusError(
+            f'{path}, line 1: the header holds a carriage return, so lines do not end as those of Unix or '
+            'Windows do; save the file with such line ends'
+        )
     header = lines[0].split('\t')
     _check_header(path, header)
     if missing := [name for name in needed if name not in header]:
@@ -263,8 +271,49 @@ def _csv_header(path: Path) -> list[str]:
     return header
 
 
+def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    "An object's members; a member that is there twice is refused."
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f'{twice[0]!r} is there twice')
+    return dict(pairs)
+
+
+def _read_jsonl(path: Path) -> Table:
+    "A file with one JSON object a line; a text stays as it is, and a whole number keeps its digits."
+    decoder = json.JSONDecoder(object_pairs_hook=_json_object)
+    rows = []
+    numbers = []
+    # not splitlines, which also splits at U+0085 and the like
+    for number, line in enumerate(_text(path).split('\n'), 1):
+        if not line.strip():
+            continue
+        try:
+            row = decoder.decode(line)
+        except RecursionError:
+            raise CorpusError(
+                f'{path}, line {number}: it is nested too deeply; write out texts and numbers'
+            ) from None
+        except ValueError as e:
+            raise CorpusError(
+                f'{path}, line {number}: it is no JSON object ({e}); correct the line'
+            ) from None
+        if not isinstance(row, dict):
+            raise CorpusError(
+                f'{path}, line {number}: it is no JSON object, as in {{"text": "...", "label": 1}}; '
+                'correct the line'
+            )
+        rows.append(row)
+        numbers.append(number)
+    if not rows:
+        raise CorpusError(f'{path} is empty; it needs a row at least')
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = {name: [_as_text(row.get(name)) for row in rows] for name in names}
+    return Table(str(path), names, cells, lambda i: f'{path}, line {numbers[i]}')
+
+
 def _read_with_datasets(path: Path) -> Table:
-    "A CSV, JSON lines or Parquet file."
+    "A CSV or Parquet file."
     if importlib.util.find_spec('datasets') is None:
         raise CorpusError(
             f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or "
@@ -274,9 +323,7 @@ def _read_with_datasets(path: Path) -> Table:
         raise CorpusError(f'{path} is empty; it needs a row at least')
     import datasets
 
-    read = {'.csv': _csv, '.jsonl': datasets.Dataset.from_json, '.parquet': datasets.Dataset.from_parquet}[
-        path.suffix
-    ]
+    read = {'.csv': _csv, '.parquet': datasets.Dataset.from_parquet}[path.suffix]
     shown = datasets.utils.is_progress_bar_enabled()
     verbosity = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
@@ -295,8 +342,9 @@ def _read_with_datasets(path: Path) -> Table:
         if shown:
             datasets.enable_progress_bars()
     cells = {name: [_as_text(cell) for cell in table[name]] for name in table.column_names}
-    line = 'line' if path.suffix == '.jsonl' else 'row'
-    return Table(str(path), table.column_names, cells, lambda i: f'{path}, {line} {i + 1}')
+    if not len(table):
+        raise CorpusError(f'{path} has no row; a split needs at least one example')
+    return Table(str(path), table.column_names, cells, lambda i: f'{path}, row {i + 1}')
 
 
 FORMATS = ('tsv', 'csv', 'jsonl', 'parquet')
@@ -311,7 +359,14 @@ def read_split(
     "A split from a file."
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
-    table = _read_tsv(path, needed) if path.suffix == '.tsv' else _read_with_datasets(path)
+    if not path.is_file():
+        raise CorpusError(f'{path} is no ordinary file; put the table itself there')
+    if path.suffix == '.tsv':
+        table = _read_tsv(path, needed)
+    elif path.suffix == '.jsonl':
+        table = _read_jsonl(path)
+    else:
+        table = _read_with_datasets(path)
     return _rows_of(table, split, rules, names, _mapped(columns))
 
 
@@ -474,6 +529,7 @@ def ask_hub(
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    hub = without_password(constants.ENDPOINT)
     if importlib.util.find_spec('datasets') is None:
         raise CorpusError(
             f"the hub's dataset {hub_id!r} needs the package datasets, which is not installed; pip install "
@@ -493,12 +549,11 @@ def ask_hub(
         ) from None
     except FutureTimeout:
         raise CorpusError(
-            f'the hub ({constants.ENDPOINT}) did not answer within {seconds:g} s when asked for {hub_id!r}; '
-            f'{_HELP}'
+            f'the hub ({hub}) did not answer within {seconds:g} s when asked for {hub_id!r}; {_HELP}'
         ) from None
     except Exception as e:
         raise CorpusError(
-            f'the hub ({constants.ENDPOINT}) could not be asked for {hub_id!r} ({_reason(e)}); {_HELP}'
+            f'the hub ({hub}) could not be asked for {hub_id!r} ({without_password(_reason(e))}); {_HELP}'
         ) from None
 
 
@@ -641,7 +696,13 @@ def load_corpus(
         split: [tuple(text.strip() for text in task_info(task).texts(row)) for row in rows]
         for split, rows in loaded.splits.items()
     }
-    return replace(loaded, overlap=_overlap(texts), contradictions=_contradictions(loaded.splits, texts))
+    dev = set(texts['dev'])
+    return replace(
+        loaded,
+        overlap=_overlap(texts),
+        test_in_dev=sum(of in dev for of in texts['test']),
+        contradictions=_contradictions(loaded.splits, texts),
+    )
 
 
 def _overlap(texts: dict[str, list[tuple]]) -> dict[str, int]:  # of each row, by split

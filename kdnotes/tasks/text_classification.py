@@ -5,7 +5,7 @@
 # %% ../../nbs/tasks/08_text_classification.ipynb #37b24f15
 from __future__ import annotations
 import json
-import math
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +66,7 @@ def check_rows(
     seen = set()
     pairs = any(row['second'].strip() for row in rows)
     for i, row in enumerate(rows):
-        needed = ('text', 'label', 'id', 'second') if pairs else ('text', 'label', 'id')
+        needed = ('text', 'label', 'id', 'cluster') + ('second',) * pairs
         for key in needed:
             if not row[key].strip():
                 why = ', while other rows have one' if key == 'second' else ''
@@ -189,12 +189,11 @@ def class_names(
 
 
 def _number(text: str) -> float | None:
-    "A finite number; None: the text is none."
-    try:
-        value = float(text)
-    except ValueError:
+    "A number that float32 can hold; None: the text is none, as people write them."
+    if not re.fullmatch(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?', text, re.ASCII):
         return None
-    return value if math.isfinite(value) else None
+    value = float(text)
+    return value if abs(value) <= torch.finfo(torch.float32).max else None
 
 
 def check_labels(
@@ -215,7 +214,7 @@ def check_labels(
                 if _number(row['label']) is None:
                     raise CorpusError(
                         f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, "
-                        "and target=number needs one; correct it, or use target=classes"
+                        "and target=number needs one of at most 3.4e38; correct it, or use target=classes"
                     )
         with np.errstate(over='ignore'):
             spread = np.std([float(row['label']) for row in corpus.splits['train']])
