@@ -656,9 +656,64 @@ def test_records_without_their_units_are_told(home):
     path = home / 'thesis' / 'data' / 's.units.csv.gz'
     text = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress((text[0] + '\n').encode()))
-    (home / 'thesis' / 'data' / 's.sha256').unlink()  # as of older evidence
+    (home / 'thesis' / 'data' / 's.sha256').unlink()  # as of older evidence, whose records bind no files
+    records = home / 'thesis' / 'data' / 's.records.jsonl'
+    record = json.loads(records.read_text())
+    record.pop('files')
+    records.write_text(json.dumps(record) + '\n')
     with pytest.raises(RecordError, match='no units of run r-a'):
         R.export('s')
+
+
+SUMS = {
+    'emptied': lambda path, lines: path.write_text(''),
+    'a line lost': lambda path, lines: path.write_text(''.join(lines[1:])),
+    'a letter of a name': lambda path, lines: path.write_text(''.join(lines).replace('s.units', 's.unitz')),
+    'of another form': lambda path, lines: path.write_text(''.join(lines).replace('  ', ' *')),
+    'no text': lambda path, lines: path.write_bytes(b'\xff' + ''.join(lines).encode()),
+    'gone': lambda path, lines: path.unlink(),
+}
+
+
+@pytest.mark.parametrize('damage', SUMS)
+def test_evidence_whose_sums_are_damaged_is_refused(home, damage):
+    run = finish('r-a')
+    R.export('s')
+    run.path.rename(home / 'aside')
+    path = home / 'thesis' / 'data' / 's.sha256'
+    SUMS[damage](path, path.read_text().splitlines(keepends=True))
+    for read in (R.records, R.units, R.predictions, R.export):
+        with pytest.raises(RecordError, match='restore it, say with git checkout'):
+            read('s')
+
+
+def test_lost_records_are_not_made_permanent(home):
+    for run_id in ('r-a', 'r-b'):
+        finish(run_id)
+    R.export('s')
+    (home / 'runs/s/r-a').rename(home / 'aside')
+    kept = evidence(home)
+    (home / 'thesis/data/s.records.jsonl').unlink()
+    for read in (R.records, R.export):
+        with pytest.raises(
+            RecordError, match='s.records.jsonl is missing, and s.units.csv.gz has the units of r-a'
+        ):
+            read('s')
+    (home / 'aside').rename(home / 'runs/s/r-a')  # what was cut before its records were written
+    R.export('s')
+    assert evidence(home) == kept
+
+
+def test_forgetting_is_refused_before_anything_is_moved(home):
+    for run_id in ('r-a', 'r-b'):
+        finish(run_id)
+    R.export('s')
+    kept = evidence(home)
+    table = home / 'runs/s/r-b/predictions.csv.gz'
+    table.write_bytes(table.read_bytes()[:-3])
+    with pytest.raises(RecordError, match='r-b'):
+        R.forget('s', ['r-a'])
+    assert (home / 'runs/s/r-a/record.json').exists() and evidence(home) == kept
 
 
 def test_a_study_without_runs_is_empty():

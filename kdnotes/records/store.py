@@ -336,17 +336,38 @@ def _evidence(study: str) -> tuple[Path, Path, Path]:
 
 
 def _exported_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    return _json_lines(path, _checked_evidence(path).read_bytes().rstrip().splitlines())
+    "Where a record stands, and the record; one that binds its files has its evidence bound, too."
+    bound = _sums_path(path.name.removesuffix('.records.jsonl')).exists()
+    for where, record in _json_lines(path, _checked_evidence(path).read_bytes().rstrip().splitlines()):
+        if 'files' in record and not bound:
+            raise RecordError(
+                f'{where}: the file {path.name.removesuffix("records.jsonl")}sha256 is missing beside it; '
+                'restore it, say with git checkout'
+            )
+        yield where, record
 
 
 def _exported(study: str) -> dict[str, dict]:
     "run_id -> exported record, of this schema."
     path = _evidence(study)[0]
     if not path.exists():
+        _check_not_lost(study)
         return {}
     return {
         r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in _exported_lines(path))
     }
+
+
+def _check_not_lost(study: str) -> None:
+    "Refuse units whose records are gone: the next export would replace them by what folders have."
+    records_path, units_path, _ = _evidence(study)
+    if not units_path.exists():
+        return
+    if lost := sorted(run_id for run_id, _ in _by_run(units_path, 'units') if run_id not in _folders(study)):
+        raise RecordError(
+            f'{records_path} is missing, and {units_path.name} has the units of {lost[0]}; restore it, say '
+            f'with git checkout, or move all files {study}.* of that folder away'
+        )
 
 
 def _folders(study: str) -> dict[str, RunFolder]:
@@ -360,7 +381,7 @@ def export(
 ) -> None:
     "Merge a study's finished runs into the committed evidence."
     with _exporting(study):
-        _write_evidence(study, _found(study))
+        _write_evidence(study, _contents(study, _found(study)))
 
 
 def is_exported(
@@ -377,13 +398,11 @@ def _exporting(study: str) -> AbstractContextManager:
     return lock(runs_path() / '.locks' / f'export-{study}.lock')
 
 
-def _write_evidence(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> None:
-    "Make a study's evidence hold these runs and no others; records last."
+def _contents(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> dict[Path, bytes]:
+    "What a study's evidence holds of these runs, by file; records last, {} of no run."
     records_path, units_path, predictions_path = _evidence(study)
     if not found:
-        for path in (*_evidence(study), _sums_path(study)):
-            path.unlink(missing_ok=True)
-        return
+        return {}
     wide = _wide(
         _tables(
             'predictions',
@@ -395,11 +414,19 @@ def _write_evidence(study: str, found: dict[str, tuple[dict, RunFolder | None]])
         json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False)
         for record, _ in found.values()
     ]
-    contents = {
+    return {
         units_path: _csv_bytes(units(study, found), TABLES['units'][1]),
         predictions_path: _csv_bytes(wide, 5),
         records_path: ''.join(line + '\n' for line in lines).encode(),
     }
+
+
+def _write_evidence(study: str, contents: dict[Path, bytes]) -> None:
+    "Make a study's evidence what `_contents` has said."
+    if not contents:
+        for path in (*_evidence(study), _sums_path(study)):
+            path.unlink(missing_ok=True)
+        return
     _write_sums(study, contents, also=_sums(study))  # in between, a file is the old one or the new one
     for path, content in contents.items():
         atomic_write(path, content)
@@ -413,10 +440,22 @@ def _sums_path(study: str) -> Path:
 def _sums(study: str) -> dict[str, set[str]]:
     "Name of an evidence file -> the sha256 that it may have; {}: nothing is known, as of older evidence."
     path = _sums_path(study)
+    if not path.exists():
+        return {}
+    names = [re.escape(file.name) for file in _evidence(study)]
     known: dict[str, set[str]] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        digest, _, name = line.partition('  ')
-        known.setdefault(name, set()).add(digest)
+    for line in path.read_text(errors='replace').splitlines():
+        if not (found := re.fullmatch(f'([0-9a-f]{{64}})  ({"|".join(names)})', line)):
+            raise RecordError(
+                f'{path} has a line that names no file of the evidence and its sha256: {line[:40]!r}; '
+                'restore it, say with git checkout'
+            )
+        known.setdefault(found[2], set()).add(found[1])
+    if len(known) < len(names):
+        raise RecordError(
+            f'{path} says nothing of some of {", ".join(file.name for file in _evidence(study))}; '
+            'restore it, say with git checkout'
+        )
     return known
 
 
@@ -430,8 +469,8 @@ def _write_sums(study: str, contents: dict[Path, bytes], also: dict[str, set[str
 def _checked_evidence(path: Path) -> Path:
     "A file of evidence, which is what was exported."
     study = next(path.name.removesuffix(f'.{end}') for end in _EVIDENCE if path.name.endswith(end))
-    known = _sums(study).get(path.name)
-    if known and sha256_file(path) not in known:
+    known = _sums(study)
+    if known and sha256_file(path) not in known[path.name]:
         raise RecordError(
             f'{path} is not what was exported (its sha256 is in {_sums_path(study).name}); '
             'restore it, say with git checkout'
@@ -586,13 +625,14 @@ def forget(
                 f"it has {', '.join(found) or 'none'}"
             )
         folders = [folder for i in run_ids if (folder := found.pop(i)[1])]
+        contents = _contents(study, found)  # refuses what is damaged before anything is moved
         with ExitStack() as held:
             for folder in folders:
                 held.enter_context(lock_run(folder))  # all of them, or none is touched
             for folder in folders:
                 (aside := runs_path() / '.forgotten' / study).mkdir(parents=True, exist_ok=True)
                 folder.path.rename(aside / f'{folder.run_id}-{time.time_ns()}')
-            _write_evidence(study, found)
+            _write_evidence(study, contents)
     stand = [
         i
         for i, (r, _) in found.items()
