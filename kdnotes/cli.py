@@ -288,6 +288,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
 # %% ../nbs/90_cli.ipynb #f7a933c1
 def _tune(args: argparse.Namespace) -> int:
     "Search for an arm's setting, and train the arm with it."
+    from kdnotes.experiment.launch import outcome
     from kdnotes.experiment.plan import named
     from kdnotes.search.random import search, train_tuned
 
@@ -297,8 +298,7 @@ def _tune(args: argparse.Namespace) -> int:
     print(found.trials.to_string(index=False))
     made = train_tuned(found, args.seeds, jobs=args.jobs, say=say, **given)
     for record in made:
-        primary = record['primary']
-        print(f"{record['run_id']}: {primary['metric']} {primary['value']:.3f}")
+        print(f"{record['run_id']}: {outcome(record)}")
     print(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
     return 0
 

@@ -134,6 +134,17 @@ def test_the_newest_stay_and_what_a_kill_left_is_cleared(tmp_path):
     assert [p.name for p in checkpoints(tmp_path)] == ['step-00000004']
 
 
+def test_torn_checkpoints_of_later_steps_do_not_push_new_ones_out(tmp_path):
+    for step in (175, 200):
+        path = saved(tmp_path, step)
+        (path / 'model.safetensors').write_bytes(b'torn')
+    assert newest_checkpoint(tmp_path, 'run') is None
+    for step in (25, 50):
+        saved(tmp_path, step)
+        assert newest_checkpoint(tmp_path, 'run').step == step
+    assert [path.name for path in checkpoints(tmp_path)] == ['step-00000050', 'step-00000025']
+
+
 def test_a_checkpoint_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / 'file').touch()
     with pytest.raises(CheckpointError) as e:

@@ -3,13 +3,15 @@
 import json
 import shutil
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
-from kdnotes.distill.models import ModelError, load_config
+from kdnotes.distill.models import ModelError, load_config, load_model
 from kdnotes.experiment.launch import RunError, execute, make_runs, run
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.records.store import RunFolder
+from kdnotes.tasks.base import SEQUENCE_HEAD
 from test_doctor import write_corpus, write_model
 
 slow = pytest.mark.slow
@@ -63,6 +65,22 @@ def test_other_weights_than_those_that_are_hashed_are_not_loaded(home):
     rewrite(folder / 'config.json', lambda c: c.update(transformers_weights='other.safetensors'))
     with pytest.raises(ModelError, match='transformers_weights'):
         load_config(folder)
+
+
+@pytest.mark.parametrize(
+    'change, words',
+    [
+        (lambda tensor: tensor.to(torch.int8), 'quantised weights are not read'),
+        (lambda tensor: tensor / 0, 'holds values that are not finite'),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(home, change, words):
+    folder = write_model(home / 'model')
+    tensors = load_file(folder / 'model.safetensors')
+    name = next(name for name in tensors if name.endswith('query.weight'))
+    save_file(tensors | {name: change(tensors[name])}, folder / 'model.safetensors', {'format': 'pt'})
+    with pytest.raises(ModelError, match=words):
+        load_model(folder, SEQUENCE_HEAD, 0, num_labels=2)
 
 
 def other_vocabulary(folder):
@@ -123,7 +141,7 @@ def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, g
     folder = RunFolder(planned.config.study, planned.run_id)
     bound = folder.state()['record_sha256']
     folder.write_state('interrupted', reason='KeyboardInterrupt')
-    execute(planned)
+    make_runs([planned], lambda p, jobs: pytest.fail('nothing is made'))
     assert folder.state()['status'] == 'done' and folder.state()['record_sha256'] == bound
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from .config import KdnotesError
 
 # %% auto #0
-__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sha256_file', 'sha256_bytes', 'sha256_text', 'write_json',
-           'read_json', 'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'without_password']
+__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'sha256_file', 'sha256_bytes', 'sha256_text',
+           'write_json', 'read_json', 'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path',
+           'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -73,11 +74,26 @@ def atomic_write(
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as e:
         temporary.unlink(missing_ok=True)
+        if isinstance(e, OSError) and not e.filename:
+            e.filename = str(path)  # a write that fails does not say where
         raise
     _sync_folder(path.parent)
     return path
+
+
+def sync_tree(
+    folder: str | Path,
+) -> None:
+    "Bring a folder's files and entries to the disk, before something is written that vouches for them."
+    for path in Path(folder).rglob('*'):
+        if path.is_file():
+            with open(path, 'rb') as f:
+                os.fsync(f.fileno())
+        elif path.is_dir():
+            _sync_folder(path)
+    _sync_folder(Path(folder))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ import huggingface_hub
 import torch
 import transformers
 from huggingface_hub import constants as hub_constants
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
@@ -346,12 +346,35 @@ def quiet_loading() -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
+def _check_finite(model: nn.Module, source: str | Path) -> None:
+    "Refuse weights of a training that went wrong."
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelError(
+                f'{source!s} cannot be used: {name} holds values that are not finite '
+                '(NaN or infinite), as after a training that diverged; give another model'
+            )
+
+
+def _check_numbers(folder: Path) -> None:
+    "Refuse quantised weights, which would be taken for numbers as they are."
+    with safe_open(folder / 'model.safetensors', 'pt') as weights:
+        for name in weights.keys():
+            kind = weights.get_slice(name).get_dtype()
+            if not kind.startswith(('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'BOOL')):
+                raise ModelError(
+                    f"{folder / 'model.safetensors'} holds {name} as {kind}, and quantised weights are not "
+                    'read; give a model of 16 or 32 bits'
+                )
+
+
 def _check_loaded(
     model: nn.Module,
     info: dict,  # transformers' loading info
     folder: Path,
 ) -> None:
     "Refuse a model whose encoder is not the file's."
+    _check_numbers(folder)
     base = model.base_model_prefix + '.'
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     lost = [k for k in new if '.pooler.' not in k]
@@ -443,6 +466,7 @@ def load_model(
     folder = find_model(source)
     model, info = _load(folder, auto_class, seed, model_kwargs)
     _check_loaded(model, info, folder)
+    _check_finite(model, source)
     if label_prior is not None:
         _start_at_prior(model, info['missing_keys'], label_prior)
     return model
@@ -534,16 +558,6 @@ def load_given(
         return model
     _check_outputs(model, source, labels)
     return two_outputs(model) if len(labels) == 2 and model.config.num_labels == 1 else model
-
-
-def _check_finite(model: nn.Module, source: str | Path) -> None:
-    "Refuse weights of a training that went wrong."
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ModelError(
-                f'{source!s} cannot be taken as it is: {name} holds values that are not finite '
-                '(NaN or infinite), as after a training that diverged; give another model'
-            )
 
 
 def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) -> None:

@@ -28,8 +28,8 @@ from kdnotes.records.store import (
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'failures', 'stages', 'goes_on', 'why_ended', 'progress',
-           'milestones']
+__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages', 'goes_on', 'why_ended',
+           'progress', 'milestones']
 
 # %% ../../nbs/experiment/02_launch.ipynb #6f138b76
 class RunError(KdnotesError):
@@ -60,8 +60,7 @@ def execute(
     folder = RunFolder(plan.config.study, plan.run_id)
     if _complete(folder):
         _check_source(plan, folder.record())
-        if 'record_sha256' not in (folder.state() or {}):
-            folder.write_state('done')  # it was ended between its record and this
+        _bind(folder)
         say(f'{plan.run_id} is done already')
         if not is_exported(plan.config.study, plan.run_id):
             export(plan.config.study)
@@ -100,6 +99,7 @@ def make_runs(
     for p in plans:
         if p.run_id in done:
             _check_source(p, done[p.run_id])
+            _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
     failed: dict[str, str] = {}
 
@@ -108,7 +108,7 @@ def make_runs(
             say(f'{place[p.run_id]} of {len(plans)}: {p.run_id}')
         try:
             make(p, beside)
-            say(f'   {p.run_id}: {_outcome(shown(_record_of(p)))}')
+            say(f'   {p.run_id}: {outcome(shown(_record_of(p)))}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:
@@ -153,7 +153,9 @@ def _record_of(p: Plan) -> dict:
     return found[0]
 
 
-def _outcome(record: dict) -> str:
+def outcome(
+    record: dict,
+) -> str:
     "A run in a line."
     primary = record['primary']
     value = 'unknown' if primary['value'] is None else f"{primary['value']:.3f}"
@@ -204,7 +206,13 @@ def _check_source(plan: Plan, record: dict) -> None:
 
 
 def _complete(folder: RunFolder) -> bool:
-    return folder.record() is not None and (folder.path / 'model').is_dir()
+    return folder.record() is not None and (folder.path / 'model' / 'model.safetensors').is_file()
+
+
+def _bind(folder: RunFolder) -> None:
+    "Say that a run is done which was ended between its record and this."
+    if _complete(folder) and 'record_sha256' not in (folder.state() or {}):
+        folder.write_state('done')
 
 
 def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
@@ -272,6 +280,8 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
             jobs=jobs,
         )
     )
+    # of a run whose model is gone; what is there now is what ends this one
+    (folder.path / 'record.json').unlink(missing_ok=True)
     if not checkpoints(folder.path / 'checkpoints'):
         (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
@@ -288,11 +298,10 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
         code = _follow(ranks, folder, on_row)
     except BaseException as e:
         ranks.stop()
-        ranks.wait()
-        if _complete(folder):
-            folder.write_state('done')
-        else:
-            folder.write_state('interrupted', reason=type(e).__name__)
+        try:
+            ranks.wait()  # a second interrupt comes out of here
+        finally:
+            _say_interrupted(folder, type(e).__name__)
         raise
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
@@ -300,6 +309,14 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
     folder.write_state('done')
 
 # %% ../../nbs/experiment/02_launch.ipynb #2323e954
+def _say_interrupted(folder: RunFolder, reason: str) -> None:
+    "How far a run is whose launcher was stopped; a rank that failed while it stopped has said why."
+    if _complete(folder):
+        folder.write_state('done')
+    elif (folder.state() or {}).get('status') != 'failed':
+        folder.write_state('interrupted', reason=reason)
+
+
 def _follow(
     ranks: Ranks,
     folder: RunFolder,

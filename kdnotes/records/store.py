@@ -28,6 +28,7 @@ from kdnotes.core.files import (
     runs_path,
     sha256_bytes,
     sha256_file,
+    sync_tree,
     write_json,
 )
 from kdnotes.records.schema import (
@@ -59,7 +60,12 @@ def append_row(
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b'\n':
             os.ftruncate(fd, path.read_bytes().rfind(b'\n') + 1)
-        if os.write(fd, line) != len(line):
+        try:
+            written = os.write(fd, line)
+        except OSError as e:
+            e.filename = str(path)  # a write that fails does not say where
+            raise
+        if written != len(line):
             raise RecordError(
                 f'{path} took only a part of a row, probably because the disk is full; free some space and '
                 'resume'
@@ -310,6 +316,8 @@ def _write_record(folder: RunFolder, record: dict) -> None:
             raise RecordError(
                 f'{folder.path} has no {name}.csv.gz, and the record is written last; write the table first'
             )
+    if (folder.path / 'model').is_dir():
+        sync_tree(folder.path / 'model')  # tables are; a record outlives no model when power is lost
     write_json(folder.path / 'record.json', record | dict(files=_hashes(folder.path)))
 
 
@@ -393,7 +401,7 @@ def is_exported(
 
 
 def _exporting(study: str) -> AbstractContextManager:
-    if not re.match(NAME_PATTERN, study):
+    if not re.fullmatch(NAME_PATTERN, study):
         raise RecordError(f'{study!r} is no name of a study: {NAME_RULE}')
     return lock(runs_path() / '.locks' / f'export-{study}.lock')
 

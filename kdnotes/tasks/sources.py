@@ -576,7 +576,7 @@ def fetch_hub(
         ) from None
     except Exception as e:
         raise CorpusError(
-            f"the hub's dataset {hub_id!r} could not be loaded ({_reason(e)}); {_HELP}"
+            f"the hub's dataset {hub_id!r} could not be loaded ({without_password(_reason(e))}); {_HELP}"
         ) from None
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2

@@ -96,7 +96,9 @@ def save_checkpoint(
             f'{path} could not be written ({e.strerror or e}); free some room on that disk '
             'and start the run again: it goes on from the checkpoint before'
         ) from None
-    for old in checkpoints(folder)[keep:]:
+    written = checkpoints(folder)
+    later = [old for old in written if old.name > path.name]  # torn ones, which nothing went on from
+    for old in later + written[len(later) + keep :]:
         _clear(old)
     return path
 
