@@ -463,6 +463,137 @@ def test_evidence_is_believed_wherever_its_writing_was_cut(home, monkeypatch, at
     assert len(evidence(home)['s.sha256'].splitlines()) == 3
 
 
+def as_of_older_evidence(home):
+    "Take away what evidence from before sums had not."
+    folder = home / 'thesis' / 'data'
+    (folder / 's.sha256').unlink()
+    path = folder / 's.records.jsonl'
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.dumps({k: v for k, v in record.items() if k != 'files'}) for record in records]
+    path.write_text('\n'.join(lines) + '\n')
+
+
+def only_exported(home, *run_ids):
+    "Runs of which only the evidence is left; its folder."
+    import shutil
+
+    for i, run_id in enumerate(run_ids):
+        shutil.rmtree((finish(run_id, seed=i), R.export('s'))[0].path)
+    return home / 'thesis' / 'data'
+
+
+def read_all():
+    R.records('s')
+    R.units('s')
+    R.predictions('s')
+
+
+@pytest.mark.parametrize(
+    'damage, why',
+    [
+        (lambda b: b'', 's.sha256 has no line for s.records.jsonl'),
+        (
+            lambda b: b''.join(l for l in b.splitlines(True) if b'units' not in l),
+            'no line for s.units.csv.gz',
+        ),
+        (lambda b: b.replace(b'units', b'unitt'), 'is no sha256 of a file of this evidence'),
+        (lambda b: b.replace(b'  ', b' *'), 's.sha256 line 1 is no sha256'),
+        (lambda b: b.replace(b'units', b'un\xffts'), 'is no sha256 of a file of this evidence'),
+        (lambda b: b[: len(b) // 2], 's.sha256 line 2 is no sha256|no line for'),
+    ],
+    ids=['emptied', 'a line deleted', 'a flipped letter', 'sha256sum -b', 'no UTF-8', 'torn'],
+)
+def test_damaged_sums_do_not_switch_the_check_off(home, damage, why):
+    folder = only_exported(home, 'r-a')
+    sums = folder / 's.sha256'
+    sums.write_bytes(damage(sums.read_bytes()))
+    path = folder / 's.units.csv.gz'
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'0.', b'1.')))
+    before = evidence(home)
+    for use in (read_all, lambda: R.export('s')):
+        with pytest.raises(RecordError, match=why) as e:
+            use()
+        assert '\n' not in str(e.value) and 'git checkout' in str(e.value)
+    assert evidence(home) == before
+
+
+def test_missing_sums_are_refused_unless_the_evidence_is_from_before_them(home):
+    folder = only_exported(home, 'r-a')
+    (folder / 's.sha256').rename(folder / 'aside')
+    with pytest.raises(RecordError, match='s.sha256 is not there, though the records'):
+        read_all()
+    (folder / 'aside').rename(folder / 's.sha256')
+    as_of_older_evidence(home)
+    read_all()
+
+
+@pytest.mark.parametrize('left', [['s.units.csv.gz'], ['s.predictions.csv.gz'], ['s.sha256'], None])
+@pytest.mark.parametrize('older', [False, True])
+def test_evidence_that_lost_its_records_is_not_overwritten(home, left, older):
+    folder = only_exported(home, 'r-a')
+    if older:
+        as_of_older_evidence(home)
+    for file in list(folder.iterdir()):
+        if file.name == 's.records.jsonl' or left and file.name not in left:
+            file.unlink()
+    before = evidence(home)
+    if not before:
+        return  # nothing is left that could tell
+    finish('r-b')
+    for use in (lambda: R.export('s'), lambda: R.records('s'), lambda: R.forget('s', ['r-b'])):
+        with pytest.raises(RecordError, match='s.records.jsonl is not there, though'):
+            use()
+    assert evidence(home) == before
+
+
+@pytest.mark.parametrize('first', ['nothing', 'evidence', 'older'])
+@pytest.mark.parametrize('at', range(6))
+def test_an_export_or_a_forgetting_can_be_cut_anywhere(home, monkeypatch, first, at):
+    """Before each change of a file, and with the folders gone afterwards: what was evidence is read again."""
+    if first != 'nothing':
+        only_exported(home, 'r-a')
+    if first == 'older':
+        as_of_older_evidence(home)
+    finish('r-b', seed=1)
+    changes = []
+
+    def counted(usual):
+        def change(*args, **kwargs):
+            if len(changes) == at:
+                raise KeyboardInterrupt
+            changes.append(args)
+            return usual(*args, **kwargs)
+
+        return change
+
+    usual = ['r-a'] if first != 'nothing' else []
+    for act, after in (
+        (lambda: R.export('s'), {'r-b', *usual}),
+        (lambda: R.forget('s', [*usual, 'r-b']), set()),
+    ):
+        changes.clear()
+        with monkeypatch.context() as m:
+            m.setattr(R, 'atomic_write', counted(R.atomic_write))
+            m.setattr(R.Path, 'unlink', counted(R.Path.unlink))
+            try:
+                act()
+            except KeyboardInterrupt:
+                pass
+        read_all()
+        known = {r['run_id'] for r in R.records('s')}
+        if after:
+            assert known == after
+            R.export('s')
+        elif known:
+            R.forget('s', known)  # those that are still there
+        assert {r['run_id'] for r in R.records('s')} == after
+    finish('r-c', seed=2)
+    R.export('s')
+    assert [r['run_id'] for r in R.records('s')] == ['r-c'] and len(
+        evidence(home)['s.sha256'].splitlines()
+    ) == 3
+
+
 def test_two_exports_make_the_same_bytes(home):
     for i, name in enumerate(['b', 'a', 'c']):
         finish(f'r-{name}', seed=i)
@@ -537,6 +668,49 @@ def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
     with R.lock_run(run), pytest.raises(BusyError):
         R.forget('s', ['r-0', 'r-a'])
     assert evidence(home) == before and run.done and other.done
+
+
+def test_a_refused_forgetting_changes_nothing(home):
+    "A run that stays has a damaged table: nothing is moved, and both can be forgotten together."
+    runs = [finish('r-a'), finish('r-b', seed=1)]
+    R.export('s')
+    for run in runs:
+        path = run.path / 'predictions.csv.gz'
+        path.write_bytes(path.read_bytes()[:-6])
+    before = evidence(home)
+    with pytest.raises(RecordError, match='nothing is forgotten.*r-b.*is not what its run wrote'):
+        R.forget('s', ['r-a'])
+    assert evidence(home) == before and all(run.done for run in runs)
+    assert not (home / 'runs' / '.forgotten').exists()
+    assert R.forget('s', ['r-a', 'r-b']) == ([], []) and evidence(home) == {}
+
+
+@pytest.mark.parametrize(
+    'stands',
+    [
+        dict(teacher_run_id='t', initial={}),
+        dict(teacher_run_id=None, initial=dict(teacher_run_id='t')),
+        dict(teacher_run_id=None, initial=dict(transfer_run_id='t')),
+    ],
+)
+@pytest.mark.parametrize('study', ['s', 'u'])
+def test_a_run_is_not_forgotten_under_one_that_is_trained_from_it(home, stands, study):
+    teacher = finish('t')
+    R.export('s')
+    before = evidence(home)
+    student = RunFolder(study, 'k').create()
+    student.write_config(stands)
+    with (
+        R.lock_run(student),
+        pytest.raises(RecordError, match=f't cannot be forgotten while .*/{study}/k is'),
+    ):
+        R.forget('s', ['t'])
+    assert teacher.done and evidence(home) == before
+    (home / 'runs' / 'broken' / 'x').mkdir(parents=True)
+    for name in ('.lock', 'config.json'):
+        (home / 'runs' / 'broken' / 'x' / name).write_text('{')
+    R.forget('s', ['t'])  # the student is no longer trained
+    assert not teacher.done
 
 
 def test_what_stands_on_a_forgotten_run_and_who_else_has_it_is_told(home):
@@ -656,64 +830,9 @@ def test_records_without_their_units_are_told(home):
     path = home / 'thesis' / 'data' / 's.units.csv.gz'
     text = gzip.decompress(path.read_bytes()).decode().splitlines()
     path.write_bytes(gzip.compress((text[0] + '\n').encode()))
-    (home / 'thesis' / 'data' / 's.sha256').unlink()  # as of older evidence, whose records bind no files
-    records = home / 'thesis' / 'data' / 's.records.jsonl'
-    record = json.loads(records.read_text())
-    record.pop('files')
-    records.write_text(json.dumps(record) + '\n')
+    as_of_older_evidence(home)
     with pytest.raises(RecordError, match='no units of run r-a'):
         R.export('s')
-
-
-SUMS = {
-    'emptied': lambda path, lines: path.write_text(''),
-    'a line lost': lambda path, lines: path.write_text(''.join(lines[1:])),
-    'a letter of a name': lambda path, lines: path.write_text(''.join(lines).replace('s.units', 's.unitz')),
-    'of another form': lambda path, lines: path.write_text(''.join(lines).replace('  ', ' *')),
-    'no text': lambda path, lines: path.write_bytes(b'\xff' + ''.join(lines).encode()),
-    'gone': lambda path, lines: path.unlink(),
-}
-
-
-@pytest.mark.parametrize('damage', SUMS)
-def test_evidence_whose_sums_are_damaged_is_refused(home, damage):
-    run = finish('r-a')
-    R.export('s')
-    run.path.rename(home / 'aside')
-    path = home / 'thesis' / 'data' / 's.sha256'
-    SUMS[damage](path, path.read_text().splitlines(keepends=True))
-    for read in (R.records, R.units, R.predictions, R.export):
-        with pytest.raises(RecordError, match='restore it, say with git checkout'):
-            read('s')
-
-
-def test_lost_records_are_not_made_permanent(home):
-    for run_id in ('r-a', 'r-b'):
-        finish(run_id)
-    R.export('s')
-    (home / 'runs/s/r-a').rename(home / 'aside')
-    kept = evidence(home)
-    (home / 'thesis/data/s.records.jsonl').unlink()
-    for read in (R.records, R.export):
-        with pytest.raises(
-            RecordError, match='s.records.jsonl is missing, and s.units.csv.gz has the units of r-a'
-        ):
-            read('s')
-    (home / 'aside').rename(home / 'runs/s/r-a')  # what was cut before its records were written
-    R.export('s')
-    assert evidence(home) == kept
-
-
-def test_forgetting_is_refused_before_anything_is_moved(home):
-    for run_id in ('r-a', 'r-b'):
-        finish(run_id)
-    R.export('s')
-    kept = evidence(home)
-    table = home / 'runs/s/r-b/predictions.csv.gz'
-    table.write_bytes(table.read_bytes()[:-3])
-    with pytest.raises(RecordError, match='r-b'):
-        R.forget('s', ['r-a'])
-    assert (home / 'runs/s/r-a/record.json').exists() and evidence(home) == kept
 
 
 def test_a_study_without_runs_is_empty():

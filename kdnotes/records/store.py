@@ -13,7 +13,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 import pandas as pd
 from ..core.config import NAME_PATTERN, NAME_RULE
 from kdnotes.core.files import (
+    BusyError,
+    FileError,
     atomic_write,
     evidence_path,
     lock,
@@ -343,38 +345,37 @@ def _evidence(study: str) -> tuple[Path, Path, Path]:
     return tuple(evidence_path() / f'{study}.{name}' for name in _EVIDENCE)
 
 
-def _exported_lines(path: Path) -> Iterator[tuple[str, dict]]:
-    "Where a record stands, and the record; one that binds its files has its evidence bound, too."
-    bound = _sums_path(path.name.removesuffix('.records.jsonl')).exists()
-    for where, record in _json_lines(path, _checked_evidence(path).read_bytes().rstrip().splitlines()):
-        if 'files' in record and not bound:
-            raise RecordError(
-                f'{where}: the file {path.name.removesuffix("records.jsonl")}sha256 is missing beside it; '
-                'restore it, say with git checkout'
-            )
-        yield where, record
+def _exported_lines(path: Path) -> list[tuple[str, dict]]:
+    "Place and object of each exported record, whatever its schema."
+    lines = list(_json_lines(path, _checked_evidence(path).read_bytes().rstrip().splitlines()))
+    study = path.name.removesuffix('.records.jsonl')
+    if not _sums_path(study).exists() and any('files' in record for _, record in lines):
+        raise RecordError(
+            f'{_sums_path(study)} is not there, though the records of {path.name} were exported with it; '
+            'restore it, say with git checkout'
+        )
+    return lines
 
 
 def _exported(study: str) -> dict[str, dict]:
     "run_id -> exported record, of this schema."
     path = _evidence(study)[0]
     if not path.exists():
-        _check_not_lost(study)
+        _check_nothing_lost(study)
         return {}
     return {
         r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in _exported_lines(path))
     }
 
 
-def _check_not_lost(study: str) -> None:
-    "Refuse units whose records are gone: the next export would replace them by what folders have."
-    records_path, units_path, _ = _evidence(study)
-    if not units_path.exists():
-        return
-    if lost := sorted(run_id for run_id, _ in _by_run(units_path, 'units') if run_id not in _folders(study)):
+def _check_nothing_lost(study: str) -> None:
+    "Refuse evidence without its records, unless its writing or deleting was cut."
+    path = _evidence(study)[0]
+    left = [p.name for p in (*_evidence(study)[1:], _sums_path(study)) if p.exists()]
+    if left and _ABSENT not in _sums(study).get(path.name, ()):
         raise RecordError(
-            f'{records_path} is missing, and {units_path.name} has the units of {lost[0]}; restore it, say '
-            f'with git checkout, or move all files {study}.* of that folder away'
+            f"{path} is not there, though {', '.join(left)} of the same export still is; restore it, say "
+            'with git checkout, or move these away, too'
         )
 
 
@@ -406,11 +407,22 @@ def _exporting(study: str) -> AbstractContextManager:
     return lock(runs_path() / '.locks' / f'export-{study}.lock')
 
 
+def _write_evidence(study: str, contents: dict[Path, bytes]) -> None:
+    "Make a study's evidence these files, from `_contents`; records last."
+    if not contents:
+        _delete_evidence(study)
+        return
+    _write_sums(study, contents, also=_possible(study))  # in between, a file is the old one or the new one
+    for path, content in contents.items():
+        atomic_write(path, content)
+    _write_sums(study, contents)
+
+
 def _contents(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> dict[Path, bytes]:
-    "What a study's evidence holds of these runs, by file; records last, {} of no run."
-    records_path, units_path, predictions_path = _evidence(study)
+    "The evidence of a study that holds these runs and no others; whatever is refused is refused here."
     if not found:
         return {}
+    records_path, units_path, predictions_path = _evidence(study)
     wide = _wide(
         _tables(
             'predictions',
@@ -429,16 +441,17 @@ def _contents(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> di
     }
 
 
-def _write_evidence(study: str, contents: dict[Path, bytes]) -> None:
-    "Make a study's evidence what `_contents` has said."
-    if not contents:
-        for path in (*_evidence(study), _sums_path(study)):
-            path.unlink(missing_ok=True)
-        return
-    _write_sums(study, contents, also=_sums(study))  # in between, a file is the old one or the new one
-    for path, content in contents.items():
-        atomic_write(path, content)
-    _write_sums(study, contents)
+def _delete_evidence(study: str) -> None:
+    "Leave no evidence of a study; a kill in between leaves none that is believed or called lost."
+    if _sums_path(study).exists() or any(path.exists() for path in _evidence(study)):
+        gone = {path.name: {_ABSENT} for path in _evidence(study)}
+        _write_sums(study, {}, also={name: _possible(study)[name] | gone[name] for name in gone})
+    for path in (*_evidence(study), _sums_path(study)):
+        path.unlink(missing_ok=True)
+
+# %% ../../nbs/records/02_store.ipynb #5ad10c72
+_ABSENT = '0' * 64  # stands for the sha256 of a file that may still, or already, be missing
+_SUM = re.compile('([0-9a-f]{64})  (.+)')
 
 
 def _sums_path(study: str) -> Path:
@@ -446,25 +459,34 @@ def _sums_path(study: str) -> Path:
 
 
 def _sums(study: str) -> dict[str, set[str]]:
-    "Name of an evidence file -> the sha256 that it may have; {}: nothing is known, as of older evidence."
+    "Name of an evidence file -> the sha256 that it may have; {}: no sums, as of older evidence."
     path = _sums_path(study)
     if not path.exists():
         return {}
-    names = [re.escape(file.name) for file in _evidence(study)]
-    known: dict[str, set[str]] = {}
-    for line in path.read_text(errors='replace').splitlines():
-        if not (found := re.fullmatch(f'([0-9a-f]{{64}})  ({"|".join(names)})', line)):
+    known: dict[str, set[str]] = {file.name: set() for file in _evidence(study)}
+    # a byte that is no ASCII becomes a character that no line has
+    for n, line in enumerate(path.read_bytes().decode('ascii', 'replace').splitlines(), 1):
+        found = _SUM.fullmatch(line)
+        if not found or found[2] not in known:
             raise RecordError(
-                f'{path} has a line that names no file of the evidence and its sha256: {line[:40]!r}; '
-                'restore it, say with git checkout'
+                f'{path} line {n} is no sha256 of a file of this evidence; restore it, say with git checkout'
             )
-        known.setdefault(found[2], set()).add(found[1])
-    if len(known) < len(names):
-        raise RecordError(
-            f'{path} says nothing of some of {", ".join(file.name for file in _evidence(study))}; '
-            'restore it, say with git checkout'
-        )
+        known[found[2]].add(found[1])
     return known
+
+
+def _possible(study: str) -> dict[str, set[str]]:
+    "Name of an evidence file -> the sha256 that it may have now, before it is written or deleted."
+    known = _sums(study)
+    possible = {}
+    for path in _evidence(study):
+        if not path.exists():
+            possible[path.name] = known.get(path.name, set()) | {_ABSENT}
+        elif known:
+            possible[path.name] = known[path.name] - {_ABSENT}
+        else:
+            possible[path.name] = {sha256_file(path)}
+    return possible
 
 
 def _write_sums(study: str, contents: dict[Path, bytes], also: dict[str, set[str]] | None = None) -> None:
@@ -476,9 +498,15 @@ def _write_sums(study: str, contents: dict[Path, bytes], also: dict[str, set[str
 
 def _checked_evidence(path: Path) -> Path:
     "A file of evidence, which is what was exported."
-    study = next(path.name.removesuffix(f'.{end}') for end in _EVIDENCE if path.name.endswith(end))
+    study = next(path.name.removesuffix(f'.{end}') for end in _EVIDENCE if path.name.endswith(f'.{end}'))
     known = _sums(study)
-    if known and sha256_file(path) not in known[path.name]:
+    if not known or not path.exists():
+        return path
+    if not known[path.name]:
+        raise RecordError(
+            f'{_sums_path(study)} has no line for {path.name}; restore it, say with git checkout'
+        )
+    if sha256_file(path) not in known[path.name]:
         raise RecordError(
             f'{path} is not what was exported (its sha256 is in {_sums_path(study).name}); '
             'restore it, say with git checkout'
@@ -614,6 +642,54 @@ def _by_run(path: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
                 .astype({'score': float}),
             )
 
+# %% ../../nbs/records/02_store.ipynb #5ad10c74
+def _foundations(
+    made: dict,  # a record, or the config.json of a run
+) -> set[str]:
+    "The runs that a run learns or starts from."
+    initial = made.get('initial') or {}
+    names = (made.get('teacher_run_id'), initial.get('teacher_run_id'), initial.get('transfer_run_id'))
+    return {name for name in names if name}
+
+
+def _standing_on(run_ids: list[str]) -> Iterator[RunFolder]:
+    "The folders of other runs, of any study, that learn or start from one of these, begun or finished."
+    for path in sorted(runs_path().glob('[!.]*/[!.]*/config.json')):
+        folder = RunFolder(path.parent.parent.name, path.parent.name)
+        if folder.run_id in run_ids or not (folder.path / '.lock').exists():
+            continue
+        try:
+            stands = _foundations(folder.config()).intersection(run_ids)
+        except FileError:
+            continue  # no run can be trained from such a file
+        if stands:
+            yield folder
+
+
+@contextmanager
+def _not_training(folder: RunFolder, run_ids: list[str]) -> Iterator[None]:
+    "Hold a run that stands on these, or refuse to forget them under it."
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock_run(folder))
+        except BusyError:
+            raise RecordError(
+                f"{', '.join(run_ids)} cannot be forgotten while {folder.path} is being trained from it; "
+                'wait for that run to end, or stop it'
+            ) from None
+        yield
+
+
+def _left(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> dict[Path, bytes]:
+    "The evidence of the runs that stay."
+    try:
+        return _contents(study, found)
+    except RecordError as e:
+        raise RecordError(
+            f'nothing is forgotten, because the evidence of the runs that stay cannot be made: {e}; '
+            'a damaged run can be forgotten in the same command'
+        ) from None
+
 # %% ../../nbs/records/02_store.ipynb #62141836
 def forget(
     study: str,
@@ -633,23 +709,20 @@ def forget(
                 f"it has {', '.join(found) or 'none'}"
             )
         folders = [folder for i in run_ids if (folder := found.pop(i)[1])]
-        contents = _contents(study, found)  # refuses what is damaged before anything is moved
         with ExitStack() as held:
             for folder in folders:
                 held.enter_context(lock_run(folder))  # all of them, or none is touched
-            for folder in folders:
-                (aside := runs_path() / '.forgotten' / study).mkdir(parents=True, exist_ok=True)
-                folder.path.rename(aside / f'{folder.run_id}-{time.time_ns()}')
+            for folder in _standing_on(run_ids):
+                held.enter_context(_not_training(folder, run_ids))
+            contents = _left(study, found)
+            aside = runs_path() / '.forgotten' / study
+            if folders:
+                aside.mkdir(parents=True, exist_ok=True)
+            # the evidence first: a full disk or a kill in between leaves folders, which export puts back
             _write_evidence(study, contents)
-    stand = [
-        i
-        for i, (r, _) in found.items()
-        if {
-            r['teacher_run_id'],
-            r['initial'].get('teacher_run_id'),
-            r['initial'].get('transfer_run_id'),
-        }.intersection(run_ids)
-    ]
+            for folder in folders:
+                folder.path.rename(aside / f'{folder.run_id}-{time.time_ns()}')
+    stand = [i for i, (record, _) in found.items() if _foundations(record).intersection(run_ids)]
     return sorted(
         {p.parent.parent.name for i in run_ids for p in runs_path().glob(f'[!.]*/{i}/record.json')}
     ), stand
