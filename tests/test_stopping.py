@@ -108,6 +108,18 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     assert len(records) == jobs and any(record['resumed_at'] for record in records)
 
 
+@pytest.mark.slow
+def test_a_signal_to_one_rank_is_no_stop_of_the_study(home):
+    process = study(home, '--seeds', '1')
+    wait_for(lambda: steps(home) > 5)
+    children(process)[1].terminate()
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    [folder] = home.glob('runs/stopped/*/')
+    assert 'all ranks start again' in (folder / 'log.txt').read_text()
+    assert json.loads((folder / 'record.json').read_text())['resumed_at']
+
+
 def spoil_checkpoints(folder):
     for path in folder.glob('checkpoints/step-*/model.safetensors'):
         path.write_bytes(path.read_bytes()[:-9])

@@ -174,7 +174,8 @@ class Ranks:
             if self._deadline and time.monotonic() > self._deadline:
                 self.kill()
             return None
-        died = self._cause not in (None, EXIT_STOPPED, EXIT_FAILED)
+        # a signal that the launcher did not pass on is an accident, too
+        died = self._cause not in (None, EXIT_FAILED)
         if died and self._restarts_left and not self.stopping and not self._finished():
             self._restarts_left -= 1
             self._say('all ranks start again')
