@@ -438,7 +438,7 @@ def main(
         print(f'kdnotes: {e}', file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt:
-        print('kdnotes: stopped; the same command goes on from here', file=sys.stderr)
+        print('kdnotes: stopped; what is done is kept, and the same command makes the rest', file=sys.stderr)
         return EXIT_STOPPED
 
 

@@ -88,6 +88,7 @@ def test_two_ranks_killed_twice(undisturbed, tmp_path):
 def test_all_ranks_start_again_when_one_dies(undisturbed, tmp_path, monkeypatch, at):
     monkeypatch.setenv('PYTHONPATH', str(HERE), prepend=os.pathsep)
     ranks = Ranks('faults', tmp_path, at, ranks=2, threads=1, restarts=2, log=tmp_path / 'log.txt')
+    ranks.start()
     said = (tmp_path / 'log.txt').read_text() if ranks.wait() else ''
     assert not said, said[-3000:]
     for rank in range(2):

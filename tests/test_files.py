@@ -83,12 +83,12 @@ def test_a_killed_owner_frees_the_lock(tmp_path):
     try:
         assert owner.stdout.readline() == 'held\n'
         with pytest.raises(BusyError, match='held by another process'):
-            with lock(tmp_path / 'l', wait=False):
+            with lock(tmp_path / 'l', wait_s=0):
                 pass
     finally:
         owner.kill()
         owner.wait()
-    with lock(tmp_path / 'l', wait=False):
+    with lock(tmp_path / 'l', wait_s=0):
         pass
 
 
@@ -96,5 +96,5 @@ def test_an_error_inside_frees_the_lock(tmp_path):
     with pytest.raises(KeyError):
         with lock(tmp_path / 'l'):
             raise KeyError
-    with lock(tmp_path / 'l', wait=False):
+    with lock(tmp_path / 'l', wait_s=0):
         pass

@@ -12,6 +12,7 @@ from kinds import one_of_each
 from notebooks import last_line, surroundings
 from test_doctor import write_corpus, write_model
 from kdnotes.cli import main
+from kdnotes.core.processes import Ranks
 from kdnotes.records.schema import RecordError
 from kdnotes.records.store import forget
 
@@ -47,7 +48,7 @@ def study(home, *options, **more):
         text=True,
         start_new_session=True,
         # what starts the tests in the background may have interrupts ignored
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)],
     )
 
 
@@ -71,6 +72,10 @@ def steps(home) -> int:
     return sum(path.read_text().count('"kind": "step"') for path in home.glob('runs/*/*/rows.jsonl'))
 
 
+def all_ended(processes) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
 def children(process):
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -78,6 +83,7 @@ def children(process):
 STOPS = {
     'SIGTERM to the command': (signal.SIGTERM, False),
     'Ctrl-C in a terminal, which reaches all': (signal.SIGINT, True),
+    'a terminal that closes, which reaches all': (signal.SIGHUP, True),
 }
 
 
@@ -96,7 +102,7 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors
     assert 'Traceback' not in errors and 'same command' in last_line(errors), errors
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks))
+    wait_for(lambda: all_ended(ranks))
     begun = {p.parent.name: json.loads(p.read_text())['status'] for p in home.glob('runs/*/*/state.json')}
     assert 'interrupted' in begun.values() and 'running' not in begun.values(), begun
     assert list(home.glob('runs/*/*/checkpoints/step-*')), 'its state is saved'
@@ -175,8 +181,9 @@ def test_a_stop_reaches_a_rank_that_waits_for_the_other(home):
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_ends_at_once_what_is_left(home):
-    process = study(home, '--seeds', '1')
+@pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_second_interrupt_ends_at_once_what_is_left(home, jobs):
+    process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
     wait_for(lambda: steps(home) > 5)
     ranks = children(process)
     for p in ranks:
@@ -195,7 +202,50 @@ def test_a_second_interrupt_ends_at_once_what_is_left(home):
     wait_for(interrupted_again)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and 'Traceback' not in errors, errors
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks))
+    wait_for(lambda: all_ended(ranks))
+
+
+@pytest.mark.slow
+def test_ranks_whose_launcher_was_killed_keep_their_run_until_they_end(home):
+    process = study(home, '--seeds', '1')
+    wait_for(lambda: steps(home) > 5)
+    ranks = children(process)
+    for p in ranks:
+        p.suspend()  # they do not see that it is gone
+    process.kill()
+    process.communicate(timeout=60)
+    again = study(home, '--seeds', '1')
+    wait_for(lambda: at_rest(psutil.Process(again.pid)))
+    assert not children(again), 'no second rank trains into the folder'
+    for p in ranks:
+        p.resume()
+    said, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert 'ranks of it that still save their state are waited for' in said + errors
+    [record] = [json.loads(path.read_text()) for path in home.glob('runs/stopped/*/record.json')]
+    assert record['resumed_at']
+
+
+def test_an_interrupt_waits_until_every_rank_is_started(tmp_path, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+
+    def interrupted(*args, **more):
+        started.append(popen(*args, **more))
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    ranks = Ranks('this', ranks=2, log=tmp_path / 'log.txt')
+    monkeypatch.setattr(subprocess, 'Popen', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.start()
+    assert len(started) == 2
+    ranks.kill()
+    assert ranks.wait() == -signal.SIGKILL
+
+
+def test_ranks_that_were_not_started_count_as_stopped(tmp_path):
+    assert Ranks('this', log=tmp_path / 'log.txt').wait() == 75
 
 
 # ---- a file system that refuses ----

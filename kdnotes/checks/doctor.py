@@ -111,6 +111,7 @@ def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], dead
     threads = max(case['config']['threads_per_rank'] or 1 for case in job['cases'])
     ranks = Ranks('kdnotes.checks.doctor', file, ranks=job['ranks'], threads=threads, log=log)
     try:
+        ranks.start()
         found, code = _follow(ranks, out, on_finding, deadline)
     except BaseException:
         ranks.kill()  # they leave nothing behind

@@ -8,12 +8,15 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 from .config import KdnotesError
 
 # %% auto #0
@@ -45,6 +48,11 @@ _ADVICE = {
     errno.ENOENT: 'it is not there, or a link leads nowhere; put it back',
     errno.EIO: 'the disk could not read or write it; look at the disk',
     errno.EMFILE: 'too many files are open; raise `ulimit -n`',
+    errno.ENFILE: 'too many files are open on this machine; close some programs',
+    errno.ENOLCK: 'its file system has no locks; set KDNOTES_HOME to a folder on another',
+    errno.ENOTEMPTY: 'the folder holds files that are not expected there; move it away',
+    errno.ENOMEM: 'the machine has no memory left for it; end other programs',
+    errno.ESTALE: 'its network file system has lost it; mount it again',
 }
 
 
@@ -169,17 +177,27 @@ def read_json(
 @contextmanager
 def lock(
     path: str | Path,  # the lock file; made when missing, never removed
-    wait: bool = True,  # False: raise BusyError at once if another holds it
-) -> Iterator[None]:
+    wait_s: float = math.inf,  # for another that holds it, before BusyError is raised
+) -> Iterator[int]:  # its descriptor: a process that is given it holds the lock, too
     "Hold a file's exclusive lock inside a `with`."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
     with open(path, 'a') as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f'{path} is held by another process; wait for it to end, or stop it') from None
-        yield
+        while not _is_taken(f):
+            if time.monotonic() >= deadline:
+                raise BusyError(f'{path} is held by another process; wait for it to end, or stop it')
+            time.sleep(0.05)
+        yield f.fileno()
+
+
+def _is_taken(f: IO) -> bool:
+    "Try to take a file's lock."
+    try:
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 # %% ../../nbs/core/04_files.ipynb #e57f1c82
 def root() -> Path:

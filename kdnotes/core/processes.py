@@ -12,15 +12,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from .config import KdnotesError
 from .files import root
 
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'PATIENCE_S', 'UNANSWERED_S', 'process_environment',
-           'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'stop_all', 'Ranks', 'how_ended']
+           'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stop_all', 'kill_all',
+           'Ranks', 'how_ended']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -98,16 +99,38 @@ class Stopped(KdnotesError):
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    "Take SIGTERM as Ctrl-C, in the main thread: what runs is stopped in order."
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
+    "Give signals to a handler, those that are not ignored; outside the main thread nothing happens."
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {n: signal.getsignal(n) for n in numbers}
+    taken = [n for n, old in before.items() if old not in (signal.SIG_IGN, None)]
+    for number in taken:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in taken:
+            signal.signal(number, before[number])
+
+
+def interruptible() -> AbstractContextManager:
+    "Take SIGTERM, and a terminal that closes, as Ctrl-C, in the main thread: what runs is stopped in order."
+    return _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    "Inside, Ctrl-C waits until what must not be done by half is done; in the main thread."
+    came = []
+    try:
+        with _handled(
+            lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        ):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 _running: set[Ranks] = set()  # of this process, in whatever thread
@@ -119,8 +142,17 @@ def stop_all() -> None:
         ranks.stop()
 
 
+def kill_all() -> None:
+    "Kill the ranks that other threads of this process have started and watch; they are not started again."
+    for ranks in list(_running):
+        ranks.stopping = True
+        ranks.kill()
+
+
 class Ranks:
-    "The processes of a run: one a rank. `poll` or `wait` must be called, since nobody else watches them."
+    """The processes of a run, one a rank, from `start` on. `poll` or `wait` must be called, since nobody else
+    watches them.
+    """
 
     def __init__(
         self,
@@ -130,9 +162,9 @@ class Ranks:
         threads: int | None = None,  # of each rank; None: as many as it likes
         restarts: int = 0,  # of all ranks after one died
         log: Path,  # what they print; an earlier one is overwritten
-        finished: Callable[[], bool] = lambda: (
-            False
-        ),  # has the run left all it should? Then nothing is restarted
+        # has the run left all it should? Then nothing is restarted
+        finished: Callable[[], bool] = lambda: False,
+        holds: Sequence[int] = (),  # file descriptors that the ranks hold, too: that of a lock
     ):
         self.stopping = False  # was this launcher asked to stop?
         self._command = [sys.executable, '-m', module, *map(str, args)]
@@ -140,27 +172,34 @@ class Ranks:
         self._environment = process_environment(threads)
         self._restarts_left = restarts
         self._finished = finished
+        self._holds = tuple(holds)
         self._folder = tempfile.TemporaryDirectory(prefix='kdnotes-ranks-')
         self._log = open(log, 'wb', buffering=0)
         self._processes = []
-        self._start()
+        self._cause = None
+
+    def start(self) -> None:
+        "Start all ranks; an interrupt comes after the last."
         _running.add(self)
+        with held_back():
+            self._start()
 
     def _start(self) -> None:
         self._cause = None  # the exit code that decides on the others' fate
         self._deadline = None  # after it ranks are not waited for
+        self._processes = []
         store = Path(self._folder.name) / f'store-{self._restarts_left}'
-        self._processes = [
-            subprocess.Popen(
+        for rank in range(self._ranks):
+            process = subprocess.Popen(
                 self._command,
                 env=self._environment | rank_environment(rank, self._ranks, store),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_parent,
+                pass_fds=self._holds,
             )
-            for rank in range(self._ranks)
-        ]
+            self._processes.append(process)
 
     def poll(
         self,
@@ -179,9 +218,11 @@ class Ranks:
         if died and self._restarts_left and not self.stopping and not self._finished():
             self._restarts_left -= 1
             self._say('all ranks start again')
-            self._start()
+            self.start()
             return None
         self._close()
+        if not self._processes:
+            return EXIT_STOPPED  # before the first was started
         return self._cause or 0
 
     def _first_ended(self, codes: list[int | None]) -> None:

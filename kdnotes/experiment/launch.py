@@ -4,18 +4,20 @@
 
 # %% ../../nbs/experiment/02_launch.ipynb #0f8778b6
 from __future__ import annotations
+import os
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from ..core.config import KdnotesError, RunConfig, is_given
 from ..core.files import file_errors
-from ..core.processes import EXIT_STOPPED, Ranks, Stopped, how_ended, stop_all
+from ..core.processes import PATIENCE_S, EXIT_STOPPED, Ranks, Stopped, how_ended, kill_all, stop_all
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
+    RowFollower,
     RunFolder,
     export,
     find_record,
@@ -23,7 +25,6 @@ from kdnotes.records.store import (
     is_exported,
     lock_run,
     records,
-    rows_after,
 )
 from ..train.checkpoint import checkpoints
 
@@ -72,11 +73,13 @@ def execute(
             say(f'{plan.run_id} needs its {name} first: {first.run_id}')
             execute(first, on_row, say, jobs)
     folder.create()
-    with lock_run(folder):
+    if wait_s := _ranks_may_be_left(folder):
+        say(f'{plan.run_id}: its launcher is gone; ranks of it that still save their state are waited for')
+    with lock_run(folder, wait_s) as held:
         if not _complete(folder):  # else another process made it while we waited
             doing = 'measuring' if is_given(plan.config) else 'training'
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
-            _launch(plan, folder, on_row, jobs)
+            _launch(plan, folder, on_row, jobs, held)
     export(plan.config.study)
     return folder.record()
 
@@ -102,10 +105,20 @@ def make_runs(
             _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
     failed: dict[str, str] = {}
+    tried: set[str] = set()
 
     def make_one(p: Plan, beside: int = 1) -> None:
+        if p.run_id in tried:
+            return
+        tried.add(p.run_id)
         if p.run_id in place:
             say(f'{place[p.run_id]} of {len(plans)}: {p.run_id}')
+        for first in _missing(p):
+            make_one(first, beside)
+            if first.run_id in failed:
+                failed[p.run_id] = f'{first.run_id}, which it stands on, failed: {failed[first.run_id]}'
+                say(f'   {p.run_id} is not made: {first.run_id}, which it stands on, failed')
+                return
         try:
             make(p, beside)
             say(f'   {p.run_id}: {outcome(shown(_record_of(p)))}')
@@ -127,6 +140,11 @@ def make_runs(
     return failed
 
 
+def _missing(p: Plan) -> list[Plan]:
+    "What a run stands on and is not made."
+    return [first for first in (p.teacher, p.transfer) if first and find_run_model(first.run_id) is None]
+
+
 def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
     "Make several runs at the same time, after those that they stand on."
     for stage in stages(plans):
@@ -138,8 +156,19 @@ def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None]
                     future.result()
             except BaseException:  # a stop: no other run begins, and those that run save their state
                 pool.shutdown(wait=False, cancel_futures=True)
-                stop_all()
+                _stop(made)
                 raise
+
+
+def _stop(made: Sequence[Future]) -> None:
+    "Stop what other threads make, also what they are about to start; an interrupt kills what is left."
+    try:
+        while wait(made, timeout=0.2).not_done:
+            stop_all()
+    except BaseException:
+        while wait(made, timeout=0.2).not_done:
+            kill_all()
+        raise
 
 
 def _record_of(p: Plan) -> dict:
@@ -179,8 +208,7 @@ def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
 
     def depth(p: Plan) -> int:  # 1: all that it stands on is there
         if p.run_id not in found:
-            missing = [q for q in (p.teacher, p.transfer) if q and find_run_model(q.run_id) is None]
-            found[p.run_id] = (1 + max(map(depth, missing), default=0), p)
+            found[p.run_id] = (1 + max(map(depth, _missing(p)), default=0), p)
         return found[p.run_id][0]
 
     for p in plans:
@@ -263,7 +291,21 @@ def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
     )
 
 
-def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int) -> None:
+def _ranks_may_be_left(folder: RunFolder) -> float:  # seconds to wait for them; 0: nobody is left
+    "Did a launcher end without a word, whose ranks may still be at work?"
+    state = folder.state() or {}
+    if state.get('status') != 'running' or not isinstance(state.get('pid'), int):
+        return 0.0
+    try:
+        os.kill(state['pid'], 0)
+    except ProcessLookupError:
+        return PATIENCE_S
+    except (PermissionError, OverflowError):
+        pass
+    return 0.0
+
+
+def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int, held: int) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
     folder.write_config(
         dict(
@@ -293,6 +335,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
         restarts=RESTARTS if plan.config.ranks > 1 else 0,
         log=folder.path / 'log.txt',
         finished=lambda: _complete(folder),
+        holds=[held],
     )
     try:
         code = _follow(ranks, folder, on_row)
@@ -322,16 +365,17 @@ def _follow(
     folder: RunFolder,
     on_row: Callable[[dict], None],
 ) -> int:  # the exit code
-    "Hand over rows until the ranks end."
-    at = 0
-    while True:
-        code = ranks.poll()
-        rows, at = rows_after(folder.path / 'rows.jsonl', at)
-        for row in rows:
-            on_row(row)
-        if code is not None:
-            return code
-        time.sleep(0.3)
+    "Start the ranks and hand over their rows until they end."
+    with RowFollower(folder.path / 'rows.jsonl') as follower:
+        follower.new()  # what an earlier attempt wrote
+        ranks.start()
+        while True:
+            code = ranks.poll()
+            for row in follower.new():
+                on_row(row)
+            if code is not None:
+                return code
+            time.sleep(0.3)
 
 
 def _refuse(folder: RunFolder, code: int) -> None:

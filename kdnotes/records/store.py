@@ -44,9 +44,9 @@ from kdnotes.records.schema import (
 )
 
 # %% auto #0
-__all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'rows_after', 'without_repeats', 'write_csv', 'read_csv', 'RunFolder',
-           'lock_run', 'export', 'is_exported', 'find_record', 'find_run_model', 'checked_run_model', 'records',
-           'units', 'predictions', 'forget']
+__all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'RowFollower', 'without_repeats', 'write_csv', 'read_csv',
+           'RunFolder', 'lock_run', 'export', 'is_exported', 'find_record', 'find_run_model', 'checked_run_model',
+           'records', 'units', 'predictions', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -55,10 +55,7 @@ def append_row(
 ) -> None:
     "Add one line, in one write; a torn last line is removed first."
     line = (json.dumps(row, allow_nan=False) + '\n').encode()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        # freed by the close; else one writer might take another's unfinished line for a torn one
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with _locked_for_writing(path) as fd:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b'\n':
             os.ftruncate(fd, path.read_bytes().rfind(b'\n') + 1)
@@ -72,8 +69,30 @@ def append_row(
                 f'{path} took only a part of a row, probably because the disk is full; free some space and '
                 'resume'
             )
-    finally:
-        os.close(fd)
+
+
+@contextmanager
+def _locked_for_writing(path: Path) -> Iterator[int]:  # the file's descriptor
+    """The file of this name, made when missing, for one writer at a time: another might take an unfinished
+    line for a torn one, or write into a file that is being replaced.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # freed by the close
+            if _is_named(fd, path):
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_named(fd: int, path: Path) -> bool:
+    "Is an open file still the one of this name? It may have been replaced."
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def read_rows(
@@ -81,31 +100,43 @@ def read_rows(
     kind: str | None = None,  # only this kind
 ) -> list[dict]:  # in the order written; [] when there is no file
     "The rows written so far, without a torn last line."
-    return [row for row in rows_after(path, 0)[0] if kind in (None, row['kind'])]
+    with RowFollower(path) as follower:
+        return [row for row in follower.new() if kind in (None, row['kind'])]
 
 
-def rows_after(
-    path: Path,  # rows.jsonl
-    at: int,  # bytes that are read already: 0, or what this gave before
-    # the rows since then, in the order written, without a torn last line; bytes that are read now
-) -> tuple[list[dict], int]:
-    """What is new, for those who follow a run: a whole file read again and again costs more the longer it
-    gets.
+class RowFollower:
+    """Reads the rows of a run while it writes them, each once: to read a whole file again and again costs
+    more the longer it gets. A run that is begun anew replaces its file; this one is read from its first row.
     """
-    if not path.exists():
-        return [], at
-    if path.stat().st_size < at:
-        at = 0  # the run was begun anew
-    with open(path, 'rb') as f:
-        f.seek(at)
-        new = f.read()
-    whole = new[: new.rfind(b'\n') + 1]
-    if not whole:
-        return [], at
-    place = f'{path} after byte {at}' if at else str(path)
-    return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n')[:-1])], at + len(
-        whole
-    )
+
+    def __init__(
+        self,
+        path: Path,  # rows.jsonl; it may come later
+    ):
+        self._path = path
+        self._file = None
+
+    def __enter__(self) -> RowFollower:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._file:
+            self._file.close()
+
+    def new(self) -> list[dict]:
+        "The rows since the last call, in the order written, without a torn last line."
+        if not self._path.exists():
+            return []
+        # it stays open, so that no other file can get its number
+        if not self._file or not _is_named(self._file.fileno(), self._path):
+            self.__exit__()
+            self._file = open(self._path, 'rb')
+        at = self._file.tell()
+        content = self._file.read()
+        whole = content[: content.rfind(b'\n') + 1]
+        self._file.seek(at + len(whole))
+        place = f'{self._path} after byte {at}' if at else str(self._path)
+        return [check_row(row, where) for where, row in _json_lines(place, whole.split(b'\n')[:-1])]
 
 
 def _json_lines(path: Path | str, lines: Iterable[bytes]) -> Iterator[tuple[str, dict]]:
@@ -220,10 +251,12 @@ class RunFolder:
         before: float,  # unix time
     ) -> None:
         "Forget the rows of an earlier attempt, which this one does not go on from."
-        rows = self.rows()
-        kept = [row for row in rows if row['at_s'] >= before]
-        if len(kept) < len(rows):
-            atomic_write(self.path / 'rows.jsonl', ''.join(json.dumps(row) + '\n' for row in kept))
+        path = self.path / 'rows.jsonl'
+        with _locked_for_writing(path):
+            rows = read_rows(path)
+            kept = [row for row in rows if row['at_s'] >= before]
+            if len(kept) < len(rows):
+                atomic_write(path, ''.join(json.dumps(row) + '\n' for row in kept))
 
     def rows(self, kind: str | None = None) -> list[dict]:
         return read_rows(self.path / 'rows.jsonl', kind)
@@ -332,9 +365,10 @@ def _hashes(folder: Path) -> dict[str, str]:
 # %% ../../nbs/records/02_store.ipynb #8d341603
 def lock_run(
     folder: RunFolder,
-) -> AbstractContextManager:  # raises BusyError at once when another process has the run
+    wait_s: float = 0.0,  # for another process that has the run, before BusyError is raised
+) -> AbstractContextManager[int]:  # the lock's descriptor, for the ranks: they hold it, too
     "Hold a run's folder while training into it."
-    return lock(folder.path / '.lock', wait=False)
+    return lock(folder.path / '.lock', wait_s)
 
 # %% ../../nbs/records/02_store.ipynb #fb1e3560
 _EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz')

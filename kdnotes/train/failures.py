@@ -35,6 +35,7 @@ class StopSignal:
     def install(self, last_words: Callable[[], None] = lambda: None) -> StopSignal:
         "Take over SIGTERM and SIGINT; `last_words` is called before the process ends at once."
         self._last_words = last_words
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes is the launcher's matter
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         return self
