@@ -663,7 +663,7 @@ def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
     run = finish('r-a')
     R.export('s')
     before = evidence(home)
-    with pytest.raises(R.RecordError, match="no finished run r-x; it has r-0, r-a"):
+    with pytest.raises(R.ConfigError, match="no finished run r-x; it has r-0, r-a"):
         R.forget('s', ['r-a', 'r-x'])
     with R.lock_run(run), pytest.raises(BusyError):
         R.forget('s', ['r-0', 'r-a'])

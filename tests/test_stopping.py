@@ -12,8 +12,8 @@ from kinds import one_of_each
 from notebooks import last_line, surroundings
 from test_doctor import write_corpus, write_model
 from kdnotes.cli import main
+from kdnotes.core.config import ConfigError
 from kdnotes.core.processes import Ranks
-from kdnotes.records.schema import RecordError
 from kdnotes.records.store import forget
 
 CLI = 'import sys; from kdnotes.cli import main; sys.exit(main())'
@@ -276,7 +276,7 @@ def test_runs_that_cannot_be_written_are_a_sentence(home, monkeypatch, capsys, s
     spoil(home / 'runs')
     given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
     argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
-    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) in (1, 2)
+    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) == 1
     said = capsys.readouterr().err.strip()
     assert '\n' not in said and words in said and str(home / 'runs') in said, said
 
@@ -286,7 +286,7 @@ def test_a_home_that_cannot_be_made_is_a_sentence(home, monkeypatch, capsys):
     monkeypatch.setenv('KDNOTES_HOME', str(home / 'file' / 'home'))
     given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
     argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
-    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) in (1, 2)
+    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) == 1
     said = capsys.readouterr().err.strip()
     assert '\n' not in said and 'a file stands where a folder is needed' in said, said
 
@@ -294,6 +294,6 @@ def test_a_home_that_cannot_be_made_is_a_sentence(home, monkeypatch, capsys):
 @pytest.mark.parametrize('name', ['x' * 101, '../x', 'a/b', '.hidden', ''])
 def test_a_name_is_no_path(tmp_path, monkeypatch, name):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    with pytest.raises(RecordError, match='is no name of a study: use at most 100 letters'):
+    with pytest.raises(ConfigError, match='is no name of a study: use at most 100 letters'):
         forget(name, ['baseline-s0-0'])
     assert list(tmp_path.iterdir()) == []

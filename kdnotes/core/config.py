@@ -24,7 +24,8 @@ __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', '
 class KdnotesError(Exception):
     "An error of the user's input or surroundings, as one sentence."
 
-    exit_code = 2  # of a command that ends with it: 2 for a wrong input, 1 for a failure, 75 for a stop
+    # of a command that ends with it: 2 for a wrong input, 1 for a run or a file that failed, 75 for a stop
+    exit_code = 2
 
     def _render_traceback_(self, *args, **kwargs) -> list[str]:
         return [f'{type(self).__name__}: {self}']

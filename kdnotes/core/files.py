@@ -28,9 +28,13 @@ __all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree',
 class FileError(KdnotesError):
     "A file that is missing, broken, or could not be written as asked."
 
+    exit_code = 1
+
 
 class BusyError(KdnotesError):
     "Something is locked by another process."
+
+    exit_code = 1
 
 # %% ../../nbs/core/04_files.ipynb #2305cbf3
 _NO_ACCESS = 'it may not be written or read; change its permissions, or set KDNOTES_HOME to another folder'

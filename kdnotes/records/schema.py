@@ -20,6 +20,8 @@ __all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECO
 class RecordError(KdnotesError):
     "A record, row or table that is missing, incomplete, or of another schema."
 
+    exit_code = 1
+
 # %% ../../nbs/records/01_schema.ipynb #cd6780c3
 SCHEMA = 2
 # by schema 2, in rows of kind telemetry

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import NAME_PATTERN, NAME_RULE
+from ..core.config import NAME_PATTERN, NAME_RULE, ConfigError
 from kdnotes.core.files import (
     BusyError,
     FileError,
@@ -437,7 +437,7 @@ def is_exported(
 
 def _exporting(study: str) -> AbstractContextManager:
     if not re.fullmatch(NAME_PATTERN, study):
-        raise RecordError(f'{study!r} is no name of a study: {NAME_RULE}')
+        raise ConfigError(f'{study!r} is no name of a study: {NAME_RULE}')
     return lock(runs_path() / '.locks' / f'export-{study}.lock')
 
 
@@ -738,7 +738,7 @@ def forget(
     with _exporting(study):
         found = _found(study)
         if unknown := [i for i in run_ids if i not in found]:
-            raise RecordError(
+            raise ConfigError(
                 f"study {study!r} has no finished run {', '.join(unknown)}; "
                 f"it has {', '.join(found) or 'none'}"
             )

@@ -27,6 +27,8 @@ __all__ = ['SCHEMA', 'MANIFEST', 'CheckpointError', 'checkpoints', 'save_checkpo
 class CheckpointError(KdnotesError):
     "A checkpoint that cannot be written, or is not what was written."
 
+    exit_code = 1
+
 
 SCHEMA = 1
 MANIFEST = 'manifest.json'
