@@ -248,6 +248,84 @@ def test_ranks_that_were_not_started_count_as_stopped(tmp_path):
     assert Ranks('this', log=tmp_path / 'log.txt').wait() == 75
 
 
+# ---- stops at moments that a short run seldom meets ----
+
+
+WRITTEN = {  # the file that is about to be put in its place
+    'tokens': '*/.cache/tokens/*',
+    "a half-made teacher's signal": '*/partial.json',
+    "a teacher's signal": '*/logits.npy',
+    'the scores of a run': '*/runs/*/full_kd-*/predictions.csv.gz',
+    'the record of a run': '*/runs/*/full_kd-*/record.json',
+    'the state of a run that is done': '*/runs/*/baseline-*/state.json',
+    'the evidence': '*/thesis/data/*.records.jsonl',
+    'a figure': '*/figures/*/curves.svg',
+    'the table': '*/table.txt',
+}
+STOPS_ITSELF = """
+import fnmatch, os, signal, sys
+from pathlib import Path
+
+usual = os.replace
+stopped = Path(__file__).with_name('stopped')
+
+
+def replace(old, new, **more):
+    if fnmatch.fnmatch(str(new), {pattern!r}) and not stopped.exists():
+        stopped.touch()
+        rank = '-m' in sys.orig_argv
+        os.kill(os.getppid() if rank else os.getpid(), signal.SIGTERM)
+    return usual(old, new, **more)
+
+
+os.replace = replace
+"""
+
+
+def teach(home) -> subprocess.Popen:
+    "A started study of a teacher and its student."
+    return study(home, '--arms', 'full_kd', '--seeds', '1', smoke=True, epochs=1)
+
+
+def tables(home) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(home)): path.read_bytes()
+        for path in sorted(home.glob('runs/*/*/*.csv.gz')) + sorted(home.glob('thesis/data/*.csv.gz'))
+    }
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    home = tmp_path_factory.mktemp('undisturbed')
+    write_corpus(home / 'corpus')
+    write_model(home / 'teacher')
+    process = teach(home)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return home
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('what', WRITTEN)
+def test_a_stop_while_something_is_written(undisturbed, home, monkeypatch, what):
+    (home / 'site').mkdir()
+    (home / 'site' / 'sitecustomize.py').write_text(STOPS_ITSELF.format(pattern=WRITTEN[what]))
+    monkeypatch.setenv('PYTHONPATH', str(home / 'site'), prepend=os.pathsep)
+    process = teach(home)
+    _, errors = process.communicate(timeout=300)
+    assert (home / 'site' / 'stopped').exists(), errors
+    assert process.returncode == 75 and 'Traceback' not in errors, errors
+
+    again = teach(home)
+    _, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert tables(home) == tables(undisturbed)
+    assert {path.name for path in home.glob('figures/*/*')} == {
+        path.name for path in undisturbed.glob('figures/*/*')
+    }
+
+
 # ---- a file system that refuses ----
 
 
