@@ -42,6 +42,28 @@ def rewrite(path, change):
     path.write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize(
+    'key, value, said',
+    [
+        ('hidden_act', 'nonsense', "names 'nonsense', which transformers does not have"),
+        ('hidden_dropout_prob', 7, 'between 0 and 1, but got 7'),
+        ('intermediate_size', -3, 'negative dimension'),
+    ],
+)
+def test_a_config_of_which_no_model_can_be_built_is_refused_before_anything_is_made(home, key, value, said):
+    folder = write_model(home / 'model')
+    rewrite(folder / 'config.json', lambda c: c.update({key: value}))
+    with pytest.raises(ModelError, match=f'{folder} could not be loaded as a model: .*{said}'):
+        plan(make_config(teacher=str(folder), max_length=64))
+
+
+def test_a_model_answers_by_name_whatever_its_config_says(home):
+    folder = write_model(home / 'model')
+    rewrite(folder / 'config.json', lambda c: c.update(return_dict=False))
+    outputs = load_model(folder, SEQUENCE_HEAD, seed=0)(input_ids=torch.ones((1, 4), dtype=torch.long))
+    assert outputs.logits.shape == (1, 2)
+
+
 @pytest.mark.parametrize('door', [load_config, lambda folder: plan(make_config(teacher=str(folder)))])
 def test_code_in_a_models_folder_is_not_executed(home, door):
     folder = write_model(home / 'model')

@@ -282,12 +282,25 @@ def load_tokenizer(
     return tokenizer
 
 
+def _check_builds(
+    folder: Path,
+    config,  # its transformers config
+) -> None:
+    "Refuse a config of which no model can be built; it is tried without memory for the weights."
+    try:
+        with torch.device('meta'):
+            transformers.AutoModel.from_config(config, attn_implementation='eager', trust_remote_code=False)
+    except Exception as e:  # an activation that there is not, sizes that do not fit
+        raise _not_loaded(folder, 'a model', e) from None
+
+
 def check_batches(
     source: str | Path,  # as for `find_model`
     max_length: int,  # tokens of the longest text
 ) -> None:
     "Refuse a model that cannot read texts of this length, or several of different lengths at once."
     config = load_config(source)
+    _check_builds(find_model(source), config)
     positions = getattr(config, 'max_position_embeddings', None)
     if positions is not None and max_length > positions:
         raise ModelError(
@@ -427,6 +440,8 @@ def load_config(
 def _not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
     "An error of transformers as one sentence."
     reason = str(error).strip().split('\n')[0][:200] or type(error).__name__
+    if isinstance(error, KeyError):
+        reason = f'its config.json names {reason}, which transformers does not have'
     return ModelError(
         f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; '
         'give a folder that save_pretrained has written'
@@ -490,6 +505,7 @@ def _load(
                 use_safetensors=True,
                 dtype=torch.float32,
                 attn_implementation=attention,
+                return_dict=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
                 **model_kwargs,
