@@ -670,6 +670,22 @@ def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
     assert evidence(home) == before and run.done and other.done
 
 
+@pytest.mark.parametrize(
+    'spoil', [lambda text: text.replace('"seed": 0', '"seed": 7'), lambda text: text[:99]]
+)
+def test_a_run_whose_record_is_damaged_can_be_forgotten(home, spoil):
+    finish('r-0', seed=1)
+    run = finish('r-a')
+    run.write_state('done')
+    R.export('s')
+    record = run.path / 'record.json'
+    record.write_text(spoil(record.read_text()))
+    with pytest.raises(R.RecordError, match='is not what its run wrote.*kdnotes forget s r-a'):
+        R.export('s')
+    assert R.forget('s', ['r-a']) == ([], [])
+    assert [r['run_id'] for r in R.records('s')] == ['r-0'] and not run.path.exists()
+
+
 def test_a_refused_forgetting_changes_nothing(home):
     "A run that stays has a damaged table: nothing is moved, and both can be forgotten together."
     runs = [finish('r-a'), finish('r-b', seed=1)]

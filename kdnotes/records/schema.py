@@ -327,8 +327,8 @@ def check_read(
     record = of_this_schema(record, where)
     if why := _fault(record)[0]:
         raise RecordError(
-            f'{where} is no record of a run, since {why}; restore it, or move it away to have the run made '
-            'again'
+            f'{where} is no record of a run, since {why}; restore it, or have the run made again with '
+            '`kdnotes forget`'
         )
     for key, value in home.items():
         if record[key] != value:

@@ -206,8 +206,8 @@ def read_csv(
             raise ValueError(f"no column {', '.join(lacks)}")
     except (OSError, EOFError, ValueError, zlib.error) as e:
         raise RecordError(
-            f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or move its run away to have "
-            "it made again"
+            f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or have its run made "
+            "again with `kdnotes forget`"
         ) from None
     return df
 
@@ -301,7 +301,7 @@ class RunFolder:
         if bound and self.done and sha256_file(self.path / 'record.json') != bound:
             raise RecordError(
                 f'{self.path / "record.json"} is not what its run wrote (state.json has its sha256); '
-                'restore it, or move the folder of the run away to have it made again'
+                f'restore it, or have the run made again: kdnotes forget {self.study} {self.run_id}'
             )
         return self._read('record.json', partial(check_read, study=self.study, run_id=self.run_id))
 
@@ -579,13 +579,25 @@ def checked_run_model(
     return RunFolder(found.parent.parent.name, run_id).model() if found else None
 
 
+def _known(
+    study: str,
+    run_ids: Iterable[str] | None,  # None: all
+) -> dict[str, tuple[dict, RunFolder | None]]:  # run_id -> record and folder; sorted by id
+    "Those of these runs that a study has; the others are not read, and may be damaged."
+    known = {i: (record, None) for i, record in _exported(study).items()} | {
+        i: (folder.record(), folder)
+        for i, folder in _folders(study).items()
+        if run_ids is None or i in run_ids
+    }
+    return {i: run for i, run in sorted(known.items()) if run_ids is None or i in run_ids}
+
+
 def _found(study: str, run_ids: Iterable[str] | None = None) -> dict[str, tuple[dict, RunFolder | None]]:
     "run_id -> record and folder: all of a study, or these, wherever they lie; sorted by id."
-    known = {i: (record, None) for i, record in _exported(study).items()} | {
-        i: (folder.record(), folder) for i, folder in _folders(study).items()
-    }
+    run_ids = None if run_ids is None else set(run_ids)
+    known = _known(study, run_ids)
     if run_ids is None:
-        return dict(sorted(known.items()))
+        return known
     found = {i: known.get(i) or find_record(i) for i in sorted(run_ids)}
     if missing := [i for i, f in found.items() if f is None]:
         raise RecordError(
@@ -736,19 +748,21 @@ def forget(
     """
     run_ids = list(dict.fromkeys(run_ids))
     with _exporting(study):
-        found = _found(study)
-        if unknown := [i for i in run_ids if i not in found]:
+        made = _folders(study)
+        known = sorted({*_exported(study), *made})
+        if unknown := [i for i in run_ids if i not in known]:
             raise ConfigError(
                 f"study {study!r} has no finished run {', '.join(unknown)}; "
-                f"it has {', '.join(found) or 'none'}"
+                f"it has {', '.join(known) or 'none'}"
             )
-        folders = [folder for i in run_ids if (folder := found.pop(i)[1])]
+        stay = _known(study, [i for i in known if i not in run_ids])
+        folders = [made[i] for i in run_ids if i in made]
         with ExitStack() as held:
             for folder in folders:
                 held.enter_context(lock_run(folder))  # all of them, or none is touched
             for folder in _standing_on(run_ids):
                 held.enter_context(_not_training(folder, run_ids))
-            contents = _left(study, found)
+            contents = _left(study, stay)
             aside = runs_path() / '.forgotten' / study
             if folders:
                 aside.mkdir(parents=True, exist_ok=True)
@@ -756,7 +770,7 @@ def forget(
             _write_evidence(study, contents)
             for folder in folders:
                 folder.path.rename(aside / f'{folder.run_id}-{time.time_ns()}')
-    stand = [i for i, (record, _) in found.items() if _foundations(record).intersection(run_ids)]
+    stand = [i for i, (record, _) in stay.items() if _foundations(record).intersection(run_ids)]
     return sorted(
         {p.parent.parent.name for i in run_ids for p in runs_path().glob(f'[!.]*/{i}/record.json')}
     ), stand
