@@ -314,7 +314,7 @@ def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkey
     monkeypatch.setattr(G.sys, 'executable', str(fake))
     monkeypatch.setattr(G, 'LIMITS', G.LIMITS | dict(fits=1.0))
     monkeypatch.setattr(G, 'SHORTEST', 0.0)
-    monkeypatch.setattr(G, 'PATIENCE', 0.0)
+    monkeypatch.setattr(G, 'OVERTIME_S', 0.0)
     lines = []
     results = G.gpu_check(REHEARSAL, ('numbers', 'fits', 'doctor'), say=lines.append)
     wrong = G.failures(results)

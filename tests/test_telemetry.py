@@ -800,7 +800,7 @@ def test_a_driver_that_hangs_does_not_hang_the_run(gpus, monkeypatch):
         return dict.fromkeys(READINGS)
 
     monkeypatch.setattr(GpuMeter, 'read', hang)
-    monkeypatch.setattr(T, 'PATIENCE_S', 0.05)
+    monkeypatch.setattr(T, 'DEVICE_TIMEOUT_S', 0.05)
     with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
         assert entered.wait(20)
         with t.phase('student'):

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 # %% auto #0
-__all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'PATIENCE', 'version_at_least', 'missing', 'no_gpu', 'work',
+__all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'OVERTIME_S', 'version_at_least', 'missing', 'no_gpu', 'work',
            'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'at_least',
            'fail_in_one_sentence', 'add_arguments', 'refusal', 'run', 'main']
 
@@ -88,7 +88,7 @@ ORDER = ('machine', 'numbers', 'fits', 'doctor', 'energy', 'minilm', 'bert')
 LIMITS = dict(machine=120.0, numbers=90.0, fits=120.0, doctor=180.0, energy=170.0, minilm=180.0, bert=240.0)
 # seconds: with less a part is not begun; so long it may take to end after its time
 SHORTEST = 20.0
-PATIENCE = 15.0
+OVERTIME_S = 15.0
 
 
 def work(
@@ -170,7 +170,7 @@ def _run_part(
         late.set()
         process.kill()
 
-    timer = threading.Timer(job['seconds'] + PATIENCE, end)
+    timer = threading.Timer(job['seconds'] + OVERTIME_S, end)
     timer.start()
     try:
         for line in process.stdout:

@@ -19,9 +19,9 @@ from .config import KdnotesError
 from .files import root
 
 # %% auto #0
-__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'PATIENCE_S', 'UNANSWERED_S', 'process_environment',
-           'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stop_all', 'kill_all',
-           'Ranks', 'how_ended']
+__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S',
+           'process_environment', 'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'held_back',
+           'stop_all', 'kill_all', 'Ranks', 'how_ended']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -88,8 +88,10 @@ def die_with_parent() -> None:
 # %% ../../nbs/core/05_processes.ipynb #80f854bb
 EXIT_STOPPED = 75  # of a rank that was asked to stop: the same command goes on with it
 EXIT_FAILED = 76  # of a rank whose failure would come again
-PATIENCE_S = 60.0  # that ranks have to follow one that stopped
-UNANSWERED_S = 5.0  # the same, after one that a signal ended before it could answer: nothing is trained yet
+STOP_TIMEOUT_S = 60.0  # that ranks have to follow one that stopped
+UNANSWERED_TIMEOUT_S = (
+    5.0  # the same, after one that a signal ended before it could answer: nothing is trained yet
+)
 
 
 class Stopped(KdnotesError):
@@ -205,7 +207,7 @@ class Ranks:
         self,
     ) -> int | None:  # 0, or the exit code of the first to fail (negative: a signal); None: not yet
         "See to the ranks, and say whether all is over."
-        codes = [_told(process.poll()) for process in self._processes]
+        codes = [_as_stop(process.poll()) for process in self._processes]
         if self._cause is None and any(codes):
             self._cause = _cause([code for code in codes if code])
             self._first_ended(codes)
@@ -232,7 +234,7 @@ class Ranks:
         if self.stopping or self._cause == EXIT_STOPPED:
             self._signal(signal.SIGTERM)
             answered = self._processes[rank].returncode == EXIT_STOPPED
-            self._deadline = time.monotonic() + (PATIENCE_S if answered else UNANSWERED_S)
+            self._deadline = time.monotonic() + (STOP_TIMEOUT_S if answered else UNANSWERED_TIMEOUT_S)
         else:
             self.kill()
 
@@ -273,15 +275,15 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _told(code: int | None) -> int | None:
+def _as_stop(code: int | None) -> int | None:
     "An exit code; a process that SIGTERM or SIGINT ended before it could answer them was asked to stop, too."
     return EXIT_STOPPED if code in (-signal.SIGTERM, -signal.SIGINT) else code
 
 
 def _cause(codes: list[int]) -> int:
     "Of exit codes seen at the same time the one that says most: a stop, a failure with a reason, a signal."
-    told = [code for code in (EXIT_STOPPED, EXIT_FAILED) if code in codes]
-    return told[0] if told else min(codes)
+    reasons = [code for code in (EXIT_STOPPED, EXIT_FAILED) if code in codes]
+    return reasons[0] if reasons else min(codes)
 
 
 def how_ended(

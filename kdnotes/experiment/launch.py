@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from ..core.config import KdnotesError, RunConfig, is_given
 from ..core.files import file_errors
-from ..core.processes import PATIENCE_S, EXIT_STOPPED, Ranks, Stopped, how_ended, kill_all, stop_all
+from ..core.processes import STOP_TIMEOUT_S, EXIT_STOPPED, Ranks, Stopped, how_ended, kill_all, stop_all
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
@@ -299,7 +299,7 @@ def _ranks_may_be_left(folder: RunFolder) -> float:  # seconds to wait for them;
     try:
         os.kill(state['pid'], 0)
     except ProcessLookupError:
-        return PATIENCE_S
+        return STOP_TIMEOUT_S
     except (PermissionError, OverflowError):
         pass
     return 0.0

@@ -26,7 +26,7 @@ from kdnotes.telemetry.meters import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'PATIENCE_S', 'SAMPLE_KEYS', 'column_values', 'column_mean', 'energy_of', 'Telemetry']
+__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'SAMPLE_KEYS', 'column_values', 'column_mean', 'energy_of', 'Telemetry']
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #08068548
 # cpu_s: of this process so far; joules: of the device's counter so far
@@ -128,7 +128,7 @@ class Telemetry:
         self.waited[name] = self.waited.get(name, 0.0) + seconds
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a69494c7
-PATIENCE_S = 2.0  # with a device that does not answer: a driver that hangs must not hang the run
+DEVICE_TIMEOUT_S = 2.0  # with a device that does not answer: a driver that hangs must not hang the run
 
 
 def _begin(telemetry: Telemetry) -> None:
@@ -148,7 +148,7 @@ def _begin(telemetry: Telemetry) -> None:
 def _end(telemetry: Telemetry) -> None:
     "Stop sampling, and read what is read once."
     telemetry._stop.set()
-    telemetry._thread.join(timeout=PATIENCE_S)
+    telemetry._thread.join(timeout=DEVICE_TIMEOUT_S)
     _sample(telemetry, exact=True)
     telemetry.loads.append(os.getloadavg()[0])
     telemetry.wall_s = time.perf_counter() - telemetry.begin_s
@@ -190,9 +190,9 @@ def _sample(
     "One sample, by the thread or at a change of phases."
     begin = time.thread_time()
     if not telemetry._lock.acquire(
-        timeout=PATIENCE_S
+        timeout=DEVICE_TIMEOUT_S
     ):  # the thread is stuck in the driver: do not follow it there
-        telemetry.reasons.setdefault('samples', f'the device did not answer for {PATIENCE_S:g} s')
+        telemetry.reasons.setdefault('samples', f'the device did not answer for {DEVICE_TIMEOUT_S:g} s')
         return None
     try:
         return _append(telemetry, exact)

@@ -25,7 +25,8 @@ from .emulated_bf16 import widened_autocast
 from .precision import cpu_has_bf16, set_matmul_precision
 
 # %% auto #0
-__all__ = ['STREAMS', 'PATIENCE', 'machine', 'stream', 'torch_seed', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'start', 'stop']
+__all__ = ['STREAMS', 'RANK_TIMEOUT', 'machine', 'stream', 'torch_seed', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'start',
+           'stop']
 
 # %% ../../nbs/train/03_distributed.ipynb #11e286e8
 def machine() -> Machine:
@@ -211,7 +212,7 @@ class Waits:
         return self.seconds
 
 # %% ../../nbs/train/03_distributed.ipynb #23e5f0d8
-PATIENCE = datetime.timedelta(minutes=30)  # of ranks with each other
+RANK_TIMEOUT = datetime.timedelta(minutes=30)  # of ranks with each other
 
 
 def _store(ranks: int) -> dist.Store:
@@ -220,17 +221,17 @@ def _store(ranks: int) -> dist.Store:
         return dist.FileStore(file, ranks)
     # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
     # an address left by a dead rank would be dialled for ever
-    store = next(rendezvous('env://', timeout=PATIENCE))[0]
+    store = next(rendezvous('env://', timeout=RANK_TIMEOUT))[0]
     return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def _wait_for_all(store: dist.Store, rank: int, ranks: int) -> None:
     "Until every rank is there; here a signal is answered, and inside PyTorch's own waiting it is not."
     store.set(f'rank {rank}', 'is here')
-    deadline = time.monotonic() + PATIENCE.total_seconds()
+    deadline = time.monotonic() + RANK_TIMEOUT.total_seconds()
     while not store.check([f'rank {other}' for other in range(ranks)]):
         if time.monotonic() > deadline:
-            raise TimeoutError(f'rank {rank} waited {PATIENCE} for the other ranks')
+            raise TimeoutError(f'rank {rank} waited {RANK_TIMEOUT} for the other ranks')
         time.sleep(0.02)
 
 
@@ -243,7 +244,7 @@ def _join(backend: str, rank: int, ranks: int, device: torch.device | None) -> N
         store=store,
         rank=rank,
         world_size=ranks,
-        timeout=PATIENCE,
+        timeout=RANK_TIMEOUT,
         device_id=device,
     )
 
