@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass, field
 from ..core.config import KdnotesError, RunConfig, is_given
 from ..core.files import file_errors
 from ..core.processes import STOP_TIMEOUT_S, EXIT_STOPPED, Ranks, Stopped, how_ended, kill_all, stop_all
@@ -97,47 +98,62 @@ def make_runs(
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    place = {p.run_id: i for i, p in enumerate(plans, 1)}
     done = {r['run_id']: r for r in records(plans[0].config.study)}
     for p in plans:
         if p.run_id in done:
             _check_source(p, done[p.run_id])
             _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
-    failed: dict[str, str] = {}
-    tried: set[str] = set()
-
-    def make_one(p: Plan, beside: int = 1) -> None:
-        if p.run_id in tried:
-            return
-        tried.add(p.run_id)
-        if p.run_id in place:
-            say(f'{place[p.run_id]} of {len(plans)}: {p.run_id}')
-        for first in _missing(p):
-            make_one(first, beside)
-            if first.run_id in failed:
-                failed[p.run_id] = f'{first.run_id}, which it stands on, failed: {failed[first.run_id]}'
-                say(f'   {p.run_id} is not made: {first.run_id}, which it stands on, failed')
-                return
-        try:
-            make(p, beside)
-            say(f'   {p.run_id}: {outcome(shown(_record_of(p)))}')
-        except Stopped:
-            raise  # the study stops with it
-        except KdnotesError as e:
-            failed[p.run_id] = str(e)
-            say(f'   {p.run_id} failed: {e}')
-
+    maker = _Maker([p.run_id for p in plans], make, say, shown)
     if jobs == 1:
         for p in left:
-            make_one(p)  # in this thread, which is the one that an interrupt reaches
+            maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
     else:
-        _make_in_stages(left, make_one, jobs)
+        _make_in_stages(left, maker.make_one, jobs)
     export(plans[0].config.study)  # a run whose study was stopped just after its end is not there yet
-    failed = {i: why for i, why in failed.items() if i in place}
+    failed = {p.run_id: maker.failed[p.run_id] for p in plans if p.run_id in maker.failed}
     if len(failed) == len(plans):
         raise RunError(failures(failed, len(plans)))
     return failed
+
+
+@dataclass
+class _Maker:
+    "Makes runs one by one, each after what it stands on, and says how each of them ended."
+
+    run_ids: Sequence[str]  # of the study
+    make: Callable[[Plan, int], object]  # as of `make_runs`
+    say: Callable[[str], None]
+    shown: Callable[[dict], dict]  # as of `make_runs`
+    tried: set[str] = field(default_factory=set)  # run_ids
+    failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
+
+    def make_one(self, p: Plan, beside: int = 1) -> None:
+        if p.run_id in self.tried:
+            return
+        self.tried.add(p.run_id)
+        if p.run_id in self.run_ids:
+            self.say(f'{self.run_ids.index(p.run_id) + 1} of {len(self.run_ids)}: {p.run_id}')
+        if lost := self._lost_foundation(p, beside):
+            self.failed[p.run_id] = f'{lost}, which it stands on, failed: {self.failed[lost]}'
+            self.say(f'   {p.run_id} is not made: {lost}, which it stands on, failed')
+            return
+        try:
+            self.make(p, beside)
+            self.say(f'   {p.run_id}: {outcome(self.shown(_record_of(p)))}')
+        except Stopped:
+            raise  # the study stops with it
+        except KdnotesError as e:
+            self.failed[p.run_id] = str(e)
+            self.say(f'   {p.run_id} failed: {e}')
+
+    def _lost_foundation(self, p: Plan, beside: int) -> str | None:  # its run_id
+        "Make what a run stands on, up to the first that fails: it would fail again for each of its students."
+        for first in _missing(p):
+            self.make_one(first, beside)
+            if first.run_id in self.failed:
+                return first.run_id
+        return None
 
 
 def _missing(p: Plan) -> list[Plan]:
