@@ -49,12 +49,14 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[StopSignal]:
-        "Inside, signals are remembered and nothing else."
+        "Inside, signals are remembered; one that no step has answered is answered at the end."
         self._deferred = True
         try:
             yield self
         finally:
             self._deferred = False
+        if self.requested:
+            self._on_signal()
 
 
 STOP = StopSignal()  # this process' one; it takes no signals before `install`
