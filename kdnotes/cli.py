@@ -24,6 +24,7 @@ from kdnotes.core.config import (
     RunConfig,
     make_config,
     parameters,
+    shown,
     task_info,
 )
 
@@ -39,7 +40,9 @@ def parse_parameters(
     for pair in pairs:
         name, equals, value = pair.partition('=')
         if not (name and equals):
-            raise ConfigError(f'-p {pair!r} is no parameter; write -p name=value, say -p learning_rate=1e-4')
+            raise ConfigError(
+                f'-p {shown(pair)} is no parameter; write -p name=value, say -p learning_rate=1e-4'
+            )
         found[name] = value
     return found
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
 import pytest
+from kdnotes.cli import parse_parameters
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute
@@ -99,6 +100,38 @@ WRONG = [
 )
 def test_a_name_or_value_that_does_not_exist(home, parameters, told):
     refused(*told, **parameters)
+
+
+LONG = 'x' * 100_000
+LAYERS = '1,' * 50_000
+LONG_VALUES = [
+    {LONG: 3},
+    dict(task=LONG),
+    dict(mode=LONG),
+    dict(study=LONG),
+    dict(corpus=LONG),
+    dict(corpus=f'a/{LONG}'),
+    dict(columns=LONG),
+    dict(transfer=LONG),
+    dict(transfer=LONG, teacher_mode='given', teacher='somewhere'),
+    dict(teacher=LONG),
+    dict(teacher=f'a/{LONG}'),
+    dict(student=LONG),
+    dict(student=LONG, student_init='hub'),
+    dict(student_layers=LAYERS, student_init='teacher_pretrained'),
+    dict(hidden_layers=LAYERS),
+    dict(hidden_layers=LAYERS, hidden_loss='mse', signal='online'),
+    dict(hidden_layers=f'-{LAYERS}', student_layers=LAYERS, hidden_loss='mse', signal='online'),
+]
+
+
+@pytest.mark.parametrize('parameters', LONG_VALUES, ids=lambda given: ', '.join(given)[:60])
+def test_a_long_value_is_not_repeated_in_full(home, parameters):
+    refused('...', **parameters)
+
+
+def test_a_long_word_of_a_command_is_not_repeated_in_full():
+    sentence(lambda: parse_parameters([LONG]), 'xxx...', 'write -p name=value')
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 good ones get one name and one hash wherever they lie.
 """
 
+import gzip
+import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from kdnotes.tasks.answer_selection import CORPORA
@@ -92,6 +96,8 @@ FAULTS = {
         ),
         ['line 3', 'Sentence stands in double quotes', 'save the table as .csv'],
     ),
+    'lines that end in CR': (dict(end='\r'), ['line 1', 'carriage return', 'in LF or in CR LF']),
+    'lines that end in CR CR LF': (dict(end='\r\r\n'), ['line 1', 'carriage return']),
     'no positive': (dict(lines=[HEADER, GOOD[1], GOOD[2]]), ['no row has label 1']),
 }
 
@@ -145,6 +151,138 @@ def test_characters_that_look_like_line_ends_stay_in_a_text(tmp_path):
     odd = 'Salt\u2028is\x85here\x0b.'
     write(tmp_path, lines=replaced(1, 'Salt – or a pun on it – is in every sea.', odd))
     assert load_corpus(TASK, str(tmp_path)).splits['dev'][1]['sentence'] == odd
+
+
+@pytest.mark.parametrize('end', ['\n', '\r\n', '\r', '\r\r\n'])
+def test_csv_lines_end_as_they_like(tmp_path, end):
+    rows = [line.replace('"', '').split('\t') for line in [HEADER, *GOOD]]
+    (tmp_path / 'train.csv').write_bytes(end.join(map(','.join, rows)).encode())
+    read = read_split(tmp_path / 'train.csv', 'train', CORPORA)
+    assert [r['sentence'] for r in read] == [row[5] for row in rows[1:]]
+
+
+LONG = 'x' * 100_000
+LONG_CELLS = {
+    'a label': [HEADER, GOOD[0][:-1] + LONG],
+    'a question without candidates': [HEADER, f'{LONG}\tq\tD\tt\tS\t\t1'],
+    'a sentence twice': [HEADER, *[f'{LONG}\tq\tD\tt\t{LONG}\ts\t1'] * 2],
+    'two texts of a question': [HEADER, f'{LONG}\tq\tD\tt\tS\ts\t1', f'{LONG}\tr\tD\tt\tT\ts\t0'],
+    'a column twice': [f'{HEADER}\t{LONG}\t{LONG}', *GOOD],
+}
+
+
+@pytest.mark.parametrize('case', LONG_CELLS)
+def test_a_long_cell_is_not_repeated_in_full(tmp_path, case):
+    write(tmp_path, names=['train.tsv'], lines=LONG_CELLS[case])
+    sentence = refused(lambda: read_split(tmp_path / 'train.tsv', 'train', CORPORA))
+    assert 'xxx...' in sentence and len(sentence) < 1000
+
+
+@pytest.mark.parametrize('lines, said', [([HEADER, *GOOD], 'has no column'), ([], 'is empty')])
+def test_a_long_name_of_a_column_is_not_repeated_in_full(tmp_path, lines, said):
+    write(tmp_path, names=['train.tsv'], lines=lines)
+    sentence = refused(lambda: read_split(tmp_path / 'train.tsv', 'train', CORPORA, f'sentence={LONG}'))
+    assert said in sentence and len(sentence) < 1000
+
+
+def test_a_long_name_of_a_member_is_not_repeated_in_full(tmp_path):
+    (tmp_path / 'train.jsonl').write_text(f'{{"{LONG}": 1, "{LONG}": 2}}')
+    sentence = refused(lambda: read_split(tmp_path / 'train.jsonl', 'train', CORPORA))
+    assert "xxx' is there twice" in sentence and len(sentence) < 1000
+
+
+# what is no ordinary file
+
+
+def make_pipe(path: Path) -> None:
+    "A pipe that ends at once for whoever reads it all the same, so that a test fails and does not wait."
+    os.mkfifo(path)
+    threading.Thread(target=lambda: path.open('wb').close(), daemon=True).start()
+
+
+@pytest.mark.parametrize('end', ['tsv', 'csv', 'jsonl', 'parquet'])
+@pytest.mark.parametrize('kind', ['pipe', 'device', 'folder'])
+def test_what_may_never_end_is_not_opened(tmp_path, kind, end):
+    path = tmp_path / f'test.{end}'
+    if kind == 'pipe':
+        make_pipe(path)
+    elif kind == 'device':
+        path.symlink_to('/dev/null')
+    else:
+        path.mkdir()
+    sentence = refused(lambda: read_split(path, 'test', CORPORA))
+    assert sentence.startswith(f'{path} is no ordinary file')
+
+
+@pytest.mark.parametrize(
+    'task, name, file',
+    [('text_classification', 'imdb', 'imdb.jsonl'), (TASK, 'squad1', 'train-v1.1.json')],
+)
+def test_a_pipe_is_no_copy_of_a_published_corpus(tmp_path, monkeypatch, task, name, file):
+    (tmp_path / name).mkdir()
+    make_pipe(tmp_path / name / file)
+    monkeypatch.setenv('KDNOTES_DATA', str(tmp_path))
+    assert f'{file} is no ordinary file' in refused(lambda: load_corpus(task, name))
+
+
+def test_a_link_to_a_file_is_a_file(tmp_path):
+    plain = load_corpus(TASK, str(write(tmp_path / 'plain')))
+    (tmp_path / 'linked').mkdir()
+    for path in (tmp_path / 'plain').iterdir():
+        (tmp_path / 'linked' / path.name).symlink_to(path)
+    assert load_corpus(TASK, str(tmp_path / 'linked')).sha256 == plain.sha256
+
+
+def test_a_parquet_file_without_rows_is_said_to_have_none(tmp_path):
+    pd.DataFrame({name: [] for name in TSV_COLUMNS.values()}).to_parquet(tmp_path / 'train.parquet')
+    sentence = refused(lambda: read_split(tmp_path / 'train.parquet', 'train', CORPORA))
+    assert 'train.parquet: there is no row' in sentence
+
+
+# JSON
+
+
+# a line -> what is said of it
+NO_ROWS = {
+    '{"text": ': 'Expecting value (character 10)',
+    '["text", "label"]': 'it is no object',
+    '"text"': 'it is no object',
+    '{"text": "a"} {"text": "b"}': 'Extra data',
+    '{"text": "a", "label": "n", "text": "b"}': "'text' is there twice",
+    '[' * 100_000: 'it is nested too deeply',
+    '{"text":' * 100_000: 'it is nested too deeply',
+}
+
+
+@pytest.mark.parametrize('line', NO_ROWS, ids=lambda line: line[:30])
+def test_a_line_that_is_no_row_is_refused_with_its_number(tmp_path, line):
+    path = tmp_path / 'train.jsonl'
+    path.write_text(f'{{"text": "a", "label": "n"}}\n\n{line}\n')
+    sentence = refused(lambda: read_split(path, 'train', CORPORA))
+    assert sentence.startswith(f'{path}, line 3: {NO_ROWS[line]}')
+
+
+@pytest.mark.parametrize('content', ['', '\n \n'])
+def test_json_lines_without_a_line_are_refused(tmp_path, content):
+    (tmp_path / 'train.jsonl').write_text(content)
+    assert 'train.jsonl is empty' in refused(lambda: read_split(tmp_path / 'train.jsonl', 'train', CORPORA))
+
+
+def test_half_a_character_is_refused(tmp_path, monkeypatch):
+    "JSON can write the half of a pair; no file, and no hash, can hold it."
+    row = dict(zip(TSV_COLUMNS.values(), GOOD[0].split('\t'))) | dict(Sentence='Salt \ud800.')
+    (tmp_path / 'train.jsonl').write_text(json.dumps(row))
+    sentence = refused(lambda: read_split(tmp_path / 'train.jsonl', 'train', CORPORA))
+    assert "train.jsonl, line 1: Sentence holds '\\ud800', which is half a character" in sentence
+
+    context = 'Salt is white. Sugar \ud800 is too.'
+    asked = dict(id='q', question='What is white?', answers=[dict(text='Salt', answer_start=0)])
+    articles = [dict(title=f't{i}', paragraphs=[dict(context=context, qas=[asked])]) for i in range(20)]
+    (tmp_path / 'squad1').mkdir()
+    with gzip.open(tmp_path / 'squad1/train-v1.1.json.gz', 'wt') as file:
+        json.dump(dict(data=articles), file)
+    monkeypatch.setenv('KDNOTES_DATA', str(tmp_path))
+    assert 'which is half a character' in refused(lambda: load_corpus(TASK, 'squad1'))
 
 
 def test_folders_that_are_none(tmp_path):

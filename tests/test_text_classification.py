@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,8 +15,8 @@ from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
-from kdnotes.tasks.sources import CorpusError, load_corpus
-from kdnotes.tasks.text_classification import class_names
+from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
+from kdnotes.tasks.text_classification import CORPORA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
 from test_doctor import write_model
@@ -40,6 +39,23 @@ def test_a_line_of_imdb_may_hold_what_looks_like_its_end(tmp_path, monkeypatch):
     corpus = load_corpus('text_classification', 'imdb')
     texts = {row['text'] for split in corpus.splits.values() for row in split}
     assert texts == {row['text'] for row in rows}
+
+
+@pytest.mark.parametrize(
+    'lines, words',
+    [
+        (['{"id": "a", "text": "a", "label": "p"}', '[' * 100_000], 'line 2: it is nested too deeply'),
+        (['{"id": "a", "text": "a", "label": "p"}', '{"text": "b", "label": "n"}'], 'line 2: id is empty'),
+        (['{"text": "a", "label": "p"}', '{"text": "b", "label": "n"}'], "there is no column 'id' among"),
+        (['{"id": "a", "text": "caf\xe9", "label": "n"}'], 'line 1: byte 0xe9 is not UTF-8'),
+    ],
+)
+def test_a_copy_of_imdb_with_a_line_that_is_no_review_is_refused(lines, words, tmp_path, monkeypatch):
+    (tmp_path / 'imdb').mkdir()
+    (tmp_path / 'imdb/imdb.jsonl').write_text('\n'.join(lines), encoding='latin-1')
+    monkeypatch.setenv('KDNOTES_DATA', str(tmp_path))
+    with pytest.raises(CorpusError, match=words):
+        load_corpus('text_classification', 'imdb')
 
 
 def test_the_real_imdb(corpora):
@@ -90,7 +106,7 @@ def home(tmp_path, monkeypatch):
 WRONG = {
     'a map that names no column': (
         dict(columns='text=comment,label=stars'),
-        ["train.csv: there is no column 'comment' among review, stars, remark"],
+        ["train.csv: there is no column 'comment' among 'review', 'stars', 'remark'"],
     ),
     'a map that names no column for a key that may be missing': (
         dict(columns=f'{COLUMNS},cluster=author'),
@@ -151,6 +167,18 @@ TABLES = {
     'a class with a blank': (
         dict(train=dict(label=['n', ' p', 'n', 'p'])),
         "label ' p' begins or ends with a blank",
+    ),
+    'a cluster without a name': (
+        dict(dev=dict(cluster=['x', 'x', '', 'y'])),
+        'dev.jsonl, line 3: cluster is empty',
+    ),
+    'a cluster that is a blank': (
+        dict(dev=dict(cluster=['x', ' ', 'x', 'y'])),
+        'dev.jsonl, line 2: cluster is empty',
+    ),
+    'a cluster that is missing': (
+        dict(dev=dict(cluster=['x', 'x', 'y', None])),
+        'dev.jsonl, line 4: cluster is empty',
     ),
     'pairs in some splits': (
         {split: dict(second=['x'] * 4) for split in ('train', 'dev')},
@@ -227,6 +255,67 @@ def test_names_that_tables_cannot_hold_are_refused(key, first, second, words, ho
     assert words in refused(write_tables(tmp_path / 'own', {'train': {key: values}}))
 
 
+def read_cells(folder: Path, texts: list[str], labels: list[str]) -> list[tuple[str, str]]:
+    "Texts and labels of a training split, of which the cells are written as given."
+    lines = [f'{{"text": {text}, "label": {label}}}\n' for text, label in zip(texts, labels)]
+    (folder / 'train.jsonl').write_text(''.join(lines), encoding='utf-8')
+    rows = read_split(folder / 'train.jsonl', 'train', CORPORA)
+    return [(row['text'], row['label']) for row in rows]
+
+
+@pytest.mark.parametrize(
+    'cells',
+    [
+        ['2020-01-01', '2020-01-01T00:00:00', '2020-01-01 00:00:00'],
+        ['12:30', '1_0', '007', '1.0', 'NaN', 'null', 'true', ' x '],
+        ['a\u2028b', 'a\x85b', 'a\tb', 'a\nb', '\U0001f600'],
+    ],
+)
+@pytest.mark.parametrize('ascii', [True, False])
+def test_a_string_of_json_is_that_string(cells, ascii, tmp_path):
+    texts = [json.dumps(cell, ensure_ascii=ascii) for cell in cells]
+    labels = ['"n"', *['"p"'] * (len(cells) - 1)]
+    assert [text for text, _ in read_cells(tmp_path, texts, labels)] == cells
+
+
+def test_a_number_of_json_keeps_its_digits(tmp_path):
+    written = {
+        str(2**53 + 1): str(2**53 + 1),
+        str(2**53): str(2**53),
+        str(2**70): str(2**70),
+        '9007199254740993.0': '9007199254740993.0',
+        '-12345678901234567890.5': '-12345678901234567890.5',
+        '1e400': '1e400',
+        '1e-99999999999999999999': '1e-99999999999999999999',
+        '1' * 5000: '1' * 5000,
+        '1.0': '1',
+        '-0.0': '0',
+        '2.50': '2.5',
+        '1e-7': '1e-07',
+        'true': '1',
+        'false': '0',
+    }
+    found = read_cells(tmp_path, ['"a"'] * len(written), list(written))
+    assert [label for _, label in found] == list(written.values())
+
+
+def test_a_member_that_a_line_lacks_is_an_empty_cell(tmp_path):
+    (tmp_path / 'train.jsonl').write_text(
+        '\ufeff{"label": "n", "text": "a", "more": [{}]}\r\n{"text": "b"}', encoding='utf-8'
+    )
+    with pytest.raises(CorpusError, match='train.jsonl, line 2: label is empty'):
+        read_split(tmp_path / 'train.jsonl', 'train', CORPORA)
+
+
+def test_texts_of_test_that_are_in_dev_are_told(home, tmp_path):
+    changes = dict(dev=dict(text=['e', ' f ', 'g', 'h']), test=dict(text=['f', 'f', 'a', 'a']))
+    folder = str(write_tables(tmp_path / 'own', changes))
+    found = load_corpus('text_classification', folder)
+    assert (found.test_in_dev, found.overlap) == (2, {'test': 2})
+    asked = make_config(task='text_classification', mode='baseline', corpus=folder)
+    assert '2 rows of test have the texts of a row of dev' in plan(asked, Machine('cpu', 2)).explain()
+
+
 def test_texts_that_are_in_train_too_are_told(home, tmp_path):
     folder = write_tables(tmp_path / 'own', {})
     (folder / 'test.jsonl').write_bytes((folder / 'train.jsonl').read_bytes())
@@ -238,7 +327,7 @@ def test_texts_that_are_in_train_too_are_told(home, tmp_path):
     assert f'{n} of {n} rows of test' in planned.explain() and planned.overlap['test'] == (n, n)
     for task in ('answer_selection', 'text_classification'):
         embedded = load_corpus(task, 'embedded')
-        assert embedded.overlap == {} and embedded.contradictions == {}
+        assert embedded.overlap == {} and embedded.contradictions == {} and not embedded.test_in_dev
 
 
 def test_one_text_with_two_labels_is_told(home, tmp_path):
@@ -287,67 +376,68 @@ def test_numbers_without_a_spread_are_refused(home, tmp_path):
     assert 'labels have a standard deviation of' in refused(folder, target='number')
 
 
-@pytest.mark.parametrize('label', ['1e308', '-1e39', '1_0', 'nan', '٣'])
-def test_a_label_that_is_no_number_of_a_model_is_refused(label, home, tmp_path):
-    folder = write_tables(
-        tmp_path / 'own',
-        {'test': dict(label=['1', label, '2', '3'])}
-        | {split: dict(label=['1', '2.5', '-3e1', '.4']) for split in ('train', 'dev')},
-    )
-    assert f'label {label!r} is no number' in refused(folder, target='number')
-
-
-def test_a_blank_cluster_is_no_cluster(home, tmp_path):
-    folder = write_tables(tmp_path / 'own', {'train': dict(cluster=['x', '', 'x', 'y'])})
-    assert 'train.jsonl, line 2: cluster is empty' in refused(folder)
-
-
-def test_json_lines_are_read_as_they_stand(home, tmp_path):
-    texts = ['2020-01-01', '2020-01-01T00:00:00', 'a\x85b\u2028c', ' true ']
-    labels = [2**53, 2**53 + 1, 2**70, 2**53]
-    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(text=texts, label=labels)))
-    rows = load_corpus('text_classification', str(folder)).splits['train']
-    assert [row['text'] for row in rows] == texts
-    assert [row['label'] for row in rows] == [str(label) for label in labels]
+NUMBERS = dict.fromkeys(SIZES, dict(label=['1', '2.', '-.5', '+3.4E38']))
 
 
 @pytest.mark.parametrize(
-    'line, words',
-    [
-        ('[' * 100_000, 'it is nested too deeply'),
-        ('[1, 2]', 'it is no JSON object, as in'),
-        ('{"text": "a", "label": "n", "text": "b"}', "'text' is there twice"),
-        ('{"text": "a", ', 'it is no JSON object (Expecting'),
-    ],
+    'label', ['1e39', '-3.5e38', '1e400', '1_0', 'nan', '-inf', '0x10', '1,5', '\u0663', '.']
 )
-def test_a_line_that_is_no_object_is_refused(line, words, home, tmp_path):
-    folder = write_tables(tmp_path / 'own', {})
-    with open(folder / 'dev.jsonl', 'a') as file:
-        file.write('\n' + line + '\n')
-    assert words in (said := refused(folder)) and 'dev.jsonl, line 6' in said
+def test_a_label_that_is_no_number_of_a_model_is_refused(label, home, tmp_path):
+    changes = NUMBERS | {'test': dict(label=['1', '2', '3', label])}
+    said = refused(write_tables(tmp_path / 'own', changes), target='number')
+    assert f"test, example 'T3': label {label!r} is no number" in said
 
 
-def test_what_is_no_file_is_not_waited_for(home, tmp_path):
-    folder = write_tables(tmp_path / 'own', {})
-    (folder / 'test.jsonl').unlink()
-    os.mkfifo(folder / 'test.jsonl')
-    assert 'test.jsonl is no ordinary file' in refused(folder)
+def test_labels_that_people_write_are_numbers(home, tmp_path):
+    folder = str(write_tables(tmp_path / 'own', NUMBERS))
+    asked = make_config(task='text_classification', corpus=folder, mode='baseline', target='number')
+    assert plan(asked, Machine('cpu', 2)).explain()
 
 
-def test_texts_of_test_that_are_in_dev_are_told(home, tmp_path):
-    tables = {split: dict(text=[f'{split} {i}' for i in range(4)]) for split in ('train', 'dev')}
-    folder = write_tables(tmp_path / 'own', tables | {'test': tables['dev']})
-    found = load_corpus('text_classification', str(folder))
-    assert found.overlap == {} and found.test_in_dev == 4
-    asked = make_config(task='text_classification', mode='baseline', corpus=str(folder))
-    assert '4 rows of test have the texts of a row of dev' in plan(asked, Machine('cpu', 2)).explain()
+def test_a_label_that_overflows_in_units_of_the_deviation_is_refused(home, tmp_path):
+    numbers = dict.fromkeys(SIZES, dict(label=['1e-9', '2e-9', '1e-9', '3e-9']))
+    numbers['test'] = dict(label=['1e-9', '1e38', '1e-9', '3e-9'])
+    said = refused(write_tables(tmp_path / 'own', numbers), target='number')
+    assert "test, example 'T1': label '1e38' is too far from the labels of train" in said
 
 
-def test_line_ends_of_another_age_are_named(tmp_path):
-    for split in SIZES:
-        (tmp_path / f'{split}.tsv').write_bytes(b'text\tlabel\ra\tn\rb\tp\r')
-    with pytest.raises(CorpusError, match='lines do not end as those of Unix or Windows'):
-        load_corpus('text_classification', str(tmp_path))
+LONG = 'x' * 100_000
+# how the columns of train, and those of dev and test, differ from TRAIN; parameters
+LONG_CELLS = {
+    'a label with a blank': (dict(label=['n', 'p', f'{LONG} ', 'p']), {}, {}),
+    'a label with a line end': (dict(label=['n', 'p', f'{LONG}\n{LONG}', 'p']), {}, {}),
+    'labels that look alike': (dict(label=['n', 'p', f'{LONG}\u2075', f'{LONG}5']), {}, {}),
+    'an id twice': (dict(id=['a', 'b', LONG, LONG]), {}, {}),
+    'one label': (dict(label=[LONG] * 4), {}, {}),
+    'a class': (dict(label=['n', LONG, 'n', 'n']), {}, {}),
+    'no class': ({}, dict(label=[LONG] * 4), {}),
+    'no number': (NUMBERS['train'], dict(label=[LONG] * 4, id=[LONG, 'a', 'b', 'c']), dict(target='number')),
+    'a column': ({LONG: ['1'] * 4}, {}, dict(columns='text=review')),
+}
+
+
+@pytest.mark.parametrize('case', LONG_CELLS)
+def test_a_long_cell_is_not_repeated_in_full(case, home, tmp_path):
+    train, others, given = LONG_CELLS[case]
+    folder = write_tables(tmp_path / 'own', dict(train=train, dev=others, test=others))
+    said = refused(folder, **given)
+    assert 'xxx...' in said and len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    'columns',
+    [
+        LONG,
+        f'{LONG}=text',
+        f'text={LONG},text=label',
+        f'text={LONG},label={LONG}',
+        f'text={LONG}',
+    ],
+    ids=lambda columns: re.sub('x+', 'x', columns),
+)
+def test_a_long_map_is_not_repeated_in_full(columns, home, tmp_path):
+    said = refused(write_tables(tmp_path / 'own', {}), columns=columns)
+    assert 'xxx...' in said and len(said) < 1000
 
 
 def test_classes_that_are_one_number_have_one_order():

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 from .arms import MODES, PROFILES
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'task_info',
-           'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes',
-           'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'make_config', 'with_values', 'flat',
-           'parameters_from']
+__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'shown',
+           'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
+           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'make_config', 'with_values',
+           'flat', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -33,6 +33,14 @@ class KdnotesError(Exception):
 
 class ConfigError(KdnotesError, ValueError):
     "A parameter that does not exist, or a value it cannot have."
+
+
+def shown(
+    value: Any,  # a parameter's, or a cell's of a corpus
+) -> str:  # at most 120 characters
+    "A value as a sentence quotes it: its middle is left out where it is long."
+    quoted = repr(value)
+    return quoted if len(quoted) <= 120 else f'{quoted[:60]}...{quoted[-20:]}'
 
 # %% ../../nbs/core/02_config.ipynb #94d7e0e2
 TASKS = {
@@ -319,8 +327,9 @@ class RunConfig(BaseModel):
             )
         if self.student and self.student_init != 'hub':
             raise ValueError(
-                f'student={self.student!r} would not be read, since student_init={self.student_init!r} makes '
-                "the student of its teacher's layers; add student_init=hub"
+                f'student={shown(self.student)} would not be read, since '
+                f"student_init={self.student_init!r} makes the student of its teacher's layers; "
+                'add student_init=hub'
             )
         if self.student_init == 'transferred' and self.transfer == 'none':
             raise ValueError(
@@ -397,7 +406,7 @@ def _check_intermediate_losses(config: RunConfig) -> None:
     )
     if config.hidden_loss == 'none':
         if layers is not None:
-            raise ValueError(f'hidden_layers={layers} are not looked at; choose a hidden_loss too')
+            raise ValueError(f'hidden_layers={shown(layers)} are not looked at; choose a hidden_loss too')
     elif config.student_init == 'hub':
         if not layers:
             raise ValueError(
@@ -406,11 +415,11 @@ def _check_intermediate_losses(config: RunConfig) -> None:
             )
     elif layers is not None and own is not None and len(layers) != len(own):
         raise ValueError(
-            f'hidden_layers={layers} must name a layer of the teacher for each of the {len(own)} layers '
-            'of the student'
+            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {len(own)} '
+            'layers of the student'
         )
     if layers and min(layers) < 0:
-        raise ValueError(f'hidden_layers={layers} must be counted from 0')
+        raise ValueError(f'hidden_layers={shown(layers)} must be counted from 0')
 
 # %% ../../nbs/core/02_config.ipynb #5e0b8a41
 def teacher_changes(
@@ -471,8 +480,8 @@ def _check_given(config: RunConfig) -> None:
         )
     if config.transfer != 'none':
         raise ValueError(
-            f"transfer={config.transfer!r} would train the teacher first, and teacher_mode='given' takes it "
-            'as it is; leave one of them out'
+            f'transfer={shown(config.transfer)} would train the teacher first, and '
+            "teacher_mode='given' takes it as it is; leave one of them out"
         )
     if student and (config.student_init == 'teacher_pretrained' or not needs_teacher(config)):
         raise ValueError(
@@ -507,7 +516,7 @@ def _no_parameter(name: str, allowed: Iterable[str]) -> str:
     near = ' or '.join(map(repr, get_close_matches(name, allowed, 3, 0.5)))
     if near:
         return f'there is no parameter {name!r}; is it {near}?'
-    return f'there is no parameter {name!r}; ' + (
+    return f'there is no parameter {shown(name)}; ' + (
         f"the parameters are {', '.join(allowed)}"
         if len(allowed) <= 20
         else '`kdnotes doctor --help` lists them all'
@@ -532,18 +541,12 @@ def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
         return str(error['ctx']['error'])
     where = '.'.join(str(part) for part in error['loc'] if str(part) in fields)
     if error['type'] == 'string_pattern_mismatch':
-        return f"{where}={_shown(error.get('input'))} is refused: {NAME_RULE}"
+        return f"{where}={shown(error.get('input'))} is refused: {NAME_RULE}"
     # one for each type the field may have
     rules = dict.fromkeys(
         e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
     )
-    return f"{where}={_shown(error.get('input'))} is refused: {', or '.join(rules)}"
-
-
-def _shown(value: Any) -> str:
-    "A value as it was given, its middle left out where it is long."
-    shown = repr(value)
-    return shown if len(shown) <= 120 else f'{shown[:60]}...{shown[-20:]}'
+    return f"{where}={shown(error.get('input'))} is refused: {', or '.join(rules)}"
 
 
 def make_config(
@@ -552,7 +555,7 @@ def make_config(
     "A configuration, or a `ConfigError` of one sentence."
     task = parameters.get('task', RunConfig.model_fields['task'].default)
     if not isinstance(task, str) or task not in TASKS:
-        raise ConfigError(f"task={task!r} is refused: the tasks are {', '.join(TASKS)}")
+        raise ConfigError(f"task={shown(task)} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
     nested = parameters.get('task_settings') or {}
     own = dict(nested) | {name: value for name, value in parameters.items() if name in kind.model_fields}

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError, RunConfig, shown
 from kdnotes.core.files import (
     FileError,
     cache_path,
@@ -216,9 +216,9 @@ def find_model(
     if os.path.isdir(folder := os.path.expanduser(name)):
         # unlike Path.is_dir: False for what no path can be
         return _check_folder(Path(folder).resolve(), name)
-    if not re.fullmatch(r'[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?', name):
+    if not re.fullmatch(r'[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?', name):
         raise ModelError(
-            f'there is no folder {name!r}, and it cannot be a hub id; give the folder of a saved model, '
+            f'there is no folder {shown(name)}, and it cannot be a hub id; give the folder of a saved model, '
             f'or a hub id such as {MINILM!r}'
         )
     return _find_hub(name, 'give teacher=<a folder>')
@@ -733,7 +733,7 @@ def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
     "Refuse layers that are not there, or not in order."
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
         raise ModelError(
-            f'student_layers={tuple(layers)} must be rising numbers from 0 to {n_layers - 1}, '
+            f'student_layers={shown(tuple(layers))} must be rising numbers from 0 to {n_layers - 1}, '
             f'each once, since {whose} has {n_layers} layers'
         )
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.config import RunConfig, TaskSettings, parameter, shown
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, EncodedPairs
 from .embedded import embedded_answer_selection
@@ -103,23 +103,23 @@ def check_rows(
                 )
         if not row['sentence'].strip():
             raise CorpusError(
-                f"{place(i)}: question {question!r} is without a candidate ({names['sentence']} is "
-                "empty); fill it in or remove the row"
+                f"{place(i)}: question {shown(question)} is without a candidate ({names['sentence']} "
+                "is empty); fill it in or remove the row"
             )
         if row['label'] not in ('0', '1', 0, 1):
             raise CorpusError(
-                f"{place(i)}: {names['label']} is {row['label']!r} and must be 0 or 1; correct it (a tab "
-                "inside a text shifts the columns)"
+                f"{place(i)}: {names['label']} is {shown(row['label'])} and must be 0 or 1; correct it (a "
+                "tab inside a text shifts the columns)"
             )
         if (question, sentence) in seen:
             raise CorpusError(
-                f'{place(i)}: sentence {sentence!r} occurs twice in question {question!r}; give each '
-                'candidate of a question its own id'
+                f'{place(i)}: sentence {shown(sentence)} occurs twice in question {shown(question)}; '
+                'give each candidate of a question its own id'
             )
         if texts.setdefault(question, row['question']) != row['question']:
             raise CorpusError(
-                f'{place(i)}: question {question!r} has another text than in its first row; give each '
-                'question its own id'
+                f'{place(i)}: question {shown(question)} has another text than in its first row; give '
+                'each question its own id'
             )
         seen.add((question, sentence))
         row['label'] = int(row['label'])

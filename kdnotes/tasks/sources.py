@@ -13,14 +13,16 @@ import re
 import tempfile
 import threading
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
+from decimal import Context, Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import TASKS, ConfigError, KdnotesError, task_info
+from ..core.config import TASKS, ConfigError, KdnotesError, shown, task_info
 from ..core.files import root, without_password
 
 # %% auto #0
@@ -112,22 +114,22 @@ def column_names(
         next_key = name.partition(';')[2].partition('=')[0].strip()
         if not (equals and key and name) or next_key in usual:
             raise ConfigError(
-                f"columns={columns!r} must be pairs key=column with commas between them, as in "
+                f"columns={shown(columns)} must be pairs key=column with commas between them, as in "
                 "'text=review,label=stars'"
             )
         if key not in usual:
             raise ConfigError(
-                f"columns={columns!r} names the key {key!r}, which a row does not have; "
+                f"columns={shown(columns)} names the key {shown(key)}, which a row does not have; "
                 f"{_meant_key(key, usual)}"
             )
         if key in given:
-            raise ConfigError(f"columns={columns!r} names {key!r} twice; say once which column it is")
+            raise ConfigError(f"columns={shown(columns)} names {key!r} twice; say once which column it is")
         given.add(key)
         names[key] = name
     for key, name in names.items():
         if others := [other for other in names if other != key and names[other] == name]:
             raise ConfigError(
-                f"columns={columns!r} takes column {name!r} for {key} and for {others[0]}; "
+                f"columns={shown(columns)} takes column {shown(name)} for {key} and for {others[0]}; "
                 "each needs a column of its own"
             )
     return names
@@ -142,6 +144,14 @@ class Table:
     # name -> its cells, '' for a missing one, None for what is no text (a list, a record, bytes)
     cells: dict[str, list]
     place: Callable[[int], str]  # says where row i is
+
+
+def _check_regular(path: Path) -> None:
+    "Refuse to open what may never end: a pipe, a device. A link counts as what it leads to."
+    if path.exists() and not path.is_file():
+        raise CorpusError(
+            f'{path} is no ordinary file (a folder, a pipe or a device); put the table itself there'
+        )
 
 
 def _text(path: Path) -> str:
@@ -161,10 +171,24 @@ def _text(path: Path) -> str:
         ) from None
 
 
+def _twice(names: Iterable[str]) -> list[str]:
+    "The names that are there more than once."
+    return [name for name, n in Counter(names).items() if n > 1]
+
+
 def _check_header(path: Path, header: list[str]) -> None:
     "Refuse two columns of one name."
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise CorpusError(f'{path}: two columns are called {twice[0]!r}; rename one of them')
+    if twice := _twice(header):
+        raise CorpusError(f'{path}: two columns are called {shown(twice[0])}; rename one of them')
+
+
+def _check_line_ends(path: Path, first: str) -> None:
+    "Refuse a first line that holds a carriage return: all that follows it would be misread."
+    if '\r' in first:
+        raise CorpusError(
+            f'{path}, line 1: the header holds a carriage return (CR), so lines do not end as those of Unix '
+            'or Windows do; save the file with lines that end in LF or in CR LF'
+        )
 
 
 def _check_quotes(path: Path, number: int, row: dict[str, str]) -> None:
@@ -186,21 +210,19 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
     text = _text(path)
     if not text.strip():
         raise CorpusError(
-            f"{path} is empty; it must begin with the header {' '.join(needed)}, separated by tabs"
+            f"{path} is empty; it must begin with the header {', '.join(map(shown, needed))}, separated by "
+            "tabs"
         )
     # not splitlines, which also splits at U+2028 and the like
     lines = [line.removesuffix('\r') for line in text.split('\n')]
-    if '\r' in lines[0]:
-        raise CorpusError(
-            f'{path}, line 1: the header holds a carriage return, so lines do not end as those of Unix or '
-            'Windows do; save the file with such line ends'
-        )
+    _check_line_ends(path, lines[0])
     header = lines[0].split('\t')
     _check_header(path, header)
     if missing := [name for name in needed if name not in header]:
         raise CorpusError(
-            f"{path}, line 1: the header has no column {missing[0]!r}; it must name {' '.join(needed)}, "
-            "separated by tabs; where a column has another name, say so with columns="
+            f"{path}, line 1: the header has no column {shown(missing[0])}; it must name "
+            f"{', '.join(map(shown, needed))}, separated by tabs; where a column has another name, say so "
+            "with columns="
         )
     rows = []
     numbers = []
@@ -219,13 +241,7 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
     cells = {name: [row[i] for row in rows] for i, name in enumerate(header)}
     return Table(str(path), header, cells, lambda i: f'{path}, line {numbers[i]}')
 
-# %% ../../nbs/tasks/04_sources.ipynb #aed14ebc
-def _reason(error: BaseException) -> str:
-    "An error of others in a few words."
-    lines = str(error).strip().splitlines()
-    return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
-
-
+# %% ../../nbs/tasks/04_sources.ipynb #b73d20e4
 def _as_text(cell: Any) -> str | None:
     "A cell as in a text file, whole numbers and truth values as integers; None: it is no text."
     if isinstance(cell, (list, tuple, dict, set, bytes)):
@@ -235,6 +251,63 @@ def _as_text(cell: Any) -> str | None:
     if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer()):
         return str(int(cell))
     return str(cell)
+
+
+def _number_text(digits: str) -> str:
+    "A fraction of JSON as other files hold it, or its own digits where that would be another number."
+    text = _as_text(float(digits))
+    # NaN, which equals nothing, where the exponent is beyond all bounds
+    exact = Decimal(digits, Context(traps=[]))
+    return text if Decimal(text) == exact else digits
+
+
+def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    "An object's members; a member that is there twice is refused."
+    if twice := _twice(name for name, _ in pairs):
+        raise ValueError(f'{shown(twice[0])} is there twice')
+    return dict(pairs)
+
+
+def _json_row(line: str) -> dict[str, Any]:
+    "The object that a line holds, its numbers as texts; a ValueError says why it holds none."
+    try:
+        row = json.loads(line, parse_int=str, parse_float=_number_text, object_pairs_hook=_json_object)
+    except json.JSONDecodeError as e:
+        raise ValueError(f'{e.msg} (character {e.colno})') from None
+    except RecursionError:
+        raise ValueError('it is nested too deeply') from None
+    if not isinstance(row, dict):
+        raise ValueError('it is no object')
+    return row
+
+
+def _read_jsonl(path: Path) -> Table:
+    "A file with one JSON object a line; a member that a line lacks is an empty cell."
+    rows = []
+    numbers = []
+    # not splitlines, which also splits at U+0085 and the like
+    for number, line in enumerate(_text(path).split('\n'), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_json_row(line))
+        except ValueError as e:
+            raise CorpusError(
+                f'{path}, line {number}: {e}; write one JSON object a line, as in '
+                '{"text": "...", "label": 1}'
+            ) from None
+        numbers.append(number)
+    if not rows:
+        raise CorpusError(f'{path} is empty; it needs a row at least')
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = {name: [_as_text(row.get(name)) for row in rows] for name in names}
+    return Table(str(path), names, cells, lambda i: f'{path}, line {numbers[i]}')
+
+# %% ../../nbs/tasks/04_sources.ipynb #aed14ebc
+def _reason(error: BaseException) -> str:
+    "An error of others in a few words."
+    lines = str(error).strip().splitlines()
+    return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
 
 def _csv(path: str, **options):
@@ -271,45 +344,14 @@ def _csv_header(path: Path) -> list[str]:
     return header
 
 
-def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    "An object's members; a member that is there twice is refused."
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f'{twice[0]!r} is there twice')
-    return dict(pairs)
+def _parquet(path: str, **options):
+    "A Parquet file with a row at least: of one without, `datasets` says something else."
+    import datasets
+    from pyarrow.parquet import read_metadata
 
-
-def _read_jsonl(path: Path) -> Table:
-    "A file with one JSON object a line; a text stays as it is, and a whole number keeps its digits."
-    decoder = json.JSONDecoder(object_pairs_hook=_json_object)
-    rows = []
-    numbers = []
-    # not splitlines, which also splits at U+0085 and the like
-    for number, line in enumerate(_text(path).split('\n'), 1):
-        if not line.strip():
-            continue
-        try:
-            row = decoder.decode(line)
-        except RecursionError:
-            raise CorpusError(
-                f'{path}, line {number}: it is nested too deeply; write out texts and numbers'
-            ) from None
-        except ValueError as e:
-            raise CorpusError(
-                f'{path}, line {number}: it is no JSON object ({e}); correct the line'
-            ) from None
-        if not isinstance(row, dict):
-            raise CorpusError(
-                f'{path}, line {number}: it is no JSON object, as in {{"text": "...", "label": 1}}; '
-                'correct the line'
-            )
-        rows.append(row)
-        numbers.append(number)
-    if not rows:
-        raise CorpusError(f'{path} is empty; it needs a row at least')
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = {name: [_as_text(row.get(name)) for row in rows] for name in names}
-    return Table(str(path), names, cells, lambda i: f'{path}, line {numbers[i]}')
+    if not read_metadata(path).num_rows:
+        raise CorpusError(f'{path}: there is no row; a split needs at least one example')
+    return datasets.Dataset.from_parquet(path, **options)
 
 
 def _read_with_datasets(path: Path) -> Table:
@@ -319,12 +361,12 @@ def _read_with_datasets(path: Path) -> Table:
             f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or "
             f"save the table as {path.stem}.tsv"
         )
-    if path.suffix != '.parquet' and not _text(path).strip():
+    if path.suffix == '.csv' and not _text(path).strip():
         raise CorpusError(f'{path} is empty; it needs a row at least')
     import datasets
 
-    read = {'.csv': _csv, '.parquet': datasets.Dataset.from_parquet}[path.suffix]
-    shown = datasets.utils.is_progress_bar_enabled()
+    read = {'.csv': _csv, '.parquet': _parquet}[path.suffix]
+    bars = datasets.utils.is_progress_bar_enabled()
     verbosity = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the sentence below says it
@@ -339,11 +381,9 @@ def _read_with_datasets(path: Path) -> Table:
         ) from None
     finally:
         datasets.logging.set_verbosity(verbosity)
-        if shown:
+        if bars:
             datasets.enable_progress_bars()
     cells = {name: [_as_text(cell) for cell in table[name]] for name in table.column_names}
-    if not len(table):
-        raise CorpusError(f'{path} has no row; a split needs at least one example')
     return Table(str(path), table.column_names, cells, lambda i: f'{path}, row {i + 1}')
 
 
@@ -359,8 +399,7 @@ def read_split(
     "A split from a file."
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
-    if not path.is_file():
-        raise CorpusError(f'{path} is no ordinary file; put the table itself there')
+    _check_regular(path)
     if path.suffix == '.tsv':
         table = _read_tsv(path, needed)
     elif path.suffix == '.jsonl':
@@ -380,14 +419,27 @@ def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str])
                 continue
             if not value.isprintable():
                 raise CorpusError(
-                    f'{place(i)}: {names[key] or key} {value!r} holds a control character, as of a line end; '
-                    'remove it'
+                    f'{place(i)}: {names[key] or key} {shown(value)} holds a control character, as of a line '
+                    'end; remove it'
                 )
             alike = known.setdefault(unicodedata.normalize('NFKC', value).strip(), value)
             if alike != value:
                 raise CorpusError(
-                    f'{place(i)}: {names[key] or key} {value!r} looks like {alike!r} of an earlier row and '
-                    'is not the same; write both alike, or apart'
+                    f'{place(i)}: {names[key] or key} {shown(value)} looks like {shown(alike)} of an earlier '
+                    'row and is not the same; write both alike, or apart'
+                )
+
+
+def _check_characters(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
+    "Refuse half a character, as JSON can write one: UTF-8 has none, so nothing can be made of it."
+    for i, row in enumerate(rows):
+        for key, value in row.items():
+            if not isinstance(value, str) or value.isascii():  # as most are: a search would take longer
+                continue
+            if half := re.search('[\ud800-\udfff]', value):
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} holds {half[0]!r}, which is half a character; '
+                    'remove it'
                 )
 
 
@@ -403,8 +455,9 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
         names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)
     ]:
         raise CorpusError(
-            f"{table.where}: there is no column {lost[0]!r} among {', '.join(table.names)}; rename it, or "
-            f"say which column holds what with columns='{next(k for k in names if names[k] == lost[0])}=...'"
+            f"{table.where}: there is no column {shown(lost[0])} among {', '.join(map(shown, table.names))}; "
+            "rename it, or say which column holds what with "
+            f"columns='{next(k for k in names if names[k] == lost[0])}=...'"
         )
     kept = [key for key in names if key not in missing]
     for key in kept:
@@ -419,6 +472,7 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
         for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)
     ]
     rules.complete(rows, missing)
+    _check_characters(rows, table.place, names)
     rules.check_rows(rows, table.place, names)
     _check_names(rows, table.place, names)
     rules.check_split(split, rows, table.where)
@@ -671,7 +725,7 @@ def resolve_corpus(
         return rules.published
     if folder := find_folder(corpus):
         return str(folder)
-    if re.fullmatch(r'\w[\w.-]*/[\w.-]+', corpus):
+    if re.fullmatch(r'\w[\w.-]{0,95}/[\w.-]{1,96}', corpus):
         return corpus
     if _is_file(corpus):
         raise CorpusError(
@@ -680,8 +734,8 @@ def resolve_corpus(
         )
     files = ', '.join(rules.published_files) or 'train, dev and test as ' + ', '.join(FORMATS)
     raise CorpusError(
-        f"there is no corpus {corpus!r} and no such folder; use auto, embedded, {', '.join(rules.names)}, a "
-        f"folder with {files}, or a hub id like {rules.hub_id}"
+        f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
+        f"{', '.join(rules.names)}, a folder with {files}, or a hub id like {rules.hub_id}"
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
@@ -696,19 +750,23 @@ def load_corpus(
         split: [tuple(text.strip() for text in task_info(task).texts(row)) for row in rows]
         for split, rows in loaded.splits.items()
     }
-    dev = set(texts['dev'])
     return replace(
         loaded,
         overlap=_overlap(texts),
-        test_in_dev=sum(of in dev for of in texts['test']),
+        test_in_dev=_shared(texts['test'], texts['dev']),
         contradictions=_contradictions(loaded.splits, texts),
     )
 
 
+def _shared(rows: list[tuple], others: list[tuple]) -> int:  # the texts of each row
+    "How many rows have the texts of one of the others."
+    known = set(others)
+    return sum(of in known for of in rows)
+
+
 def _overlap(texts: dict[str, list[tuple]]) -> dict[str, int]:  # of each row, by split
     "How many rows of each evaluation split have the texts of a row of train."
-    trained = set(texts['train'])
-    found = {split: sum(of in trained for of in rows) for split, rows in texts.items() if split != 'train'}
+    found = {split: _shared(rows, texts['train']) for split, rows in texts.items() if split != 'train'}
     return {split: n for split, n in found.items() if n}
 
 
@@ -734,8 +792,8 @@ def load_by_rules(
     )
     if columns and name in ('embedded', *rules.names):
         raise ConfigError(
-            f'columns={columns!r} is for files of your own, and the columns of corpus={name!r} are known; '
-            'leave it out'
+            f'columns={shown(columns)} is for files of your own, and the columns of corpus={name!r} are '
+            'known; leave it out'
         )
     if name == 'embedded':
         kind = 'embedded'
@@ -776,6 +834,8 @@ def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str,
     "Kind, place and splits of a corpus that has to be put into the task's shape."
     made = rules.made[name]
     if folder:
+        for file in made.files:
+            _check_regular(folder / file)
         return 'folder', str(folder), _checked(rules, name, made.from_folder(folder))
     data = _from_hub(rules, name, lambda: fetch_hub(made.hub_id))
     return 'hub', f'huggingface.co/datasets/{made.hub_id}', _checked(rules, name, made.from_hub(data))
@@ -787,6 +847,7 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         def place(i: int, split: str = split) -> str:
             return f'{name} {split}, row {i}'
 
+        _check_characters(rows, place, rules.columns)
         rules.check_rows(rows, place, rules.columns)
         _check_names(rows, place, rules.columns)
         rules.check_split(split, rows, f'{name} {split}')

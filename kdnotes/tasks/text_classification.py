@@ -4,7 +4,6 @@
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #37b24f15
 from __future__ import annotations
-import json
 import re
 import textwrap
 from collections.abc import Callable
@@ -14,8 +13,8 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from ..core.config import RunConfig, TaskSettings, parameter
-from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
+from ..core.config import RunConfig, TaskSettings, parameter, shown
+from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows, read_split
 from .batching import Batch, EncodedPairs
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text
@@ -75,13 +74,13 @@ def check_rows(
                 )
         if row['label'] != row['label'].strip():
             raise CorpusError(
-                f"{place(i)}: {names.get('label') or 'label'} {row['label']!r} begins or ends with a blank; "
-                "remove it, so that a class has one name"
+                f"{place(i)}: {names.get('label') or 'label'} {shown(row['label'])} begins or ends with a "
+                "blank; remove it, so that a class has one name"
             )
         if row['id'] in seen:
             raise CorpusError(
-                f"{place(i)}: {names.get('id') or 'id'} {row['id']!r} occurs twice; give each example its "
-                "own id"
+                f"{place(i)}: {names.get('id') or 'id'} {shown(row['id'])} occurs twice; give each example "
+                "its own id"
             )
         seen.add(row['id'])
 
@@ -96,8 +95,8 @@ def check_split(
         raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
     if split == 'train' and len({row['label'] for row in rows}) < 2:
         raise CorpusError(
-            f"{where}: every label is {rows[0]['label']!r}, so there is nothing to learn; check the label "
-            "column"
+            f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
+            "label column"
         )
 
 
@@ -132,20 +131,9 @@ def _imdb_folder(folder: Path) -> dict[str, Rows]:
     "Splits of a file with one JSON object a line: id, text, label."
     path = next(folder / name for name in _IMDB_FILES if (folder / name).exists())
     splits = {split: [] for split in SPLITS}
-    # not splitlines, which also splits at U+0085 and the like
-    lines = path.read_text(encoding='utf-8').removesuffix('\n').split('\n')
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            id = str(row['id'])
-            text = str(row['text'])
-            label = str(row['label'])
-        except (ValueError, KeyError, TypeError):
-            raise CorpusError(
-                f'{path}, line {number}: it is no JSON object with id, text and label; correct or remove the '
-                'line'
-            ) from None
-        splits[_hashed_split(id)].append(dict(id=id, text=text, second='', label=label, cluster=id))
+    # ids decide the splits, so they must be there
+    for row in read_split(path, 'train', CORPORA, columns='id=id'):
+        splits[_hashed_split(row['id'])].append(row)
     return splits
 
 
@@ -188,12 +176,45 @@ def class_names(
         return sorted(names)
 
 
+_LARGEST = torch.finfo(torch.float32).max
+
+
 def _number(text: str) -> float | None:
     "A number that float32 can hold; None: the text is none, as people write them."
     if not re.fullmatch(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?', text, re.ASCII):
         return None
     value = float(text)
-    return value if abs(value) <= torch.finfo(torch.float32).max else None
+    return value if abs(value) <= _LARGEST else None
+
+
+def _label_of(corpus: Corpus, split: str, row: dict) -> str:
+    "An example and its label, as a refusal begins."
+    return f"{corpus.name} {split}, example {shown(row['id'])}: label {shown(row['label'])}"
+
+
+def _check_numbers(corpus: Corpus) -> None:
+    "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
+    rows = [(split, row) for split in SPLITS for row in corpus.splits[split]]
+    for split, row in rows:
+        if _number(row['label']) is None:
+            raise CorpusError(
+                f'{_label_of(corpus, split, row)} is no number, and target=number needs one of at most '
+                '3.4e38; correct it, or use target=classes'
+            )
+    trained = np.array([float(row['label']) for row in corpus.splits['train']])
+    mean = trained.mean()
+    spread = trained.std()
+    if not spread > 0:
+        raise CorpusError(
+            f'{corpus.name} train: the labels have a standard deviation of {spread:g}, and target=number '
+            'learns them in units of it; check the label column'
+        )
+    for split, row in rows:
+        if abs(float(row['label']) - mean) > _LARGEST * spread:
+            raise CorpusError(
+                f'{_label_of(corpus, split, row)} is too far from the labels of train, whose standard '
+                f'deviation is {spread:g}; correct it, or use target=classes'
+            )
 
 
 def check_labels(
@@ -209,20 +230,7 @@ def check_labels(
             'second text, or none'
         )
     if config.task_settings.target == 'number':
-        for split in SPLITS:
-            for row in corpus.splits[split]:
-                if _number(row['label']) is None:
-                    raise CorpusError(
-                        f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no number, "
-                        "and target=number needs one of at most 3.4e38; correct it, or use target=classes"
-                    )
-        with np.errstate(over='ignore'):
-            spread = np.std([float(row['label']) for row in corpus.splits['train']])
-        if not 0 < spread < np.inf:
-            raise CorpusError(
-                f'{corpus.name} train: the labels have a standard deviation of {spread:g}, and target=number '
-                'learns them in units of it; check the label column'
-            )
+        _check_numbers(corpus)
         return
     names = class_names(corpus.splits['train'])
     if config.top_k and config.top_k > len(names):
@@ -238,8 +246,8 @@ def check_labels(
         for row in corpus.splits[split]:
             if row['label'] not in names:
                 raise CorpusError(
-                    f"{corpus.name} {split}, example {row['id']!r}: label {row['label']!r} is no class of "
-                    f"the training split ({', '.join(names[:10])}); correct it or remove the row"
+                    f"{_label_of(corpus, split, row)} is no class of the training split "
+                    f"({', '.join(map(shown, names[:10]))}); correct it or remove the row"
                 )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e075aa02
