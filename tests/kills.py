@@ -205,9 +205,8 @@ def main(single: int, whole: int, stops: int, seed: int) -> None:
             print(json.dumps(row), flush=True)
             rows.append(row)
     table = pd.DataFrame(rows)
-    print(
-        table.groupby(['run', 'killed'], sort=False)[['restarted', 'again', 'traceback', 'same']].agg('sum')
-    )
+    sums = table.groupby(['run', 'killed'], sort=False)[['restarted', 'again', 'traceback', 'same']].sum()
+    print(sums.to_string())
     print(table.groupby('killed').size())
     print('all the same:', bool(table['same'].all()), '; tracebacks:', int(table['traceback'].sum()))
 

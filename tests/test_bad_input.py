@@ -130,6 +130,11 @@ def test_a_long_value_is_not_repeated_in_full(home, parameters):
     refused('...', **parameters)
 
 
+@pytest.mark.parametrize('given', [dict(arms=LONG), dict(seeds=LONG)])
+def test_a_long_value_of_a_study_is_not_repeated_in_full(home, given):
+    sentence(lambda: plan_study(**given, corpus='embedded'), '...')
+
+
 def test_a_long_word_of_a_command_is_not_repeated_in_full():
     sentence(lambda: parse_parameters([LONG]), 'xxx...', 'write -p name=value')
 

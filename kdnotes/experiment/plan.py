@@ -19,6 +19,7 @@ from kdnotes.core.config import (
     names_with,
     needs_teacher,
     parameters as run_parameters,
+    shown,
     task_info,
     teacher_changes,
     teachers_mode,
@@ -462,12 +463,12 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
     layers = config.hidden_layers
     if layers and max(layers) >= n_layers:
         raise ConfigError(
-            f'hidden_layers={layers} must be numbers from 0 to {n_layers - 1}, '
+            f'hidden_layers={shown(layers)} must be numbers from 0 to {n_layers - 1}, '
             f'since the teacher {config.teacher!r} has {n_layers} layers'
         )
     if layers and len(layers) != depth(student):
         raise ConfigError(
-            f'hidden_layers={layers} must name a layer of the teacher for each of the {depth(student)} '
+            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {depth(student)} '
             'layers of the student'
         )
     for model in (student, teacher):
@@ -487,12 +488,12 @@ def choose_arms(
     for name in names:
         if name not in MODES:
             raise ConfigError(
-                f"arms={arms!r} names {name!r}, which is no mode; use 'procedures', "
+                f"arms={shown(arms)} names {shown(name)}, which is no mode; use 'procedures', "
                 f"'all' or some of {', '.join(MODES)}"
             )
     if not names:
         raise ConfigError(
-            f"arms={arms!r} names no mode; use 'procedures', 'all' or some of {', '.join(MODES)}"
+            f"arms={shown(arms)} names no mode; use 'procedures', 'all' or some of {', '.join(MODES)}"
         )
     return list(dict.fromkeys(names))
 
@@ -544,9 +545,9 @@ def plan_study(
     from kdnotes.train.distributed import stream
 
     if not isinstance(seeds, int) or not 1 <= seeds <= 1000:
-        raise ConfigError(f'seeds={seeds!r} must be a number of seeds, from 1 to 1000')
+        raise ConfigError(f'seeds={shown(seeds)} must be a number of seeds, from 1 to 1000')
     if not isinstance(arms, str):
-        raise ConfigError(f"arms={arms!r} must be a text: 'procedures', 'all' or modes with commas")
+        raise ConfigError(f"arms={shown(arms)} must be a text: 'procedures', 'all' or modes with commas")
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
             f"{' and '.join(sorted(given))} cannot be given to a whole study; "
@@ -557,7 +558,7 @@ def plan_study(
     own: dict[str, dict] = {mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes}
     if idle := sorted(common.keys() - set().union(*own.values())):
         raise ConfigError(
-            f"{' and '.join(idle)} would play no part in arms={arms!r}; leave it out, "
+            f"{' and '.join(idle)} would play no part in arms={shown(arms)}; leave it out, "
             "or add arms that have this factor"
         )
     configs = [
