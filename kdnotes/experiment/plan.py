@@ -468,8 +468,8 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
         )
     if layers and len(layers) != depth(student):
         raise ConfigError(
-            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {depth(student)} '
-            'layers of the student'
+            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the '
+            f'{depth(student)} layers of the student'
         )
     for model in (student, teacher):
         if config.hidden_loss != 'none':
