@@ -4,16 +4,17 @@
 
 # %% ../../nbs/experiment/02_launch.ipynb #0f8778b6
 from __future__ import annotations
-import os
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+import psutil
 from ..core.config import KdnotesError, RunConfig, is_given
-from ..core.files import file_errors
+from ..core.files import BusyError, file_errors
 from ..core.processes import STOP_TIMEOUT_S, EXIT_STOPPED, Ranks, Stopped, how_ended, kill_all, stop_all
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
@@ -74,15 +75,33 @@ def execute(
             say(f'{plan.run_id} needs its {name} first: {first.run_id}')
             execute(first, on_row, say, jobs)
     folder.create()
-    if wait_s := _ranks_may_be_left(folder):
-        say(f'{plan.run_id}: its launcher is gone; ranks of it that still save their state are waited for')
-    with lock_run(folder, wait_s) as held:
+    with ExitStack() as stack:
+        held = _lock(stack, folder, say)
         if not _complete(folder):  # else another process made it while we waited
             doing = 'measuring' if is_given(plan.config) else 'training'
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
             _launch(plan, folder, on_row, jobs, held)
     export(plan.config.study)
     return folder.record()
+
+
+def _lock(stack: ExitStack, folder: RunFolder, say: Callable[[str], None]) -> int:  # of `lock_run`
+    "Lock a run; ranks that outlive their launcher, to save their state, are waited for."
+    try:
+        return stack.enter_context(lock_run(folder))
+    except BusyError:
+        if not _launcher_is_gone(folder):
+            raise
+    say(f'{folder.run_id}: its launcher is gone; ranks of it that still save their state are waited for')
+    return stack.enter_context(lock_run(folder, STOP_TIMEOUT_S))
+
+
+def _launcher_is_gone(folder: RunFolder) -> bool:
+    "Did a process that said it trains this run end without another word?"
+    state = folder.state() or {}
+    pid = state.get('pid')
+    possible = type(pid) is int and 0 < pid < 2**31  # a file that somebody wrote may say anything
+    return state.get('status') == 'running' and possible and not psutil.pid_exists(pid)
 
 # %% ../../nbs/experiment/02_launch.ipynb #8077707a
 def make_runs(
@@ -305,20 +324,6 @@ def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
         teacher_train_s=teacher['time']['train_s'] if teacher else None,
         transfer_s=transfer['time']['total_s'] if transfer else None,
     )
-
-
-def _ranks_may_be_left(folder: RunFolder) -> float:  # seconds to wait for them; 0: nobody is left
-    "Did a launcher end without a word, whose ranks may still be at work?"
-    state = folder.state() or {}
-    if state.get('status') != 'running' or not isinstance(state.get('pid'), int):
-        return 0.0
-    try:
-        os.kill(state['pid'], 0)
-    except ProcessLookupError:
-        return STOP_TIMEOUT_S
-    except (PermissionError, OverflowError):
-        pass
-    return 0.0
 
 
 def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int, held: int) -> None:
