@@ -25,7 +25,7 @@ from kdnotes.distill.models import weights_sha256
 from kdnotes.records.store import read_csv, read_rows, without_repeats
 from kdnotes.records.schema import RECORD_KEYS
 from papermill.inspection import inspect_notebook
-from notebooks import ROOT, command, contents, last_line, papermill, python, surroundings
+from notebooks import ROOT, command, contents, papermill, python, surroundings
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
@@ -623,18 +623,11 @@ def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started
     launcher = python(tmp_path, LAUNCH)
     wait_for(lambda: training(tmp_path, begin), 'training to begin again')
     for p in trainers(tmp_path):
-        if '-m' in p.cmdline() and 'torch.distributed.run' not in p.cmdline():
-            p.terminate()
-    _, errors = launcher.communicate(timeout=300)
-    assert (
-        launcher.returncode != 0 and 'was stopped' in last_line(errors) and folder.name in last_line(errors)
-    ), errors
-    wait_for(lambda: not trainers(tmp_path), 'the trainers to end')
-    assert not (folder / 'record.json').exists() and state(folder)['status'] == 'interrupted'
-
-    launcher = python(tmp_path, LAUNCH)
+        if '-m' in p.cmdline():
+            p.terminate()  # an accident: nobody has asked the launcher to stop
     said, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, errors
+    assert 'all ranks start again' in (folder / 'log.txt').read_text()
     record = json.loads((folder / 'record.json').read_text())
     assert (
         record['run_id'] == folder.name
