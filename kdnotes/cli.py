@@ -5,8 +5,9 @@
 # %% ../nbs/90_cli.ipynb #7e3bc121
 from __future__ import annotations
 import argparse
-import functools
+import contextlib
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -248,13 +249,17 @@ def _name_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _say(text: str) -> None:
+    "A line, whole also where several threads speak."
+    print(f'{text}\n', end='', flush=True)
+
+
 def _study(args: argparse.Namespace) -> int:
     "Train the runs of a study and compare them."
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.study import run_study
 
-    say = functools.partial(print, flush=True)
-    made = run_study(args.seeds, args.arms, args.jobs, say, **_shared(args))
+    made = run_study(args.seeds, args.arms, args.jobs, _say, **_shared(args))
     print(made.report)
     if made.failure:
         raise RunError(made.failure)
@@ -296,10 +301,9 @@ def _tune(args: argparse.Namespace) -> int:
     from kdnotes.search.random import search, train_tuned
 
     given = named(**_shared(args))
-    say = functools.partial(print, flush=True)
-    found = search(args.mode, trials=args.trials, jobs=args.jobs, say=say, **given)
+    found = search(args.mode, trials=args.trials, jobs=args.jobs, say=_say, **given)
     print(found.trials.to_string(index=False))
-    made = train_tuned(found, args.seeds, jobs=args.jobs, say=say, **given)
+    made = train_tuned(found, args.seeds, jobs=args.jobs, say=_say, **given)
     for record in made:
         print(f"{record['run_id']}: {outcome(record)}")
     print(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
@@ -438,11 +442,21 @@ def main(
         with interruptible(), file_errors():
             return args.run(args)
     except KdnotesError as e:
-        print(f'kdnotes: {e}', file=sys.stderr)
+        _tell(f'kdnotes: {e}')
         return e.exit_code
+    except BrokenPipeError:  # who read the output has gone, as in `kdnotes study | head`
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
     except KeyboardInterrupt:
-        print('kdnotes: stopped; what is done is kept, and the same command makes the rest', file=sys.stderr)
-        return EXIT_STOPPED
+        pass
+    _tell('kdnotes: stopped; what is done is kept, and the same command makes the rest')
+    return EXIT_STOPPED
+
+
+def _tell(text: str) -> None:
+    "A line on standard error, if somebody still reads it."
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == '__main__' and '__file__' in globals():

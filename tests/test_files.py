@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kdnotes.core.files import BusyError, FileError, atomic_write, lock, read_json, sha256_text, write_json
 
@@ -90,6 +92,19 @@ def test_a_killed_owner_frees_the_lock(tmp_path):
         owner.wait()
     with lock(tmp_path / 'l', wait_s=0):
         pass
+
+
+def test_a_lock_that_was_moved_away_is_not_the_lock(tmp_path):
+    patient = lock(tmp_path / 'run' / 'l', wait_s=30)
+    with lock(tmp_path / 'run' / 'l', wait_s=0):
+        waiting = ThreadPoolExecutor(1).submit(patient.__enter__)
+        time.sleep(0.3)
+        (tmp_path / 'run').rename(tmp_path / 'aside')
+    waiting.result(timeout=60)
+    with pytest.raises(BusyError):
+        with lock(tmp_path / 'run' / 'l', wait_s=0):
+            pass
+    patient.__exit__(None, None, None)
 
 
 def test_an_error_inside_frees_the_lock(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -684,6 +685,17 @@ def test_a_run_whose_record_is_damaged_can_be_forgotten(home, spoil):
         R.export('s')
     assert R.forget('s', ['r-a']) == ([], [])
     assert [r['run_id'] for r in R.records('s')] == ['r-0'] and not run.path.exists()
+
+
+def test_rows_of_an_earlier_attempt_go_whatever_the_clock_says():
+    run = RunFolder('s', 'r').create()
+    for step in (1, 2, 3):
+        run.append('resume', step=step, path='c')
+    rows = run.path / 'rows.jsonl'
+    rows.write_text(re.sub('"at_s": [0-9.]+', '"at_s": 9e12', rows.read_text()))
+    run.append('resume', step=4, path='c')
+    run.drop_rows(3)
+    assert [row['step'] for row in run.rows()] == [4]
 
 
 def test_a_refused_forgetting_changes_nothing(home):

@@ -97,6 +97,9 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     ranks = children(process)
     if to_all:
         os.killpg(process.pid, number)
+        if number == signal.SIGHUP:  # from the shell, and once more from the kernel when the shell ends
+            time.sleep(0.01)
+            os.killpg(process.pid, number)
     else:
         process.send_signal(number)
     _, errors = process.communicate(timeout=120)
@@ -200,9 +203,19 @@ def test_a_second_interrupt_ends_at_once_what_is_left(home, jobs):
             return False
 
     wait_for(interrupted_again)
-    _, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and 'Traceback' not in errors, errors
     wait_for(lambda: all_ended(ranks))
+    states = [json.loads(path.read_text())['status'] for path in home.glob('runs/*/*/state.json')]
+    assert set(states) == {'interrupted'} and ' failed' not in said, said
+
+
+@pytest.mark.slow
+def test_nobody_reads_what_a_study_says(home):
+    process = study(home, '--seeds', '1')
+    process.stdout.close()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 75 and 'Traceback' not in errors and 'BrokenPipe' not in errors, errors
 
 
 @pytest.mark.slow
@@ -212,8 +225,7 @@ def test_ranks_whose_launcher_was_killed_keep_their_run_until_they_end(home):
     ranks = children(process)
     for p in ranks:
         p.suspend()  # they do not see that it is gone
-    process.kill()
-    process.communicate(timeout=60)
+    process.kill()  # and nobody asks how it ended: a dead process that is still listed
     again = study(home, '--seeds', '1')
     wait_for(lambda: at_rest(psutil.Process(again.pid)))
     assert not children(again), 'no second rank trains into the folder'

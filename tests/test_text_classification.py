@@ -372,8 +372,8 @@ def test_a_folder_may_be_a_path(home, tmp_path):
 
 
 def test_numbers_without_a_spread_are_refused(home, tmp_path):
-    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=['1', '1.0', '1', '1'])))
-    assert 'labels have a standard deviation of' in refused(folder, target='number')
+    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=['0.1', '0.10', '0.100', '.1'])))
+    assert 'all labels are 0.1' in refused(folder, target='number')
 
 
 NUMBERS = dict.fromkeys(SIZES, dict(label=['1', '2.', '-.5', '+3.4E38']))

@@ -21,8 +21,8 @@ from .config import KdnotesError
 
 # %% auto #0
 __all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'sha256_file', 'sha256_bytes', 'sha256_text',
-           'write_json', 'read_json', 'lock', 'root', 'runs_path', 'cache_path', 'figures_path', 'evidence_path',
-           'without_password']
+           'write_json', 'read_json', 'lock', 'is_named', 'root', 'runs_path', 'cache_path', 'figures_path',
+           'evidence_path', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -56,6 +56,9 @@ _ADVICE = {
     errno.ENOLCK: 'its file system has no locks; set KDNOTES_HOME to a folder on another',
     errno.ENOTEMPTY: 'the folder holds files that are not expected there; move it away',
     errno.ENOMEM: 'the machine has no memory left for it; end other programs',
+    errno.EXDEV: 'it lies on another file system than where it is moved to; move it by hand',
+    errno.EFBIG: 'it would be larger than a file may be; raise `ulimit -f`',
+    errno.EAGAIN: 'the machine is out of processes or memory for it; end other programs',
     errno.ESTALE: 'its network file system has lost it; mount it again',
 }
 
@@ -185,14 +188,27 @@ def lock(
 ) -> Iterator[int]:  # its descriptor: a process that is given it holds the lock, too
     "Hold a file's exclusive lock inside a `with`."
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
-    with open(path, 'a') as f:
-        while not _is_taken(f):
-            if time.monotonic() >= deadline:
-                raise BusyError(f'{path} is held by another process; wait for it to end, or stop it')
-            time.sleep(0.05)
-        yield f.fileno()
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, 'a') as f:
+            if _is_taken(f) and is_named(f.fileno(), path):  # it may have been moved away meanwhile
+                yield f.fileno()
+                return
+        if time.monotonic() >= deadline:
+            raise BusyError(f'{path} is held by another process; wait for it to end, or stop it')
+        time.sleep(0.05)
+
+
+def is_named(
+    fd: int,  # of an open file
+    path: Path,
+) -> bool:
+    "Is an open file still the one of this name? It may have been replaced or moved."
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _is_taken(f: IO) -> bool:

@@ -5,6 +5,7 @@
 # %% ../../nbs/core/05_processes.ipynb #4df488e4
 from __future__ import annotations
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from .config import KdnotesError
 from .files import root
 
 # %% auto #0
-__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S',
+__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S',
            'process_environment', 'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'held_back',
            'stop_all', 'kill_all', 'Ranks', 'how_ended']
 
@@ -116,9 +117,21 @@ def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
+ONE_STOP_S = 2.0  # within these a stop that is told twice is one: shells, terminals and schedulers repeat it
+
+
 def interruptible() -> AbstractContextManager:
     "Take SIGTERM, and a terminal that closes, as Ctrl-C, in the main thread: what runs is stopped in order."
-    return _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
+    told_s = -math.inf
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal told_s
+        now = time.monotonic()
+        if now - told_s > ONE_STOP_S:
+            told_s = now
+            raise KeyboardInterrupt
+
+    return _handled(interrupt, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -225,6 +238,8 @@ class Ranks:
         self._close()
         if not self._processes:
             return EXIT_STOPPED  # before the first was started
+        if self.stopping and (self._cause or 0) < 0:
+            return EXIT_STOPPED  # killed, because it did not follow
         return self._cause or 0
 
     def _first_ended(self, codes: list[int | None]) -> None:

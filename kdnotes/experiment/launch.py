@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 import psutil
 from ..core.config import KdnotesError, RunConfig, is_given
 from ..core.files import BusyError, file_errors
-from ..core.processes import STOP_TIMEOUT_S, EXIT_STOPPED, Ranks, Stopped, how_ended, kill_all, stop_all
+from kdnotes.core.processes import (
+    STOP_TIMEOUT_S,
+    EXIT_STOPPED,
+    Ranks,
+    Stopped,
+    held_back,
+    how_ended,
+    kill_all,
+    stop_all,
+)
 from ..core.resolve import resolved_dtype
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
@@ -101,7 +110,15 @@ def _launcher_is_gone(folder: RunFolder) -> bool:
     state = folder.state() or {}
     pid = state.get('pid')
     possible = type(pid) is int and 0 < pid < 2**31  # a file that somebody wrote may say anything
-    return state.get('status') == 'running' and possible and not psutil.pid_exists(pid)
+    return state.get('status') == 'running' and possible and not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    "Is there a process of this number that can still do something?"
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 # %% ../../nbs/experiment/02_launch.ipynb #8077707a
 def make_runs(
@@ -185,12 +202,13 @@ def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None]
     for stage in stages(plans):
         beside = min(jobs, len(stage))
         with ThreadPoolExecutor(jobs) as pool:
-            made = [pool.submit(make_one, p, beside) for p in stage]
+            made: list[Future] = []
             try:
+                with held_back():
+                    made += [pool.submit(make_one, p, beside) for p in stage]
                 for future in as_completed(made):
                     future.result()
             except BaseException:  # a stop: no other run begins, and those that run save their state
-                pool.shutdown(wait=False, cancel_futures=True)
                 _stop(made)
                 raise
 
@@ -198,12 +216,20 @@ def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None]
 def _stop(made: Sequence[Future]) -> None:
     "Stop what other threads make, also what they are about to start; an interrupt kills what is left."
     try:
+        _cancel(made)
         while wait(made, timeout=0.2).not_done:
             stop_all()
     except BaseException:
+        _cancel(made)
         while wait(made, timeout=0.2).not_done:
             kill_all()
         raise
+
+
+def _cancel(made: Sequence[Future]) -> None:
+    "Take back what has not begun."
+    for future in made:
+        future.cancel()
 
 
 def _record_of(p: Plan) -> dict:
@@ -361,8 +387,8 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
     try:
         code = _follow(ranks, folder, on_row)
     except BaseException as e:
-        ranks.stop()
         try:
+            ranks.stop()
             ranks.wait()  # a second interrupt comes out of here
         finally:
             _say_interrupted(folder, type(e).__name__)

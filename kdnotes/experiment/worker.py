@@ -74,7 +74,7 @@ def _enter(config_file: str | Path) -> Rank:
 
 def _folder_of(config_file: str | Path) -> RunFolder:
     "The run folder that holds a config.json."
-    path = Path(config_file).resolve().parent
+    path = Path(config_file).absolute().parent
     return RunFolder(path.parent.name, path.name)
 
 
@@ -234,7 +234,7 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
 
     folder = rank.folder
     board = tb_writer(folder.path)
-    begin = time.time()
+    first = len(folder.rows())  # of this attempt
     resumes = None  # not known yet
 
     def on_row(kind: str, **values):
@@ -245,7 +245,7 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
             resumes = True
         elif kind == 'step' and resumes is None:
             resumes = False
-            folder.drop_rows(begin)  # no checkpoint could be used: the steps are made again
+            folder.drop_rows(first)  # no checkpoint could be used: the steps are made again
         folder.append(kind, **values)
         board(dict(kind=kind, **values))
 

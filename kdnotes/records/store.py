@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ from kdnotes.core.files import (
     FileError,
     atomic_write,
     evidence_path,
+    is_named,
     lock,
     read_json,
     runs_path,
@@ -80,19 +82,11 @@ def _locked_for_writing(path: Path) -> Iterator[int]:  # the file's descriptor
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)  # freed by the close
-            if _is_named(fd, path):
+            if is_named(fd, path):
                 yield fd
                 return
         finally:
             os.close(fd)
-
-
-def _is_named(fd: int, path: Path) -> bool:
-    "Is an open file still the one of this name? It may have been replaced."
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def read_rows(
@@ -128,7 +122,7 @@ class RowFollower:
         if not self._path.exists():
             return []
         # it stays open, so that no other file can get its number
-        if not self._file or not _is_named(self._file.fileno(), self._path):
+        if not self._file or not is_named(self._file.fileno(), self._path):
             self.__exit__()
             self._file = open(self._path, 'rb')
         at = self._file.tell()
@@ -248,15 +242,14 @@ class RunFolder:
 
     def drop_rows(
         self,
-        before: float,  # unix time
+        first: int,  # that stays
     ) -> None:
         "Forget the rows of an earlier attempt, which this one does not go on from."
         path = self.path / 'rows.jsonl'
         with _locked_for_writing(path):
             rows = read_rows(path)
-            kept = [row for row in rows if row['at_s'] >= before]
-            if len(kept) < len(rows):
-                atomic_write(path, ''.join(json.dumps(row) + '\n' for row in kept))
+            if first:
+                atomic_write(path, ''.join(json.dumps(row) + '\n' for row in rows[first:]))
 
     def rows(self, kind: str | None = None) -> list[dict]:
         return read_rows(self.path / 'rows.jsonl', kind)
@@ -769,7 +762,7 @@ def forget(
             # the evidence first: a full disk or a kill in between leaves folders, which export puts back
             _write_evidence(study, contents)
             for folder in folders:
-                folder.path.rename(aside / f'{folder.run_id}-{time.time_ns()}')
+                shutil.move(folder.path, aside / f'{folder.run_id}-{time.time_ns()}')
     stand = [i for i, (record, _) in stay.items() if _foundations(record).intersection(run_ids)]
     return sorted(
         {p.parent.parent.name for i in run_ids for p in runs_path().glob(f'[!.]*/{i}/record.json')}

@@ -204,10 +204,10 @@ def _check_numbers(corpus: Corpus) -> None:
     trained = np.array([float(row['label']) for row in corpus.splits['train']])
     mean = trained.mean()
     spread = trained.std()
-    if not spread > 0:
+    if not np.ptp(trained) > 0:  # of equal ones the deviation may be a rounding error
         raise CorpusError(
-            f'{corpus.name} train: the labels have a standard deviation of {spread:g}, and target=number '
-            'learns them in units of it; check the label column'
+            f'{corpus.name} train: all labels are {trained[0]:g}, and target=number learns them in units of '
+            'their standard deviation; check the label column'
         )
     for split, row in rows:
         if abs(float(row['label']) - mean) > _LARGEST * spread:
