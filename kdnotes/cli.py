@@ -435,6 +435,9 @@ def main(
     argv: Sequence[str] | None = None,  # None: the process'
 ) -> int:  # exit code
     "Entry of `kdnotes`."
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors='backslashreplace')  # a terminal may know no ±
     args, unknown = make_parser().parse_known_args(argv)
     try:
         if why := _refusal(args, unknown):

@@ -102,6 +102,16 @@ def test_a_name_or_value_that_does_not_exist(home, parameters, told):
     refused(*told, **parameters)
 
 
+@pytest.mark.parametrize('name', ['corpus', 'teacher', 'columns'])
+def test_a_path_of_other_bytes_than_utf8(home, name):
+    refused('is not written in UTF-8', **{name: os.fsdecode(b'x\xff')})
+
+
+def test_a_home_of_other_bytes_than_utf8(monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', os.fsdecode(b'/tmp/x\xff'))
+    sentence(lambda: plan(make_config(corpus='embedded')), 'KDNOTES_HOME', 'rename the folder')
+
+
 LONG = 'x' * 100_000
 LAYERS = '1,' * 50_000
 LONG_VALUES = [

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 from .arms import MODES, PROFILES
@@ -17,8 +17,8 @@ from .arms import MODES, PROFILES
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'shown',
            'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
-           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'make_config', 'with_values',
-           'flat', 'parameters_from']
+           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'is_unicode', 'make_config',
+           'with_values', 'flat', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -549,6 +549,17 @@ def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
     return f"{where}={shown(error.get('input'))} is refused: {', or '.join(rules)}"
 
 
+def is_unicode(
+    text: str,
+) -> bool:
+    "Can a text be written? A path of other bytes than UTF-8 comes as one that cannot."
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def make_config(
     **parameters: Any,  # fields of `RunConfig`, and the task's own by their names
 ) -> RunConfig:  # validated
@@ -567,6 +578,9 @@ def make_config(
     for name in common:
         if name not in RunConfig.model_fields:
             _refuse_name(name, task)
+    for name, value in parameters.items():
+        if isinstance(value, (str, PurePath)) and not is_unicode(str(value)):
+            raise ConfigError(f'{name}={shown(str(value))} is not written in UTF-8; rename it')
     try:
         return RunConfig(**common, task_settings=kind(**own))
     except ValidationError as e:

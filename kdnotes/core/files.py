@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-from .config import KdnotesError
+from .config import KdnotesError, is_unicode, shown
 
 # %% auto #0
 __all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'sha256_file', 'sha256_bytes', 'sha256_text',
@@ -223,6 +223,8 @@ def _is_taken(f: IO) -> bool:
 def root() -> Path:
     "The folder that holds `runs/`, `figures/`, `thesis/data/` and `data/`."
     if home := os.environ.get('KDNOTES_HOME'):
+        if not is_unicode(home):
+            raise FileError(f'KDNOTES_HOME={shown(home)} is not written in UTF-8; rename the folder')
         return Path(home).resolve()
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
