@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
-# what `make study` trains: TASK answer_selection | text_classification; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
+# what `make study` trains: TASK answer_selection | text_classification | masked_lm; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
 # COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
 # JOBS runs at the same time on one device, whose times are then not compared; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
@@ -169,7 +169,7 @@ fuzz: setup   ## try 10,000 malformed corpora, configurations, records and check
 mutation: setup  ## change the code in small ways, one at a time, and count the changes that a quick test sees: MODULE=train.loop SAMPLE=150
 	python tests/mutation.py --module $(call quoted,$(MODULE)) --sample $(call quoted,$(SAMPLE))
 
-bench: setup  ## compare kdnotes with other libraries on this machine, half an hour: CONTESTANTS=all|race|scaling|names ALTERNATIONS=5 STEPS=50
+bench: setup  ## compare kdnotes with other libraries on this machine, half an hour: CONTESTANTS=all|race|scaling|scoring|names ALTERNATIONS=5 STEPS=50
 	@mkdir -p $(call quoted,$(RUNS)/bench)
 	@papermill nbs/bench.ipynb $(call quoted,$(RUNS)/bench/bench.ipynb) --cwd . --no-progress-bar --log-output -r contestants $(call quoted,$(CONTESTANTS)) \
 	    -p alternations $(call quoted,$(ALTERNATIONS)) -p steps $(call quoted,$(STEPS)) \

@@ -7,12 +7,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
+import json
 import os
 import re
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from .checks import gpu_check
 from .core.arms import MODES
@@ -342,6 +345,96 @@ def _tune_arguments(parser: argparse.ArgumentParser) -> None:
         'NAME-sensitivity (0)',
     )
 
+# %% ../nbs/90_cli.ipynb #5b0c4e21
+def _score(args: argparse.Namespace) -> int:
+    "Say how well a model knows a text."
+    from kdnotes.experiment.score import score, score_as_dict, score_lines
+    from kdnotes.records.store import write_csv
+
+    out = None if args.out is None else _file_to_write(args.out)
+    found, tokens = score(
+        args.model,
+        args.text,
+        by=args.by,
+        length=args.length,
+        sample=args.sample,
+        dtype=args.dtype,
+        budget=args.budget,
+        say=_tell,
+    )
+    if args.json:
+        print(json.dumps(score_as_dict(found), indent=1, sort_keys=True))
+    else:
+        print(*score_lines(found), sep='\n')
+    if out is not None:
+        write_csv(out, tokens, digits=9)
+    return 0
+
+
+def _file_to_write(name: str) -> Path:
+    "The file of --out, which is tried before hours are spent on what it is to hold."
+    path = Path(os.path.expanduser(name))
+    if not path.name.endswith('.csv.gz'):
+        raise ConfigError(f'--out {shown(name)} is written as a gzipped CSV; end its name in .csv.gz')
+    # the file is replaced as a whole: a pipe or a device would be lost
+    if os.path.isfile(path) or not os.path.lexists(path):
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=path.parent):
+            return path
+    raise ConfigError(f'--out {shown(name)} cannot be written; name a file in a folder that exists')
+
+
+def _score_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Scores a text by a masked language model: pseudo-perplexity (each token hidden by itself) and '
+        'perplexity (15 % of a block hidden at once), a word piece and a word, with intervals. What is done '
+        'is kept: the same command goes on where an earlier one was stopped.'
+    )
+    parser.add_argument(
+        'model', metavar='MODEL', help='a folder of a saved model, a hub id, or the run_id of a finished run'
+    )
+    parser.add_argument(
+        'text',
+        metavar='TEXT',
+        help='a .txt file, a folder of them, wikitext2, imdb, or a corpus whose test part is meant '
+        '(embedded, gutenberg)',
+    )
+    parser.add_argument(
+        '--by',
+        choices=('block', 'line'),
+        default='block',
+        help='what the model sees at once: blocks of running text, or each line by itself (block)',
+    )
+    parser.add_argument(
+        '--length',
+        type=gpu_check.at_least(8),
+        default=128,
+        metavar='N',
+        help='tokens of a block, or most tokens of a line (128)',
+    )
+    parser.add_argument(
+        '--sample',
+        type=gpu_check.at_least(2),
+        metavar='N',
+        help='hide so many tokens, drawn at random from the whole text; without it all of them',
+    )
+    parser.add_argument(
+        '--dtype',
+        choices=('fp32', 'bf16', 'fp16'),
+        default='fp32',
+        help='the number format of matmuls; 16 bits change a score by about a thousandth of a nat (fp32)',
+    )
+    parser.add_argument(
+        '--budget',
+        type=gpu_check.at_least(8),
+        default=8192,
+        metavar='N',
+        help='most tokens of a batch, padding included; fewer take less memory (8192)',
+    )
+    parser.add_argument(
+        '--out', metavar='FILE', help='also write what each hidden token costs, as a gzipped CSV (.csv.gz)'
+    )
+    parser.add_argument('--json', action='store_true', help='print all figures as JSON')
+
 # %% ../nbs/90_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
@@ -379,6 +472,7 @@ _EXAMPLES = """examples:
   kdnotes study --seeds 5 --arms all -p corpus=wikiqa -p study=mine
   kdnotes study -p task=text_classification -p corpus=<folder> -p columns=text=review,label=stars
   kdnotes tune --mode full_kd -p task=text_classification
+  kdnotes score <folder, hub id or run_id> wikitext2 --sample 4000
 
 `kdnotes COMMAND --help` lists what a command takes, the parameters of all tasks among it.
 A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
@@ -389,6 +483,7 @@ COMMANDS = [
     ),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'print the name of a study', _name_arguments, _name),
+    Command('score', 'say how well a language model knows a text', _score_arguments, _score),
     Command(
         'study', 'train the runs of a study and compare them, without notebooks', _study_arguments, _study
     ),

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils import parameters_to_vector
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 from helpers import as_configured, flat, tiny_config
 from notebooks import last_line, papermill
+from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
 from kdnotes.checks import baselines, bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError
@@ -389,3 +391,32 @@ def test_the_notebook_ends_in_the_ratios(tmp_path):
     assert ('hf_best' in last_line(saved)) == (
         not baselines.missing('huggingface')
     ) or 'hf_best is skipped' in saved
+
+
+def test_who_scores_a_text_finds_the_same(tmp_path):
+    "In batches of many sentences, a sentence at a time and a masked copy at a time."
+    tiny_lm(closed=True).save_pretrained(tmp_path)
+    tiny_tokenizer_of_words().save_pretrained(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [
+        dict(question=' '.join(f'w{k}' for k in rng.integers(WORDS, size=n)), sentence=f'w{n} w1 w2')
+        for n in rng.integers(2, 12, size=30)
+    ]
+    place = SimpleNamespace(
+        config=SimpleNamespace(teacher=str(tmp_path), task='answer_selection', max_length=16),
+        corpus=SimpleNamespace(splits=dict(train=rows)),
+        tokenizer=tiny_tokenizer_of_words(),
+        runtime=CPU,
+        total=10,
+        warmup=3,
+    )
+    found = [contestants.time_scores(place, 1, by) for by in ('kdnotes', 'sentence', 'copy')]
+    assert found[0]['nll'] > 1
+    for other in found[1:]:
+        assert other['nll'] == pytest.approx(found[0]['nll'], abs=1e-4)
+    assert contestants.time_scores(place, 2)['nll'] != found[0]['nll']
+
+
+def test_a_race_of_what_cannot_be_kept_is_refused():
+    with pytest.raises(contestants.BenchError, match='task=masked_lm hides other words in each epoch'):
+        bench.bench(task='masked_lm', corpus='embedded', smoke=True)

@@ -881,5 +881,45 @@ def test_margins_are_the_tasks():
         for mode in ('full_student', 'full_kd')
         for seed in range(5)
     ]
-    c = compare(records[:5], records[5:], units_of(records).assign(metric='accuracy'))
+    units = units_of(records).assign(metric='accuracy', cluster=lambda table: table['unit'])
+    c = compare(records[:5], records[5:], units)
     assert [e.margin for e in c.equivalences] == [0.02, 0.01] and c.unit_name == 'examples'
+
+
+def test_units_that_are_alike_count_as_their_clusters():
+    "Ten examples an author, whose differences are the author's: no more is known than from the authors."
+    records = [
+        make_record(mode, seed, 0.7, task='text_classification', metric='accuracy')
+        for mode in ('full_student', 'full_kd')
+        for seed in range(3)
+    ]
+    rng = np.random.default_rng(0)
+    gains = rng.normal(0.05, 0.1, 8)
+
+    def rows(record, author, each):
+        gain = gains[author] if record['mode'] == 'full_kd' else 0.0
+        noise = 0.01 * np.random.default_rng([record['seed'], author]).normal()
+        return [
+            dict(unit=f'{author}-{i}', cluster=f'author{author}', value=0.7 + gain + noise)
+            for i in range(each)
+        ]
+
+    def compared(each):
+        tables = [
+            pd.DataFrame([row for author in range(8) for row in rows(r, author, each)]).assign(
+                run_id=r['run_id'], split=r['primary']['set'], set='all', metric='accuracy'
+            )
+            for r in records
+        ]
+        made = [
+            r | dict(primary=r['primary'] | dict(value=float(table['value'].mean())))
+            for r, table in zip(records, tables)
+        ]
+        return compare(made[:3], made[3:], pd.concat(tables))
+
+    one = compared(1)
+    ten = compared(10)
+    assert (one.unit_name, ten.unit_name) == ('examples', 'clusters')
+    assert one.difference.units == ten.difference.units == 8
+    assert ten.difference.estimate == pytest.approx(one.difference.estimate)
+    assert ten.difference.se == pytest.approx(one.difference.se)

@@ -64,7 +64,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     each sees its shard with its own dropout, their gradients are added, and a plain AdamW steps.
     """
     from kdnotes.tasks.batching import micro_batches
-    from kdnotes.train.distributed import torch_seed
+    from kdnotes.core.streams import torch_seed
     from kdnotes.train.cpu_fast_path import Bits
     from kdnotes.train.cpu_fast_path import FastPath
     from kdnotes.train.loop import make_optimizer

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import pytest
 
-from kdnotes.tasks.embedded import embedded_answer_selection
+from kdnotes.tasks.embedded import _articles, embedded_answer_selection, embedded_masked_lm
 
 PROGRAM = (
     'import json, sys; from kdnotes.tasks.embedded import embedded_answer_selection; '
@@ -151,3 +151,75 @@ def test_sentences_are_whole(corpus):
                 row['question'] + ' ' + row['sentence'],
             ), row
             assert len((row['question'] + ' ' + row['sentence']).split()) <= 36
+
+
+# ---- running text ----
+
+
+@pytest.fixture(scope='module')
+def articles():
+    return _articles()
+
+
+def test_articles_are_the_same_in_every_process():
+    program = (
+        'import json, sys; from kdnotes.tasks.embedded import embedded_masked_lm; '
+        'json.dump(embedded_masked_lm(), sys.stdout)'
+    )
+    made = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert json.loads(made.stdout) == embedded_masked_lm()
+
+
+def test_what_is_said_of_an_entity_is_in_one_split_only(articles):
+    "Of the subject, of those it is compared with, and of its like."
+    where = defaultdict(set)
+    for split, own in articles.items():
+        for name, paragraphs in own.items():
+            where[name].add(split)
+            for sentence in sum(paragraphs, []):
+                where[sentence.fact.entity].add(split)
+                if sentence.other:
+                    where[sentence.other.entity].add(split)
+    assert all(len(splits) == 1 for splits in where.values())
+    assert len(where) == sum(len(own) for own in articles.values())
+
+
+def test_no_sentence_comes_twice_in_an_article_nor_in_two_splits(articles):
+    rows = embedded_masked_lm()
+    texts = {split: {row['cluster']: row['text'] for row in own} for split, own in rows.items()}
+    seen = defaultdict(set)
+    for split, own in articles.items():
+        for name, paragraphs in own.items():
+            said = [
+                s.text() if s.text() in texts[split][name] else s.text(named=True)
+                for s in sum(paragraphs, [])
+            ]
+            assert all(sentence in texts[split][name] for sentence in said)
+            assert len(said) == len(set(said))
+            for sentence in said:
+                seen[sentence].add(split)
+    assert all(len(splits) == 1 for splits in seen.values())
+
+
+def test_comparisons_are_true(articles):
+    compared = [
+        s
+        for own in articles.values()
+        for parts in own.values()
+        for s in sum(parts, [])
+        if 'Unlike' in s.text()
+    ]
+    assert len(compared) > 50
+    for s in compared:
+        assert s.other.attribute == s.fact.attribute and s.other.value != s.fact.value
+        assert s.other.entity != s.fact.entity
+
+
+def test_there_is_enough_to_read():
+    words = {
+        split: sum(len(row['text'].split()) for row in rows) for split, rows in embedded_masked_lm().items()
+    }
+    assert sum(words.values()) > 45_000
+    assert words['train'] > 5 * words['dev'] and words['test'] > words['dev'] > 4_000
+    # an entity that is alone of its kind has no paragraph about its like
+    assert all(row['text'].count('\n') in (1, 2) for rows in embedded_masked_lm().values() for row in rows)

@@ -183,7 +183,7 @@ def test_a_hub_that_never_answers(monkeypatch, tmp_path):
         monkeypatch.setattr(models, 'HUB_TIMEOUT_S', 0.2)
         with pytest.raises(ModelError, match='does not answer') as e:
             find_model('someone/some-model')
-    assert 'teacher=<a folder>' in one_sentence(e)
+    assert 'give the folder of a saved model' in one_sentence(e)
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):

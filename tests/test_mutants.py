@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant(
         'kept tokens whatever their length',
         'tasks.batching',
-        '_rules(tokenizer), str(max_length), *first',
-        '_rules(tokenizer), *first',
+        '_rules(tokenizer),\n        str(max_length),\n',
+        '_rules(tokenizer),\n',
         'test_batching.py::test_kept_tokens_of_another_length_are_not_taken',
     ),
     *(

@@ -16,10 +16,13 @@ from parity import Run, World
 
 # How far apart two divisions of one training may end: losses and scores absolutely, weights as a share of the
 # way the training went.
-# fp32 adds the same numbers in another order (seen: 5e-7 and 2e-5). bf16 rounds each micro-batch's gradients
+# fp32 adds the same numbers in another order, and which one is the CPU's matter (seen: 5e-7 and 2e-5 on one
+# kind, 3e-6 in a loss on another). bf16 rounds each micro-batch's gradients
 # to 8 bits, and Adam lets small gradients go as far
 # as large ones (seen: 6e-3 and 3e-2).
-TOLERANCE = {'fp32': dict(loss=2e-6, score=1e-5, way=1e-4), 'bf16': dict(loss=2e-2, score=2e-2, way=0.15)}
+TOLERANCE = {'fp32': dict(loss=1e-5, score=1e-5, way=1e-4), 'bf16': dict(loss=2e-2, score=2e-2, way=0.15)}
+# the same fp32 logits from batches of another shape (seen: 3 units in the last place)
+ROUNDING = 1e-6
 # of a cache: relative error of a number, and how far apart the trainings end
 STORED = {'fp32': (0.0, 1e-4), 'fp16': (2**-11, 1e-2), 'bf16': (2**-8, 5e-2)}
 
@@ -256,7 +259,7 @@ def test_ranks_warn_of_nothing(world):
 )
 def test_teacher_in_the_trainer_is_the_teacher_alone(world, run):
     for seen in (rank['teacher'] for rank in world[run]):
-        np.testing.assert_allclose(seen['signal'], seen['alone'], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(seen['signal'], seen['alone'], rtol=ROUNDING, atol=ROUNDING)
         assert seen['segments'] > 0.1, 'this teacher would say something else without token_type_ids'
         assert seen['calls'] == {(False, False, False)}, (
             'never in training mode, with gradients, or under autocast'
@@ -269,7 +272,7 @@ def test_cached_signal_is_the_online_one(world, run):
     relative, way = STORED[run.signal]
     for rank in world[run]:
         np.testing.assert_allclose(
-            rank['teacher']['signal'], rank['teacher']['alone'], rtol=relative, atol=1e-6
+            rank['teacher']['signal'], rank['teacher']['alone'], rtol=relative + ROUNDING, atol=ROUNDING
         )
     online = world[Run(run.ranks)][0]
     assert (apart := way_apart(online, world[run][0])) <= way, f'weights: {apart:.1e} of the way apart'

@@ -422,6 +422,24 @@ def test_a_changed_model_is_refused_where_it_is_loaded():
 # evidence
 
 
+def test_evidence_of_runs_that_were_asked_different_things_can_be_read(home):
+    "Blocks of another length, or a corpus that has grown."
+    import shutil
+
+    other = RunFolder('s', 'r-b').create()
+    other.write_table('units', some_units(1))
+    other.write_table('predictions', some_predictions().assign(unit='01'))
+    other.write_record(a_record('r-b', 's', 1))
+    other.write_state('done')
+    for run in (finish('r-a'), other):
+        R.export('s')
+        shutil.rmtree(run.path)
+    found = R.predictions('s')
+    assert found[found['run_id'] == 'r-a']['unit'].tolist() == ['00', '00']
+    assert found[found['run_id'] == 'r-b']['unit'].tolist() == ['01', '01']
+    np.testing.assert_allclose(found['score'], [1 / 3] * 4, rtol=1e-4)
+
+
 @pytest.mark.parametrize('name', ['records.jsonl', 'units.csv.gz', 'predictions.csv.gz'])
 def test_changed_evidence_is_refused(home, name):
     import shutil

@@ -29,7 +29,8 @@ STUDIES = sorted(
     if '-smoke' not in path.name
 )
 SINCE_SCHEMA_2 = {'document_title', 'teacher_questions'}
-BY_MEASUREMENT = {'start_sha256'}  # in a record's `initial`: measured when the run began, no part of its name
+# in a record's `initial`: seen when the run began, no part of its name
+BY_MEASUREMENT = {'start_sha256', 'adaptation'}
 
 
 def records_of(study):
@@ -39,6 +40,8 @@ def records_of(study):
 
 def named_under(record):
     "The schema under which a run got its name; its record may have been migrated since."
+    if record['task'] != 'answer_selection':
+        return SCHEMA  # other tasks came later
     return SCHEMA if SINCE_SCHEMA_2 <= record['settings'].keys() else 1
 
 

@@ -59,6 +59,9 @@ class OneRank:
     def __call__(self, batch):
         return self.model(**batch.inputs)
 
+    def at(self, batch):
+        return self(batch).logits[torch.arange(len(batch.positions)), batch.positions[:, 0]]
+
     def sum(self, values):
         return values
 
@@ -118,10 +121,9 @@ def test_the_row_of_the_registry(made):
 
 def test_batches_that_change_with_the_epoch_have_no_cached_signal(made, monkeypatch):
     module = sys.modules[TASKS[made.info.name]]
-    monkeypatch.setattr(module, 'TASK', replace(made.info, batches_change=True))
+    monkeypatch.setattr(module, 'TASK', replace(made.info, batches_change=lambda config: True))
     with pytest.raises(ConfigError, match="change with the epoch; use signal='online'"):
         make_config(mode='full_kd', task=made.info.name, signal='cached')
-    assert make_config(mode='full_kd', task=made.info.name).signal == 'online'
     assert make_config(mode='full_student', task=made.info.name)
 
 
@@ -204,6 +206,10 @@ def test_a_batch_is_a_function_of_split_index_and_epoch(made):
 
 
 def test_a_signal_is_as_its_spec_says(made, batch):
+    if not made.task.signal_spec:  # online alone: nothing of it is stored
+        with pytest.raises(ConfigError):
+            make_config(task=made.info.name, mode='full_kd', signal='cached')
+        return
     found = made.task.signal(made.forward(batch), batch)
     assert set(found) == set(made.task.signal_spec)
     for name, spec in made.task.signal_spec.items():
@@ -276,5 +282,10 @@ def test_examples_for_people(made, at_hand):
     found = made.info.examples(record, made.evaluation.units, made.evaluation.predictions, corpus, 3)
     assert isinstance(found, pd.DataFrame) and len(found) == 3
     texts = {text for row in made.corpus.splits[primary['set']] for text in made.info.texts(row)}
-    shown = {value for value in found.to_numpy().ravel() if isinstance(value, str)}
-    assert any(text in value for text in texts for value in shown) == at_hand
+    shown = {value.removesuffix(' …') for value in found.to_numpy().ravel() if isinstance(value, str)}
+    texts = {' '.join(text.split()) for text in texts}
+    # whole, or the beginning of a long one; an id may be a text's first word
+    beginnings = {value for value in shown if len(value) > 100}
+    whole = any(text in value for text in texts for value in shown)
+    begun = any(text.startswith(value) for text in texts for value in beginnings)
+    assert (whole or begun) == at_hand

@@ -204,7 +204,7 @@ def test_what_typst_cannot_set_is_named(copy, text, words):
     write_json(
         values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'}
     )
-    with open(copy / 'thesis' / 'chapters' / '10_conclusion.typ', 'a') as f:
+    with open(copy / 'thesis' / 'chapters' / '11_conclusion.typ', 'a') as f:
         f.write('\n' + text)
     with pytest.raises(th.ThesisError, match=re.escape(words)) as e:
         th.compiled(copy)
@@ -220,7 +220,9 @@ def test_the_home_comes_back_after_a_failure(monkeypatch):
 
 # What may stand in a chapter as a digit: names of formats and measures, the constants of equations are in
 # $...$, keys and code in strings.
-NAMES = re.compile(r'\b(?:fp|bf|TF|tf)\d+\b|P\\@1|\bF1\b|P@1|SHA-?256|sha256|\b95 %|\b5 %')
+NAMES = re.compile(
+    r'\b(?:fp|bf|TF|tf)\d+\b|P\\@1|\bF1\b|P@1|SHA-?256|sha256|\b95 %|\b5 %|\b[Ww]iki[Tt]ext-?2\b'
+)
 
 
 def prose(path: Path) -> str:
@@ -324,7 +326,7 @@ def test_every_arms_accuracy_again_from_the_committed_units():
 
 
 def test_every_claim_says_what_it_rests_on():
-    """Estimate, interval, corrected p, seeds and questions; or that a single seed claims nothing;
+    """Estimate, interval, corrected p, seeds and units; or that a single seed claims nothing;
     or why there is no comparison.
     """
     values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
@@ -338,7 +340,8 @@ def test_every_claim_says_what_it_rests_on():
             and values[f'{step}.p_holm'] is not None
         ):
             assert re.search(
-                r'\d [^.]*\[.*interval, \d+ seeds and \d+ questions; p.*(Holm|the only comparison of)', said
+                r'\d [^.]*\[.*interval, \d+ seeds and \d+ \w+; p.*(Holm|the only comparison of)',
+                said,
             ), said
         elif values[f'{step}.n_seeds'] == 1:
             assert (

@@ -14,7 +14,7 @@ from .tests import PValue, mcnemar_test
 from .intervals import LEVEL, Interval, StatsError, crossed_interval, draw_counts
 
 # %% auto #0
-__all__ = ['COLUMNS', 'KINDS', 'NO_PROBABILITY', 'aligned', 'Judged', 'judged', 'bin_of', 'calibration_error', 'reliability',
+__all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'aligned', 'Judged', 'judged', 'bin_of', 'calibration_error', 'reliability',
            'agreement_values', 'agreement', 'first_is_right', 'decision_test']
 
 # %% ../../nbs/analysis/08_calibration.ipynb #87ad518f
@@ -60,15 +60,20 @@ def aligned(
 
 # %% ../../nbs/analysis/08_calibration.ipynb #8af065c3
 KINDS = ('log_odds', 'logits')  # of scores that have a probability
-NO_PROBABILITY = 'predictions are numbers, which have no probability, so they are not calibrated'
+# kinds of scores that no calibration can be computed from, and why
+NOT_CALIBRATED = {
+    'numbers': 'predictions are numbers, which have no probability, so they are not calibrated',
+    'right_only': 'predictions tell how likely the right token was and not which one was likeliest, so '
+    'calibration cannot be computed',
+}
 
 
 def _check_kind(kind: str) -> None:
-    "Refuse scores without a probability."
-    if kind == 'numbers':
-        raise StatsError(NO_PROBABILITY)
+    "Refuse scores without a probability of what was predicted."
+    if kind in NOT_CALIBRATED:
+        raise StatsError(NOT_CALIBRATED[kind])
     if kind not in KINDS:
-        raise StatsError(f"kind={kind!r} must be one of {', '.join(KINDS)}, numbers")
+        raise StatsError(f"kind={kind!r} must be one of {', '.join([*KINDS, *NOT_CALIBRATED])}")
 
 
 def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

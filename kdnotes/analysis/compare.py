@@ -40,9 +40,9 @@ from .comparable import HARDWARE, Timed, timed, trained
 
 # %% auto #0
 __all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
-           'check_arm', 'commits', 'uncommitted', 'matched_pairs', 'unit_matrix', 'Remark', 'metric_differences',
-           'Comparison', 'compare', 'Verdict', 'verdict_on', 'difference_table', 'study_comparisons', 'corrected',
-           'chain_table', 'study_factorial']
+           'check_arm', 'commits', 'uncommitted', 'matched_pairs', 'by_cluster', 'unit_matrix', 'units_alike',
+           'independent_name', 'Remark', 'metric_differences', 'Comparison', 'compare', 'Verdict', 'verdict_on',
+           'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
 # %% ../../nbs/analysis/06_compare.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -243,21 +243,64 @@ def matched_pairs(
     return pairs, left, why
 
 # %% ../../nbs/analysis/06_compare.ipynb #cae6a68f
+def by_cluster(
+    matrix: pd.DataFrame,  # rows: runs; columns: units; no value is missing
+    clusters: pd.Series,  # unit -> its cluster
+    among: Sequence[str] | None = None,  # clusters, those without a unit among them; None: those with units
+) -> pd.DataFrame:  # rows: runs; columns: clusters; each row's mean is as before
+    "Values of units as those of the clusters that they belong to."
+    own = clusters.loc[matrix.columns]
+    apart = matrix.sub(matrix.mean(axis=1), axis=0)
+    totals = apart.T.groupby(own.to_numpy()).sum().T
+    if among is not None:
+        totals = totals.reindex(columns=among, fill_value=0.0)
+    return totals.mul(totals.shape[1] / matrix.shape[1]).add(matrix.mean(axis=1), axis=0)
+
+
+def _primary_units(records: Sequence[dict], units: pd.DataFrame) -> pd.DataFrame:
+    "The rows of the primary metric."
+    p = records[0]['primary']
+    ids = [r['run_id'] for r in records]
+    return units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
+
+
 def unit_matrix(
     records: Sequence[dict],  # in the order of the rows wanted
     units: pd.DataFrame | None,  # run_id, split, set, unit, cluster, metric, value
 ) -> pd.DataFrame | None:  # rows: run_id; columns: unit. None: no units whose mean is the primary metric
-    "The primary metric's values, run by unit."
+    "The primary metric's values, run by unit, or by cluster where units are alike."
     if units is None or not len(units) or any(r['primary']['value'] is None for r in records):
         return None
-    p = records[0]['primary']
     ids = [r['run_id'] for r in records]
-    rows = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
+    rows = _primary_units(records, units)
     if set(rows['run_id']) != set(ids) or rows.duplicated(['run_id', 'unit']).any():
         return None
     matrix = rows.pivot(index='run_id', columns='unit', values='value').loc[ids]
+    if units_alike(records, units) and not matrix.isna().any(axis=None):
+        matrix = by_cluster(matrix, rows.drop_duplicates('unit').set_index('unit')['cluster'])
     recorded_means = np.array([r['primary']['value'] for r in records])
     return matrix if np.allclose(matrix.mean(axis=1), recorded_means, rtol=1e-4, atol=1e-5) else None
+
+
+def units_alike(
+    records: Sequence[dict],  # of one study
+    units: pd.DataFrame | None,  # of these runs
+) -> bool:
+    "Do units of the primary metric share clusters, for a task whose statistics are over these?"
+    task = records[0].get('task')
+    if units is None or not len(units) or not task or not task_info(task).cluster_name:
+        return False
+    rows = _primary_units(records, units)
+    return rows['cluster'].nunique() < rows['unit'].nunique()
+
+
+def independent_name(
+    records: Sequence[dict],  # of one study
+    units: pd.DataFrame | None,  # of these runs
+) -> str:  # in the plural: 'questions'
+    "What statistics are over, besides seeds."
+    task = task_info(records[0]['task'])
+    return task.cluster_name if units_alike(records, units) else task.unit_name
 
 # %% ../../nbs/analysis/06_compare.ipynb #279ce639
 @dataclass(frozen=True)
@@ -507,7 +550,7 @@ def compare(
         (*_warnings(pairs, excluded), *warnings, *slow),
         **found,
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
-        unit_name=task.unit_name,
+        unit_name=independent_name([r for pair in pairs for r in pair], units),
         task=task.name,
     )
 

@@ -141,9 +141,10 @@ def predictions_made(
 ) -> int:
     "Examples that a run predicted in its evaluations."
     evaluated = [p for p in record.get('curve') or () if p.get('value') is not None]
-    first = next((p['set'] for p in evaluated if p.get('set')), next(iter(record['metrics'])))
+    first = next(iter(record['metrics']))
     at_the_end = sum(sizes.examples[s] for s in record['metrics'])
-    return at_the_end + max(0, len(evaluated) - 1) * sizes.examples[first]
+    # the last point is of the end
+    return at_the_end + sum(sizes.examples[p.get('set') or first] for p in evaluated[:-1])
 
 # %% ../../nbs/analysis/09_costs.ipynb #0e4ca5ba
 def per_1000_examples(record: dict) -> Cost:

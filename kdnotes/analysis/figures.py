@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from .comparable import timed
-from .compare import Comparison
+from .compare import Comparison, independent_name
 from .intervals import Interval
 from kdnotes.analysis.plotting import (
     SMALLEST,
@@ -598,7 +598,7 @@ def _seeds(e: Evidence) -> str:
 def _items(e: Evidence) -> str:
     "What the primary metric is averaged over, or ''."
     n = sorted({i.units for v in e.values.values() if (i := v.get('primary')) and i.units})
-    name = task_info(e.records[0]['task']).unit_name
+    name = independent_name(e.records, e.units)
     return f" and {n[0] if len(n) == 1 else f'{n[0]} to {n[-1]}'} {name}" if n else ''
 
 

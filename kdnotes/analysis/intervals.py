@@ -6,15 +6,16 @@
 from __future__ import annotations
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import stdtrit
 from ..core.config import KdnotesError
 
 # %% auto #0
 __all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
-           'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
-           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
+           'cluster_interval', 'exp_interval', 'mean_squares', 'Components', 'variance_components', 'crossed_moments',
+           'moments_of', 'crossed_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
+           'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -124,6 +125,45 @@ def mean_interval(
     return _t_interval(
         x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs'
     )
+
+# %% ../../nbs/analysis/01_intervals.ipynb #5b0c3e12
+def cluster_interval(
+    values,  # (n,) numbers
+    clusters,  # (n,) what each belongs to
+    level: float = LEVEL,  # confidence level
+) -> Interval:  # of the mean over all values; its `n` is the number of clusters
+    "The interval of a mean whose values come in clusters (linearised ratio, Student t over clusters)."
+    y = checked_numbers(values, 1, 'values', level)
+    names, which = np.unique(np.asarray(clusters), return_inverse=True)
+    if len(which) != len(y):
+        raise StatsError(f'{len(y)} values have {len(which)} clusters; give one for each')
+    n = len(names)
+    mean = y.mean()
+    if n == 1:
+        return Interval(
+            float(mean),
+            None,
+            None,
+            1,
+            level,
+            'one cluster',
+            units=len(y),
+            reason='one cluster tells nothing about others',
+        )
+    apart = np.bincount(which, weights=y - mean)
+    variance = n / (n - 1) * (apart**2).sum() / len(y) ** 2
+    return _t_interval(
+        mean, variance, n - 1, level, n=n, units=len(y), method='linearised ratio, Student t over clusters'
+    )
+
+
+def exp_interval(
+    of: Interval,  # of a mean of logarithms
+) -> Interval:  # of `exp` of that mean; infinite where it is too large for a number
+    "An interval's bounds on the scale of what the logarithms are of: nats become a perplexity."
+    with np.errstate(over='ignore'):
+        low, high = (None if x is None else float(np.exp(x)) for x in (of.low, of.high))
+        return replace(of, estimate=float(np.exp(of.estimate)), low=low, high=high, null=1.0)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #3e2d6d16
 def mean_squares(

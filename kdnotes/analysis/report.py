@@ -13,7 +13,15 @@ from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
 from .intervals import LEVEL, Interval
 from .plotting import arms_of, primary_name
-from .tables import Evidence, arms_table, comparison_table, evidence, metrics_table
+from kdnotes.analysis.tables import (
+    Evidence,
+    arms_table,
+    comparison_table,
+    evidence,
+    metrics_table,
+    progress_table,
+    sets_table,
+)
 from .wording import explain
 from ..core.files import figures_path
 
@@ -29,6 +37,8 @@ class Report:
     about: str  # what was run, on what
     arms: pd.DataFrame  # a row an arm, text
     metrics: pd.DataFrame  # a row a metric, text
+    sets: pd.DataFrame  # a row an evaluation set and metric, text; empty: the task has one set that counts
+    progress: pd.DataFrame  # a row a step, text; empty: nothing was evaluated on the way
     comparisons: pd.DataFrame  # a row a comparison, text
     sentences: tuple[str, ...]  # the comparisons in words
     differences: dict[str, pd.DataFrame]  # 'a -> b' -> the recorded settings that differ
@@ -41,7 +51,8 @@ class Report:
         parts = [
             self.about,
             self.arms.to_string(),
-            self.metrics.to_string(),
+            self.metrics.to_string() if self.sets.empty else self.sets.to_string(),
+            '' if self.progress.empty else self.progress.to_string(),
             self.comparisons.to_string(index=False)
             if len(self.comparisons)
             else 'one arm, so nothing is compared',
@@ -140,6 +151,8 @@ def report_of(
         _about(study, e.records),
         arms_table(e.records, e.values),
         metrics_table(e.records),
+        sets_table(e),
+        progress_table(e.records),
         comparison_table(e.comparisons),
         tuple(explain(c) for _, c in e.comparisons),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from .calibration import NO_PROBABILITY, agreement, reliability
+from .calibration import NOT_CALIBRATED, agreement, reliability
 from .comparable import Timed, timed
 from kdnotes.analysis.compare import (
     Comparison,
@@ -25,6 +25,7 @@ from kdnotes.analysis.intervals import (
     StatsError,
     compact_curve,
     crossed_interval,
+    exp_interval,
     mean_interval,
     number_texts,
 )
@@ -43,9 +44,10 @@ from kdnotes.records.store import (
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence',
-           'evidence', 'arms_table', 'metrics_table', 'comparison_table', 'why_none', 'confidence', 'pareto_front',
-           'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind', 'agreement_table',
-           'reliability_table', 'run_table', 'corpus_of', 'run_worst']
+           'evidence', 'arms_table', 'over_seeds', 'metrics_table', 'comparison_table', 'set_interval', 'sets_table',
+           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_of', 'curve_set', 'phase_seconds',
+           'pooled_gradients', 'score_kind', 'agreement_table', 'reliability_table', 'run_table', 'corpus_of',
+           'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -192,6 +194,16 @@ def arms_table(
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
 
+def over_seeds(
+    runs: Sequence[dict],  # of one arm
+    where: str,  # an evaluation set
+    name: str,  # of a metric
+) -> Interval | None:  # None: no run has a value
+    "The mean of a metric."
+    found = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
+    return mean_interval(found) if found else None
+
+
 def metrics_table(
     records: Sequence[dict],  # of one study
 ) -> pd.DataFrame:  # one row a metric, one column an arm, cells are text
@@ -199,10 +211,13 @@ def metrics_table(
     where = records[0]['primary']['set']
     arms = arms_of(records)
     names = list(dict.fromkeys(name for r in records for name in r['metrics'].get(where, {})))
+    exp_of = task_info(records[0]['task']).exp_of
 
     def cell(runs, name):
-        found = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
-        return _cell(mean_interval(found) if found else None, '.3f')
+        if name in exp_of:
+            found = over_seeds(runs, where, exp_of[name])
+            return '-' if found is None else f'{exp_interval(found):.4g}'
+        return _cell(over_seeds(runs, where, name), '.3f')
 
     return pd.DataFrame(
         {arm: {name: cell(runs, name) for name in names} for arm, runs in arms.items()}
@@ -232,6 +247,85 @@ def comparison_table(
         }
 
     return pd.DataFrame([row(c) for c in found])
+
+# %% ../../nbs/analysis/11_tables.ipynb #5b0c5e32
+def _of_set(
+    runs: Sequence[dict],  # of one arm
+    units: pd.DataFrame,
+    where: str,
+    name: str,
+) -> Interval | None:  # None: no run has a value
+    "A metric of any evaluation set, over seeds and units where there are units."
+    judged = [
+        r
+        | dict(
+            primary=r['primary'] | dict(set=where, metric=name, value=r['metrics'].get(where, {}).get(name))
+        )
+        for r in runs
+    ]
+    return primary_interval(judged, units)
+
+
+def set_interval(
+    e: Evidence,
+    runs: Sequence[dict],  # of one arm
+    where: str,  # an evaluation set
+    name: str,  # of a metric
+) -> Interval | None:  # None: no run has a value
+    "A metric on a set, over seeds and units where there are units of it, else over seeds."
+    exp_of = task_info(e.records[0]['task']).exp_of
+    mean_of = exp_of.get(name, name)
+    found = _of_set(runs, e.units, where, mean_of)
+    return exp_interval(found) if found is not None and name in exp_of else found
+
+
+def sets_table(
+    e: Evidence,
+) -> pd.DataFrame:  # one row an evaluation set and metric, one column an arm, cells are text; empty: one set
+    "Every evaluation set side by side, for a task that is scored on several texts."
+    task = task_info(e.records[0]['task'])
+    sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
+
+    def cell(runs: list[dict], where: str, name: str) -> str:
+        found = set_interval(e, runs, where, name)
+        if found is None:
+            return '-'
+        spec = '.4g' if name in task.exp_of else '.3f'
+        # what all runs have in common needs no limits
+        return format(found.estimate, spec) if found.low == found.high else format(found, spec)
+
+    rows = {
+        (where, name): {arm: cell(runs, where, name) for arm, runs in e.arms.items()}
+        for where in sets
+        for name in task.of_every_set
+        if any(name in r['metrics'].get(where, {}) for r in e.records)
+    }
+    return (
+        pd.DataFrame.from_dict(rows, orient='index').rename_axis(['set', 'metric'])
+        if rows
+        else pd.DataFrame()
+    )
+
+
+def progress_table(
+    records: Sequence[dict],  # of one study
+) -> (
+    pd.DataFrame
+):  # one row a step, one column an arm and set, means over seeds; empty: nothing was evaluated
+    "How the primary metric changed while the arms trained, for a study with `score_every`."
+    points = [
+        dict(arm=r['arm'], set=p.get('set', ''), step=p['step'], value=p['value'], seed=r['seed'])
+        for r in records
+        for p in r.get('curve') or ()
+        if p.get('value') is not None
+    ]
+    if len({point['set'] for point in points}) < 2:
+        # the ends of epochs on one set are what the figure of the curves shows
+        return pd.DataFrame()
+    # an epoch's end may be a step of `score_every`, too
+    table = pd.DataFrame(points).drop_duplicates(['arm', 'set', 'step', 'seed'], keep='last')
+    means = table.pivot_table(index='step', columns=['arm', 'set'], values='value', sort=False)
+    return means.sort_index().map(lambda x: '' if pd.isna(x) else f'{x:.3f}')
 
 # %% ../../nbs/analysis/11_tables.ipynb #e4954b7d
 def why_none(
@@ -305,9 +399,11 @@ def curve_of(
             for r in kept
             if r['kind'] == 'step' or r['set'] == first
         ]
+    evaluated = [p for p in found if p.get('value') is not None]
+    first = evaluated[0].get('set') if evaluated else None
     return compact_curve(
         [(p['step'], p['loss']) for p in found if p.get('loss') is not None],
-        [(p['step'], p['value']) for p in found if p.get('value') is not None],
+        [(p['step'], p['value']) for p in evaluated if p.get('set') == first],
         points,
     )
 
@@ -373,15 +469,15 @@ MEASURES = {'top_1': 'same candidate first', 'tau': "Kendall's tau", 'js': 'JS d
 
 def score_kind(
     records: Sequence[dict],  # of one study
-) -> str:  # 'log_odds' | 'logits' | 'numbers'
+) -> str:  # as of `tasks.base.TaskInfo`
     "What the scores of a study's predictions are, by its task."
     return task_info(records[0]['task']).score_kind(records[0]['settings'])
 
 
 def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     "run_id -> predictions."
-    if score_kind(e.records) == 'numbers':
-        raise NotDrawn(NO_PROBABILITY)
+    if score_kind(e.records) in NOT_CALIBRATED:
+        raise NotDrawn(NOT_CALIBRATED[score_kind(e.records)])
     try:
         table = predictions(e.study, [r['run_id'] for r in e.records])
     except RecordError:
@@ -466,7 +562,12 @@ def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is anot
     from kdnotes.tasks.sources import load_corpus
 
     try:
-        corpus = load_corpus(record['task'], record['corpus'], record.get('columns'))
+        corpus = load_corpus(
+            record['task'],
+            record['corpus'],
+            record.get('columns'),
+            record['settings'].get('score_on') or (),
+        )
     except KdnotesError:
         return None
     return corpus if corpus.sha256 == record['corpus_sha256'] else None

@@ -24,6 +24,7 @@ from kdnotes.checks.contestants import (
     OTHERS,
     RACE,
     SCALING,
+    SCORING,
     TURNS,
     BenchError,
     Contestant,
@@ -32,7 +33,7 @@ from kdnotes.checks.contestants import (
     choose,
     contestant_job,
 )
-from ..core.config import KdnotesError, make_config
+from ..core.config import KdnotesError, RunConfig, make_config, task_info
 from ..core.files import read_json, runs_path, write_json
 from ..tasks.sources import resolve_corpus
 from ..experiment.plan import plan
@@ -212,11 +213,21 @@ def prepare_race(
         crew.close()
 
 # %% ../../nbs/checks/08_bench.ipynb #8f35e7c0
+def _raced_task(config: RunConfig) -> str:
+    "The task of a race, or a refusal."
+    if task_info(config.task).batches_change(config):
+        raise BenchError(
+            f'task={config.task} hides other words in each epoch, and the race is one of signals that are '
+            'kept; give answer_selection or text_classification'
+        )
+    return config.task
+
+
 def bench(
     corpus: str = 'auto',  # auto | embedded | wikiqa | a folder | a hub id
     steps: int = 50,  # measured in a turn, of 32 examples; 50 are one cycle of grouping by length
     alternations: int = 5,  # rounds
-    contestants: str = 'all',  # 'all' | 'race' | 'scaling' | names with commas
+    contestants: str = 'all',  # 'all' | 'race' | 'scaling' | 'scoring' | names with commas
     dtype: str = 'bf16',  # bf16 | fp16 | fp32
     smoke: bool = False,  # a few steps on a few examples: its numbers mean nothing
     say: Callable[[str], None] = lambda text: None,  # gets a line a turn
@@ -227,7 +238,7 @@ def bench(
     common = common | dict(smoke=smoke)
     chosen = choose(contestants, on.device == 'cuda')
     # unknown fields are refused here, and a task that nobody names is the configuration's
-    corpus = resolve_corpus(make_config(**common).task, corpus)
+    corpus = resolve_corpus(_raced_task(make_config(**common)), corpus)
     began = datetime.datetime.now(datetime.UTC)
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
@@ -244,7 +255,7 @@ def bench(
     folder.mkdir(parents=True)
     facts = prepare_race(race, smoke, say)
     # who is compared takes turns; all at once would not fit into a laptop's memory
-    for group in (RACE | OTHERS, SCALING, ACCUMULATED):
+    for group in (RACE | OTHERS, SCALING, ACCUMULATED, SCORING):
         jobs = {
             name: contestant_job(c, race, facts['mean_tokens'])
             for name, c in chosen.items()

@@ -167,6 +167,8 @@ AIMS = (  # contestant, against, at least
     ('kdnotes', 'student_alone', 0.95),
     ('2x1', '1x1', 1.35),
     ('2x1_accumulated', '2_apart', 0.95),
+    ('scores', 'scores_one_by_one', 4.0),
+    ('scores_16_bits', 'scores_one_by_one', 10.0),
 )
 
 

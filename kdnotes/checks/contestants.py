@@ -8,18 +8,24 @@ import contextlib
 import copy
 import functools
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
 import torch
+import transformers
 from torch import nn
+from torch.nn import functional
 from . import baselines
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, make_config
+from ..core.config import KdnotesError, RunConfig, make_config, task_info
 from ..core.files import cache_path, read_json, write_json
 from ..core.resolve import resolve
-from ..tasks.sources import load_corpus
+from ..core.streams import stream, torch_seed
+from ..tasks.sources import corpus_of
 from ..tasks.batching import Batch
+from ..tasks.pseudo_likelihood import Asked, Rows, all_tokens, alone_nll, line_rows, single_mask
+from ..tasks.text_blocks import token_stream
 from ..experiment.plan import make_task
 from kdnotes.distill.models import (
     choose_layers,
@@ -30,17 +36,17 @@ from kdnotes.distill.models import (
     load_tokenizer,
     save_model,
 )
-from ..train.distributed import machine, start, stream, torch_seed
+from ..train.distributed import machine, start
 from .probes import some_examples
 from .profiling import Stopwatch, layer_shapes, matmul_rate
 from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
-from ..train.loop import train, with_steps
+from ..train.loop import ModelForward, train, with_steps
 from ..tasks.base import Task, TaskView
 
 # %% auto #0
-__all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'OTHERS', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks', 'Place',
-           'train_kdnotes', 'train_library', 'signal_parts', 'time_teacher', 'measure_matmuls', 'prepare',
-           'RaceSetting', 'contestant_job']
+__all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks',
+           'Place', 'train_kdnotes', 'train_library', 'signal_parts', 'time_teacher', 'time_scores', 'measure_matmuls',
+           'prepare', 'RaceSetting', 'contestant_job']
 
 # %% ../../nbs/checks/07_contestants.ipynb #f24a8aa5
 class BenchError(KdnotesError):
@@ -110,6 +116,21 @@ ACCUMULATED = {
         split=True,
     ),
 }
+SCORING = {
+    'scores': Contestant(
+        'scores', 'pseudo-perplexity: sentences together, one place of each', 'full_student'
+    ),
+    'scores_16_bits': Contestant('scores', 'the same in 16 bits', 'mixed_student'),
+    'scores_by_sentence': Contestant(
+        'scores',
+        'transformers: all masked copies of a sentence as a batch',
+        'full_student',
+        options=dict(by='sentence'),
+    ),
+    'scores_one_by_one': Contestant(
+        'scores', 'transformers: a masked sentence at a time', 'full_student', options=dict(by='copy')
+    ),
+}
 OTHERS = {  # take part when named
     'kdnotes_online': Contestant(
         'kdnotes', 'the teacher in every step', split=True, options=dict(online=True)
@@ -123,18 +144,23 @@ OTHERS = {  # take part when named
 
 # %% ../../nbs/checks/07_contestants.ipynb #62bcf031
 def choose(
-    contestants: str,  # 'all' | 'race' | 'scaling' | names with commas
+    contestants: str,  # 'all' | 'race' | 'scaling' | 'scoring' | names with commas
     gpu: bool = False,  # one GPU has nothing to scale over
 ) -> dict[str, Contestant]:
     "The contestants that names stand for, in the order of their turns."
-    known = RACE | SCALING | ACCUMULATED | OTHERS
-    groups = {'all': [*RACE, *SCALING, *ACCUMULATED], 'race': [*RACE], 'scaling': [*SCALING, *ACCUMULATED]}
+    known = RACE | SCALING | ACCUMULATED | SCORING | OTHERS
+    groups = {
+        'all': [*RACE, *SCALING, *ACCUMULATED, *SCORING],
+        'race': [*RACE],
+        'scaling': [*SCALING, *ACCUMULATED],
+        'scoring': [*SCORING],
+    }
     names = [n for part in contestants.split(',') for n in groups.get(part.strip(), [part.strip()])]
     for name in names:
         if name not in known:
             raise BenchError(
-                f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling' or "
-                f"some of {', '.join(known)}"
+                f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling', "
+                f"'scoring' or some of {', '.join(known)}"
             )
     return {
         name: c for name, c in known.items() if name in names and not (gpu and name in SCALING | ACCUMULATED)
@@ -182,7 +208,7 @@ class Place:
 
     @functools.cached_property
     def corpus(self):
-        return load_corpus(self.config.task, self.config.corpus)
+        return corpus_of(self.config)
 
     @functools.cached_property
     def tokenizer(self):
@@ -310,6 +336,73 @@ def time_teacher(place: Place, turn: int) -> dict:  # examples_per_s, tokens_per
     )
 
 
+def _sentences(place: Place, turn: int, tokens: int) -> Rows:
+    "Texts of the corpus by themselves, drawn anew in each turn, with about so many tokens to be asked for."
+    rows = place.corpus.splits['train']
+    texts = dict.fromkeys(
+        line for row in rows for text in task_info(place.config.task).texts(row) for line in text.split('\n')
+    )
+    texts = [text for text in texts if text.strip()]
+    order = stream(turn, 'data').permutation(len(texts))
+    # each text has a word, so there are more than enough
+    chosen = [texts[i] for i in order[:tokens]]
+    made = line_rows(
+        token_stream(place.tokenizer, chosen),
+        np.arange(len(chosen)),
+        place.tokenizer,
+        place.config.max_length,
+    )
+    enough = int(np.searchsorted(np.cumsum(made.lengths() - 2), tokens)) + 1
+    return made.first(enough)
+
+
+def _by_transformers(model: nn.Module, rows: Rows, asked: Asked, mask_id: int) -> np.ndarray:
+    "What tokens of rows of one length cost, from the logits of all places."
+    batch = single_mask(rows, asked, mask_id).to(next(model.parameters()).device)
+    logits = model(**batch.inputs).logits.float()
+    places = logits[torch.arange(len(logits)), batch.positions[:, 0]]
+    return functional.cross_entropy(places, batch.labels[:, 0], reduction='none').cpu().numpy()
+
+
+def _scorer(place: Place, rows: Rows, by: str) -> Callable[[Asked], np.ndarray]:
+    "Gives what each token costs that is asked for, with weights that are the same for all."
+    mask_id = place.tokenizer.mask_token_id
+    model = load_model(place.config.teacher, 'AutoModelForMaskedLM', 0)
+    if by == 'kdnotes':
+        forward = ModelForward(model.to(place.runtime.device).eval(), place.runtime)
+        return lambda asked: alone_nll(forward, rows, asked, mask_id)
+    plain = transformers.AutoModelForMaskedLM.from_config(model.config)
+    plain.load_state_dict(model.state_dict())
+    plain.to(place.runtime.device).eval()
+
+    def score(asked: Asked) -> np.ndarray:
+        n = len(asked.rows)
+        borders = np.flatnonzero(np.diff(asked.rows)) + 1 if by == 'sentence' else np.arange(1, n)
+        parts = np.split(np.arange(n), borders)
+        return np.concatenate([_by_transformers(plain, rows, asked.part(part), mask_id) for part in parts])
+
+    return score
+
+
+def time_scores(
+    place: Place,
+    turn: int,
+    by: str = 'kdnotes',  # what goes through the model at once: kdnotes' batches | sentence | copy
+) -> dict:  # examples_per_s: tokens that are asked for; tokens_per_s: of their rows; nll: mean
+    "Hide each token of some sentences by itself."
+    rows = _sentences(place, turn, 8 * (place.total - place.warmup))
+    asked = all_tokens(rows)
+    score = _scorer(place, rows, by)
+    with torch.inference_mode(), place.runtime.autocast():
+        score(asked.part(slice(2)))
+        begin = place.runtime.clock()
+        nll = score(asked)
+        seconds = place.runtime.clock() - begin
+    tokens = int(rows.lengths()[asked.rows].sum())
+    mean = float(nll.mean(dtype=np.float64))
+    return dict(examples_per_s=len(nll) / seconds, tokens_per_s=tokens / seconds, nll=mean)
+
+
 def measure_matmuls(place: Place, turn: int) -> dict:
     "The machine's rates: large matmuls and the student's, in fp32 and in the format of the race."
     n = 4096
@@ -374,6 +467,7 @@ TURNS = dict(
     textbrewer=train_library,
     signal=time_teacher,
     matmuls=measure_matmuls,
+    scores=time_scores,
     prepare=prepare,
 )
 

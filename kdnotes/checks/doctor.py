@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from ..train import distributed as rt
 from ..core.arms import MODES
-from ..core.config import ConfigError, KdnotesError, RunConfig, is_given
+from ..core.config import ConfigError, KdnotesError, RunConfig, is_given, task_info
 from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
@@ -52,7 +52,8 @@ def _jobs(
         teacher = planned.teacher
         labels[c.arm] += 1
         missing = teacher is not None and find_run_model(teacher.run_id) is None
-        notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} training examples")
+        what = 'training examples' if task_info(c.task).row_is_example else 'documents to train on'
+        notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} {what}")
         notes += filter(None, planned.findings.values())
         untrained = missing and not is_given(teacher.config)
         if untrained:

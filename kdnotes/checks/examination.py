@@ -32,8 +32,9 @@ from kdnotes.core.config import (
     teacher_changes,
 )
 from ..core.resolve import resolved_dtype
-from ..train.precision import cpu_has_bf16
-from ..tasks.sources import load_corpus
+from ..core.streams import torch_seed
+from ..losses.vocabulary import cpu_has_bf16
+from ..tasks.sources import corpus_of
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model
 from ..distill.models import count_parameters, fresh_model, load_given, load_tokenizer, model_inputs
@@ -451,7 +452,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         'corpus',
         config,
         flat(config).keys() - {'task', 'corpus', 'columns'},
-        lambda: load_corpus(config.task, config.corpus, config.columns),
+        lambda: corpus_of(config),
     )
     task = _once(shared, 'task', config, _not_task(config), lambda: encoded_task(config, corpus, runtime))
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
@@ -466,7 +467,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
     def load_teacher():
         if not trained and config.teacher_mode == 'given':
             return load_given(config.teacher, task.auto_class, task.head_labels).to(runtime.device)
-        model = fresh_model(task, trained or config.teacher, config, rt.torch_seed(config.seed, 'init'))
+        model = fresh_model(task, trained or config.teacher, config, torch_seed(config.seed, 'init'))
         return model.to(runtime.device)
 
     model = _once(shared, f'model {mode.network} {initial}', config, _NOT_MODEL, load_start)

@@ -16,12 +16,13 @@ from ..core.arms import PROFILES
 from ..core.config import KdnotesError, RunConfig, make_config, task_info
 from ..core.files import cache_path
 from ..core.resolve import resolve
+from ..core.streams import torch_seed
 from ..tasks.base import Task
-from ..tasks.sources import load_corpus, resolve_corpus
+from ..tasks.sources import corpus_of, load_corpus, resolve_corpus
 from ..experiment.plan import make_task
 from ..telemetry.meters import open_meter
 from ..distill.models import choose_layers, find_model, fresh_model, load_tokenizer, save_model
-from ..train.distributed import machine, torch_seed
+from ..train.distributed import machine
 from ..telemetry.summary import environment
 
 # %% auto #0
@@ -229,7 +230,7 @@ def make_pair(
 ) -> Pair:
     "The teacher of a size and the student that learns from it."
     config = _configure(job, size, mode, **more)
-    task = make_task(config, load_corpus(config.task, config.corpus))
+    task = make_task(config, corpus_of(config))
     task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
     teacher = fresh_model(task, config.teacher, config, torch_seed(config.seed, 'init'))
     return Pair(

@@ -59,11 +59,12 @@ class Profile:
     teacher: str  # a hub id or a folder
     student: str | None  # a hub id or folder for `student_init='hub'`; None: the profile has none
     student_layers: tuple[int, ...]  # layers of the teacher the student starts from, counted from 0
+    depth: int  # layers of the teacher
 
 
 PROFILES = {
-    'laptop': Profile('sentence-transformers/all-MiniLM-L6-v2', None, (1, 3, 5)),
-    'paper': Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11)),
+    'laptop': Profile('sentence-transformers/all-MiniLM-L6-v2', None, (1, 3, 5), 6),
+    'paper': Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11), 12),
 }
 
 # %% ../../nbs/core/01_arms.ipynb #e64d2481

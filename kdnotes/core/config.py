@@ -46,6 +46,7 @@ def shown(
 TASKS = {
     'answer_selection': 'kdnotes.tasks.answer_selection',
     'text_classification': 'kdnotes.tasks.text_classification',
+    'masked_lm': 'kdnotes.tasks.masked_lm',
 }
 
 # older than the others: its studies and stored signals keep the names they had
@@ -239,8 +240,8 @@ class RunConfig(BaseModel):
     hidden_loss: Literal['none', 'cosine', 'mse'] = parameter('none', kd=True, younger=True)
     # weight of hidden_loss, beside those of hard and soft targets
     hidden_weight: float = parameter(1.0, gt=0, le=1000, kd=True, younger=True)
-    # for each layer of the student the teacher's, counted from 0, that it learns from; None: the one it was
-    # made of
+    # for each layer of the student the teacher's, counted from 0, that it learns from, or one for its last
+    # layer alone (-1: the teacher's last); None: the one it was made of
     hidden_layers: tuple[int, ...] | None = parameter(None, kd=True, younger=True)
     # a loss between the last layers' value relations; needs signal='online'
     relation_loss: Literal['none', 'values'] = parameter('none', kd=True, younger=True)
@@ -268,6 +269,12 @@ class RunConfig(BaseModel):
     warmup_fraction: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
     # AdamW's weight decay
     weight_decay: float = parameter(0.01, ge=0, le=1, training=True, factors=('network',))
+    # AdamW's decay of the mean of gradients
+    adam_beta1: float = parameter(0.9, ge=0, lt=1, training=True, younger=True, factors=('network',))
+    # AdamW's decay of the mean of their squares
+    adam_beta2: float = parameter(0.999, ge=0, lt=1, training=True, younger=True, factors=('network',))
+    # what AdamW adds to a divisor
+    adam_epsilon: float = parameter(1e-8, gt=0, le=1, training=True, younger=True, factors=('network',))
     # gradients with a larger norm are scaled down to it
     max_grad_norm: float = parameter(1.0, gt=0, training=True)
     # examples per optimizer step, over all ranks and micro-batches
@@ -293,6 +300,11 @@ class RunConfig(BaseModel):
     # MiB of gradients that are reduced together
     bucket_mib: float = parameter(25.0, gt=0, le=1024, training=True, younger=True)
 
+    # what is said of the training on its way: changes no result
+
+    # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none
+    score_every: int = parameter(0, ge=0, named=False, result=False)
+
     # safety: changes no result
 
     # minutes between two checkpoints
@@ -311,8 +323,7 @@ class RunConfig(BaseModel):
     @classmethod
     def _typed(cls, values: dict) -> dict:
         task = values.get('task', FIRST_TASK)
-        # what a teacher says of batches that change cannot be kept
-        usual = dict(signal='online') if task in TASKS and task_info(task).batches_change else {}
+        usual = task_info(task).usual(values) if task in TASKS else {}
         return read_texts(usual | values, cls.model_fields)
 
     @model_validator(mode='after')
@@ -378,11 +389,15 @@ def _check_losses(config: RunConfig) -> None:
     for name in ('hidden', 'relation'):
         if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1:
             raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
-    if MODES[config.mode].kd and config.signal == 'cached' and task_info(config.task).batches_change:
+    info = task_info(config.task)
+    if MODES[config.mode].kd and config.signal == 'cached' and info.batches_change(config):
         raise ValueError(
             f"signal='cached' keeps the teacher's outputs of one epoch, and the batches of "
             f"task={config.task!r} change with the epoch; use signal='online'"
         )
+    for name in sorted(info.unread):
+        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+            raise ValueError(f'{name}={value!r} is not read by task={config.task!r}; leave it out')
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(
             f"dialect={config.dialect!r} knows no soft targets that are cut off; "
@@ -413,13 +428,15 @@ def _check_intermediate_losses(config: RunConfig) -> None:
                 "hidden_loss needs hidden_layers with student_init='hub': "
                 "for each layer of the student the teacher's that it learns from, counted from 0"
             )
-    elif layers is not None and own is not None and len(layers) != len(own):
+    elif layers is not None and own is not None and len(layers) not in (1, len(own)):
         raise ValueError(
             f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {len(own)} '
-            'layers of the student'
+            'layers of the student, or one for its last'
         )
-    if layers and min(layers) < 0:
-        raise ValueError(f'hidden_layers={shown(layers)} must be counted from 0')
+    if layers and layers != (-1,) and min(layers) < 0:
+        raise ValueError(
+            f"hidden_layers={shown(layers)} must be counted from 0, or be -1 alone, the teacher's last"
+        )
 
 # %% ../../nbs/core/02_config.ipynb #5e0b8a41
 def teacher_changes(

@@ -157,13 +157,26 @@ def resolve(
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
         student_layers=layers,
-        hidden_layers=None if config.hidden_loss == 'none' else config.hidden_layers or layers,
+        hidden_layers=_hidden_layers(config, layers, teacher_depth or profile.depth),
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)
         if student
         else None,
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
     )
+
+
+def _hidden_layers(
+    config: RunConfig,
+    layers: tuple[int, ...] | None,  # of the teacher, that the student starts from
+    depth: int,  # layers of the teacher
+) -> tuple[int, ...] | None:
+    "The layers of the teacher whose hidden states are learnt."
+    if config.hidden_loss == 'none':
+        return None
+    if config.hidden_layers == (-1,):
+        return (depth - 1,)
+    return config.hidden_layers or layers
 
 
 def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
@@ -207,7 +220,7 @@ def losses_in_words(
     if is_given(config):
         return 'none: the model is taken as it is'
     first = (
-        f'T={config.temperature:g}, alpha={config.alpha:g}'
+        task_info(config.task).targets_in_words(config)
         if MODES[config.mode].kd
         else 'none: hard targets alone'
     )
@@ -265,6 +278,7 @@ def settings(
     values |= factors(config)
     if not mode.kd:
         values |= dict.fromkeys(names_with('kd', RunConfig, own) - left_out)
+    values |= dict.fromkeys(task_info(config.task).unread & values.keys())
     if mode.network == 'teacher':
         values |= dict(student_init=None)
     if not needs_teacher(config):

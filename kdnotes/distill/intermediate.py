@@ -152,12 +152,14 @@ def open_student(
             "hidden_loss and relation_loss need a signal with the teacher's intermediate layers; "
             'make it with kdnotes.distill.intermediate.online_teacher'
         )
-    if taught and len(taught) != shape.num_hidden_layers:
+    n_layers = shape.num_hidden_layers
+    if taught and len(taught) not in (1, n_layers):
         raise ConfigError(
             f'hidden_layers={taught} must name a layer of the teacher for each of the '
-            f'{shape.num_hidden_layers} layers of the student'
+            f'{n_layers} layers of the student, or one for its last'
         )
-    layers = tuple(range(1, len(taught) + 1))
+    # the last so many layers: all, or the last alone
+    layers = tuple(range(n_layers - len(taught) + 1, n_layers + 1))
     projections = None
     if taught and shape.hidden_size != teacher.hidden_size:
         projections = HiddenProjections(

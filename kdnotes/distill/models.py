@@ -39,6 +39,7 @@ from kdnotes.core.files import (
     without_password,
     write_json,
 )
+from ..losses.vocabulary import OpenDecoder, open_decoder
 from ..tasks.base import Task
 
 # %% auto #0
@@ -221,7 +222,7 @@ def find_model(
             f'there is no folder {shown(name)}, and it cannot be a hub id; give the folder of a saved model, '
             f'or a hub id such as {MINILM!r}'
         )
-    return _find_hub(name, 'give teacher=<a folder>')
+    return _find_hub(name, 'give the folder of a saved model')
 
 # %% ../../nbs/distill/01_models.ipynb #294cf59d
 def source_sha256(
@@ -285,36 +286,53 @@ def load_tokenizer(
 def _check_builds(
     folder: Path,
     config,  # its transformers config
-) -> None:
+) -> nn.Module:  # without weights
     "Refuse a config of which no model can be built; it is tried without memory for the weights."
     try:
         with torch.device('meta'):
-            transformers.AutoModel.from_config(config, attn_implementation='eager', trust_remote_code=False)
+            return transformers.AutoModel.from_config(
+                config, attn_implementation='eager', trust_remote_code=False
+            )
     except Exception as e:  # an activation that there is not, sizes that do not fit
         raise _not_loaded(folder, 'a model', e) from None
+
+
+def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit is known
+    "How long texts may be; RoBERTa and its like count positions from behind the padding's."
+    positions = getattr(config, 'max_position_embeddings', None)
+    tables = [module for name, module in model.named_modules() if name.endswith('position_embeddings')]
+    padding = [table.padding_idx for table in tables if getattr(table, 'padding_idx', None) is not None]
+    return positions - padding[0] - 1 if positions is not None and padding else positions
 
 
 def check_batches(
     source: str | Path,  # as for `find_model`
     max_length: int,  # tokens of the longest text
+    special_tokens: Sequence[str] = (),  # that its tokenizer must have besides: 'mask_token', say
+    parameter: str = 'max_length',  # what the length is called where it is given
 ) -> None:
     "Refuse a model that cannot read texts of this length, or several of different lengths at once."
     config = load_config(source)
-    _check_builds(find_model(source), config)
-    positions = getattr(config, 'max_position_embeddings', None)
-    if positions is not None and max_length > positions:
-        raise ModelError(
-            f'{source!s} reads texts of at most {positions} tokens, and max_length={max_length}; '
-            f'use max_length={positions} or less'
-        )
     # a decoder's head looks for the last token before the padding
     decoder = config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if decoder and 'mask_token' in special_tokens:
+        raise ModelError(
+            f'{source!s} is a {config.model_type}, which was not made to guess hidden words; give one such '
+            'as BERT or RoBERTa'
+        )
+    positions = _longest(config, _check_builds(find_model(source), config))
+    if positions is not None and max_length > positions:
+        raise ModelError(
+            f'{source!s} reads texts of at most {positions} tokens, and {parameter}={max_length}; '
+            f'use {parameter}={positions} or less'
+        )
     unknown = decoder and getattr(config, 'pad_token_id', None) is None
     tokenizer = load_tokenizer(source)
     words = getattr(config, 'vocab_size', None)
-    if words is not None and len(tokenizer) > words:
+    largest = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if words is not None and largest > words:
         raise ModelError(
-            f'{source!s} has embeddings of {words} words, and its tokenizer has {len(tokenizer)}; '
+            f'{source!s} has embeddings of {words} words, and its tokenizer has ids up to {largest - 1}; '
             'save the tokenizer there that the model was trained with'
         )
     if tokenizer.pad_token is None or unknown:
@@ -322,6 +340,12 @@ def check_batches(
             f'{source!s} has no padding token, so texts of different lengths make no batch; '
             'set pad_token of its tokenizer and pad_token_id of its config, and save both'
         )
+    for name in special_tokens:
+        if getattr(tokenizer, name) is None:
+            raise ModelError(
+                f'the tokenizer of {source!s} has no {name}, which this task needs; give a model that was '
+                'trained to guess hidden words, such as BERT or RoBERTa'
+            )
 
 
 def tokenizer_sha256(
@@ -344,7 +368,9 @@ def quiet_loading() -> Iterator[None]:
 
     class NoReport(logging.Filter):
         def filter(self, record):
-            return 'LOAD REPORT' not in record.getMessage()
+            said = record.getMessage()
+            # a new head's tied bias is in no file, which transformers takes for damage
+            return 'LOAD REPORT' not in said and 'tied weights mapping' not in said
 
     log = logging.getLogger('transformers.modeling_utils')
     quiet = NoReport()
@@ -416,7 +442,7 @@ def _start_at_prior(
     prior,  # (classes,) shares, each > 0
 ) -> None:
     "Set a new head's last bias to the logarithm of the labels' shares; a head from the file stays as it is."
-    values = torch.as_tensor(prior, dtype=torch.float32).log()
+    values = _for_outputs(model, torch.as_tensor(prior, dtype=torch.float32)).log()
     heads = [
         p
         for name, p in model.named_parameters()
@@ -424,6 +450,25 @@ def _start_at_prior(
     ]
     for bias in heads[-1:]:
         bias.data.copy_(values - values.mean())
+
+
+def _for_outputs(model: nn.Module, prior: torch.Tensor) -> torch.Tensor:
+    "A language model may have more outputs than its tokenizer has tokens: they are as rare as the rarest."
+    output = model.get_output_embeddings()
+    more = 0 if output is None else len(output.weight) - len(prior)
+    return torch.cat([prior, prior.min().repeat(max(0, more))])
+
+
+def _start_as_identity(
+    model: nn.Module,
+    new: set[str],  # names of parameters that the file did not have
+) -> None:
+    "Let a language model's new dense layer hand on what it is given."
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module.in_features == module.out_features:
+            if f'{name}.weight' in new and not name.endswith('pooler.dense'):
+                nn.init.eye_(module.weight)
+                nn.init.zeros_(module.bias)
 
 # %% ../../nbs/distill/01_models.ipynb #6cbbc74d
 def load_config(
@@ -476,7 +521,7 @@ def load_model(
     seed: int,  # of the new head's numbers
     label_prior=None,  # (classes,) share of each label: a new head's bias starts at its logarithm; None: at 0
     **model_kwargs,  # for the model's config, say num_labels=2
-) -> nn.Module:  # float32, on the CPU, in eval mode
+) -> nn.Module:  # float32, on the CPU, in eval mode; its `new_parameters` are those the file does not have
     "A pretrained model with its head, new or from the file."
     folder = find_model(source)
     model, info = _load(folder, auto_class, seed, model_kwargs)
@@ -484,6 +529,10 @@ def load_model(
     _check_finite(model, source)
     if label_prior is not None:
         _start_at_prior(model, info['missing_keys'], label_prior)
+    model = open_decoder(model)
+    if isinstance(model.get_output_embeddings(), OpenDecoder):
+        _start_as_identity(model, info['missing_keys'])
+    model.new_parameters = sorted(info['missing_keys'])
     return model
 
 
@@ -519,7 +568,7 @@ def fresh_model(
     task: Task,
     source: str | Path,  # as for `find_model`
     config: RunConfig,  # resolved; its head_bias is read
-    seed: int,  # of the new head's numbers: a run takes `train.distributed.torch_seed(config.seed, 'init')`
+    seed: int,  # of the new head's numbers: a run takes `core.streams.torch_seed(config.seed, 'init')`
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "The pretrained model of a run, with the task's head, new or from the file."
     bias = task.label_prior if config.head_bias == 'prior' else None
@@ -558,6 +607,8 @@ def load_given(
     auto_class: str,  # the transformers head
     # names of the task's labels, in the order of the logits; (): a number; None: the head is no classifier
     labels: Sequence[str] | None = None,
+    # what to give instead of a model without its head
+    advice: str = 'a model with its head, or train it by leaving teacher_mode=given out',
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "A fine-tuned model with the head it has, which must be the task's."
     folder = find_model(source)
@@ -566,12 +617,12 @@ def load_given(
         raise ModelError(
             f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
             f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
-            'give a model with its head, or train it by leaving teacher_mode=given out'
+            f'give {advice}'
         )
     _check_loaded(model, info, folder)
     _check_finite(model, source)
     if labels is None:
-        return model
+        return open_decoder(model)
     _check_outputs(model, source, labels)
     return two_outputs(model) if len(labels) == 2 and model.config.num_labels == 1 else model
 
@@ -828,6 +879,8 @@ def choose_layers(
     student, left_out = _cut(model, layers)
     if left_out:
         warnings.warn(left_out_in_words(layers, left_out), stacklevel=2)
+    has = set(student.state_dict())
+    student.new_parameters = [name for name in getattr(model, 'new_parameters', []) if name in has]
     return student
 
 
@@ -850,7 +903,7 @@ def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[st
     if not no_weights:
         student.load_state_dict(weights)
         student.to(device=first.device, dtype=first.dtype)
-    return student.train(model.training).requires_grad_(True), left_out
+    return open_decoder(student).train(model.training).requires_grad_(True), left_out
 
 # %% ../../nbs/distill/01_models.ipynb #fd83bd8c
 def build_model(

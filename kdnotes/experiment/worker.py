@@ -18,11 +18,12 @@ from ..core.config import KdnotesError, RunConfig, is_given, make_config
 from ..core.files import cache_path, file_errors
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.resolve import factors, settings
+from ..core.streams import torch_seed
 from .launch import RunError
 from .plan import make_task
 from ..records.schema import SCHEMA
 from ..records.store import RunFolder, checked_run_model
-from ..tasks.sources import Corpus, load_corpus
+from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import environment, summarise, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline
@@ -64,7 +65,7 @@ def _enter(config_file: str | Path) -> Rank:
     job = folder.config()
     config = make_config(**job['config'])
     runtime = rt.start(config)
-    corpus = load_corpus(config.task, config.corpus, config.columns)
+    corpus = corpus_of(config)
     if corpus.sha256 != job['corpus_sha256']:
         raise RunError(
             f'corpus {corpus.name} at {corpus.where} changed since the run was planned; start the run again'
@@ -136,7 +137,6 @@ def starting_model(
         vocabulary_sha256,
         weights_sha256,
     )
-    from kdnotes.train.distributed import torch_seed
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
@@ -307,7 +307,7 @@ def _untrained(rank: Rank, task, on_row: Callable):  # a TrainResult
 
 
 def _add_evaluation(task, result, evaluation, on_row: Callable) -> None:
-    "The final evaluation as rows, and its last point on the curve."
+    "The final evaluation as rows, and the last points of the curves."
     for name in task.evaluation_sets:
         on_row(
             'eval',
@@ -317,17 +317,13 @@ def _add_evaluation(task, result, evaluation, on_row: Callable) -> None:
             metrics=evaluation.metrics[name],
             elapsed_s=result.train_s,
         )
-    watched = task.evaluation_sets[0]
     metric = task.primary.metric
-    result.curve.append(
-        dict(
-            step=result.steps,
-            elapsed_s=round(result.train_s, 3),
-            set=watched,
-            metric=metric,
-            value=evaluation.metrics[watched].get(metric),
-        )
-    )
+    # the sets that have a curve, and the first in any case
+    watched = {task.evaluation_sets[0], *(point['set'] for point in result.curve if 'set' in point)}
+    for name in task.evaluation_sets:
+        if name in watched:
+            point = dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=name, metric=metric)
+            result.curve.append(point | dict(value=evaluation.metrics[name].get(metric)))
 
 # %% ../../nbs/experiment/03_worker.ipynb #3399f17c
 def _time(rank: Rank, outcome: Outcome) -> dict:
@@ -384,7 +380,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     return known
 
 # %% ../../nbs/experiment/03_worker.ipynb #eda0e051
-def _identity(rank: Rank, start_sha256: str, attention: str) -> dict:
+def _identity(rank: Rank, start_sha256: str, model) -> dict:
     "The part of a record that says what was run, on what."
     config = rank.config
     job = rank.job
@@ -412,16 +408,22 @@ def _identity(rank: Rank, start_sha256: str, attention: str) -> dict:
         environment=environment(),
         smoke=config.smoke,
         tuning_id=config.tuning_id,
-        initial=job['initial'] | dict(start_sha256=start_sha256),
+        initial=job['initial'] | dict(start_sha256=start_sha256) | _adaptation(model),
         models=dict(
             profile=config.profile,
             teacher=config.teacher,
             student=config.student,
-            attention=attention,
+            attention=model.config._attn_implementation,
             config_sha256=job.get('config_sha256'),
             vocabulary_sha256=job.get('vocabulary_sha256'),
         ),
     )
+
+
+def _adaptation(model) -> dict:
+    "The parameters that the pretrained weights did not have, such as a new head."
+    new = getattr(model, 'new_parameters', [])
+    return dict(adaptation=new) if new else {}
 
 
 def _parallel(config: RunConfig, runtime) -> dict:
@@ -456,7 +458,7 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
     where, metric, higher = task.primary
     value = outcome.evaluation.metrics[where][metric]
     measured = ('memory', 'energy', 'utilisation', 'phases', 'devices', 'sampling')
-    record = _identity(rank, outcome.start_sha256, model.config._attn_implementation) | dict(
+    record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
         params_total=count_parameters(model),
         model_sha256=weights_sha256(model),

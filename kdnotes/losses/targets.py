@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # %% auto #0
-__all__ = ['hard_target_ce', 'soft_target_kl', 'masked_reduce', 'ranknet', 'margin_mse', 'pair_counts', 'weighted_sum']
+__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'masked_reduce', 'ranknet', 'margin_mse', 'pair_counts', 'weighted_sum']
 
 # %% ../../nbs/losses/01_targets.ipynb #d49f017d
 def _reduce(
@@ -34,7 +34,7 @@ def hard_target_ce(
     return _reduce(rows, reduction)
 
 # %% ../../nbs/losses/01_targets.ipynb #c7890555
-def _cut_off(
+def cut_off(
     log_p: Tensor,  # (..., classes) log-probabilities, float32
     min_probability: float | None,  # None: no class is too small
     top_k: int | None,  # None: all classes
@@ -75,7 +75,7 @@ def soft_target_kl(
             f'{tuple(teacher.shape)}'
         )
     log_q = (student.float() / T).log_softmax(-1)
-    log_p = _cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
+    log_p = cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
     rows = F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1)
     return _reduce(rows, reduction) * (T * T)
 

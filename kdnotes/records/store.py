@@ -673,13 +673,9 @@ def _by_run(path: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield from table.groupby('run_id', sort=False)
     else:
         for run_id in table.columns[len(_CANDIDATE) :]:
-            yield (
-                run_id,
-                table[[*_CANDIDATE, run_id]]
-                .rename(columns={run_id: 'score'})
-                .dropna(subset='score')
-                .astype({'score': float}),
-            )
+            own = table[[*_CANDIDATE, run_id]].rename(columns={run_id: 'score'})
+            # what only other runs were asked is empty
+            yield run_id, own[own['score'] != ''].dropna(subset='score').astype({'score': float})
 
 # %% ../../nbs/records/02_store.ipynb #5ad10c74
 def _foundations(

@@ -5,7 +5,7 @@
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 import numpy as np
@@ -126,6 +126,8 @@ class Forward(Protocol):
     ranks: int
 
     def __call__(self, batch: Batch) -> Any: ...  # the model's outputs; the batch may be on any device
+    # of a language model: (n, vocabulary) logits at the one position of each row of `batch.positions`
+    def at(self, batch: Batch) -> Tensor: ...
     def sum(self, values: np.ndarray) -> np.ndarray: ...  # over all ranks, on each of them
 
 
@@ -186,10 +188,19 @@ class TaskInfo:
     # (corpus, network, transfer) -> the setting of a run that gives none
     default_setting: Callable[[str, str, str], dict]
     unit_name: str  # what the primary metric averages over, in the plural: 'questions'
+    # what units that are alike belong to, in the plural: statistics then are over these, each as heavy as its
+    # units; '': units count as independent
+    cluster_name: str = ''
     # what people call a metric: {'map': 'MAP'}; one that is not here is called by its key
     metric_names: dict[str, str]
+    # is a row of a corpus one training example? A document is many
+    row_is_example: bool = True
     # the texts of a corpus' row that a model reads, in their order
     texts: Callable[[dict], list[str]]
+    # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
+    exp_of: dict[str, str] = field(default_factory=dict)
+    # metrics that are shown of every evaluation set; (): all of the primary one's set, none of the others
+    of_every_set: tuple[str, ...] = ()
     # of each metric that can be primary: a difference that does not matter, and a stricter one
     margins: dict[str, tuple[float, float]]
     # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
@@ -198,17 +209,30 @@ class TaskInfo:
     check: Callable[[Any], None] = lambda config: None
     # refuses a corpus that these settings cannot mean, in seconds
     check_corpus: Callable[..., None] = lambda corpus, config: None
-    # do training batches change with the epoch, as random masks do? Then no signal can be cached
-    batches_change: bool = False
+    # (corpus, config, () -> the tokenizer) -> refuses what only tokens tell, in seconds
+    check_tokens: Callable[..., None] = lambda corpus, config, tokenizer: None
+    # (config) -> do training batches change with the epoch, as random masks do? Then no signal can be cached
+    batches_change: Callable[[Any], bool] = lambda config: False
+    # (values a run is given) -> what it takes for those that it is not given, where that is not the default
+    usual: Callable[[dict], dict] = lambda given: {}
+    # parameters of every task that this one does not read
+    unread: frozenset[str] = frozenset()
+    # (resolved config of a run with KD) -> how it weighs its targets
+    targets_in_words: Callable[[Any], str] = lambda config: (
+        f'T={config.temperature:g}, alpha={config.alpha:g}'
+    )
     # of flat settings that a student was given: those that a run without a teacher can have
     without_kd: Callable[[dict], dict] = lambda given: given
     # the transformers head of its models, say 'AutoModelForSequenceClassification'
     auto_class: str
+    # what the tokenizer of its models must have, by transformers' names
+    special_tokens: tuple[str, ...] = ()
     # the evaluation set that a search judges by, never that of the primary metric; it is the first of
     # `Task.evaluation_sets`, which curves show
     tuning_set: str = 'dev'
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
-    # of the classes of one example, or 'numbers', which have no probability
+    # of the classes of one example, 'numbers', which have no probability, or 'right_only': the
+    # log-probability of what is right, which does not tell what was likeliest
     score_kind: Callable[[dict], str]
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc

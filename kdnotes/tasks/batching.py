@@ -14,7 +14,8 @@ from torch import Tensor
 from ..core.files import atomic_write, sha256_bytes, sha256_text
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'pad_pairs', 'EncodedPairs', 'epoch_steps', 'micro_batches']
+__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'pad_pairs', 'EncodedPairs', 'epoch_steps',
+           'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -64,15 +65,21 @@ class Batch:
     labels: Tensor  # (n, ...), of the task's type: int64 classes, float32 numbers, a label a token
     tokens: int  # real tokens, padding not counted
     groups: Tensor | None = None  # (n,) int64, what is compared by a ranking loss; None: a task without one
+    # (n, k) int64, the places in each row that labels are for; None: labels are for whole rows
+    positions: Tensor | None = None
 
     def to(self, device) -> Batch:
         "The batch on a device; the index stays on the host."
-        groups = None if self.groups is None else to_device(self.groups, device)
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else to_device(tensor, device)
+
         return replace(
             self,
-            inputs={k: to_device(v, device) for k, v in self.inputs.items()},
-            labels=to_device(self.labels, device),
-            groups=groups,
+            inputs={k: moved(v) for k, v in self.inputs.items()},
+            labels=moved(self.labels),
+            groups=moved(self.groups),
+            positions=moved(self.positions),
         )
 
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
@@ -88,7 +95,11 @@ def encode_pairs(
     if cache_dir is None:
         return _encode_pairs(tokenizer, first, second, max_length)
     key = sha256_text(
-        'pairs-2' if second else 'texts-2', _rules(tokenizer), str(max_length), *first, *(second or ())
+        'pairs-2' if second else 'texts-2',
+        tokenizer_rules(tokenizer),
+        str(max_length),
+        *first,
+        *(second or ()),
     )
     path = Path(cache_dir) / f'{key[:32]}.tokens'
     stored = _load_arrays(path)
@@ -99,7 +110,7 @@ def encode_pairs(
     return ids, start
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
-def _rules(tokenizer) -> str:
+def tokenizer_rules(tokenizer) -> str:
     "How a tokenizer cuts texts, without the truncation and padding that an earlier call left behind."
     if not tokenizer.is_fast:
         return repr(tokenizer)

@@ -12,7 +12,7 @@ from importlib.resources import files
 from random import Random
 
 # %% auto #0
-__all__ = ['embedded_answer_selection', 'embedded_text_classification']
+__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm']
 
 # %% ../../nbs/tasks/03_embedded.ipynb #326f88ed
 @dataclass(frozen=True)
@@ -60,14 +60,16 @@ _MORE = 2
 @cache
 def _split(
     split: str,  # 'train' | 'dev' | 'test'
+    all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # of each split, in their order
 ) -> dict[str, dict[str, list[_Fact]]]:  # kind -> entity -> facts
     "The entities that belong to a split."
     out = {}
-    names = list(_SHARES)
-    low = sum(_SHARES[s] for s in names[: names.index(split)])
+    shares = dict(all_shares)
+    names = list(shares)
+    low = sum(shares[s] for s in names[: names.index(split)])
     for kind, entities in _facts().items():
         order = Random(f'split {kind}').sample(list(entities), len(entities))
-        chosen = order[round(low * len(order)) : round((low + _SHARES[split]) * len(order))]
+        chosen = order[round(low * len(order)) : round((low + shares[split]) * len(order))]
         out[kind] = {name: entities[name] for name in chosen}
     return out
 
@@ -261,3 +263,95 @@ def _sentence(
     rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
     drawn = fact.entity if rng.random() < _NAMED else 'it'
     return _state(fact, None, subject or drawn, split, rng)
+
+# %% ../../nbs/tasks/03_embedded.ipynb #3c9e1a02
+_PROSE_SHARES = {'train': 0.75, 'dev': 0.1, 'test': 0.15}  # of the entities of each kind
+# shares: subject named, and compared where possible
+_PROSE_NAMED = 0.4
+_PROSE_CONTRASTED = 0.3
+_PEERS = 6  # sentences about others of its kind
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    "A fact said in a certain way."
+
+    fact: _Fact
+    way: str  # one of the phrasing's, with places for subject and value
+    other: _Fact | None = None  # the same attribute of another entity, to compare with
+    named: bool = True  # is the subject called by its name?
+
+    def text(self, named: bool = False) -> str:  # True: by its name in any case
+        "The sentence in full."
+        noun = _table()['kinds'][self.fact.kind]['noun']
+        subject = self.fact.entity if self.named or named else f'this {noun}'
+        sentence = self.way.format(s=subject, v=self.fact.value)
+        if self.other and self.way.startswith('{s} '):
+            sentence = f'Unlike {self.other.entity}, {sentence}'
+        return _upper(sentence)
+
+
+def _ways(fact: _Fact) -> list[str]:
+    "The ways in which a fact can be said."
+    return _table()['phrasings'][fact.phrasing]['say']
+
+
+def _same_attribute(fact: _Fact, peers: list[list[_Fact]]) -> list[_Fact]:
+    "The same attribute of others."
+    return [f for own in peers for f in own if f.attribute == fact.attribute]
+
+
+def _paragraphs(
+    own: list[_Fact],  # the facts of the article's entity
+    peers: list[list[_Fact]],  # those of the other entities of its kind in the split
+) -> list[list[_Sentence]]:
+    "The sentences of an article."
+    rng = Random(f'prose {own[0].entity}')
+    ways = {fact: rng.sample(_ways(fact), 2) for fact in own}
+    plain = [
+        _Sentence(fact, ways[fact][0], named=i == 0 or rng.random() < _PROSE_NAMED)
+        for i, fact in enumerate(rng.sample(own, len(own)))
+    ]
+    compared = []
+    for fact in rng.sample(own, len(own)):
+        others = [f for f in _same_attribute(fact, peers) if _contrast(fact, f)]
+        other = rng.choice(others) if others and rng.random() < _PROSE_CONTRASTED else None
+        compared.append(_Sentence(fact, ways[fact][1], other, rng.random() < _PROSE_NAMED))
+    about_peers = [f for fact in own for f in _same_attribute(fact, peers)]
+    chosen = rng.sample(about_peers, min(_PEERS, len(about_peers)))
+    return [plain, compared, [_Sentence(f, rng.choice(_ways(f))) for f in chosen]]
+
+
+@cache
+def _articles() -> dict[str, dict[str, list[list[_Sentence]]]]:
+    "Split -> entity -> paragraphs."
+    found = {}
+    for split in _PROSE_SHARES:
+        found[split] = {}
+        for entities in _split(split, tuple(_PROSE_SHARES.items())).values():
+            for name, own in entities.items():
+                peers = [facts for other, facts in entities.items() if other != name]
+                found[split][name] = _paragraphs(own, peers)
+    return found
+
+
+def embedded_masked_lm(
+    # split ('train', 'dev', 'test') -> rows: id, text, cluster (an entity)
+) -> dict[str, list[dict]]:
+    "The embedded facts as an article an entity; always the same rows."
+    articles = {split: list(own.items()) for split, own in _articles().items()}
+    everything = [s for own in articles.values() for _, parts in own for part in parts for s in part]
+    times = Counter(sentence.text() for sentence in everything)
+
+    def whole(paragraphs: list[list[_Sentence]]) -> str:
+        return '\n'.join(
+            ' '.join(s.text(named=times[s.text()] > 1) for s in part) for part in paragraphs if part
+        )
+
+    return {
+        split: [
+            dict(id=f'{split}-{i}', text=whole(parts), cluster=name)
+            for i, (name, parts) in enumerate(Random(f'prose {split}').sample(own, len(own)))
+        ]
+        for split, own in articles.items()
+    }

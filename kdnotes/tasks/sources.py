@@ -14,7 +14,7 @@ import tempfile
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
@@ -22,13 +22,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import TASKS, ConfigError, KdnotesError, shown, task_info
-from ..core.files import root, without_password
+from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, shown, task_info
+from ..core.files import root, sha256_text, without_password
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
-           'CorpusRules', 'column_names', 'Table', 'read_split', 'find_folder', 'split_files', 'read_folder', 'ask_hub',
-           'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'load_by_rules']
+           'CorpusRules', 'column_names', 'Table', 'read_text', 'read_split', 'find_folder', 'split_files',
+           'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus',
+           'corpus_of', 'load_by_rules']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -86,6 +87,11 @@ class CorpusRules:
     made: dict[str, MadeCorpus] = field(default_factory=dict)  # other published corpora, by name
     # sha256 -> name: a corpus with this content is called so wherever it was found
     known: dict[str, str] = field(default_factory=dict)
+    # splits of a folder that holds another thing than three tables; None: it holds tables
+    from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
+    from_folder_words: str = ''  # what that other thing is, for a folder without either
+    # name of an evaluation set that is no part of the corpus -> its rows
+    more_sets: Callable[[str], Rows] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -150,12 +156,13 @@ def _check_regular(path: Path) -> None:
     "Refuse to open what may never end: a pipe, a device. A link counts as what it leads to."
     if path.exists() and not path.is_file():
         raise CorpusError(
-            f'{path} is no ordinary file (a folder, a pipe or a device); put the table itself there'
+            f'{path} is no ordinary file (a folder, a pipe or a device); put the file itself there'
         )
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
+    _check_regular(path)
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -207,7 +214,7 @@ def _check_quotes(path: Path, number: int, row: dict[str, str]) -> None:
 
 def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of columns that must be there
     "A tab-separated file."
-    text = _text(path)
+    text = read_text(path)
     if not text.strip():
         raise CorpusError(
             f"{path} is empty; it must begin with the header {', '.join(map(shown, needed))}, separated by "
@@ -286,7 +293,7 @@ def _read_jsonl(path: Path) -> Table:
     rows = []
     numbers = []
     # not splitlines, which also splits at U+0085 and the like
-    for number, line in enumerate(_text(path).split('\n'), 1):
+    for number, line in enumerate(read_text(path).split('\n'), 1):
         if not line.strip():
             continue
         try:
@@ -324,7 +331,7 @@ def _csv(path: str, **options):
 def _csv_header(path: Path) -> list[str]:
     "The names of a CSV file's columns, which each row has as many fields as."
     csv.field_size_limit(2**31 - 1)
-    rows = csv.reader(io.StringIO(_text(path), newline=''))
+    rows = csv.reader(io.StringIO(read_text(path), newline=''))
     header = next(rows)
     _check_header(path, header)
     row = 0
@@ -361,7 +368,7 @@ def _read_with_datasets(path: Path) -> Table:
             f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or "
             f"save the table as {path.stem}.tsv"
         )
-    if path.suffix == '.csv' and not _text(path).strip():
+    if path.suffix == '.csv' and not read_text(path).strip():
         raise CorpusError(f'{path} is empty; it needs a row at least')
     import datasets
 
@@ -546,9 +553,8 @@ def read_folder(
     "The splits in a folder."
     if files := split_files(folder, rules):
         return {split: read_split(path, split, rules, columns) for split, path in files.items()}
-    looked = [', '.join(rules.published_files)] * bool(rules.published_files) + [
-        'train, dev and test as ' + ', '.join(FORMATS)
-    ]
+    tables = 'train, dev and test as ' + ', '.join(FORMATS)
+    looked = filter(None, [', '.join(rules.published_files), rules.from_folder_words, tables])
     raise CorpusError(
         f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another "
         "folder"
@@ -576,7 +582,7 @@ def _within(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 def ask_hub(
-    hub_id: str,  # 'owner/name' of a dataset
+    hub_id: str,  # as for `fetch_hub`
     seconds: float = ANSWER_S,  # time it has to answer
 ) -> None:
     "Refuse, within seconds, what the hub will not give."
@@ -595,7 +601,7 @@ def ask_hub(
             'corpus=embedded'
         )
     try:
-        _within(seconds, lambda: HfApi().dataset_info(hub_id, timeout=2 * seconds))
+        _within(seconds, lambda: HfApi().dataset_info(hub_id.split(':')[0], timeout=2 * seconds))
     except RepositoryNotFoundError:
         raise CorpusError(
             f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); '
@@ -612,7 +618,7 @@ def ask_hub(
 
 
 def fetch_hub(
-    hub_id: str,  # 'owner/name' of a dataset
+    hub_id: str,  # 'owner/name' of a dataset; 'owner/name:part' of one with several
 ):  # a `datasets.DatasetDict`: a table for each split
     "A dataset from the hub, or from its cache where the hub is not to be asked."
     from huggingface_hub import constants
@@ -622,7 +628,7 @@ def fetch_hub(
     import datasets
 
     try:
-        return _within(FETCH_S, lambda: datasets.load_dataset(hub_id))
+        return _within(FETCH_S, lambda: datasets.load_dataset(*hub_id.split(':')))
     except FutureTimeout:
         raise CorpusError(
             f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or '
@@ -696,7 +702,7 @@ def local_copy(
             *rules.published_files,
             *(f'{stem}.{end}' for stems in PLAIN_NAMES.values() for stem in stems for end in FORMATS),
         )
-    return next((place for place in _places(name) if any((place / f).exists() for f in files)), None)
+    return next((place for place in _places(name) if any(any(place.glob(f)) for f in files)), None)
 
 
 def _is_file(name: str) -> bool:
@@ -715,9 +721,13 @@ def resolve_corpus(
     rules = task_info(task).corpora
     if corpus in ('embedded', *rules.names):
         return corpus
+    if not corpus.strip():
+        raise CorpusError('corpus is empty; name embedded, a published corpus, a folder or a hub id')
     if corpus == 'auto':
         if local_copy(rules.published, rules):
             return rules.published
+        if not rules.hub_id:
+            return 'embedded'
         try:
             ask_hub(rules.hub_id)
         except CorpusError:
@@ -732,10 +742,11 @@ def resolve_corpus(
             f'corpus={corpus!r} is a file, and a folder with the three files train, dev and test is needed; '
             f'name the folder: corpus={str(Path(corpus).parent)!r}'
         )
-    files = ', '.join(rules.published_files) or 'train, dev and test as ' + ', '.join(FORMATS)
+    tables = 'train, dev and test as ' + ', '.join(FORMATS)
+    files = ', '.join(rules.published_files) or rules.from_folder_words or tables
     raise CorpusError(
         f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(rules.names)}, a folder with {files}, or a hub id like {rules.hub_id}"
+        f"{', '.join(rules.names)}, a folder with {files}, or a hub id like {rules.hub_id or 'owner/name'}"
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
@@ -743,9 +754,11 @@ def load_corpus(
     task: str,  # of `config.TASKS`
     corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
     columns: str | None = None,  # which column holds what, of `column_names`; for folders and the hub
+    score_on: Sequence[str] = (),  # evaluation sets; those that are no split of the corpus are added
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     loaded = load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
+    loaded = _with_sets(loaded, task_info(task).corpora, score_on)
     texts = {
         split: [tuple(text.strip() for text in task_info(task).texts(row)) for row in rows]
         for split, rows in loaded.splits.items()
@@ -755,6 +768,25 @@ def load_corpus(
         overlap=_overlap(texts),
         test_in_dev=_shared(texts['test'], texts['dev']),
         contradictions=_contradictions(loaded.splits, texts),
+    )
+
+
+def corpus_of(
+    config: RunConfig,
+) -> Corpus:
+    "The corpus that a run is trained and scored on."
+    score_on = getattr(config.task_settings, 'score_on', ())
+    return load_corpus(config.task, config.corpus, config.columns, score_on)
+
+
+def _with_sets(corpus: Corpus, rules: CorpusRules, score_on: Sequence[str]) -> Corpus:
+    "A corpus with evaluation sets of other texts, which its name does not tell and its sha256 does."
+    more = {name: rules.more_sets(name) for name in score_on if name not in corpus.splits}
+    if not more:
+        return corpus
+    own = [part for name in sorted(more) for part in (name, rules.fingerprint({name: more[name]}))]
+    return replace(
+        corpus, splits=corpus.splits | _checked(rules, '', more), sha256=sha256_text(corpus.sha256, *own)
     )
 
 
@@ -801,10 +833,21 @@ def load_by_rules(
         splits = _checked(rules, name, rules.embedded())
     elif name in rules.made:
         kind, where, splits = _read_made(rules, name, folder)
+    elif folder and (found := rules.from_folder(folder)):
+        kind = 'folder'
+        where = str(folder)
+        if columns:
+            raise ConfigError(
+                f'columns={shown(columns)} names columns of tables, and {where} holds '
+                f'{rules.from_folder_words}; leave it out'
+            )
+        splits = _checked(rules, where, found)
     elif folder:
         kind = 'folder'
         where = str(folder)
         splits = read_folder(folder, rules, columns)
+    elif name == rules.published and not rules.hub_id:
+        raise _not_at_hand(name)
     else:
         hub_id = rules.hub_id if name == rules.published else name
         kind = 'hub'
@@ -817,6 +860,13 @@ def load_by_rules(
         where,
         splits,
         sha256,
+    )
+
+
+def _not_at_hand(name: str) -> CorpusError:
+    "Of a published corpus that the hub does not have."
+    return CorpusError(
+        f"no copy of {name} in {' or '.join(map(str, _places(name)))}; put its files there, or name a folder"
     )
 
 
@@ -835,8 +885,11 @@ def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str,
     made = rules.made[name]
     if folder:
         for file in made.files:
-            _check_regular(folder / file)
+            for path in folder.glob(file):
+                _check_regular(path)
         return 'folder', str(folder), _checked(rules, name, made.from_folder(folder))
+    if not made.hub_id:
+        raise _not_at_hand(name)
     data = _from_hub(rules, name, lambda: fetch_hub(made.hub_id))
     return 'hub', f'huggingface.co/datasets/{made.hub_id}', _checked(rules, name, made.from_hub(data))
 

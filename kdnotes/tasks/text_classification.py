@@ -571,6 +571,7 @@ TASK = TaskInfo(
     default_setting=default_setting,
     auto_class=SEQUENCE_HEAD,
     unit_name='examples',
+    cluster_name='clusters',
     texts=row_texts,
     metric_names={
         'macro_f1': 'macro F1',

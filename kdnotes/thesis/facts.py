@@ -59,7 +59,11 @@ def among(
     return between.join(dict.fromkeys(str(v) for v in values))
 
 
-CORPUS_NAMES = {'wikiqa': 'WikiQA', 'embedded': "the project's embedded corpus"}
+CORPUS_NAMES = {
+    'wikiqa': 'WikiQA',
+    'embedded': "the project's embedded corpus",
+    'gutenberg': 'novels of Project Gutenberg',
+}
 
 
 def _ratio_of_sizes(found: Sequence[dict]) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from kdnotes.analysis.calibration import (
-    NO_PROBABILITY,
+    NOT_CALIBRATED,
     agreement,
     aligned,
     calibration_error,
@@ -210,8 +210,8 @@ def fidelity_values(
     "Calibration and fidelity of a study."
     e = evidence
     kind = score_kind(e.records)
-    if kind == 'numbers':
-        return dict(reason=NO_PROBABILITY)
+    if kind in NOT_CALIBRATED:
+        return dict(reason=NOT_CALIBRATED[kind])
     try:
         scored = predictions(e.study, [r['run_id'] for r in e.records])
     except RecordError:

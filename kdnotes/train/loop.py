@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from ..core.arms import MODES
 from ..core.config import RunConfig, task_info
 from ..core.processes import Stopped
+from ..core.streams import stream, torch_seed
 from ..distill.intermediate import open_student
 from ..distill.models import call
+from ..distill.one_position import logits_at
 from ..losses.targets import weighted_sum
 from ..tasks.base import Evaluation, Task
 from ..tasks.batching import Batch, epoch_steps, micro_batches
 from .cpu_fast_path import FastPath, fast_path
-from .distributed import Agreement, Runtime, Waits, stream, torch_seed, wrap_ddp
+from .distributed import Agreement, Runtime, Waits, wrap_ddp
 from kdnotes.train.failures import (
     STOP,
     TrainingError,
@@ -96,7 +98,10 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=vectors, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+    betas = (config.adam_beta1, config.adam_beta2)
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True
+    )
 
 
 def rate_factor(
@@ -223,6 +228,11 @@ class ModelForward:
         with torch.inference_mode():
             return call(self.model, batch.to(self.runtime.device).inputs)
 
+    def at(self, batch: Batch) -> Tensor:  # (n, vocabulary) float32
+        "A language model's logits at the one position of each row."
+        batch = batch.to(self.runtime.device)
+        return logits_at(self.model, batch.inputs, batch.positions[:, 0])
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         "Over all ranks, on each of them."
         return self.runtime.sum(torch.from_numpy(values).to(self.runtime.device)).cpu().numpy()
@@ -319,7 +329,7 @@ def train(
 ) -> TrainResult:
     "Train a model to the last step, from its newest checkpoint if there is one."
     dropout_seed = torch_seed(config.seed, 'dropout', runtime.rank)
-    batches_change = task_info(config.task).batches_change
+    batches_change = task_info(config.task).batches_change(config)
     with fast_path(model, task, runtime.device, dropout_seed, batches_change) as fast:
         state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
         _report_start(state)
@@ -340,9 +350,9 @@ def train(
                     _check_finite(state, all_ranks=log)
                 if log:
                     _log(state, step, norm)
-                if step.last_of_epoch and not last:
+                if not last and (sets := _sets_due(state, step)):
                     with state.meter.pause(), fast.whole(), phase('evaluation'):
-                        _evaluate_on_the_way(state, step)
+                        _evaluate_on_the_way(state, step, sets)
                 _save_or_stop(state, step.done, *state.agreement(STOP.requested, _checkpoint_due(state)))
             answers = state.agreement.last()
             if answers:
@@ -454,15 +464,23 @@ def _log(state: TrainingState, step: Step, norm: Tensor) -> None:
     )
 
 
-def _evaluate_on_the_way(state: TrainingState, step: Step) -> None:
-    "An `eval` row of the first evaluation set; nothing is chosen by it."
-    name = state.task.evaluation_sets[0]
+def _sets_due(state: TrainingState, step: Step) -> tuple[str, ...]:
+    "What is evaluated after a step: all sets every `score_every` steps, the first at the end of an epoch."
+    every = state.config.score_every
+    if every and step.done % every == 0:
+        return state.task.evaluation_sets
+    return state.task.evaluation_sets[:1] if step.last_of_epoch else ()
+
+
+def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]) -> None:
+    "An `eval` row and a point of the curve for each set; nothing is chosen by them."
     metric = state.task.primary.metric
     elapsed = state.meter.elapsed()
-    metrics = evaluate(state.student, state.task, (name,), state.runtime).metrics[name]
-    point = dict(step=step.done, elapsed_s=round(elapsed, 3), set=name)
-    state.result.curve.append(point | dict(metric=metric, value=metrics.get(metric)))
-    state.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=metrics, elapsed_s=elapsed)
+    found = evaluate(state.student, state.task, sets, state.runtime).metrics
+    for name in sets:
+        point = dict(step=step.done, elapsed_s=round(elapsed, 3), set=name)
+        state.result.curve.append(point | dict(metric=metric, value=found[name].get(metric)))
+        state.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=found[name], elapsed_s=elapsed)
 
 
 def _finish(state: TrainingState) -> TrainResult:
