@@ -82,14 +82,22 @@ def write_study(runs) -> None:
     export(runs[0][0]['study'])
 
 
+def with_teachers(runs):
+    "The same runs, each student with the run that taught it."
+    of_seed = {r['seed']: r['run_id'] for r, _ in runs if r['factors']['network'] == 'teacher'}
+    for r, _ in runs:
+        if r['factors']['network'] == 'student':
+            r['teacher_run_id'] = of_seed.get(r['teacher_seed'], r['teacher_run_id'])
+    return runs
+
+
 def write_main_study(arms=ARMS, seeds=3, **more) -> None:
-    write_study(
-        [
-            make_run(mode, seed, nll + 0.01 * seed + 0.003 * (seed == 1) * (mode == 'full_kd'), **more)
-            for mode, nll in arms.items()
-            for seed in range(seeds)
-        ]
-    )
+    runs = [
+        make_run(mode, seed, nll + 0.01 * seed + 0.003 * (seed == 1) * mode.endswith('_kd'), **more)
+        for mode, nll in arms.items()
+        for seed in range(seeds)
+    ]
+    write_study(with_teachers(runs))
 
 
 def batch_runs(change: float, seeds: int = 1, epochs=(2, 2, 2)):
@@ -145,6 +153,25 @@ def test_values_of_the_study(home):
     assert study_command(records('gutenberg')).startswith('kdnotes study --seeds 3 --arms ')
 
 
+def test_a_study_in_mixed_precision_has_arms_of_its_own(home):
+    mixed = dict(mixed_baseline=5.0, mixed_student=5.6, mixed_kd=5.3)
+    runs = [
+        make_run(mode, seed, nll + 0.01 * seed, teacher_mode='mixed_baseline', teacher_seed=0)
+        for mode, nll in mixed.items()
+        for seed in (range(3) if mode != 'mixed_baseline' else [0])
+    ]
+    write_study(with_teachers(runs))
+    found = values_of()
+    assert found['roles'] == dict(teacher='mixed_baseline', student='mixed_student', taught='mixed_kd')
+    assert list(found['steps']) == ['network', 'kd', 'procedure_3'] and found['n_teachers'] == 1
+    assert (found['steps']['kd']['a'], found['steps']['kd']['verdict']) == ('mixed_student', 'gains')
+    command = study_command(records('gutenberg'))
+    assert 'mixed_baseline' not in command.split(' -p ')[0] and 'teacher_mode=mixed_baseline' in command
+    assert 'teacher_seed=0' in command, 'the same three students'
+    # three students of one teacher, which is compared with each of them
+    assert found['sets']['wikitext2']['mixed_kd']['kept'].n == 3
+
+
 def test_a_study_of_one_seed_claims_nothing(home):
     write_main_study(seeds=1)
     found = values_of()
@@ -184,7 +211,8 @@ def known(
 
     arms = {f'arm{i}': dict(hidden=around(h), visible=around(v)) for i, (h, v) in enumerate(orders)}
     arms['full_kd'] = dict(kept=around(kept), nll=around(5.0)) if kept else dict(nll=around(5.0))
-    study = dict(set='wikitext2', params_ratio=0.77, sets=dict(wikitext2=arms))
+    roles = dict(teacher='baseline', student='full_student', taught='full_kd')
+    study = dict(set='wikitext2', roles=roles, params_ratio=0.77, sets=dict(wikitext2=arms))
     facts = dict(texts=dict(wikitext_tokens=tokens)) if tokens else {}
     if left:
         facts['sizes'] = dict(left=dict(zip(('base', 'masked_lm', 'untied'), left)))

@@ -80,10 +80,11 @@ PARTS = (
     'transfer',
     'gpu_transfer',
     'mlm',
+    'mlm_fp32',
     'mlm_batch',
 )
 # parts of the study of language models, which is one of its own and supports no other
-LANGUAGE = ('mlm', 'mlm_batch')
+LANGUAGE = ('mlm', 'mlm_fp32', 'mlm_batch')
 # parts whose runs are listed one by one, with no comparison and no figure
 LISTED = ('tuning', 'transfer', 'gpu_transfer', 'mlm_batch')
 
@@ -540,7 +541,8 @@ def _compared(part: str, e: Evidence, plan: dict, facts: dict, where: Path) -> d
     "The values of a study whose arms are compared, and its figures."
     if part in LANGUAGE:
         e = with_language_steps(e)
-        _check_scores(facts.get('scores', {}), e.records)
+        if part == 'mlm':
+            _check_scores(facts.get('scores', {}), e.records)
         values = language_values(e)
     else:
         values = part_values(e, plan['aims'])
@@ -612,7 +614,7 @@ def build(
 USAGE = (
     'usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] '
     '[without_transfer=<study>] [without_bf16=<study>] [gpu=<study>] [tuning=<study>] [transfer=<study>] '
-    '[gpu_transfer=<study>] [mlm=<study>] [mlm_batch=<study>] | '
+    '[gpu_transfer=<study>] [mlm=<study>] [mlm_fp32=<study>] [mlm_batch=<study>] | '
     'facts corpus | coverage | texts | sizes | '
     '<bench.json, gpu_check.json, or what kdnotes score --json printed> ...'
 )

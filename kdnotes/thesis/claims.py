@@ -50,9 +50,8 @@ NOT_MEASURED = 'not in this edition'
 def _scores(known: Known, name: str) -> str:
     "A score of teacher and distilled student on the primary set, as text."
     by_arm = known.study['sets'][known.study['set']]
-    said = [
-        f'{arm} {by_arm[arm][name]:.4g}' for arm in ('baseline', 'full_kd') if name in by_arm.get(arm, {})
-    ]
+    arms = [known.study['roles'][role] for role in ('teacher', 'taught')]
+    said = [f'{arm} {by_arm[arm][name]:.4g}' for arm in arms if name in by_arm.get(arm, {})]
     return f"{known.study['set']}: {'; '.join(said)}" if said else NOT_MEASURED
 
 
@@ -104,7 +103,7 @@ def share_of_parameters(
 
 def kept(known: Known) -> Finding:
     "97 per cent are of another measure."
-    own = known.study['sets'][known.study['set']].get('full_kd', {}).get('kept')
+    own = known.study['sets'][known.study['set']].get(known.study['roles']['taught'], {}).get('kept')
     why = 'that is a score over tasks of language understanding (GLUE), which was not measured here'
     if own is None:
         return Finding('no share, as a model is no better than a unigram model', 'not comparable', why)

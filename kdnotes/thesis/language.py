@@ -4,8 +4,9 @@
 
 # %% ../../nbs/thesis/04_language.ipynb #5608614e
 from __future__ import annotations
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from ..analysis.compare import Comparison, by_cluster, compare, corrected
@@ -17,17 +18,46 @@ from ..core.arms import MODES
 from ..core.config import RunConfig
 from ..tasks.masked_lm import COSINE_WEIGHTS, RECIPES
 from .facts import about_values, among, machine_table, models_table, runs_table, settings_table
-from .steps import STEPS, changed_pairs, pairs_by_seed, quiet_times, step_values, verdict
+from .steps import STEPS, changed_pairs, quiet_times, step_values, verdict
 from .values import effects_table, notes_on
 
 # %% auto #0
-__all__ = ['LANGUAGE_STEPS', 'PUBLISHED_RECIPE', 'with_language_steps', 'language_steps', 'recipe_values', 'kept_gain',
-           'order_interval', 'study_command', 'language_values', 'batch_values']
+__all__ = ['FP32', 'MIXED', 'PUBLISHED_RECIPE', 'Roles', 'roles_of', 'with_language_steps', 'language_steps', 'recipe_values',
+           'kept_gain', 'order_interval', 'study_command', 'language_values', 'batch_values']
 
 # %% ../../nbs/thesis/04_language.ipynb #01801913
-LANGUAGE_STEPS = STEPS | {'network': ('baseline', 'full_student')}
-_CHAIN = ('network', 'kd', 'precision')
-_PROCEDURES = ('procedure_2', 'procedure_3')
+class Roles(NamedTuple):
+    "The arms of a study, by what they are in it."
+
+    teacher: str
+    student: str  # without distillation
+    taught: str  # the same student with it
+
+
+FP32 = Roles('baseline', 'full_student', 'full_kd')
+MIXED = Roles('mixed_baseline', 'mixed_student', 'mixed_kd')
+
+
+def roles_of(
+    arms: Iterable[str],
+) -> Roles:
+    "Who is who in a study."
+    return FP32 if set(arms) & {*FP32} else MIXED
+
+
+def _steps_of(arms: Iterable[str]) -> dict[str, tuple[str, str, str]]:  # step -> family, a, b
+    "The comparisons of a study with these arms."
+    roles = roles_of(arms)
+    steps = dict(
+        network=('chain', roles.teacher, roles.student),
+        kd=('chain', roles.student, roles.taught),
+        procedure_3=('procedures', roles.teacher, 'mixed_kd'),
+    )
+    if roles == FP32:
+        steps |= dict(
+            precision=('chain', *STEPS['precision']), procedure_2=('procedures', *STEPS['procedure_2'])
+        )
+    return steps
 
 
 def with_language_steps(
@@ -35,10 +65,10 @@ def with_language_steps(
 ) -> Evidence:
     "The same evidence with the comparisons that this study is about."
     arms = e.arms
-    steps = [('chain', *LANGUAGE_STEPS[key]) for key in _CHAIN]
-    steps += [('procedures', *LANGUAGE_STEPS[key]) for key in _PROCEDURES]
     made = [
-        (kind, compare(arms[a], arms[b], e.units, e.times)) for kind, a, b in steps if {a, b} <= arms.keys()
+        (kind, compare(arms[a], arms[b], e.units, e.times))
+        for kind, a, b in _steps_of(arms).values()
+        if {a, b} <= arms.keys()
     ]
     return replace(e, comparisons=corrected(made))
 
@@ -55,7 +85,7 @@ def language_steps(
         of_times = quiet_times(measured.get(a, ()), measured.get(b, ()))
         return step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs) | of_units | of_times
 
-    return {key: step(*LANGUAGE_STEPS[key]) for key in (*_CHAIN, *_PROCEDURES)}
+    return {key: step(a, b) for key, (_, a, b) in _steps_of(e.arms).items()}
 
 # %% ../../nbs/thesis/04_language.ipynb #0afcefb3
 # with its temperature; Sanh et al. 2019 and the configuration published with it
@@ -96,15 +126,16 @@ def recipe_values(
 # %% ../../nbs/thesis/04_language.ipynb #b9313402
 def kept_gain(
     teachers: Sequence[dict],
-    students: Sequence[dict],  # of the same seeds
+    students: Sequence[dict],
     where: str,  # an evaluation set
-) -> Interval | None:  # None: there is no seed of both, or a model that is no better than a unigram model
+) -> Interval | None:  # None: no student's teacher is there, or a model is no better than a unigram model
     "The share of the teacher's gain over a unigram model, in nats a hidden token, that its student has."
 
     def gain(r):
         return r['metrics'][where]['unigram_nll'] - r['metrics'][where]['nll']
 
-    gains = [(gain(s), gain(t)) for t, s in pairs_by_seed(teachers, students)]
+    known = {t['run_id']: t for t in teachers}
+    gains = [(gain(s), gain(known[i])) for s in students if (i := s['teacher_run_id']) in known]
     if not gains or min(min(pair) for pair in gains) <= 0:
         return None
     return ratio_interval(*zip(*gains))
@@ -134,6 +165,7 @@ _SCORES = ('nll', 'perplexity', 'perplexity_all', 'pseudo_nll', 'pseudo_perplexi
 def _by_set(e: Evidence) -> dict[str, dict]:
     "Scores, orders of scores and kept shares: set -> arm -> name -> interval."
     arms = e.arms
+    teacher = roles_of(arms).teacher
     sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
 
     def of(where: str, arm: str, runs: list[dict]) -> dict:
@@ -141,7 +173,7 @@ def _by_set(e: Evidence) -> dict[str, dict]:
         return scores | dict(
             hidden=order_interval(e, runs, where, 'nll', 'pseudo_nll'),
             visible=order_interval(e, runs, where, 'nll_all', 'pseudo_nll'),
-            kept=kept_gain(arms.get('baseline', ()), runs, where) if arm != 'baseline' else None,
+            kept=kept_gain(arms.get(teacher, ()), runs, where) if arm != teacher else None,
         )
 
     found = {where: {arm: of(where, arm, runs) for arm, runs in arms.items()} for where in sets}
@@ -206,9 +238,17 @@ def study_command(
         values = {text(x) for r in found if (x := r['settings'].get(name)) is not None}
         if len(values) == 1:
             given[name] = values.pop()
-    parameters = ' '.join(f'-p {name}={value}' for name, value in given.items())
+    arms = list(dict.fromkeys(r['arm'] for r in found))
+    roles = roles_of(arms)
+    if roles == MIXED:
+        given['teacher_mode'] = roles.teacher
     seeds = len({r['seed'] for r in found})
-    return f'kdnotes study --seeds {seeds} --arms {among([r["arm"] for r in found], ",")} {parameters}'
+    teachers = {r['teacher_seed'] for r in found} - {None}
+    if len(teachers) == 1 < seeds:  # one teacher, which is trained by itself where it is missing
+        given['teacher_seed'] = teachers.pop()
+        arms.remove(roles.teacher)
+    parameters = ' '.join(f'-p {name}={value}' for name, value in given.items())
+    return f'kdnotes study --seeds {seeds} --arms {",".join(arms)} {parameters}'
 
 
 def language_values(
@@ -228,6 +268,8 @@ def language_values(
     }
     return about_values(found, e.units) | dict(
         arms=arms,
+        roles=roles_of(e.arms)._asdict(),
+        n_teachers=len({r['teacher_run_id'] for r in found} - {None}),
         steps=language_steps(e),
         sets=_by_set(e),
         recipe=recipe_values(found),
