@@ -18,6 +18,7 @@ from kdnotes.distill import teacher_cache as te
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.distill.models import choose_layers, load_model, save_model
 from kdnotes.experiment.plan import plan
+from kdnotes.losses.targets import soft_target_kl
 from kdnotes.losses.vocabulary import OpenDecoder
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.tasks.text_blocks import TextError
@@ -95,6 +96,31 @@ def test_weights_of_zero_leave_terms_out(here):
     objective, trainable = objective_of(config, here, tiny_lm(7).eval(), tiny_lm(1))
     losses, _, _ = accumulate(trainable, objective, here.scaler(), np.arange(4))
     assert float(losses['total']) == pytest.approx(2 * float(losses['hard']), rel=1e-6)
+
+
+def test_the_cosine_alone_can_be_learnt(here):
+    config = tiny_lm_config('full_kd', soft_weight=0, hard_weight=0)
+    objective, trainable = objective_of(config, here, tiny_lm(7).eval(), tiny_lm(1))
+    losses, _, _ = accumulate(trainable, objective, here.scaler(), np.arange(4))
+    assert float(losses['total']) == pytest.approx(float(losses['hidden']), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    'cut', [dict(top_k=4), dict(min_probability=0.024), dict(top_k=4, min_probability=0.024)]
+)
+def test_cut_off_targets_are_those_of_the_whole_vocabulary(here, cut):
+    "How likely a piece is, is a share of all pieces and not of the likeliest ones."
+    config = tiny_lm_config('full_kd', hidden_loss='none', **cut)
+    objective, trainable = objective_of(config, here, tiny_lm(7).eval(), tiny_lm(1))
+    index = np.arange(4)
+    losses, _, _ = accumulate(trainable, objective, here.scaler(), index)
+    inputs = objective.task.batch('train', index).inputs
+    with torch.no_grad():
+        student, teacher = (
+            tiny_lm(seed, closed=True).eval()(**inputs).logits.flatten(0, 1) for seed in (1, 7)
+        )
+    expected = soft_target_kl(student, teacher, 2.0, 'mean', **cut)
+    assert float(losses['soft']) == pytest.approx(float(expected), rel=1e-5)
 
 
 # ---- faults of the public distiller that this one does not share ----
@@ -336,6 +362,13 @@ def test_a_model_that_knows_nothing_has_the_vocabularys_size_as_its_perplexity(h
         assert metrics[name] == pytest.approx(VOCABULARY, rel=1e-4)
     # one token a word here
     assert metrics['perplexity_word'] == pytest.approx(metrics['perplexity'], rel=1e-3)
+
+
+def test_a_unigram_model_spends_nothing_on_what_is_never_asked_for():
+    task = tiny_task(tiny_lm_config())
+    assert task.unigram[task.vocabulary].sum() == pytest.approx(1)
+    shares = task.label_prior[task.vocabulary]
+    assert task.unigram[task.vocabulary] == pytest.approx(shares / shares.sum())
 
 
 def test_a_model_that_copies_what_it_sees_knows_nothing_of_what_is_hidden(here):

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer
 from kdnotes.cli import main
 from kdnotes.core.files import cache_path
-from kdnotes.experiment.score import score
+from kdnotes.experiment.score import read_text_to_score, score
 from kdnotes.tasks.pseudo_likelihood import PART
 
 LENGTH = 16
@@ -305,6 +305,24 @@ def odd_models(model: Path, folder: Path) -> tuple[Path, Path, Path]:
     return gap, huge, left
 
 
+def test_an_encoders_architecture_that_was_made_a_decoder_is_refused(model, tmp_path, capsys):
+    "It sees nothing of what comes after a word, whatever its name."
+    decoder = tmp_path / 'decoder'
+    shutil.copytree(model, decoder)
+    config = json.loads((decoder / 'config.json').read_text())
+    (decoder / 'config.json').write_text(json.dumps(config | dict(is_decoder=True)))
+    said = refused(capsys, str(decoder), str(books(tmp_path / 'texts')), '--length', '16')
+    assert 'is a bert with is_decoder=true in its config, which was not made to guess hidden words' in said
+
+
+def test_a_folder_does_not_take_the_place_of_a_text_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = read_text_to_score('embedded')
+    books(tmp_path / 'embedded')
+    assert read_text_to_score('embedded') == before
+    assert {row['id'] for row in read_text_to_score('./embedded')} == {'book0', 'book1', 'book2'}
+
+
 def test_what_cannot_be_scored_is_refused_in_a_sentence(model, tmp_path, capsys):
     texts = books(tmp_path / 'texts')
     empty = tmp_path / 'empty.txt'
@@ -440,11 +458,6 @@ KINDS = {
         lambda n: transformers.DistilBertConfig(
             dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=n, max_position_embeddings=64
         ),
-    ),
-    # reads from left to right, though it has BERT's layers
-    'a decoder': (
-        unigram,
-        lambda n: transformers.BertConfig(**SIZE, vocab_size=n, max_position_embeddings=64, is_decoder=True),
     ),
     # padding is not invisible to it
     'fnet': (

@@ -1045,3 +1045,42 @@ def test_every_unknown_word_of_wikitext_is_one_token(corpora):
     assert not np.isin(labels, tokenizer.all_special_ids).any()
     text = text_set('wikitext2', blocks, [row['id'] for row in rows])
     assert text.pieces_a_word == stream.pieces.sum() / len(words)
+
+
+def knows_little():
+    "A tokenizer to which a word that is not in its vocabulary is unknown as a whole."
+    words = [*SPECIAL, 'iron', 'rusts', '.']
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='[UNK]'))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    names = ('pad_token', 'unk_token', 'cls_token', 'sep_token', 'mask_token')
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{name: f'[{name[:-6].upper()}]' for name in names}
+    )
+
+
+@pytest.mark.parametrize(
+    'text, words, pieces',
+    [
+        ('iron rusts .', 3, 3),
+        ('iron oxidises .', 2, 2),
+        # a piece of the last word is known
+        ('gold glitters, iron rusts.', 2, 3),
+        ('iron glitters.', 2, 2),
+        ('iron <unk> rusts', 2, 2),
+        ('gold glitters', 0, 0),
+    ],
+)
+def test_words_without_a_known_piece_are_not_counted(text, words, pieces):
+    "A score a word divides by these: what is never asked for must not make words easier."
+    found = token_stream(knows_little(), [text])
+    assert (found.words.tolist(), found.pieces.tolist()) == ([words], [pieces])
+
+
+def test_marks_may_be_indented_and_names_in_capitals(tmp_path):
+    mark = '  *** {} OF THE PROJECT GUTENBERG EBOOK IRON ***'
+    book = '\n'.join(['header', mark.format('START'), 'Iron rusts.', mark.format('END'), 'licence'])
+    for name in ('a.TXT', 'b.txt', 'c.Txt'):
+        (tmp_path / name).write_text(book.replace('Iron rusts', f'Iron rusts {name}'))
+    splits = CORPORA.from_folder(tmp_path)
+    texts = {row['text'] for rows in splits.values() for row in rows}
+    assert texts == {'Iron rusts a.TXT.', 'Iron rusts b.txt.', 'Iron rusts c.Txt.'}

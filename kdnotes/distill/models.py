@@ -315,9 +315,10 @@ def check_batches(
     config = load_config(source)
     # a decoder's head looks for the last token before the padding
     decoder = config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if decoder and 'mask_token' in special_tokens:
+    if 'mask_token' in special_tokens and (decoder or getattr(config, 'is_decoder', False)):
+        what = config.model_type if decoder else f'{config.model_type} with is_decoder=true in its config'
         raise ModelError(
-            f'{source!s} is a {config.model_type}, which was not made to guess hidden words; give one such '
+            f'{source!s} is a {what}, which was not made to guess hidden words; give one such '
             'as BERT or RoBERTa'
         )
     positions = _longest(config, _check_builds(find_model(source), config))

@@ -97,9 +97,7 @@ def logits_at(
     places: Tensor,  # (n,) int64, one of each row
 ) -> Tensor:  # (n, vocabulary) float32
     "What a model says of one place of each row."
-    # of a decoder, what a place may look at depends on the place
-    bidirectional = not getattr(model.config, 'is_decoder', False)
-    if bidirectional and getattr(model.config, 'model_type', None) in _FAMILIES:
+    if getattr(model.config, 'model_type', None) in _FAMILIES:
         with _exchanged(model, places):
             return as_tensor(rows_of(call(model, inputs).logits, slice(None)))
     length = inputs['input_ids'].shape[1]

@@ -20,7 +20,7 @@ from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
 from ..records.store import RunFolder, checked_run_model
 from ..tasks.batching import Batch, tokenizer_rules
-from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document
+from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from ..tasks.lm_scores import hidden_scores, text_set
 from kdnotes.tasks.pseudo_likelihood import (
     Asked,
@@ -108,23 +108,25 @@ def load_scorer(
 
 # %% ../../nbs/experiment/05_score.ipynb #96a61d67
 def read_text_to_score(
-    name: str,  # a .txt file, a folder of them, `wikitext2` or `imdb`, or a corpus whose test part is meant
+    # `wikitext2` or `imdb`, a corpus whose test part is meant, a .txt file, or a folder of them
+    name: str,
 ) -> list[dict]:  # rows of `tasks.documents`: id, text, cluster
     "The documents of a text."
     if not name.strip():
         raise ScoreError('the name of the text is empty; give a .txt file or a folder of them')
-    path = Path(os.path.expanduser(name))
-    if os.path.isfile(path):
-        return [_document(path)]
-    if os.path.isdir(path):
-        files = sorted(path.glob('*.txt'))
-        if not files:
-            raise ScoreError(f'{path} has no .txt file; put the texts there, or name a file')
-        return [_document(file) for file in files]
+    # first, so that a folder of that name does not take their place; it is ./wikitext2
     if name in MORE_SETS:
         return more_set(name)
     if name in ('embedded', *CORPORA.names):
         return load_by_rules(CORPORA, name).splits['test']
+    path = Path(os.path.expanduser(name))
+    if os.path.isfile(path):
+        return [_document(path)]
+    if os.path.isdir(path):
+        files = text_files(path)
+        if not files:
+            raise ScoreError(f'{path} has no .txt file; put the texts there, or name a file')
+        return [_document(file) for file in files]
     known = dict.fromkeys([*MORE_SETS, 'embedded', *CORPORA.names])
     raise ScoreError(
         f'there is no text {shown(name)}: no such file or folder, and none of {", ".join(known)}; '

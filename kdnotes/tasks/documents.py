@@ -26,7 +26,7 @@ from kdnotes.tasks.sources import (
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'complete', 'check_rows', 'check_split', 'fingerprint', 'document', 'without_marks',
-           'read_document', 'deal_out', 'books_of', 'articles', 'more_set']
+           'read_document', 'deal_out', 'text_files', 'books_of', 'articles', 'more_set']
 
 # %% ../../nbs/tasks/10_documents.ipynb #aee408ba
 COLUMNS = dict(id='id', text='text', cluster='cluster')
@@ -93,7 +93,7 @@ def document(id: str, text: str) -> dict:
 # %% ../../nbs/tasks/10_documents.ipynb #193041fe
 # to the end of the line, or of the title where that takes more lines
 _MARK = re.compile(
-    r'^\*\*\* ?(START|END) OF (?:THE|THIS) (?:COPYRIGHTED )?PROJECT GUTENBERG\b'
+    r'^[ \t]*\*\*\* ?(START|END) OF (?:THE|THIS) (?:COPYRIGHTED )?PROJECT GUTENBERG\b'
     r'(?:[^*\n]*(?:\n[^*\n]+){0,2}\*\*\*)?.*$',
     re.M | re.I,
 )
@@ -164,11 +164,18 @@ def deal_out(
     return dict(train=drawn[n_test + n_dev :], dev=drawn[n_test : n_test + n_dev], test=drawn[:n_test])
 
 
+def text_files(
+    folder: Path,
+) -> list[Path]:  # sorted
+    "The .txt files of a folder, .TXT ones too."
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() == '.txt')
+
+
 def books_of(
     folder: Path,
 ) -> dict[str, Rows] | None:  # None: there is no .txt file, or a table of a split
     "The splits of a folder of text files."
-    files = sorted(folder.glob('*.txt'))
+    files = text_files(folder)
     if not files:
         return None
     tables = sorted(path.name for path in folder.iterdir() if _is_table(path))
@@ -246,7 +253,7 @@ def _wikitext_hub(data) -> dict[str, Rows]:
 
 def _gutenberg_folder(folder: Path) -> dict[str, Rows]:
     "Splits of a folder of books."
-    return deal_out([document(path.stem, read_document(path)) for path in sorted(folder.glob('*.txt'))])
+    return deal_out([document(path.stem, read_document(path)) for path in text_files(folder)])
 
 
 CORPORA = CorpusRules(

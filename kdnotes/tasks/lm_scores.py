@@ -162,7 +162,7 @@ def score_metrics(
     text: TextSet,
     hidden: Hidden,
     sampled: Sampled | None,  # None: no position was drawn
-    unigram: np.ndarray,  # (vocabulary,) shares of the training text, each > 0
+    unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
 ) -> dict[str, float | None]:
     "All scores of a text; `unigram` is what knowing how frequent a piece is gives."
     found = _both('', float(hidden.nll.mean()), text.pieces_a_word)

@@ -131,8 +131,10 @@ def check(
         )
     if not MODES[config.mode].kd:
         return
-    if not (own.soft_weight or own.hard_weight):
-        raise ValueError('soft_weight=0 and hard_weight=0 leave nothing to learn; give one of them')
+    if not (own.soft_weight or own.hard_weight) and config.hidden_loss == config.relation_loss == 'none':
+        raise ValueError(
+            'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
+        )
     if config.signal == 'cached' and (config.top_k is None or own.soft_on != 'masked'):
         raise ValueError(
             "signal='cached' keeps the likeliest pieces of hidden tokens, since the whole vocabulary for "
@@ -205,6 +207,11 @@ class Targets:
     min_probability: float | None = None  # pieces the teacher holds less likely are cut off
     top_k: int | None = None  # all but the teacher's k likeliest pieces are cut off
 
+    @property
+    def likeliest_alone(self) -> bool:
+        "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
+        return self.top_k is not None and self.min_probability is None
+
 
 class MaskedLM:
     "Masked language modelling as a `Task`."
@@ -236,7 +243,7 @@ class MaskedLM:
         self.rows = {split: corpus.splits[split] for split in ('train', *self.evaluation_sets)}
         self.label_prior = None  # known when the text is encoded
         self.signal_spec = {}
-        if targets.top_k:
+        if targets.likeliest_alone:
             shape = (self.masked if targets.soft_on == 'masked' else length, targets.top_k)
             self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
 
@@ -263,6 +270,8 @@ class MaskedLM:
         self.label_prior = (counts + 1) / (counts + 1).sum()
         special = set(tokenizer.all_special_ids)
         self.vocabulary = np.array([i for i in ids if i not in special])
+        # a unigram model knows, as all do, that neither a special token nor an unknown one is asked for
+        self.unigram = self.label_prior / self.label_prior[self.vocabulary].sum()
         power = self.settings.rare_power
         self.weights = rare_token_weights(counts, power) if power else None
 
@@ -319,11 +328,12 @@ class MaskedLM:
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
         """What the teacher says of the tokens whose soft targets are learnt:
-        its likeliest pieces where `top_k` is given, else the two sides of its output layer.
+        its likeliest pieces where they are enough, else the two sides of its output layer.
         """
         logits = rows_of(outputs.logits, self._soft_rows(batch))
         n = len(batch.labels)
-        if k := self.targets.top_k:
+        if self.targets.likeliest_alone:
+            k = self.targets.top_k
             likeliest = TopK.of(logits, k)
             return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
         if isinstance(logits, Tensor):
@@ -405,7 +415,7 @@ class MaskedLM:
             hidden = hidden_scores(forward, text, lambda index, name=name: self.batch(name, index))
             n = 0 if name == 'dev' else 16 if self.smoke else self.settings.pseudo_sample
             sampled = sampled_scores(forward, text, n, self.mask_id) if n else None
-            metrics[name] = score_metrics(text, hidden, sampled, self.label_prior)
+            metrics[name] = score_metrics(text, hidden, sampled, self.unigram)
             of_units, of_predictions = score_tables(text, hidden, sampled)
             units.append(of_units)
             predictions.append(of_predictions)

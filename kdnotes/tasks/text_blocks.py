@@ -81,6 +81,19 @@ def _groups(documents: Sequence[str]) -> Iterator[list[_Piece]]:
 class _Tokens(NamedTuple):
     ids: np.ndarray  # (n,) int32
     starts: np.ndarray  # (n,) bool: does a word begin here?
+    unknown_words: int  # what stands between blanks and has no piece that the tokenizer knows
+
+
+def _unknown_words(text: str, encoding, special: np.ndarray) -> int:
+    "How many words of a text, by its blanks, have unknown pieces and no others."
+    unknown = np.isin(encoding.ids, special)
+    if not unknown.any():
+        return 0
+    begins = np.array([found.start() for found in re.finditer(r'\S+', text)])
+    # by its last character: the first may be the blank before a word
+    ends = np.array(encoding.offsets)[:, 1] - 1
+    words = np.searchsorted(begins, ends, 'right')
+    return len(np.setdiff1d(words[unknown], words[~unknown]))
 
 
 def _tokenise(tokenizer, texts: Sequence[str]) -> list[_Tokens]:
@@ -98,25 +111,27 @@ def _tokenise(tokenizer, texts: Sequence[str]) -> list[_Tokens]:
         found = iter(backend.encode_batch([part for row in parts for part in row], add_special_tokens=False))
     finally:
         backend.encode_special_tokens = before
-    unknown_id = tokenizer.unk_token_id
     special = np.array(tokenizer.all_special_ids)
-    rows = [_joined([next(found) for _ in row], unknown_id) for row in parts]
-    # some tokenizers have a special token's name among their words
-    return [_Tokens(np.where(np.isin(row.ids, special), unknown_id, row.ids), row.starts) for row in rows]
+    return [_joined(row, [next(found) for _ in row], tokenizer.unk_token_id, special) for row in parts]
 
 
-def _joined(encodings: list, unknown_id: int) -> _Tokens:
+def _joined(parts: list[str], encodings: list, unknown_id: int, special: np.ndarray) -> _Tokens:
     "Parts of a text with an unknown token between each two."
     ids: list[int] = []
     starts: list[bool] = []
-    for i, encoding in enumerate(encodings):
+    unknown_words = 0
+    for i, (part, encoding) in enumerate(zip(parts, encodings)):
         if i:
             ids.append(unknown_id)
             starts.append(True)
         words = encoding.word_ids
         ids += encoding.ids
         starts += [k == 0 or word != words[k - 1] for k, word in enumerate(words)]
-    return _Tokens(np.array(ids, dtype=np.int32), np.array(starts, dtype=bool))
+        unknown_words += _unknown_words(part, encoding, special)
+    known = np.array(ids, dtype=np.int32)
+    # some tokenizers have a special token's name among their words
+    known = np.where(np.isin(known, special), unknown_id, known).astype(np.int32)
+    return _Tokens(known, np.array(starts, dtype=bool), unknown_words)
 
 
 def check_tokenizer(tokenizer) -> None:
@@ -145,7 +160,8 @@ class TokenStream:
     tokens: np.ndarray  # (total,) int32, memory-mapped
     word_starts: np.ndarray  # (total,) bool, memory-mapped; separators are words of their own
     ends: np.ndarray  # (documents,) int64: where each ends, its separator included
-    words: np.ndarray  # (documents,) int64: what stands between blanks, unknown words left out
+    # (documents,) int64: what stands between blanks, words without a known piece left out
+    words: np.ndarray
     pieces: np.ndarray  # (documents,) int64: tokens that are neither special nor unknown
 
 
@@ -166,7 +182,8 @@ def _tokens_of(
     starts = []
     documents = []
     for piece, tokens in zip(group, _tokenise(tokenizer, [p.text for p in group])):
-        state['words'] += sum(word != UNKNOWN for word in piece.text.split())
+        words = sum(word != UNKNOWN for word in piece.text.split())
+        state['words'] += words - tokens.unknown_words
         state['pieces'] += int((~np.isin(tokens.ids, special)).sum())
         state['total'] += len(tokens.ids) + piece.last
         ids.append(tokens.ids)
@@ -197,7 +214,7 @@ def token_stream(
         groups = [_tokens_of(tokenizer, group, state) for group in _groups(documents)]
         return _as_stream({name: np.concatenate([group[name] for group in groups]) for name in _FILES})
     rules = (tokenizer_rules(tokenizer), str(token_roles(tokenizer)), UNKNOWN, str(PIECE))
-    key = sha256_text('stream-2', *rules, *documents)[:32]
+    key = sha256_text('stream-3', *rules, *documents)[:32]
     folder = Path(cache_dir) / f'{key}.stream'
     found = open_appended(folder, _FILES)
     if found is None:
@@ -365,10 +382,30 @@ def masked_positions(
         wait /= weights[places]
     if word_starts is None:
         return np.sort(places[np.argsort(wait, kind='stable')[:n]])
-    # a word waits as long as its first piece; pieces of a word stand together
+    # a word waits as long as its first piece
     _, first, word = np.unique(np.cumsum(word_starts)[places], return_index=True, return_inverse=True)
-    order = np.lexsort((places, word, wait[first][word]))
-    return np.sort(places[order[:n]])
+    return places[_whole_words(np.argsort(wait[first], kind='stable'), word, n)]
+
+
+def _whole_words(
+    order: np.ndarray,  # (words,) int64, the word that is asked first at the head
+    word: np.ndarray,  # (places,) int64, the word of each place
+    n: int,
+) -> np.ndarray:  # (places,) bool, n of them true
+    "The places of words that have room, one after the other, and of the first pieces of one that has not."
+    sizes = np.bincount(word)
+    hidden = np.zeros(len(word), dtype=bool)
+    passed_over = []
+    for number in order:
+        if sizes[number] <= n:
+            hidden |= word == number
+            n -= sizes[number]
+        else:
+            passed_over.append(number)
+        if not n:
+            return hidden
+    hidden[np.flatnonzero(word == passed_over[0])[:n]] = True
+    return hidden
 
 
 def corrupt(

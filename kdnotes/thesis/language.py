@@ -246,7 +246,7 @@ def study_command(
     teachers = {r['teacher_seed'] for r in found} - {None}
     if len(teachers) == 1 < seeds:  # one teacher, which is trained by itself where it is missing
         given['teacher_seed'] = teachers.pop()
-        arms.remove(roles.teacher)
+        arms = [arm for arm in arms if arm != roles.teacher]
     parameters = ' '.join(f'-p {name}={value}' for name, value in given.items())
     return f'kdnotes study --seeds {seeds} --arms {",".join(arms)} {parameters}'
 
