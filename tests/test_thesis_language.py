@@ -16,6 +16,7 @@ from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import of_this_schema
 from kdnotes.records.store import RunFolder, export, records, units
 from kdnotes.thesis import build as th
+from kdnotes.thesis.facts import flat
 from kdnotes.thesis.claims import CLAIMS, VERDICTS, Claim, Finding, Known, claims_values
 from kdnotes.thesis.language import batch_values, language_values, study_command, with_language_steps
 from kdnotes.thesis.language_facts import score_facts
@@ -100,6 +101,17 @@ def write_main_study(arms=ARMS, seeds=3, **more) -> None:
     write_study(with_teachers(runs))
 
 
+def write_mixed_study() -> None:
+    "Three students of one teacher, all in mixed precision."
+    arms = dict(mixed_baseline=5.0, mixed_student=5.6, mixed_kd=5.3)
+    runs = [
+        make_run(mode, seed, nll + 0.01 * seed, teacher_mode='mixed_baseline', teacher_seed=0)
+        for mode, nll in arms.items()
+        for seed in (range(3) if mode != 'mixed_baseline' else [0])
+    ]
+    write_study(with_teachers(runs))
+
+
 def batch_runs(change: float, seeds: int = 1, epochs=(2, 2, 2)):
     "Steps of 32, 64 and 128 blocks; each doubling changes the loss."
     return [
@@ -154,13 +166,7 @@ def test_values_of_the_study(home):
 
 
 def test_a_study_in_mixed_precision_has_arms_of_its_own(home):
-    mixed = dict(mixed_baseline=5.0, mixed_student=5.6, mixed_kd=5.3)
-    runs = [
-        make_run(mode, seed, nll + 0.01 * seed, teacher_mode='mixed_baseline', teacher_seed=0)
-        for mode, nll in mixed.items()
-        for seed in (range(3) if mode != 'mixed_baseline' else [0])
-    ]
-    write_study(with_teachers(runs))
+    write_mixed_study()
     found = values_of()
     assert found['roles'] == dict(teacher='mixed_baseline', student='mixed_student', taught='mixed_kd')
     assert list(found['steps']) == ['network', 'kd', 'procedure_3'] and found['n_teachers'] == 1
@@ -309,6 +315,7 @@ def test_scores_are_facts_by_text_and_arm(tmp_path):
 
 LANGUAGE_PREFIXES = (
     'mlm.',
+    'mlm_fp32.',
     'mlm_batch.',
     'claims.',
     'language.',
@@ -375,6 +382,25 @@ def test_with_its_evidence_the_chapter_is_there(tmp_path, monkeypatch):
     before = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     own = {k: v for k, v in before.items() if not k.startswith(LANGUAGE_PREFIXES)}
     assert {k: values[k] for k in own} == own
+
+
+@pytest.mark.parametrize('beside', [False, True], ids=['alone', 'with runs in fp32'])
+def test_the_chapter_of_a_study_in_mixed_precision(beside, tmp_path, monkeypatch):
+    "Set with the values that the other chapters have already."
+    copy = copy_without_the_study(tmp_path / 'copy')
+    monkeypatch.setenv('KDNOTES_HOME', str(copy))
+    write_mixed_study()
+    not_drawn = {name: dict(reason='not drawn') for name in ('accuracy_time', 'curves')}
+    made = dict(mlm=values_of() | dict(figures=not_drawn))
+    if beside:
+        write_study([make_run(mode, 1, nll) for mode, nll in ARMS.items() if mode != 'mixed_kd'])
+        fp32 = evidence('gutenberg', [r['run_id'] for r in records('gutenberg') if r['arm'] in ARMS])
+        made |= dict(mlm_fp32=language_values(with_language_steps(fp32)))
+    made |= th._claims(made, {})
+    others = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
+    others = {k: v for k, v in others.items() if not k.startswith(LANGUAGE_PREFIXES)}
+    write_json(copy / 'thesis' / 'generated' / 'values.json', others | flat(made))
+    assert th.compiled(copy).startswith(b'%PDF')
 
 
 def test_a_score_of_other_weights_stops_the_build(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from ..core.config import KdnotesError
 
 # %% auto #0
 __all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
-           'cluster_interval', 'exp_interval', 'mean_squares', 'Components', 'variance_components', 'crossed_moments',
-           'moments_of', 'crossed_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
+           'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'Components', 'variance_components',
+           'crossed_moments', 'moments_of', 'crossed_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
            'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
@@ -155,6 +155,15 @@ def cluster_interval(
     return _t_interval(
         mean, variance, n - 1, level, n=n, units=len(y), method='linearised ratio, Student t over clusters'
     )
+
+
+def scaled(
+    interval: Interval,
+    factor: float,  # > 0
+) -> Interval:
+    "An estimate and its interval in another unit: nats a word of nats a word piece."
+    low, high = (None if x is None else x * factor for x in (interval.low, interval.high))
+    return replace(interval, estimate=interval.estimate * factor, low=low, high=high)
 
 
 def exp_interval(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
-from ..analysis.intervals import Interval, cluster_interval, exp_interval
+from ..analysis.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..core.config import KdnotesError, is_unicode, make_config, shown
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
 from ..records.store import RunFolder, checked_run_model
 from ..tasks.batching import Batch, tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
-from ..tasks.lm_scores import hidden_scores, text_set
+from ..tasks.lm_scores import hidden_scores, scored_batch, text_set
 from kdnotes.tasks.pseudo_likelihood import (
     Asked,
     Rows,
@@ -35,7 +35,6 @@ from ..tasks.sources import corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (
     Masking,
     cut_blocks,
-    mask_blocks,
     n_masked,
     token_roles,
     token_stream,
@@ -148,7 +147,8 @@ class Text(NamedTuple):
     clusters: np.ndarray  # (documents,) int64: documents that are alike have one number
     rows: Rows
     blocks: Any  # `tasks.text_blocks.Blocks`, of running text; None: lines
-    words: int  # of the whole text
+    words: int  # of the whole text, unknown ones left out
+    unknown_words: int
     pieces: int  # word pieces of the whole text, unknown words left out
 
 
@@ -173,7 +173,9 @@ def encode(
         tokens = token_stream(tokenizer, [line for _, line in lines], cache)
         blocks = None
         rows = line_rows(tokens, np.array([i for i, _ in lines]), tokenizer, length)
-    return Text(ids, clusters, rows, blocks, int(tokens.words.sum()), int(tokens.pieces.sum()))
+    words = int(tokens.words.sum())
+    unknown = sum(len(row['text'].split()) for row in documents) - words
+    return Text(ids, clusters, rows, blocks, words, unknown, int(tokens.pieces.sum()))
 
 # %% ../../nbs/experiment/05_score.ipynb #cfb91932
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class Score:
     documents: int
     words: int
     pieces: int  # word pieces of the text
+    unknown_words: int  # without a piece that the tokenizer knows; in no score
     by: str
     length: int
     dtype: str
@@ -231,19 +234,11 @@ class _Forward:
 
 def _hidden(forward: _Forward, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats a hidden token of each block, and of all its tokens."
-    import torch
-
+    its = text_set('text', text.blocks, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
-
-    def batch_of(index: np.ndarray) -> Batch:
-        ids, places, labels = mask_blocks(text.blocks, index, Masking(), 0, 0, mask_id)
-        tokens = torch.from_numpy(ids)
-        inputs = dict(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-        return Batch(
-            index, inputs, torch.from_numpy(labels), tokens.numel(), positions=torch.from_numpy(places)
-        )
-
-    found = hidden_scores(forward, text_set('text', text.blocks, text.documents), batch_of, budget)
+    found = hidden_scores(
+        forward, its, lambda index: scored_batch(its, index, Masking().share, mask_id), budget
+    )
     return found.nll.mean(1), found.nll_all
 
 
@@ -331,6 +326,7 @@ def score(
         documents=len(documents),
         words=encoded.words,
         pieces=encoded.pieces,
+        unknown_words=encoded.unknown_words,
         by=by,
         length=length,
         dtype=dtype,
@@ -381,12 +377,6 @@ def _table(scorer: Scorer, text: Text, asked: Asked, nll: np.ndarray) -> pd.Data
     return pd.DataFrame(columns)
 
 # %% ../../nbs/experiment/05_score.ipynb #e5651796
-def _scaled(of: Interval, factor: float) -> Interval:
-    "An interval of nats a word, of one of nats a piece."
-    low, high = (None if x is None else x * factor for x in (of.low, of.high))
-    return Interval(of.estimate * factor, low, high, of.n, of.level, of.method, of.units)
-
-
 def score_lines(
     found: Score,
 ) -> list[str]:
@@ -396,7 +386,8 @@ def score_lines(
     lines = [
         f'model {found.model} (weights {found.model_sha256[:12]})',
         f'text {found.text}: {found.documents:,} document(s), {found.words:,} words, {found.pieces:,} word '
-        f'pieces (sha256 {found.text_sha256[:12]})',
+        f'pieces (sha256 {found.text_sha256[:12]}); {found.unknown_words:,} words unknown to the tokenizer '
+        'are seen and never asked for',
         f'in {rows}, matmuls in {found.dtype} on {found.device}; {found.pieces_a_word:.3f} pieces a word',
     ]
     names = {
@@ -407,8 +398,8 @@ def score_lines(
     for key, name in names.items():
         of = getattr(found, key)
         if of is not None:
-            a_word = exp_interval(_scaled(of, found.pieces_a_word))
-            lines.append(f'{name}: {exp_interval(of):.4g} a word piece, {a_word:.4g} a word')
+            its_words = exp_interval(scaled(of, found.pieces_a_word))
+            lines.append(f'{name}: {exp_interval(of):.4g} a word piece, {its_words:.4g} a word')
     if found.trained_on:
         lines.append(
             f'{found.trained_on} of {found.documents} document(s) stand in the text that the run was trained '
@@ -437,7 +428,7 @@ def score_as_dict(
             plain |= {name: None, f'{name}_word': None}
             continue
         plain[name] = _finite(exp_interval(of).estimate)
-        plain[f'{name}_word'] = _finite(exp_interval(_scaled(of, found.pieces_a_word)).estimate)
+        plain[f'{name}_word'] = _finite(exp_interval(scaled(of, found.pieces_a_word)).estimate)
     return plain
 
 

@@ -16,11 +16,11 @@ from ..losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
 from .base import Forward
 from .batching import Batch, micro_batches
 from .pseudo_likelihood import Asked, alone_nll, block_rows
-from .text_blocks import Blocks
+from .text_blocks import Blocks, Masking, mask_blocks
 
 # %% auto #0
-__all__ = ['TextSet', 'text_set', 'Hidden', 'hidden_scores', 'Sampled', 'sample_positions', 'sampled_scores', 'perplexity',
-           'score_metrics', 'score_tables']
+__all__ = ['TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'Sampled', 'sample_positions',
+           'sampled_scores', 'perplexity', 'score_metrics', 'score_tables']
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #e6a2ea92
 class TextSet(NamedTuple):
@@ -60,6 +60,29 @@ class Hidden(NamedTuple):
     labels: np.ndarray  # (n, k) int64, the true tokens
     nll: np.ndarray  # (n, k) nats
     nll_all: np.ndarray  # (n,) nats a token, of hidden and visible ones
+
+
+def masked_batch(
+    index: np.ndarray,  # (n,) positions in a split
+    ids: np.ndarray,  # (n, length) int64, with hidden tokens
+    positions: np.ndarray,  # (n, k) int64, where these are
+    labels: np.ndarray,  # (n, k) int64, the true tokens
+) -> Batch:
+    "Blocks with hidden tokens."
+    tokens = torch.from_numpy(ids)
+    inputs = dict(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    places = torch.from_numpy(positions)
+    return Batch(index, inputs, torch.from_numpy(labels), tokens.numel(), positions=places)
+
+
+def scored_batch(
+    text: TextSet,
+    index: np.ndarray,  # (n,) positions in `text.chosen`
+    share: float,  # of a block's tokens that are hidden
+    mask_id: int,
+) -> Batch:
+    "Blocks of a text as every model is asked them: the same tokens hidden, each by the mask token."
+    return masked_batch(index, *mask_blocks(text.blocks, text.chosen[index], Masking(share), 0, 0, mask_id))
 
 
 def hidden_scores(

@@ -20,7 +20,15 @@ from ..losses.vocabulary import OpenLogits, TopK, rows_of, vocabulary_ce, vocabu
 from .base import Evaluation, Forward, Primary, SignalSpec, TaskInfo, worst_units
 from .batching import Batch
 from .documents import CORPORA, MORE_SETS
-from .lm_scores import hidden_scores, sampled_scores, score_metrics, score_tables, text_set
+from kdnotes.tasks.lm_scores import (
+    hidden_scores,
+    masked_batch,
+    sampled_scores,
+    score_metrics,
+    score_tables,
+    scored_batch,
+    text_set,
+)
 from .sources import Corpus, CorpusError
 from kdnotes.tasks.text_blocks import (
     Blocks,
@@ -303,15 +311,8 @@ class MaskedLM:
         "Blocks with their hidden tokens, which change with the epoch in training and never in a score."
         index = np.asarray(index, dtype=np.int64)
         if split == 'train':
-            ids, positions, labels = self._masked(index, epoch)
-        else:
-            text = self.texts[split]
-            masking = Masking(self.settings.mask_share)
-            ids, positions, labels = mask_blocks(text.blocks, text.chosen[index], masking, 0, 0, self.mask_id)
-        tokens = torch.from_numpy(ids)
-        inputs = dict(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-        places = torch.from_numpy(positions)
-        return Batch(index, inputs, torch.from_numpy(labels), tokens.numel(), positions=places)
+            return masked_batch(index, *self._masked(index, epoch))
+        return scored_batch(self.texts[split], index, self.settings.mask_share, self.mask_id)
 
     def _masked(self, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         "Training blocks with their masks."

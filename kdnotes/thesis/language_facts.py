@@ -6,9 +6,8 @@
 from __future__ import annotations
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 import pandas as pd
-from ..analysis.intervals import Interval, exp_interval
+from ..analysis.intervals import Interval, exp_interval, scaled
 from ..checks.sizes import corpus_sizes, network_sizes, wikitext_tokens
 from ..core.arms import PROFILES
 from ..core.config import KdnotesError
@@ -66,15 +65,6 @@ def is_score(results: object) -> bool:
     return isinstance(results, dict) and {'pseudo_nll', 'text_sha256', 'model'} <= results.keys()
 
 
-def _a_word(
-    nats: Interval,  # a word piece
-    pieces: float,  # a word
-) -> Interval:
-    "Nats a word."
-    low, high = (None if x is None else x * pieces for x in (nats.low, nats.high))
-    return replace(nats, estimate=nats.estimate * pieces, low=low, high=high)
-
-
 def _intervals(results: dict) -> dict[str, Interval]:
     "Nats a word piece, and perplexities a word piece and a word; what lines do not have is not there."
     found = {}
@@ -85,7 +75,7 @@ def _intervals(results: dict) -> dict[str, Interval]:
             found |= {
                 name: nats,
                 perplexity: exp_interval(nats),
-                f'{perplexity}_word': exp_interval(_a_word(nats, results['pieces_a_word'])),
+                f'{perplexity}_word': exp_interval(scaled(nats, results['pieces_a_word'])),
             }
     return found
 
