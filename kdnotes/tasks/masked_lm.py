@@ -484,8 +484,8 @@ def worst(
 DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
     ('*', 'teacher'): dict(epochs=3, learning_rate=5e-4, warmup_fraction=0.1),
     ('*', 'student'): dict(epochs=3, learning_rate=5e-4, warmup_fraction=0.1),
-    ('embedded', 'teacher'): dict(epochs=4, learning_rate=1e-3, warmup_fraction=0.1),
-    ('embedded', 'student'): dict(epochs=4, learning_rate=1e-3, warmup_fraction=0.1),
+    ('embedded', 'teacher'): dict(epochs=3, learning_rate=1e-3, warmup_fraction=0.1),
+    ('embedded', 'student'): dict(epochs=3, learning_rate=1e-3, warmup_fraction=0.1),
 }
 
 
