@@ -169,7 +169,7 @@ def test_a_study_in_mixed_precision_has_arms_of_its_own(home):
     write_mixed_study()
     found = values_of()
     assert found['roles'] == dict(teacher='mixed_baseline', student='mixed_student', taught='mixed_kd')
-    assert list(found['steps']) == ['network', 'kd', 'procedure_3'] and found['n_teachers'] == 1
+    assert list(found['steps']) == ['network', 'kd', 'procedure_3'] and found['one_teacher']
     assert (found['steps']['kd']['a'], found['steps']['kd']['verdict']) == ('mixed_student', 'gains')
     command = study_command(records('gutenberg'))
     assert 'mixed_baseline' not in command.split(' -p ')[0] and 'teacher_mode=mixed_baseline' in command

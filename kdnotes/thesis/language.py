@@ -256,6 +256,8 @@ def language_values(
 ) -> dict:
     "All values of the study."
     found = e.records
+    about = about_values(found, e.units)
+    teachers = {r['teacher_run_id'] for r in found} - {None}
     arms = {
         arm: e.values[arm]
         | dict(
@@ -266,10 +268,10 @@ def language_values(
         )
         for arm, runs in e.arms.items()
     }
-    return about_values(found, e.units) | dict(
+    return about | dict(
         arms=arms,
         roles=roles_of(e.arms)._asdict(),
-        n_teachers=len({r['teacher_run_id'] for r in found} - {None}),
+        one_teacher=len(teachers) == 1 < about['n_seeds'],
         steps=language_steps(e),
         sets=_by_set(e),
         recipe=recipe_values(found),
