@@ -133,14 +133,14 @@ def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
     paragraphs = read_squad(files[0])
     rows = [
         dict(
-            id=i,
+            id=q.id,
             title=p.title,
             context=p.context,
-            question=q,
-            answers=dict(text=[p.context[a:b]], answer_start=[a]),
+            question=q.text,
+            answers=dict(text=[p.context[a:b] for a, b in q.answers], answer_start=[a for a, _ in q.answers]),
         )
         for p in paragraphs
-        for i, q, (a, b) in p.questions
+        for q in p.questions
     ]
     again = from_hub({k: [r[k] for r in rows] for k in rows[0]})
     assert len(again) == len(paragraphs) == 18896 and again == paragraphs
