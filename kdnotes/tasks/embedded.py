@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/03_embedded.ipynb #8ce5dfd0
 from __future__ import annotations
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from importlib.resources import files
 from random import Random
 
 # %% auto #0
-__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm']
+__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa']
 
 # %% ../../nbs/tasks/03_embedded.ipynb #326f88ed
 @dataclass(frozen=True)
@@ -113,9 +114,11 @@ def _contrast(
 def _distractors(
     fact: _Fact,  # of the article's entity
     split: str,
+    all_shares: tuple[tuple[str, float], ...],  # as for `_split`
 ) -> list[_Fact]:  # the same attribute of others, none of which answers a question about `fact`
     "Facts that look like an answer and are none."
-    found = [f for own in _split(split)[fact.kind].values() for f in own if f.attribute == fact.attribute]
+    peers = _split(split, all_shares)[fact.kind].values()
+    found = [f for own in peers for f in own if f.attribute == fact.attribute]
     return [
         f
         for f in found
@@ -140,6 +143,7 @@ class _Article:
 def _article(
     own: list[_Fact],  # the facts of the article's entity
     split: str,
+    all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # as for `_split`
 ) -> _Article:
     "Write the article of an entity."
     rng = Random(f'article {split} {own[0].entity}')
@@ -149,7 +153,7 @@ def _article(
     noun = f"this {_table()['kinds'][own[0].kind]['noun']}"
     stated = []
     for fact in [asked[0], *rest]:
-        others = [f for f in _distractors(fact, split) if _contrast(fact, f)]
+        others = [f for f in _distractors(fact, split, all_shares) if _contrast(fact, f)]
         stated.append(
             (
                 fact,
@@ -168,7 +172,7 @@ def _article(
         if len(stated) == length:
             break
         fact = (asked + rest)[turn % len(own[: _ASKED + _MORE])]
-        others = [f for f in _distractors(fact, split) if f not in used]
+        others = [f for f in _distractors(fact, split, all_shares) if f not in used]
         if not others:
             continue
         other = rng.choice(others)
@@ -355,3 +359,60 @@ def embedded_masked_lm(
         ]
         for split, own in articles.items()
     }
+
+# %% ../../nbs/tasks/03_embedded.ipynb #7ae21447
+_PASSAGE_SHARES = {'train': 0.6, 'dev': 0.15, 'test': 0.25}  # of the entities of each kind
+
+
+def _passage(
+    article: _Article,
+) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it says what of its own entity
+    "An article as one text."
+    text = f'{_upper(_bare(article.entity))}.'
+    said = {}
+    for fact, sentence in article.stated:
+        if fact.entity == article.entity:
+            begin = len(text) + 1 + _place(fact.value, sentence)
+            said[fact] = (begin, begin + len(fact.value))
+        text = f'{text} {sentence}'
+    return text, said
+
+
+def _place(value: str, sentence: str) -> int:
+    "Where a sentence says a value; as its first word it has a capital letter."
+    [found] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
+    return found.start()
+
+
+def _passage_rows(split: str) -> list[dict]:
+    "The questions of a split, passage by passage."
+    shares = tuple(_PASSAGE_SHARES.items())
+    rich = [
+        own for of_kind in _split(split, shares).values() for own in of_kind.values() if len(own) > _ASKED
+    ]
+    rows = []
+    for number, own in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
+        article = _article(own, split, shares)
+        context, said = _passage(article)
+        asked = list(dict.fromkeys([*article.asked, *said]))
+        rng = Random(f'passage {split} {article.entity}')
+        for i, fact in enumerate(rng.sample(asked, len(asked))):
+            ways = _table()['phrasings'][fact.phrasing]['ask']
+            rows.append(
+                dict(
+                    id=f'{split}-{number}-{i}',
+                    question=ways[rng.choice(_WORDINGS[split])].format(s=fact.entity),
+                    context=context,
+                    answers=(said[fact],) if fact in said else (),
+                    cluster=article.entity,
+                )
+            )
+    return rows
+
+
+def embedded_extractive_qa(
+    # split ('train', 'dev', 'test') -> rows: id, question, context, answers ((begin, end) in characters, none
+    # where the context does not answer), cluster (an entity)
+) -> dict[str, list[dict]]:
+    "The embedded facts as questions about passages; always the same rows."
+    return {split: _passage_rows(split) for split in _PASSAGE_SHARES}
