@@ -47,6 +47,7 @@ TASKS = {
     'answer_selection': 'kdnotes.tasks.answer_selection',
     'text_classification': 'kdnotes.tasks.text_classification',
     'masked_lm': 'kdnotes.tasks.masked_lm',
+    'extractive_qa': 'kdnotes.tasks.extractive_qa',
 }
 
 # older than the others: its studies and stored signals keep the names they had

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..core.files import atomic_write, sha256_bytes, sha256_text
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'pad_pairs', 'EncodedPairs', 'epoch_steps',
-           'micro_batches']
+__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'save_arrays', 'load_arrays', 'pad_pairs',
+           'EncodedPairs', 'epoch_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ def encode_pairs(
         *(second or ()),
     )
     path = Path(cache_dir) / f'{key[:32]}.tokens'
-    stored = _load_arrays(path)
+    stored = load_arrays(path)
     if stored is not None:
         return Ragged(stored['values'], stored['offsets']), stored['second']
     ids, start = _encode_pairs(tokenizer, first, second, max_length)
-    _save_arrays(path, values=ids.values, offsets=ids.offsets, second=start)
+    save_arrays(path, values=ids.values, offsets=ids.offsets, second=start)
     return ids, start
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
@@ -134,7 +134,7 @@ def _encode_pairs(tokenizer, first, second, max_length):
     return ids, np.array([t.index(1) if 1 in t else len(t) for t in types], dtype=np.int32)
 
 
-def _save_arrays(path: Path, **arrays):
+def save_arrays(path: Path, **arrays):
     "Write arrays, after the sha256 of them all, so that a reader sees all of them or no file."
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
@@ -142,8 +142,8 @@ def _save_arrays(path: Path, **arrays):
     atomic_write(path, bytes.fromhex(sha256_bytes(content)) + content)
 
 
-def _load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there, or not what was written
-    "Read what `_save_arrays` wrote."
+def load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there, or not what was written
+    "Read what `save_arrays` wrote."
     try:
         data = path.read_bytes()
     except OSError:

@@ -721,6 +721,8 @@ def resolve_corpus(
     rules = task_info(task).corpora
     if corpus in ('embedded', *rules.names):
         return corpus
+    if by_hub_id := [name for name, made in rules.made.items() if made.hub_id and made.hub_id == corpus]:
+        return by_hub_id[0]
     if not corpus.strip():
         raise CorpusError('corpus is empty; name embedded, a published corpus, a folder or a hub id')
     if corpus == 'auto':
