@@ -114,7 +114,10 @@ def check_split(
     if not rows:
         raise CorpusError(f'{where}: there is no question; a split needs at least one')
     if not any(row['answers'] for row in rows):
-        raise CorpusError(f'{where}: no question has an answer, so there is nothing to learn or to find')
+        raise CorpusError(
+            f'{where}: no question has an answer, so there is nothing to learn or to find; '
+            'give some with their answers'
+        )
 
 
 def fingerprint(

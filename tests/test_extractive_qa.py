@@ -1,0 +1,621 @@
+"""Extractive question answering: the official scores, worked out a second time; windows; what a loss may see;
+and what is refused.
+"""
+
+import gzip
+import json
+import string
+from types import SimpleNamespace
+import numpy as np
+import pytest
+import torch
+from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.resolve import Machine, resolve
+from kdnotes.distill.models import MINILM, load_tokenizer
+from kdnotes.losses.targets import soft_target_kl
+from kdnotes.tasks.extractive_qa import (
+    ExtractiveQA,
+    ExtractiveQASettings,
+    Targets,
+    answerable,
+    best_spans,
+    check_tokens,
+    make,
+    span_logits,
+)
+from kdnotes.tasks.passages import CORPORA, encode_windows, room_for_questions, split_articles
+from kdnotes.tasks.sources import Corpus, CorpusError, load_by_rules, load_corpus, read_folder, resolve_corpus
+from kdnotes.tasks.span_metrics import answer_scores, normalised, squad_evaluation
+
+TASK = 'extractive_qa'
+
+
+def refused(action, error) -> str:
+    "The sentence of a refusal."
+    with pytest.raises(error) as caught:
+        action()
+    sentence = str(caught.value)
+    assert '\n' not in sentence, f'one sentence: {sentence}'
+    return sentence
+
+
+# ---- the official scores, worked out a second time: slowly, and without regular expressions or arrays ----
+
+
+def plain_normalised(text: str) -> str:
+    kept = ''.join(c for c in text.lower() if c not in set(string.punctuation))
+    parts = ['']
+    for c in kept:  # runs of letters and digits, and what is between them
+        if parts[-1] and (c.isalnum() or c == '_') != (parts[-1][-1].isalnum() or parts[-1][-1] == '_'):
+            parts.append('')
+        parts[-1] += c
+    return ' '.join(''.join(' ' if part in ('a', 'an', 'the') else part for part in parts).split())
+
+
+def plain_f1(gold: str, predicted: str) -> float:
+    right = plain_normalised(gold).split()
+    given = plain_normalised(predicted).split()
+    if not right or not given:
+        return float(right == given)
+    left = list(right)
+    common = 0
+    for word in given:
+        if word in left:
+            left.remove(word)
+            common += 1
+    if common == 0:
+        return 0.0
+    precision = common / len(given)
+    recall = common / len(right)
+    return 2 * precision * recall / (precision + recall)
+
+
+def plain_scores(answers: list[str], predicted: str) -> tuple[float, float]:
+    golds = [answer for answer in answers if plain_normalised(answer) != '']
+    if not golds:
+        golds = ['']
+    exact = max(float(plain_normalised(gold) == plain_normalised(predicted)) for gold in golds)
+    return exact, max(plain_f1(gold, predicted) for gold in golds)
+
+
+def plain_evaluation(answers: dict, predicted: dict, no_answer: dict, threshold: float) -> dict:
+    raw = {id: plain_scores(answers[id], predicted[id]) for id in answers if id in predicted}
+    has = {id: len(answers[id]) > 0 for id in raw}
+    found = {'total': len(raw), 'always_unanswerable': sum(not has[id] for id in raw) / len(raw)}
+    for place, name in enumerate(('exact', 'f1')):
+        kept = {id: (float(not has[id]) if no_answer[id] > threshold else raw[id][place]) for id in raw}
+        found[name] = sum(kept.values()) / len(kept)
+        for prefix, kind in (('has_ans', True), ('no_ans', False)):
+            own = [kept[id] for id in raw if has[id] is kind]
+            found[f'{prefix}_{name}'] = sum(own) / len(own) if own else None
+        best = score = sum(not has[id] for id in raw)
+        best_at = 0.0
+        for id in sorted(raw, key=lambda id: no_answer[id]):
+            if has[id]:
+                score += raw[id][place]
+            elif predicted[id]:
+                score -= 1
+            if score > best:
+                best = score
+                best_at = no_answer[id]
+        found[f'best_{name}'] = best / len(raw)
+        found[f'best_{name}_thresh'] = best_at
+    return found
+
+
+def assert_same_scores(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-12) if value is not None else found[name] is None
+
+
+# answers, the prediction, exact, f1: worked out by hand
+CASES = [
+    (['Nile'], 'Nile', 1, 1),
+    (['the Nile'], 'Nile', 1, 1),
+    (['The Nile'], 'the nile', 1, 1),
+    (['a Nile'], 'an Nile', 1, 1),
+    (['Nile.'], 'Nile', 1, 1),
+    (['"Nile"'], 'Nile!', 1, 1),
+    (['the river Nile'], 'the Nile', 0, 2 / 3),
+    (['river Nile', 'Nile'], 'Nile', 1, 1),
+    (['Blue Nile', 'White Nile'], 'White Nile river', 0, 0.8),
+    (['Nile'], 'Congo', 0, 0),
+    (['Nile'], '', 0, 0),
+    ([], '', 1, 1),
+    ([], 'Nile', 0, 0),
+    ([], 'the', 1, 1),  # nothing is left of the prediction
+    ([], '...', 1, 1),
+    (['the'], '', 1, 1),  # nothing is left of the answer
+    (['the'], 'Nile', 0, 0),
+    (['the', 'Nile'], '', 0, 0),  # an answer is left
+    (['the', 'Nile'], 'Nile', 1, 1),
+    (['the'], 'an', 1, 1),
+    (['?!'], 'a', 1, 1),
+    (['1,000'], '1000', 1, 1),
+    (['1.5'], '15', 1, 1),  # as the official rules have it
+    (['U.S.'], 'US', 1, 1),
+    (['U.S.'], 'U S', 0, 0),
+    (['well-known'], 'wellknown', 1, 1),
+    (['well-known'], 'well known', 0, 0),
+    (['New  York'], 'New York', 1, 1),
+    (['New\tYork\n'], ' New York ', 1, 1),
+    (['theatre'], 'atre', 0, 0),  # an article is a whole word
+    (['Anna and a cat'], 'anna and cat', 1, 1),
+    (['Café'], 'café', 1, 1),
+    (['Café'], 'Cafe', 0, 0),
+    (['Łódź'], 'łódź', 1, 1),
+    (['“Nile”'], 'Nile', 0, 0),  # quotes of print stay
+    (['10 %'], '10', 1, 1),
+    (['$10'], '10', 1, 1),
+    (['l’a b'], 'l’ b', 1, 1),  # the letter stands alone
+    (['to be or not to be'], 'to be', 0, 0.5),
+    (['to be'], 'to be to be', 0, 2 / 3),
+    (['be be'], 'be', 0, 2 / 3),
+    (['x y z', 'y'], 'x y', 0, 0.8),
+    (['the the'], 'the', 1, 1),
+    (['日本'], '日本', 1, 1),
+    (['e = mc²'], 'E mc²', 1, 1),
+]
+
+
+@pytest.mark.parametrize('answers,predicted,exact,f1', CASES)
+def test_scores_of_single_answers(answers, predicted, exact, f1):
+    assert answer_scores(answers, predicted) == pytest.approx((exact, f1))
+    assert plain_scores(answers, predicted) == pytest.approx((exact, f1))
+
+
+def test_a_file_of_predictions():
+    "Missing questions are left out, others are ignored, and equal probabilities come one after the other."
+    answers = {'a': ['Nile'], 'b': [], 'c': ['Oder'], 'd': [], 'e': ['Elbe'], 'f': ['Don', 'the Don']}
+    predicted = {'a': 'Nile', 'b': 'Nile', 'c': 'Nile', 'd': '', 'f': 'Don', 'x': 'Po'}
+    no_answer = {'a': 0.5, 'b': 0.5, 'c': 0.1, 'd': 0.5, 'e': 0.0, 'f': 0.7}
+    for threshold in (0.0, 0.5, 0.6, 1.0):
+        found = squad_evaluation(answers, predicted, no_answer, threshold)
+        assert_same_scores(found, plain_evaluation(answers, predicted, no_answer, threshold))
+    assert squad_evaluation(answers, predicted)['total'] == 5
+    # c costs nothing, a is right: 3 of 5; b is not, d is: 2 of 5 and so on; f is right again
+    assert squad_evaluation(answers, predicted, no_answer)['best_exact'] == 3 / 5
+    assert squad_evaluation(answers, predicted, no_answer)['best_exact_thresh'] == 0.5
+
+
+def some_predictions(rows: list[dict], seed: int = 0) -> tuple[dict, dict]:
+    "Of each question an answer, a part of one, a word more, or any words; and a probability of none."
+    rng = np.random.default_rng(seed)
+    predicted = {}
+    no_answer = {}
+    for row in rows:
+        words = row['context'].split()
+        at = int(rng.integers(len(words)))
+        text = ' '.join(words[at : at + int(rng.integers(0, 4))])
+        if row['answers'] and rng.random() < 0.6:
+            begin, end = row['answers'][int(rng.integers(len(row['answers'])))]
+            extra = rng.choice([0, 0, 0, -2, 6], size=2)
+            text = row['context'][max(0, begin + extra[0]) : end + extra[1]]
+        predicted[row['id']] = text
+        # in steps, so that some are equal
+        no_answer[row['id']] = float(
+            np.round(np.clip(rng.normal(0.25 + 0.3 * (not row['answers']), 0.2), 0, 1), 3)
+        )
+    return predicted, no_answer
+
+
+def squad2(corpora) -> Corpus:
+    if not (corpora / 'squad2' / 'dev-v2.0.json').exists():
+        pytest.skip('no SQuAD 2.0 here')
+    return load_corpus(TASK, 'squad2')
+
+
+@pytest.mark.parametrize('split', ['dev', 'test'])
+def test_scores_of_a_whole_split_of_squad(corpora, split):
+    rows = squad2(corpora).splits[split]
+    answers = {row['id']: [row['context'][b:e] for b, e in row['answers']] for row in rows}
+    predicted, no_answer = some_predictions(rows)
+    for text in predicted.values():
+        assert normalised(text) == plain_normalised(text)
+    expected = plain_evaluation(answers, predicted, no_answer, 0.4)
+    assert 0.1 < expected['has_ans_exact'] < 0.8 and 0.2 < expected['no_ans_exact'] < 0.8
+    assert 0 < expected['best_exact_thresh'] < 1
+    assert_same_scores(squad_evaluation(answers, predicted, no_answer, 0.4), expected)
+
+
+def test_the_embedded_passages_are_scored_alike():
+    rows = load_by_rules(CORPORA, 'embedded').splits['test']
+    answers = {row['id']: [row['context'][b:e] for b, e in row['answers']] for row in rows}
+    predicted, no_answer = some_predictions(rows, seed=1)
+    expected = plain_evaluation(answers, predicted, no_answer, 0.5)
+    assert_same_scores(squad_evaluation(answers, predicted, no_answer, 0.5), expected)
+
+
+# ---- the corpora ----
+
+
+def test_squad2_by_article(corpora):
+    corpus = squad2(corpora)
+    articles = {split: {row['cluster'] for row in rows} for split, rows in corpus.splits.items()}
+    assert {split: len(of) for split, of in articles.items()} == dict(train=18, dev=6, test=11)
+    assert not articles['train'] & articles['test'] and not articles['dev'] & articles['test']
+    rows = [row for of in corpus.splits.values() for row in of]
+    assert len(rows) == 11_873 and sum(not row['answers'] for row in rows) == 5_945
+    assert max(len(row['answers']) for row in rows) == 6
+    assert not corpus.overlap
+
+
+def test_squad1_without_guessed_places(corpora):
+    ids = corpora / 'squad1' / 'train-v1.1.guessed-start-ids.txt'
+    if not ids.exists():
+        pytest.skip('no SQuAD 1.1 here')
+    guessed = set(ids.read_text().split())
+    corpus = load_corpus(TASK, 'squad1')
+    assert len(guessed) == 9_438 and len(corpus.splits['train']) == 24_000
+    for rows in corpus.splits.values():
+        assert not guessed & {row['id'] for row in rows}
+        assert all(len(row['answers']) == 1 for row in rows)
+
+
+def test_a_corpus_by_its_hub_id():
+    assert resolve_corpus(TASK, 'rajpurkar/squad_v2') == 'squad2'
+    assert resolve_corpus(TASK, 'rajpurkar/squad') == 'squad1'
+
+
+def question(id: str, answer: str | None = None, start: int = 0, **more) -> dict:
+    answers = [] if answer is None else [dict(text=answer, answer_start=start)]
+    return dict(id=id, question=f'What is {id}?', answers=answers, is_impossible=answer is None) | more
+
+
+def write_squad(folder, *questions, name='all.json', articles=4, context='Salt is white. Salt is a thing.'):
+    "A file whose articles ask the same questions, with ids of their own."
+    data = []
+    for i in range(articles):
+        qas = [q | dict(id=f"{name}-{i}-{q['id']}") for q in questions]
+        data.append(dict(title=f'{name} {i}', paragraphs=[dict(context=f'{context} {i}', qas=qas)]))
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(dict(version='v2.0', data=data)))
+    return folder
+
+
+WRONG = {
+    'a start that does not match': (
+        question('q', 'white', 3),
+        "'all.json-0-q' does not stand at character 3",
+    ),
+    'an answer beside impossible': (
+        question('q', 'Salt', is_impossible=True),
+        'is_impossible is true beside an answer',
+    ),
+    'no answer and not impossible': (
+        question('q', is_impossible=False),
+        'it has no answer, and is_impossible is false',
+    ),
+    'no word on it': (
+        {k: v for k, v in question('q').items() if k != 'is_impossible'},
+        'it has no answer and no is_impossible, which files of version 1 do without',
+    ),
+    'no question': (question('q', 'Salt', question='  '), 'question is empty'),
+}
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_files_that_do_not_hold_together(tmp_path, name):
+    wrong, words = WRONG[name]
+    write_squad(tmp_path / 'own', question('p', 'Salt'), wrong)
+    assert words in refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
+
+
+def test_ids_that_occur_twice(tmp_path):
+    write_squad(tmp_path / 'own', question('p', 'Salt'), question('p', 'Salt'))
+    sentence = refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
+    assert "-p' occurs twice; give each question its own id" in sentence
+
+
+def test_a_file_of_version_1(tmp_path):
+    "It has no is_impossible, and an answer for every question: nothing is unanswerable then."
+    answered = {k: v for k, v in question('p', 'Salt').items() if k != 'is_impossible'}
+    corpus = load_corpus(TASK, str(write_squad(tmp_path / 'own', answered)))
+    assert all(row['answers'] == ((0, 4),) for rows in corpus.splits.values() for row in rows)
+
+
+def test_a_split_without_an_answer(tmp_path):
+    write_squad(tmp_path / 'own', question('p'))
+    assert 'no question has an answer' in refused(
+        lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError
+    )
+
+
+def test_folders_of_json(tmp_path):
+    own = write_squad(tmp_path / 'own', question('p', 'Salt'), question('q'), articles=2)
+    assert '2 article(s) cannot make' in refused(lambda: load_corpus(TASK, str(own)), CorpusError)
+    for split in ('train', 'dev', 'test'):
+        write_squad(tmp_path / 'three', question('p', 'Salt'), question('q'), name=f'{split}.json')
+    three = load_corpus(TASK, str(tmp_path / 'three'))
+    assert {row['cluster'] for row in three.splits['dev']} == {f'dev.json {i}' for i in range(4)}
+    packed = tmp_path / 'packed'
+    packed.mkdir()
+    for path in (tmp_path / 'three').iterdir():
+        (packed / f'{path.name}.gz').write_bytes(gzip.compress(path.read_bytes()))
+    assert load_corpus(TASK, str(packed)).sha256 == three.sha256
+    write_squad(tmp_path / 'three', question('p', 'Salt'), name='more.json')
+    assert 'no other JSON' in refused(lambda: load_corpus(TASK, str(tmp_path / 'three')), CorpusError)
+    (tmp_path / 'none').mkdir()
+    assert 'in the shape of SQuAD' in refused(lambda: load_corpus(TASK, str(tmp_path / 'none')), CorpusError)
+
+
+def test_tables_of_one_s_own(tmp_path):
+    for split in ('train', 'dev', 'test'):
+        lines = ['question\tcontext\tanswer\tanswer_start', f'What {split}?\tSalt is white.\twhite\t']
+        lines += [f'Why {split}?\tSalt is white.\t\t', f'Who {split}?\tSalt, salt.\talt\t7']
+        (tmp_path / f'{split}.tsv').write_text('\n'.join(lines))
+    rows = read_folder(tmp_path, CORPORA)['dev']
+    assert [row['answers'] for row in rows] == [((8, 13),), (), ((7, 10),)]
+    assert rows[0]['cluster'] == rows[1]['cluster'] != rows[2]['cluster']
+
+
+# ---- windows ----
+
+
+@pytest.fixture(scope='module')
+def tokenizer():
+    return load_tokenizer(MINILM)
+
+
+def test_labels_are_the_answers(corpora, tokenizer):
+    "The tokens that are learnt, back as characters, are the answer, in every window that holds it."
+    rows = squad2(corpora).splits['dev'][:800]
+    windows = encode_windows(tokenizer, rows, 192, 64)
+    spans = [next(iter(row['answers']), None) for row in rows]
+    labels = windows.tokens(spans)
+    answered = np.flatnonzero(labels.any(axis=1))
+    for i, (begin, end) in zip(answered, windows.characters(answered, *labels[answered].T).tolist()):
+        row = rows[windows.row[i]]
+        low, high = row['answers'][0]
+        assert begin <= low and high <= end
+        # an answer may end inside of a word
+        assert end - begin <= high - low + 12
+        whole = row['context'][begin:end]
+        assert row['context'][low:high] in whole
+    exact = np.mean(
+        [
+            spans[windows.row[i]] == tuple(of)
+            for i, of in zip(answered, windows.characters(answered, *labels[answered].T).tolist())
+        ]
+    )
+    assert exact > 0.98
+    held = {windows.row[i] for i in answered}
+    assert held == {i for i, span in enumerate(spans) if span}
+
+
+def test_every_token_of_a_long_passage_is_in_a_window(tokenizer):
+    context = ' '.join(f'word{i}' for i in range(400))
+    rows = [dict(id='q', question='Which?', context=context, answers=(), cluster='c')]
+    windows = encode_windows(tokenizer, rows, 64, 16)
+    covered = np.zeros(len(context), dtype=bool)
+    for i in range(len(windows.row)):
+        low, high = windows.context[i]
+        [(begin, end)] = windows.characters(np.array([i]), np.array([low]), np.array([high - 1])).tolist()
+        covered[begin:end] = True
+        assert windows.ids.lengths[i] <= 64
+    assert covered.all() and len(windows.row) > 20
+
+
+def corpus_of_one(question_words: int) -> Corpus:
+    row = dict(
+        id='q', question='why ' * question_words, context='Salt is white.', answers=((0, 4),), cluster='c'
+    )
+    return Corpus('one', 'folder', 'nowhere', dict(train=[row], dev=[row], test=[row]), '0' * 64)
+
+
+def test_a_question_longer_than_a_window(tokenizer):
+    config = make_config(task=TASK, corpus='embedded', max_length=64, stride=16)
+    room = room_for_questions(tokenizer, 64, 16)
+    fits = corpus_of_one(room)
+    check_tokens(fits, config, lambda: tokenizer)
+    windows = encode_windows(tokenizer, fits.splits['dev'], 64, 16)
+    assert windows.ids.lengths.max() <= 64
+    sentence = refused(lambda: check_tokens(corpus_of_one(room + 1), config, lambda: tokenizer), CorpusError)
+    assert f"question 'q' has {room + 1} tokens" in sentence and f'have room for {room}' in sentence
+
+
+def test_a_tokenizer_that_does_not_say_where_tokens_stand():
+    config = make_config(task=TASK, corpus='embedded')
+    slow = SimpleNamespace(is_fast=False)
+    assert 'save a fast one' in refused(
+        lambda: check_tokens(corpus_of_one(1), config, lambda: slow), CorpusError
+    )
+
+
+def test_the_best_span_is_the_best_of_all():
+    rng = np.random.default_rng(0)
+    for longest in (1, 3, 30):
+        start = torch.from_numpy(rng.normal(size=(4, 12))).float()
+        end = torch.from_numpy(rng.normal(size=(4, 12))).float()
+        score, first, last = best_spans(start, end, longest)
+        for i in range(4):
+            spans = {
+                (b, e): float(start[i, b] + end[i, e])
+                for b in range(1, 12)
+                for e in range(b, min(12, b + longest))
+            }
+            assert (int(first[i]), int(last[i])) == max(spans, key=spans.get)
+            assert float(score[i]) == pytest.approx(max(spans.values()))
+
+
+# ---- the loss ----
+
+
+@pytest.fixture(scope='module')
+def small(tokenizer):
+    "A few embedded questions in short windows."
+    settings = ExtractiveQASettings(stride=16, soft_weight=0.3, hard_weight=0.9)
+    task = ExtractiveQA(load_by_rules(CORPORA, 'embedded'), 64, settings, Targets(2.0, 0.3, 0.9), smoke=True)
+    task.encode(tokenizer)
+    return task
+
+
+def said(batch, seed: int):
+    rng = torch.Generator().manual_seed(seed)
+    shape = batch.inputs['input_ids'].shape
+    return SimpleNamespace(
+        start_logits=3 * torch.randn(shape, generator=rng), end_logits=3 * torch.randn(shape, generator=rng)
+    )
+
+
+def test_losses_worked_out_window_by_window(small):
+    "Over the context and [CLS] alone, for beginning and end, with the teacher's temperature."
+    batch = small.batch('train', np.arange(9))
+    student = said(batch, 0)
+    teacher = said(batch, 1)
+    terms = small.loss_terms(student, batch, small.signal(teacher, batch))
+    hard = soft = 0.0
+    for i in range(9):
+        low, high = batch.positions[i].tolist()
+        places = [0, *range(low, high)]
+        assert [p for p, ok in enumerate(answerable(batch)[i].tolist()) if ok] == places
+        for side, name in enumerate(('start_logits', 'end_logits')):
+            own = getattr(student, name)[i, places].double()
+            right = places.index(batch.labels[i, side].item())
+            hard -= own.log_softmax(0)[right] / 2
+            p = (getattr(teacher, name)[i, places].double() / 2).softmax(0)
+            q = (own / 2).log_softmax(0)
+            soft += 4 * (p * (p.log() - q)).sum() / 2
+    assert terms['hard'][0].item() == pytest.approx(hard.item(), rel=1e-5)
+    assert terms['soft'][0].item() == pytest.approx(soft.item(), rel=1e-5)
+    assert terms['hard'][1] == terms['soft'][1] == 9
+    assert small.loss_weights(True) == dict(hard=0.9, soft=0.3) and small.loss_weights(False) == dict(
+        hard=1.0
+    )
+
+
+def test_nothing_outside_the_passage_gets_a_gradient(small):
+    batch = small.batch('train', np.arange(9))
+    student = said(batch, 0)
+    student.start_logits.requires_grad_()
+    student.end_logits.requires_grad_()
+    terms = small.loss_terms(student, batch, small.signal(said(batch, 1), batch))
+    (terms['hard'][0] + terms['soft'][0]).backward()
+    outside = ~answerable(batch)
+    for gradient in (student.start_logits.grad, student.end_logits.grad):
+        assert not gradient[outside].any() and gradient[~outside].all() and gradient.isfinite().all()
+
+
+def test_a_teacher_s_padding_is_not_learnt(small):
+    "The signal has a row a real token, whatever else is in the batch."
+    alone = small.batch('train', np.array([3]))
+    longest = int(np.argmax(small.lengths('train')))
+    together = small.batch('train', np.array([3, longest]))
+    outputs = said(together, 1)
+    n = alone.tokens
+    own = SimpleNamespace(start_logits=outputs.start_logits[:1, :n], end_logits=outputs.end_logits[:1, :n])
+    signal = small.signal(outputs, together)['logits']
+    assert signal.shape == (together.tokens, 2)
+    assert torch.equal(signal[:n], small.signal(own, alone)['logits'])
+
+
+def test_cut_off_soft_targets(small):
+    batch = small.batch('train', np.arange(4))
+    targets = Targets(1.0, 1.0, 0.0, top_k=2)
+    task = ExtractiveQA(
+        load_by_rules(CORPORA, 'embedded'), 64, ExtractiveQASettings(stride=16), targets, smoke=True
+    )
+    task.windows, task.labels, task.pad_id = small.windows, small.labels, small.pad_id
+    student = said(batch, 0)
+    teacher = said(batch, 1)
+    found = task.loss_terms(student, batch, task.signal(teacher, batch))['soft'][0]
+    sides = [
+        soft_target_kl(*(span_logits(of, batch)[i] for of in (student, teacher)), 1.0, 'sum', top_k=2)
+        for i in range(2)
+    ]
+    assert found.item() == pytest.approx(sum(sides).item() / 2, rel=1e-6)
+
+
+# ---- merged windows and thresholds ----
+
+
+def test_windows_of_a_question_are_merged(tokenizer):
+    "The best span of all windows, and the window that is least sure that there is none."
+    corpus = load_by_rules(CORPORA, 'embedded')
+    task = ExtractiveQA(corpus, 48, ExtractiveQASettings(stride=8), smoke=True)
+    task.encode(tokenizer)
+    windows = task.windows['dev']
+    [row] = np.flatnonzero(np.bincount(windows.row) > 2)[:1]
+    own = np.flatnonzero(windows.row == row)
+    scores = np.zeros((len(windows.row), 4), dtype=np.float32)
+    scores[:, 0] = 5
+    scores[:, 2:] = windows.context[:, :1]
+    scores[own, 0] = [4, 3, *[6] * (len(own) - 2)]
+    scores[own, 1] = [1, 2, *[2] * (len(own) - 2)]
+    found = task.evaluate({'dev': scores})
+    said = found.predictions.iloc[row]
+    assert said['score'] == 2 - 3
+    expected = windows.characters(own[1:2], scores[own[1:2], 2].astype(int), scores[own[1:2], 3].astype(int))
+    assert said['item'] == f'{expected[0, 0]}:{expected[0, 1]}'
+    assert list(found.predictions['unit']) == [of['id'] for of in task.rows['dev']]
+
+
+def test_the_threshold_comes_from_dev(small):
+    rng = np.random.default_rng(3)
+    scores = {}
+    for split in ('dev', 'test'):
+        windows = small.windows[split]
+        scores[split] = np.zeros((len(windows.row), 4), dtype=np.float32)
+        scores[split][:, 1] = rng.normal(size=len(windows.row))
+        labels = small.labels[split]
+        scores[split][:, 2:] = np.where(labels.any(axis=1, keepdims=True), labels, windows.context[:, :1])
+    found = small.evaluate(scores)
+    dev = found.metrics['dev']
+    assert dev['exact'] == dev['best_exact'] > dev['always_unanswerable']
+    at = dev['best_exact_thresh']
+    predictions = found.predictions[found.predictions['split'] == 'test']
+    answers = {row['id']: [row['context'][b:e] for b, e in row['answers']] for row in small.rows['test']}
+    contexts = {row['id']: row['context'] for row in small.rows['test']}
+    texts = {}
+    for unit, item in zip(predictions['unit'], predictions['item']):
+        begin, end = map(int, item.split(':'))
+        texts[unit] = contexts[unit][begin:end]
+    none = dict(zip(predictions['unit'], 1 / (1 + np.exp(predictions['score']))))
+    expected = plain_evaluation(answers, texts, none, at)
+    expected.pop('total')
+    assert_same_scores(found.metrics['test'], expected)
+    for metric in ('exact', 'f1', 'has_ans_f1', 'no_ans_exact'):
+        units = found.units[(found.units['split'] == 'test') & (found.units['metric'] == metric)]
+        assert units['value'].mean() == pytest.approx(found.metrics['test'][metric])
+        assert set(units['cluster']) <= {row['cluster'] for row in small.rows['test']}
+
+
+def test_evidence_holds_no_text(small):
+    scores = np.zeros((len(small.windows['dev'].row), 4), dtype=np.float32)
+    scores[:, 2:] = small.windows['dev'].context[:, :1]
+    found = small.evaluate({'dev': scores})
+    assert found.predictions['item'].str.fullmatch(r'\d+:\d+').all()
+    assert set(found.predictions.columns) == {'split', 'unit', 'item', 'label', 'score'}
+
+
+# ---- settings ----
+
+
+def test_weights_reach_the_loss():
+    "Free of each other, at the ends of the ranges that the study searched."
+    for soft, hard in ((1e-7, 0.999), (1.0, 0.0)):
+        config = make_config(task=TASK, mode='full_kd', corpus='embedded', soft_weight=soft, hard_weight=hard)
+        config = resolve(config, Machine('cpu', cores=2), 'embedded')
+        task = make(load_by_rules(CORPORA, 'embedded'), config)
+        assert task.loss_weights(True) == dict(hard=hard, soft=soft)
+
+
+REFUSED = {
+    'alpha': (dict(alpha=0.3), "alpha=0.3 is not read by task='extractive_qa'"),
+    'stride': (dict(max_length=64, stride=60), 'stride=60 leaves no room for a question'),
+    'weights': (dict(mode='full_kd', soft_weight=0, hard_weight=0), 'leave nothing to learn'),
+    'dropout': (dict(qa_dropout=1.0), 'qa_dropout=1.0 is refused'),
+    'labels': (dict(train_questions='all'), "train_questions is a setting of task='answer_selection'"),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_settings_that_cannot_be_meant(name):
+    given, words = REFUSED[name]
+    assert words in refused(lambda: make_config(task=TASK, **given), ConfigError)
+
+
+def test_articles_that_are_too_few():
+    rows = [dict(cluster=f'{i % 2}') for i in range(9)]
+    assert '2 article(s) cannot make' in refused(lambda: split_articles(rows), CorpusError)
