@@ -23,7 +23,14 @@ from kdnotes.tasks.extractive_qa import (
     make,
     span_logits,
 )
-from kdnotes.tasks.passages import CORPORA, encode_windows, room_for_questions, split_articles
+from kdnotes.tasks.passages import (
+    CORPORA,
+    SQUAD1_SHA256,
+    SQUAD2_SHA256,
+    encode_windows,
+    room_for_questions,
+    split_articles,
+)
 from kdnotes.tasks.sources import Corpus, CorpusError, load_by_rules, load_corpus, read_folder, resolve_corpus
 from kdnotes.tasks.span_metrics import answer_scores, normalised, squad_evaluation
 
@@ -239,6 +246,7 @@ def test_squad2_by_article(corpora):
     assert len(rows) == 11_873 and sum(not row['answers'] for row in rows) == 5_945
     assert max(len(row['answers']) for row in rows) == 6
     assert not corpus.overlap
+    assert corpus.sha256 == SQUAD2_SHA256 and '18 articles are train' in CORPORA.notes[corpus.sha256]
 
 
 def test_squad1_without_guessed_places(corpora):
@@ -247,6 +255,7 @@ def test_squad1_without_guessed_places(corpora):
         pytest.skip('no SQuAD 1.1 here')
     guessed = set(ids.read_text().split())
     corpus = load_corpus(TASK, 'squad1')
+    assert corpus.sha256 == SQUAD1_SHA256
     assert len(guessed) == 9_438 and len(corpus.splits['train']) == 24_000
     for rows in corpus.splits.values():
         assert not guessed & {row['id'] for row in rows}

@@ -23,6 +23,7 @@ from kdnotes.analysis.tables import (
     sets_table,
 )
 from .wording import explain
+from ..core.config import task_info
 from ..core.files import figures_path
 
 # %% auto #0
@@ -66,8 +67,10 @@ class Report:
 def _about(study: str, found: Sequence[dict]) -> str:
     "What the numbers are of."
     r = found[0]
+    note = task_info(r['task']).corpora.notes.get(r['corpus_sha256'])
+    corpus = f"{r['corpus']} ({r['corpus_sha256'][:8]}{f': {note}' if note else ''})"
     return (
-        f"study {study}: {r['task']} on {r['corpus']} ({r['corpus_sha256'][:8]}), {len(found)} runs on "
+        f"study {study}: {r['task']} on {corpus}, {len(found)} runs on "
         f"{r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {LEVEL:.0%} "
         f"interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for "
         "the rest"

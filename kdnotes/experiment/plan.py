@@ -139,6 +139,7 @@ class Plan:
             'labels': contradictions_in_words(self.contradictions),
             'steps': _one_step_in_words(self),
             'intervals': _few_clusters_in_words(self),
+            'part': task_info(self.config.task).corpora.notes.get(self.corpus_sha256, ''),
         }
 
     @property

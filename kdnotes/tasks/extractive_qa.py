@@ -389,7 +389,7 @@ def worst(
     where, metric = (record['primary'][k] for k in ('set', 'metric'))
     of_set = units[(units['split'] == where) & (units['metric'] == metric)]
     wrong = set(of_set[of_set['value'] == 0]['unit'])
-    threshold = record['metrics']['dev']['best_exact_thresh']
+    threshold = record.get('metrics', {}).get('dev', {}).get('best_exact_thresh', _EVEN)
     said = predictions[(predictions['split'] == where) & predictions['unit'].isin(wrong)]
     # how far the probability of no answer is from the threshold
     sure = (1 / (1 + np.exp(said['score'].clip(-700, 700))) - threshold).abs()

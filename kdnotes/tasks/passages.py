@@ -17,8 +17,9 @@ from .sources import SPLITS, CorpusError, CorpusRules, MadeCorpus, Rows
 from .squad import Paragraph, SquadError, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'fingerprint', 'question_rows', 'split_articles',
-           'json_files', 'Windows', 'room_for_questions', 'encode_windows']
+__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split',
+           'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions',
+           'encode_windows']
 
 # %% ../../nbs/tasks/15_passages.ipynb #62a637c6
 COLUMNS = dict(
@@ -248,6 +249,16 @@ def json_files(
     return {split: question_rows(_read(path)) for split, path in named.items()}
 
 
+# of SQuAD 2.0's dev part alone, and of the part of SQuAD 1.1 that is learnt first
+SQUAD2_SHA256 = '0c6ce90beda6429538fb20a154f7731a3c16505c874d2d5d115af9a3dd9c95a8'
+SQUAD1_SHA256 = 'e47fb0ac8166a46dc6628329448272e33638d9db136f188b7f6a019204c44fcc'
+NOTES = {
+    SQUAD2_SHA256: "SQuAD 2.0's dev part alone, split by article with seed 0: 18 articles are train, 6 dev, "
+    '11 test; not comparable with scores on all of it',
+    SQUAD1_SHA256: "24,000 questions of SQuAD 1.1's train part, each with an answer; 6 articles of it are dev, "
+    '6 test',
+}
+
 CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns={key: key for key in ('id', 'question', 'context', 'answer', 'answer_start')},
@@ -273,6 +284,7 @@ CORPORA = CorpusRules(
             lambda data: _squad1(_from_hub(data['train'])),
         ),
     },
+    notes=NOTES,
     from_folder=json_files,
     from_folder_words='train.json, dev.json and test.json (or one JSON file) in the shape of SQuAD',
 )

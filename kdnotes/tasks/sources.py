@@ -87,6 +87,8 @@ class CorpusRules:
     made: dict[str, MadeCorpus] = field(default_factory=dict)  # other published corpora, by name
     # sha256 -> name: a corpus with this content is called so wherever it was found
     known: dict[str, str] = field(default_factory=dict)
+    # sha256 -> what a reader of its numbers must know: how it was split, which part it is
+    notes: dict[str, str] = field(default_factory=dict)
     # splits of a folder that holds another thing than three tables; None: it holds tables
     from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
     from_folder_words: str = ''  # what that other thing is, for a folder without either
