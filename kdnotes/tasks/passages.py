@@ -255,7 +255,7 @@ SQUAD1_SHA256 = 'e47fb0ac8166a46dc6628329448272e33638d9db136f188b7f6a019204c44fc
 NOTES = {
     SQUAD2_SHA256: "SQuAD 2.0's dev part alone, split by article with seed 0: 18 articles are train, 6 dev, "
     '11 test; not comparable with scores on all of it',
-    SQUAD1_SHA256: "24,000 questions of SQuAD 1.1's train part, each with an answer; 6 articles of it are dev, "
+    SQUAD1_SHA256: "24,000 questions of SQuAD 1.1's train part, each with an answer; 6 articles are dev, "
     '6 test',
 }
 
