@@ -9,6 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from handmade import make_record
+from kdnotes.analysis.compare import study_comparisons
+from kdnotes.analysis.report import _about
+from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.models import MINILM, load_tokenizer
@@ -628,3 +632,29 @@ def test_settings_that_cannot_be_meant(name):
 def test_articles_that_are_too_few():
     rows = [dict(cluster=f'{i % 2}') for i in range(9)]
     assert '2 article(s) cannot make' in refused(lambda: split_articles(rows), CorpusError)
+
+
+# ---- reports ----
+
+
+def test_tables_show_shares_in_percent():
+    made = [
+        make_record(mode, seed, 0.5 + 0.1 * (mode == 'full_kd'), task=TASK, metric='exact')
+        for mode in ('full_student', 'full_kd')
+        for seed in range(2)
+    ]
+    for record in made:
+        record['metrics'] = {'test': dict(exact=record['primary']['value'], best_exact_thresh=0.25)}
+    arms = arms_table(made, arm_values(made, None))
+    assert list(arms['test exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    metrics = metrics_table(made)
+    assert list(metrics.loc['exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(metrics.loc['best_exact_thresh']) == ['0.250 ± 0.000'] * 2
+    [row] = comparison_table(study_comparisons(made, None)).to_dict('records')
+    assert row['change of test exact, points of %'].startswith('+10.0')
+
+
+def test_a_report_says_how_the_corpus_was_split():
+    record = make_record('full_kd', task=TASK, metric='exact', corpus='squad2')
+    record['corpus_sha256'] = SQUAD2_SHA256
+    assert "SQuAD 2.0's dev part alone, split by article with seed 0" in _about('made', [record])

@@ -28,6 +28,7 @@ from kdnotes.analysis.intervals import (
     exp_interval,
     mean_interval,
     number_texts,
+    scaled,
 )
 from .plotting import NotDrawn, arms_of
 from ..core.config import KdnotesError, task_info
@@ -175,19 +176,38 @@ def _cell(interval: Interval | None, spec: str) -> str:
     return mean if half is None else f'{mean} ± {half}'
 
 
+def _name_and_scale(
+    task: str,  # of TASKS
+    metric: str,
+) -> tuple[str, float]:  # what a table calls it, and what its values are multiplied by
+    "Shares are shown in percent."
+    percent = metric in task_info(task).percent
+    return (f'{metric} %', 100.0) if percent else (metric, 1.0)
+
+
+def _metric_cell(task: str, metric: str, interval: Interval | None) -> str:
+    "A metric's mean and half width, in percent where it is a share."
+    _, scale = _name_and_scale(task, metric)
+    if interval is None or scale == 1.0:
+        return _cell(interval, '.3f')
+    return _cell(scaled(interval, scale), '.1f')
+
+
 def arms_table(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
 ) -> pd.DataFrame:  # one row an arm, cells are text
     "The arms side by side."
     p = records[0]['primary']
-    shown = {'primary': (f"{p['set']} {p['metric']}", '.3f')} | {
+    task = records[0]['task']
+    primary = f"{p['set']} {_name_and_scale(task, p['metric'])[0]}"
+    shown = {
         k: q[:2]
         for k, q in QUANTITIES.items()
         if k != 'tokens_per_s' and any(k in v for v in values.values())
     }
     rows = {
-        arm: {'seeds': len(runs)}
+        arm: {'seeds': len(runs), primary: _metric_cell(task, p['metric'], values[arm].get('primary'))}
         | {title: _cell(values[arm].get(k), spec) for k, (title, spec) in shown.items()}
         for arm, runs in arms_of(records).items()
     }
@@ -211,16 +231,18 @@ def metrics_table(
     where = records[0]['primary']['set']
     arms = arms_of(records)
     names = list(dict.fromkeys(name for r in records for name in r['metrics'].get(where, {})))
-    exp_of = task_info(records[0]['task']).exp_of
+    task = records[0]['task']
+    exp_of = task_info(task).exp_of
 
     def cell(runs, name):
         if name in exp_of:
             found = over_seeds(runs, where, exp_of[name])
             return '-' if found is None else f'{exp_interval(found):.4g}'
-        return _cell(over_seeds(runs, where, name), '.3f')
+        return _metric_cell(task, name, over_seeds(runs, where, name))
 
+    titles = {name: _name_and_scale(task, name)[0] for name in names}
     return pd.DataFrame(
-        {arm: {name: cell(runs, name) for name in names} for arm, runs in arms.items()}
+        {arm: {titles[name]: cell(runs, name) for name in names} for arm, runs in arms.items()}
     ).rename_axis(f'{where}, over seeds')
 
 
@@ -231,6 +253,10 @@ def comparison_table(
     found = [c for _, c in comparisons]
     primary = next((c.primary for c in found if c.primary), None)
     metric = f"{primary['set']} {primary['metric']}" if primary else 'primary metric'
+    percent = bool(primary) and primary['metric'] in task_info(found[0].task).percent
+
+    def change(interval):
+        return cell(scaled(interval, 100.0), '+.1f') if interval and percent else cell(interval, '+.3f')
 
     def cell(interval, spec):
         return '-' if interval is None else f'{interval:{spec}}'
@@ -239,7 +265,7 @@ def comparison_table(
         return {
             'comparison': f'{c.a} -> {c.b}',
             'pairs': len(c.seeds),
-            f'change of {metric}': cell(c.difference, '+.3f'),
+            f'change of {metric}{", points of %" * percent}': change(c.difference),
             'verdict': verdict_on(c).words,
             'training, times as fast': cell(c.speedup.get('train_s'), '.2f'),
             'in all, times as fast': cell(c.speedup.get('total_s'), '.2f'),
@@ -290,12 +316,16 @@ def sets_table(
         found = set_interval(e, runs, where, name)
         if found is None:
             return '-'
-        spec = '.4g' if name in task.exp_of else '.3f'
+        scale = _name_and_scale(task.name, name)[1]
+        found = found if scale == 1.0 else scaled(found, scale)
+        spec = '.4g' if name in task.exp_of else '.3f' if scale == 1.0 else '.1f'
         # what all runs have in common needs no limits
         return format(found.estimate, spec) if found.low == found.high else format(found, spec)
 
     rows = {
-        (where, name): {arm: cell(runs, where, name) for arm, runs in e.arms.items()}
+        (where, _name_and_scale(task.name, name)[0]): {
+            arm: cell(runs, where, name) for arm, runs in e.arms.items()
+        }
         for where in sets
         for name in task.of_every_set
         if any(name in r['metrics'].get(where, {}) for r in e.records)
@@ -325,7 +355,10 @@ def progress_table(
     # an epoch's end may be a step of `score_every`, too
     table = pd.DataFrame(points).drop_duplicates(['arm', 'set', 'step', 'seed'], keep='last')
     means = table.pivot_table(index='step', columns=['arm', 'set'], values='value', sort=False)
-    return means.sort_index().map(lambda x: '' if pd.isna(x) else f'{x:.3f}')
+    first = records[0]
+    _, scale = _name_and_scale(first['task'], first['primary']['metric'])
+    spec = '.3f' if scale == 1.0 else '.1f'
+    return means.sort_index().map(lambda x: '' if pd.isna(x) else f'{scale * x:{spec}}')
 
 # %% ../../nbs/analysis/11_tables.ipynb #e4954b7d
 def why_none(

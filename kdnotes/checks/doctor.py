@@ -52,7 +52,7 @@ def _jobs(
         teacher = planned.teacher
         labels[c.arm] += 1
         missing = teacher is not None and find_run_model(teacher.run_id) is None
-        what = 'training examples' if task_info(c.task).row_is_example else 'documents to train on'
+        what = f'training {task_info(c.task).row_name}'
         notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} {what}")
         notes += filter(None, planned.findings.values())
         untrained = missing and not is_given(teacher.config)

@@ -195,10 +195,13 @@ class TaskInfo:
     metric_names: dict[str, str]
     # is a row of a corpus one training example? A document is many
     row_is_example: bool = True
+    row_name: str = 'examples'  # what rows are called, in the plural
     # the texts of a corpus' row that a model reads, in their order
     texts: Callable[[dict], list[str]]
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
     exp_of: dict[str, str] = field(default_factory=dict)
+    # metrics that are shares, which tables show in percent
+    percent: frozenset[str] = frozenset()
     # metrics that are shown of every evaluation set; (): all of the primary one's set, none of the others
     of_every_set: tuple[str, ...] = ()
     # of each metric that can be primary: a difference that does not matter, and a stricter one

@@ -541,6 +541,7 @@ TASK = TaskInfo(
     unit_name='blocks',
     cluster_name='documents',
     row_is_example=False,
+    row_name='documents',
     texts=lambda row: [row['text']],
     metric_names={
         'nll': 'nats a hidden token',
