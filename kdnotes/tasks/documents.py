@@ -17,6 +17,7 @@ from kdnotes.tasks.sources import (
     CorpusRules,
     MadeCorpus,
     Rows,
+    check_filled,
     fetch_hub,
     load_by_rules,
     local_copy,
@@ -50,18 +51,7 @@ def check_rows(
     names: dict[str, str] = COLUMNS,  # what the source calls a key
 ) -> None:
     "Refuse the first row that is wrong."
-    seen = set()
-    for i, row in enumerate(rows):
-        for key in COLUMNS:
-            if not row[key].strip():
-                raise CorpusError(
-                    f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the document'
-                )
-        if row['id'] in seen:
-            raise CorpusError(
-                f"{place(i)}: id {shown(row['id'])} occurs twice; give each document its own id"
-            )
-        seen.add(row['id'])
+    check_filled(rows, tuple(COLUMNS), 'document', place, names)
 
 
 def check_split(

@@ -13,7 +13,7 @@ from ..core.config import shown
 from ..core.files import sha256_text
 from .batching import Ragged, load_arrays, save_arrays, tokenizer_rules
 from .embedded import embedded_extractive_qa
-from .sources import SPLITS, CorpusError, CorpusRules, MadeCorpus, Rows
+from .sources import SPLITS, CorpusError, CorpusRules, MadeCorpus, Rows, check_filled
 from .squad import Paragraph, SquadError, from_hub, read_squad
 
 # %% auto #0
@@ -53,18 +53,8 @@ def check_rows(
     names: dict[str, str] = COLUMNS,  # what the source calls a key
 ) -> None:
     "Refuse the first row that is wrong, and find the answers of the others."
-    seen = set()
+    check_filled(rows, ('id', 'question', 'context', 'cluster'), 'question', place, names)
     for i, row in enumerate(rows):
-        for key in ('id', 'question', 'context', 'cluster'):
-            if not row[key].strip():
-                raise CorpusError(
-                    f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the row'
-                )
-        if row['id'] in seen:
-            raise CorpusError(
-                f"{place(i)}: id {shown(row['id'])} occurs twice; give each question its own id"
-            )
-        seen.add(row['id'])
         if 'answers' not in row:
             row['answers'] = _answers(row, place(i), names)
 

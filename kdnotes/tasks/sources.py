@@ -27,9 +27,9 @@ from ..core.files import root, sha256_text, without_password
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
-           'CorpusRules', 'column_names', 'Table', 'read_text', 'read_split', 'find_folder', 'split_files',
-           'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus',
-           'corpus_of', 'load_by_rules']
+           'CorpusRules', 'column_names', 'Table', 'read_text', 'read_split', 'check_filled', 'find_folder',
+           'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus',
+           'load_corpus', 'corpus_of', 'load_by_rules']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -416,6 +416,29 @@ def read_split(
     else:
         table = _read_with_datasets(path)
     return _rows_of(table, split, rules, names, _mapped(columns))
+
+
+def check_filled(
+    rows: Rows,  # texts by key, an id among them
+    keys: Sequence[str],  # whose texts must not be blank
+    row_name: str,  # what a row is called, in the singular: 'document'
+    place: Callable[[int], str],  # says where row i is
+    names: dict[str, str],  # what the source calls a key
+) -> None:
+    "Refuse the first row that lacks a text, or that has the id of an earlier one."
+    seen = set()
+    for i, row in enumerate(rows):
+        for key in keys:
+            if not row[key].strip():
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the {row_name}'
+                )
+        if row['id'] in seen:
+            raise CorpusError(
+                f"{place(i)}: {names.get('id') or 'id'} {shown(row['id'])} occurs twice; give each "
+                f"{row_name} its own id"
+            )
+        seen.add(row['id'])
 
 
 def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:

@@ -14,7 +14,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, parameter, shown
-from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows, read_split
+from kdnotes.tasks.sources import (
+    SPLITS,
+    Corpus,
+    CorpusError,
+    CorpusRules,
+    MadeCorpus,
+    Rows,
+    check_filled,
+    read_split,
+)
 from .batching import Batch, EncodedPairs
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text
@@ -62,27 +71,19 @@ def check_rows(
     names: dict[str, str] = COLUMNS,  # what the source calls a key
 ) -> None:
     "Refuse the first row that is wrong."
-    seen = set()
+    check_filled(rows, ('text', 'label', 'id', 'cluster'), 'row', place, names)
     pairs = any(row['second'].strip() for row in rows)
     for i, row in enumerate(rows):
-        needed = ('text', 'label', 'id', 'cluster') + ('second',) * pairs
-        for key in needed:
-            if not row[key].strip():
-                why = ', while other rows have one' if key == 'second' else ''
-                raise CorpusError(
-                    f'{place(i)}: {names.get(key) or key} is empty{why}; fill it in or remove the row'
-                )
+        if pairs and not row['second'].strip():
+            raise CorpusError(
+                f"{place(i)}: {names.get('second') or 'second'} is empty, while other rows have one; fill it "
+                "in or remove the row"
+            )
         if row['label'] != row['label'].strip():
             raise CorpusError(
                 f"{place(i)}: {names.get('label') or 'label'} {shown(row['label'])} begins or ends with a "
                 "blank; remove it, so that a class has one name"
             )
-        if row['id'] in seen:
-            raise CorpusError(
-                f"{place(i)}: {names.get('id') or 'id'} {shown(row['id'])} occurs twice; give each example "
-                "its own id"
-            )
-        seen.add(row['id'])
 
 
 def check_split(
