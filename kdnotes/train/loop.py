@@ -194,7 +194,7 @@ def evaluation_batches(
     index = np.arange(len(lengths))
     if examples is None:
         return micro_batches(index, lengths, tokens, runtime.rank, runtime.ranks)
-    mine = np.argsort(lengths, kind='stable')[::-1][runtime.rank :: runtime.ranks]
+    mine = index[np.argsort(lengths, kind='stable')[::-1]][runtime.rank :: runtime.ranks]
     return [mine[start : start + examples] for start in range(0, len(mine), examples)]
 
 
