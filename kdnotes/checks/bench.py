@@ -33,10 +33,11 @@ from kdnotes.checks.contestants import (
     choose,
     contestant_job,
 )
-from ..core.config import KdnotesError, RunConfig, make_config, task_info
+from ..core.config import KdnotesError, RunConfig, make_config, names_with, task_info
 from ..core.files import read_json, runs_path, write_json
 from ..tasks.sources import resolve_corpus
 from ..experiment.plan import plan
+from ..distill.model_settings import FIELDS
 from ..records.store import find_run_model
 from ..core.processes import die_with_parent, process_environment, rank_environment
 from ..train.distributed import machine, stop
@@ -223,6 +224,16 @@ def _raced_task(config: RunConfig) -> str:
     return config.task
 
 
+def _check_students(common: dict) -> None:
+    "Refuse students that other libraries cannot be given."
+    own = names_with('shape', RunConfig) | FIELDS.keys() | {'preset', 'warmup_steps'}
+    if given := sorted(own & common.keys()):
+        raise BenchError(
+            f'{" and ".join(given)} would change the student of kdnotes alone, and all contestants train '
+            'one of whole layers; leave it out, or choose layers with student_layers'
+        )
+
+
 def bench(
     corpus: str = 'auto',  # auto | embedded | wikiqa | a folder | a hub id
     steps: int = 50,  # measured in a turn, of 32 examples; 50 are one cycle of grouping by length
@@ -236,6 +247,7 @@ def bench(
     "Race the contestants."
     on = machine()
     common = common | dict(smoke=smoke)
+    _check_students(common)
     chosen = choose(contestants, on.device == 'cuda')
     # unknown fields are refused here, and a task that nobody names is the configuration's
     corpus = resolve_corpus(_raced_task(make_config(**common)), corpus)

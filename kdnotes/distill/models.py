@@ -41,7 +41,6 @@ from kdnotes.core.files import (
 )
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from .heads import as_configured, attention_width
-from .model_settings import model_settings
 from ..tasks.base import Task
 
 # %% auto #0
@@ -588,13 +587,13 @@ def _with_its_heads(plain: type) -> type:
 def fresh_model(
     task: Task,
     source: str | Path,  # as for `find_model`
-    config: RunConfig,  # resolved; its head_bias is read, its dropout and its initializer_range
+    config: RunConfig,  # resolved; its head_bias is read
     seed: int,  # of the new head's numbers: a run takes `core.streams.torch_seed(config.seed, 'init')`
+    **settings: float,  # for the model's config: dropout, and the spread of a new head's numbers
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "The pretrained model of a run, with the task's head, new or from the file."
     bias = task.label_prior if config.head_bias == 'prior' else None
-    own = model_settings(config, load_config(source))
-    return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | own)
+    return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | settings)
 
 # %% ../../nbs/distill/01_models.ipynb #3c5e1f12
 def two_outputs(

@@ -128,10 +128,12 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
+    from kdnotes.distill.model_settings import model_settings
     from kdnotes.distill.models import (
         choose_layers,
         config_sha256,
         fresh_model,
+        load_config,
         load_given,
         source_sha256,
         vocabulary_sha256,
@@ -151,7 +153,7 @@ def starting_model(
         if then and sha256(of) != then:
             raise RunError(f'the {name} of {of} changed since the run was planned; start the run again')
     if from_hub:
-        model = fresh_model(task, source, config, seed)
+        model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     elif 'teacher_run_id' in initial:
         model = _model_of_run(task, job['teacher_run_id'])
     elif 'transfer_run_id' in initial:
@@ -160,7 +162,7 @@ def starting_model(
     elif config.teacher_mode == 'given':
         model = load_given(config.teacher, task.auto_class, task.head_labels)
     else:
-        model = fresh_model(task, config.teacher, config, seed)
+        model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     if 'layers' in initial and config.student_layers is not None:
         model = choose_layers(model, config.student_layers)
     model = _as_asked(config, task, model, shaped='transfer_run_id' in initial and _is_transferred(config))
