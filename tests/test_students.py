@@ -776,3 +776,12 @@ def test_a_student_from_distilbert(tmp_path):
 def test_errors_are_of_models():
     with pytest.raises(ModelError):
         load_student('/no/such/folder', HEAD)
+
+
+@pytest.mark.parametrize('parameters', [dict(heads=6), dict(dropout=0.2), dict(preset='none', layers=2)])
+def test_the_race_refuses_students_that_other_libraries_cannot_have(parameters):
+    from kdnotes.checks.bench import BenchError, bench
+
+    with pytest.raises(BenchError) as e:
+        bench('embedded', **parameters)
+    assert 'would change the student of kdnotes alone' in one_sentence(e)

@@ -214,8 +214,10 @@ def prepare_race(
         crew.close()
 
 # %% ../../nbs/checks/08_bench.ipynb #8f35e7c0
-def _raced_task(config: RunConfig) -> str:
+def _raced_task(common: dict) -> str:
     "The task of a race, or a refusal."
+    _check_students(common)
+    config = make_config(**common)
     if task_info(config.task).batches_change(config):
         raise BenchError(
             f'task={config.task} hides other words in each epoch, and the race is one of signals that are '
@@ -247,10 +249,9 @@ def bench(
     "Race the contestants."
     on = machine()
     common = common | dict(smoke=smoke)
-    _check_students(common)
     chosen = choose(contestants, on.device == 'cuda')
     # unknown fields are refused here, and a task that nobody names is the configuration's
-    corpus = resolve_corpus(_raced_task(make_config(**common)), corpus)
+    corpus = resolve_corpus(_raced_task(common), corpus)
     began = datetime.datetime.now(datetime.UTC)
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
