@@ -34,7 +34,15 @@ def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
     )
 
 
-STUDENTS = dict(bert=tiny_bert, distilbert=tiny_distilbert, narrow=tiny_narrow)
+def tiny_pruned(seed: int = 0) -> BertForSequenceClassification:
+    "One head of two in each layer, and a third layer that is new."
+    from kdnotes.core.config import make_config
+    from kdnotes.distill.students import shape_student
+
+    return shape_student(tiny_bert(seed), make_config(layers=3, heads=1))
+
+
+STUDENTS = dict(bert=tiny_bert, distilbert=tiny_distilbert, narrow=tiny_narrow, pruned=tiny_pruned)
 
 
 @dataclass(frozen=True)

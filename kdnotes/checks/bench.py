@@ -33,10 +33,11 @@ from kdnotes.checks.contestants import (
     choose,
     contestant_job,
 )
-from ..core.config import KdnotesError, RunConfig, make_config, task_info
+from ..core.config import KdnotesError, RunConfig, make_config, names_with, task_info
 from ..core.files import read_json, runs_path, write_json
 from ..tasks.sources import resolve_corpus
 from ..experiment.plan import plan
+from ..distill.model_settings import FIELDS
 from ..records.store import find_run_model
 from ..core.processes import die_with_parent, process_environment, rank_environment
 from ..train.distributed import machine, stop
@@ -213,14 +214,26 @@ def prepare_race(
         crew.close()
 
 # %% ../../nbs/checks/08_bench.ipynb #8f35e7c0
-def _raced_task(config: RunConfig) -> str:
+def _raced_task(common: dict) -> str:
     "The task of a race, or a refusal."
+    _check_students(common)
+    config = make_config(**common)
     if task_info(config.task).batches_change(config):
         raise BenchError(
             f'task={config.task} hides other words in each epoch, and the race is one of signals that are '
             'kept; give answer_selection or text_classification'
         )
     return config.task
+
+
+def _check_students(common: dict) -> None:
+    "Refuse students that other libraries cannot be given."
+    own = names_with('shape', RunConfig) | FIELDS.keys() | {'preset', 'warmup_steps'}
+    if given := sorted(own & common.keys()):
+        raise BenchError(
+            f'{" and ".join(given)} would change the student of kdnotes alone, and all contestants train '
+            'one of whole layers; leave it out, or choose layers with student_layers'
+        )
 
 
 def bench(
@@ -238,7 +251,7 @@ def bench(
     common = common | dict(smoke=smoke)
     chosen = choose(contestants, on.device == 'cuda')
     # unknown fields are refused here, and a task that nobody names is the configuration's
-    corpus = resolve_corpus(_raced_task(make_config(**common)), corpus)
+    corpus = resolve_corpus(_raced_task(common), corpus)
     began = datetime.datetime.now(datetime.UTC)
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:

@@ -473,7 +473,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
     model = _once(shared, f'model {mode.network} {initial}', config, _NOT_MODEL, load_start)
     teacher = None
     if mode.kd:
-        students = {'student', 'student_layers', 'student_init'}
+        students = {'student', 'student_layers', 'student_init'} | names_with('shape', RunConfig)
         teacher = _once(shared, f'teacher {trained}', config, _NOT_MODEL | students, load_teacher)
     return Case(
         config=config,

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'Mode', 'Profile', 'spread_layers']
+__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'PRESETS', 'PRESET_YIELDS', 'Mode', 'Profile',
+           'spread_layers']
 
 # %% ../../nbs/core/01_arms.ipynb #9761e791
 @dataclass(frozen=True)
@@ -70,8 +71,40 @@ PROFILES = {
 # %% ../../nbs/core/01_arms.ipynb #e64d2481
 def spread_layers(
     n_layers: int,  # of the teacher, >= 1
-) -> tuple[int, ...]:  # half of them, counted from 0
+    keep: int | None = None,  # how many, 1 to n_layers; None: half of them
+) -> tuple[int, ...]:  # rising, counted from 0
     """The layers of a teacher that its student keeps when nobody says which:
-    every second one, from the second on.
+    evenly spread, the last one among them; by themselves every second one, from the second on.
     """
-    return tuple(range(1, n_layers, 2)) or (0,)
+    if keep is None:
+        return tuple(range(1, n_layers, 2)) or (0,)
+    return tuple(round((i + 1) * n_layers / keep) - 1 for i in range(keep))
+
+# %% ../../nbs/core/01_arms.ipynb #ae0cbcbe
+# name -> flat parameters, the task's own ones among them
+PRESETS = {
+    'none': {},
+    'sigopt_baseline': dict(
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=9.98e-9,
+        attention_dropout=0.1,
+        batch_size=8,
+        dropout=0.1,
+        epochs=3.0,
+        eval_batch_size=8,
+        hard_weight=0.5,
+        heads=12,
+        initializer_range=0.02,
+        layers=6,
+        learning_rate=5e-5,
+        pruning_seed=42,
+        qa_dropout=0.1,
+        soft_weight=0.5,
+        temperature=1.0,
+        warmup_steps=0,
+        weight_decay=9e-6,
+    ),
+}
+# of two parameters that say the same thing in different words, giving one speaks for the other
+PRESET_YIELDS = {'layers': 'student_layers', 'warmup_steps': 'warmup_fraction'}

@@ -12,13 +12,13 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
-from .arms import MODES, PROFILES
+from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'shown',
            'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
-           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'is_unicode', 'make_config',
-           'with_values', 'flat', 'parameters_from']
+           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'is_unicode', 'preset_values',
+           'make_config', 'with_values', 'flat', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -76,6 +76,7 @@ class About:
         False  # it says what an example or a head is: a student's teacher and a transfer have it too
     )
     kd: bool = False  # of distillation: a run without KD has none
+    shape: bool = False  # of the student's network: an arm of the teacher's network has none
     factors: tuple[str, ...] = ()  # other factors it belongs to, of `core.arms.FACTORS`
     teachers: str | None = None  # the parameter of its teacher's run that it sets
 
@@ -170,6 +171,8 @@ class RunConfig(BaseModel):
     seed: int = parameter(0, ge=0, lt=2**32, named=False)
     # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
     profile: Literal[tuple(PROFILES)] = parameter('laptop', named=False)
+    # a published setting that stands where nothing else is given
+    preset: Literal[tuple(PRESETS)] = parameter('none', named=False, result=False)
     # the study that the run belongs to, a folder under runs/
     study: str = parameter('default', pattern=NAME_PATTERN, named=False)
     # what the run is called in comparisons; None: the mode
@@ -183,6 +186,22 @@ class RunConfig(BaseModel):
     student: str | None = parameter(None, named=False)
     # layers of the teacher kept in the student; None: every second one
     student_layers: tuple[int, ...] | None = parameter(None, factors=('network', 'init'))
+    # how many layers the student has, instead of student_layers: evenly spread over the teacher's (a hub
+    # student's), and new ones behind them where it has fewer; None: student_layers, or all of a hub student
+    layers: int | None = parameter(None, ge=1, le=20, younger=True, shape=True, factors=('network', 'init'))
+    # attention heads in each layer of the student, all of the size they have; None: as many as it starts with
+    heads: int | None = parameter(None, ge=1, le=12, younger=True, shape=True, factors=('network', 'init'))
+    # which heads stay: drawn by pruning_seed, or those that the loss depends on most (Michel et al. 2019)
+    head_choice: Literal['seed', 'importance'] = parameter(
+        'seed', younger=True, shape=True, factors=('network', 'init')
+    )
+    # the seed that draws the heads that stay
+    pruning_seed: int = parameter(42, ge=0, lt=2**32, younger=True, shape=True, factors=('network', 'init'))
+    # neurons of each feed-forward layer of the student: those with the largest weights stay, more are new;
+    # None: as many as it starts with
+    feed_forward: int | None = parameter(
+        None, ge=1, le=65536, younger=True, shape=True, factors=('network', 'init')
+    )
     # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
     student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = parameter(
         'teacher_finetuned', factors=('network', 'init')
@@ -268,6 +287,8 @@ class RunConfig(BaseModel):
     learning_rate: float | None = parameter(None, gt=0, le=1, training=True, factors=('network',))
     # share of the steps with a rising learning rate; None: the corpus' setting
     warmup_fraction: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
+    # steps with a rising learning rate, instead of warmup_fraction; None: as warmup_fraction says
+    warmup_steps: int | None = parameter(None, ge=0, younger=True, training=True, factors=('network',))
     # AdamW's weight decay
     weight_decay: float = parameter(0.01, ge=0, le=1, training=True, factors=('network',))
     # AdamW's decay of the mean of gradients
@@ -276,6 +297,16 @@ class RunConfig(BaseModel):
     adam_beta2: float = parameter(0.999, ge=0, lt=1, training=True, younger=True, factors=('network',))
     # what AdamW adds to a divisor
     adam_epsilon: float = parameter(1e-8, gt=0, le=1, training=True, younger=True, factors=('network',))
+    # share of hidden states that dropout zeroes; None: the model's config
+    dropout: float | None = parameter(None, ge=0, lt=1, younger=True, training=True, factors=('network',))
+    # share of attention weights that dropout zeroes; None: the model's config
+    attention_dropout: float | None = parameter(
+        None, ge=0, lt=1, younger=True, training=True, factors=('network',)
+    )
+    # standard deviation of new weights, as of a head; None: the model's config
+    initializer_range: float | None = parameter(
+        None, gt=0, le=1, younger=True, training=True, factors=('network',)
+    )
     # gradients with a larger norm are scaled down to it
     max_grad_norm: float = parameter(1.0, gt=0, training=True)
     # examples per optimizer step, over all ranks and micro-batches
@@ -305,6 +336,9 @@ class RunConfig(BaseModel):
 
     # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none
     score_every: int = parameter(0, ge=0, named=False, result=False)
+
+    # examples of a batch in evaluation; None: as many as 8,192 tokens hold
+    eval_batch_size: int | None = parameter(None, ge=1, le=65536, named=False, result=False)
 
     # safety: changes no result
 
@@ -366,12 +400,41 @@ class RunConfig(BaseModel):
                 f'amp_dtype={self.amp_dtype!r} contradicts mode={self.mode!r}, '
                 f'which trains in {MODES[self.mode].precision}; use a mixed mode, or leave amp_dtype out'
             )
+        _check_shape(self)
+        _check_warmup(self)
         _check_losses(self)
         _check_intermediate_losses(self)
         task_info(self.task).check(self)
         _check_teacher(self)
         _check_given(self)
         return self
+
+# %% ../../nbs/core/02_config.ipynb #1275b11d
+def _check_shape(config: RunConfig) -> None:
+    "Refuse a shape of the student that says two things, or that chooses among nothing."
+    if config.layers is not None and config.student_layers is not None:
+        raise ValueError(
+            f'layers={config.layers} and student_layers={shown(config.student_layers)} both say which layers '
+            'the student has; leave one of them out'
+        )
+    if config.heads is None:
+        for name in ('head_choice', 'pruning_seed'):
+            if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+                raise ValueError(f'{name}={value!r} chooses no heads; say with heads=<n> how many stay')
+    if config.head_choice == 'importance' and config.pruning_seed != 42:
+        raise ValueError(
+            f"pruning_seed={config.pruning_seed} draws no heads with head_choice='importance'; "
+            'leave one of them out'
+        )
+
+
+def _check_warmup(config: RunConfig) -> None:
+    "Refuse a warm-up in two units."
+    if config.warmup_steps is not None and config.warmup_fraction is not None:
+        raise ValueError(
+            f'warmup_steps={config.warmup_steps} and warmup_fraction={config.warmup_fraction:g} both say how '
+            'long the learning rate rises; leave one of them out'
+        )
 
 # %% ../../nbs/core/02_config.ipynb #268028b7
 # settings that play no part without KD
@@ -420,6 +483,7 @@ def _check_intermediate_losses(config: RunConfig) -> None:
     own = config.student_layers or (
         profile.student_layers if config.teacher in (None, profile.teacher) else None
     )
+    n_layers = config.layers or (None if own is None else len(own))
     if config.hidden_loss == 'none':
         if layers is not None:
             raise ValueError(f'hidden_layers={shown(layers)} are not looked at; choose a hidden_loss too')
@@ -429,9 +493,9 @@ def _check_intermediate_losses(config: RunConfig) -> None:
                 "hidden_loss needs hidden_layers with student_init='hub': "
                 "for each layer of the student the teacher's that it learns from, counted from 0"
             )
-    elif layers is not None and own is not None and len(layers) not in (1, len(own)):
+    elif layers is not None and n_layers is not None and len(layers) not in (1, n_layers):
         raise ValueError(
-            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {len(own)} '
+            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {n_layers} '
             'layers of the student, or one for its last'
         )
     if layers and layers != (-1,) and min(layers) < 0:
@@ -578,6 +642,40 @@ def is_unicode(
     return True
 
 
+def preset_values(
+    given: dict[str, Any],  # flat parameters of a run
+    kind: type,  # the settings of its task
+) -> dict[str, Any]:  # those that its preset adds
+    "What a preset fills in: the values that are not given and that a run of this mode reads."
+    name = given.get('preset') or 'none'
+    values = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    known = {**RunConfig.model_fields, **kind.model_fields}
+    unknown = sorted(values.keys() - known.keys())
+    if unknown:
+        raise ConfigError(
+            f"preset={name!r} sets {', '.join(unknown)}, which task="
+            f"{given.get('task', FIRST_TASK)!r} does not have; use task=extractive_qa, or leave preset out"
+        )
+    taken = given | (given.get('task_settings') or {})
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in taken
+        and taken.get(PRESET_YIELDS.get(name)) is None
+        and _has_use_for(given, about(known[name]))
+    }
+
+
+def _has_use_for(given: dict[str, Any], facts: About) -> bool:
+    "Does a run of this mode read such a parameter? The mode itself is checked elsewhere."
+    mode = MODES.get(str(given.get('mode', RunConfig.model_fields['mode'].default)))
+    if mode is None:
+        return True
+    if mode.network == 'teacher' and (facts.shape or facts.training and given.get('teacher_mode') == 'given'):
+        return False
+    return mode.kd or not facts.kd
+
+
 def make_config(
     **parameters: Any,  # fields of `RunConfig`, and the task's own by their names
 ) -> RunConfig:  # validated
@@ -586,6 +684,7 @@ def make_config(
     if not isinstance(task, str) or task not in TASKS:
         raise ConfigError(f"task={shown(task)} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
+    parameters |= preset_values(parameters, kind)
     nested = parameters.get('task_settings') or {}
     own = dict(nested) | {name: value for name, value in parameters.items() if name in kind.model_fields}
     common = {

@@ -139,12 +139,13 @@ def resolve(
             "use amp_dtype='bf16' or gradient_dtype='fp32'"
         )
     student = mode.network == 'student'
-    usual_layers = profile.student_layers if teacher_depth is None else spread_layers(teacher_depth)
-    layers = (config.student_layers or usual_layers) if student and config.student_init != 'hub' else None
+    shape = _shape(config, teacher_depth)
     setting = default_setting(config.task, corpus, mode.network, transfer)
     given = flat(config)
     if is_given(config) or any(given[k] not in (None, 'auto', setting[k]) for k in setting):
         setting['tuning_id'] = None  # another setting than the one that was searched for
+    if config.warmup_steps is not None:
+        setting |= dict(warmup_fraction=None, tuning_id=None)
     return with_values(
         config,
         corpus=corpus,
@@ -156,14 +157,36 @@ def resolve(
         threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
-        student_layers=layers,
-        hidden_layers=_hidden_layers(config, layers, teacher_depth or profile.depth),
+        **shape,
+        hidden_layers=_hidden_layers(config, shape['student_layers'], teacher_depth or profile.depth),
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)
         if student
         else None,
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
     )
+
+
+def _shape(
+    config: RunConfig,
+    teacher_depth: int | None,  # as for `resolve`
+) -> dict:  # student_layers, and what else of the shape is another than asked for
+    """The student's layers by their numbers, where it has no more of them than its teacher;
+    the teacher's network has no student's shape.
+    """
+    profile = PROFILES[config.profile]
+    if MODES[config.mode].network == 'teacher':
+        neutral = {name: RunConfig.model_fields[name].default for name in names_with('shape', RunConfig)}
+        return neutral | dict(student_layers=None)
+    if config.student_init == 'hub':
+        return dict(student_layers=None)
+    depth = teacher_depth or profile.depth
+    if config.layers is None:
+        usual = profile.student_layers if teacher_depth is None else spread_layers(depth)
+        return dict(student_layers=config.student_layers or usual)
+    if config.layers > depth:
+        return dict(student_layers=None)
+    return dict(student_layers=spread_layers(depth, config.layers), layers=None)
 
 
 def _hidden_layers(

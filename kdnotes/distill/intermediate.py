@@ -18,6 +18,7 @@ from kdnotes.distill.intermediate_losses import (
     relation_kl,
     value_projections,
 )
+from .heads import n_heads
 from .models import model_inputs
 from .teacher_cache import online_signal, teacher_signal
 from ..tasks.base import Task, TaskView
@@ -165,7 +166,7 @@ def open_student(
         projections = HiddenProjections(
             dict(zip(layers, taught)), shape.hidden_size, teacher.hidden_size, seed
         ).to(next(student.parameters()).device)
-    heads = math.gcd(shape.num_attention_heads, teacher.num_attention_heads)
+    heads = math.gcd(n_heads(shape), n_heads(teacher))
     return with_intermediate(task, config, heads), ModelWithIntermediate(
         student, layers, config.relation_loss != 'none', projections
     )

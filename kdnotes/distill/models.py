@@ -40,6 +40,7 @@ from kdnotes.core.files import (
     write_json,
 )
 from ..losses.vocabulary import OpenDecoder, open_decoder
+from .heads import as_configured, attention_width
 from ..tasks.base import Task
 
 # %% auto #0
@@ -47,8 +48,8 @@ __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelErr
            'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading',
            'load_config', 'attention_of', 'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given',
            'unwrap', 'weights_sha256', 'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers',
-           'build_model', 'check_hidden_states', 'check_student', 'count_parameters', 'forward_flops', 'model_inputs',
-           'call']
+           'build_model', 'check_hidden_states', 'check_reload', 'check_student', 'count_parameters', 'forward_flops',
+           'model_inputs', 'call']
 
 # %% ../../nbs/distill/01_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -544,11 +545,15 @@ def _load(
     model_kwargs: dict,  # for the model's config
 ) -> tuple[nn.Module, dict]:  # the model and transformers' loading info
     "A model as transformers loads it, with the global random state put back."
-    attention = attention_of(load_config(folder), auto_class)
+    config = load_config(folder)
+    attention = attention_of(config, auto_class)
+    plain = _model_class(config, auto_class)
+    shaped = getattr(config, 'kept_heads', None) is not None
     with torch.random.fork_rng(devices=[]), quiet_loading():
         torch.default_generator.manual_seed(seed)
         try:
-            return getattr(transformers, auto_class).from_pretrained(
+            loader = _with_its_heads(plain) if shaped else getattr(transformers, auto_class)
+            model, info = loader.from_pretrained(
                 folder,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -563,6 +568,20 @@ def _load(
         except Exception as e:
             # torn files, a config of an unknown kind, a head the architecture does not have
             raise _not_loaded(folder, auto_class, e) from e
+    if shaped:
+        model.__class__ = plain
+    return model, info
+
+
+def _with_its_heads(plain: type) -> type:
+    "A class of transformers whose models get the heads of their config before weights are loaded."
+
+    class Shaped(plain):
+        def __init__(self, config, *args, **kwargs):
+            super().__init__(config, *args, **kwargs)
+            as_configured(self)
+
+    return Shaped
 
 # %% ../../nbs/distill/01_models.ipynb #4e3c92fb
 def fresh_model(
@@ -570,10 +589,11 @@ def fresh_model(
     source: str | Path,  # as for `find_model`
     config: RunConfig,  # resolved; its head_bias is read
     seed: int,  # of the new head's numbers: a run takes `core.streams.torch_seed(config.seed, 'init')`
+    **settings: float,  # for the model's config: dropout, and the spread of a new head's numbers
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "The pretrained model of a run, with the task's head, new or from the file."
     bias = task.label_prior if config.head_bias == 'prior' else None
-    return load_model(source, task.auto_class, seed, bias, **task.model_kwargs)
+    return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | settings)
 
 # %% ../../nbs/distill/01_models.ipynb #3c5e1f12
 def two_outputs(
@@ -791,7 +811,7 @@ def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
 
 # %% ../../nbs/distill/01_models.ipynb #9367b538
 # lists with an entry a layer, also where the config's defaults do not have them
-_BY_LAYER = {'layer_types', 'attention_window'}
+_BY_LAYER = {'layer_types', 'attention_window', 'kept_heads'}
 
 
 def _lists_by_layer(
@@ -893,7 +913,7 @@ def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[st
     no_weights = any(p.is_meta for p in model.parameters())
     with torch.random.fork_rng(devices=[]), torch.device('meta' if no_weights else 'cpu'):
         try:
-            student = type(model)(student_config(model.config, layers))
+            student = as_configured(type(model)(student_config(model.config, layers)))
         except Exception as e:  # an architecture whose config cannot have these layers
             reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
             raise ModelError(
@@ -915,9 +935,10 @@ def build_model(
 ) -> nn.Module:
     "A model from its config alone: on the meta device without weights, else with random ones."
     with torch.random.fork_rng(devices=[]), torch.device(device), quiet_loading():
-        return getattr(transformers, auto_class).from_config(
+        model = getattr(transformers, auto_class).from_config(
             config, attn_implementation=attention or attention_of(config, auto_class)
         )
+        return as_configured(model)
 
 
 def _forward_anywhere(config, auto_class: str, look: Callable, attention: str = ''):
@@ -965,7 +986,10 @@ def check_hidden_states(
 _AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}
 
 
-def _check_reload(student: nn.Module, auto_class: str) -> None:
+def check_reload(
+    student: nn.Module,  # of transformers; may be without weights
+    auto_class: str,  # the transformers head
+) -> None:
     "Refuse a student whose saved config builds another model."
     name = type(student).__name__
     try:
@@ -1003,7 +1027,7 @@ def check_student(
     _check_layers(layers, depth(config), f'the teacher {str(source)!r}')
     teacher = build_model(config, auto_class)
     student, left_out = _cut(teacher, layers)
-    _check_reload(student, auto_class)
+    check_reload(student, auto_class)
     return student, left_out
 
 # %% ../../nbs/distill/01_models.ipynb #1934459d
@@ -1023,7 +1047,8 @@ def _flops_like_bert(config, lengths: torch.Tensor) -> float:
     # hidden_dim: DistilBERT's word
     h = config.hidden_size
     f = getattr(config, 'intermediate_size', None) or config.hidden_dim
-    layer = (8 * h * h + 4 * h * f) * lengths + 4 * h * lengths * lengths
+    a = attention_width(config)
+    layer = (8 * h * a + 4 * h * f) * lengths + 4 * a * lengths * lengths
     factored = getattr(config, 'embedding_size', h)  # ELECTRA: narrow embeddings, projected up
     embed = 2 * factored * h * lengths if factored != h else 0 * lengths
     return float((config.num_hidden_layers * layer + embed).sum())

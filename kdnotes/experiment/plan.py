@@ -157,7 +157,9 @@ class Plan:
             source = self.config.student or self.config.teacher
             if is_given(self.config):
                 source += ', taken as it is'
-        return f'layers {self.initial["layers"]} of {source}' if 'layers' in self.initial else source
+        if 'layers' in self.initial:
+            source = f'layers {self.initial["layers"]} of {source}'
+        return ', '.join([source, *_shape_in_words(self.config)])
 
     def explain(self) -> str:
         "What will run, and why so."
@@ -199,6 +201,19 @@ def teacher_origin(
     given = flat(plan.asked, changed=True)
     changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
     return origin + (f', but {", ".join(changes)} as given' if changes else '')
+
+
+def _shape_in_words(config: RunConfig) -> list[str]:
+    "What is said of a student's shape besides its layers."
+    found = []
+    if config.layers is not None:
+        found.append(f'{config.layers} layers')
+    if config.heads is not None:
+        chosen = 'by importance' if config.head_choice == 'importance' else f'seed {config.pruning_seed}'
+        found.append(f'{config.heads} heads ({chosen})')
+    if config.feed_forward is not None:
+        found.append(f'{config.feed_forward} feed-forward neurons')
+    return found
 
 
 def _one_step_in_words(plan: Plan) -> str:
@@ -247,6 +262,8 @@ def teacher_config(
     changes = {
         to: getattr(asked, name) for name, to in teacher_changes().items() if getattr(asked, name) is not None
     }
+    if 'warmup_fraction' in changes:
+        setting.pop('warmup_steps', None)
     setting |= {name: getattr(config, name) for name in where} | changes
     setting |= {to: flat(config)[name] for name, to in own.items()}
     if config.teacher_mode == 'given':
@@ -261,7 +278,7 @@ def _reaches_teacher(asked: RunConfig) -> dict:
     given = {
         name: value
         for name, value in flat(asked, changed=True).items()
-        if name not in ('mode', 'seed', 'arm')
+        if name not in ('mode', 'seed', 'arm', 'preset')  # its values are among them
     }
     given = task_info(asked.task).without_kd(given)
     if (asked.precision == 'mixed') != (MODES[teachers_mode(asked)].precision == 'mixed'):
@@ -283,6 +300,7 @@ def transfer_config(
     same = ('task', 'profile', 'teacher', *_same_inputs(config))
     own = (
         dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
+        | {name: getattr(config, name) for name in names_with('shape', RunConfig)}
         if config.student_init == 'transferred' and MODES[config.mode].network == 'student'
         else dict(mode='mixed_baseline')
     )
@@ -420,6 +438,13 @@ def _starts_pretrained(config: RunConfig) -> bool:
     )
 
 
+def _all_layers(config: RunConfig) -> range:
+    "The layers of a teacher that a deeper student has all of."
+    from kdnotes.distill.models import depth, load_config
+
+    return range(depth(load_config(config.teacher)))
+
+
 def _source_config(config: RunConfig) -> str:
     "The sha256 of what says how the weights are to be read: another one makes another model of them."
     from kdnotes.distill.models import config_sha256
@@ -435,7 +460,7 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     student = MODES[config.mode].network == 'student'
     if student and config.student_init == 'hub':
         return dict(weights_sha256=source_sha256(config.student))
-    layers = dict(layers=list(config.student_layers)) if student else {}
+    layers = dict(layers=list(config.student_layers or _all_layers(config))) if student else {}
     if student and config.student_init == 'teacher_finetuned':
         return dict(teacher_run_id=teacher.run_id) | layers
     if student and config.student_init == 'transferred':
@@ -463,20 +488,14 @@ def _check_student(config: RunConfig) -> str:  # what it loses of its teacher's 
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
     """
-    from kdnotes.distill.models import check_student, left_out_in_words, load_config
+    from kdnotes.distill.models import left_out_in_words, load_config
+    from kdnotes.distill.students import check_shape
 
-    teacher = load_config(config.teacher)
-    loses = ''
     if config.student_init == 'hub':
         _check_one_vocabulary(config)
-        student = load_config(config.student)
-    else:
-        auto_class = task_info(config.task).auto_class
-        model, left_out = check_student(config.teacher, config.student_layers, auto_class)
-        student = model.config
-        loses = left_out_in_words(config.student_layers, left_out)
-    _check_intermediate(config, student, teacher)
-    return loses
+    student, left_out = check_shape(config, task_info(config.task).auto_class)
+    _check_intermediate(config, student.config, load_config(config.teacher))
+    return left_out_in_words(config.student_layers, left_out) if left_out else ''
 
 
 # what a tokenizer has a token for besides words, by transformers' names
@@ -519,6 +538,11 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
         raise ConfigError(
             f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the '
             f'{depth(student)} layers of the student, or one for its last'
+        )
+    if config.hidden_loss != 'none' and not layers:
+        raise ConfigError(
+            f'layers={config.layers} gives the student new layers, and hidden_loss does not know which '
+            "of the teacher's they learn from; name one for each in hidden_layers, or -1 for the last alone"
         )
     for model in (student, teacher):
         if config.hidden_loss != 'none':
@@ -577,6 +601,8 @@ def _of_arm(mode: str, common: dict) -> dict:
         lacks |= {'amp_dtype'}
     if own.ranks == '1':
         lacks |= {'ranks'}
+    if own.network == 'teacher':
+        lacks |= names_with('shape', RunConfig)
     if common.get('teacher_mode') == 'given' and own.network == 'teacher':
         # the arm that is the given model; others of the teacher's network are refused for it
         lacks = (lacks | training_settings(task)) - {'teacher_mode'}

@@ -128,10 +128,12 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
+    from kdnotes.distill.model_settings import model_settings
     from kdnotes.distill.models import (
         choose_layers,
         config_sha256,
         fresh_model,
+        load_config,
         load_given,
         source_sha256,
         vocabulary_sha256,
@@ -151,7 +153,7 @@ def starting_model(
         if then and sha256(of) != then:
             raise RunError(f'the {name} of {of} changed since the run was planned; start the run again')
     if from_hub:
-        model = fresh_model(task, source, config, seed)
+        model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     elif 'teacher_run_id' in initial:
         model = _model_of_run(task, job['teacher_run_id'])
     elif 'transfer_run_id' in initial:
@@ -160,14 +162,38 @@ def starting_model(
     elif config.teacher_mode == 'given':
         model = load_given(config.teacher, task.auto_class, task.head_labels)
     else:
-        model = fresh_model(task, config.teacher, config, seed)
-    if 'layers' in initial:
+        model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
+    if 'layers' in initial and config.student_layers is not None:
         model = choose_layers(model, config.student_layers)
+    model = _as_asked(config, task, model, shaped='transfer_run_id' in initial and _is_transferred(config))
     return model, weights_sha256(model)
 
 
+def _is_transferred(config: RunConfig) -> bool:
+    "Does a run go on with a student that was trained on another corpus, and has its shape from there?"
+    return MODES[config.mode].network == 'student' and config.student_init == 'transferred'
+
+
+def _as_asked(
+    config: RunConfig,
+    task,
+    model,
+    shaped: bool,  # has the model the student's shape already?
+):  # a model
+    "A model with the dropout of a run and, where it is a student, its shape."
+    from kdnotes.distill.model_settings import apply_settings, head_dropout, model_settings
+    from kdnotes.distill.students import head_importance, shape_student
+
+    model = apply_settings(model, model_settings(config, model.config))
+    if MODES[config.mode].network == 'student' and not shaped:
+        model = shape_student(model, config, lambda student: head_importance(student, task, config))
+    qa_dropout = getattr(config.task_settings, 'qa_dropout', None)
+    return model if qa_dropout is None else head_dropout(model, qa_dropout)
+
+
 def _model_of_run(task, run_id: str):
-    "The model of a finished run."
+    "The model of a finished run, in its shape."
+    from kdnotes.distill.heads import set_heads
     from kdnotes.distill.models import load_model, weights_sha256
 
     folder = checked_run_model(run_id)
@@ -176,13 +202,15 @@ def _model_of_run(task, run_id: str):
             f'the weights runs/*/{run_id}/model are missing; start the run again and they are made first'
         )
     model = load_model(str(folder), task.auto_class, 0, **task.model_kwargs)
-    expected = RunFolder(folder.parent.parent.name, run_id).record()['model_sha256']
-    if weights_sha256(model) != expected:
+    record = RunFolder(folder.parent.parent.name, run_id).record()
+    if weights_sha256(model) != record['model_sha256']:
         raise RunError(
             f'the weights in {folder} are not those that {run_id} was left with; have it made again: '
             f'kdnotes forget {folder.parent.parent.name} {run_id}'
         )
-    return model
+    # the folder holds zeros for heads that the run did without
+    kept = record.get('kept_heads')
+    return set_heads(model, kept) if kept else model
 
 # %% ../../nbs/experiment/03_worker.ipynb #6d35827d
 def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its cache took or None)
@@ -281,7 +309,7 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
                 telemetry.phase,
             )
     with telemetry.phase('evaluation'):
-        evaluation = evaluate(model, task, task.evaluation_sets, rank.runtime)
+        evaluation = evaluate(model, task, task.evaluation_sets, rank.runtime, rank.config.eval_batch_size)
     if result.waited_s is not None:
         telemetry.add_phase_seconds('synchronisation', result.waited_s)
     if rank.runtime.main:
@@ -450,22 +478,27 @@ def _used(rank: Rank, outcome: Outcome) -> dict:
 
 def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
     "The record: every key is filled, or null with a reason."
+    from kdnotes.distill.heads import whole_model
     from kdnotes.distill.models import count_parameters, weights_sha256
+    from kdnotes.train.latency import forward_latency
 
     result = outcome.result
     used = _used(rank, outcome)
     rows = rank.folder.rows()
     where, metric, higher = task.primary
     value = outcome.evaluation.metrics[where][metric]
+    latency, unmeasured = forward_latency(model, task, rank.runtime.device)
     measured = ('memory', 'energy', 'utilisation', 'phases', 'devices', 'sampling')
     record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
         params_total=count_parameters(model),
-        model_sha256=weights_sha256(model),
+        **_of_shape(model),
+        model_sha256=weights_sha256(whole_model(model)),
         primary=dict(set=where, metric=metric, higher_is_better=higher, value=value),
         metrics=outcome.evaluation.metrics,
         time=_time(rank, outcome),
         throughput=_throughput(task, model, result),
+        latency=latency,
         **{part: used[part] for part in measured},
         machine=used['machine'] | dict(jobs=rank.job.get('jobs', 1)),
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']),
@@ -479,7 +512,22 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
         tokens=result.tokens,
         curve=result.curve,
     )
-    return record | dict(reasons=_reasons(rank.config, record, used['reasons']) | _lost_rows(rows, result))
+    reasons = _reasons(rank.config, record, used['reasons'] | unmeasured)
+    return record | dict(reasons=reasons | _lost_rows(rows, result))
+
+
+def _of_shape(model) -> dict:
+    "What a record says of a model that has a shape of its own, or parameters that are not trained."
+    from kdnotes.distill.heads import is_pruned
+    from kdnotes.distill.models import count_parameters
+
+    found = {}
+    if is_pruned(model):
+        found['kept_heads'] = model.config.kept_heads
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if trainable != count_parameters(model):
+        found['params_trainable'] = trainable
+    return found
 
 
 def _lost_rows(rows: list[dict], result) -> dict[str, str]:
@@ -496,12 +544,17 @@ def _lost_rows(rows: list[dict], result) -> dict[str, str]:
 
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
+    from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.models import load_tokenizer, save_model
     from kdnotes.records.tensorboard import tb_record
 
     folder = rank.folder
     model.config.update(task.head_config)
-    save_model(model, folder.path / 'model', load_tokenizer(rank.config.teacher))
+    tokenizer = load_tokenizer(rank.config.teacher)
+    # plain, for whoever reads it: heads that were taken out are zeros
+    save_model(whole_model(model), folder.path / 'model', tokenizer)
+    if is_pruned(model):
+        save_model(model, folder.path / 'pruned', tokenizer)
     folder.write_table('units', outcome.evaluation.units)
     folder.write_table('predictions', outcome.evaluation.predictions)
     record = _record(rank, task, model, outcome)

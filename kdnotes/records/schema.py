@@ -13,7 +13,7 @@ from ..core.arms import MODES
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'RecordError',
+__all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER', 'RecordError',
            'of_this_schema', 'wrong', 'make_row', 'check_row', 'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/records/01_schema.ipynb #ad03554c
@@ -100,6 +100,10 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a val
     ),
     'numbers by set and name': lambda v: (
         isinstance(v, dict) and all(_is(x, 'numbers by name') for x in v.values())
+    ),
+    'whole numbers by layer': lambda v: (
+        isinstance(v, list)
+        and all(isinstance(x, list) and all(_is(n, 'a whole number') for n in x) for x in v)
     ),
     'a list of points': lambda v: (
         isinstance(v, list) and all(isinstance(p, dict) and 'step' in p and not wrong(p, _POINT) for p in v)
@@ -247,6 +251,8 @@ RECORD_KEYS = {  # key -> the keys it must hold
 }
 # a null in these is explained in `reasons`
 NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation', 'machine', 'sampling')
+# keys that records have since they are measured, and what these hold; older ones are without them
+LATER = {'latency': ('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens')}
 _RECORD_KINDS = {
     key: kind
     for kind, keys in {
@@ -261,7 +267,7 @@ _RECORD_KINDS = {
             'environment.git',
             'energy.source',
         ],
-        'a whole number': ['seed', 'params_total', 'parallel.ranks'],
+        'a whole number': ['seed', 'params_total', 'params_trainable', 'parallel.ranks'],
         'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank'],
         'a finite number or null': ['primary.value', 'energy.device_j', 'energy.mean_w', 'energy.idle_w'],
         'true or false': ['primary.higher_is_better', 'widened'],
@@ -277,11 +283,13 @@ _RECORD_KINDS = {
             'losses',
             'machine',
             'sampling',
+            'latency',
         ],
         'numbers by set and name': ['metrics'],
         'numbers by set and name or null': ['phases'],
         'a list of objects or null': ['devices', 'timeline', 'gradients'],
         'a list of points': ['curve'],
+        'whole numbers by layer': ['kept_heads'],
     }.items()
     for key in keys
 }
@@ -299,8 +307,14 @@ def _fault(record: dict) -> tuple[str, str]:
         return f'{name!r} is not a finite number', 'give null and a reason'
     if why := wrong(record, _RECORD_KINDS):
         return why, 'give one'
-    for key in NEEDS_REASON:
-        for name in RECORD_KEYS[key]:
+    for key, inner in LATER.items():
+        if lacks := [name for name in inner if key in record and name not in record[key]]:
+            return f"it has no '{key}.{lacks[0]}'", f"{key!r} holds {', '.join(inner)}"
+    explained = {key: RECORD_KEYS[key] for key in NEEDS_REASON} | {
+        k: v for k, v in LATER.items() if k in record
+    }
+    for key, inner in explained.items():
+        for name in inner:
             if record[key][name] is None and not record['reasons'].get(f'{key}.{name}'):
                 return f"'{key}.{name}' is null without a reason", f"give one in reasons['{key}.{name}']"
     p = record['primary']

@@ -581,7 +581,7 @@ TASK = TaskInfo(
     check_tokens=check_tokens,
     batches_change=batches_change,
     usual=usual,
-    unread=frozenset({'alpha', 'dialect'}),
+    unread=frozenset({'alpha', 'dialect', 'eval_batch_size'}),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'right_only',
 )

@@ -44,8 +44,8 @@ from kdnotes.train.state import (
 )
 
 # %% auto #0
-__all__ = ['schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'rank_micro_batches', 'accumulate', 'predict',
-           'ModelForward', 'evaluate', 'loss_weights', 'prepare', 'train']
+__all__ = ['schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'rank_micro_batches', 'accumulate',
+           'evaluation_batches', 'predict', 'ModelForward', 'evaluate', 'loss_weights', 'prepare', 'train']
 
 # %% ../../nbs/train/09_loop.ipynb #a1e044b0
 def schedule_steps(
@@ -107,10 +107,11 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
 def rate_factor(
     step: int,  # from 0
     total: int,  # steps of the run
-    warmup: float,  # share of the steps with a rising rate
+    warmup: float | None,  # share of the steps with a rising rate; not read where their number is given
+    warmup_steps: int | None = None,  # their number
 ) -> float:  # in (0, 1]
     "Linear warm-up, then linear decay; never 0, so that no step is idle."
-    rise = max(1, round(warmup * total))
+    rise = max(1, round(warmup * total) if warmup_steps is None else warmup_steps)
     if step < rise:
         return (step + 1) / rise
     return (total - step) / max(1, total - rise + 1)
@@ -183,20 +184,36 @@ def accumulate(
     return losses, tokens, cells
 
 # %% ../../nbs/train/09_loop.ipynb #1a20f2e5
+def evaluation_batches(
+    lengths: np.ndarray,  # (n,) tokens of each example of a split
+    runtime: Runtime,
+    tokens: int,  # most tokens of a batch
+    examples: int | None = None,  # of a batch, whatever their tokens; None: as many as `tokens` hold
+) -> list[np.ndarray]:  # examples of each batch of this rank, the longest first
+    "A rank's batches of a split."
+    index = np.arange(len(lengths))
+    if examples is None:
+        return micro_batches(index, lengths, tokens, runtime.rank, runtime.ranks)
+    mine = index[np.argsort(lengths, kind='stable')[::-1]][runtime.rank :: runtime.ranks]
+    return [mine[start : start + examples] for start in range(0, len(mine), examples)]
+
+
 def predict(
     model: nn.Module,  # not wrapped
     task: Task,
     split: str,
     runtime: Runtime,
     tokens: int = 8192,  # most tokens of a batch
+    examples: int | None = None,  # of a batch, whatever their tokens; None: as many as `tokens` hold
 ) -> np.ndarray:  # (n, k) float32 on every rank, rows in the split's order
     "The model's scores of every example of a split."
     lengths = task.lengths(split)
+    batches = evaluation_batches(lengths, runtime, tokens, examples)
     training = model.training
     scores = None
     model.eval()
     with torch.inference_mode():
-        for index in micro_batches(np.arange(len(lengths)), lengths, tokens, runtime.rank, runtime.ranks):
+        for index in batches:
             batch = task.batch(split, index).to(runtime.device)
             part = task.scores(call(model, batch.inputs), batch).float().cpu()
             if scores is None:
@@ -243,10 +260,13 @@ def evaluate(
     task: Task,
     sets: tuple[str, ...],  # evaluation sets
     runtime: Runtime,
+    examples: int
+    | None = None,  # of a batch, as for `predict`; a task that evaluates itself does not read it
 ) -> Evaluation:
     "Metrics, units and predictions of a model."
     if not task.evaluates_itself:
-        return task.evaluate({split: predict(model, task, split, runtime) for split in sets})
+        scores = {split: predict(model, task, split, runtime, examples=examples) for split in sets}
+        return task.evaluate(scores)
     training = model.training
     model.eval()
     try:
@@ -375,8 +395,9 @@ def _report_start(state: TrainingState) -> None:
 
 def _set_rate(state: TrainingState, step: Step) -> float:
     "The learning rate of a step."
-    rate = state.config.learning_rate * rate_factor(
-        step.number, state.total_steps, state.config.warmup_fraction
+    config = state.config
+    rate = config.learning_rate * rate_factor(
+        step.number, state.total_steps, config.warmup_fraction, config.warmup_steps
     )
     for group in state.optimizer.param_groups:
         group['lr'] = rate
@@ -476,7 +497,7 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
     "An `eval` row and a point of the curve for each set; nothing is chosen by them."
     metric = state.task.primary.metric
     elapsed = state.meter.elapsed()
-    found = evaluate(state.student, state.task, sets, state.runtime).metrics
+    found = evaluate(state.student, state.task, sets, state.runtime, state.config.eval_batch_size).metrics
     for name in sets:
         point = dict(step=step.done, elapsed_s=round(elapsed, 3), set=name)
         state.result.curve.append(point | dict(metric=metric, value=found[name].get(metric)))
