@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from handmade import make_record
+from test_doctor import write_model
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError, flat, make_config
 from kdnotes.core.resolve import Machine, resolve
-from kdnotes.distill.models import MINILM, load_tokenizer
+from kdnotes.distill.model_settings import head_dropout
+from kdnotes.distill.models import MINILM, load_model, load_tokenizer
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.tasks.extractive_qa import (
     ExtractiveQA,
@@ -679,3 +681,69 @@ def test_the_hub_gives_the_same_questions_as_the_file(corpora):
     assert rows == question_rows(paragraphs) and len(rows) == 11_873
     splits = CORPORA.made['squad2'].from_hub(dict(validation=table, train=table))
     assert {split: len(of) for split, of in splits.items()} == dict(train=11_873, dev=8_679, test=3_194)
+
+
+# ---- the parameters that only this task has, one by one ----
+
+
+def run_changes(**given) -> dict:
+    "The values in which a KD run with these differs from one without, the name's parts alone."
+    usual, other = (
+        flat(resolve(make_config(task=TASK, mode='full_kd', **of), Machine('cpu', cores=2), 'embedded'))
+        for of in ({}, given)
+    )
+    return {name: value for name, value in other.items() if value != usual[name]}
+
+
+@pytest.mark.parametrize('given', [dict(soft_weight=0.2), dict(hard_weight=0.2), dict(qa_dropout=0.3)])
+def test_a_parameter_changes_itself_alone(given):
+    assert run_changes(**given) == given
+
+
+@pytest.mark.parametrize('kind', ['bert', 'distilbert'])
+def test_qa_dropout_is_before_the_head_and_nowhere_else(tmp_path, kind):
+    source = str(write_model(tmp_path / 'model', kind))
+    models = [
+        load_model(source, 'AutoModelForQuestionAnswering', 0),
+        head_dropout(load_model(source, 'AutoModelForQuestionAnswering', 0), 0.5),
+    ]
+    usual, changed = (
+        {n: m.p for n, m in of.named_modules() if isinstance(m, torch.nn.Dropout)} for of in models
+    )
+    assert {n: p for n, p in changed.items() if usual.get(n) != p} == {
+        'qa_outputs.dropout' if kind == 'bert' else 'dropout': 0.5
+    }
+    ids = dict(input_ids=torch.full((1, 6), 7))
+    assert torch.equal(*(of.eval()(**ids).start_logits for of in models))
+    for module in models[1].modules():
+        if isinstance(module, torch.nn.Dropout) and module.p != 0.5:
+            module.p = 0.0
+    trained = models[1].train()
+    assert not torch.equal(trained(**ids).start_logits, trained(**ids).start_logits)
+
+
+def test_the_published_baseline_setting():
+    config = make_config(task=TASK, mode='mixed_kd', corpus='embedded', preset='sigopt_baseline')
+    values = flat(config)
+    published = dict(
+        adam_epsilon=9.98e-9,
+        soft_weight=0.5,
+        hard_weight=0.5,
+        attention_dropout=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        dropout=0.1,
+        initializer_range=0.02,
+        learning_rate=5e-5,
+        heads=12,
+        layers=6,
+        eval_batch_size=8,
+        batch_size=8,
+        pruning_seed=42,
+        qa_dropout=0.1,
+        temperature=1.0,
+        warmup_steps=0,
+        weight_decay=9e-6,
+        epochs=3.0,
+    )
+    assert {name: values[name] for name in published} == published

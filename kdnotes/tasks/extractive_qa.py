@@ -66,7 +66,8 @@ def check(
             f'stride={own.stride} leaves no room for a question in windows of max_length={config.max_length} '
             'tokens; use a smaller stride'
         )
-    if MODES[config.mode].kd and not (own.soft_weight or own.hard_weight):
+    intermediate = not config.hidden_loss == config.relation_loss == 'none'
+    if MODES[config.mode].kd and not (own.soft_weight or own.hard_weight or intermediate):
         raise ValueError('soft_weight=0 and hard_weight=0 leave nothing to learn; give one of them')
 
 
