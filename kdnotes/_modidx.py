@@ -3218,5 +3218,7 @@ d = { 'settings': { 'branch': 'main',
                                      'kdnotes.train.state.TrainingState.row': ( 'train/state.html#trainingstate.row',
                                                                                 'kdnotes/train/state.py'),
                                      'kdnotes.train.state.WarmPoint': ('train/state.html#warmpoint', 'kdnotes/train/state.py'),
+                                     'kdnotes.train.state.evaluation_point': ( 'train/state.html#evaluation_point',
+                                                                               'kdnotes/train/state.py'),
                                      'kdnotes.train.state.resume_training': ('train/state.html#resume_training', 'kdnotes/train/state.py'),
                                      'kdnotes.train.state.save_training': ('train/state.html#save_training', 'kdnotes/train/state.py')}}}

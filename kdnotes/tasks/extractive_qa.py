@@ -480,6 +480,7 @@ TASK = TaskInfo(
         'best_f1_thresh': "best F1's threshold",
         'always_unanswerable': 'exact match of never answering',
     },
+    curve_metrics=('exact', 'f1', 'has_ans_exact', 'no_ans_exact'),
     margins={'exact': (0.02, 0.01)},
     examples=worst,
     check=check,
