@@ -36,14 +36,16 @@ from .claims import Known, claims_values
 from .facts import flat, plain
 from .language import batch_values, language_values
 from .language_facts import is_score, score_facts, size_facts, text_facts, texts_table
+from .question_figures import draw_questions
+from .questions import question_values
 from .roles import with_role_steps
 from .steps import MARGINS, PRECISION_STEPS, STEPS
 from .values import part_values, transfer_values, trial_values
 
 # %% auto #0
-__all__ = ['PARTS', 'LANGUAGE', 'LISTED', 'MADE', 'USAGE', 'ThesisError', 'evidence_alone', 'planned', 'part_records', 'pin',
-           'overlap', 'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts', 'write_facts',
-           'compiled', 'figure_values', 'corpus_table', 'build', 'main']
+__all__ = ['PARTS', 'LANGUAGE', 'QUESTIONS', 'LISTED', 'MADE', 'USAGE', 'ThesisError', 'evidence_alone', 'planned',
+           'part_records', 'pin', 'overlap', 'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts',
+           'write_facts', 'compiled', 'figure_values', 'corpus_table', 'build', 'main']
 
 # %% ../../nbs/thesis/10_build.ipynb #800ef50c
 class ThesisError(KdnotesError):
@@ -83,11 +85,16 @@ PARTS = (
     'mlm',
     'mlm_fp32',
     'mlm_batch',
+    'qa',
+    'qa_preset',
+    'qa_transfer',
 )
 # parts of the study of language models, which is one of its own and supports no other
 LANGUAGE = ('mlm', 'mlm_fp32', 'mlm_batch')
+# parts of the study of question answering, another one of its own; shares in percent
+QUESTIONS = ('qa', 'qa_preset')
 # parts whose runs are listed one by one, with no comparison and no figure
-LISTED = ('tuning', 'transfer', 'gpu_transfer', 'mlm_batch')
+LISTED = ('tuning', 'transfer', 'gpu_transfer', 'mlm_batch', 'qa_transfer')
 
 
 def planned(
@@ -127,13 +134,13 @@ def part_records(
     return found
 
 # %% ../../nbs/thesis/10_build.ipynb #720f134c
-def _check_starts(plan: dict, found: Sequence[dict]) -> None:
+def _check_starts(plan: dict, part: str, found: Sequence[dict]) -> None:
     "Runs that gave others their first weights are among what the thesis rests on."
     known = {i for part in PARTS for *_, i in planned(plan, part)}
     if lost := sorted({i for r in found if (i := r['initial'].get('transfer_run_id')) and i not in known}):
         raise ThesisError(
             f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; "
-            "say so with: python -m kdnotes.thesis pin transfer=<its study>"
+            f"say so with: python -m kdnotes.thesis pin {'qa_' * (part in QUESTIONS)}transfer=<its study>"
         )
 
 
@@ -484,13 +491,16 @@ def compiled(
 def figure_values(
     evidence: Evidence,  # of one study
     where: Path,  # the checkout
+    own: bool = False,  # those of question answering, too
 ) -> dict:  # name -> path from the checkout's root and caption, or reason
     "A study's figures, drawn, as chapters ask for them."
+    folder = where / 'figures' / evidence.study
+    drawn = draw_evidence(evidence, folder) + (draw_questions(evidence, folder) if own else [])
     return {
         f.name: dict(path=f'/figures/{evidence.study}/{f.path.name}', caption=f.caption)
         if f.path
         else dict(reason=f.reason)
-        for f in draw_evidence(evidence, where / 'figures' / evidence.study)
+        for f in drawn
     }
 
 # %% ../../nbs/thesis/10_build.ipynb #a5e90e58
@@ -545,16 +555,19 @@ def _compared(part: str, e: Evidence, plan: dict, facts: dict, where: Path) -> d
         if part == 'mlm':
             _check_scores(facts.get('scores', {}), e.records)
         values = language_values(e)
+    elif part in QUESTIONS:
+        e = with_role_steps(e)
+        values = question_values(e)
     else:
         values = part_values(e, plan['aims'])
     if part == 'main':
         values['without_overlap'] = _without(e, facts['corpus'].get('overlap', {}).get('ids', ()))
-    return values | dict(figures=figure_values(e, where))
+    return values | dict(figures=figure_values(e, where, own=part in QUESTIONS))
 
 
 def _listed(part: str, found: Sequence[dict], main: Sequence[dict]) -> dict:
     "The values of runs that are listed one by one."
-    if part in ('transfer', 'gpu_transfer'):
+    if part in ('transfer', 'gpu_transfer', 'qa_transfer'):
         return transfer_values(found)
     its_units = units(found[0]['study'], [r['run_id'] for r in found])
     return trial_values(found, its_units, main) if part == 'tuning' else batch_values(found, its_units)
@@ -598,8 +611,9 @@ def build(
         # of all parts, before anything is made
         runs = {part: part_records(plan, part) for part in plan['parts']}
         for part, found in runs.items():
-            rests_on |= {r['run_id']: r for r in found if part not in ('main', *LANGUAGE)}
-            _check_starts(plan, found)
+            if part not in ('main', *LANGUAGE, *QUESTIONS, 'qa_transfer'):
+                rests_on |= {r['run_id']: r for r in found}
+            _check_starts(plan, part, found)
             if part in LISTED:
                 values[part] = _listed(part, found, runs['main'])
             else:
@@ -615,7 +629,8 @@ def build(
 USAGE = (
     'usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] '
     '[without_transfer=<study>] [without_bf16=<study>] [gpu=<study>] [tuning=<study>] [transfer=<study>] '
-    '[gpu_transfer=<study>] [mlm=<study>] [mlm_fp32=<study>] [mlm_batch=<study>] | '
+    '[gpu_transfer=<study>] [mlm=<study>] [mlm_fp32=<study>] [mlm_batch=<study>] [qa=<study>] '
+    '[qa_preset=<study>] [qa_transfer=<study>] | '
     'facts corpus | coverage | texts | sizes | '
     '<bench.json, gpu_check.json, or what kdnotes score --json printed> ...'
 )
