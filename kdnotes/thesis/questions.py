@@ -48,12 +48,10 @@ def percent_arms(
 
 
 def percent_effects(
-    comparisons: Sequence[tuple[str, Comparison]],
+    comparisons: Sequence[tuple[str, Comparison]],  # one at least
 ) -> pd.DataFrame:  # of `thesis.values.effects_table`
     "Every comparison, its difference in percentage points."
     table = effects_table(comparisons)
-    if table.empty:
-        return table
     table['difference'] = [percent(c.difference, '+') for _, c in comparisons]
     return table.rename(columns=dict(difference='points'))
 
@@ -354,7 +352,6 @@ def question_values(
     refusals = refusal_values(e, where)
     tables = dict(
         arms=percent_arms(e),
-        comparisons=percent_effects(e.comparisons),
         settings=settings_table(found),
         runs=runs_table(found),
         models=models_table(found),
@@ -364,6 +361,8 @@ def question_values(
         thresholds=threshold_table(thresholds),
         counted=counted_table(counts),
     )
+    if e.comparisons:
+        tables['comparisons'] = percent_effects(e.comparisons)
     if 'reason' not in refusals:
         tables['refusals'] = refusal_table(e, refusals, where)
     return about | dict(
