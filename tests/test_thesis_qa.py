@@ -203,7 +203,7 @@ def test_refusals_are_counted_among_questions_with_an_answer_too(whole):
 
 
 def test_without_predictions_no_refusal_is_counted(home):
-    write_study(with_predictions=False)
+    write_study(dict(baseline=ARMS['baseline']), seeds=1, with_predictions=False)
     found = values_of()
     assert 'no predictions of some runs' in found['refusals']['reason'] and 'refusals' not in found['tables']
 

@@ -266,6 +266,34 @@ def _heads(settings: dict) -> str:
     return 'attention heads: all are kept' if kept is None else f'attention heads: {kept} of a layer are kept'
 
 
+class _Column(NamedTuple):
+    "Boxes of a network, the embeddings first and the head last."
+
+    x: float  # of the left end
+    y: float  # of the lower end
+    step: float  # from one box to the next
+
+    def box(self, place: int, text: str, colour: str = _DONE, dashed: bool = False) -> Box:
+        return Box(self.x, self.y + self.step * place, 28, self.step - 1.5, text, colour, dashed)
+
+
+def _teacher_boxes(column: _Column, layers: Sequence[int], depth: int, with_head: bool) -> list[Box]:
+    "What the student's parts are copied from."
+    places = [
+        column.box(i + 1, f'layer {i + 1}' + ': pruned' * (i not in layers), dashed=i not in layers)
+        for i in range(depth)
+    ]
+    head = column.box(depth + 1, 'head: beginning and end', dashed=not with_head)
+    return [column.box(0, 'embeddings'), *places, head]
+
+
+def _student_boxes(column: _Column, n_layers: int, with_head: bool) -> list[Box]:
+    "The student's parts."
+    places = [column.box(i + 1, f'layer {i + 1}: copied') for i in range(n_layers)]
+    words, colour = ('head: copied', _DONE) if with_head else ('head: new', _OWN)
+    return [column.box(0, 'embeddings: copied'), *places, column.box(n_layers + 1, words, colour)]
+
+
 @drawing
 def start_figure(
     records: Sequence[dict],  # of one study
@@ -280,27 +308,16 @@ def start_figure(
     source, with_head = _STARTS[first['factors']['init']]
     depth = _depth(first, layers)
     step = min(7.0, 48 / depth)
-    figure, axes = canvas(step * (depth + 2) + 7)
-    top = step * (depth + 1) + 2.5
-    for x, title in ((11, source), (61, 'student')):
-        axes.text(x + 14, top + step + 1.5, title, ha='center', va='center', fontsize=SMALLEST)
-    below = 5 + step * (depth - len(layers)) / 2
-    begin = put(axes, Box(11, 0.5, 28, step - 1.5, 'embeddings'))
-    own = put(axes, Box(61, max(0.5, below - step), 28, step - 1.5, 'embeddings: copied'))
-    arrow(axes, begin, own)
-    for layer in range(depth):
-        kept = layer in layers
-        words = f'layer {layer + 1}' + ('' if kept else ': pruned')
-        left = put(axes, Box(11, step * (layer + 1) + 0.5, 28, step - 1.5, words, _DONE, dashed=not kept))
-        if kept:
-            place = below + step * layers.index(layer)
-            number = layers.index(layer) + 1
-            arrow(axes, left, put(axes, Box(61, place, 28, step - 1.5, f'layer {number}: copied')))
-    head = put(axes, Box(11, top, 28, step - 1.5, 'head: beginning and end', dashed=not with_head))
-    words = 'head: copied' if with_head else 'head: new'
-    new = put(axes, Box(61, below + step * len(layers), 28, step - 1.5, words, _DONE if with_head else _OWN))
-    if with_head:
-        arrow(axes, head, new)
+    height = step * (depth + 2) + 6
+    figure, axes = canvas(height)
+    for x, title in ((25, source), (75, 'student')):
+        axes.text(x, height - 2.5, title, ha='center', va='center', fontsize=SMALLEST)
+    column = _Column(61, 5 + step * (depth - len(layers)) / 2 - step, step)
+    theirs = [put(axes, box) for box in _teacher_boxes(_Column(11, 0.5, step), layers, depth, with_head)]
+    own = [put(axes, box) for box in _student_boxes(column, len(layers), with_head)]
+    copied = [0, *(layer + 1 for layer in layers), *([depth + 1] if with_head else [])]
+    for place, box in zip(copied, own):
+        arrow(axes, theirs[place], box)
     axes.text(75, 0.3, _heads(first['settings']), ha='center', va='bottom', fontsize=SMALLEST)
     return figure
 
