@@ -18,7 +18,8 @@ from kdnotes.records.store import RunFolder, export, records, units
 from kdnotes.thesis import build as th
 from kdnotes.thesis.facts import flat
 from kdnotes.thesis.claims import CLAIMS, VERDICTS, Claim, Finding, Known, claims_values
-from kdnotes.thesis.language import batch_values, language_values, study_command, with_language_steps
+from kdnotes.thesis.language import batch_values, language_values
+from kdnotes.thesis.roles import study_command, with_role_steps
 from kdnotes.thesis.language_facts import score_facts
 
 SETS = ('dev', 'wikitext2', 'imdb')
@@ -136,7 +137,7 @@ def home(tmp_path, monkeypatch):
 
 
 def values_of() -> dict:
-    return language_values(with_language_steps(evidence('gutenberg')))
+    return language_values(with_role_steps(evidence('gutenberg')))
 
 
 # ---- the values ----
@@ -395,7 +396,7 @@ def test_the_chapter_of_a_study_in_mixed_precision(beside, tmp_path, monkeypatch
     if beside:
         write_study([make_run(mode, 1, nll) for mode, nll in ARMS.items() if mode != 'mixed_kd'])
         fp32 = evidence('gutenberg', [r['run_id'] for r in records('gutenberg') if r['arm'] in ARMS])
-        made |= dict(mlm_fp32=language_values(with_language_steps(fp32)))
+        made |= dict(mlm_fp32=language_values(with_role_steps(fp32)))
     made |= th._claims(made, {})
     others = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     others = {k: v for k, v in others.items() if not k.startswith(LANGUAGE_PREFIXES)}

@@ -5,14 +5,15 @@
 # %% ../../nbs/analysis/07_wording.ipynb #6b2d1f03
 from __future__ import annotations
 from dataclasses import replace
+from typing import NamedTuple
 from ..core.arms import MODES
 from .compare import TIMES, Comparison, label, verdict_on
-from .intervals import Interval, number_texts
+from .intervals import Interval, number_texts, scaled
 from .plotting import metric_name
 from .tests import Family, p_words
 
 # %% auto #0
-__all__ = ['times_as', 'explain', 'sentence']
+__all__ = ['PLAIN', 'PERCENT', 'times_as', 'explain', 'Unit', 'sentence']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -123,23 +124,38 @@ def _direction(c: Comparison) -> str:
     return 'higher' if c.difference.estimate > 0 else 'lower'
 
 
-def _alike(c: Comparison) -> str:
+class Unit(NamedTuple):
+    "How differences of a metric are written."
+
+    factor: float = 1.0
+    digits: int = 4
+    words: str = ''  # behind a number
+
+
+PLAIN = Unit()
+PERCENT = Unit(100.0, 2, ' percentage points')  # of a share
+
+
+def _alike(c: Comparison, unit: Unit) -> str:
     "What the margin allows to say."
     if c.identical:
         return '; every value is the same in both'
     if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None:
         return ''
+    margin = f'{e.margin * unit.factor:g}'
     if e.equivalent:
-        return f'; the two are equivalent within ±{e.margin:g} (TOST, {p_words(e.p_equivalent)}, uncorrected)'
+        within = f'±{margin}{unit.words}'
+        return f'; the two are equivalent within {within} (TOST, {p_words(e.p_equivalent)}, uncorrected)'
     one_sided = f'(one-sided {p_words(e.p_noninferior)}, uncorrected)'
     if e.noninferior:
-        return f'; {c.b} is not worse by {e.margin:g} or more {one_sided}'
-    return f'; that {c.b} is not worse by {e.margin:g} or more is not shown either {one_sided}'
+        return f'; {c.b} is not worse by {margin}{unit.words} or more {one_sided}'
+    return f'; that {c.b} is not worse by {margin}{unit.words} or more is not shown either {one_sided}'
 
 # %% ../../nbs/analysis/07_wording.ipynb #f3671921
 def sentence(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
+    unit: Unit = PLAIN,  # of the primary metric's difference
 ) -> str:  # one sentence with a full stop
     "What a text may claim."
     c = comparison
@@ -148,16 +164,19 @@ def sentence(
     why = c.reasons.get('comparison') or (c.reasons.get('difference') if about == 'primary' else None)
     if why:
         return f'{c.a} and {c.b} are not compared, since {why}.'
-    return (_metric_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'
+    return (_metric_sentence(c, unit) if about == 'primary' else _time_sentence(c, about)) + '.'
 
 
-def _metric_sentence(c: Comparison) -> str:
-    d = c.difference
+def _metric_sentence(c: Comparison, unit: Unit) -> str:
+    d = scaled(c.difference, unit.factor)
+    digits = f'.{unit.digits}f'
+    amount = f'{d:+{digits}}{unit.words}'
+    between = f'between {c.a} and {c.b} in {_metric(c)}'
     name = _metric(c)
     found = verdict_on(c)
     if c.n_seeds == 1:
-        size = number_texts([abs(d.estimate)], '.4f')[0]
-        compared = f'{_direction(c)} by {size} than' if d.estimate else 'the same as'
+        size = number_texts([abs(d.estimate)], digits)[0]
+        compared = f'{_direction(c)} by {size}{unit.words} than' if d.estimate else 'the same as'
         return (
             f'With {_one_seed(c)} alone, {name} of {c.b} was {compared} that of {c.a}; nothing is known '
             'about other seeds'
@@ -166,21 +185,21 @@ def _metric_sentence(c: Comparison) -> str:
     rests = f'{d.level:.0%} interval, {c.n_seeds} seeds{units}{_p_clause(c.p, c.p_holm, c.family)}'
     if found.code == 'not_tested':
         return (
-            f'The difference between {c.a} and {c.b} in {name} is {d:+.4f} ({rests}); it was {found.words}, '
-            f'since {found.reason}{_alike(c)}'
+            f'The difference {between} is {amount} ({rests}); it was {found.words}, '
+            f'since {found.reason}{_alike(c, unit)}'
         )
     if found.code == 'not_significant' and not d.low <= 0 <= d.high:
         return (
-            f'The difference between {c.a} and {c.b} in {name}, {d:+.4f}, is not significant: its p is not '
-            f'below 0.05, though its own interval, uncorrected, excludes 0 ({rests}){_alike(c)}'
+            f'The difference {between}, {amount}, is not significant: its p is not '
+            f'below 0.05, though its own interval, uncorrected, excludes 0 ({rests}){_alike(c, unit)}'
         )
     if found.code == 'not_significant':
-        return f'No difference between {c.a} and {c.b} in {name} was detected: {d:+.4f} ({rests}){_alike(c)}'
+        return f'No difference {between} was detected: {amount} ({rests}){_alike(c, unit)}'
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
     worse = (d.estimate > 0) != c.primary['higher_is_better']
     return (
-        f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:.4f} '
-        f'({rests}){_called(c)}{_alike(c) if worse else ""}'
+        f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:{digits}}{unit.words} '
+        f'({rests}){_called(c)}{_alike(c, unit) if worse else ""}'
     )
 
 

@@ -313,7 +313,7 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     if result.waited_s is not None:
         telemetry.add_phase_seconds('synchronisation', result.waited_s)
     if rank.runtime.main:
-        _add_evaluation(task, result, evaluation, on_row)
+        _add_evaluation(rank.config, task, result, evaluation, on_row)
     return result, evaluation
 
 
@@ -334,8 +334,10 @@ def _untrained(rank: Rank, task, on_row: Callable):  # a TrainResult
     return TrainResult()
 
 
-def _add_evaluation(task, result, evaluation, on_row: Callable) -> None:
+def _add_evaluation(config, task, result, evaluation, on_row: Callable) -> None:
     "The final evaluation as rows, and the last points of the curves."
+    from kdnotes.train.state import evaluation_point
+
     for name in task.evaluation_sets:
         on_row(
             'eval',
@@ -350,8 +352,9 @@ def _add_evaluation(task, result, evaluation, on_row: Callable) -> None:
     watched = {task.evaluation_sets[0], *(point['set'] for point in result.curve if 'set' in point)}
     for name in task.evaluation_sets:
         if name in watched:
-            point = dict(step=result.steps, elapsed_s=round(result.train_s, 3), set=name, metric=metric)
-            result.curve.append(point | dict(value=evaluation.metrics[name].get(metric)))
+            found = evaluation.metrics[name]
+            point = evaluation_point(config, name, metric, found, result.steps, result.train_s)
+            result.curve.append(point)
 
 # %% ../../nbs/experiment/03_worker.ipynb #3399f17c
 def _time(rank: Rank, outcome: Outcome) -> dict:

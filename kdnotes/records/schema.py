@@ -115,6 +115,7 @@ _POINT = {
     'loss': 'a finite number or null',
     'value': 'a finite number or null',
     'set': 'a name or null',
+    'metrics': 'numbers by name',
 }
 
 

@@ -204,6 +204,8 @@ class TaskInfo:
     percent: frozenset[str] = frozenset()
     # metrics that are shown of every evaluation set; (): all of the primary one's set, none of the others
     of_every_set: tuple[str, ...] = ()
+    # metrics besides the primary one that a record keeps of every evaluation on the way
+    curve_metrics: tuple[str, ...] = ()
     # of each metric that can be primary: a difference that does not matter, and a stricter one
     margins: dict[str, tuple[float, float]]
     # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people

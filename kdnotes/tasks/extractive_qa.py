@@ -492,6 +492,7 @@ TASK = TaskInfo(
         'best_exact',
         'best_f1',
     ),
+    curve_metrics=('exact', 'f1', 'has_ans_exact', 'no_ans_exact'),
     margins={'exact': (0.02, 0.01)},
     examples=worst,
     check=check,

@@ -17,10 +17,10 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from ..analysis.plotting import metric_name
-from ..analysis.wording import sentence, times_as
+from ..analysis.wording import PLAIN, Unit, sentence, times_as
 from ..core.config import task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
-from ..analysis.intervals import Interval, ratio_interval
+from ..analysis.intervals import Interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
 
 # %% auto #0
@@ -101,6 +101,7 @@ def _own_times(c: Comparison) -> list[str]:
 
 def short(
     comparison: Comparison | None,
+    unit: Unit = PLAIN,  # of the primary metric's difference
 ) -> str:  # without a full stop
     "A comparison in numbers."
     c = comparison
@@ -112,7 +113,8 @@ def short(
 
     said = []
     if c.difference:
-        said.append(f"{metric_name(c.primary['metric'], c.task)} {c.difference:+.4f}{corrected(c.p_holm)}")
+        found = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
+        said.append(f"{metric_name(c.primary['metric'], c.task)} {found}{corrected(c.p_holm)}")
     for key in _own_times(c):
         if key in c.speedup:
             name = {'train_s': 'training', 'total_s': 'total'}[key]
@@ -140,13 +142,14 @@ def step_values(
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
     without_times: bool = False,  # the whole study has none, which is said once and not of each comparison
+    unit: Unit = PLAIN,  # of the primary metric's difference in sentences
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
     if c is None:
         said = [f'{a} and {b} are not compared, since {NOT_RUN}.']
     else:
-        said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if not without_times)]
+        said = [sentence(c, unit=unit), *(sentence(c, key) for key in _own_times(c) if not without_times)]
     values = dict(
         a=a,
         b=b,
@@ -154,7 +157,7 @@ def step_values(
         keeps=keeps(c, MARGINS[0]),
         keeps_strictly=keeps(c, MARGINS[1]),
         sentence=' '.join(dict.fromkeys(said)),
-        short=short(c),
+        short=short(c, unit),
         n_seeds=c.n_seeds if c else 0,
         compared=c is not None,
     )

@@ -75,7 +75,7 @@ from kdnotes.thesis.steps import (
 # %% auto #0
 __all__ = ['POWER_STEPS', 'FIRST_SCALE', 'SAID_ONCE', 'costs_table', 'shared_table', 'cost_values', 'fidelity_row',
            'fidelity_values', 'effects_table', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds',
-           'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values', 'transfer_values',
+           'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values', 'transfer_values', 'aim_value',
            'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #c0d36bd1
@@ -614,7 +614,7 @@ def transfer_values(
     ) | {r['factors']['network']: one(r) for r in found}
 
 # %% ../../nbs/thesis/03_values.ipynb #e20a2727
-def _aim(
+def aim_value(
     wanted: float,
     found: Interval | None,  # None: it was not measured
     higher_is_better: bool,
@@ -647,4 +647,4 @@ def aim_values(
         student=by_arm.get('full_kd', {}).get('primary'),
         kept=kept,
     )
-    return {name: _aim(aims[name], found, higher_is_better) for name, found in measured.items()}
+    return {name: aim_value(aims[name], found, higher_is_better) for name, found in measured.items()}

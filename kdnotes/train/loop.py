@@ -39,6 +39,7 @@ from kdnotes.train.state import (
     Step,
     TrainingState,
     TrainResult,
+    evaluation_point,
     resume_training,
     save_training,
 )
@@ -499,8 +500,8 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
     elapsed = state.meter.elapsed()
     found = evaluate(state.student, state.task, sets, state.runtime, state.config.eval_batch_size).metrics
     for name in sets:
-        point = dict(step=step.done, elapsed_s=round(elapsed, 3), set=name)
-        state.result.curve.append(point | dict(metric=metric, value=found[name].get(metric)))
+        point = evaluation_point(state.config, name, metric, found[name], step.done, elapsed)
+        state.result.curve.append(point)
         state.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=found[name], elapsed_s=elapsed)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.config import RunConfig
+from ..core.config import RunConfig, task_info
 from ..tasks.base import Task
 from ..tasks.batching import Batch
 from kdnotes.train.checkpoint import (
@@ -29,7 +29,8 @@ from .cpu_fast_path import FastPath
 from .distributed import Agreement, Runtime, Waits
 
 # %% auto #0
-__all__ = ['Step', 'Objective', 'TrainResult', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'save_training', 'resume_training']
+__all__ = ['Step', 'Objective', 'TrainResult', 'evaluation_point', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'save_training',
+           'resume_training']
 
 # %% ../../nbs/train/08_state.ipynb #bb2c6a34
 @dataclass(frozen=True)
@@ -72,11 +73,27 @@ class TrainResult:
     losses: dict[str, float] = field(default_factory=dict)  # means since the last log
     overflow_steps: int | None = None  # steps skipped for an overflow; None: not fp16
     final_scale: float | None = None
-    curve: list[dict] = field(default_factory=list)  # step, elapsed_s, loss or metric
+    curve: list[dict] = field(default_factory=list)  # step, elapsed_s, loss or what `evaluation_point` gives
     # steps a checkpoint was taken up at; empty: trained in one session
     resumed_at: list[int] = field(default_factory=list)
     # this rank for the others' gradients, in the last session; None: alone, or on a GPU
     waited_s: float | None = None
+
+# %% ../../nbs/train/08_state.ipynb #2fd4587c
+def evaluation_point(
+    config: RunConfig,
+    where: str,  # an evaluation set
+    metric: str,  # the primary one
+    metrics: dict[str, float | None],  # of that set
+    step: int,  # steps done
+    elapsed_s: float,  # in training
+) -> dict:  # step, elapsed_s, set, metric, value; metrics, for a task that names some
+    "A point of the curve."
+    point = dict(
+        step=step, elapsed_s=round(elapsed_s, 3), set=where, metric=metric, value=metrics.get(metric)
+    )
+    more = {name: metrics[name] for name in task_info(config.task).curve_metrics if name in metrics}
+    return point | (dict(metrics=more) if more else {})
 
 # %% ../../nbs/train/08_state.ipynb #965b6f3c
 class WarmPoint(NamedTuple):
