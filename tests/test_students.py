@@ -339,6 +339,7 @@ def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(tmp_path):
     assert is_same(_model_of_run(task, planned.run_id), pruned)
     # found done, by the same name
     assert execute(plan(make_config(**common, ranks=2), ON)) == record
+    assert {'model/model.safetensors', 'pruned/model.safetensors'} <= run.record()['files'].keys()
     # a file that somebody changed is refused
     save_model(tiny(), run.path / 'model')
     with pytest.raises(Exception, match='is not what its run wrote'):

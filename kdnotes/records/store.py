@@ -352,7 +352,8 @@ def _write_record(folder: RunFolder, record: dict) -> None:
 def _hashes(folder: Path) -> dict[str, str]:
     "Path in a run's folder -> sha256, of its tables and its model."
     files = [folder / f'{name}.csv.gz' for name in TABLES]
-    files += sorted(path for path in (folder / 'model').glob('**/*') if path.is_file())
+    for name in ('model', 'pruned'):  # the second where a student lost heads
+        files += sorted(path for path in (folder / name).glob('**/*') if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/records/02_store.ipynb #8d341603
