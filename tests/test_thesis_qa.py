@@ -228,6 +228,8 @@ def test_verdicts_on_the_teacher_follow_the_numbers(home, found, refused, never,
     write_study(dict(baseline=(found, refused)))
     values = values_of()
     assert (values['never']['baseline']['verdict'], values['answers']['baseline']['verdict']) == (never, aim)
+    # of the questions, not of the records alone
+    assert values['never']['baseline']['difference'].units == 11
 
 
 @pytest.mark.parametrize(
