@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 import numpy as np
 import pandas as pd
 import torch
@@ -22,11 +23,12 @@ from .passages import CORPORA, Windows, encode_windows, room_for_questions
 from .sources import Corpus, CorpusError, Rows
 from kdnotes.tasks.span_metrics import (
     UNIT_METRICS,
-    answer_scores,
-    best_threshold,
+    answer_threshold,
+    no_answer_probability,
     span_metrics,
+    span_scores,
     unit_scores,
-    with_threshold,
+    withdrawn,
 )
 
 # %% auto #0
@@ -61,7 +63,7 @@ def check(
 ) -> None:
     "Refuse settings that cannot be meant."
     own = config.task_settings
-    if own.stride >= config.max_length - 8:
+    if own.stride > config.max_length - 16:
         raise ValueError(
             f'stride={own.stride} leaves no room for a question in windows of max_length={config.max_length} '
             'tokens; use a smaller stride'
@@ -83,11 +85,16 @@ def check_tokens(
             f'the tokenizer of {config.teacher} does not say where in a text its tokens stand; save a fast '
             'one (tokenizer.json) beside the model'
         )
+    if pieces('a', 'b')['input_ids'][0] != pieces.cls_token_id:
+        raise CorpusError(
+            f'the tokenizer of {config.teacher} does not begin a text with its {pieces.cls_token}, which stands '
+            'for no answer; take a model such as BERT or RoBERTa'
+        )
     stride = config.task_settings.stride
     room = room_for_questions(pieces, config.max_length, stride)
     for split, rows in corpus.splits.items():
-        # a token has a character at least, so most questions need no look
-        long = [row for row in rows if len(row['question']) > room]
+        # no tokenizer makes more tokens of a text than it has bytes in its longest form
+        long = [row for row in rows if len(normalize('NFKD', row['question']).encode()) >= room]
         for row in long:
             if (n := len(pieces(row['question'], add_special_tokens=False)['input_ids'])) > room:
                 raise CorpusError(
@@ -150,9 +157,10 @@ class Targets:
         student: Tensor,  # logits (n, length)
         teacher: Tensor,  # logits (n, length)
     ) -> Tensor:  # scalar, the sum over n
-        "The soft term of beginnings or of ends."
+        "The soft term of beginnings or of ends; windows with fewer than `top_k` tokens keep all of them."
+        top_k = None if self.top_k is None else min(self.top_k, student.shape[1])
         return soft_target_kl(
-            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=self.top_k
+            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=top_k
         )
 
 
@@ -259,29 +267,21 @@ class ExtractiveQA:
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
-        found = {split: _predictions(self.windows[split], of) for split, of in scores.items()}
-        threshold = self._threshold(found['dev']) if 'dev' in found else _EVEN
+        found = {
+            split: _predictions(self.rows[split], self.windows[split], of) for split, of in scores.items()
+        }
+        threshold = found['dev'].threshold() if 'dev' in found else _EVEN
         metrics = {}
         units = []
         predictions = []
         for split, predicted in found.items():
             rows = self.rows[split]
-            scored = _scored(rows, predicted.spans)
-            answered = np.array([bool(row['answers']) for row in rows])
-            some = np.ones(len(rows), dtype=bool)
-            metrics[split] = span_metrics(scored, answered, predicted.no_answer, some, threshold)
-            units.append(_units(split, rows, scored, answered, predicted.no_answer, threshold))
-            predictions.append(_table(split, rows, answered, predicted))
+            metrics[split] = predicted.metrics(threshold)
+            units.append(_units(split, rows, predicted, threshold))
+            predictions.append(_table(split, rows, predicted))
         return Evaluation(
             metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True)
         )
-
-    def _threshold(self, predicted: Predicted) -> float:
-        "The probability of no answer above which none is predicted: the best for `exact` on dev."
-        rows = self.rows['dev']
-        answered = np.array([bool(row['answers']) for row in rows])
-        exact = _scored(rows, predicted.spans)[:, 0]
-        return best_threshold(exact, answered, predicted.no_answer, np.ones(len(rows), dtype=bool))[1]
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each window is enough: scores and evaluate')
@@ -292,7 +292,7 @@ class ExtractiveQA:
 
 
 _SMOKE_ROWS = 24
-_EVEN = 0.5  # the threshold where dev is not scored
+_EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
 
 
 def _few(rows: Rows) -> Rows:
@@ -307,43 +307,54 @@ class Predicted:
     "What a model says of the questions of a split."
 
     spans: np.ndarray  # (n, 2) characters of each question's context: the best span
-    log_odds: np.ndarray  # (n,) float64: the score of the best span less that of no answer
+    # (n,) float32, as they are stored: the score of the best span less that of no answer
+    log_odds: np.ndarray
+    scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
+    answered: np.ndarray  # (n,) bool: has the question an answer?
 
     @property
-    def no_answer(self) -> np.ndarray:  # (n,) float64, in [0, 1]
-        "The probability that there is no answer, of these two."
-        return 1 / (1 + np.exp(np.clip(self.log_odds, -700, 700)))
+    def some(self) -> np.ndarray:  # (n,) bool
+        "Is the best span a text? A token may stand for no character."
+        return self.spans[:, 1] > self.spans[:, 0]
+
+    def threshold(self) -> float:
+        "The log-odds from which on it is best for `exact` to answer."
+        return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
+
+    def metrics(self, threshold: float) -> dict[str, float | None]:
+        "All metrics, with a threshold that was chosen on dev."
+        of_none = no_answer_probability(self.log_odds)
+        found = span_metrics(self.scored, self.answered, of_none, self.some, self.log_odds < threshold)
+        return found | dict(threshold=threshold)
 
 
 def _predictions(
+    rows: Rows,
     windows: Windows,
     scores: np.ndarray,  # (n, 4) of `ExtractiveQA.scores`
 ) -> Predicted:
     "The windows of each question, merged."
-    n = int(windows.row[-1]) + 1
+    n = len(rows)
     none = np.full(n, np.inf)
     np.minimum.at(none, windows.row, scores[:, 0])
     # of each question the window with the best span, the first of equal ones
     order = np.lexsort((-scores[:, 1], windows.row))
     best = order[np.searchsorted(windows.row, np.arange(n))]
     first, last = scores[best, 2:].astype(np.int64).T
-    return Predicted(windows.characters(best, first, last), scores[best, 1].astype(np.float64) - none)
-
-
-def _scored(rows: Rows, spans: np.ndarray) -> np.ndarray:  # (n, 2): exact and f1
-    "How right the best spans are, before any is withdrawn."
-    found = []
-    for row, (begin, end) in zip(rows, spans.tolist(), strict=True):
-        answers = [row['context'][low:high] for low, high in row['answers']]
-        found.append(answer_scores(answers, row['context'][begin:end]))
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
+    spans = windows.characters(best, first, last)
+    answers = {row['id']: [row['context'][low:high] for low, high in row['answers']] for row in rows}
+    texts = {row['id']: row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist())}
+    log_odds = (scores[best, 1] - none).astype(np.float32)
+    answered = np.array([bool(row['answers']) for row in rows])
+    return Predicted(spans, log_odds, span_scores(answers, texts), answered)
 
 
 def _units(
-    split: str, rows: Rows, scored: np.ndarray, answered: np.ndarray, no_answer: np.ndarray, threshold: float
+    split: str, rows: Rows, predicted: Predicted, threshold: float
 ) -> pd.DataFrame:  # split, set, unit, cluster, metric, value
     "The scores of each question."
-    exact, f1 = (with_threshold(scored[:, i], answered, no_answer, threshold) for i in range(2))
+    none = predicted.log_odds < threshold
+    exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
     parts = [
         pd.DataFrame(
             dict(
@@ -355,12 +366,12 @@ def _units(
                 value=values,
             )
         )
-        for metric, (index, values) in unit_scores(exact, f1, answered).items()
+        for metric, (index, values) in unit_scores(exact, f1, predicted.answered).items()
     ]
     return pd.concat(parts, ignore_index=True)
 
 
-def _table(split: str, rows: Rows, answered: np.ndarray, predicted: Predicted) -> pd.DataFrame:
+def _table(split: str, rows: Rows, predicted: Predicted) -> pd.DataFrame:
     """The predictions of a split: the best span as characters of the context, whether there is an answer,
     and the log-odds that there is one.
     """
@@ -369,7 +380,7 @@ def _table(split: str, rows: Rows, answered: np.ndarray, predicted: Predicted) -
             split=split,
             unit=[row['id'] for row in rows],
             item=[f'{begin}:{end}' for begin, end in predicted.spans.tolist()],
-            label=answered.astype(int),
+            label=predicted.answered.astype(int),
             score=predicted.log_odds,
         )
     )
@@ -390,16 +401,15 @@ def worst(
     where, metric = (record['primary'][k] for k in ('set', 'metric'))
     of_set = units[(units['split'] == where) & (units['metric'] == metric)]
     wrong = set(of_set[of_set['value'] == 0]['unit'])
-    threshold = record.get('metrics', {}).get('dev', {}).get('best_exact_thresh', _EVEN)
+    threshold = record.get('metrics', {}).get(where, {}).get('threshold', _EVEN)
     said = predictions[(predictions['split'] == where) & predictions['unit'].isin(wrong)]
-    # how far the probability of no answer is from the threshold
-    sure = (1 / (1 + np.exp(said['score'].clip(-700, 700))) - threshold).abs()
+    sure = (said['score'] - threshold).abs()
     chosen = said.assign(sure=sure).sort_values(['sure', 'unit'], ascending=[False, True]).head(n)
     texts = {row['id']: row for row in corpus.splits[where]} if corpus else {}
 
     def row(unit: str, item: str, score: float) -> dict:
         known = texts.get(unit)
-        none = 1 / (1 + np.exp(np.clip(score, -700, 700))) > threshold
+        none = np.float32(score) < threshold
         begin, end = map(int, item.split(':'))
         span = known['context'][begin:end] if known else item
         right = [known['context'][low:high] for low, high in known['answers']] if known else []
@@ -481,6 +491,7 @@ TASK = TaskInfo(
         'best_f1': 'best F1',
         'best_f1_thresh': "best F1's threshold",
         'always_unanswerable': 'exact match of never answering',
+        'threshold': 'log-odds from which on it answers',
     },
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
     of_every_set=(

@@ -13,7 +13,16 @@ from ..core.config import shown
 from ..core.files import sha256_text
 from .batching import Ragged, load_arrays, save_arrays, tokenizer_rules
 from .embedded import embedded_extractive_qa
-from .sources import SPLITS, CorpusError, CorpusRules, MadeCorpus, Rows, check_filled
+from kdnotes.tasks.sources import (
+    FORMATS,
+    SPLITS,
+    CorpusError,
+    CorpusRules,
+    MadeCorpus,
+    Rows,
+    check_filled,
+    check_regular,
+)
 from .squad import Paragraph, SquadError, from_hub, read_squad
 
 # %% auto #0
@@ -76,10 +85,11 @@ def _answers(row: dict, where: str, names: dict[str, str]) -> tuple[tuple[int, i
 
 def _begin(context: str, answer: str, start: str, where: str, names: dict[str, str]) -> int:
     "At which character of a context an answer begins."
-    times = context.count(answer)
-    if not start and times == 1:
-        return context.index(answer)
+    first = context.find(answer)
+    if not start and first >= 0 and context.find(answer, first + 1) < 0:
+        return first
     if not start:
+        times = sum(context.startswith(answer, i) for i in range(len(context)))
         raise CorpusError(
             f"{where}: the context has the answer {shown(answer)} {times} times; "
             + (
@@ -88,7 +98,8 @@ def _begin(context: str, answer: str, start: str, where: str, names: dict[str, s
                 else 'copy it from the context as it stands there, or leave it empty where there is none'
             )
         )
-    if not start.isdecimal() or not context.startswith(answer, int(start)):
+    number = start.isascii() and start.isdigit() and len(start) < 10
+    if not number or not context.startswith(answer, int(start)):
         raise CorpusError(
             f'{where}: the answer {shown(answer)} does not stand at character {shown(start)} of its context; '
             'correct one of them (characters are counted from 0)'
@@ -148,7 +159,8 @@ def question_rows(
 def split_articles(
     rows: Rows,
     test: int | None = None,  # articles; None: three of ten
-    dev: int | None = None,  # None: one of six
+    dev: int | None = None,  # None: about one of six
+    where: str = 'the file',  # for the refusal
 ) -> dict[str, Rows]:  # 'train', 'dev', 'test'
     "Rows by split, no article in two of them."
     titles = list(dict.fromkeys(row['cluster'] for row in rows))
@@ -156,8 +168,8 @@ def split_articles(
     n_dev = max(1, round(_DEV_SHARE * len(titles))) if dev is None else dev
     if len(titles) < n_test + n_dev + 1:
         raise CorpusError(
-            f'{len(titles)} article(s) cannot make a train, a dev and a test split; give more, or put '
-            'train.json, dev.json and test.json there'
+            f'{where}: {len(titles)} article(s) cannot make a train, a dev and a test split; give more, or '
+            'put train.json, dev.json and test.json there'
         )
     order = np.random.default_rng(_SEED).permutation(len(titles))
     split_of = {
@@ -169,6 +181,7 @@ def split_articles(
 
 def _read(path: Path) -> list[Paragraph]:
     "A file's paragraphs."
+    check_regular(path)
     try:
         return read_squad(path)
     except SquadError as e:
@@ -211,10 +224,12 @@ def _squad1_folder(folder: Path) -> dict[str, Rows]:
     return _squad1(_read(path), frozenset(ids))
 
 
-def _from_hub(table) -> list[Paragraph]:
-    "A table of the hub as paragraphs."
+def _from_hub(data, split: str) -> list[Paragraph]:
+    "A split of a dataset of the hub as paragraphs."
     try:
-        return from_hub(table)
+        return from_hub(data[split])
+    except KeyError:
+        raise CorpusError(f"the hub's dataset has no split {split!r}; it has {', '.join(data)}") from None
     except SquadError as e:
         raise CorpusError(str(e)) from None
 
@@ -223,14 +238,25 @@ def json_files(
     folder: Path,
 ) -> dict[str, Rows] | None:  # None: there is no JSON file
     "The splits of a folder of files in SQuAD's shape."
-    if _first(folder, 'dev-v2.0.json'):
-        return _squad2_folder(folder)
     files = sorted(path for path in folder.iterdir() if path.name.endswith(('.json', '.json.gz')))
-    if not files:
-        return None
-    if len(files) == 1:
-        return split_articles(question_rows(_read(files[0])))
     named = {split: _first(folder, f'{split}.json') for split in SPLITS}
+    official = _first(folder, 'dev-v2.0.json')
+    kinds = {
+        'tables': [folder / f'{split}.{end}' for split in SPLITS for end in FORMATS],
+        'train.json, dev.json or test.json': [path for path in named.values() if path],
+        "SQuAD 2.0's own files": [official] if official else [],
+    }
+    there = [words for words, paths in kinds.items() if any(path.exists() for path in paths)]
+    if len(there) > 1:
+        raise CorpusError(
+            f'{folder} has {" and ".join(there)}, and either could be meant; leave one kind there'
+        )
+    if not files or 'tables' in there:
+        return None
+    if official:
+        return _squad2_folder(folder)
+    if len(files) == 1:
+        return split_articles(question_rows(_read(files[0])), where=str(files[0]))
     if None in named.values() or len(files) > len(SPLITS):
         raise CorpusError(
             f'{folder} has {", ".join(shown(path.name) for path in files[:4])}; put train.json, dev.json and '
@@ -265,13 +291,13 @@ CORPORA = CorpusRules(
             'rajpurkar/squad_v2',
             ('dev-v2.0.json', 'dev-v2.0.json.gz'),
             _squad2_folder,
-            lambda data: _squad2(_from_hub(data['validation']), _from_hub(data['train'])),
+            lambda data: _squad2(_from_hub(data, 'validation'), _from_hub(data, 'train')),
         ),
         'squad1': MadeCorpus(
             'rajpurkar/squad',
             ('train-v1.1.json', 'train-v1.1.json.gz'),
             _squad1_folder,
-            lambda data: _squad1(_from_hub(data['train'])),
+            lambda data: _squad1(_from_hub(data, 'train')),
         ),
     },
     notes=NOTES,
@@ -312,16 +338,20 @@ class Windows:
     ) -> np.ndarray:  # (n, 2) int64: first and last token; (0, 0) where the window does not hold the span
         "Where a span of characters stands in each window."
         found = np.zeros((len(self.row), 2), dtype=np.int64)
+        # at the edges of a context an answer may reach farther than its tokens do
+        opens = np.diff(self.row, prepend=-1) != 0
+        closes = np.diff(self.row, append=-1) != 0
         for i, (row, start) in enumerate(zip(self.row.tolist(), self.first_place.tolist())):
             if spans[row] is None:
                 continue
             low, high = self.context[i].tolist()
             places = self.places[start : start + high - low]
             begin, end = spans[row]
-            if len(places) and places[0, 0] <= begin and end <= places[-1, 1]:
-                first = int(np.searchsorted(places[:, 1], begin, side='right'))
-                last = int(np.searchsorted(places[:, 0], end, side='left')) - 1
-                found[i] = (low + first, low + max(first, last))
+            whole = (opens[i] or places[0, 0] <= begin) and (closes[i] or end <= places[-1, 1])
+            first = int(np.searchsorted(places[:, 1], begin, side='right'))
+            last = int(np.searchsorted(places[:, 0], end, side='left')) - 1
+            if whole and first <= last:
+                found[i] = (low + first, low + last)
         return found
 
 
@@ -386,7 +416,12 @@ def _encode_windows(tokenizer, rows: Rows, max_length: int, stride: int) -> Wind
         for i, row in enumerate(encoded['overflow_to_sample_mapping']):
             sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(i)])
             tokens = np.flatnonzero(sequence == 1)
-            low, high = (tokens[0], tokens[-1] + 1) if len(tokens) else (0, 0)
+            if not len(tokens):
+                raise CorpusError(
+                    f'the context of question {part[row]["id"]!r} has no token of this tokenizer; remove the '
+                    'question, or give a context with words'
+                )
+            low, high = (tokens[0], tokens[-1] + 1)
             types = encoded['token_type_ids'][i]
             ids.append(encoded['input_ids'][i])
             second.append(types.index(1) if 1 in types else len(types))

@@ -27,9 +27,9 @@ from ..core.files import root, sha256_text, without_password
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
-           'CorpusRules', 'column_names', 'Table', 'read_text', 'read_split', 'check_filled', 'find_folder',
-           'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus',
-           'load_corpus', 'corpus_of', 'load_by_rules']
+           'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
+           'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy',
+           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -154,7 +154,7 @@ class Table:
     place: Callable[[int], str]  # says where row i is
 
 
-def _check_regular(path: Path) -> None:
+def check_regular(path: Path) -> None:
     "Refuse to open what may never end: a pipe, a device. A link counts as what it leads to."
     if path.exists() and not path.is_file():
         raise CorpusError(
@@ -164,7 +164,7 @@ def _check_regular(path: Path) -> None:
 
 def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
-    _check_regular(path)
+    check_regular(path)
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -408,7 +408,7 @@ def read_split(
     "A split from a file."
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
-    _check_regular(path)
+    check_regular(path)
     if path.suffix == '.tsv':
         table = _read_tsv(path, needed)
     elif path.suffix == '.jsonl':
@@ -835,7 +835,7 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, list[tuple]]) -> d
     for split, rows in splits.items():
         labels: dict[tuple, set] = {}
         for of, row in zip(texts[split], rows, strict=True):
-            labels.setdefault(of, set()).add(row.get('label'))
+            labels.setdefault(of, set()).add(row.get('label', row.get('answers')))
         found[split] = sum(len(labels[of]) > 1 for of in texts[split])
     return {split: n for split, n in found.items() if n}
 
@@ -913,7 +913,7 @@ def _read_made(rules: CorpusRules, name: str, folder: Path | None) -> tuple[str,
     if folder:
         for file in made.files:
             for path in folder.glob(file):
-                _check_regular(path)
+                check_regular(path)
         return 'folder', str(folder), _checked(rules, name, made.from_folder(folder))
     if not made.hub_id:
         raise _not_at_hand(name)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'normalised', 'exact_match', 'word_f1', 'answer_scores', 'with_threshold', 'best_threshold',
-           'span_scores', 'unit_scores', 'span_metrics', 'squad_evaluation']
+__all__ = ['UNIT_METRICS', 'normalised', 'exact_match', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
+           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'squad_evaluation']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -62,14 +62,37 @@ def answer_scores(
     return exact, max(word_f1(answer, predicted) for answer in known)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #1288a855
-def with_threshold(
+def no_answer_probability(
+    log_odds: np.ndarray,  # (n,) that there is an answer, rounded to float32
+) -> np.ndarray:  # (n,) float64, in [0, 1]
+    "The probability that there is none."
+    exact = np.asarray(log_odds, dtype=np.float32).astype(np.float64)
+    return 1 / (1 + np.exp(np.clip(exact, -700, 700)))
+
+
+def withdrawn(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
-    no_answer: np.ndarray,  # (n,) probability that it has none
-    threshold: float,  # above it none is predicted
+    none: np.ndarray,  # (n,) bool: is none predicted?
 ) -> np.ndarray:  # (n,)
     "The scores where texts are withdrawn."
-    return np.where(no_answer > threshold, 1.0 - answered, scores)
+    return np.where(none, 1.0 - answered, scores)
+
+
+def answer_threshold(
+    scores: np.ndarray,  # (n,) of the predicted texts
+    answered: np.ndarray,  # (n,) bool: has the question an answer?
+    log_odds: np.ndarray,  # (n,) float32, that there is an answer
+    predicted: np.ndarray,  # (n,) bool: is a text predicted at all?
+) -> float:  # finite: below it none is predicted
+    "The log-odds from which on it is best to answer; of equally good ones the highest."
+    order = np.argsort(-log_odds, kind='stable')
+    sorted_odds = log_odds[order].astype(np.float64)
+    gains = np.where(answered, scores, -1.0 * predicted)[order]
+    ends = np.flatnonzero(np.diff(sorted_odds, append=-np.inf))
+    reached = np.cumsum(gains)[ends]
+    best = int(np.argmax(reached))
+    return float(sorted_odds[ends[best]]) if reached[best] > 0 else float(sorted_odds[0] + 1)
 
 
 def best_threshold(
@@ -127,10 +150,10 @@ def span_metrics(
     answered: np.ndarray,  # (n,) bool
     no_answer: np.ndarray,  # (n,) probability that there is no answer
     predicted: np.ndarray,  # (n,) bool: is a text predicted at all?
-    threshold: float = 1.0,  # above it none is predicted; 1: all texts stay
+    none: np.ndarray,  # (n,) bool: which texts are withdrawn
 ) -> dict[str, float | None]:  # None: there is no question of the kind
     "All metrics of a set of questions."
-    kept = [with_threshold(scores[:, i], answered, no_answer, threshold) for i in range(2)]
+    kept = [withdrawn(scores[:, i], answered, none) for i in range(2)]
     found: dict[str, float | None] = {
         name: float(np.mean(values)) if len(values) else None
         for name, (_, values) in unit_scores(*kept, answered).items()
@@ -147,12 +170,12 @@ def squad_evaluation(
     no_answer: Mapping[str, float] | None = None,  # probability that there is none; None: of none
     threshold: float = 1.0,
 ) -> dict[str, float | None]:  # as `span_metrics`, and `total`, the number of questions
-    "The official evaluation of a file of predictions: missing questions are left out, others ignored."
+    "The official rules for a file of predictions; unlike there, questions it lacks are left out of all scores."
     known = [id for id in answers if id in predicted]
     if not known:
         raise ValueError(f'none of the {len(answers)} questions is among the predictions; compare their ids')
     scores = span_scores({id: answers[id] for id in known}, predicted)
     answered = np.array([bool(answers[id]) for id in known], dtype=bool)
-    none = np.array([(no_answer or {}).get(id, 0.0) for id in known], dtype=np.float64)
+    of_none = np.array([(no_answer or {}).get(id, 0.0) for id in known], dtype=np.float64)
     some = np.array([bool(predicted[id]) for id in known], dtype=bool)
-    return span_metrics(scores, answered, none, some, threshold) | dict(total=len(known))
+    return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))

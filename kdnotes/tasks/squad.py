@@ -46,13 +46,18 @@ class Paragraph:
 def _question(where: str, context: str, question: dict) -> Question:
     "A question, checked."
     try:
-        id = str(question['id'])
+        given_id = question['id']
         text = ' '.join(question['question'].split())
         answers = question['answers']
     except (KeyError, TypeError, AttributeError):
         raise SquadError(
             f'{where}: a question lacks id, question or answers; take the official file'
         ) from None
+    if type(given_id) not in (str, int):
+        raise SquadError(
+            f'{where}: the id of the question {shown(text)} is {shown(given_id)}; give a text or a number'
+        )
+    id = str(given_id)
     if not isinstance(answers, list):
         raise SquadError(f'{where}: the answers of question {id!r} are no list; take the official file')
     _check_impossible(where, id, bool(answers), question)
@@ -86,14 +91,14 @@ def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
         ) from None
     if not (
         isinstance(answer, str)
-        and isinstance(begin, int)
-        and answer
+        and type(begin) is int
+        and answer.strip()
         and context[begin : begin + len(answer)] == answer
         and begin >= 0
     ):
         raise SquadError(
-            f'{where}: the answer of question {id!r} does not stand at character {begin!r} of its context; '
-            'take the official file'
+            f'{where}: the answer of question {id!r} does not stand at character {shown(begin)} of its '
+            'context; take the official file'
         )
     return begin, begin + len(answer)
 
@@ -120,11 +125,13 @@ def read_squad(
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
         articles = json.loads(data)['data']
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise SquadError(f'{path} cannot be read, since it is no whole gzip file; fetch it again') from None
     except OSError as e:
         raise SquadError(
             f'{path} cannot be read ({e.strerror or e}); check the file and its permissions'
         ) from None
-    except (ValueError, KeyError, TypeError, EOFError, RecursionError, zlib.error):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise SquadError(
             f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file"
         ) from None
@@ -144,17 +151,37 @@ def read_squad(
 _SECOND_COPY = '629df765b1980a5e'
 
 
+_HUB_COLUMNS = ('id', 'title', 'context', 'question', 'answers')
+
+
+def _check_hub_row(id: Any, title: Any, context: Any, answers: Any) -> None:
+    "Refuse a row of the hub that is not of SQuAD's kind."
+    texts = isinstance(title, str) and isinstance(context, str)
+    try:
+        whole = len(answers['text']) == len(answers['answer_start']) and None not in answers['answer_start']
+    except (KeyError, TypeError):
+        whole = False
+    if not (texts and whole):
+        what = 'answers with as many starts as texts' if texts else 'a title and a context'
+        raise SquadError(f'the hub: question {shown(id)} lacks {what}; correct the table')
+
+
 def from_hub(
     # columns id, title, context, question, answers {text, answer_start}: a `datasets.Dataset` or a mapping of
     # such columns
     table: Any,
 ) -> list[Paragraph]:  # in the table's order
     "The paragraphs of SQuAD as the hub gives it."
+    names = getattr(table, 'column_names', None) or list(table)
+    if missing := [name for name in _HUB_COLUMNS if name not in names]:
+        raise SquadError(
+            f"the hub's table has no column {missing[0]!r}; it needs {', '.join(_HUB_COLUMNS)}, as "
+            'rajpurkar/squad_v2 has them'
+        )
     found = []
     before = None
-    for id, title, context, question, answers in zip(
-        *(list(table[c]) for c in ('id', 'title', 'context', 'question', 'answers'))
-    ):
+    for id, title, context, question, answers in zip(*(list(table[name]) for name in _HUB_COLUMNS)):
+        _check_hub_row(id, title, context, answers)
         here = title.replace('_', ' '), context
         if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY):
             found.append((*here, []))
