@@ -57,7 +57,7 @@ from kdnotes.distill.students import (
     shape_student,
 )
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan, plan_study, teacher_config
+from kdnotes.experiment.plan import plan, plan_study, teacher_config, transfer_config
 from kdnotes.experiment.worker import _model_of_run, starting_model
 from kdnotes.records.schema import RecordError, check_read, check_record
 from kdnotes.records.store import RunFolder
@@ -230,10 +230,11 @@ def test_heads_are_drawn_by_the_pruning_seed_alone():
     assert kept[0] == kept[1] != kept[2]
 
 
-def test_new_weights_are_drawn_by_the_runs_seed():
-    first, same, other = (shaped(layers=6, heads=5, feed_forward=40, seed=seed) for seed in (0, 0, 1))
+@pytest.mark.parametrize('shape', [dict(layers=6), dict(heads=5), dict(feed_forward=40)])
+def test_new_weights_are_drawn_by_the_runs_seed(shape):
+    first, same, other = (shaped(**shape, seed=seed) for seed in (0, 0, 1))
     assert is_same(first, same) and not is_same(first, other)
-    assert first.config.kept_heads == [[0, 1, 2, 3, 4]] * 6 and not is_pruned(first)
+    assert not is_pruned(first)
 
 
 def test_importance_is_what_taking_a_head_out_would_change():
@@ -786,3 +787,19 @@ def test_the_race_refuses_students_that_other_libraries_cannot_have(parameters):
     with pytest.raises(BenchError) as e:
         bench('embedded', **parameters)
     assert 'would change the student of kdnotes alone' in one_sentence(e)
+
+
+@pytest.mark.parametrize('shape', [dict(layers=2, heads=6), dict(layers=8), dict(student_layers=(0, 3))])
+def test_a_transferred_student_gets_its_shape_where_it_is_trained_first(shape, monkeypatch):
+    asked = make_config(corpus='embedded', transfer='wikiqa', student_init='transferred', **shape)
+    config = resolve(asked, ON, 'embedded', 'wikiqa')
+    first = resolve(transfer_config(config), ON, 'wikiqa')
+    names = {'student_layers', *names_with('shape', RunConfig)}
+    assert {n: getattr(first, n) for n in names} == {n: getattr(config, n) for n in names}
+    # and is not shaped again
+    model = shape_student(tiny_bert(), make_config(heads=1))
+    monkeypatch.setattr('kdnotes.experiment.worker._model_of_run', lambda task, run_id: model)
+    started, _ = starting_model(
+        config, SameWord(), dict(initial=dict(transfer_run_id='x'), teacher_run_id='y')
+    )
+    assert started is model and n_heads(started.config) == 1
