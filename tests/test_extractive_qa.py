@@ -4,11 +4,14 @@ and what is refused.
 
 import gzip
 import json
+import math
+import os
 import string
 from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from handmade import make_record
 from test_doctor import write_model
 from kdnotes.analysis.compare import study_comparisons
@@ -17,7 +20,8 @@ from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, me
 from kdnotes.core.config import ConfigError, flat, make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.model_settings import head_dropout
-from kdnotes.distill.models import MINILM, load_model, load_tokenizer
+from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
+from kdnotes.records.store import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.tasks.extractive_qa import (
     ExtractiveQA,
@@ -40,7 +44,12 @@ from kdnotes.tasks.passages import (
 )
 from kdnotes.tasks.sources import Corpus, CorpusError, load_by_rules, load_corpus, read_folder, resolve_corpus
 from kdnotes.tasks.squad import from_hub, read_squad
-from kdnotes.tasks.span_metrics import answer_scores, normalised, squad_evaluation
+from kdnotes.tasks.span_metrics import (
+    answer_scores,
+    no_answer_probability,
+    normalised,
+    squad_evaluation,
+)
 
 TASK = 'extractive_qa'
 
@@ -580,7 +589,8 @@ def test_the_threshold_comes_from_dev(small):
     found = small.evaluate(scores)
     dev = found.metrics['dev']
     assert dev['exact'] == dev['best_exact'] > dev['always_unanswerable']
-    at = dev['best_exact_thresh']
+    at = dev['threshold']
+    assert at == found.metrics['test']['threshold']
     predictions = found.predictions[found.predictions['split'] == 'test']
     answers = {row['id']: [row['context'][b:e] for b, e in row['answers']] for row in small.rows['test']}
     contexts = {row['id']: row['context'] for row in small.rows['test']}
@@ -588,8 +598,8 @@ def test_the_threshold_comes_from_dev(small):
     for unit, item in zip(predictions['unit'], predictions['item']):
         begin, end = map(int, item.split(':'))
         texts[unit] = contexts[unit][begin:end]
-    none = dict(zip(predictions['unit'], 1 / (1 + np.exp(predictions['score']))))
-    expected = plain_evaluation(answers, texts, none, at)
+    none = dict(zip(predictions['unit'], no_answer_probability(predictions['score'].to_numpy()).tolist()))
+    expected = plain_evaluation(answers, texts, none, 1 / (1 + math.exp(at))) | dict(threshold=at)
     expected.pop('total')
     assert_same_scores(found.metrics['test'], expected)
     for metric in ('exact', 'f1', 'has_ans_f1', 'no_ans_exact'):
@@ -747,3 +757,119 @@ def test_the_published_baseline_setting():
         epochs=3.0,
     )
     assert {name: values[name] for name in published} == published
+
+
+# ---- what a hostile review found ----
+
+
+def test_more_likeliest_tokens_than_a_window_has(small):
+    "All are kept: whether that happens depends on which windows come together."
+    batch = small.batch('train', np.arange(4))
+    width = batch.inputs['input_ids'].shape[1]
+    student, teacher = (span_logits(said(batch, seed), batch)[0] for seed in (0, 1))
+    whole, wide = (Targets(2.0, top_k=k).loss(student, teacher) for k in (None, width + 500))
+    assert wide.item() == pytest.approx(whole.item(), rel=1e-6)
+
+
+def test_questions_with_more_tokens_than_characters(tokenizer):
+    "A syllable of Korean is up to three tokens."
+    config = make_config(task=TASK, corpus='embedded', max_length=64, stride=16)
+    corpus = corpus_of_one(1)
+    corpus.splits['dev'][0]['question'] = '\uac01' * 30
+    assert 'shorten it' in refused(lambda: check_tokens(corpus, config, lambda: tokenizer), CorpusError)
+
+
+def test_a_tokenizer_that_begins_with_something_else(tokenizer):
+    config = make_config(task=TASK, corpus='embedded')
+
+    class ClsLast:
+        is_fast = True
+        cls_token = '[CLS]'
+        cls_token_id = 101
+
+        def __call__(self, *texts):
+            return dict(input_ids=[7, 102, 8, 102, 101])
+
+    sentence = refused(lambda: check_tokens(corpus_of_one(1), config, ClsLast), CorpusError)
+    assert 'does not begin a text with its [CLS]' in sentence
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_stored_predictions_give_the_same_scores_to_the_last_question(small, tmp_path, monkeypatch, seed):
+    "The threshold is one question's own log-odds: a digit less, and it would be refused."
+    rng = np.random.default_rng(seed)
+    split = 'dev'
+    scores = {}
+    for name in ('dev', 'test'):
+        windows = small.windows[name]
+        scores[name] = rng.normal(size=(len(windows.row), 4)).astype(np.float32) * 3.3
+        scores[name][:, 1] *= 1e-3  # so that differences have more digits than a number holds
+        labels = small.labels[name]
+        scores[name][:, 2:] = np.where(labels.any(axis=1, keepdims=True), labels, windows.context[:, :1])
+    found = small.evaluate(scores)
+    monkeypatch.setenv("KDNOTES_HOME", str(tmp_path))
+    folder = RunFolder("s", "baseline-s0-000000000000")
+    folder.path.mkdir(parents=True)
+    folder.write_table('predictions', found.predictions)
+    stored = read_csv(folder.path / 'predictions.csv.gz')
+    own = stored[stored['split'] == split]
+    rows = {row['id']: row for row in small.rows[split]}
+    exact = []
+    for unit, item, score in zip(own['unit'], own['item'], own['score']):
+        begin, end = map(int, item.split(':'))
+        row = rows[unit]
+        text = (
+            row['context'][begin:end] if float(np.float32(score)) >= found.metrics[split]['threshold'] else ''
+        )
+        exact.append(plain_scores([row['context'][b:e] for b, e in row['answers']], text)[0])
+    assert np.mean(exact) == pytest.approx(found.metrics[split]['exact'], abs=1e-12)
+
+
+def test_folders_that_could_mean_two_things(tmp_path):
+    for split in ('train', 'dev', 'test'):
+        write_squad(tmp_path / 'own', question('p', 'Salt'), question('q'), name=f'{split}.json')
+    (tmp_path / 'own' / 'train.tsv').write_text('question\tcontext\tanswer\nWhat?\tSalt.\tSalt')
+    assert 'leave one kind there' in refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
+    (tmp_path / 'own' / 'train.tsv').unlink()
+    write_squad(tmp_path / 'own', question('p', 'Salt'), name='dev-v2.0.json')
+    assert 'leave one kind there' in refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
+    pipe = tmp_path / 'pipe'
+    pipe.mkdir()
+    os.mkfifo(pipe / 'all.json')
+    assert 'no ordinary file' in refused(lambda: load_corpus(TASK, str(pipe)), CorpusError)
+    (tmp_path / 'torn').mkdir()
+    (tmp_path / 'torn' / 'all.json.gz').write_bytes(gzip.compress(b'{"data": []}')[:-9])
+    assert 'no whole gzip file' in refused(lambda: load_corpus(TASK, str(tmp_path / 'torn')), CorpusError)
+
+
+@pytest.mark.parametrize(
+    'answer,start,words',
+    [
+        ('ana', '', 'has the answer'),  # it overlaps with itself: twice
+        ('ana', '9' * 5000, 'does not stand at character'),
+        ('ana', '\u0663', 'does not stand at character'),  # a digit of another script
+    ],
+)
+def test_answers_of_tables(tmp_path, answer, start, words):
+    for split in ('train', 'dev', 'test'):
+        (tmp_path / f'{split}.tsv').write_text(
+            f'question\tcontext\tanswer\tanswer_start\nWhat {split}?\tx anana y\t{answer}\t{start}'
+        )
+    assert words in refused(lambda: read_folder(tmp_path, CORPORA), CorpusError)
+
+
+def test_a_given_head_of_three_outputs(tmp_path):
+    source = write_model(tmp_path / 'model')
+    config = transformers.AutoConfig.from_pretrained(source, num_labels=3)
+    transformers.AutoModelForQuestionAnswering.from_config(config).save_pretrained(source)
+    sentence = refused(lambda: load_given(source, 'AutoModelForQuestionAnswering'), ModelError)
+    assert 'has 3 outputs for a token, and 2 are needed' in sentence
+
+
+def test_a_students_start_is_no_matter_of_the_teachers(tmp_path):
+    "A baseline's configuration is read again by its run, and a hub student is none of its own."
+    given = make_config(
+        task=TASK, mode='baseline', corpus='embedded', student_init='hub', student='somewhere'
+    )
+    config = resolve(given, Machine('cpu', cores=2), 'embedded')
+    assert make_config(**flat(config)).student_init == 'teacher_finetuned'

@@ -75,7 +75,7 @@ def set_tables(split: str, seed: int, found: float, refused: float) -> tuple[pd.
 def metrics_of(units: pd.DataFrame) -> dict:
     means = units.groupby('metric')['value'].mean().to_dict()
     best = dict(best_exact=means['exact'] + 0.01, best_exact_thresh=0.5, best_f1=means['f1'] + 0.01)
-    return means | best | dict(best_f1_thresh=0.4, always_unanswerable=0.5)
+    return means | best | dict(best_f1_thresh=0.4, always_unanswerable=0.5, threshold=0.0)
 
 
 def make_run(mode: str, seed: int, found: float, refused: float, study='squad2-qa', **parameters):
@@ -209,11 +209,10 @@ def test_without_predictions_no_refusal_is_counted(home):
 
 
 def test_a_question_at_the_threshold_is_answered():
-    "Evidence has five digits of its log-odds, and the threshold is its own probability."
+    "Evidence has five digits of its log-odds, and the threshold has all of them."
     score = 0.123456789
-    threshold = 1 / (1 + np.exp(score))
     predicted = pd.DataFrame(dict(label=[1, 1, 0], score=[float(f'{score:.5g}'), 0.12, 0.13]))
-    assert refused_shares(predicted, threshold) == dict(has_ans=0.5, no_ans=0.0)
+    assert refused_shares(predicted, score) == dict(has_ans=0.5, no_ans=0.0)
 
 
 @pytest.mark.parametrize(

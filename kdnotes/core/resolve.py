@@ -157,6 +157,7 @@ def resolve(
         threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
+        student_init=config.student_init if student else RunConfig.model_fields['student_init'].default,
         **shape,
         hidden_layers=_hidden_layers(config, shape['student_layers'], teacher_depth or profile.depth),
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)

@@ -643,9 +643,20 @@ def load_given(
     _check_loaded(model, info, folder)
     _check_finite(model, source)
     if labels is None:
+        _check_span_head(model, source)
         return open_decoder(model)
     _check_outputs(model, source, labels)
     return two_outputs(model) if len(labels) == 2 and model.config.num_labels == 1 else model
+
+
+def _check_span_head(model: nn.Module, source: str | Path) -> None:
+    "Refuse a question-answering head with other outputs than beginning and end."
+    head = getattr(model, 'qa_outputs', None)
+    if isinstance(head, nn.Linear) and head.out_features != 2:
+        raise ModelError(
+            f'the head of {source!s} has {head.out_features} outputs for a token, and 2 are needed, '
+            'beginning and end; give a model with two'
+        )
 
 
 def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) -> None:

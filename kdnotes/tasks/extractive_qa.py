@@ -87,8 +87,8 @@ def check_tokens(
         )
     if pieces('a', 'b')['input_ids'][0] != pieces.cls_token_id:
         raise CorpusError(
-            f'the tokenizer of {config.teacher} does not begin a text with its {pieces.cls_token}, which stands '
-            'for no answer; take a model such as BERT or RoBERTa'
+            f'the tokenizer of {config.teacher} does not begin a text with its {pieces.cls_token}, which '
+            'stands for no answer; take a model such as BERT or RoBERTa'
         )
     stride = config.task_settings.stride
     room = room_for_questions(pieces, config.max_length, stride)

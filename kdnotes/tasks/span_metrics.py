@@ -170,7 +170,7 @@ def squad_evaluation(
     no_answer: Mapping[str, float] | None = None,  # probability that there is none; None: of none
     threshold: float = 1.0,
 ) -> dict[str, float | None]:  # as `span_metrics`, and `total`, the number of questions
-    "The official rules for a file of predictions; unlike there, questions it lacks are left out of all scores."
+    "The official rules for a file of predictions; questions it lacks are left out, unlike there."
     known = [id for id in answers if id in predicted]
     if not known:
         raise ValueError(f'none of the {len(answers)} questions is among the predictions; compare their ids')

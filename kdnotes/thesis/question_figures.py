@@ -262,7 +262,7 @@ def _depth(record: dict, layers: Sequence[int]) -> int:
 
 def _heads(settings: dict) -> str:
     "What becomes of the attention heads of a layer."
-    kept = settings.get('student_heads')
+    kept = settings.get('heads')
     return 'attention heads: all are kept' if kept is None else f'attention heads: {kept} of a layer are kept'
 
 

@@ -79,10 +79,9 @@ def beyond_never(
 def threshold_values(
     runs: Sequence[dict],  # of one arm
     where: str,  # an evaluation set
-    # chosen, best: probabilities; exact: with the one that was chosen; best_exact: with the best; missed: the
-    # difference of the two
+    # chosen: log-odds; exact: with it; best_exact: the best of the official search; missed: the difference
 ) -> dict[str, Interval]:
-    "The threshold from dev beside the best one of a set."
+    "What the threshold from dev gives, beside the best of a set."
 
     def mean(of: list) -> Interval | None:
         return None if None in of else mean_interval(of)
@@ -90,8 +89,7 @@ def threshold_values(
     exact, best = ([r['metrics'].get(where, {}).get(k) for r in runs] for k in ('exact', 'best_exact'))
     missed = [None if None in pair else pair[0] - pair[1] for pair in zip(best, exact)]
     found = dict(
-        chosen=over_seeds(runs, 'dev', 'best_exact_thresh'),
-        best=over_seeds(runs, where, 'best_exact_thresh'),
+        chosen=over_seeds(runs, where, 'threshold'),
         exact=mean(exact),
         best_exact=mean(best),
         missed=mean(missed),
@@ -102,13 +100,11 @@ def threshold_values(
 def threshold_table(
     thresholds: dict[str, dict[str, Interval]],  # arm -> of `threshold_values`
 ) -> pd.DataFrame:  # a row an arm, text
-    "Thresholds as probabilities, what is reached with them in percent."
+    "Thresholds as log-odds, what is reached in percent."
 
     def row(arm: str, its: dict[str, Interval]) -> dict[str, str]:
-        texts = {k: f'{x:.3f}' if k in ('chosen', 'best') else percent(x) for k, x in its.items()}
-        titles = dict(
-            chosen='chosen on dev', best='best', exact='exact, %', best_exact='best exact, %', missed='points'
-        )
+        texts = {k: f'{x:.2f}' if k == 'chosen' else percent(x) for k, x in its.items()}
+        titles = dict(chosen='chosen on dev', exact='exact, %', best_exact='best exact, %', missed='points')
         return {'arm': arm} | {title: texts.get(k, '-') for k, title in titles.items()}
 
     return pd.DataFrame([row(*of) for of in thresholds.items()])
@@ -119,12 +115,11 @@ _SAME = 1e-4  # of log-odds with five digits, relatively
 
 def refused_shares(
     predicted: pd.DataFrame,  # of one run and set: label (is there an answer?), score (log-odds of one)
-    threshold: float,  # the probability of no answer above which there is a refusal
+    threshold: float,  # log-odds below which there is a refusal
 ) -> dict[str, float]:  # has_ans, no_ans: the share of these questions that is refused
     "How often a run says that there is no answer."
-    least = np.log((1 - threshold) / threshold) if 0 < threshold < 1 else np.inf * (1 - 2 * threshold)
-    room = _SAME * max(1.0, abs(least)) if np.isfinite(least) else 0.0
-    refused = predicted['score'].to_numpy() < least - room
+    room = _SAME * max(1.0, abs(threshold))
+    refused = predicted['score'].to_numpy() < threshold - room
     labels = predicted['label'].to_numpy()
     kinds = dict(has_ans=labels == 1, no_ans=labels == 0)
     return {kind: float(refused[of].mean()) for kind, of in kinds.items() if of.any()}
@@ -144,7 +139,7 @@ def refusal_values(
         return dict(reason='this evidence holds no predictions of some runs')
 
     def of(runs: Sequence[dict]) -> dict[str, Interval]:
-        shares = [refused_shares(by_run[r['run_id']], r['metrics']['dev']['best_exact_thresh']) for r in runs]
+        shares = [refused_shares(by_run[r['run_id']], r['metrics'][where]['threshold']) for r in runs]
         kinds = [kind for kind in ('has_ans', 'no_ans') if all(kind in s for s in shares)]
         return {kind: mean_interval([s[kind] for s in shares]) for kind in kinds}
 
@@ -371,7 +366,6 @@ def question_values(
         one_seed=about['n_seeds'] == 1,
         one_teacher=len(teachers) == 1 < about['n_seeds'],
         searched=about['tuned'] is not None,
-        preset=among(x for r in found if (x := r['settings'].get('preset'))) or None,
         steps=role_steps(e, PERCENT),
         note=task_info(first['task']).corpora.notes.get(first['corpus_sha256']),
         counted=counts,
