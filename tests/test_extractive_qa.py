@@ -665,7 +665,7 @@ def test_tables_show_shares_in_percent():
     assert list(metrics.loc['exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
     assert list(metrics.loc['best_exact_thresh']) == ['0.250 ± 0.000'] * 2
     [row] = comparison_table(study_comparisons(made, None)).to_dict('records')
-    assert row['change of test exact, points of %'].startswith('+10.0')
+    assert row['change of test exact, percentage points'].startswith('+10.0')
 
 
 def test_a_report_says_how_the_corpus_was_split():

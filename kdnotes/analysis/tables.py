@@ -265,7 +265,7 @@ def comparison_table(
         return {
             'comparison': f'{c.a} -> {c.b}',
             'pairs': len(c.seeds),
-            f'change of {metric}{", points of %" * percent}': change(c.difference),
+            f'change of {metric}{", percentage points" * percent}': change(c.difference),
             'verdict': verdict_on(c).words,
             'training, times as fast': cell(c.speedup.get('train_s'), '.2f'),
             'in all, times as fast': cell(c.speedup.get('total_s'), '.2f'),
