@@ -350,6 +350,9 @@ def copy_without_the_study(folder: Path) -> Path:
     copy = copy_of(folder)
     for file in (copy / 'thesis' / 'data').glob('gutenberg*'):
         file.unlink()
+    plan = read_json(copy / 'thesis' / 'plan.json')
+    others = {part: of for part, of in plan['parts'].items() if not part.startswith('mlm')}
+    write_json(copy / 'thesis' / 'plan.json', plan | dict(parts=others))
     return copy
 
 
