@@ -120,7 +120,17 @@ def _fields(without: Sequence[str], **defaults: str) -> str:
     for task in TASKS:
         lines += ['', f'parameters of -p task={task} alone:']
         lines += _field_lines(task_info(task).settings, without, defaults)
+        lines += _other_defaults(task)
     return '\n'.join(lines)
+
+
+def _other_defaults(task: str) -> list[str]:
+    "What a run of this task takes where nothing is given, unlike the runs of the first task."
+    usual = task_info(task).usual(dict(mode=RunConfig.model_fields['mode'].default))
+    if not usual:
+        return []
+    typed = ' '.join(f'{name}={_as_typed(value)}' for name, value in usual.items())
+    return [textwrap.fill(f'  its own defaults: {typed}', _WIDTH, subsequent_indent='    ')]
 
 
 def _field_lines(of: type, without: Sequence[str], defaults: dict[str, str]) -> list[str]:
@@ -146,6 +156,8 @@ def _as_typed(value: Any) -> str:
     "A value as it is given on the command line."
     if value is None:
         return 'none'
+    if isinstance(value, tuple):
+        return ','.join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -93,6 +93,13 @@ def test_help_fits_a_screen_and_says_typed_values(command, capsys):
     assert max(map(len, lines)) <= 100 and not any('None' in line for line in lines)
 
 
+def test_help_says_which_defaults_are_a_tasks_own(capsys):
+    assert exit_code(cli.main, 'study --help') == 0
+    said = ' '.join(capsys.readouterr().out.split())
+    own = said.partition('parameters of -p task=extractive_qa alone:')[2]
+    assert 'its own defaults: max_length=384' in own
+
+
 @pytest.mark.parametrize('typed', ['name', 'name -p corpus=embedded', 'name -pcorpus=embedded'])
 def test_what_a_command_has_is_taken(typed, capsys):
     assert cli.main(typed.split()) == 0 and capsys.readouterr().out == 'embedded\n'

@@ -7,13 +7,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 from ..core.arms import MODES
+from ..core.config import task_info
 from .compare import TIMES, Comparison, label, verdict_on
 from .intervals import Interval, number_texts, scaled
 from .plotting import metric_name
 from .tests import Family, p_words
 
 # %% auto #0
-__all__ = ['PLAIN', 'PERCENT', 'times_as', 'explain', 'Unit', 'sentence']
+__all__ = ['PLAIN', 'PERCENT', 'times_as', 'Unit', 'unit_of', 'explain', 'sentence']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -30,6 +31,25 @@ def times_as(
     return f'{longer:.2f} times as long'
 
 # %% ../../nbs/analysis/07_wording.ipynb #6b2d1f0a
+class Unit(NamedTuple):
+    "How differences of a metric are written."
+
+    factor: float = 1.0
+    digits: int = 4
+    words: str = ''  # behind a number
+
+
+PLAIN = Unit()
+PERCENT = Unit(100.0, 2, ' percentage points')  # of a share
+
+
+def unit_of(
+    c: Comparison,
+) -> Unit:
+    "How a comparison's primary metric is written: a share of questions in percent, as in tables."
+    return PERCENT if c.primary['metric'] in task_info(c.task).percent else PLAIN
+
+
 def _p_clause(p: float | None, corrected: float | None, family: Family | None) -> str:
     "A p value and its correction, after a semicolon; nothing where there is no p."
     if p is None:
@@ -75,7 +95,9 @@ def _result(c: Comparison) -> list[str]:
     if c.difference is None:
         said.append(f"{name} is not compared, since {c.reasons['difference']}")
     else:
-        said.append(f'{name} {c.difference:+.4f} ({_sense(c)}{_p_clause(c.p, c.p_holm, c.family)})')
+        unit = unit_of(c)
+        amount = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
+        said.append(f'{name} {amount} ({_sense(c)}{_p_clause(c.p, c.p_holm, c.family)})')
     if c.speedup:
         names = {'train_s': 'training', 'total_s': 'in all'}
         said.append(' and '.join(f'{w} {times_as(c.speedup[k])}' for k, w in names.items() if k in c.speedup))
@@ -124,20 +146,9 @@ def _direction(c: Comparison) -> str:
     return 'higher' if c.difference.estimate > 0 else 'lower'
 
 
-class Unit(NamedTuple):
-    "How differences of a metric are written."
-
-    factor: float = 1.0
-    digits: int = 4
-    words: str = ''  # behind a number
-
-
-PLAIN = Unit()
-PERCENT = Unit(100.0, 2, ' percentage points')  # of a share
-
-
-def _alike(c: Comparison, unit: Unit) -> str:
+def _alike(c: Comparison) -> str:
     "What the margin allows to say."
+    unit = unit_of(c)
     if c.identical:
         return '; every value is the same in both'
     if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None:
@@ -155,7 +166,6 @@ def _alike(c: Comparison, unit: Unit) -> str:
 def sentence(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
-    unit: Unit = PLAIN,  # of the primary metric's difference
 ) -> str:  # one sentence with a full stop
     "What a text may claim."
     c = comparison
@@ -164,10 +174,11 @@ def sentence(
     why = c.reasons.get('comparison') or (c.reasons.get('difference') if about == 'primary' else None)
     if why:
         return f'{c.a} and {c.b} are not compared, since {why}.'
-    return (_metric_sentence(c, unit) if about == 'primary' else _time_sentence(c, about)) + '.'
+    return (_metric_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'
 
 
-def _metric_sentence(c: Comparison, unit: Unit) -> str:
+def _metric_sentence(c: Comparison) -> str:
+    unit = unit_of(c)
     d = scaled(c.difference, unit.factor)
     digits = f'.{unit.digits}f'
     amount = f'{d:+{digits}}{unit.words}'
@@ -186,20 +197,20 @@ def _metric_sentence(c: Comparison, unit: Unit) -> str:
     if found.code == 'not_tested':
         return (
             f'The difference {between} is {amount} ({rests}); it was {found.words}, '
-            f'since {found.reason}{_alike(c, unit)}'
+            f'since {found.reason}{_alike(c)}'
         )
     if found.code == 'not_significant' and not d.low <= 0 <= d.high:
         return (
             f'The difference {between}, {amount}, is not significant: its p is not '
-            f'below 0.05, though its own interval, uncorrected, excludes 0 ({rests}){_alike(c, unit)}'
+            f'below 0.05, though its own interval, uncorrected, excludes 0 ({rests}){_alike(c)}'
         )
     if found.code == 'not_significant':
-        return f'No difference {between} was detected: {amount} ({rests}){_alike(c, unit)}'
+        return f'No difference {between} was detected: {amount} ({rests}){_alike(c)}'
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
     worse = (d.estimate > 0) != c.primary['higher_is_better']
     return (
         f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:{digits}}{unit.words} '
-        f'({rests}){_called(c)}{_alike(c, unit) if worse else ""}'
+        f'({rests}){_called(c)}{_alike(c) if worse else ""}'
     )
 
 

@@ -366,7 +366,7 @@ def question_values(
         one_seed=about['n_seeds'] == 1,
         one_teacher=len(teachers) == 1 < about['n_seeds'],
         searched=about['tuned'] is not None,
-        steps=role_steps(e, PERCENT),
+        steps=role_steps(e),
         note=task_info(first['task']).corpora.notes.get(first['corpus_sha256']),
         counted=counts,
         never=never,

@@ -11,7 +11,6 @@ from ..analysis.compare import compare, corrected
 from ..analysis.intervals import Interval
 from ..analysis.plotting import arms_of
 from ..analysis.tables import Evidence
-from ..analysis.wording import PLAIN, Unit
 from ..core.arms import MODES
 from .facts import among
 from .steps import STEPS, changed_pairs, quiet_times, step_values
@@ -70,7 +69,6 @@ def with_role_steps(
 
 def role_steps(
     e: Evidence,  # of `with_role_steps`
-    unit: Unit = PLAIN,  # of the primary metric's difference in sentences
 ) -> dict[str, dict]:  # step -> of `step_values`
     "What chapters say of each step."
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
@@ -79,7 +77,7 @@ def role_steps(
     def step(a: str, b: str) -> dict:
         of_units = changed_pairs(e.arms.get(a, ()), e.arms.get(b, ()), e.units)
         of_times = quiet_times(measured.get(a, ()), measured.get(b, ()))
-        said = step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs, unit=unit)
+        said = step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
         return said | of_units | of_times
 
     return {key: step(a, b) for key, (_, a, b) in steps_of(e.arms).items()}

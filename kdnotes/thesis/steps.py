@@ -17,7 +17,7 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from ..analysis.plotting import metric_name
-from ..analysis.wording import PLAIN, Unit, sentence, times_as
+from ..analysis.wording import sentence, times_as, unit_of
 from ..core.config import task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
 from ..analysis.intervals import Interval, ratio_interval, scaled
@@ -101,7 +101,6 @@ def _own_times(c: Comparison) -> list[str]:
 
 def short(
     comparison: Comparison | None,
-    unit: Unit = PLAIN,  # of the primary metric's difference
 ) -> str:  # without a full stop
     "A comparison in numbers."
     c = comparison
@@ -113,6 +112,7 @@ def short(
 
     said = []
     if c.difference:
+        unit = unit_of(c)
         found = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
         said.append(f"{metric_name(c.primary['metric'], c.task)} {found}{corrected(c.p_holm)}")
     for key in _own_times(c):
@@ -142,14 +142,13 @@ def step_values(
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
     without_times: bool = False,  # the whole study has none, which is said once and not of each comparison
-    unit: Unit = PLAIN,  # of the primary metric's difference in sentences
 ) -> dict:
     "What chapters say about b against a."
     c = comparison
     if c is None:
         said = [f'{a} and {b} are not compared, since {NOT_RUN}.']
     else:
-        said = [sentence(c, unit=unit), *(sentence(c, key) for key in _own_times(c) if not without_times)]
+        said = [sentence(c), *(sentence(c, key) for key in _own_times(c) if not without_times)]
     values = dict(
         a=a,
         b=b,
@@ -157,7 +156,7 @@ def step_values(
         keeps=keeps(c, MARGINS[0]),
         keeps_strictly=keeps(c, MARGINS[1]),
         sentence=' '.join(dict.fromkeys(said)),
-        short=short(c, unit),
+        short=short(c),
         n_seeds=c.n_seeds if c else 0,
         compared=c is not None,
     )
