@@ -193,6 +193,6 @@ readme: setup ## make README.md of nbs/index.ipynb
 	nbdev_clean --fname nbs/index.ipynb
 	python tools/readme.py
 
-clean:   ## remove .venv and caches; runs/ and figures/ stay
+clean:   ## remove .venv and caches; runs/ stays
 	rm -rf .venv kdnotes.egg-info .pytest_cache _docs _proc mutants
 	find kdnotes nbs tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

@@ -470,6 +470,27 @@ def _forget(args: argparse.Namespace) -> int:
     return 0
 
 
+def _evidence(args: argparse.Namespace) -> int:
+    "Export the finished runs of a study."
+    from kdnotes.core.files import evidence_path
+    from kdnotes.records.store import export
+
+    kept = export(args.study)
+    print(
+        f'{len(kept)} runs of {args.study} are kept in {evidence_path()}/{args.study}.*; commit these files'
+    )
+    return 0
+
+
+def _evidence_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Writes the finished runs of a study to thesis/data/STUDY.*: records, units and scores, small enough '
+        'for git, no text of a corpus among them. A clone compares and draws them without training; runs '
+        'that are there already stay.'
+    )
+    parser.add_argument('study', metavar='STUDY', help='the folder under runs/')
+
+
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         'Takes finished runs out of a study, so that they are made again: out of thesis/data/STUDY.*, '
@@ -490,6 +511,7 @@ _EXAMPLES = """examples:
 A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
+    Command('evidence', 'keep the finished runs of a study beside the code', _evidence_arguments, _evidence),
     Command(
         'forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget
     ),

@@ -590,7 +590,7 @@ def test_a_table_and_a_manifest(home, run, table, manifest):
         )
     for read in (lambda: units('fuzz'), lambda: report.report('fuzz')):
         ours(read)
-    folder = home / 'figures' / 'fuzz'
+    folder = home / 'runs' / 'fuzz' / 'figures'
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'MANIFEST.json').write_bytes(manifest)
     if (

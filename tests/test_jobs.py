@@ -74,10 +74,10 @@ def trainer(study: psutil.Process, mode: str) -> psutil.Process:
     raise AssertionError(f'no process trains {mode}')
 
 
-def evidence(home: Path) -> dict[str, dict]:
-    "The exported records by mode."
-    lines = (home / 'thesis/data/beside-smoke.records.jsonl').read_text().splitlines()
-    return {record['mode']: record for record in map(json.loads, lines)}
+def records(home: Path) -> dict[str, dict]:
+    "The records by mode."
+    texts = (path.read_text() for path in (home / 'runs/beside-smoke').glob('*/record.json'))
+    return {record['mode']: record for record in map(json.loads, texts)}
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     assert (
         f'{lost.name} failed: ' in said and json.loads((lost / 'state.json').read_text())['status'] != 'done'
     )
-    kept = evidence(tmp_path)
+    kept = records(tmp_path)
     assert (
         set(kept) == {'baseline', 'full_student'}
         and 'full_student' in (tmp_path / 'runs/beside-smoke/table.txt').read_text()
@@ -109,7 +109,7 @@ def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path):
     again = start(tmp_path, asked)
     said, errors = again.communicate(timeout=600)
     assert again.returncode == 0, errors
-    whole = evidence(tmp_path)
+    whole = records(tmp_path)
     assert set(whole) == {'baseline', 'mixed_baseline', 'full_student'} and all(
         whole[mode] == kept[mode] for mode in kept
     )
@@ -129,7 +129,7 @@ def test_two_commands_on_one_study_spoil_nothing(asked, tmp_path):
     _, errors = third.communicate(timeout=600)
     assert third.returncode == 0, errors
     made = list((tmp_path / 'runs/beside-smoke').glob('*/record.json'))
-    whole = evidence(tmp_path)
+    whole = records(tmp_path)
     assert len(made) == len(whole) == 3
     assert all(json.loads(path.read_text()) == whole[path.parent.name.split('-s0-')[0]] for path in made)
 

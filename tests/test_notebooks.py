@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -324,11 +325,7 @@ def test_a_run_leaves_its_record(first_run, home):
     assert record['time']['total_s'] == pytest.approx(
         record['time']['train_s'] + record['time']['teacher_s'] + teacher['time']['train_s']
     )
-    evidence = [
-        json.loads(line)
-        for line in (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines()
-    ]
-    assert {r['run_id']: r for r in evidence} == {r['run_id']: r for r in (record, teacher)}
+    assert not (home / 'thesis').exists(), 'evidence is kept when it is asked for'
 
 
 @slow
@@ -428,16 +425,19 @@ def made_study(first_run, home):
     assert done.returncode == 0, done.stderr
 
 
+def records_of(study) -> dict[str, dict]:
+    "The records of a study's folder, by mode."
+    found = (json.loads(path.read_text()) for path in study.glob('*/record.json'))
+    return {record['mode']: record for record in found}
+
+
 @slow
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
     table = (home / 'runs/default-smoke/table.txt').read_text()
     said = outputs(nbformat.read(home / 'study.ipynb', 4))
     for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'):
         assert text in table
-    records = {
-        r['mode']: r
-        for r in map(json.loads, (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines())
-    }
+    records = records_of(home / 'runs/default-smoke')
     assert set(records) == {'baseline', 'full_kd', 'mixed_kd'} and records['mixed_kd'] == first_run[1]
     assert (
         records['full_kd']['run_id'] in said
@@ -445,9 +445,7 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
         and f"training {records['full_kd']['run_id']}" in said
         and nbformat.read(home / 'runs/default-smoke' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
     )
-    units = pd.read_csv(home / 'thesis/data/default-smoke.units.csv.gz')
-    assert set(units['run_id']) == {r['run_id'] for r in records.values()}
-    figures = home / 'figures/default-smoke'
+    figures = home / 'runs/default-smoke/figures'
     manifest = json.loads((figures / 'MANIFEST.json').read_text())
     made = {name: entry for name, entry in manifest.items() if entry['sha256']}
     assert (
@@ -478,33 +476,27 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
 @slow
 @pytest.mark.exhaustive
 def test_a_studys_second_call_changes_nothing(made_study, home):
-    figures = home / 'figures/default-smoke'
+    figures = home / 'runs/default-smoke/figures'
     table = (home / 'runs/default-smoke/table.txt').read_text()
     times = {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')}
-    before = contents(figures) | contents(home / 'thesis')
+    before = contents(figures)
     done = papermill_study(home)
     assert done.returncode == 0, done.stderr
     assert {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')} == times, (
         'nothing is trained twice'
     )
-    assert (
-        contents(figures) | contents(home / 'thesis') == before
-        and (home / 'runs/default-smoke/table.txt').read_text() == table
-    )
+    assert contents(figures) == before and (home / 'runs/default-smoke/table.txt').read_text() == table
 
 
 @slow
 @pytest.mark.exhaustive
 def test_a_study_without_notebooks(made_study, home):
-    """Where the notebook's runs are done, the same table and nothing trained,
-    and evidence that was lost is written again; other arms are trained without papermill,
-    at the same time.
+    """Where the notebook's runs are done, the same table and nothing trained; other arms are trained
+    without papermill, at the same time.
     """
     asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
     table = (home / 'runs/default-smoke/table.txt').read_text()
-    before = contents(home / 'figures/default-smoke') | contents(home / 'thesis')
-    for path in (home / 'thesis/data').glob('default-smoke.*'):
-        path.unlink()  # as when a study is stopped between a run's end and its export
+    before = contents(home / 'runs/default-smoke/figures')
     done = command(home, *asked)
     assert done.returncode == 0, done.stderr
     assert (
@@ -513,13 +505,10 @@ def test_a_study_without_notebooks(made_study, home):
         and ' of 3: ' not in done.stdout
         and (home / 'runs/default-smoke/table.txt').read_text() == table
     )
-    assert contents(home / 'figures/default-smoke') | contents(home / 'thesis') == before
+    assert contents(home / 'runs/default-smoke/figures') == before
     done = command(home, *asked, '--arms', 'baseline,mixed_baseline,full_student', '--jobs', 2)
     assert done.returncode == 0, done.stderr
-    records = {
-        r['mode']: r
-        for r in map(json.loads, (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines())
-    }
+    records = records_of(home / 'runs/default-smoke')
     made = records['mixed_baseline']
     assert (
         f" of 3: {made['run_id']}" in done.stdout
@@ -556,9 +545,23 @@ def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
         other[name] == before[name]
         for name in ('units.csv.gz', 'predictions.csv.gz', 'model/model.safetensors')
     )
-    assert [
-        json.loads(line) for line in (home / 'thesis/data/other.records.jsonl').read_text().splitlines()
-    ] == [record | dict(study='other')]
+    assert records_of(home / 'runs/other') == dict(mixed_kd=record | dict(study='other'))
+
+
+@slow
+def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
+    assert not (home / 'thesis').exists()
+    made = records_of(home / 'runs/default-smoke')
+    kept = command(home, 'evidence', 'default-smoke')
+    assert kept.returncode == 0 and f'{len(made)} runs of default-smoke are kept' in kept.stdout, kept.stderr
+    lines = (home / 'thesis/data/default-smoke.records.jsonl').read_text().splitlines()
+    assert {record['run_id'] for record in map(json.loads, lines)} == {r['run_id'] for r in made.values()}
+    units = pd.read_csv(home / 'thesis/data/default-smoke.units.csv.gz')
+    assert set(units['run_id']) == {r['run_id'] for r in made.values()}
+    shutil.rmtree(home / 'thesis')
+    refused = command(home, 'evidence', 'nothing')
+    assert refused.returncode == 1 and "study 'nothing' has no finished run in" in refused.stderr
+    assert not (home / 'thesis').exists()
 
 
 # ---- stopped runs ----

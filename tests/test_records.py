@@ -100,7 +100,8 @@ def test_a_run_is_done_only_with_its_record(home):
     run.write_table('units', some_units())
     (run.path / '.record.json.1a2b.tmp').write_text('{"schema": 1, "run_id": "r"')  # killed before the rename
     assert not run.done and run.record() is None and R.find_record('r') is None and R.records('s') == []
-    R.export('s')
+    with pytest.raises(RecordError, match="study 's' has no finished run in"):
+        R.export('s')
     assert not (home / 'thesis').exists()
 
 

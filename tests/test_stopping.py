@@ -279,8 +279,7 @@ WRITTEN = {  # the file that is about to be put in its place
     'the scores of a run': '*/runs/*/full_kd-*/predictions.csv.gz',
     'the record of a run': '*/runs/*/full_kd-*/record.json',
     'the state of a run that is done': '*/runs/*/baseline-*/state.json',
-    'the evidence': '*/thesis/data/*.records.jsonl',
-    'a figure': '*/figures/*/curves.svg',
+    'a figure': '*/runs/*/figures/curves.svg',
     'the table': '*/table.txt',
 }
 STOPS_ITSELF = """
@@ -309,10 +308,7 @@ def teach(home) -> subprocess.Popen:
 
 
 def tables(home) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(home)): path.read_bytes()
-        for path in sorted(home.glob('runs/*/*/*.csv.gz')) + sorted(home.glob('thesis/data/*.csv.gz'))
-    }
+    return {str(path.relative_to(home)): path.read_bytes() for path in sorted(home.glob('runs/*/*/*.csv.gz'))}
 
 
 @pytest.fixture(scope='module')
@@ -342,8 +338,8 @@ def test_a_stop_while_something_is_written(undisturbed, home, monkeypatch, what)
     _, errors = again.communicate(timeout=300)
     assert again.returncode == 0, errors
     assert tables(home) == tables(undisturbed)
-    assert {path.name for path in home.glob('figures/*/*')} == {
-        path.name for path in undisturbed.glob('figures/*/*')
+    assert {path.name for path in home.glob('runs/*/figures/*')} == {
+        path.name for path in undisturbed.glob('runs/*/figures/*')
     }
 
 

@@ -781,7 +781,7 @@ def study_figures(
     study: str,
     # these runs only, a missing one is refused by name; None: all finished runs of the study
     run_ids: Iterable[str] | None = None,
-    folder: Path | None = None,  # where the files go; None: figures/<study>
+    folder: Path | None = None,  # where the files go; None: runs/<study>/figures
 ) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
     """Draw a study's figures from its records, with captions,
     and keep in the manifest what was made from what, or why not.

@@ -200,7 +200,7 @@ class FigureFile:
 
 def save_figure(
     figure: Figure,
-    folder: Path,  # figures/<study>
+    folder: Path,  # runs/<study>/figures
     name: str,  # without .svg
     run_ids: Iterable[str],  # the runs it was drawn from
     producer: str,  # what draws it again
@@ -214,7 +214,7 @@ def save_figure(
 
 
 def bind_figures(
-    folder: Path,  # figures/<study>
+    folder: Path,  # runs/<study>/figures
     # file name -> producer, run_ids, sha256 (None: not made) and reason; None takes the entry out
     entries: dict[str, dict | None],
 ) -> None:
@@ -226,7 +226,7 @@ def bind_figures(
 
 # %% ../../nbs/analysis/05_plotting.ipynb #aa1c8585
 def make_figure(
-    folder: Path,  # figures/<study>
+    folder: Path,  # runs/<study>/figures
     name: str,  # without .svg
     draw: Callable[[], Figure],  # raises NotDrawn where its numbers are not there
     run_ids: Iterable[str],  # the runs it shows

@@ -221,7 +221,7 @@ def _is_taken(f: IO) -> bool:
 
 # %% ../../nbs/core/04_files.ipynb #e57f1c82
 def root() -> Path:
-    "The folder that holds `runs/`, `figures/`, `thesis/data/` and `data/`."
+    "The folder that holds `runs/`, `thesis/data/` and `data/`."
     if home := os.environ.get('KDNOTES_HOME'):
         if not is_unicode(home):
             raise FileError(f'KDNOTES_HOME={shown(home)} is not written in UTF-8; rename the folder')
@@ -242,7 +242,7 @@ def cache_path() -> Path:
 
 
 def figures_path(study: str) -> Path:
-    return root() / 'figures' / study
+    return runs_path() / study / 'figures'
 
 
 def evidence_path() -> Path:

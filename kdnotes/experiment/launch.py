@@ -30,10 +30,8 @@ from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
     RowFollower,
     RunFolder,
-    export,
     find_record,
     find_run_model,
-    is_exported,
     lock_run,
     records,
 )
@@ -74,8 +72,6 @@ def execute(
         _check_source(plan, folder.record())
         _bind(folder)
         say(f'{plan.run_id} is done already')
-        if not is_exported(plan.config.study, plan.run_id):
-            export(plan.config.study)
         return folder.record()
     if _adopt(plan, folder, say):
         return folder.record()
@@ -90,7 +86,6 @@ def execute(
             doing = 'measuring' if is_given(plan.config) else 'training'
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
             _launch(plan, folder, on_row, jobs, held)
-    export(plan.config.study)
     return folder.record()
 
 
@@ -146,7 +141,6 @@ def make_runs(
             maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
     else:
         _make_in_stages(left, maker.make_one, jobs)
-    export(plans[0].config.study)  # a run whose study was stopped just after its end is not there yet
     failed = {p.run_id: maker.failed[p.run_id] for p in plans if p.run_id in maker.failed}
     if len(failed) == len(plans):
         raise RunError(failures(failed, len(plans)))
@@ -330,7 +324,6 @@ def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')
-    export(folder.study)
     return True
 
 # %% ../../nbs/experiment/02_launch.ipynb #5daa3000

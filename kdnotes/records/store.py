@@ -47,8 +47,8 @@ from kdnotes.records.schema import (
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'RowFollower', 'without_repeats', 'write_csv', 'read_csv',
-           'RunFolder', 'lock_run', 'export', 'is_exported', 'find_record', 'find_run_model', 'checked_run_model',
-           'records', 'units', 'predictions', 'forget']
+           'RunFolder', 'lock_run', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
+           'predictions', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -415,18 +415,16 @@ def _folders(study: str) -> dict[str, RunFolder]:
 
 def export(
     study: str,
-) -> None:
-    "Merge a study's finished runs into the committed evidence."
+) -> list[str]:  # the run_ids of its evidence, sorted
+    "Merge a study's finished runs into the committed evidence; a study that has none is refused."
     with _exporting(study):
-        _write_evidence(study, _contents(study, _found(study)))
-
-
-def is_exported(
-    study: str,
-    run_id: str,
-) -> bool:
-    "Is a run among its study's evidence? A full disk may have come in between."
-    return run_id in _exported(study)
+        found = _found(study)
+        if not found:
+            raise RecordError(
+                f'study {study!r} has no finished run in {runs_path() / study}; train some first'
+            )
+        _write_evidence(study, _contents(study, found))
+    return list(found)
 
 
 def _exporting(study: str) -> AbstractContextManager:
@@ -746,17 +744,18 @@ def forget(
                 f"it has {', '.join(known) or 'none'}"
             )
         stay = _known(study, [i for i in known if i not in run_ids])
+        exported = {i: run for i, run in stay.items() if i in _exported(study)}
         folders = [made[i] for i in run_ids if i in made]
         with ExitStack() as held:
             for folder in folders:
                 held.enter_context(lock_run(folder))  # all of them, or none is touched
             for folder in _standing_on(run_ids):
                 held.enter_context(_not_training(folder, run_ids))
-            contents = _left(study, stay)
+            contents = _left(study, exported)
             aside = runs_path() / '.forgotten' / study
             if folders:
                 aside.mkdir(parents=True, exist_ok=True)
-            # the evidence first: a full disk or a kill in between leaves folders, which export puts back
+            # the evidence first: a full disk or a kill in between leaves folders, which are still found
             _write_evidence(study, contents)
             for folder in folders:
                 shutil.move(folder.path, aside / f'{folder.run_id}-{time.time_ns()}')
