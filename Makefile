@@ -1,13 +1,13 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
 # what `make study` trains: TASK answer_selection | text_classification | masked_lm | extractive_qa; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
-# COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
+# COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS usual | procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
 # JOBS runs at the same time on one device, whose times are then not compared; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
 TASK    ?= answer_selection
 CORPUS  ?= embedded
 SEEDS   ?= 3
-ARMS    ?= procedures
+ARMS    ?= usual
 PROFILE ?= laptop
 TRANSFER ?= none
 INIT    ?= teacher_finetuned
@@ -123,7 +123,7 @@ constraints:  ## write constraints.txt and constraints-cuda.txt anew: versions s
 audit: setup  ## look up the known vulnerabilities of all pinned versions; where the database does not answer, say so and go on, or fail: ARGS=--required
 	@python tools/audit.py $(ARGS)
 
-study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=procedures TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
+study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
 	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
 	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from .checks import gpu_check
-from .core.arms import MODES
+from .core.arms import MODES, USUAL
 from .core.files import file_errors
 from .core.processes import EXIT_STOPPED, interruptible
 from kdnotes.core.config import (
@@ -303,9 +303,10 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--arms',
-        default='procedures',
+        default='usual',
         metavar='A',
-        help=f"procedures, all, or some of {', '.join(MODES)}, with commas (procedures)",
+        help=f"usual ({', '.join(USUAL)}), procedures (the same without full_student), all, or some of "
+        f"{', '.join(MODES)}, with commas (usual)",
     )
 
 # %% ../nbs/90_cli.ipynb #f7a933c1

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 import transformers
-from kdnotes.core.arms import MODES
+from kdnotes.core.arms import MODES, USUAL
 from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
@@ -420,7 +420,7 @@ def papermill_study(home):
 
 @pytest.fixture(scope='module')
 def made_study(first_run, home):
-    "The procedures of one seed; two of the three runs are there from the run above."
+    "The usual arms of one seed; two of the four runs are there from the run above."
     done = papermill_study(home)
     assert done.returncode == 0, done.stderr
 
@@ -435,10 +435,18 @@ def records_of(study) -> dict[str, dict]:
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
     table = (home / 'runs/default-smoke/table.txt').read_text()
     said = outputs(nbformat.read(home / 'study.ipynb', 4))
-    for text in ('baseline', 'full_kd', 'mixed_kd', 'test map', 'train s', 'smoke runs', 'a single seed'):
+    for text in (
+        *USUAL,
+        'of its teacher',
+        'parameters, M',
+        'test map',
+        'train s',
+        'smoke runs',
+        'a single seed',
+    ):
         assert text in table
     records = records_of(home / 'runs/default-smoke')
-    assert set(records) == {'baseline', 'full_kd', 'mixed_kd'} and records['mixed_kd'] == first_run[1]
+    assert set(records) == set(USUAL) and records['mixed_kd'] == first_run[1]
     assert (
         records['full_kd']['run_id'] in said
         and 'corpus: embedded (sha256 ' in said
@@ -502,11 +510,11 @@ def test_a_study_without_notebooks(made_study, home):
     assert (
         done.stdout.endswith(table)
         and 'corpus: embedded (sha256 ' in done.stdout
-        and ' of 3: ' not in done.stdout
+        and ' of 4: ' not in done.stdout
         and (home / 'runs/default-smoke/table.txt').read_text() == table
     )
     assert contents(home / 'runs/default-smoke/figures') == before
-    done = command(home, *asked, '--arms', 'baseline,mixed_baseline,full_student', '--jobs', 2)
+    done = command(home, *asked, '--arms', 'baseline,mixed_baseline,mixed_student', '--jobs', 2)
     assert done.returncode == 0, done.stderr
     records = records_of(home / 'runs/default-smoke')
     made = records['mixed_baseline']
@@ -516,7 +524,7 @@ def test_a_study_without_notebooks(made_study, home):
         and 'baseline -> mixed_baseline' in done.stdout
     )
     assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(
-        baseline=1, full_kd=1, mixed_kd=1, mixed_baseline=2, full_student=2
+        baseline=1, full_student=1, full_kd=1, mixed_kd=1, mixed_baseline=2, mixed_student=2
     ) and 'memory and energy of 2 of 3 runs are excluded' in done.stdout
     assert (
         not (home / 'runs/default-smoke' / made['run_id'] / 'executed.ipynb').exists()

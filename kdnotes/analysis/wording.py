@@ -44,10 +44,15 @@ PERCENT = Unit(100.0, 2, ' percentage points')  # of a share
 
 
 def unit_of(
-    c: Comparison,
+    task: str,  # of TASKS
+    metric: str,
 ) -> Unit:
-    "How a comparison's primary metric is written: a share of questions in percent, as in tables."
-    return PERCENT if c.primary['metric'] in task_info(c.task).percent else PLAIN
+    "How a metric is written: a share of questions in percent, as in tables."
+    return PERCENT if metric in task_info(task).percent else PLAIN
+
+
+def _unit(c: Comparison) -> Unit:
+    return unit_of(c.task, c.primary['metric'])
 
 
 def _p_clause(p: float | None, corrected: float | None, family: Family | None) -> str:
@@ -95,7 +100,7 @@ def _result(c: Comparison) -> list[str]:
     if c.difference is None:
         said.append(f"{name} is not compared, since {c.reasons['difference']}")
     else:
-        unit = unit_of(c)
+        unit = _unit(c)
         amount = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
         said.append(f'{name} {amount} ({_sense(c)}{_p_clause(c.p, c.p_holm, c.family)})')
     if c.speedup:
@@ -148,7 +153,7 @@ def _direction(c: Comparison) -> str:
 
 def _alike(c: Comparison) -> str:
     "What the margin allows to say."
-    unit = unit_of(c)
+    unit = _unit(c)
     if c.identical:
         return '; every value is the same in both'
     if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None:
@@ -178,7 +183,7 @@ def sentence(
 
 
 def _metric_sentence(c: Comparison) -> str:
-    unit = unit_of(c)
+    unit = _unit(c)
     d = scaled(c.difference, unit.factor)
     digits = f'.{unit.digits}f'
     amount = f'{d:+{digits}}{unit.words}'

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'PRESETS', 'PRESET_YIELDS', 'Mode', 'Profile',
-           'spread_layers']
+__all__ = ['MODES', 'PROCEDURES', 'USUAL', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'PRESETS', 'PRESET_YIELDS', 'Mode',
+           'Profile', 'spread_layers']
 
 # %% ../../nbs/core/01_arms.ipynb #9761e791
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ MODES = {
     'mixed_student': Mode('student', 'mixed', False, 'auto', 'control: KD in mixed precision'),
 }
 PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
+# the procedures, and the student without its teacher's outputs: what distillation adds is seen beside it
+USUAL = ('baseline', 'full_student', 'full_kd', 'mixed_kd')
 CHAIN = (
     ('baseline', 'parallel_baseline'),
     ('parallel_baseline', 'full_student'),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.arms import MODES, PROCEDURES, PROFILES
+from ..core.arms import MODES, PROCEDURES, PROFILES, USUAL
 from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
@@ -552,21 +552,22 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
 
 # %% ../../nbs/experiment/01_plan.ipynb #69eacccd
 def choose_arms(
-    arms: str,  # 'procedures', 'all', or names of modes with commas
+    arms: str,  # 'usual', 'procedures', 'all', or names of modes with commas
 ) -> list[str]:
     "The modes a study compares."
-    names = {'procedures': list(PROCEDURES), 'all': list(MODES)}.get(arms) or [
+    names = {'usual': list(USUAL), 'procedures': list(PROCEDURES), 'all': list(MODES)}.get(arms) or [
         a.strip() for a in arms.split(',') if a.strip()
     ]
     for name in names:
         if name not in MODES:
             raise ConfigError(
-                f"arms={shown(arms)} names {shown(name)}, which is no mode; use 'procedures', "
+                f"arms={shown(arms)} names {shown(name)}, which is no mode; use 'usual', 'procedures', "
                 f"'all' or some of {', '.join(MODES)}"
             )
     if not names:
         raise ConfigError(
-            f"arms={shown(arms)} names no mode; use 'procedures', 'all' or some of {', '.join(MODES)}"
+            f"arms={shown(arms)} names no mode; use 'usual', 'procedures', 'all' or some of "
+            f"{', '.join(MODES)}"
         )
     return list(dict.fromkeys(names))
 
@@ -612,7 +613,7 @@ def _of_arm(mode: str, common: dict) -> dict:
 # %% ../../nbs/experiment/01_plan.ipynb #e0e660e6
 def plan_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
-    arms: str = 'procedures',  # as for `choose_arms`
+    arms: str = 'usual',  # as for `choose_arms`
     study: str = '',  # as for `named`
     **common,  # fields of RunConfig that all arms share
 ) -> list[Plan]:
@@ -620,7 +621,9 @@ def plan_study(
     if not isinstance(seeds, int) or not 1 <= seeds <= 1000:
         raise ConfigError(f'seeds={shown(seeds)} must be a number of seeds, from 1 to 1000')
     if not isinstance(arms, str):
-        raise ConfigError(f"arms={shown(arms)} must be a text: 'procedures', 'all' or modes with commas")
+        raise ConfigError(
+            f"arms={shown(arms)} must be a text: 'usual', 'procedures', 'all' or modes with commas"
+        )
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
             f"{' and '.join(sorted(given))} cannot be given to a whole study; "

@@ -42,7 +42,7 @@ class StudyResult:
 @file_errors()
 def run_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
-    arms: str = 'procedures',  # 'procedures', 'all', or names of modes with commas
+    arms: str = 'usual',  # 'usual', 'procedures', 'all', or names of modes with commas
     jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
     # called with a sentence when something worth knowing happens
     say: Callable[[str], None] = lambda text: None,

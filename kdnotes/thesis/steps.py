@@ -112,7 +112,7 @@ def short(
 
     said = []
     if c.difference:
-        unit = unit_of(c)
+        unit = unit_of(c.task, c.primary['metric'])
         found = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
         said.append(f"{metric_name(c.primary['metric'], c.task)} {found}{corrected(c.p_holm)}")
     for key in _own_times(c):
