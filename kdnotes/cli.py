@@ -483,6 +483,27 @@ def _evidence(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(args: argparse.Namespace) -> int:
+    "Write the report of a study."
+    from kdnotes.analysis.page import save_report
+
+    folder = None if args.to is None else Path(os.path.expanduser(args.to))
+    saved = save_report(args.study, args.run_id or None, folder, pdf=not args.no_pdf)
+    print(*saved.page.headline, '', saved.html, *filter(None, [saved.pdf]), sep='\n')
+    return 0
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Writes report.html, one file that needs no network, and report.pdf: what the student keeps and '
+        'saves, tables, figures, every comparison in words, the runs, and what was left out and why.'
+    )
+    parser.add_argument('study', metavar='STUDY', help='the folder under runs/, or evidence of that name')
+    parser.add_argument('run_id', metavar='RUN_ID', nargs='*', help='these runs only; without it all of them')
+    parser.add_argument('--to', metavar='FOLDER', help='where the files go (runs/STUDY)')
+    parser.add_argument('--no-pdf', action='store_true', help='the HTML file alone; a PDF needs typst')
+
+
 def _evidence_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         'Writes the finished runs of a study to thesis/data/STUDY.*: records, units and scores, small enough '
@@ -518,6 +539,7 @@ COMMANDS = [
     ),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'print the name of a study', _name_arguments, _name),
+    Command('report', 'write the report of a study: HTML and PDF', _report_arguments, _report),
     Command('score', 'say how well a language model knows a text', _score_arguments, _score),
     Command(
         'study', 'train the runs of a study and compare them, without notebooks', _study_arguments, _study

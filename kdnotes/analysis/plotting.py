@@ -220,7 +220,7 @@ def bind_figures(
 ) -> None:
     "Put entries into a folder's manifest."
     manifest = folder / 'MANIFEST.json'
-    with lock(runs_path() / '.locks' / f'figures-{folder.name}.lock'):
+    with lock(runs_path() / '.locks' / f'figures-{folder.parent.name}.lock'):
         known = (read_json(manifest) if manifest.exists() else {}) | entries
         write_json(manifest, {k: v for k, v in known.items() if v is not None})
 
