@@ -435,6 +435,68 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--json', action='store_true', help='print all figures as JSON')
 
+# %% ../nbs/90_cli.ipynb #4f7c28a7
+def _predict(args: argparse.Namespace) -> int:
+    "Ask a model."
+    from kdnotes.experiment.predict import predict, prediction_as_dict, prediction_lines
+
+    candidates = [*args.candidate, *(_lines_of(args.candidates) if args.candidates is not None else [])]
+    found = predict(
+        args.model,
+        args.beside,
+        question=args.question,
+        candidates=candidates if candidates or args.candidates is not None else None,
+        passage=args.passage,
+        text=args.text,
+        pair=args.pair,
+    )
+    if args.json:
+        print(json.dumps(prediction_as_dict(found), indent=1, sort_keys=True))
+    else:
+        print(*prediction_lines(found), sep='\n')
+    return 0
+
+
+def _lines_of(name: str) -> list[str]:
+    "The lines of a file that are not empty."
+    from kdnotes.tasks.documents import read_document
+
+    path = Path(os.path.expanduser(name))
+    if not os.path.isfile(path):
+        raise ConfigError(f'--candidates {shown(name)} is no file; give one with a candidate a line')
+    return [line.strip() for line in read_document(path).splitlines() if line.strip()]
+
+
+def _predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Asks a model about texts of your own: candidates in the order of being the answer, the classes of a '
+        'text, pieces for a [MASK], or the answer in a passage. A student is answered beside its teacher '
+        'where the weights of both are at hand.'
+    )
+    parser.add_argument(
+        'model',
+        metavar='MODEL',
+        help='the run_id or the folder of a finished run, a folder of a saved model, or a hub id',
+    )
+    parser.add_argument('--question', metavar='Q', help='a question, with candidates or a passage')
+    parser.add_argument('--passage', metavar='P', help='a text of any length that may hold the answer')
+    parser.add_argument(
+        '--candidate',
+        action='append',
+        default=[],
+        metavar='C',
+        help='a candidate; may be given several times',
+    )
+    parser.add_argument('--candidates', metavar='FILE', help='a text file with a candidate a line')
+    parser.add_argument('--text', metavar='T', help='a text to classify, or one with [MASK] in it')
+    parser.add_argument('--pair', metavar='T2', help='the second text of a pair')
+    parser.add_argument(
+        '--beside',
+        metavar='MODEL',
+        help='another model that answers the same (the teacher of the run, if it is at hand); none: no other',
+    )
+    parser.add_argument('--json', action='store_true', help='print everything as JSON')
+
 # %% ../nbs/90_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
@@ -473,6 +535,7 @@ _EXAMPLES = """examples:
   kdnotes study -p task=text_classification -p corpus=<folder> -p columns=text=review,label=stars
   kdnotes tune --mode full_kd -p task=text_classification
   kdnotes score <folder, hub id or run_id> wikitext2 --sample 4000
+  kdnotes predict <folder, hub id or run_id> --question <text> --passage <text>
 
 `kdnotes COMMAND --help` lists what a command takes, the parameters of all tasks among it.
 A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
@@ -483,6 +546,7 @@ COMMANDS = [
     ),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'print the name of a study', _name_arguments, _name),
+    Command('predict', 'ask a model about texts of your own', _predict_arguments, _predict),
     Command('score', 'say how well a language model knows a text', _score_arguments, _score),
     Command(
         'study', 'train the runs of a study and compare them, without notebooks', _study_arguments, _study
