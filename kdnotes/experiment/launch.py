@@ -26,6 +26,7 @@ from kdnotes.core.processes import (
     stop_all,
 )
 from ..core.resolve import resolved_dtype
+from .card import leave_card
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
     RowFollower,
@@ -76,6 +77,7 @@ def execute(
         say(f'{plan.run_id} is done already')
         if not is_exported(plan.config.study, plan.run_id):
             export(plan.config.study)
+        leave_card(folder)
         return folder.record()
     if _adopt(plan, folder, say):
         return folder.record()
@@ -91,6 +93,7 @@ def execute(
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
             _launch(plan, folder, on_row, jobs, held)
     export(plan.config.study)
+    leave_card(folder)
     return folder.record()
 
 

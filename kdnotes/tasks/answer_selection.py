@@ -218,6 +218,7 @@ CORPORA = CorpusRules(
         )
     },
     known={WIKIQA_SHA256: 'wikiqa'},
+    licences=dict(wikiqa='Microsoft Research Data License Agreement', squad1='CC BY-SA 4.0'),
 )
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #02f06ace
