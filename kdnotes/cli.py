@@ -497,6 +497,30 @@ def _predict_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--json', action='store_true', help='print everything as JSON')
 
+# %% ../nbs/90_cli.ipynb #0a273076
+def _export(args: argparse.Namespace) -> int:
+    "Write a run's model for use elsewhere."
+    from kdnotes.experiment.export import export_lines, export_model
+
+    found = export_model(args.run_id, args.to, onnx=args.onnx, int8=args.int8, say=_tell)
+    print(f"{found['run_id']} is in {args.to}: {', '.join(found['files'])}, export.json")
+    print(*export_lines(found)[2:], sep='\n')
+    return 0
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Writes a run's model to a new folder, as transformers loads it, with its card; a model of answer "
+        'selection also as a cross-encoder. ONNX and int8 need the extra `export`; what int8 loses is '
+        'measured on all evaluation sets.'
+    )
+    parser.add_argument('run_id', metavar='RUN', help='the run_id or the folder of a finished run')
+    parser.add_argument('--to', required=True, metavar='FOLDER', help='the folder to write, new or empty')
+    parser.add_argument('--onnx', action='store_true', help='also as ONNX in float32')
+    parser.add_argument(
+        '--int8', action='store_true', help='also as ONNX with weights in 8 bits (and --onnx)'
+    )
+
 # %% ../nbs/90_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
@@ -536,11 +560,13 @@ _EXAMPLES = """examples:
   kdnotes tune --mode full_kd -p task=text_classification
   kdnotes score <folder, hub id or run_id> wikitext2 --sample 4000
   kdnotes predict <folder, hub id or run_id> --question <text> --passage <text>
+  kdnotes export <run_id> --to <folder> --int8
 
 `kdnotes COMMAND --help` lists what a command takes, the parameters of all tasks among it.
 A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
+    Command('export', "write a run's model for use elsewhere", _export_arguments, _export),
     Command(
         'forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget
     ),

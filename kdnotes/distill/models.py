@@ -47,7 +47,7 @@ from ..tasks.base import Task
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
            'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
            'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'two_outputs',
-           'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth',
+           'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth',
            'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states', 'check_reload',
            'check_student', 'count_parameters', 'forward_flops', 'call']
 
@@ -638,6 +638,34 @@ def two_outputs(
     model.config.problem_type = None
     model.num_labels = 2
     return model
+
+
+def one_output(
+    model: nn.Module,  # a classifier of transformers with the outputs wrong and right, or with one
+) -> nn.Module:  # a copy with the output right - wrong
+    "A head of two classes as one output that orders examples as their softmax does."
+    made = copy.deepcopy(model)
+    heads = [
+        (name, module)
+        for name, module in made.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == made.config.num_labels
+    ]
+    if made.config.num_labels == 1:
+        return made
+    if made.config.num_labels != 2 or not heads:
+        raise ModelError(
+            f'{type(model).__name__} has no linear layer of two outputs to make one of; give a model with two'
+        )
+    name, two = heads[-1]
+    one = nn.utils.skip_init(nn.Linear, two.in_features, 1, bias=two.bias is not None, dtype=two.weight.dtype)
+    with torch.no_grad():
+        for new, old in zip(one.parameters(), two.parameters()):
+            new.copy_(old[1:] - old[:1])
+    made.set_submodule(name, one.train(two.training))
+    made.config.num_labels = 1
+    made.config.problem_type = None
+    made.num_labels = 1
+    return made
 
 
 def load_given(
