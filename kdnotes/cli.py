@@ -508,6 +508,26 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
+def _push(args: argparse.Namespace) -> int:
+    "Put a run's model on the hub."
+    from kdnotes.experiment.export import push_model
+
+    print(push_model(args.run_id, args.repo, args.yes, args.public, args.int8, _tell))
+    return 0
+
+
+def _push_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Puts what `kdnotes export` writes of a run on the Hugging Face hub, in a private repository unless "
+        '--public is given. Without --yes nothing is sent.'
+    )
+    parser.add_argument('run_id', metavar='RUN', help='the run_id or the folder of a finished run')
+    parser.add_argument('repo', metavar='REPO', help='user/name; it is made where it is not there')
+    parser.add_argument('--yes', action='store_true', help='send it')
+    parser.add_argument('--public', action='store_true', help='let everybody see a repository that is made')
+    parser.add_argument('--int8', action='store_true', help='with ONNX in float32 and in 8 bits')
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Writes a run's model to a new folder, as transformers loads it, with its card; a model of answer "
@@ -573,6 +593,7 @@ COMMANDS = [
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'print the name of a study', _name_arguments, _name),
     Command('predict', 'ask a model about texts of your own', _predict_arguments, _predict),
+    Command('push', "put a run's model on the Hugging Face hub", _push_arguments, _push),
     Command('score', 'say how well a language model knows a text', _score_arguments, _score),
     Command(
         'study', 'train the runs of a study and compare them, without notebooks', _study_arguments, _study

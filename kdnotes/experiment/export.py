@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import platform
+import re
 import shutil
 import tempfile
 import warnings
@@ -34,7 +35,7 @@ from ..train.distributed import Runtime
 
 # %% auto #0
 __all__ = ['TOLERANCE', 'ExportError', 'OnnxModel', 'write_onnx', 'largest_difference', 'quantise', 'losses_of', 'export_lines',
-           'export_model']
+           'export_model', 'push_model']
 
 # %% ../../nbs/experiment/07_export.ipynb #6f45499d
 class ExportError(KdnotesError):
@@ -435,3 +436,46 @@ def export_model(
             folder.rmdir()
         shutil.move(made, folder)
     return found
+
+# %% ../../nbs/experiment/07_export.ipynb #56995bc6
+def push_model(
+    run: str,  # run_id or folder of a finished run
+    repo: str,  # 'user/name' on the hub; made where it is not there
+    sure: bool = False,  # False: nothing is sent, and why is said
+    public: bool = False,  # may others see it?
+    int8: bool = False,  # with ONNX in float32 and in 8 bits
+    say: Callable[[str], None] = lambda line: None,
+) -> str:  # the address of the commit
+    "Put a run's exported folder on the Hugging Face hub."
+    import huggingface_hub
+    from kdnotes.distill.models import hub_answers
+
+    if not re.fullmatch(r'[\w.-]+/[\w.-]+', repo):
+        raise ExportError(f'{shown(repo)} is no repository of the hub; write it as user/name')
+    seen = 'everybody' if public else 'whoever may see this private repository'
+    if not sure:
+        raise ExportError(
+            f'nothing was sent: weights, card and scores of {run} would be seen by {seen} as {repo} on '
+            f'{huggingface_hub.constants.ENDPOINT}; add --yes to send them'
+        )
+    find_source(run)  # what is no run is refused before the hub is asked
+    if not hub_answers():
+        raise ExportError(
+            f'the hub {huggingface_hub.constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set), so '
+            'nothing was sent; try again'
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / 'model'
+        export_model(run, str(folder), int8=int8, say=say)
+        say(f'sending it to {repo}')
+        api = huggingface_hub.HfApi()
+        try:
+            api.create_repo(repo, private=not public, exist_ok=True)
+            sent = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f'{run}, by kdnotes')
+        except (huggingface_hub.errors.HfHubHTTPError, OSError, ValueError) as e:
+            reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+            raise ExportError(
+                f'{repo} could not be written ({reason}); log in with `hf auth login` to an account that '
+                'may write there'
+            ) from e
+    return sent.commit_url
