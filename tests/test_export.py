@@ -242,7 +242,7 @@ def test_what_is_pushed_is_what_is_exported_and_nothing_without_yes(small_run, h
     assert main(['push', run_id, 'me/mine', '--yes']) == 0
     assert capsys.readouterr().out.strip().endswith('/commit/c0ffee')
     made = json.loads(next(body for path, body, _ in hub.asked if path.endswith('/repos/create')))
-    assert made['private'] is True
+    assert made.get('private') or made.get('visibility') == 'private'
     commit = next(body for path, body, _ in hub.asked if '/commit/' in path)
     lines = [json.loads(line) for line in commit.splitlines()]
     files = {line['value']['path']: line['value'] for line in lines if line['key'] == 'file'}

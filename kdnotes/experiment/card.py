@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/00_card.ipynb #93f0c9f5
 from __future__ import annotations
+import os
 import shlex
 from collections import defaultdict
 from pathlib import Path
@@ -39,7 +40,8 @@ def _no_path(
     name: str,  # a hub id, a corpus' name or a folder
 ) -> str:
     "A name for others: a folder of this machine is none."
-    return 'a local folder' if Path(name).expanduser().is_absolute() or name.startswith('.') else name
+    local = Path(name).expanduser().is_absolute() or name.startswith('.')
+    return 'a local folder' if local or ('/' in name and os.path.isdir(name)) else name
 
 
 def command(
@@ -125,6 +127,8 @@ def _of_teacher(record: dict) -> list[str]:
         lines.append(f'- sha256 of these weights: `{sha256}`')
     if 'layers' in initial and initial['layers'] is not None:
         lines.append(f'- Layers of the teacher that it was made of: {", ".join(map(str, initial["layers"]))}')
+    if first := initial.get('transfer_run_id'):
+        lines.append(f'- First trained on {_no_path(record["factors"]["transfer"])}: run `{first}`')
     run_id = record['teacher_run_id']
     if run_id is None:
         return [*lines, '- Teacher: none']
@@ -136,7 +140,8 @@ def _of_teacher(record: dict) -> list[str]:
 
 def _of_procedure(record: dict, config: RunConfig) -> list[str]:
     "How it was trained."
-    factors = ', '.join(f'{name}={value}' for name, value in record['factors'].items() if value is not None)
+    known = {name: value for name, value in record['factors'].items() if value is not None}
+    factors = ', '.join(f'{name}={_no_path(str(value))}' for name, value in known.items())
     lines = [
         f'- Mode: `{record["mode"]}` ({factors})',
         f'- Distillation: {losses_in_words(config)}',

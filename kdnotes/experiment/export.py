@@ -28,7 +28,7 @@ from ..core.files import atomic_write, cache_path, sha256_file, write_json
 from .card import model_card
 from .plan import make_task
 from .predict import Source, find_source
-from ..records.store import RunFolder, find_run_model
+from ..records.store import RunFolder, find_record, find_run_model
 from ..tasks.base import Evaluation, Task
 from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime
@@ -122,11 +122,28 @@ def _quiet_exporter() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _one_format():
             warnings.simplefilter('ignore')
             yield
     finally:
         log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _one_format() -> Iterator[None]:
+    "torch's exporter asks for the number format of all of cuDNN, where a training sets that of convolutions."
+    cudnn = torch.backends.cudnn
+    try:
+        cudnn.allow_tf32  # noqa: B018
+    except RuntimeError:  # its parts differ
+        before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+        cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
+    else:
+        yield
 
 
 def write_onnx(
@@ -165,7 +182,8 @@ def write_onnx(
                 verbose=False,
             )
     except Exception as e:  # of many kinds: what an architecture does that a graph cannot
-        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+        told = e.__cause__ or e  # the exporter's own words are advice for its programmers
+        reason = str(told).strip().split('\n')[0][:200] or type(told).__name__
         raise ExportError(
             f'{type(model).__name__} cannot be written as ONNX by torch {torch.__version__} ({reason}); '
             'leave --onnx and --int8 out'
@@ -260,13 +278,12 @@ class _Job:
         return self.source.record
 
 
-def _job(source: Source, say: Callable[[str], None]) -> _Job:
+def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     "The task that a run was scored on."
     from kdnotes.distill.models import load_tokenizer
     from kdnotes.train.distributed import alone
 
-    run = Path(source.folder).resolve().parent
-    config = make_config(**RunFolder(run.parent.name, run.name).config()['config'])
+    config = make_config(**run.config()['config'])
     corpus = corpus_of(config)
     if corpus.sha256 != source.record['corpus_sha256']:
         raise ExportError(
@@ -418,12 +435,15 @@ def export_model(
     if source.record is None:
         raise ExportError(f'{run} is no finished run, of which a record tells; give a run_id')
     record = source.record
+    known = find_record(record['run_id'])
+    if known is None or known[1] is None:
+        raise ExportError(f'the folder of {record["run_id"]} is not under runs/; put it there')
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f'.{folder.name}-') as scratch:
         made = Path(scratch) / 'model'
         model = _save_plain(source, made)
         found = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')}
         if onnx:
-            job = _job(source, say)
+            job = _job(source, known[1], say)
             found |= _measured(job, model, made, made / 'onnx', int8)
             found |= dict(teacher=_of_teacher(job, int8), threads=job.runtime.threads)
         card = model_card(record['run_id'], '\n'.join(export_lines(found)))
