@@ -133,17 +133,18 @@ def _quiet_exporter() -> Iterator[None]:
 def _one_format() -> Iterator[None]:
     "torch's exporter asks for the number format of all of cuDNN, where a training sets that of convolutions."
     cudnn = torch.backends.cudnn
+    before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
     try:
-        cudnn.allow_tf32  # noqa: B018
-    except RuntimeError:  # its parts differ
-        before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+        differ = cudnn.allow_tf32 is None
+    except RuntimeError:
+        differ = True
+    if differ:
         cudnn.allow_tf32 = False
-        try:
-            yield
-        finally:
-            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
-    else:
+    try:
         yield
+    finally:
+        if differ:
+            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
 
 
 def write_onnx(
