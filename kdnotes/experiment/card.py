@@ -57,14 +57,14 @@ def command(
     if teacher:
         own = teacher_changes() | teacher_changes(type(config.task_settings))
         said |= {theirs: teacher[name] for name, theirs in own.items() if teacher.get(name) is not None}
-    pairs = [f'-p {name} {shlex.quote(_as_typed(name, value))}' for name, value in said.items()]
+    # what a run does not read is null, and becomes so by itself
+    typed = {name: _as_typed(name, value) for name, value in said.items() if value is not None}
+    pairs = [f'-p {name} {shlex.quote(value)}' for name, value in typed.items()]
     return ' '.join(['papermill nbs/run.ipynb out.ipynb', *pairs])
 
 
 def _as_typed(name: str, value: Any) -> str:
     "A value as papermill takes it."
-    if value is None:
-        return 'none'
     if isinstance(value, (list, tuple)):
         return ','.join(map(str, value))
     text = str(value)
