@@ -110,7 +110,9 @@ class OnnxModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> SimpleNamespace:
-        given = dict(zip(_INPUTS, (input_ids, attention_mask, token_type_ids)))
+        # a batch of one segment has no token types, which transformers takes for zeros
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        given = dict(zip(_INPUTS, (input_ids, attention_mask, types)))
         found = self.session.run(self.outputs, {name: given[name].numpy() for name in self.names})
         return SimpleNamespace(**dict(zip(self.outputs, map(torch.from_numpy, found))))
 
