@@ -149,17 +149,24 @@ def _one_format() -> Iterator[None]:
             cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
 
 
+def _as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode, on the CPU
+    "A saved model as everybody loads it: a language model's output layer is not left open."
+    import transformers
+    from kdnotes.distill.models import quiet_loading
+
+    with quiet_loading():
+        return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
+
+
 def write_onnx(
     folder: Path,  # of a saved model
     auto_class: str,  # its transformers head
     path: Path,  # the file to write
 ) -> None:
     "Write a model as ONNX, with free batch and length."
-    import transformers
-    from kdnotes.distill.models import model_inputs, quiet_loading
+    from kdnotes.distill.models import model_inputs
 
-    with quiet_loading():
-        model = getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
+    model = _as_transformers(folder, auto_class)
     inputs = tuple(name for name in _INPUTS if name in model_inputs(model))
     # two rows of different length, so that no size is 1 and no mask is all ones
     example = torch.full((2, 8), 3)
@@ -193,6 +200,7 @@ def write_onnx(
         ) from e
 
 
+@torch.inference_mode()
 def largest_difference(
     task: Task,  # encoded
     model: nn.Module,  # in eval mode, on the CPU
@@ -207,9 +215,8 @@ def largest_difference(
     for start, size in ((0, 1), (1, 3), (4, 8)):
         index = np.arange(min(start, n - 1), min(start + size, n))
         batch = task.batch(task.evaluation_sets[0], index)
-        with torch.inference_mode():
-            one = call(model, batch.inputs)
-            two = call(other, batch.inputs)
+        one = call(model, batch.inputs)
+        two = call(other, batch.inputs)
         real = batch.inputs['attention_mask'].bool()
         for name in other.outputs:
             first, second = (as_tensor(getattr(of, name)) for of in (one, two))
@@ -356,16 +363,14 @@ def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool
     from kdnotes.train.loop import evaluate
 
     made, apart = _as_onnx(job, model, saved, folder)
-    models = dict(fp32_torch=model, fp32_onnx=made)
+    models: dict[str, nn.Module] = dict(fp32_torch=_as_transformers(saved, job.auto_class), fp32_onnx=made)
     found: dict[str, Any] = dict(onnx=dict(largest_difference=apart, tolerance=TOLERANCE))
     if int8:
         job.say('quantising, and measuring what that loses')
         quantise(folder / 'model.onnx', folder / 'model_int8.onnx')
         models['int8_onnx'] = OnnxModel(folder / 'model_int8.onnx', job.runtime.threads)
         sets = job.task.evaluation_sets
-        before, after = (
-            evaluate(models[k], job.task, sets, job.runtime) for k in ('fp32_torch', 'int8_onnx')
-        )
+        before, after = (evaluate(of, job.task, sets, job.runtime) for of in (model, models['int8_onnx']))
         found['int8'] = losses_of(before, after, job.task.primary.metric)
     found['bytes'] = {path.name: path.stat().st_size for path in sorted(folder.glob('*.onnx'))}
     return found | dict(latency=_latency(job, models))
