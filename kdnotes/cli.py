@@ -448,6 +448,112 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--json', action='store_true', help='print all figures as JSON')
 
+# %% ../nbs/90_cli.ipynb #4f7c28a7
+def _predict(args: argparse.Namespace) -> int:
+    "Ask a model."
+    from kdnotes.experiment.predict import predict, prediction_as_dict, prediction_lines
+
+    candidates = [*args.candidate, *(_lines_of(args.candidates) if args.candidates is not None else [])]
+    found = predict(
+        args.model,
+        args.beside,
+        question=args.question,
+        candidates=candidates if candidates or args.candidates is not None else None,
+        passage=args.passage,
+        text=args.text,
+        pair=args.pair,
+    )
+    if args.json:
+        print(json.dumps(prediction_as_dict(found), indent=1, sort_keys=True))
+    else:
+        print(*prediction_lines(found), sep='\n')
+    return 0
+
+
+def _lines_of(name: str) -> list[str]:
+    "The lines of a file that are not empty."
+    from kdnotes.tasks.documents import read_document
+
+    path = Path(os.path.expanduser(name))
+    if not os.path.isfile(path):
+        raise ConfigError(f'--candidates {shown(name)} is no file; give one with a candidate a line')
+    return [line.strip() for line in read_document(path).splitlines() if line.strip()]
+
+
+def _predict_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        'Asks a model about texts of your own: candidates in the order of being the answer, the classes of a '
+        'text, pieces for a [MASK], or the answer in a passage. A student is answered beside its teacher '
+        'where the weights of both are at hand.'
+    )
+    parser.add_argument(
+        'model',
+        metavar='MODEL',
+        help='the run_id or the folder of a finished run, a folder of a saved model, or a hub id',
+    )
+    parser.add_argument('--question', metavar='Q', help='a question, with candidates or a passage')
+    parser.add_argument('--passage', metavar='P', help='a text of any length that may hold the answer')
+    parser.add_argument(
+        '--candidate',
+        action='append',
+        default=[],
+        metavar='C',
+        help='a candidate; may be given several times',
+    )
+    parser.add_argument('--candidates', metavar='FILE', help='a text file with a candidate a line')
+    parser.add_argument('--text', metavar='T', help='a text to classify, or one with [MASK] in it')
+    parser.add_argument('--pair', metavar='T2', help='the second text of a pair')
+    parser.add_argument(
+        '--beside',
+        metavar='MODEL',
+        help='another model that answers the same (the teacher of the run, if it is at hand); none: no other',
+    )
+    parser.add_argument('--json', action='store_true', help='print everything as JSON')
+
+# %% ../nbs/90_cli.ipynb #0a273076
+def _export(args: argparse.Namespace) -> int:
+    "Write a run's model for use elsewhere."
+    from kdnotes.experiment.export import export_lines, export_model
+
+    found = export_model(args.run_id, args.to, onnx=args.onnx, int8=args.int8, say=_tell)
+    print(f"{found['run_id']} is in {args.to}: {', '.join(found['files'])}, export.json")
+    print(*export_lines(found)[2:], sep='\n')
+    return 0
+
+
+def _push(args: argparse.Namespace) -> int:
+    "Put a run's model on the hub."
+    from kdnotes.experiment.export import push_model
+
+    print(push_model(args.run_id, args.repo, args.yes, args.public, args.int8, _tell))
+    return 0
+
+
+def _push_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Puts what `kdnotes export` writes of a run on the Hugging Face hub, in a private repository unless "
+        '--public is given. Without --yes nothing is sent.'
+    )
+    parser.add_argument('run_id', metavar='RUN', help='the run_id or the folder of a finished run')
+    parser.add_argument('repo', metavar='REPO', help='user/name; it is made where it is not there')
+    parser.add_argument('--yes', action='store_true', help='send it')
+    parser.add_argument('--public', action='store_true', help='let everybody see a repository that is made')
+    parser.add_argument('--int8', action='store_true', help='with ONNX in float32 and in 8 bits')
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Writes a run's model to a new folder, as transformers loads it, with its card; a model of answer "
+        'selection also as a cross-encoder. ONNX and int8 need the extra `export`; what int8 loses is '
+        'measured on all evaluation sets.'
+    )
+    parser.add_argument('run_id', metavar='RUN', help='the run_id or the folder of a finished run')
+    parser.add_argument('--to', required=True, metavar='FOLDER', help='the folder to write, new or empty')
+    parser.add_argument('--onnx', action='store_true', help='also as ONNX in float32')
+    parser.add_argument(
+        '--int8', action='store_true', help='also as ONNX with weights in 8 bits (and --onnx)'
+    )
+
 # %% ../nbs/90_cli.ipynb #a4178b6b
 def _forget(args: argparse.Namespace) -> int:
     "Take runs out of a study."
@@ -528,17 +634,22 @@ _EXAMPLES = """examples:
   kdnotes study -p task=text_classification -p corpus=<folder> -p columns=text=review,label=stars
   kdnotes tune --mode full_kd -p task=text_classification
   kdnotes score <folder, hub id or run_id> wikitext2 --sample 4000
+  kdnotes predict <folder, hub id or run_id> --question <text> --passage <text>
+  kdnotes export <run_id> --to <folder> --int8
 
 `kdnotes COMMAND --help` lists what a command takes, the parameters of all tasks among it.
 A single run is a notebook, nbs/run.ipynb; `make study` makes a notebook of each run."""
 COMMANDS = [
     Command('doctor', 'check configurations before a long run', _doctor_arguments, _doctor),
     Command('evidence', 'keep the finished runs of a study beside the code', _evidence_arguments, _evidence),
+    Command('export', "write a run's model for use elsewhere", _export_arguments, _export),
     Command(
         'forget', 'take finished runs out of a study, so that they are made again', _forget_arguments, _forget
     ),
     Command('gpu-check', 'check a GPU machine in ten minutes', gpu_check.add_arguments, gpu_check.run),
     Command('name', 'print the name of a study', _name_arguments, _name),
+    Command('predict', 'ask a model about texts of your own', _predict_arguments, _predict),
+    Command('push', "put a run's model on the Hugging Face hub", _push_arguments, _push),
     Command('report', 'write the report of a study: HTML and PDF', _report_arguments, _report),
     Command('score', 'say how well a language model knows a text', _score_arguments, _score),
     Command(

@@ -46,6 +46,25 @@ def corpora() -> Path:
     return Path(folder)
 
 
+@pytest.fixture(scope='session')
+def small_home(tmp_path_factory) -> Path:
+    "Where the runs of `small_run` are."
+    return tmp_path_factory.mktemp('small')
+
+
+@pytest.fixture
+def small_run(small_home, monkeypatch):  # (task, mode) -> run_id
+    "Makes a small finished run, once in a session; KDNOTES_HOME is where it is."
+    from small_runs import make_small_run, small_model
+
+    monkeypatch.setenv('KDNOTES_HOME', str(small_home))
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    teacher = small_home / 'teacher'
+    if not teacher.is_dir():
+        small_model(teacher)
+    return lambda task, mode='baseline': make_small_run(task, mode, teacher)
+
+
 @pytest.fixture(autouse=True)
 def _subnormal_numbers():
     "A training on a CPU flushes them to zero in its process: tests that follow have them again."

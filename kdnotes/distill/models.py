@@ -45,11 +45,11 @@ from ..tasks.base import Task
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'check_batches', 'tokenizer_sha256', 'quiet_loading',
-           'load_config', 'attention_of', 'load_model', 'fresh_model', 'two_outputs', 'load_given', 'check_given',
-           'unwrap', 'weights_sha256', 'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers',
-           'build_model', 'check_hidden_states', 'check_reload', 'check_student', 'count_parameters', 'forward_flops',
-           'model_inputs', 'call']
+           'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
+           'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'two_outputs',
+           'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth',
+           'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states', 'check_reload',
+           'check_student', 'count_parameters', 'forward_flops', 'call']
 
 # %% ../../nbs/distill/01_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -306,6 +306,14 @@ def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit 
     return positions - padding[0] - 1 if positions is not None and padding else positions
 
 
+def longest_text(
+    source: str | Path,  # as for `find_model`
+) -> int | None:  # tokens; None: no limit is known
+    "How long the texts of a model may be."
+    config = load_config(source)
+    return _longest(config, _check_builds(find_model(source), config))
+
+
 def check_batches(
     source: str | Path,  # as for `find_model`
     max_length: int,  # tokens of the longest text
@@ -322,7 +330,7 @@ def check_batches(
             f'{source!s} is a {what}, which was not made to guess hidden words; give one such '
             'as BERT or RoBERTa'
         )
-    positions = _longest(config, _check_builds(find_model(source), config))
+    positions = longest_text(source)
     if positions is not None and max_length > positions:
         raise ModelError(
             f'{source!s} reads texts of at most {positions} tokens, and {parameter}={max_length}; '
@@ -509,6 +517,15 @@ def _model_class(
     return found
 
 
+def has_head(
+    config,  # a transformers config
+    auto_class: str,  # the transformers head
+) -> bool:
+    "Does a config say that its model was saved with this head?"
+    head = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
+    return head is not None and head.__name__ in (getattr(config, 'architectures', None) or ())
+
+
 def attention_of(
     config,  # a transformers config
     auto_class: str,  # the transformers head
@@ -621,6 +638,34 @@ def two_outputs(
     model.config.problem_type = None
     model.num_labels = 2
     return model
+
+
+def one_output(
+    model: nn.Module,  # a classifier of transformers with the outputs wrong and right, or with one
+) -> nn.Module:  # a copy with the output right - wrong
+    "A head of two classes as one output that orders examples as their softmax does."
+    made = copy.deepcopy(model)
+    heads = [
+        (name, module)
+        for name, module in made.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == made.config.num_labels
+    ]
+    if made.config.num_labels == 1:
+        return made
+    if made.config.num_labels != 2 or not heads:
+        raise ModelError(
+            f'{type(model).__name__} has no linear layer of two outputs to make one of; give a model with two'
+        )
+    name, two = heads[-1]
+    one = nn.utils.skip_init(nn.Linear, two.in_features, 1, bias=two.bias is not None, dtype=two.weight.dtype)
+    with torch.no_grad():
+        for new, old in zip(one.parameters(), two.parameters()):
+            new.copy_(old[1:] - old[:1])
+    made.set_submodule(name, one.train(two.training))
+    made.config.num_labels = 1
+    made.config.problem_type = None
+    made.num_labels = 1
+    return made
 
 
 def load_given(
@@ -744,19 +789,74 @@ def weights_sha256(
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
 
+# %% ../../nbs/distill/01_models.ipynb #9c0c8505
+@functools.cache
+def _forward_names(cls: type) -> frozenset[str]:
+    "The named parameters of a model class' forward."
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(
+        n for n, p in inspect.signature(cls.forward).parameters.items() if n != 'self' and p.kind in kinds
+    )
+
+
+def model_inputs(
+    model: nn.Module,  # maybe wrapped
+) -> set[str]:  # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
+    "The names a model's forward takes, without token types where the model has fewer than two."
+    model = unwrap(model)
+    names = set(_forward_names(type(model)))
+    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2:
+        names.discard('token_type_ids')
+    return names
+
 # %% ../../nbs/distill/01_models.ipynb #e2b4d114
+# how and where a tokenizer was loaded, and the cutting that somebody once saved with it
+_NOT_PORTABLE = (
+    '_name_or_path',
+    'name_or_path',
+    'local_files_only',
+    'is_local',
+    'trust_remote_code',
+    'tokenizer_file',
+    'special_tokens_map_file',
+    'max_length',
+    'stride',
+    'truncation_strategy',
+    'pad_to_multiple_of',
+)
+
+
+def _make_portable(
+    folder: Path,
+    tokenizer,  # as it was saved there
+    model: nn.Module,
+    max_length: int | None,  # as for `save_model`
+) -> None:
+    "Let a saved tokenizer say what the model takes, and nothing of this machine."
+    path = folder / 'tokenizer_config.json'
+    config = {key: value for key, value in read_json(path).items() if key not in _NOT_PORTABLE}
+    if max_length is not None:
+        config['model_max_length'] = max_length
+    taken = [name for name in tokenizer.model_input_names if name in model_inputs(model)]
+    if taken != list(tokenizer.model_input_names):  # else `model(**tokenizer(text))` fails
+        config['model_input_names'] = taken
+    write_json(path, config)
+
+
 def save_model(
     model: nn.Module,  # maybe wrapped
     folder: str | Path,  # made when missing
     tokenizer=None,  # saved beside the model when given
+    max_length: int | None = None,  # tokens of the longest text it was trained on; None: the tokenizer's own
 ) -> Path:  # the folder
-    "Write config.json and model.safetensors."
+    "Write config.json and model.safetensors, and the tokenizer as anybody loads it."
     folder = Path(folder)
     try:
         with quiet_loading():
             unwrap(model).save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
+                _make_portable(folder, tokenizer, unwrap(model), max_length)
     except SafetensorError as e:  # it has no class for a full disk
         raise ModelError(
             f'{folder} could not be written ({e}); free some room and start the same command again'
@@ -1112,26 +1212,6 @@ def forward_flops(
     return float((a + b * L + c * L * L).sum())
 
 # %% ../../nbs/distill/01_models.ipynb #eaa71906
-@functools.cache
-def _forward_names(cls: type) -> frozenset[str]:
-    "The named parameters of a model class' forward."
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(
-        n for n, p in inspect.signature(cls.forward).parameters.items() if n != 'self' and p.kind in kinds
-    )
-
-
-def model_inputs(
-    model: nn.Module,  # maybe wrapped
-) -> set[str]:  # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
-    "The names a model's forward takes, without token types where the model has fewer than two."
-    model = unwrap(model)
-    names = set(_forward_names(type(model)))
-    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2:
-        names.discard('token_type_ids')
-    return names
-
-
 def call(
     model: nn.Module,  # maybe wrapped; the wrapper is what is called
     inputs: dict[str, torch.Tensor],  # of a batch

@@ -26,6 +26,7 @@ from kdnotes.core.processes import (
     stop_all,
 )
 from ..core.resolve import resolved_dtype
+from .card import leave_card
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
     RowFollower,
@@ -72,6 +73,7 @@ def execute(
         _check_source(plan, folder.record())
         _bind(folder)
         say(f'{plan.run_id} is done already')
+        leave_card(folder)
         return folder.record()
     if _adopt(plan, folder, say):
         return folder.record()
@@ -86,6 +88,7 @@ def execute(
             doing = 'measuring' if is_given(plan.config) else 'training'
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
             _launch(plan, folder, on_row, jobs, held)
+    leave_card(folder)
     return folder.record()
 
 

@@ -41,8 +41,8 @@ from kdnotes.tasks.text_blocks import (
 )
 
 # %% auto #0
-__all__ = ['BY', 'DTYPES', 'ScoreError', 'Scorer', 'model_source', 'load_scorer', 'read_text_to_score', 'Text', 'encode', 'Score',
-           'score', 'score_lines', 'score_as_dict']
+__all__ = ['BY', 'DTYPES', 'RUN_ID', 'ScoreError', 'Scorer', 'model_source', 'load_scorer', 'read_text_to_score', 'Text',
+           'encode', 'Score', 'score', 'score_lines', 'score_as_dict']
 
 # %% ../../nbs/experiment/05_score.ipynb #66dcc7ce
 class ScoreError(KdnotesError):
@@ -52,7 +52,7 @@ class ScoreError(KdnotesError):
 BY = ('block', 'line')
 DTYPES = ('fp32', 'bf16', 'fp16')
 _AUTO_CLASS = 'AutoModelForMaskedLM'
-_RUN_ID = re.compile(r'[\w.]+-s\d+-[0-9a-f]{12}')
+RUN_ID = re.compile(r'[\w.]+-s\d+-[0-9a-f]{12}')
 
 
 class Scorer(NamedTuple):
@@ -70,7 +70,7 @@ def model_source(
     name: str,  # a folder, a hub id, or the run_id of a finished run
 ) -> str:  # a folder or a hub id
     "Where a model is."
-    if not _RUN_ID.fullmatch(name):
+    if not RUN_ID.fullmatch(name):
         return name
     folder = checked_run_model(name)
     if folder is None:
@@ -344,7 +344,7 @@ def score(
 
 def _trained_on(model: str, documents: list[dict]) -> int | None:
     "How many documents stand in the training text of a run."
-    if not _RUN_ID.fullmatch(model):
+    if not RUN_ID.fullmatch(model):
         return None
     run = checked_run_model(model).parent
     config = make_config(**RunFolder(run.parent.name, run.name).config()['config'])

@@ -555,9 +555,9 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     model.config.update(task.head_config)
     tokenizer = load_tokenizer(rank.config.teacher)
     # plain, for whoever reads it: heads that were taken out are zeros
-    save_model(whole_model(model), folder.path / 'model', tokenizer)
+    save_model(whole_model(model), folder.path / 'model', tokenizer, rank.config.max_length)
     if is_pruned(model):
-        save_model(model, folder.path / 'pruned', tokenizer)
+        save_model(model, folder.path / 'pruned', tokenizer, rank.config.max_length)
     folder.write_table('units', outcome.evaluation.units)
     folder.write_table('predictions', outcome.evaluation.predictions)
     record = _record(rank, task, model, outcome)

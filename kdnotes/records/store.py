@@ -353,7 +353,9 @@ def _hashes(folder: Path) -> dict[str, str]:
     "Path in a run's folder -> sha256, of its tables and its model."
     files = [folder / f'{name}.csv.gz' for name in TABLES]
     for name in ('model', 'pruned'):  # the second where a student lost heads
-        files += sorted(path for path in (folder / name).glob('**/*') if path.is_file())
+        # a model's card is made of the record, and may be made again
+        found = (folder / name).glob('**/*')
+        files += sorted(path for path in found if path.is_file() and path.name != 'README.md')
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/records/02_store.ipynb #8d341603

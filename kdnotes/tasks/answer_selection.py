@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate, chain, zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
@@ -27,12 +27,17 @@ from kdnotes.tasks.ranking_metrics import (
 )
 from .squad import SquadError, answer_sentences, from_hub, read_squad
 from kdnotes.tasks.base import (
+    Answer,
+    AskError,
     Evaluation,
     Forward,
     Primary,
+    Reader,
     SignalSpec,
     SoftTargets,
     TaskInfo,
+    Use,
+    cut_notes,
     labels_config,
     SEQUENCE_HEAD,
     sequence_head_flops,
@@ -41,9 +46,9 @@ from kdnotes.tasks.base import (
 )
 
 # %% auto #0
-__all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'DEFAULTS', 'TASK', 'make_up_ids',
+__all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'DEFAULTS', 'USE', 'TASK', 'make_up_ids',
            'check_rows', 'check_split', 'fingerprint', 'AnswerSelectionSettings', 'default_setting', 'two_logits',
-           'AnswerSelection', 'worst', 'make', 'row_texts']
+           'AnswerSelection', 'worst', 'ranked', 'make', 'row_texts']
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #4bb50e87
 TSV_COLUMNS = dict(
@@ -213,6 +218,7 @@ CORPORA = CorpusRules(
         )
     },
     known={WIKIQA_SHA256: 'wikiqa'},
+    licences=dict(wikiqa='Microsoft Research Data License Agreement', squad1='CC BY-SA 4.0'),
 )
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #02f06ace
@@ -511,6 +517,69 @@ def worst(
     rows = [row(unit, value) for unit, value in zip(low['unit'], low['value']) if unit in groups]
     return pd.DataFrame(rows, columns=[metric, 'question', 'put first', 'correct'])
 
+# %% ../../nbs/tasks/07_answer_selection.ipynb #82d22f1c
+def ranked(
+    reader: Reader,
+    asked: dict[str, Any],  # question, candidates
+) -> Answer:
+    "Candidates in the order of their log-odds of being the answer; equal ones in the order they were given."
+    if reader.config.num_labels not in (1, 2):
+        raise AskError(
+            f'the model has {reader.config.num_labels} outputs, and answers are told from others by 2, or '
+            'by 1; give a model of answer selection'
+        )
+    candidates = asked['candidates']
+    ids, second, lengths = reader.encode([asked['question']] * len(candidates), candidates)
+    scores = np.zeros(len(candidates), dtype=np.float32)
+    for batch, outputs in reader.outputs(ids, second):
+        scores[batch.index] = two_logits(outputs.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
+    exact = scores.astype(np.float64)
+    probabilities = 1 / (1 + np.exp(np.clip(-exact, -700, 700)))
+    rows = [
+        dict(
+            rank=rank,
+            place=int(place),
+            candidate=candidates[place],
+            score=float(exact[place]),
+            probability=float(probabilities[place]),
+        )
+        for rank, place in enumerate(np.argsort(-scores, kind='stable'), 1)
+    ]
+    lines = [
+        f"{row['rank']}. {row['probability']:.4f} (log-odds {row['score']:+.3f})  {row['candidate']}"
+        for row in rows
+    ]
+    notes = cut_notes(lengths, reader.max_length, 'candidate')
+    if reader.settings.get('document_title'):
+        notes += ('the model was trained on sentences behind their documents\' titles: "title : sentence"',)
+    return Answer(dict(candidates=rows), tuple(lines), notes)
+
+
+_SNIPPET = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained('{folder}')
+model = AutoModelForSequenceClassification.from_pretrained('{folder}').eval()
+question = 'Which metal is liquid at room temperature?'
+candidates = ['Iron rusts in moist air.', 'Mercury is a metal that is liquid at room temperature.']
+questions = [question] * len(candidates)
+pairs = tokenizer(questions, candidates, padding=True, truncation=True, return_tensors='pt')
+with torch.no_grad():
+    logits = model(**pairs).logits
+scores = logits[:, 1] - logits[:, 0]  # log-odds of being the answer
+print([candidates[i] for i in scores.argsort(descending=True)])"""
+USE = Use(
+    takes=('question', 'candidates'),
+    answer=ranked,
+    pipeline='text-ranking',
+    snippet=_SNIPPET,
+    limits=(
+        'Its candidates are sentences; it orders those it is given and finds none by itself.',
+        'A question without an answer among its candidates is ranked like any other.',
+    ),
+    ranks_pairs=True,
+)
+
 # %% ../../nbs/tasks/07_answer_selection.ipynb #59105e6a
 def make(
     corpus: Corpus,
@@ -548,4 +617,5 @@ TASK = TaskInfo(
     check=_check,
     without_kd=_without_kd,
     score_kind=lambda settings: 'log_odds',
+    use=USE,
 )

@@ -4,21 +4,23 @@
 
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
-from ..core.config import RunConfig
-from .batching import Batch
+from ..core.config import KdnotesError, RunConfig
+from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
 from ..losses.conventions import dialect_weights
 from ..losses.targets import soft_target_kl
 
 # %% auto #0
-__all__ = ['SEQUENCE_HEAD', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'labels_config',
-           'sequence_head_flops', 'worst_units', 'Forward', 'Task', 'TaskInfo', 'TaskView']
+__all__ = ['SEQUENCE_HEAD', 'INPUTS', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'labels_config',
+           'sequence_head_flops', 'worst_units', 'Forward', 'Task', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes',
+           'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -176,6 +178,98 @@ class Task(Protocol):
     # operations of the head in one forward of examples of these lengths (tokens); `config` is the model's
     def head_flops(self, config, lengths: np.ndarray) -> float: ...
 
+# %% ../../nbs/tasks/05_base.ipynb #cedde78b
+class AskError(KdnotesError):
+    "Something that a model in use cannot be asked."
+
+
+@dataclass(frozen=True)
+class Reader:
+    "A model in use, as its task sees it."
+
+    forward: Forward
+    device: torch.device
+    tokenizer: Any
+    config: Any  # the model's transformers config
+    max_length: int  # most tokens that it reads at once
+    settings: dict[str, Any] = field(default_factory=dict)  # of its run, flat; {}: no run is known
+    # of its run, on the set of its primary metric; {}: no run is known
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def encode(
+        self,
+        first: list[str],  # (n)
+        second: list[str] | None,  # (n); None: there is one text an example
+    ) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_pairs`; tokens of each example before any cut
+        "Texts as in training: of a pair that is too long, the longer text is cut."
+        whole, _ = encode_pairs(self.tokenizer, first, second, _UNCUT)
+        return *encode_pairs(self.tokenizer, first, second, self.max_length), whole.lengths
+
+    def outputs(
+        self,
+        ids: Ragged,
+        second: np.ndarray,  # (n,) where the second segment begins
+        positions: np.ndarray | None = None,  # (n, k), as of a `Batch`
+    ) -> Iterator[tuple[Batch, Any]]:  # batches on the device, and what the model gives for them
+        "Forwards over all rows, those of like length together."
+        pad_id = self.tokenizer.pad_token_id or 0
+        for index in micro_batches(np.arange(len(ids)), ids.lengths, _BATCH_TOKENS):
+            inputs, tokens = pad_pairs(ids, second, index, pad_id)
+            at = None if positions is None else torch.from_numpy(positions[index].astype(np.int64))
+            no_labels = torch.zeros(len(index), dtype=torch.int64)
+            batch = Batch(index, inputs, no_labels, tokens, positions=at).to(self.device)
+            yield batch, self.forward(batch)
+
+
+_UNCUT = 10**6  # tokens
+_BATCH_TOKENS = 8192  # padding included
+
+
+@dataclass(frozen=True)
+class Answer:
+    "What a model says."
+
+    values: dict[str, Any]  # JSON-able
+    lines: tuple[str, ...]  # the same for people
+    notes: tuple[str, ...] = ()  # what was done with the texts, a sentence each: some were cut, say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    "How a task's models are asked about texts of no corpus."
+
+    takes: tuple[str, ...]  # what must be given, of `INPUTS`
+    may_take: tuple[str, ...] = ()
+    answer: Callable[[Reader, dict[str, Any]], Answer]  # (model, what was asked by the names of `INPUTS`)
+    pipeline: str  # what the hub calls what such models do
+    # Python that asks such a model with transformers alone: a format string of `folder`, and of the run's
+    # `settings` and `metrics`
+    snippet: str
+    limits: tuple[str, ...]  # what such a model cannot do, a sentence each
+    # are its two outputs wrong and right? Then their difference ranks, and one output is enough
+    ranks_pairs: bool = False
+
+
+# what a model can be asked with: a list of texts is candidates, everything else is a text
+INPUTS = ('question', 'candidates', 'passage', 'text', 'pair')
+
+
+def cut_notes(
+    lengths: np.ndarray,  # (n,) tokens before any cut
+    max_length: int,
+    what: str,  # that was cut, in the singular: 'candidate'
+) -> tuple[str, ...]:
+    "A sentence on texts that were cut, where some were."
+    long = np.flatnonzero(lengths > max_length)
+    if not len(long):
+        return ()
+    most = int(lengths.max())
+    whose = f'the {what} has' if len(lengths) == 1 else f'{len(long)} of {len(lengths)} {what}s have'
+    return (
+        f'{whose} more tokens than the {max_length} that the model takes at once (up to {most:,}): '
+        'the end of the longer text was not read',
+    )
+
 # %% ../../nbs/tasks/05_base.ipynb #5887b7c4
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
@@ -239,6 +333,8 @@ class TaskInfo:
     # of the classes of one example, 'numbers', which have no probability, or 'right_only': the
     # log-probability of what is right, which does not tell what was likeliest
     score_kind: Callable[[dict], str]
+    # how its models are asked about texts of no corpus
+    use: Use
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:

@@ -17,7 +17,17 @@ from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter
 from ..losses.targets import hard_target_ce, soft_target_kl
-from .base import Evaluation, Forward, Primary, SignalSpec, TaskInfo
+from kdnotes.tasks.base import (
+    Answer,
+    AskError,
+    Evaluation,
+    Forward,
+    Primary,
+    Reader,
+    SignalSpec,
+    TaskInfo,
+    Use,
+)
 from .batching import Batch, pad_pairs
 from .passages import CORPORA, Windows, encode_windows, room_for_questions
 from .sources import Corpus, CorpusError, Rows
@@ -32,8 +42,9 @@ from kdnotes.tasks.span_metrics import (
 )
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'Targets', 'ExtractiveQA', 'Predicted', 'worst', 'default_setting', 'make', 'targets_in_words']
+__all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
+           'best_spans', 'window_scores', 'Targets', 'ExtractiveQA', 'Predicted', 'worst', 'found_answer',
+           'default_setting', 'make', 'targets_in_words']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #eacb6a1d
 class ExtractiveQASettings(TaskSettings):
@@ -142,6 +153,17 @@ def best_spans(
     return score, first, first + further.gather(1, first[:, None])[:, 0]
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #96758468
+def window_scores(
+    outputs,  # of a question-answering head
+    batch: Batch,
+    longest: int,  # tokens of an answer
+) -> Tensor:  # (n, 4) float32: the score of no answer, that of the best span, its first and its last token
+    "What is kept of each window."
+    start, end = span_logits(outputs, batch)
+    none = start[:, 0] + end[:, 0]
+    return torch.stack([none, *(of.float() for of in best_spans(start, end, longest))], 1)
+
+
 @dataclass(frozen=True)
 class Targets:
     "How a student learns from its teacher."
@@ -259,11 +281,7 @@ class ExtractiveQA:
 
     def scores(self, outputs, batch: Batch) -> Tensor:
         "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
-        start, end = span_logits(outputs, batch)
-        none = start[:, 0] + end[:, 0]
-        return torch.stack(
-            [none, *(of.float() for of in best_spans(start, end, self.settings.answer_length))], 1
-        )
+        return window_scores(outputs, batch, self.settings.answer_length)
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
@@ -425,6 +443,104 @@ def worst(
     columns = ['question', 'predicted', 'correct', 'log-odds of an answer', 'passage']
     return pd.DataFrame(rows, columns=columns)
 
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #5f26aa61
+def found_answer(
+    reader: Reader,
+    asked: dict[str, Any],  # question, passage
+) -> Answer:
+    "The best span of a passage, and whether it is an answer."
+    stride = reader.settings.get('stride', min(128, reader.max_length // 3))
+    longest = reader.settings.get('answer_length', ExtractiveQASettings.model_fields['answer_length'].default)
+    passage = asked['passage']
+    rows = [dict(id='asked', question=asked['question'], context=passage, answers=(), cluster='')]
+    _check_question(reader, asked['question'], stride)
+    windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
+    scores = np.zeros((len(windows.row), 4), dtype=np.float32)
+    for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
+        scores[batch.index] = window_scores(outputs, batch, longest).cpu().numpy()
+    predicted = _predictions(rows, windows, scores)
+    begin, end = map(int, predicted.spans[0])
+    log_odds = float(predicted.log_odds[0])
+    threshold = reader.metrics.get('threshold')
+    threshold = _EVEN if threshold is None else threshold
+    answers = bool(predicted.some[0]) and predicted.log_odds[0] >= threshold
+    none = float(no_answer_probability(predicted.log_odds)[0])
+    values = dict(
+        answer=passage[begin:end] if answers else None,
+        best_span=passage[begin:end],
+        begin=begin,
+        end=end,
+        probability=1 - none,
+        no_answer_probability=none,
+        log_odds=log_odds,
+        threshold=threshold,
+        windows=len(windows.row),
+    )
+    return Answer(values, _answer_lines(values), _window_notes(reader, len(windows.row), stride))
+
+
+def _check_question(reader: Reader, question: str, stride: int) -> None:
+    "Refuse a question beside which no window has room for a passage."
+    tokens = len(reader.tokenizer(question, add_special_tokens=False, verbose=False)['input_ids'])
+    room = room_for_questions(reader.tokenizer, reader.max_length, stride)
+    if tokens > room:
+        raise AskError(
+            f'the question has {tokens} tokens, and windows of {reader.max_length} that share {stride} have '
+            f'room for {room}; shorten it'
+        )
+
+
+def _answer_lines(values: dict[str, Any]) -> tuple[str, ...]:
+    "An answer for people."
+    place = f"characters {values['begin']} to {values['end']}"
+    odds = f"log-odds of an answer {values['log_odds']:+.3f}, answered from {values['threshold']:+.3f} on"
+    chances = f"probability {values['probability']:.4f}, of no answer {values['no_answer_probability']:.4f}"
+    if values['answer'] is None:
+        return ('no answer', f"best span: {values['best_span']} ({place})", f'{chances} ({odds})')
+    return (values['answer'], place, f'{chances} ({odds})')
+
+
+def _window_notes(reader: Reader, n: int, stride: int) -> tuple[str, ...]:
+    "A sentence on a passage of several windows."
+    if n == 1:
+        return ()
+    return (
+        f'the passage was read in {n} windows of at most {reader.max_length} tokens, of which neighbours '
+        f'share {stride}',
+    )
+
+
+_SNIPPET = """import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained('{folder}')
+model = AutoModelForQuestionAnswering.from_pretrained('{folder}').eval()
+question = 'Which metal is liquid at room temperature?'
+passage = 'Iron rusts in moist air. Mercury is a metal that is liquid at room temperature.'
+window = tokenizer(question, passage, truncation='only_second', return_tensors='pt')
+with torch.no_grad():
+    found = model(**window)
+inside = torch.tensor([s == 1 for s in window.sequence_ids(0)])
+none = found.start_logits[0, 0] + found.end_logits[0, 0]
+start = found.start_logits[0].masked_fill(~inside, -1e9)
+end = found.end_logits[0].masked_fill(~inside, -1e9)
+spans = start[:, None] + end
+allowed = torch.ones_like(spans).triu().tril({settings[answer_length]} - 1).bool()
+first, last = divmod(spans.masked_fill(~allowed, -1e9).argmax().item(), len(start))
+log_odds = start[first] + end[last] - none
+span = passage[window.token_to_chars(0, first).start : window.token_to_chars(0, last).end]
+print(span if log_odds >= {metrics[threshold]} else 'no answer', log_odds.item())"""
+USE = Use(
+    takes=('question', 'passage'),
+    answer=found_answer,
+    pipeline='question-answering',
+    snippet=_SNIPPET,
+    limits=(
+        'An answer is one span of the passage; several spans, yes or no, and counting are beyond it.',
+        'It does not look for passages, and takes what a passage says for true.',
+    ),
+)
+
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #e9adb49e
 DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
     ('*', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
@@ -512,4 +628,5 @@ TASK = TaskInfo(
     unread=frozenset({'alpha', 'dialect'}),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'log_odds',
+    use=USE,
 )

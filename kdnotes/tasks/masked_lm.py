@@ -16,9 +16,27 @@ from pydantic import model_validator
 from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, read_texts
-from ..losses.vocabulary import OpenLogits, TopK, rows_of, vocabulary_ce, vocabulary_kl
-from .base import Evaluation, Forward, Primary, SignalSpec, TaskInfo, worst_units
-from .batching import Batch
+from kdnotes.losses.vocabulary import (
+    OpenLogits,
+    TopK,
+    as_tensor,
+    rows_of,
+    vocabulary_ce,
+    vocabulary_kl,
+)
+from kdnotes.tasks.base import (
+    Answer,
+    AskError,
+    Evaluation,
+    Forward,
+    Primary,
+    Reader,
+    SignalSpec,
+    TaskInfo,
+    Use,
+    worst_units,
+)
+from .batching import Batch, Ragged
 from .documents import CORPORA, MORE_SETS
 from kdnotes.tasks.lm_scores import (
     hidden_scores,
@@ -35,6 +53,7 @@ from kdnotes.tasks.text_blocks import (
     Masking,
     TextError,
     TokenStream,
+    block_ends,
     cut_blocks,
     mask_blocks,
     n_masked,
@@ -43,8 +62,8 @@ from kdnotes.tasks.text_blocks import (
 )
 
 # %% auto #0
-__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'DEFAULTS', 'TASK', 'MaskedLMSettings', 'usual', 'batches_change', 'check',
-           'check_length', 'check_tokens', 'Targets', 'MaskedLM', 'worst', 'default_setting', 'make',
+__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'USE', 'DEFAULTS', 'TASK', 'MaskedLMSettings', 'usual', 'batches_change', 'check',
+           'check_length', 'check_tokens', 'Targets', 'MaskedLM', 'worst', 'filled', 'default_setting', 'make',
            'targets_in_words']
 
 # %% ../../nbs/tasks/13_masked_lm.ipynb #3d0f9934
@@ -480,6 +499,68 @@ def worst(
     rows = [row(*of) for of in zip(found['unit'], found['cluster'], found['value'])]
     return pd.DataFrame(rows, columns=['text', 'block', 'least likely at', 'nll'])
 
+# %% ../../nbs/tasks/13_masked_lm.ipynb #bfcda6e0
+_GAP = '[MASK]'
+_LIKELIEST = 5  # pieces of each gap
+
+
+def filled(
+    reader: Reader,
+    asked: dict[str, Any],  # text
+) -> Answer:
+    "The likeliest pieces of each gap."
+    tokenizer = reader.tokenizer
+    parts = asked['text'].replace(tokenizer.mask_token, _GAP).split(_GAP)
+    if len(parts) == 1:
+        raise AskError(f'the text has no gap; write {_GAP} where a piece is to be guessed')
+    inside: list[int] = []
+    for i, part in enumerate(parts):
+        # a space before a gap is the gap's own
+        part = part if i == len(parts) - 1 else part.rstrip()
+        found = tokenizer(part, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        inside += [tokenizer.mask_token_id] * (i > 0) + list(found['input_ids'])
+    (first, last), _ = block_ends(tokenizer)
+    row = [first, *inside, last]
+    if len(row) > reader.max_length:
+        raise AskError(
+            f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten it, '
+            'for a gap near its end might be cut off'
+        )
+    ids = Ragged.from_rows([row])
+    [(_, outputs)] = reader.outputs(ids, ids.lengths)
+    places = np.flatnonzero(np.array(row) == tokenizer.mask_token_id)
+    logits = as_tensor(rows_of(outputs.logits, torch.from_numpy(places).to(reader.device)))
+    gaps = [_pieces(tokenizer, of_gap) for of_gap in logits.double().cpu().softmax(dim=-1)]
+    lines = [
+        f'gap {i}: ' + ', '.join(f'{piece["piece"]} {piece["probability"]:.4f}' for piece in pieces)
+        for i, pieces in enumerate(gaps, 1)
+    ]
+    return Answer(dict(gaps=gaps), tuple(lines))
+
+
+def _pieces(
+    tokenizer,
+    probabilities: Tensor,  # (vocabulary,)
+) -> list[dict]:
+    "The likeliest pieces."
+    top = probabilities.topk(min(_LIKELIEST, len(probabilities)))
+    names = tokenizer.convert_ids_to_tokens(top.indices.tolist())
+    return [dict(piece=name, probability=p) for name, p in zip(names, top.values.tolist())]
+
+
+_SNIPPET = """from transformers import pipeline
+
+fill = pipeline('fill-mask', model='{folder}')
+for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
+    print(guess['token_str'], guess['score'])"""
+USE = Use(
+    takes=('text',),
+    answer=filled,
+    pipeline='fill-mask',
+    snippet=_SNIPPET,
+    limits=('It guesses pieces of words in a text that is there; it writes no text of its own.',),
+)
+
 # %% ../../nbs/tasks/13_masked_lm.ipynb #3f4d41ba
 DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
     ('*', 'teacher'): dict(epochs=3, learning_rate=5e-4, warmup_fraction=0.1),
@@ -584,4 +665,5 @@ TASK = TaskInfo(
     unread=frozenset({'alpha', 'dialect', 'eval_batch_size'}),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'right_only',
+    use=USE,
 )

@@ -301,6 +301,7 @@ CORPORA = CorpusRules(
         ),
     },
     notes=NOTES,
+    licences=dict.fromkeys(('squad1', 'squad2'), 'CC BY-SA 4.0'),
     from_folder=json_files,
     from_folder_words='train.json, dev.json and test.json (or one JSON file) in the shape of SQuAD',
 )

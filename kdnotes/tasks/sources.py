@@ -89,6 +89,8 @@ class CorpusRules:
     known: dict[str, str] = field(default_factory=dict)
     # sha256 -> what a reader of its numbers must know: how it was split, which part it is
     notes: dict[str, str] = field(default_factory=dict)
+    # name of a published corpus -> its licence, where that is known
+    licences: dict[str, str] = field(default_factory=dict)
     # splits of a folder that holds another thing than three tables; None: it holds tables
     from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
     from_folder_words: str = ''  # what that other thing is, for a folder without either
@@ -99,6 +101,24 @@ class CorpusRules:
     def names(self) -> list[str]:
         "The corpora that have a name."
         return list(dict.fromkeys([self.published, *self.made]))
+
+    def licence(
+        self,
+        name: str,  # of a corpus, as records have it
+    ) -> str | None:  # None: it is not known
+        "What a corpus' texts may be used under."
+        return 'Apache-2.0' if name == 'embedded' else self.licences.get(name)
+
+    def hub_source(
+        self,
+        name: str,  # of a corpus, as records have it
+    ) -> str | None:  # None: the hub does not have it
+        "Where the hub has a corpus."
+        if name in self.made:
+            return self.made[name].hub_id
+        if name == self.published:
+            return self.hub_id
+        return name if re.fullmatch(r'[\w.-]+/[\w.-]+', name) else None
 
 # %% ../../nbs/tasks/04_sources.ipynb #a4dd3549
 def _meant_key(key: str, usual: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
@@ -29,12 +29,16 @@ from .embedded import embedded_text_classification
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce
 from kdnotes.tasks.base import (
+    Answer,
     Evaluation,
     Forward,
     Primary,
+    Reader,
     SignalSpec,
     SoftTargets,
     TaskInfo,
+    Use,
+    cut_notes,
     labels_config,
     SEQUENCE_HEAD,
     sequence_head_flops,
@@ -43,9 +47,10 @@ from kdnotes.tasks.base import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'TASK', 'complete', 'check_rows', 'check_split', 'fingerprint',
-           'class_names', 'check_labels', 'class_metrics', 'number_metrics', 'TextClassificationSettings',
-           'default_setting', 'TextClassification', 'worst', 'make', 'row_texts']
+__all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'complete', 'check_rows', 'check_split',
+           'fingerprint', 'class_names', 'check_labels', 'class_metrics', 'number_metrics',
+           'TextClassificationSettings', 'default_setting', 'TextClassification', 'worst', 'classified', 'make',
+           'row_texts']
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -549,6 +554,55 @@ def worst(
         columns=['text', 'label', 'predicted', metric],
     )
 
+# %% ../../nbs/tasks/08_text_classification.ipynb #8407740c
+def classified(
+    reader: Reader,
+    asked: dict[str, Any],  # text, and pair where there is a second one
+) -> Answer:
+    "The classes of a text, likeliest first, or its number."
+    pair = asked.get('pair')
+    ids, second, lengths = reader.encode([asked['text']], None if pair is None else [pair])
+    [(_, outputs)] = reader.outputs(ids, second)
+    logits = outputs.logits.double()[0].cpu()
+    notes = cut_notes(lengths, reader.max_length, 'text')
+    config = reader.config
+    if len(logits) == 1:
+        mean = getattr(config, 'target_mean', 0.0)
+        value = float(logits[0]) * getattr(config, 'target_deviation', 1.0) + mean
+        return Answer(dict(value=value), (f'{value:.6g}',), notes)
+    several = config.problem_type == 'multi_label_classification'
+    probabilities = logits.sigmoid() if several else logits.softmax(dim=0)
+    if several:
+        notes += ('each label has a probability of its own: they do not add up to 1',)
+    rows = [
+        dict(label=config.id2label[i], probability=float(probabilities[i]))
+        for i in probabilities.argsort(descending=True, stable=True).tolist()
+    ]
+    lines = tuple(f"{row['probability']:.4f}  {row['label']}" for row in rows)
+    return Answer(dict(labels=rows), lines, notes)
+
+
+_SNIPPET = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained('{folder}')
+model = AutoModelForSequenceClassification.from_pretrained('{folder}').eval()
+texts = tokenizer(['Iron rusts in moist air.'], padding=True, truncation=True, return_tensors='pt')
+with torch.no_grad():
+    logits = model(**texts).logits[0]
+if len(logits) > 1:
+    print({{model.config.id2label[i]: p for i, p in enumerate(logits.softmax(-1).tolist())}})
+else:  # a number, in units of the training labels' deviation from their mean
+    print(logits[0].item() * model.config.target_deviation + model.config.target_mean)"""
+USE = Use(
+    takes=('text',),
+    may_take=('pair',),
+    answer=classified,
+    pipeline='text-classification',
+    snippet=_SNIPPET,
+    limits=('Every text gets one of the labels it was trained on, also a text of none of them.',),
+)
+
 # %% ../../nbs/tasks/08_text_classification.ipynb #bd325532
 def make(
     corpus: Corpus,
@@ -585,4 +639,5 @@ TASK = TaskInfo(
     check=_check,
     check_corpus=check_labels,
     score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
+    use=USE,
 )

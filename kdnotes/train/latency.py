@@ -14,7 +14,7 @@ from ..tasks.base import Task
 from .failures import is_out_of_memory
 
 # %% auto #0
-__all__ = ['BATCHES', 'forward_latency']
+__all__ = ['BATCHES', 'median_ms', 'forward_latency']
 
 # %% ../../nbs/train/10_latency.ipynb #dee81229
 BATCHES = (1, 32)
@@ -29,7 +29,7 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _median_ms(forward: Callable[[], object], device: torch.device) -> float:
+def median_ms(forward: Callable[[], object], device: torch.device) -> float:
     "The median time of a forward."
     begin = time.perf_counter()
     for n in range(_WARM_UPS):
@@ -91,5 +91,5 @@ def _measured(model: nn.Module, task: Task, index: np.ndarray, device: torch.dev
     "Milliseconds of a forward over these examples, and the length they are padded to."
     batch = task.batch('train', index).to(device)
     with torch.inference_mode():
-        ms = _median_ms(lambda: call(model, batch.inputs), device)
+        ms = median_ms(lambda: call(model, batch.inputs), device)
     return ms, batch.inputs['input_ids'].shape[1]

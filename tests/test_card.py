@@ -1,0 +1,168 @@
+"""The card of a model says what its record says, loads as a card of the hub, and what it tells a reader to
+type works.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+from small_runs import ON
+from kdnotes.core.config import TASKS, make_config, task_info
+from kdnotes.core.files import runs_path
+from kdnotes.experiment.card import CardError, command, model_card, snippet, unit_interval, write_card
+from kdnotes.experiment.launch import execute
+from kdnotes.experiment.plan import plan
+from kdnotes.records.store import RunFolder, checked_run_model
+
+RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]
+
+
+def section(text: str, title: str) -> str:
+    "A part of a card."
+    return re.split(r'\n## ', text.split(f'\n## {title}\n', 1)[1], maxsplit=1)[0]
+
+
+def facts(text: str) -> dict[str, str]:
+    "Its lines '- name: value'."
+    return dict(re.findall(r'^- ([^:\n]+): (.*)$', text, re.M))
+
+
+def score_table(text: str) -> dict[tuple[str, str], list[str]]:
+    "(set, metric) -> value, interval and clusters, as texts."
+    rows = re.findall(r'^\| (\S+) \| .*\(`(\w+)`\) \| (.*?) \| (.*?) \| (.*?) \|$', text, re.M)
+    return {(where, metric): [value, limits.strip(), n.strip()] for where, metric, value, limits, n in rows}
+
+
+def known(number: float) -> str:
+    return f'{number:.6g}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task, mode', RUNS)
+def test_a_card_is_its_record(task, mode, small_run):
+    run = RunFolder('small', small_run(task, mode))
+    record = run.record()
+    card = ModelCard.load(run.path / 'model' / 'README.md')
+    assert card.content == model_card(run.run_id).content
+    # metadata
+    data = card.data
+    assert data.pipeline_tag == task_info(task).use.pipeline and data.library_name == 'transformers'
+    assert ('knowledge-distillation' in data.tags) == (mode == 'full_kd')
+    assert data.license is None and data.base_model is None  # the weights are of a local folder
+    found = {(of.dataset_split, of.metric_type): of for of in data.eval_results}
+    expected = {
+        (where, metric): value
+        for where, metrics in record['metrics'].items()
+        for metric, value in metrics.items()
+    }
+    assert {key: of.metric_value for key, of in found.items()} == {
+        key: value for key, value in expected.items() if value is not None
+    }
+    assert {of.dataset_args['sha256'] for of in found.values()} == {record['corpus_sha256']}
+    # scores
+    table = score_table(section(card.text, 'Scores'))
+    assert {key: row[0] for key, row in table.items()} == {
+        key: 'not defined' if value is None else known(value) for key, value in expected.items()
+    }
+    units = run.table('units')
+    primary = record['primary']
+    over = unit_interval(record, units, primary['set'], primary['metric'])
+    row = table[primary['set'], primary['metric']]
+    assert row[1:] == [f'{known(over.low)} to {known(over.high)}', str(over.n)]
+    assert over.estimate == pytest.approx(primary['value'], abs=1e-5) and over.low < over.high
+    # what it took
+    costs = facts(section(card.text, 'What it took'))
+    assert costs['Parameters'] == str(record['params_total'])
+    size = sum(p.stat().st_size for p in (run.path / 'model').iterdir() if p.name != 'README.md')
+    assert costs['Size on disk'] == f'{size} bytes'
+    assert costs['Training'] == f'{known(record["time"]["train_s"])} s'
+    assert costs['One forward of one example'] == f'{known(record["latency"]["batch_1_ms"])} ms'
+    joule = record['energy']['device_j']
+    said = costs['Energy of the devices']
+    reason = record['reasons'].get('energy.device_j')
+    assert said == (f'not measured ({reason})' if joule is None else f'{known(joule)} J')
+    # data, teacher, procedure
+    assert record['corpus_sha256'] in facts(section(card.text, 'Data'))['Corpus']
+    origin = facts(section(card.text, 'Where it comes from'))
+    if mode == 'full_kd':
+        teacher = RunFolder('small', record['teacher_run_id']).record()
+        assert record['teacher_run_id'] in origin['Teacher'] and teacher['model_sha256'] in origin['Teacher']
+    else:
+        assert origin['Teacher'] == 'none' and record['initial']['weights_sha256'] in str(origin)
+    procedure = facts(section(card.text, 'How it was trained'))
+    assert procedure['Seed'] == str(record['seed']) and f'`{mode}`' in procedure['Mode']
+    assert f'{record["steps"]} steps' in procedure['Epochs']
+    assert str(runs_path().parent) not in card.content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task, mode', RUNS)
+def test_the_command_of_a_card_makes_the_run(task, mode, small_run, small_home):
+    run_id = small_run(task, mode)
+    text = section(model_card(run_id).text, 'How to make it again')
+    words = shlex.split(re.search(r'```\n(.*?)\n```', text, re.S)[1])
+    assert words[:3] == ['papermill', 'nbs/run.ipynb', 'out.ipynb'] and words[3::3] == ['-p'] * len(
+        words[3::3]
+    )
+    given = dict(zip(words[4::3], words[5::3], strict=True))
+    assert given['teacher'] == '<folder of the teacher>'
+    given['teacher'] = str(small_home / 'teacher')
+    assert plan(make_config(**given), ON).run_id == run_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task, mode', RUNS)
+def test_what_a_card_tells_to_type_works(task, mode, small_run):
+    run = RunFolder('small', small_run(task, mode))
+    code = re.search(r'```python\n(.*?)\n```', section(model_card(run.run_id).text, 'How to use it'), re.S)[1]
+    code = code.replace('FOLDER', str(run.path / 'model'))
+    assert code == snippet(run.record(), str(run.path / 'model'))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, {})
+    assert said.getvalue().strip()
+
+
+@pytest.mark.slow
+def test_a_run_is_done_without_its_card_and_gets_one_again(small_run):
+    run = RunFolder('small', small_run('text_classification'))
+    path = run.path / 'model' / 'README.md'
+    assert 'model/README.md' not in run.record()['files']
+    path.unlink()
+    assert checked_run_model(run.run_id) == run.path / 'model'
+    small_run('text_classification')
+    assert ModelCard.load(path).data.model_name == run.run_id
+    path.write_text('edited')
+    assert checked_run_model(run.run_id)
+    write_card(run)
+    assert path.read_text() != 'edited'
+
+
+@pytest.mark.slow
+def test_a_card_that_cannot_be_written_fails_no_run(small_run, monkeypatch):
+    run = RunFolder('small', small_run('text_classification'))
+    (run.path / 'model' / 'README.md').unlink()
+
+    def full(*_):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr('kdnotes.experiment.card.atomic_write', full)
+    config = make_config(**run.config()['config'])
+    assert execute(plan(config, ON))['run_id'] == run.run_id
+    monkeypatch.undo()
+
+
+def test_a_run_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    with pytest.raises(CardError, match='there is no folder of a finished run'):
+        model_card('baseline-s0-0123456789ab')
+
+
+def test_no_folder_of_this_machine_is_in_a_command(tmp_path):
+    config = make_config(mode='baseline', corpus=str(tmp_path), teacher='./mine', learning_rate=1e-4)
+    said = command(config)
+    assert str(tmp_path) not in said and './mine' not in said and '-p learning_rate 0.0001' in said
+    assert np.isclose(make_config(**dict(learning_rate='0.0001')).learning_rate, config.learning_rate)

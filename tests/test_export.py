@@ -1,0 +1,254 @@
+"""What is exported is the run's model: the same order as a reranker, the same outputs as ONNX; what 8 bits
+lose is what one counts by hand.
+"""
+
+import base64
+import hashlib
+import http.server
+import importlib.util
+import json
+import threading
+import numpy as np
+import pytest
+import torch
+import transformers
+from kdnotes.cli import main
+from kdnotes.core.files import sha256_file
+from kdnotes.distill.models import load_model, save_model, weights_sha256
+from kdnotes.experiment import export
+from kdnotes.experiment.export import ExportError, OnnxModel, export_model, write_onnx
+from kdnotes.experiment.predict import predict
+from kdnotes.records.store import RunFolder, find_record
+from kdnotes.train.distributed import Runtime
+
+QUESTION = 'What is iron?'
+CANDIDATES = ['Iron is a metal.', 'Paris is a city.', 'Gold is a metal that does not rust.', 'Iron', 'It is.']
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ('onnx', 'onnxscript', 'onnxruntime')),
+    reason='the extra `export` is not installed',
+)
+
+
+@pytest.mark.slow
+def test_a_plain_folder_is_the_runs_model(small_run, tmp_path, capsys):
+    run_id = small_run('answer_selection', 'full_kd')
+    record = find_record(run_id)[0]
+    assert main(['export', run_id, '--to', str(tmp_path / 'out')]) == 0
+    assert 'cross-encoder/model.safetensors' in capsys.readouterr().out
+    made = load_model(tmp_path / 'out', 'AutoModelForSequenceClassification', 0)
+    assert weights_sha256(made) == record['model_sha256']
+    said = json.loads((tmp_path / 'out' / 'export.json').read_text())
+    assert said['run_id'] == run_id and 'onnx' not in said
+    for name, sha256 in said['files'].items():
+        assert sha256_file(tmp_path / 'out' / name) == sha256
+    assert predict(str(tmp_path / 'out'), question=QUESTION, candidates=CANDIDATES).answer.values == (
+        predict(run_id, question=QUESTION, candidates=CANDIDATES).answer.values
+    )
+    # nothing is written over
+    assert main(['export', run_id, '--to', str(tmp_path / 'out')]) == 2
+    assert 'is there already and not empty' in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['baseline', 'full_kd'])
+@pytest.mark.filterwarnings('ignore')
+def test_a_reranker_has_the_models_order_and_scores(mode, small_run, tmp_path):
+    sentence_transformers = pytest.importorskip(
+        'sentence_transformers', reason='it comes with the extra `bench`'
+    )
+    run_id = small_run('answer_selection', mode)
+    export_model(run_id, str(tmp_path / 'out'))
+    ranker = sentence_transformers.CrossEncoder(str(tmp_path / 'out' / 'cross-encoder'), device='cpu')
+    assert ranker.num_labels == 1
+    found = ranker.rank(QUESTION, CANDIDATES)
+    expected = predict(run_id, 'none', question=QUESTION, candidates=CANDIDATES).answer.values['candidates']
+    assert [row['corpus_id'] for row in found] == [row['place'] for row in expected]
+    assert np.allclose([row['score'] for row in found], [row['score'] for row in expected], atol=1e-5)
+
+
+def by_hand(run_id: str, path, split: str) -> tuple[float, float]:
+    "Accuracy of the run's model and of an ONNX file, one text at a time."
+    run = RunFolder('small', run_id)
+    from kdnotes.experiment.worker import encoded_task
+    from kdnotes.core.config import make_config
+    from kdnotes.tasks.sources import corpus_of
+
+    config = make_config(**run.config()['config'])
+    task = encoded_task(config, corpus_of(config), Runtime(torch.device('cpu'), 'fp32'))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run.path / 'model').eval()
+    quantised = OnnxModel(path, 1)
+    right = np.zeros(2)
+    n = len(task.lengths(split))
+    for i in range(n):
+        batch = task.batch(split, np.array([i]))
+        with torch.no_grad():
+            both = [of(**batch.inputs).logits for of in (model, quantised)]
+        right += [int(of.argmax()) == int(batch.labels) for of in both]
+    return tuple(right / n)
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_onnx_and_int8_are_measured_as_one_counts(small_run, tmp_path):
+    run_id = small_run('text_classification')
+    found = export_model(run_id, str(tmp_path / 'out'), int8=True)
+    folder = tmp_path / 'out' / 'onnx'
+    assert found['onnx']['largest_difference'] <= 1e-4
+    for split in ('dev', 'test'):
+        plain, quantised = by_hand(run_id, folder / 'model_int8.onnx', split)
+        of = found['int8'][split]
+        assert (of['metric'], of['fp32']) == ('accuracy', pytest.approx(plain))
+        assert of['difference'] == pytest.approx(of['int8'] - of['fp32'], abs=1e-6)
+        # rounding to 8 bits depends on the whole batch
+        assert of['int8'] == pytest.approx(quantised, abs=0.05)
+        assert of['low'] <= of['difference'] <= of['high'] and of['units'] == 48
+    assert found['bytes']['model_int8.onnx'] < found['bytes']['model.onnx'] / 2
+    assert set(found['latency']) == {'fp32_torch', 'fp32_onnx', 'int8_onnx'}
+    assert all(ms['batch_1_ms'] > 0 for ms in found['latency'].values())
+    assert json.loads((tmp_path / 'out' / 'export.json').read_text()) == json.loads(json.dumps(found))
+    card = (tmp_path / 'out' / 'README.md').read_text()
+    for of in found['int8'].values():
+        assert f'{of["int8"]:.6g} instead of {of["fp32"]:.6g}' in card
+    assert f'{found["latency"]["int8_onnx"]["batch_1_ms"]:.6g}' in card
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize('task', ['masked_lm', 'extractive_qa'])
+def test_every_head_becomes_onnx(task, small_run, tmp_path):
+    run_id = small_run(task)
+    found = export_model(run_id, str(tmp_path / 'out'), int8=True)
+    assert found['onnx']['largest_difference'] <= 1e-4
+    primary = find_record(run_id)[0]['primary']
+    of = found['int8'][primary['set']]
+    assert of['metric'] == primary['metric'] and of['fp32'] == pytest.approx(primary['value'], abs=1e-4)
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_a_teacher_is_measured_beside_its_student(small_run, tmp_path, capsys):
+    run_id = small_run('answer_selection', 'full_kd')
+    assert main(['export', run_id, '--to', str(tmp_path / 'out'), '--onnx']) == 0
+    said = capsys.readouterr()
+    found = json.loads((tmp_path / 'out' / 'export.json').read_text())
+    assert found['teacher']['run_id'] == find_record(run_id)[0]['teacher_run_id']
+    assert set(found['teacher']['latency']) == {'fp32_torch', 'fp32_onnx'} and 'int8' not in found
+    assert found['teacher']['run_id'] in said.out and 'writing ONNX' in said.err
+    # nothing of the teacher is kept
+    assert sorted(path.name for path in (tmp_path / 'out' / 'onnx').iterdir()) == ['model.onnx']
+
+
+@needs_onnx
+@pytest.mark.filterwarnings('ignore')
+def test_an_architecture_that_no_graph_holds_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    config = transformers.BertConfig(**sizes, vocab_size=20, max_position_embeddings=32)
+    save_model(transformers.BertForSequenceClassification(config), tmp_path / 'm')
+
+    write = ('AutoModelForSequenceClassification', tmp_path / 'm.onnx')
+    monkeypatch.setattr(
+        'torch.onnx.export', lambda *a, **k: (_ for _ in ()).throw(RuntimeError('no graph\nat all'))
+    )
+    with pytest.raises(ExportError) as error:
+        write_onnx(tmp_path / 'm', *write)
+    assert 'BertForSequenceClassification cannot be written as ONNX' in str(error.value)
+    assert '(no graph)' in str(error.value) and '\n' not in str(error.value)
+
+
+def test_without_the_packages_their_extra_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(export, '_NEEDED', ('onnx', 'no_such_package'))
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    assert main(['export', 'baseline-s0-0123456789ab', '--to', str(tmp_path / 'out'), '--onnx']) == 2
+    said = capsys.readouterr().err
+    assert 'no_such_package is not installed; run pip install "kdnotes[export]"' in said
+    assert said.count('\n') == 1 and not (tmp_path / 'out').exists()
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_a_graph_that_gives_something_else_is_not_kept(small_run, tmp_path, monkeypatch):
+    run_id = small_run('text_classification')
+    monkeypatch.setattr(export, 'TOLERANCE', 0.0)
+    with pytest.raises(ExportError, match='gives other outputs than the model'):
+        export_model(run_id, str(tmp_path / 'out'), onnx=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- the hub ----
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    "A stand-in that takes small files into one commit and keeps what it was sent."
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, obj: dict) -> None:
+        content = json.dumps(obj).encode()
+        self.send_response(200)
+        self.send_header('Content-Type', 'application/json')
+        self.send_header('Content-Length', str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_HEAD(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_GET(self):
+        self.answer({})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+        self.server.asked.append((self.path, body, self.headers.get('Authorization')))
+        address = f'http://127.0.0.1:{self.server.server_port}/me/mine'
+        if self.path.endswith('/preupload/main'):
+            files = json.loads(body)['files']
+            modes = [dict(path=f['path'], uploadMode='regular', shouldIgnore=False) for f in files]
+            self.answer(dict(files=modes))
+        elif '/commit/' in self.path:
+            self.answer(dict(commitUrl=f'{address}/commit/c0ffee', commitOid='c0ffee', success=True))
+        else:
+            self.answer(dict(url=address, name='me/mine', warnings=[], errors=[]))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    import huggingface_hub
+
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setattr(huggingface_hub.constants, 'ENDPOINT', f'http://127.0.0.1:{server.server_port}')
+    monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setenv('HF_TOKEN', 'hf_not_a_token')
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_what_is_pushed_is_what_is_exported_and_nothing_without_yes(small_run, hub, monkeypatch, capsys):
+    run_id = small_run('text_classification')
+    monkeypatch.delenv('HF_HUB_OFFLINE')
+    assert main(['push', run_id, 'me/mine']) == 2
+    assert 'nothing was sent' in capsys.readouterr().err and hub.asked == []
+    assert main(['push', run_id, 'me/mine', '--yes']) == 0
+    assert capsys.readouterr().out.strip().endswith('/commit/c0ffee')
+    made = json.loads(next(body for path, body, _ in hub.asked if path.endswith('/repos/create')))
+    assert made.get('private') or made.get('visibility') == 'private'
+    commit = next(body for path, body, _ in hub.asked if '/commit/' in path)
+    lines = [json.loads(line) for line in commit.splitlines()]
+    files = {line['value']['path']: line['value'] for line in lines if line['key'] == 'file'}
+    wanted = {'README.md', 'config.json', 'model.safetensors', 'tokenizer.json', 'tokenizer_config.json'}
+    assert set(files) == wanted | {'export.json'}
+    said = json.loads(base64.b64decode(files['export.json']['content']))
+    for name in wanted:
+        content = base64.b64decode(files[name]['content'])
+        assert hashlib.sha256(content).hexdigest() == said['files'][name]
