@@ -76,6 +76,7 @@ NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] 
 # a variable that is given and that nothing reads is a mistake: make would not say so
 RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
 READ_study := $(RUN) SEEDS ARMS GRADIENT_STATS
+READ_report := STUDY
 READ_tune := $(RUN) MODE TRIALS TUNED_SEEDS
 READ_bench := CONTESTANTS ALTERNATIONS STEPS SMOKE
 READ_test := WORKERS
@@ -93,7 +94,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints audit study tune test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup constraints audit study report tune test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -127,6 +128,9 @@ study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedd
 	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
 	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
+
+report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
+	kdnotes report $(call quoted,$(or $(STUDY),embedded))
 
 tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \

@@ -93,8 +93,10 @@ def test_a_new_torch_needs_the_hashes_of_its_cpu_builds():
         constraints.with_cpu_builds('torch==99.0 \\\n    --hash=sha256:' + '0' * 64 + '\n')
 
 
-def test_the_versions_alone_are_read_as_readme_says():
-    command = next(line for line in text('README.md').splitlines() if line.startswith('grep -h =='))
+def test_the_versions_alone_are_read_as_the_how_to_says():
+    cells = json.loads(text('nbs/howto/machines.ipynb'))['cells']
+    lines = [line for c in cells for line in ''.join(c['source']).splitlines()]
+    command = next(line for line in lines if line.startswith('grep -h =='))
     listed = subprocess.run(
         command.partition(' > ')[0], shell=True, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

@@ -6,7 +6,7 @@ from handmade import make_record, make_units, write_run
 from kdnotes.analysis import in_use
 from kdnotes.analysis.intervals import StatsError
 from kdnotes.analysis.report import report
-from kdnotes.analysis.tables import evidence
+from kdnotes.analysis.tables import Evidence, arm_values, evidence
 from kdnotes.core.arms import USUAL
 
 
@@ -104,3 +104,14 @@ def test_a_study_of_one_network_has_no_headline():
     write_run(make_record('baseline', 0, 0.8))
     e = evidence('made')
     assert in_use.headline(e) == () and in_use.use_table(e).loc['baseline', 'parameters, M']
+
+
+def test_what_a_model_has_that_learnt_nothing_stands_beside_the_share():
+    runs = [
+        make_record(mode, 0, value, metric='exact') for mode, value in (('baseline', 0.6), ('full_kd', 0.5))
+    ]
+    for r in runs:
+        r['task'] = 'extractive_qa'
+        r['metrics']['test']['always_unanswerable'] = 0.51
+    e = Evidence('made', runs, make_units(0.5, 0).iloc[:0].assign(run_id=''), arm_values(runs, None), [])
+    assert in_use.headline(e)[0].endswith('its teacher baseline 60.0, a model that never answers 51.0.')

@@ -132,6 +132,14 @@ def test_files_the_readme_links_to_exist():
     assert targets and [t for t in targets if not (ROOT / t).exists()] == []
 
 
+@pytest.mark.parametrize('notebook', sorted((ROOT / 'nbs' / 'howto').glob('*.ipynb')), ids=lambda p: p.stem)
+def test_files_a_how_to_links_to_exist(notebook):
+    texts = [c['source'] for c in cells(notebook) if c['cell_type'] == 'markdown']
+    targets = [t for text in texts for t in re.findall(r'\]\((?![a-z]+:|#)([^)\s]+)\)', text)]
+    assert [t for t in targets if not (notebook.parent / t).exists()] == []
+    assert f'howto/{notebook.name}' in (ROOT / 'README.md').read_text(encoding='utf-8')
+
+
 STATEMENTS = 30  # of a function, docstring and nested functions counted: more is a second idea
 
 

@@ -23,9 +23,11 @@ from kdnotes.analysis.intervals import (
 from .plotting import arms_of, metric_name
 from .tables import Evidence
 from .wording import sentence, times_as, unit_of
+from ..core.config import task_info
 
 # %% auto #0
-__all__ = ['MIB', 'teacher_arm', 'with_teachers', 'share_interval', 'kept_share', 'use_table', 'student_arm', 'headline']
+__all__ = ['MIB', 'teacher_arm', 'with_teachers', 'share_interval', 'kept_share', 'use_table', 'student_arm', 'in_percent',
+           'headline']
 
 # %% ../../nbs/analysis/13_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -167,21 +169,34 @@ def _keeps(e: Evidence, student: str, teacher: str) -> str:
     s, t = (format(scaled(v, unit.factor), f'.{unit.digits - 1}f') for v in values)
     share = kept_share(e, student)
     percent = ' in percent' if unit.factor != 1 else ''
-    values = f'{name}{percent}: {student} {s}, its teacher {teacher} {t}.'
+    values = f'{name}{percent}: {student} {s}, its teacher {teacher} {t}{_trivial(e)}.'
     if share is None:
         return values
     c = _effect_of_kd(e, student)
     beside = kept_share(e, c.a) if c and c.b == student else None
-    alone = f'; without distillation, {c.a} keeps {_percent(beside)}' if beside else ''
-    return f'{student} keeps {_percent(share)} of its teacher{alone}. {values}'
+    alone = f'; without distillation, {c.a} keeps {in_percent(beside)}' if beside else ''
+    return f'{student} keeps {in_percent(share)} of its teacher{alone}. {values}'
 
 
-def _percent(share: Interval) -> str:
+def in_percent(
+    share: Interval,
+) -> str:
     "A share as one writes it: 97.7 % [95.2 %, 100.2 %]."
     estimate, low, high = number_texts(
         [None if x is None else 100 * x for x in (share.estimate, share.low, share.high)], '.1f', 100.0
     )
     return f'{estimate} %' if low is None else f'{estimate} % [{low} %, {high} %]'
+
+
+def _trivial(e: Evidence) -> str:
+    "What a model that has learnt nothing has of the metric: most of a share may be its own."
+    task = task_info(e.records[0]['task'])
+    if task.trivial is None:
+        return ''
+    metric, words = task.trivial
+    found = e.records[0]['metrics'][e.records[0]['primary']['set']].get(metric)
+    unit = _unit_of_metric(e)
+    return '' if found is None else f', {words} {unit.factor * found:.{unit.digits - 1}f}'
 
 
 def _unit_of_metric(e: Evidence):

@@ -294,6 +294,8 @@ class TaskInfo:
     texts: Callable[[dict], list[str]]
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
     exp_of: dict[str, str] = field(default_factory=dict)
+    # the metric that a model has which learnt nothing, and that model in words; None: none is recorded
+    trivial: tuple[str, str] | None = None
     # metrics that are shares, which tables show in percent
     percent: frozenset[str] = frozenset()
     # metrics that are shown of every evaluation set; (): all of the primary one's set, none of the others

@@ -610,6 +610,7 @@ TASK = TaskInfo(
         'threshold': 'log-odds from which on it answers',
     },
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
+    trivial=('always_unanswerable', 'a model that never answers'),
     of_every_set=(
         'exact',
         'f1',
