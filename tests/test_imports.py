@@ -28,6 +28,7 @@ LEVELS = [
     ['search'],
     ['checks'],
     ['thesis'],
+    ['api'],
     ['cli'],
 ]
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

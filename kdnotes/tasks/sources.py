@@ -501,7 +501,11 @@ def _mapped(columns: str | None) -> set[str]:
 
 
 def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str], mapped: set[str]) -> Rows:
-    "The rows of a table with these columns, checked."
+    "The rows of a table with these columns, or with columns called as the keys are, checked."
+    names = {
+        key: key if key not in mapped and name not in table.names and key in table.names else name
+        for key, name in names.items()
+    }
     missing = {key for key, name in names.items() if name not in table.names}
     if lost := [
         names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)

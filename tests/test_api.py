@@ -1,0 +1,117 @@
+"""The names that `import kdnotes` gives: data of a user, a teacher, its student, their comparison."""
+
+import subprocess
+import sys
+import pandas as pd
+import pytest
+import kdnotes as kd
+from kdnotes.core.config import ConfigError
+from kdnotes.tasks.sources import CorpusError, load_corpus
+
+NAMES = ['Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'study']
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path_factory.getbasetemp() / 'api'))
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+
+
+def questions(n=60) -> pd.DataFrame:
+    rows = [
+        dict(q=f'what is thing number {i}', candidate=f'thing {i} is {j} and red', right=int(j == i % 3))
+        for i in range(n)
+        for j in range(3)
+    ]
+    return pd.DataFrame(rows)
+
+
+COLUMNS = dict(question='q', sentence='candidate', label='right')
+
+
+def test_the_names_are_these_and_load_nothing_before_they_are_used():
+    assert [name for name in dir(kd) if not name.startswith('_') and name in NAMES] == NAMES
+    code = "import sys, kdnotes; print(*(m for m in ('torch', 'pandas', 'transformers') if m in sys.modules))"
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ''
+    with pytest.raises(AttributeError, match="no attribute 'distill'; it has Data, Run"):
+        kd.distill  # noqa: B018
+
+
+def test_a_table_is_dealt_out_by_question_and_the_same_way_again():
+    data = kd.load_data(questions(), columns=COLUMNS)
+    corpus = load_corpus(data.task, data.corpus)
+    asked = {name: {row['question'] for row in rows} for name, rows in corpus.splits.items()}
+    assert {name: len(found) for name, found in asked.items()} == dict(train=48, dev=6, test=6)
+    assert not asked['train'] & asked['dev'] and not (asked['train'] | asked['dev']) & asked['test']
+    assert kd.load_data(questions(), columns=COLUMNS) == data
+    assert kd.load_data(questions(), columns=COLUMNS, seed=1) != data
+
+
+def test_a_folder_whose_columns_are_called_as_the_keys_needs_no_names(tmp_path):
+    for name in ('train', 'dev', 'test'):
+        (tmp_path / f'{name}.csv').write_text('question,sentence,label\nwho,she,1\nwho,nobody,0\n')
+    assert kd.load_data(tmp_path) == kd.Data('answer_selection', str(tmp_path))
+
+
+def test_a_split_that_is_given_is_kept():
+    table = questions().assign(split=[('train', 'dev', 'test')[i % 3] for i in range(60) for _ in range(3)])
+    tables = {name: part.drop(columns='split') for name, part in table.groupby('split')}
+    assert kd.load_data(table, columns=COLUMNS) == kd.load_data(tables, columns=COLUMNS)
+    datasets = pytest.importorskip('datasets')
+    held = datasets.DatasetDict(
+        {
+            name.replace('dev', 'validation'): datasets.Dataset.from_pandas(part, preserve_index=False)
+            for name, part in tables.items()
+        }
+    )
+    assert kd.load_data(held, columns=COLUMNS) == kd.load_data(tables, columns=COLUMNS)
+
+
+@pytest.mark.parametrize(
+    'source, columns, told',
+    [
+        (
+            questions(),
+            dict(COLUMNS, label='wrong'),
+            "there is no column 'wrong'; there are q, candidate, right",
+        ),
+        (
+            questions().assign(right=[None, *questions()['right'][1:]]),
+            COLUMNS,
+            "column 'label' misses 1 of 144 values",
+        ),
+        (questions(1), COLUMNS, 'groups of rows are too few'),
+        ({'train': questions()}, COLUMNS, 'no dev, test; give all three'),
+        ([1, 2, 3], COLUMNS, 'of type list are no table'),
+    ],
+)
+def test_data_that_cannot_be_meant_are_refused_in_one_sentence(source, columns, told):
+    with pytest.raises((ConfigError, CorpusError), match=told) as e:
+        kd.load_data(source, columns=columns)
+    assert '\n' not in str(e.value)
+
+
+@pytest.mark.slow
+def test_from_a_table_to_a_student_that_answers(tmp_path):
+    data = kd.load_data(questions(), columns=COLUMNS)
+    said = []
+    small = dict(smoke=True, study='api', max_length=32, say=said.append)
+    teacher = kd.finetune(data, **small)
+    student = kd.distil(data, teacher, mixed=True, **small)
+    alone = kd.distil(data, teacher, mixed=True, taught=False, **small)
+    assert student.record['factors']['network'] == 'student' and student.record['factors']['kd'] is True
+    assert student.record['params_total'] < teacher.record['params_total']
+    assert kd.load_run(student.run_id) == student and any(student.run_id in line for line in said)
+    found = student.predict(question='what is thing number 3', candidates=['thing 3 is 0 and red', 'no'])
+    assert len(found.answer.values) and found.latency_ms > 0
+    assert set(student.curves()['kind']) <= {'step', 'eval'} and student.card().startswith('---')
+    assert (student.save(tmp_path / 'out') / 'model').exists() or list((tmp_path / 'out').iterdir())
+    assert student.run_id in student._repr_html_() and student.run_id in repr(student)
+    c = kd.compare(alone, student)
+    assert (c.n_seeds, c.attribution.factor) == (1, 'kd')
+
+
+def test_a_run_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="no finished run 'nothing'"):
+        kd.load_run('nothing')
