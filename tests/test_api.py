@@ -34,8 +34,8 @@ def test_the_names_are_these_and_load_nothing_before_they_are_used():
     code = "import sys, kdnotes; print(*(m for m in ('torch', 'pandas', 'transformers') if m in sys.modules))"
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ''
-    with pytest.raises(AttributeError, match="no attribute 'distill'; it has Data, Run"):
-        kd.distill  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'teach'; it has Data, Run"):
+        kd.teach  # noqa: B018
 
 
 def test_a_table_is_dealt_out_by_question_and_the_same_way_again():

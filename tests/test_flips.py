@@ -117,6 +117,7 @@ def test_in_the_state_of_a_run(finished, n):
 @pytest.mark.slow
 @pytest.mark.parametrize('n', FLIPS)
 def test_in_exported_evidence(finished, n):
+    store.export(finished.study)
     folder = store.evidence_path()
     shutil.move(finished.path, folder / 'aside')  # what is left is the evidence
     try:

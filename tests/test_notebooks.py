@@ -136,7 +136,7 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
         lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}),
     )
     exec(code[runs], shell)
-    assert list(made) == [p.run_id for p in plans] and len(plans) == 3 * (7 if given else 3)
+    assert list(made) == [p.run_id for p in plans] and len(plans) == 3 * (7 if given else len(USUAL))
     for p in plans[: len(plans) // 3]:
         assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
     if given:

@@ -129,7 +129,7 @@ def test_a_signal_to_one_rank_is_no_stop_of_the_study(home):
     children(process)[1].terminate()
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    [folder] = home.glob('runs/stopped/*/')
+    [folder] = home.glob('runs/stopped/*-s0-*/')
     assert 'all ranks start again' in (folder / 'log.txt').read_text()
     assert json.loads((folder / 'record.json').read_text())['resumed_at']
 
@@ -152,7 +152,7 @@ def test_rows_are_those_of_one_training(home, lost):
     wait_for(lambda: steps(home) > 5)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
-    [folder] = home.glob('runs/stopped/*/')
+    [folder] = home.glob('runs/stopped/*-s0-*/')
     lost(folder)
     again = study(home, '--seeds', '1')
     _, errors = again.communicate(timeout=300)

@@ -4,6 +4,8 @@ in percent, and verdicts that follow the numbers.
 
 import json
 import re
+import shutil
+from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
@@ -314,9 +316,22 @@ def test_without_its_evidence_nothing_is_said():
     assert [k for k in values if k.startswith(QA_PREFIXES)] == []
 
 
+def copy_without_the_study(folder: Path) -> Path:
+    "A copy of the thesis, without the evidence whose place made-up runs take."
+    copy = copy_of(folder)
+    data = copy / 'thesis' / 'data'
+    for file in (*data.glob('squad2-qa.*'), *data.glob('extractive_qa-squad1.*')):
+        file.unlink()
+    shutil.rmtree(copy / 'figures' / 'squad2-qa', ignore_errors=True)
+    plan = read_json(copy / 'thesis' / 'plan.json')
+    others = {part: of for part, of in plan['parts'].items() if not part.startswith('qa')}
+    write_json(copy / 'thesis' / 'plan.json', plan | dict(parts=others))
+    return copy
+
+
 def set_with(tmp_path, monkeypatch, **parts: dict) -> dict[str, str]:
     "The document with these values and those that other chapters have already: key -> text that is shown."
-    copy = copy_of(tmp_path / 'copy')
+    copy = copy_without_the_study(tmp_path / 'copy')
     others = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     others = {k: v for k, v in others.items() if not k.startswith(QA_PREFIXES)}
     figures = {name: dict(reason='not drawn') for name in ('accuracy_time', *QUESTION_FIGURES)}
@@ -354,7 +369,7 @@ def test_the_chapter_of_a_study_in_mixed_precision(home, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_with_its_evidence_the_chapter_is_there(tmp_path, monkeypatch):
-    copy = copy_of(tmp_path / 'copy')
+    copy = copy_without_the_study(tmp_path / 'copy')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))
     write_study()
     write_study(dict(full_kd=(0.36, 0.84)), study='qa-preset')
@@ -376,7 +391,7 @@ def test_with_its_evidence_the_chapter_is_there(tmp_path, monkeypatch):
 
 
 def test_first_weights_that_the_plan_does_not_name_are_asked_for_by_their_part(tmp_path, monkeypatch):
-    copy = copy_of(tmp_path / 'copy')
+    copy = copy_without_the_study(tmp_path / 'copy')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))
     r, *tables = make_run('baseline', 0, 0.45, 0.90)
     r['initial']['transfer_run_id'] = 'baseline-s0-ffffffffffff'
