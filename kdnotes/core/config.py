@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
@@ -118,16 +118,17 @@ def read_texts(
     """
 
     def read(name, value):
-        annotation = str(fields[name].annotation) if name in fields else ''
-        if 'tuple' in annotation and type(value) is int:
+        annotation = fields[name].annotation if name in fields else None
+        is_list = 'tuple' in str(annotation)
+        if is_list and type(value) is int:
             return [value]
         if isinstance(value, Path):
             return str(value)
         if not isinstance(value, str):
             return value
-        if 'None' in annotation and value.lower() in ('none', 'null'):
+        if type(None) in get_args(annotation) and value.lower() in ('none', 'null'):
             return None
-        if 'tuple' in annotation:
+        if is_list:
             return [v.strip() for v in value.strip('[]() ').split(',') if v.strip()]
         return value
 
