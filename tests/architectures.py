@@ -20,6 +20,14 @@ TOKENS = dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
 POSITIONS = dict(relative_attention=True, pos_att_type=['c2p', 'p2c'], pooler_hidden_size=32, **TOKENS)
 
 
+def small_bert(vocab_size: int, **other) -> hf.BertConfig:
+    "Two layers of 32 without dropout, where nothing else is said."
+    size = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    more = dict(max_position_embeddings=32, initializer_range=0.1)
+    dry = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return hf.BertConfig(vocab_size=vocab_size, **size | more | dry | other)
+
+
 def configs(n_layers: int = 4, dropout: float = 0.1) -> dict:
     "A config of each architecture."
     size = SIZE | dict(num_hidden_layers=n_layers, max_position_embeddings=160)

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import (
-    BertConfig,
     BertForSequenceClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
 )
+from architectures import small_bert
 from kdnotes.core.config import RunConfig, make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
@@ -110,17 +110,7 @@ def tiny_bert(seed: int = 0, dropout: float = 0.0) -> BertForSequenceClassificat
     "Two layers of 32; weights large enough for the two segments to matter."
     torch.manual_seed(seed)
     return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-            initializer_range=0.1,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
+        small_bert(VOCABULARY, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     )
 
 

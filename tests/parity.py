@@ -11,7 +11,8 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
+from architectures import small_bert
 from helpers import VOCABULARY, SameWord, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
 from ranks import launch
 
@@ -20,17 +21,7 @@ def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
     "Half as wide as its teacher, with half as many attention heads."
     torch.manual_seed(seed)
     return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=1,
-            intermediate_size=32,
-            max_position_embeddings=32,
-            initializer_range=0.1,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
+        small_bert(VOCABULARY, hidden_size=16, num_attention_heads=1, intermediate_size=32)
     )
 
 

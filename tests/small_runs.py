@@ -4,7 +4,8 @@ made once for all tests that use a model after its training.
 
 import torch
 from pathlib import Path
-from transformers import BertConfig, BertModel
+from transformers import BertModel
+from architectures import small_bert
 from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import MINILM, load_tokenizer, save_model
@@ -20,14 +21,8 @@ def small_model(folder: Path, seed: int = 0) -> Path:
     tokenizer = load_tokenizer(MINILM)
     torch.manual_seed(seed)
     model = BertModel(
-        BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=128,
-            initializer_range=0.2,
+        small_bert(
+            len(tokenizer), max_position_embeddings=128, initializer_range=0.2, hidden_dropout_prob=0.1
         )
     )
     return save_model(model, folder, tokenizer)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models as words, pre_tokenizers, processors
 from torch.nn.utils import parameters_to_vector
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+from architectures import small_bert
 from helpers import as_configured, flat, tiny_config
 from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
@@ -63,19 +64,7 @@ def tiny(tmp_path_factory):
     tokenizer = tiny_tokenizer([r for rows in task.rows.values() for r in rows])
     task.encode(tokenizer)
     torch.manual_seed(0)
-    teacher = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=128,
-            initializer_range=0.1,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
-    ).eval()
+    teacher = BertForSequenceClassification(small_bert(len(tokenizer), max_position_embeddings=128)).eval()
     with torch.no_grad():
         teacher.classifier.weight *= 5
     student = choose_layers(teacher, (0,))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from architectures import small_bert
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.checks import doctor as D, examination as E, probes
 from kdnotes.core.config import make_config
@@ -79,15 +80,8 @@ def write_model(folder: Path, kind: str = 'bert') -> Path:
     torch.manual_seed(len(kind))
     if kind == 'bert':
         model = transformers.BertForSequenceClassification(
-            transformers.BertConfig(
-                vocab_size=len(tokenizer),
-                hidden_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=64,
-                max_position_embeddings=96,
-                initializer_range=0.2,
-                hidden_dropout_prob=0.3,
+            small_bert(
+                len(tokenizer), max_position_embeddings=96, initializer_range=0.2, hidden_dropout_prob=0.3
             )
         )
     else:

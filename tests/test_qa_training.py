@@ -5,9 +5,10 @@ teacher's numbers are stored or computed.
 import numpy as np
 import pytest
 import torch
+from architectures import small_bert
 from ranks import launch
 from tiny_lm import SPECIAL, WORDS, tiny_tokenizer
-from transformers import BertConfig, BertForQuestionAnswering
+from transformers import BertForQuestionAnswering
 from kdnotes.core.config import RunConfig, make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
@@ -78,17 +79,7 @@ def qa_task(config: RunConfig) -> ExtractiveQA:
 def qa_model(seed: int = 0, dropout: float = 0.0) -> BertForQuestionAnswering:
     torch.manual_seed(seed)
     return BertForQuestionAnswering(
-        BertConfig(
-            vocab_size=len(SPECIAL) + WORDS,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=32,
-            initializer_range=0.1,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
+        small_bert(len(SPECIAL) + WORDS, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     )
 
 
