@@ -24,6 +24,7 @@ COLUMNS = ('split', 'unit', 'item', 'label', 'score')
 def aligned(
     runs: Sequence[pd.DataFrame],  # predictions, one frame a run
     split: str,
+    kind: str = 'log_odds',  # of KINDS; where items are the runs' own, units are set side by side
 ) -> pd.DataFrame:  # unit, item, label, and a column of scores for each run: 0, 1, ...
     "Predictions of several runs on the same items, side by side."
     if not len(runs):
@@ -37,6 +38,7 @@ def aligned(
         f = (
             run[run['split'] == split]
             .assign(unit=lambda x: x['unit'].astype(str), item=lambda x: x['item'].astype(str))
+            .assign(item=lambda x: '' if kind == 'answerable' else x['item'])
             .set_index(['unit', 'item'])
             .sort_index()
         )
@@ -59,7 +61,7 @@ def aligned(
     ).reset_index()
 
 # %% ../../nbs/analysis/08_calibration.ipynb #8af065c3
-KINDS = ('log_odds', 'logits')  # of scores that have a probability
+KINDS = ('log_odds', 'logits', 'answerable')  # of scores that have a probability
 # kinds of scores that no calibration can be computed from, and why
 NOT_CALIBRATED = {
     'numbers': 'predictions are numbers, which have no probability, so they are not calibrated',
@@ -108,7 +110,7 @@ def judged(
 ) -> Judged:
     "What a model predicts, and how surely: each item by itself; of classes, the most probable one."
     _check_kind(kind)
-    table = aligned(runs, split)
+    table = aligned(runs, split, kind)
     if kind == 'logits':
         scores, label = _by_class(table)
         said = scores.argmax(-1)
@@ -244,6 +246,12 @@ def _tau(s: np.ndarray, t: np.ndarray) -> float:
     return float((a * b).sum() / size) if size else np.nan
 
 
+def _own_items(run: pd.DataFrame, split: str) -> pd.Series:
+    "By unit: the one item that a run names."
+    its = run[run['split'] == split]
+    return its.assign(unit=its['unit'].astype(str)).set_index('unit')['item'].astype(str).sort_index()
+
+
 def agreement_values(
     student: pd.DataFrame,  # predictions of one run
     teacher: pd.DataFrame,  # on the same items
@@ -253,14 +261,18 @@ def agreement_values(
 ) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js; decisions, of log odds
     "Agreement of a student with its teacher, unit by unit."
     _check_kind(kind)
-    table = aligned([student, teacher], split)
+    table = aligned([student, teacher], split, kind)
     groups = table.groupby('unit', sort=True)
     scores = table[[0, 1]].to_numpy(float)
 
     def first(k):
         return table.sort_values([k, 'item']).groupby('unit', sort=True)['item'].last()
 
-    found = pd.DataFrame({'top_1': (first(0) == first(1)).astype(float)})
+    if kind == 'answerable':
+        same = _own_items(student, split) == _own_items(teacher, split)
+    else:
+        same = first(0) == first(1)
+    found = pd.DataFrame({'top_1': same.astype(float)})
     found['tau'] = pd.Series({unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()})
     if kind == 'logits':
         logits, _ = _by_class(table)
@@ -297,11 +309,14 @@ def agreement(
 def first_is_right(
     run: pd.DataFrame,
     split: str = 'test',
-) -> (
-    pd.Series
-):  # by unit: is its first item, the one of the highest score, right; only units with both labels
+    kind: str = 'log_odds',  # of KINDS
+    # by unit: is its first item, the one of the highest score, right; only units with both labels. Of
+    # `answerable` questions: is the more probable one right, that there is an answer or that there is none
+) -> pd.Series:
     "Whether each unit's first item is right."
-    table = aligned([run], split)
+    table = aligned([run], split, kind)
+    if kind == 'answerable':
+        return ((table[0] > 0) == table['label'].astype(bool)).set_axis(table['unit'])
     mixed = table.groupby('unit')['label'].transform('nunique') == 2
     return table[mixed].sort_values([0, 'item']).groupby('unit', sort=True)['label'].last().astype(bool)
 
@@ -310,7 +325,8 @@ def decision_test(
     student: pd.DataFrame,
     teacher: pd.DataFrame,
     split: str = 'test',
+    kind: str = 'log_odds',  # of KINDS
 ) -> PValue:  # its method tells how many only one of them gets right
     "McNemar's exact test of first items: teacher is a, student is b."
-    aligned([student, teacher], split)
-    return mcnemar_test(first_is_right(teacher, split), first_is_right(student, split))
+    aligned([student, teacher], split, kind)
+    return mcnemar_test(first_is_right(teacher, split, kind), first_is_right(student, split, kind))

@@ -717,6 +717,9 @@ def _reliability_caption(e: Evidence) -> str:
     if score_kind(e.records) == 'logits':
         shown = 'right predictions by the probability of the predicted class'
         counted = 'predictions'
+    elif score_kind(e.records) == 'answerable':
+        shown = 'questions that have an answer by the predicted probability that they have one'
+        counted = 'questions'
     else:
         shown = 'right candidates by predicted probability'
         counted = 'candidates'

@@ -526,7 +526,9 @@ def agreement_table(
     "How well each arm's runs agree with the teacher they were made with."
     scored = _scored(e)
     kind = score_kind(e.records)
-    measures = MEASURES | ({'top_1': 'same class'} if kind == 'logits' else {})
+    measures = MEASURES | {
+        'top_1': {'logits': 'same class', 'answerable': 'same span'}.get(kind, MEASURES['top_1'])
+    }
     rows = []
     for arm, runs in e.arms.items():
         taught = [r for r in runs if {r['run_id'], r['teacher_run_id']} <= scored.keys()]

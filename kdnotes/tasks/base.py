@@ -332,7 +332,8 @@ class TaskInfo:
     # `Task.evaluation_sets`, which curves show
     tuning_set: str = 'dev'
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
-    # of the classes of one example, 'numbers', which have no probability, or 'right_only': the
+    # of the classes of one example, 'answerable': the log-odds that a question has an answer, beside the
+    # span that the run would give, 'numbers', which have no probability, or 'right_only': the
     # log-probability of what is right, which does not tell what was likeliest
     score_kind: Callable[[dict], str]
     # how its models are asked about texts of no corpus

@@ -628,6 +628,6 @@ TASK = TaskInfo(
     usual=usual,
     unread=frozenset({'alpha', 'dialect'}),
     targets_in_words=targets_in_words,
-    score_kind=lambda settings: 'log_odds',
+    score_kind=lambda settings: 'answerable',
     use=USE,
 )

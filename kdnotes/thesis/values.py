@@ -201,7 +201,7 @@ def fidelity_row(
         title: _interval(found.get(k), '.3f')
         for k, title in dict(top_1='same first', tau="Kendall's tau", kl='KL').items()
     }
-    return row | {"McNemar's p": _p_range([decision_test(s, t, split).p for s, t in taught])}
+    return row | {"McNemar's p": _p_range([decision_test(s, t, split, kind).p for s, t in taught])}
 
 
 def fidelity_values(
