@@ -83,7 +83,7 @@ def module_page(
 ) -> str:
     "All that a module offers."
     parts = [
-        f'# {module.name.removeprefix("kdnotes.")}',
+        f'# {escaped(module.name.removeprefix("kdnotes."))}',
         paragraphs(module.about),
         f'`from {module.name} import ...` · [the chapter with its lessons]({chapter})',
         directive('py:module', module.name, ''),

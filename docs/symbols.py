@@ -221,10 +221,10 @@ def _is_all(node: ast.AST) -> bool:
 
 
 def read_package(folder: Path) -> list[Module]:
-    "All modules of a package that offer something, by name."
+    "All modules of a package that a notebook exports, by name."
     found = []
     for path in sorted(folder.rglob('*.py')):
         parts = path.relative_to(folder.parent).with_suffix('').parts
-        if path.stem not in ('__init__', '__main__', '_modidx'):
+        if path.stem not in ('__init__', '_modidx'):
             found.append(read_module(path, '.'.join(parts)))
-    return found
+    return [module for module in found if module.notebook]
