@@ -16,7 +16,7 @@ def sphinx(
 ) -> None:
     "Build the pages; a warning is an error."
     command = [sys.executable, '-m', 'sphinx', '-b', 'html', '-W', '--keep-going', '--quiet']
-    # one process: with `-j 2` pages of a whole block were missing, without a word
+    # one process: with `-j 2` an exception in a worker leaves pages out without a word
     command += ['-d', str(source / '.doctrees'), str(source), str(site)]
     # what is written depends on the sources alone
     done = subprocess.run(command, env=os.environ | dict(PYTHONHASHSEED='0', SOURCE_DATE_EPOCH='0'))

@@ -1,8 +1,13 @@
 "Sphinx' configuration of the site."
 
+import html
 import re
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util.logging import getLogger
+
+LOG = getLogger(__name__)
 
 project = 'kdnotes'
 copyright = '2026, the kdnotes authors'
@@ -46,13 +51,22 @@ def mathml(
     return tex2mathml(tex, as_block=block)
 
 
+def shown(node: nodes.Node, block: bool = False) -> str:
+    "The same of a page's formula; one that cannot be read is a warning, which fails the build."
+    try:
+        return mathml(node.astext(), block)
+    except (MathError, AttributeError) as why:
+        LOG.warning('the formula %r cannot be shown: %s', node.astext(), why, location=node)
+        return html.escape(node.astext())
+
+
 def visit_math(translator, node: nodes.math) -> None:
-    translator.body.append(mathml(node.astext()))
+    translator.body.append(shown(node))
     raise nodes.SkipNode
 
 
 def visit_math_block(translator, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
+    translator.body.append(f'<div class="math">{shown(node, block=True)}</div>')
     raise nodes.SkipNode
 
 

@@ -200,10 +200,11 @@ def test_a_small_site_is_built_without_warnings(written, tmp_path):
     assert 'id="kdnotes.losses.targets.soft_target_kl"' in described
 
 
-def test_a_warning_fails_the_build(written, tmp_path):
+@pytest.mark.parametrize('wrong', ['[lost](nowhere.md)', r'$\\bar x$', r'$\nothing$'])
+def test_a_warning_fails_the_build(written, tmp_path, wrong):
     small = site.Site(ROOT, tmp_path / 'source', [], {})
     site.write_settings(small)
-    small.write('index.md', '# start\n\n[lost](nowhere.md)\n')
+    small.write('index.md', f'# start\n\n{wrong}\n')
     with pytest.raises(DocsError, match='the pages have the warnings above'):
         sphinx(tmp_path / 'source', tmp_path / 'site')
 
