@@ -32,13 +32,15 @@ def check(site: Path) -> None:
 
 def build(source: Path, site: Path) -> None:
     "The whole site, made anew."
-    for folder in (source, site):
+    made = source.parent / 'site'  # beside it myst-nb writes a folder jupyter_execute
+    for folder in (source, made, site):
         shutil.rmtree(folder, ignore_errors=True)
     new = new_site(ROOT, source)
     write_static(new)
     write_made(new)
-    sphinx(source, site)
-    check(site)
+    sphinx(source, made)
+    check(made)
+    shutil.move(made, site)
 
 
 if __name__ == '__main__':
