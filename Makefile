@@ -94,7 +94,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints audit study report tune test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis lab readme clean
+.PHONY: help setup constraints audit study report tune test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis docs lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -188,6 +188,9 @@ gpu-check:  ## check a GPU machine in ten minutes: correctness, memory, speed, e
 
 thesis: setup ## make values, figures and thesis/thesis.pdf again from the committed evidence alone: offline, in a minute, the same bytes
 	python -m kdnotes.thesis
+
+docs: setup   ## build the docs site in _docs/ from notebooks, modules and evidence: offline, in two minutes
+	@python -m docs
 
 lab: setup    ## start JupyterLab
 	jupyter lab

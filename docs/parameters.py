@@ -1,0 +1,121 @@
+"The page of a run's parameters, made of `RunConfig` and of what each task reads besides."
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+from docs.markdown import code, comment, escaped, table
+from docs.symbols import Parameter, read_module
+
+COLUMNS = ('parameter', 'default', 'values', 'meaning')
+KINDS = {int: 'a whole number', float: 'a number', str: 'a text', bool: '`true` or `false`'}
+BOUNDS = {'ge': 'at least {}', 'gt': 'above {}', 'le': 'at most {}', 'lt': 'below {}'}
+
+
+def typed(value: Any) -> str:
+    "A value as it is given on the command line."
+    if value is None:
+        return 'none'
+    if isinstance(value, tuple):
+        return ','.join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def kinds(annotation: Any) -> list[str]:  # Markdown
+    "What a parameter may be, one kind an entry."
+    if get_origin(annotation) is Literal:
+        return [code(str(choice)) for choice in get_args(annotation)]
+    if get_origin(annotation) is tuple:
+        return [f'{KINDS[get_args(annotation)[0]]} or several, with commas']
+    if annotation is NoneType:
+        return ['`none`']
+    return [KINDS[annotation]] if annotation in KINDS else [k for a in get_args(annotation) for k in kinds(a)]
+
+
+def values(field: Any) -> str:  # Markdown
+    "What a parameter may be, and between which bounds."
+    bounds = [
+        words.format(f'{getattr(rule, name):g}' if getattr(rule, name) != 2**32 else '2^32')
+        for rule in field.metadata
+        for name, words in BOUNDS.items()
+        if getattr(rule, name, None) is not None
+    ]
+    found = ', '.join(kinds(field.annotation))
+    return found + ''.join(f', {escaped(bound)}' for bound in bounds)
+
+
+def row(name: str, field: Any, said: str, group: str) -> tuple[str, ...]:
+    "A parameter as a row, which others can link to."
+    about = comment(said.replace('None:', 'none:'))
+    return f'[{code(name)}]{{#{group}-{name}}}', code(typed(field.default)), values(field), about
+
+
+def of_model(model: type, group: str, without: Iterable[str] = ()) -> str:
+    "The parameters that one model declares, under the headings that its source has."
+    module = inspect.getmodule(model)
+    source = read_module(Path(module.__file__), module.__name__)
+    declared: tuple[Parameter, ...] = next(s.parameters for s in source.symbols if s.name == model.__name__)
+    parts = []
+    rows = []
+    for p in declared:
+        if p.heading:
+            parts += [table(COLUMNS, rows, 'parameters'), f'### {escaped(p.heading.capitalize())}']
+            rows = []
+        if p.name not in without:
+            rows.append(row(p.name, model.model_fields[p.name], p.comment, group))
+    return '\n\n'.join([*parts, table(COLUMNS, rows, 'parameters')])
+
+
+def own_defaults(task: str, mode: str) -> str:
+    "What a run of a task takes where nothing is given, unlike those of the first task."
+    from kdnotes.core.config import task_info
+
+    usual = task_info(task).usual(dict(mode=mode))
+    said = ', '.join(code(f'{name}={typed(value)}') for name, value in usual.items())
+    return f'Its own defaults: {said}.' if said else ''
+
+
+def presets() -> str:
+    "What each preset sets."
+    from kdnotes.core.arms import PRESETS
+
+    rows = [
+        (code(name), ', '.join(code(f'{key}={typed(value)}') for key, value in found.items()))
+        for name, found in PRESETS.items()
+        if found
+    ]
+    return table(('preset', 'sets'), rows, 'parameters')
+
+
+def modes() -> str:
+    "What each mode trains."
+    from kdnotes.core.arms import MODES
+
+    rows = [
+        (code(name), m.network, m.precision, 'yes' if m.kd else 'no', escaped(m.ranks), escaped(m.role))
+        for name, m in MODES.items()
+    ]
+    return table(('mode', 'network', 'precision', 'KD', 'ranks', 'role'), rows)
+
+
+def parameters_page() -> str:
+    "Every parameter of a run."
+    from kdnotes.core.config import TASKS, RunConfig, task_info
+
+    mode = RunConfig.model_fields['mode'].default
+    parts = [
+        '# Parameters of a run',
+        "They mean the same everywhere: `-p name=value` on the command line, `P='name=value'` with make, the "
+        "parameters cell of a notebook, keywords in Python. Defaults are written as they are typed.",
+        '## Of every task',
+        of_model(RunConfig, 'parameter', without=('task_settings',)),
+    ]
+    for task in TASKS:
+        parts += [
+            f'## Of task={task} alone',
+            of_model(task_info(task).settings, task.replace('_', '-')),
+            own_defaults(task, mode),
+        ]
+    parts += ['## Modes', modes(), '## Presets', presets()]
+    return '\n\n'.join(filter(None, parts)) + '\n'

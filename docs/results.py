@@ -1,0 +1,150 @@
+"Pages about the committed evidence: each study's headline, tables and figures."
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from docs.markdown import code, comment, directive, escaped, table
+from kdnotes.analysis.figures import FIGURES, draw_evidence
+from kdnotes.analysis.page import Page, Part, page_of, runs_table
+from kdnotes.analysis.plotting import FigureFile
+from kdnotes.analysis.tables import Evidence, ReportError, evidence
+from kdnotes.records.store import records
+from kdnotes.thesis.question_figures import QUESTION_FIGURES
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    "A study's page, and its line in the list of all."
+
+    study: str
+    text: str  # Markdown
+    line: tuple[str, ...]  # of `COLUMNS`, Markdown
+
+
+COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'what came out')
+
+
+def studies(root: Path) -> list[str]:
+    "Studies of which there is evidence."
+    return sorted(
+        p.name.removesuffix('.records.jsonl') for p in (root / 'thesis' / 'data').glob('*.records.jsonl')
+    )
+
+
+def manifest_of(root: Path, study: str) -> dict[str, dict]:
+    "What is said of a study's committed figures; nothing: it has none."
+    path = root / 'figures' / study / 'MANIFEST.json'
+    return json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
+
+
+def committed_figures(root: Path, e: Evidence) -> list[FigureFile]:
+    "The committed figures of a study, in the order in which they are drawn."
+    known = {**FIGURES, **QUESTION_FIGURES}
+    manifest = manifest_of(root, e.study)
+    order = sorted(manifest, key=lambda file: list(known).index(file.removesuffix('.svg')))
+    found = []
+    for file in order:
+        name = file.removesuffix('.svg')
+        said = manifest[file]
+        path = root / 'figures' / e.study / file if said['sha256'] else None
+        caption = known[name].caption(e) if path else ''
+        found.append(FigureFile(name, path, caption, tuple(said['run_ids']), said.get('reason')))
+    return found
+
+
+def its_runs(root: Path, study: str) -> list[str] | None:
+    "The runs that the committed figures show; None: all of the study."
+    shown = {i for said in manifest_of(root, study).values() for i in said['run_ids']}
+    return sorted(shown) or None
+
+
+def figure(f: FigureFile, address: str) -> str:
+    "A figure with its caption."
+    return directive(
+        'figure', address, comment(f.caption), alt=f.name.replace('_', ' '), **{'class': 'drawn'}
+    )
+
+
+def part(p: Part, addresses: dict[str, str]) -> str:  # figure -> address on the site
+    "A part of a page."
+    said = '\n'.join(f'- {comment(s)}' for s in p.sentences)
+    tables = [_table(t.columns, t.rows, t.caption) for t in p.tables]
+    figures = [figure(f, addresses[f.name]) for f in p.figures]
+    return '\n\n'.join(filter(None, [f'## {escaped(p.heading)}', *tables, said, *figures]))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    cells = [tuple(map(comment, row)) for row in rows]
+    return f'{table(tuple(map(comment, columns)), cells, "figures")}\n\n{comment(caption)}'
+
+
+def page(p: Page, addresses: dict[str, str]) -> str:
+    "A study as Markdown."
+    headline = directive('container', 'headline', '\n\n'.join(map(comment, p.headline))) if p.headline else ''
+    parts = [part(x, addresses) for x in p.parts if x.sentences or x.tables or x.figures]
+    return '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, comment(p.about), *parts])) + '\n'
+
+
+def unreported(study: str, found: list[dict], why: ReportError) -> str:
+    "A study whose runs cannot be compared: why, and what they were."
+    runs = runs_table(found)
+    rows = runs.itertuples(index=False)
+    listed = _table(tuple(runs.columns), [tuple(map(str, row)) for row in rows], 'One run a row.')
+    return f'# Study {escaped(study)}\n\n{comment(f"{why}.")}\n\n## The runs\n\n{listed}\n'
+
+
+def line(study: str, found: Sequence[dict], said: str) -> tuple[str, ...]:
+    "A study in the list of all."
+    seeds = len({r['seed'] for r in found})
+    first = found[0]
+    link = f'[{escaped(study)}](/results/{study}.md)'
+    return link, code(first['task']), escaped(first['corpus']), str(len(found)), str(seeds), comment(said)
+
+
+def study_page(
+    root: Path,  # the checkout
+    study: str,
+    source: Path,  # of the site, where figures go that are not committed
+) -> StudyPage:
+    "A study's page."
+    found = records(study, its_runs(root, study))
+    try:
+        e = evidence(study, its_runs(root, study))
+    except ReportError as why:
+        return StudyPage(
+            study, unreported(study, found, why), line(study, found, 'Runs that are not compared.')
+        )
+    figures = committed_figures(root, e) or draw_evidence(e, source / 'files' / 'drawn' / study)
+    made = page_of(e, figures)
+    addresses = {f.name: address(root, source, f.path) for f in figures if f.path}
+    said = made.headline[0] if made.headline else 'No teacher and student to compare.'
+    return StudyPage(study, page(made, addresses), line(study, e.records, said))
+
+
+def address(root: Path, source: Path, path: Path) -> str:
+    "A figure's address on the site; a committed one is copied there."
+    if not path.is_relative_to(source):
+        copy = source / 'files' / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+        path = copy
+    return f'/{path.relative_to(source).as_posix()}'
+
+
+def list_page(pages: Sequence[StudyPage]) -> str:
+    "The list of all studies."
+    listing = directive('toctree', '', '\n'.join(p.study for p in pages), hidden='')
+    return (
+        '\n\n'.join(
+            [
+                '# Results',
+                'What was trained for this project, from the records in `thesis/data/` alone. The '
+                '[thesis](/files/thesis/thesis.pdf) argues from them, '
+                'and the [log](/project/log.md) tells how they came about, failures too.',
+                table(COLUMNS, [p.line for p in pages], 'figures'),
+                listing,
+            ]
+        )
+        + '\n'
+    )

@@ -1,0 +1,216 @@
+"The docs site: parameter tables are whole, every public name has its place, and no link is dead."
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from docs import markdown, notebooks, site  # noqa: E402
+from docs.__main__ import check, sphinx  # noqa: E402
+from docs.commands import help_of, listed  # noqa: E402
+from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
+from docs.parameters import parameters_page, typed  # noqa: E402
+from docs.symbols import DocsError, read_module  # noqa: E402
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory) -> site.Site:
+    "All pages that need nothing but the sources."
+    new = site.new_site(ROOT, tmp_path_factory.mktemp('docs'))
+    site.write_static(new)
+    return new
+
+
+def module(folder: Path, text: str):
+    path = folder / 'm.py'
+    path.write_text(text, encoding='utf-8')
+    return read_module(path, 'kdnotes.m')
+
+
+def test_a_parameter_has_the_comment_beside_it_or_above_it(tmp_path):
+    text = '''
+__all__ = ['f', 'C', 'NAMES']
+
+# %% ../nbs/core/01_m.ipynb #ab12
+NAMES = ('a', 'b')  # of all
+
+
+def f(
+    x: int,  # beside
+    # above,
+    # on two lines
+    y: float | None = None,
+    *more: str,  # any number
+    z=1,
+) -> bool:  # what it gives
+    "Does it."
+
+
+class C:
+    "A class."
+
+    a: int = 3  # a field
+
+    # a group
+
+    b: str = ''  # another
+
+    @property
+    def size(self) -> int:  # how many
+        "Its size."
+'''
+    names, f, c = module(tmp_path, text).symbols
+    assert (names.about, names.cell) == ('of all', 'ab12')
+    assert [(p.name, p.type, p.default, p.comment) for p in f.parameters] == [
+        ('x', 'int', None, 'beside'),
+        ('y', 'float | None', 'None', 'above, on two lines'),
+        ('*more', 'str', None, 'any number'),
+        ('z', '', '1', ''),
+    ]
+    assert (f.about, f.returns, f.returned) == ('Does it.', 'bool', 'what it gives')
+    assert [(p.name, p.default, p.comment, p.heading) for p in c.parameters] == [
+        ('a', '3', 'a field', ''),
+        ('b', "''", 'another', 'a group'),
+    ]
+    assert [(m.name, m.kind, m.returned) for m in c.members] == [('size', 'property', 'how many')]
+
+
+def test_a_name_that_is_offered_and_not_defined_is_refused(tmp_path):
+    with pytest.raises(DocsError, match='kdnotes.m offers lost in __all__ and defines it nowhere'):
+        module(tmp_path, "__all__ = ['lost']\n")
+
+
+def test_every_parameter_of_a_run_has_its_default_and_its_comment():
+    from docs.markdown import code, comment
+    from kdnotes.core.config import RunConfig, parameters
+
+    page = parameters_page()
+    source = read_module(ROOT / 'kdnotes' / 'core' / 'config.py', 'kdnotes.core.config')
+    declared = next(s for s in source.symbols if s.name == 'RunConfig').parameters
+    assert {p.name for p in declared} == set(RunConfig.model_fields)
+    for p in declared:
+        if p.name == 'task_settings':
+            continue
+        default = typed(RunConfig.model_fields[p.name].default)
+        row = f'* - [`{p.name}`]{{#parameter-{p.name}}}\n  - {code(default)}'.rstrip()
+        assert p.comment and row in page, p.name
+        assert comment(p.comment.replace('None:', 'none:')) in page, p.name
+    assert [name for name in parameters() if f'[`{name}`]' not in page] == []
+
+
+def test_every_public_name_is_on_a_page(written):
+    names = set(site.offered(ROOT))
+    start = (written.source / 'reference' / 'kdnotes.md').read_text(encoding='utf-8')
+    assert [n for n in names if f':canonical: kdnotes.api.{n}\n' not in start] == []
+    assert start.index('{py:class} Run(') < start.index('{py:class} Data(')
+    lost = []
+    for m in written.modules:
+        page = (written.source / site.reference(m)[1:]).read_text(encoding='utf-8')
+        left_out = names if m.name == 'kdnotes.api' else set()
+        for s in m.symbols:
+            if s.name not in left_out and f'{{py:{s.kind}}} {s.name}' not in page:
+                lost.append(f'{m.name}.{s.name}')
+    assert lost == []
+
+
+def test_every_notebook_is_a_page(written):
+    there = {
+        p.relative_to(ROOT).as_posix() for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_c' not in str(p)
+    }
+    assert there - set(written.addresses) == set()
+    assert [a for a in written.addresses.values() if not (written.source / a[1:]).is_file()] == []
+
+
+def test_pages_have_no_directive_of_nbdev(written):
+    for path in written.source.rglob('*.ipynb'):
+        for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
+            assert not notebooks.flags_of(cell['source']) or cell['cell_type'] == 'markdown', path
+
+
+def test_a_cell_loses_its_directives_and_a_hidden_one_is_left_out():
+    def cell(source):
+        return dict(cell_type='code', id='ab12', source=source, outputs=[])
+
+    target, shown = notebooks.page_cells(cell('#| export\nx = 1'), str)
+    assert (target['source'], shown['source']) == ('(cell-ab12)=', 'x = 1')
+    assert notebooks.page_cells(cell('#| hide\nx = 1'), str) == []
+    assert notebooks.page_cells(cell('#| default_exp losses.targets'), str) == []
+    [silent] = notebooks.page_cells(cell('#| echo: false\nx'), str)
+    assert silent['metadata']['tags'] == ['remove-input']
+
+
+def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
+    text = 'see [a](01_targets.ipynb#Soft-Targets), `soft_target_kl`\n```sh\n[b](c)\n```'
+    changed = written.prose(text, 'nbs/losses', {})
+    assert '](/library/losses/targets.ipynb#soft-targets)' in changed
+    assert '{py:obj}`soft_target_kl <kdnotes.losses.targets.soft_target_kl>`' in changed
+    assert '[b](c)' in changed
+    with pytest.raises(DocsError, match='a page links to nbs/lost.ipynb, which is not there'):
+        written.prose('[a](lost.ipynb)', 'nbs', {})
+
+
+def test_quoted_text_is_no_markdown():
+    assert markdown.comment('a*b_c | `d*e` $f') == r'a\*b\_c \| `d*e` \$f'
+    assert markdown.code('a `b`') == '`` a `b` ``'
+
+
+def test_commands_are_those_that_help_lists():
+    names = listed(help_of())
+    assert {'study', 'doctor', 'predict'} <= set(names)
+    assert all(help_of(name) for name in names)
+    assert listed('╭─ Commands ─╮\n│ run    train one run   │\n│ --help   this    │') == ['run']
+
+
+def test_dead_links_and_what_is_loaded_are_found(tmp_path):
+    (tmp_path / 'a.html').write_text(
+        '<p id="x"></p><a href="a.html#x">1</a><a href="#y">2</a><a href="b.html">3</a>'
+        '<script src="https://cdn.example.org/m.js"></script><a href="https://example.org">4</a>'
+    )
+    (tmp_path / 's.css').write_text('@import "https://fonts.example.org/f.css";')
+    assert dead_links(tmp_path) == [
+        'a.html links to #y, and that page has no such anchor',
+        'a.html links to b.html, which is not there',
+    ]
+    assert loaded_from_elsewhere(tmp_path) == [
+        'a.html loads https://cdn.example.org/m.js from the network',
+        's.css loads https://fonts.example.org/f.css from the network',
+    ]
+    with pytest.raises(DocsError, match='b.html, which is not there'):
+        check(tmp_path)
+
+
+def test_a_small_site_is_built_without_warnings(written, tmp_path):
+    source = tmp_path / 'source'
+    small = site.Site(ROOT, source, written.modules, written.addresses, {})
+    site.write_settings(small)
+    targets = next(m for m in written.modules if m.name == 'kdnotes.losses.targets')
+    page, chapter = site.reference(targets)[1:], site.chapter(targets)[1:]
+    for name in (page, chapter):
+        small.write(name, (written.source / name).read_text(encoding='utf-8'))
+    small.write('index.md', f'# start\n\n```{{toctree}}\n{page}\n{chapter}\n```\n')
+    sphinx(source, tmp_path / 'site')
+    check(tmp_path / 'site')
+    html = (tmp_path / 'site' / chapter).with_suffix('.html').read_text(encoding='utf-8')
+    assert '<math' in html
+    described = (tmp_path / 'site' / page).with_suffix('.html').read_text(encoding='utf-8')
+    assert 'id="kdnotes.losses.targets.soft_target_kl"' in described
+
+
+@pytest.mark.parametrize('wrong', ['[lost](nowhere.md)', r'$\\bar x$', r'$\nothing$'])
+def test_a_warning_fails_the_build(written, tmp_path, wrong):
+    small = site.Site(ROOT, tmp_path / 'source', [], {})
+    site.write_settings(small)
+    small.write('index.md', f'# start\n\n{wrong}\n')
+    with pytest.raises(DocsError, match='the pages have the warnings above'):
+        sphinx(tmp_path / 'source', tmp_path / 'site')
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_whole_site_is_built():
+    subprocess.run([sys.executable, '-m', 'docs'], cwd=ROOT, check=True)
+    assert dead_links(ROOT / '_docs') == []
