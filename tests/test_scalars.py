@@ -192,6 +192,7 @@ def test_runs_of_a_study_stand_in_the_tab_hparams(tmp_path):
     pytest.importorskip('tensorboard.plugins.hparams', reason='tensorboard is optional')
     from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
     from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
     from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
     for name, kd, value in (('one', True, 0.5), ('two', False, 0.25)):
@@ -208,7 +209,7 @@ def test_runs_of_a_study_stand_in_the_tab_hparams(tmp_path):
     multiplexer.AddRunsFromDirectory(str(tmp_path))
     multiplexer.Reload()
     provider = data_provider.MultiplexerDataProvider(multiplexer, str(tmp_path))
-    context = backend_context.Context(provider)
+    context = backend_context.Context(TBContext(data_provider=provider))
     ids = (RequestContext(), '')
     experiment = context.experiment_from_metadata(
         *ids, True, context.hparams_metadata(*ids), context.hparams_from_data_provider(*ids, limit=100)
@@ -223,7 +224,7 @@ def test_runs_of_a_study_stand_in_the_tab_hparams(tmp_path):
     found = {}
     for group in groups:
         metrics = {m.name.tag: m.value for m in group.metric_values}
-        found[group.hparams['arm'].string_value] = (group.hparams['kd'].bool_value, metrics)
-    assert {name: kd for name, (kd, _) in found.items()} == dict(one=True, two=False)
+        found[group.hparams['arm'].string_value] = (group.hparams['kd'].string_value, metrics)
+    assert {name: kd for name, (kd, _) in found.items()} == dict(one='True', two='False')
     assert {name: m['run/metrics/test/map'] for name, (_, m) in found.items()} == dict(one=0.5, two=0.25)
     assert found['one'][1]['run/time/train_s'] == 2.0

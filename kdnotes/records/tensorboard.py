@@ -79,11 +79,11 @@ _HPARAM_METRICS = ('metrics', 'time', 'throughput', 'memory', 'energy')  # parts
 
 def hparams_of(
     record: dict,  # of a run
-) -> dict[str, bool | float | str]:
-    "What a run was asked for: what is null there is no column."
+) -> dict[str, float | str]:
+    "What a run was asked for, true and false as texts; what is null there is no column."
     asked = {name: record.get(name) for name in ('arm', 'task', 'corpus', 'seed', 'teacher_seed')}
     found = asked | record.get('settings', {}) | record.get('factors', {})
-    plain = {k: str(v) if isinstance(v, (list, tuple, dict)) else v for k, v in found.items()}
+    plain = {k: str(v) if isinstance(v, (bool, list, tuple, dict)) else v for k, v in found.items()}
     return {name: value for name, value in plain.items() if value is not None}
 
 
