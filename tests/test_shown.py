@@ -12,10 +12,11 @@ from kdnotes.analysis.report import report
 from kdnotes.analysis.tables import evidence, run_table
 from kdnotes.core.config import make_config
 from kdnotes.core.files import figures_path
+from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
-from kdnotes.experiment.shown import SMOKE_RUN, run_box
+from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
 from kdnotes.experiment.study import plan_table, time_in_words, to_make
 from kdnotes.telemetry.summary import environment
 
@@ -204,6 +205,21 @@ def test_an_interrupt_is_no_failure_of_a_callback():
 
     with pytest.raises(KeyboardInterrupt):
         spared(on_row, 'baseline-s0', print)(dict(kind='start'))
+
+
+def test_an_interrupted_cell_says_which_run_was_stopped(monkeypatch):
+    "The student's has not begun while its teacher is trained."
+    [student] = plan_study(1, 'full_kd', corpus='embedded', study='mine')
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('kdnotes.experiment.shown.execute', interrupted)
+    for planned, stopped in ((student, student.teacher), (student.teacher, student.teacher)):
+        with pytest.raises(
+            Stopped, match=f'{stopped.run_id} was stopped before its end; this cell, run again,'
+        ):
+            make_here(planned)
 
 
 # ---- CO2 ----

@@ -18,7 +18,7 @@ from ..core.processes import Stopped
 from .launch import execute, goes_on, progress
 from .plan import Plan
 from ..records.schema import RecordError
-from ..records.store import TABLES, RunFolder, find_record, units
+from ..records.store import TABLES, RunFolder, find_record, find_run_model, units
 
 # %% auto #0
 __all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link']
@@ -144,10 +144,19 @@ def make_here(
     try:
         return execute(planned, on_row=progress(), say=print)
     except KeyboardInterrupt:
-        folder = RunFolder(planned.config.study, planned.run_id)
+        stopped = _in_work(planned)
+        folder = RunFolder(stopped.config.study, stopped.run_id)
         raise Stopped(
-            f'{planned.run_id} was stopped before its end; this cell, run again, {goes_on(folder)}'
+            f'{stopped.run_id} was stopped before its end; this cell, run again, {goes_on(folder)}'
         ) from None
+
+
+def _in_work(planned: Plan) -> Plan:
+    "The run that is being made: what a run stands on comes before it."
+    for first in (planned.teacher, planned.transfer):
+        if first and find_run_model(first.run_id) is None:
+            return _in_work(first)
+    return planned
 
 # %% ../../nbs/experiment/08_shown.ipynb #daa0f595
 NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals() else Path('..').resolve()
