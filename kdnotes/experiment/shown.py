@@ -21,7 +21,7 @@ from ..records.schema import RecordError
 from ..records.store import TABLES, RunFolder, find_record, find_run_model, units
 
 # %% auto #0
-__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link']
+__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link']
 
 # %% ../../nbs/experiment/08_shown.ipynb #c82b13bb
 def run_evidence(
@@ -162,14 +162,19 @@ def _in_work(planned: Plan) -> Plan:
 NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals() else Path('..').resolve()
 
 
+OUTPUT = 'KDNOTES_OUTPUT'  # in a kernel's environment: the file that a notebook is written to
+
+
 def notebook_link(
     name: str,  # of a notebook of the project, say 'losses/01_targets'
     text: str,
 ) -> str:  # Markdown; the text alone where the notebooks are not installed
-    "A link to a notebook from the one that is being run."
+    "A link to a notebook from the one that is being run, or its path."
     target = NOTEBOOKS / f'{name}.ipynb'
     if not target.is_file():
         return text
-    output = os.environ.get('PAPERMILL_OUTPUT_PATH')
+    output = os.environ.get(OUTPUT)
+    if not (output or os.environ.get('JPY_SESSION_NAME')):
+        return f'{text} (`nbs/{name}.ipynb`)'
     here = Path(output).absolute().parent if output else Path.cwd()
     return f'[{text}]({Path(os.path.relpath(target, here)).as_posix()})'
