@@ -4,7 +4,6 @@
 
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,10 +207,9 @@ class Run:
         return 'Run(' + ', '.join(f'{name}: {value}' for name, value in self._shown().items()) + ')'
 
     def _repr_html_(self) -> str:
-        rows = ''.join(
-            f'<tr><th>{html.escape(n)}</th><td>{html.escape(v)}</td></tr>' for n, v in self._shown().items()
-        )
-        return f'<table>{rows}</table>'
+        from kdnotes.experiment.shown import run_box
+
+        return run_box(self.record)._repr_html_()
 
 
 def load_run(
@@ -226,11 +224,17 @@ def load_run(
     return Run(found[0])
 
 # %% ../nbs/89_api.ipynb #c28ab04f
-def _made(data: Data, mode: str, say: Callable[[str], None], parameters: dict) -> Run:
+def _ignored(row: dict) -> None:
+    "What is done with rows that nobody asks for."
+
+
+def _made(
+    data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
+) -> Run:
     from kdnotes.experiment.launch import run
 
     given = dict(task=data.task, corpus=data.corpus, columns=data.columns) | parameters
-    return Run(run(make_config(mode=mode, **given), say=say))
+    return Run(run(make_config(mode=mode, **given), on_row, say))
 
 
 def finetune(
@@ -238,12 +242,13 @@ def finetune(
     model: str | Path | None = None,  # hub id or folder of pretrained weights; None: the profile's
     mixed: bool = False,  # in mixed precision
     say: Callable[[str], None] = print,  # is told what happens
+    on_row: Callable[[dict], None] = _ignored,  # is given every row the run writes; for trackers
     **parameters: Any,  # of a run, as `kdnotes study --help` lists them
 ) -> Run:
     "Fine-tune a model on a task: a teacher."
     if model is not None:
         parameters = parameters | dict(teacher=str(model))
-    return _made(data, 'mixed_baseline' if mixed else 'baseline', say, parameters)
+    return _made(data, 'mixed_baseline' if mixed else 'baseline', say, on_row, parameters)
 
 
 def distil(
@@ -254,6 +259,8 @@ def distil(
     mixed: bool = False,  # in mixed precision
     taught: bool = True,  # False: the same student without its teacher's outputs, to compare with
     say: Callable[[str], None] = print,  # is told what happens
+    # is given every row that the run writes, and its teacher's where that is trained first
+    on_row: Callable[[dict], None] = _ignored,
     **parameters: Any,  # of a run: layers, heads, temperature, alpha, epochs, ...
 ) -> Run:
     "Train a student of a teacher."
@@ -261,7 +268,7 @@ def distil(
         folder = teacher.model if isinstance(teacher, Run) else teacher
         parameters = dict(teacher=str(folder), teacher_mode='given') | parameters
     mode = f"{'mixed' if mixed else 'full'}_{'kd' if taught else 'student'}"
-    return _made(data, mode, say, parameters)
+    return _made(data, mode, say, on_row, parameters)
 
 # %% ../nbs/89_api.ipynb #d4fcdb14
 def study(
@@ -269,13 +276,14 @@ def study(
     seeds: int = 3,
     arms: str = 'usual',  # usual | procedures | all | names of modes with commas
     say: Callable[[str], None] = print,  # is told what happens
+    on_row: Callable[[dict], None] = _ignored,  # is given every row that its runs write
     **parameters: Any,  # of a run, and `study`, its name
 ):  # a `experiment.study.StudyResult`; its `report` has the headline and the tables
     "Train the arms of a study on several seeds, and compare them."
     from kdnotes.experiment.study import run_study
 
     given = dict(task=data.task, corpus=data.corpus) | ({'columns': data.columns} if data.columns else {})
-    return run_study(seeds, arms, say=say, **(given | parameters))
+    return run_study(seeds, arms, say=say, on_row=on_row, **(given | parameters))
 
 
 def compare(

@@ -69,7 +69,7 @@ def test_a_share_needs_pairs_and_a_teacher_above_nought():
 
 def test_the_headline_says_what_is_kept_what_is_saved_and_how_sure_that_is():
     e = write_study()
-    keeps, saves, sure = in_use.headline(e)
+    keeps, saves, sure = in_use.headline(in_use.in_use(e))
     assert keeps.startswith('mixed_kd keeps 90.') and 'its teacher baseline 0.80' in keeps
     assert '25 % of the parameters (5.0 M of 20.0 M)' in saves
     assert 'answers one example of 50 tokens 3.00' in saves and 'was trained 4.00' in saves
@@ -80,13 +80,13 @@ def test_the_headline_says_what_is_kept_what_is_saved_and_how_sure_that_is():
 
 def test_the_undistilled_student_stands_beside_the_distilled_one():
     e = write_study(('baseline', 'full_student', 'full_kd'))
-    keeps = in_use.headline(e)[0]
+    keeps = in_use.headline(in_use.in_use(e))[0]
     assert 'full_kd keeps 90.' in keeps and 'without distillation, full_student keeps 87.' in keeps
 
 
 def test_a_headline_says_what_its_study_cannot_tell():
     e = write_study(('baseline', 'full_kd'), seeds=(0,), change=lambda record: record.pop('latency'))
-    keeps, saves, sure = in_use.headline(e)
+    keeps, saves, sure = in_use.headline(in_use.in_use(e))
     assert 'how fast it answers was not measured' in saves
     assert 'nothing is known about other seeds' in sure and 'add the arm full_student' in sure
 
@@ -96,14 +96,17 @@ def test_a_metric_where_less_is_better_has_no_share():
         write_run(make_record(mode, 0, value, higher=False))
     e = evidence('made')
     assert in_use.kept_share(e, 'full_kd') is None
-    said = in_use.headline(e)[0]
+    said = in_use.headline(in_use.in_use(e))[0]
     assert 'full_kd 3.200 [' in said and 'its teacher baseline 3.000 [' in said and 'keeps' not in said
 
 
 def test_a_study_of_one_network_has_no_headline():
     write_run(make_record('baseline', 0, 0.8))
     e = evidence('made')
-    assert in_use.headline(e) == () and in_use.use_table(e).loc['baseline', 'parameters, M']
+    assert (
+        in_use.headline(in_use.in_use(e)) == ()
+        and in_use.use_table(in_use.in_use(e)).loc['baseline', 'parameters, M']
+    )
 
 
 def test_what_a_model_has_that_learnt_nothing_stands_beside_the_share():
@@ -114,4 +117,6 @@ def test_what_a_model_has_that_learnt_nothing_stands_beside_the_share():
         r['task'] = 'extractive_qa'
         r['metrics']['test']['always_unanswerable'] = 0.51
     e = Evidence('made', runs, make_units(0.5, 0).iloc[:0].assign(run_id=''), arm_values(runs, None), [])
-    assert in_use.headline(e)[0].endswith('its teacher baseline 60.0, a model that never answers 51.0.')
+    assert in_use.headline(in_use.in_use(e))[0].endswith(
+        'its teacher baseline 60.0, a model that never answers 51.0.'
+    )

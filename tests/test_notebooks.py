@@ -16,12 +16,14 @@ import psutil
 import pytest
 import torch
 import transformers
+from kdnotes.analysis.in_use import SMOKE_STUDY
 from kdnotes.core.arms import MODES, USUAL
-from kdnotes.core.config import make_config
+from kdnotes.core.config import make_config, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.shown import SMOKE_RUN
 from kdnotes.distill.models import weights_sha256
 from kdnotes.records.store import read_csv, read_rows, without_repeats
 from kdnotes.records.schema import RECORD_KEYS
@@ -244,11 +246,10 @@ def test_smoke_runs_have_a_study_of_their_own(monkeypatch, home):
 def test_the_run_notebook_has_the_parameters_defaults():
     "A study gives it no more than differs from them."
     cells = [c.source for c in nbformat.read(ROOT / 'nbs/run.ipynb', 4).cells if c.cell_type == 'code']
-    parameters = {}
-    exec(cells[1], parameters)
-    parameters.pop('__builtins__')
-    parameters.pop('__annotations__', None)
-    assert make_config(**parameters) == make_config()
+    shell = {}
+    for source in cells[:2]:
+        exec(source, shell)
+    assert make_config(**parameters_from(shell['before'], shell)) == make_config()
 
 
 @pytest.mark.parametrize('name', ['run', 'study', 'tune', 'bench'])
@@ -383,13 +384,41 @@ def test_the_executed_notebook_shows_the_run(first_run):
             and 'examples/s' in b
             for b in bars
         )
-    assert any('test map' in t and 'train_s' in t and record['precision_reason'] in t for t in tables), (
-        'the record, nothing cut off'
+    [box] = [t for t in tables if 'its teacher' in t]
+    assert box.index(SMOKE_RUN) < box.index('MAP on the test set') < box.index('how sure')
+    assert record['run_id'] in box and 'nothing is known about other seeds' in box
+    assert any(
+        'scores on test' in t and 'training' in t and record['precision_reason'] in t for t in tables
+    ), 'the record, nothing cut off'
+    assert f"{record['run_id']} (answer_selection, mixed_kd" in said and 'the second takes' in said, (
+        'the model is asked, and so is its teacher'
     )
     [worst] = [t for t in tables if 'put first' in t]
     texts = [r['sentence'] for r in load_corpus('answer_selection', 'embedded').splits['test']]
     assert sum(t in worst for t in texts) >= 5, 'whole sentences'
     assert [base64.b64decode(p)[1:4] for p in outputs(notebook, 'image/png')] == [b'PNG'], 'the curves'
+
+
+def links(notebook, folder):
+    "The files that an executed notebook links to, as seen from where it lies."
+    shown = [c.source for c in notebook.cells if c.cell_type == 'markdown'] + outputs(
+        notebook, 'text/markdown'
+    )
+    found = [t for text in shown for t in re.findall(r'\]\((?![a-z]+:|#)([^)\s]+)\)', text)]
+    return [(folder / target).resolve() for target in found]
+
+
+@slow
+def test_nothing_red_is_printed_into_a_notebook(first_run):
+    notebook, _, _ = first_run
+    errors = [
+        o.text
+        for c in notebook.cells
+        if c.cell_type == 'code'
+        for o in c.outputs
+        if o.output_type == 'stream' and o.name == 'stderr'
+    ]
+    assert errors == []
 
 
 @slow
@@ -425,6 +454,14 @@ def made_study(first_run, home):
     assert done.returncode == 0, done.stderr
 
 
+def captions(notebook):
+    return [
+        t
+        for t in outputs(notebook, 'text/markdown')
+        if t.startswith(('Smoke runs', 'Training', 'What', 'MAP'))
+    ]
+
+
 def records_of(study) -> dict[str, dict]:
     "The records of a study's folder, by mode."
     found = (json.loads(path.read_text()) for path in study.glob('*/record.json'))
@@ -434,7 +471,18 @@ def records_of(study) -> dict[str, dict]:
 @slow
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
     table = (home / 'runs/default-smoke/table.txt').read_text()
-    said = outputs(nbformat.read(home / 'study.ipynb', 4))
+    executed = nbformat.read(home / 'study.ipynb', 4)
+    said = outputs(executed)
+    assert table.startswith(SMOKE_STUDY)
+    assert outputs(executed, 'text/markdown')[0].startswith(SMOKE_STUDY)
+    assert captions(executed) and all(c.startswith('Smoke runs: these numbers') for c in captions(executed))
+    own = home / 'runs/default-smoke' / records_of(home / 'runs/default-smoke')['full_kd']['run_id']
+    of_run = links(nbformat.read(own / 'executed.ipynb', 4), own)
+    assert {p.name for p in of_run} >= {'study.ipynb', '01_targets.ipynb'}
+    assert [p for p in [*links(executed, home), *of_run] if not p.is_file()] == []
+    [plans] = [t for t in outputs(executed, 'text/html') if 'to be made' in t]
+    assert plans.count('to be made') == 2 and plans.count('done') == 2 and 'about ' in plans
+    assert 'time: about ' in said and 'full_student' in said.split('time: about ')[1].splitlines()[0]
     for text in (
         *USUAL,
         'of its teacher',
@@ -575,7 +623,7 @@ def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
 # ---- stopped runs ----
 
 LAUNCH = """
-from kdnotes.core.config import make_config
+from kdnotes.core.config import make_config, parameters_from
 from kdnotes.experiment.launch import run
 config = make_config(mode='full_student', student_init='teacher_pretrained', corpus='embedded', smoke=True)
 record = run(config, say=lambda text: print(text, flush=True))

@@ -335,8 +335,8 @@ def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatc
 
 
 def test_run_table_gives_reasons_for_nulls():
-    t = tb.run_table(make_record())['value']
-    assert t['peak_device_mib'] == 'none: made up' and t['test map'] == '0.7'
+    t = tb.run_table(make_record())['']
+    assert t['memory', 'most on the GPU'] == 'none: made up' and t['scores on test', 'MAP'] == '0.7'
 
 
 def test_worst_follows_the_metrics_direction(monkeypatch):

@@ -185,3 +185,46 @@ def test_without_tensorboard_nothing_happens(tmp_path, monkeypatch):
         write(row)
     tb_record(tmp_path, dict(energy=dict(device_j=5.0)))
     assert not list(tmp_path.iterdir())
+
+
+def test_runs_of_a_study_stand_in_the_tab_hparams(tmp_path):
+    "As TensorBoard itself reads them for that tab."
+    pytest.importorskip('tensorboard.plugins.hparams', reason='tensorboard is optional')
+    from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
+
+    for name, kd, value in (('one', True, 0.5), ('two', False, 0.25)):
+        record = dict(
+            arm=name,
+            seed=3,
+            settings=dict(alpha=0.5, student_layers=[1, 3], min_probability=None),
+            factors=dict(kd=kd, network='student'),
+            metrics=dict(test=dict(map=value, f1=None)),
+            time=dict(train_s=2.0),
+        )
+        tb_record(tmp_path / name, record)
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(tmp_path))
+    multiplexer.Reload()
+    provider = data_provider.MultiplexerDataProvider(multiplexer, str(tmp_path))
+    context = backend_context.Context(TBContext(data_provider=provider))
+    ids = (RequestContext(), '')
+    experiment = context.experiment_from_metadata(
+        *ids, True, context.hparams_metadata(*ids), context.hparams_from_data_provider(*ids, limit=100)
+    )
+    assert {i.name for i in experiment.hparam_infos} >= {'arm', 'kd', 'alpha', 'student_layers'}
+    asked = api_pb2.ListSessionGroupsRequest(
+        start_index=0,
+        slice_size=10,
+        allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_SUCCESS, api_pb2.STATUS_RUNNING],
+    )
+    groups = list_session_groups.Handler(*ids[:1], context, ids[1], asked).run().session_groups
+    found = {}
+    for group in groups:
+        metrics = {m.name.tag: m.value for m in group.metric_values}
+        found[group.hparams['arm'].string_value] = (group.hparams['kd'].string_value, metrics)
+    assert {name: kd for name, (kd, _) in found.items()} == dict(one='True', two='False')
+    assert {name: m['run/metrics/test/map'] for name, (_, m) in found.items()} == dict(one=0.5, two=0.25)
+    assert found['one'][1]['run/time/train_s'] == 2.0

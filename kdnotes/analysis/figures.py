@@ -17,6 +17,7 @@ from .comparable import timed
 from .compare import Comparison, independent_name
 from .intervals import Interval
 from kdnotes.analysis.plotting import (
+    LOOKS,
     SMALLEST,
     WIDTH,
     FigureFile,
@@ -25,6 +26,7 @@ from kdnotes.analysis.plotting import (
     drawing,
     look,
     make_figure,
+    mark_smoke,
     primary_name,
     span,
 )
@@ -35,6 +37,7 @@ from kdnotes.analysis.tables import (
     agreement_table,
     confidence,
     curve_of,
+    curve_points,
     curve_set,
     evidence,
     pareto_front,
@@ -44,14 +47,15 @@ from kdnotes.analysis.tables import (
     score_kind,
     why_none,
 )
+from .wording import unit_of
 from ..core.arms import MODES
 from ..core.config import task_info
 from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'run_curves', 'effects_figure',
-           'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure', 'reliability_figure',
-           'StudyFigure', 'study_figures', 'draw_evidence']
+__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'smoothed', 'run_curves',
+           'effects_figure', 'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure',
+           'reliability_figure', 'StudyFigure', 'study_figures', 'draw_evidence']
 
 # %% ../../nbs/analysis/12_figures.ipynb #bd20987b
 @drawing
@@ -214,12 +218,60 @@ def curves_figure(
         figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
     return figure
 
+# %% ../../nbs/analysis/12_figures.ipynb #669df4ca
+def smoothed(
+    losses: Sequence[float],
+) -> np.ndarray:  # as many
+    "The mean of a loss and its neighbours, a fifth of all of them together: its course without its noise."
+    width = max(3, len(losses) // 5)
+    return pd.Series(losses, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
+
+@drawing
 def run_curves(
     record: dict,
 ) -> Figure:
-    "The training curves of one run."
-    return curves_figure([record])
+    "Training loss and the primary metric of one run along its steps."
+    points = curve_points(record)
+    losses = [(p['step'], p['loss']) for p in points if p.get('loss') is not None]
+    scores = [p for p in points if p.get('value') is not None]
+    if not (losses or scores):
+        raise NotDrawn('the run has no training curve and no rows to take one from')
+    figure = Figure(figsize=(WIDTH, 2.8))
+    loss_axes, score_axes = figure.subplots(1, 2, sharex=True)
+    if losses:
+        steps, values = zip(*losses)
+        loss_axes.plot(steps, values, color='#0072B2', alpha=0.35, linewidth=0.9)
+        loss_axes.plot(steps, smoothed(values), color='#0072B2')
+        loss_axes.set_title('thin: as logged; thick: smoothed', loc='left')
+    unit = unit_of(record['task'], record['primary']['metric'])
+    for (where, its), (colour, marker) in zip(_by_set(scores).items(), LOOKS.values()):
+        score_axes.plot(
+            list(its),
+            [unit.factor * value for value in its.values()],
+            color=colour,
+            marker=marker,
+            markersize=4,
+            label=where,
+        )
+    if len(_by_set(scores)) > 1:
+        score_axes.legend()
+    loss_axes.set_ylabel('training loss')
+    percent = ', %' if unit.factor != 1 else ''
+    shown = f' on {next(iter(_by_set(scores)))}' if len(_by_set(scores)) == 1 else ''
+    score_axes.set_ylabel(f'{primary_name(record)}{shown}{percent}')
+    for axes in (loss_axes, score_axes):
+        axes.set_xlabel('optimizer steps')
+    loss_axes.set_xlim(left=0)
+    return mark_smoke(figure, [record])
+
+
+def _by_set(scores: Sequence[dict]) -> dict[str, dict[int, float]]:
+    "Evaluation set -> step -> value; an epoch's end may be a step of `score_every`, too."
+    found: dict[str, dict[int, float]] = {}
+    for p in scores:
+        found.setdefault(p.get('set') or '', {})[p['step']] = p['value']
+    return found
 
 # %% ../../nbs/analysis/12_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
@@ -802,6 +854,16 @@ def draw_evidence(
     made = []
     for name in names:
         figure = FIGURES[name]
-        caption = partial(figure.caption, e)
-        made.append(make_figure(folder, name, partial(figure.draw, e), ids, figure.producer, caption))
+        draw = partial(_drawn, figure, e)
+        caption = partial(_caption, figure, e)
+        made.append(make_figure(folder, name, draw, ids, figure.producer, caption))
     return made
+
+
+def _drawn(figure: StudyFigure, e: Evidence) -> Figure:
+    return mark_smoke(figure.draw(e), e.records)
+
+
+def _caption(figure: StudyFigure, e: Evidence) -> str:
+    warned = 'Smoke runs: these numbers mean nothing. ' * bool(e.records[0]['settings'].get('smoke'))
+    return warned + figure.caption(e)

@@ -5,8 +5,8 @@
 # %% ../../nbs/analysis/13_in_use.ipynb #2ed99f25
 from __future__ import annotations
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from .compare import Comparison, independent_name, unit_matrix
@@ -26,8 +26,8 @@ from .wording import sentence, times_as, unit_of
 from ..core.config import task_info
 
 # %% auto #0
-__all__ = ['MIB', 'teacher_arm', 'with_teachers', 'share_interval', 'kept_share', 'use_table', 'student_arm', 'in_percent',
-           'headline']
+__all__ = ['MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'share_of_pairs', 'InUse', 'in_use',
+           'kept_share', 'use_table', 'student_arm', 'in_percent', 'trivial', 'saves', 'rests_on', 'headline']
 
 # %% ../../nbs/analysis/13_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -83,25 +83,61 @@ def share_interval(
     )
 
 
-def kept_share(
-    e: Evidence,
-    student: str,  # an arm
-) -> Interval | None:  # None: lower is better, no teacher is among the runs, or a run has no value
-    "The share of its teacher's primary metric that an arm keeps."
-    reference = teacher_arm(e.records)
-    if reference is None or student == reference or not e.records[0]['primary']['higher_is_better']:
+def share_of_pairs(
+    pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`
+    matrix: Callable[[Sequence[dict]], pd.DataFrame | None],  # runs -> their `unit_matrix`
+) -> Interval | None:  # None: there is no pair, lower is better, or a run has no value
+    "The share of their teachers' primary metric that some runs keep."
+    if not pairs or not pairs[0][0]['primary']['higher_is_better']:
         return None
-    pairs = with_teachers(e.arms[student], e.arms[reference])
-    if not pairs or any(r['primary']['value'] is None for pair in pairs for r in pair):
+    if any(r['primary']['value'] is None for pair in pairs for r in pair):
         return None
     students, teachers = zip(*pairs)
-    s = unit_matrix(students, e.units)
-    t = unit_matrix(teachers, e.units)
+    s = matrix(students)
+    t = matrix(teachers)
     whole = s is not None and t is not None and set(s.columns) == set(t.columns)
     if whole and not (s.isna().any(axis=None) or t.isna().any(axis=None)):
         return share_interval(s.to_numpy(), t[s.columns].to_numpy())
     own = [[r['primary']['value'] for r in runs] for runs in (students, teachers)]
     return share_interval(*own) if np.mean(own[1]) > 0 else None
+
+# %% ../../nbs/analysis/13_in_use.ipynb #f38b9ec1
+@dataclass(frozen=True)
+class InUse:
+    "The students of a study beside their teachers."
+
+    evidence: Evidence
+    teacher: str | None  # the arm; None: no run is of the teacher's architecture
+    pairs: dict[str, list[tuple[dict, dict]]]  # arm -> of `with_teachers`; []: the teacher's own arm
+    shares: dict[str, Interval | None]  # arm -> of `share_of_pairs`
+
+
+def in_use(
+    e: Evidence,
+) -> InUse:
+    "Pair the runs of a study, and compute what each arm keeps."
+    teacher = teacher_arm(e.records)
+    matrices: dict[tuple[str, ...], pd.DataFrame | None] = {}
+
+    def matrix(runs: Sequence[dict]) -> pd.DataFrame | None:
+        run_ids = tuple(r['run_id'] for r in runs)
+        if run_ids not in matrices:  # all arms have the same teachers
+            matrices[run_ids] = unit_matrix(runs, e.units)
+        return matrices[run_ids]
+
+    pairs = {
+        arm: [] if teacher in (None, arm) else with_teachers(runs, e.arms[teacher])
+        for arm, runs in e.arms.items()
+    }
+    return InUse(e, teacher, pairs, {arm: share_of_pairs(its, matrix) for arm, its in pairs.items()})
+
+
+def kept_share(
+    e: Evidence,
+    student: str,  # an arm
+) -> Interval | None:  # None: lower is better, no teacher is among the runs, or a run has no value
+    "The share of its teacher's primary metric that an arm keeps."
+    return in_use(e).shares[student]
 
 # %% ../../nbs/analysis/13_in_use.ipynb #249cff6c
 MIB = 2**20
@@ -128,14 +164,15 @@ def _text(interval: Interval | None, spec: str) -> str:
 
 
 def use_table(
-    e: Evidence,
+    use: InUse,
 ) -> pd.DataFrame:  # one row an arm, cells are text
     "What each arm's model is for its user; the share is with its interval, times are means over runs."
+    e = use.evidence
     rows = {}
     for arm, runs in e.arms.items():
         one = _latencies(e, runs, 'batch_1_ms')
         many = [32_000 / ms for ms in _latencies(e, runs, 'batch_32_ms')]
-        share = kept_share(e, arm)
+        share = use.shares[arm]
         parameters = runs[0]['params_total']
         rows[arm] = {
             'parameters, M': f'{parameters / 1e6:.1f}',
@@ -159,7 +196,9 @@ def student_arm(
     )
 
 
-def _keeps(e: Evidence, student: str, teacher: str) -> str:
+def _keeps(use: InUse, student: str) -> str:
+    e = use.evidence
+    teacher = use.teacher
     p = e.records[0]['primary']
     name = f"{metric_name(p['metric'], e.records[0]['task'])} on the {p['set']} set"
     values = [e.values[arm].get('primary') for arm in (student, teacher)]
@@ -167,13 +206,13 @@ def _keeps(e: Evidence, student: str, teacher: str) -> str:
         return f'What {student} keeps of {teacher} is not known, since there is no {name}.'
     unit = _unit_of_metric(e)
     s, t = (format(scaled(v, unit.factor), f'.{unit.digits - 1}f') for v in values)
-    share = kept_share(e, student)
+    share = use.shares[student]
     percent = ' in percent' if unit.factor != 1 else ''
-    values = f'{name}{percent}: {student} {s}, its teacher {teacher} {t}{_trivial(e)}.'
+    values = f'{name}{percent}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
     if share is None:
         return values
     c = _effect_of_kd(e, student)
-    beside = kept_share(e, c.a) if c and c.b == student else None
+    beside = use.shares[c.a] if c and c.b == student else None
     alone = f'; without distillation, {c.a} keeps {in_percent(beside)}' if beside else ''
     return f'{student} keeps {in_percent(share)} of its teacher{alone}. {values}'
 
@@ -188,7 +227,9 @@ def in_percent(
     return f'{estimate} %' if low is None else f'{estimate} % [{low} %, {high} %]'
 
 
-def _trivial(e: Evidence) -> str:
+def trivial(
+    e: Evidence,
+) -> str:  # a clause behind a comma; '': the task knows of none
     "What a model that has learnt nothing has of the metric: most of a share may be its own."
     task = task_info(e.records[0]['task'])
     if task.trivial is None:
@@ -204,9 +245,14 @@ def _unit_of_metric(e: Evidence):
     return unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
 
 
-def _saves(e: Evidence, student: str, teacher: str) -> str:
-    pairs = with_teachers(e.arms[student], e.arms[teacher])
-    sizes = [e.arms[arm][0]['params_total'] for arm in (student, teacher)]
+def saves(
+    use: InUse,
+    student: str,  # an arm that has pairs
+) -> str:  # a sentence
+    "What a student's user and trainer are spared."
+    e = use.evidence
+    pairs = use.pairs[student]
+    sizes = [e.arms[arm][0]['params_total'] for arm in (student, use.teacher)]
     said = [
         f'It has {100 * sizes[0] / sizes[1]:.0f} % of the parameters '
         f'({sizes[0] / 1e6:.1f} M of {sizes[1] / 1e6:.1f} M)'
@@ -224,7 +270,9 @@ def _saves(e: Evidence, student: str, teacher: str) -> str:
         said.append(
             f'was trained {times_as(ratio_interval(seconds[1], seconds[0]))}, its teacher not counted'
         )
-    unknown = '' if both else '; how fast it answers was not measured'
+    timed = all((r.get('latency') or {}).get('batch_1_ms') for pair in pairs for r in pair)
+    why = 'cannot be compared, for the runs were not made alike' if timed else 'was not measured'
+    unknown = '' if both else f'; how fast it answers {why}'
     return f"{', '.join(said[:-1])}{' and ' * (len(said) > 1)}{said[-1]}{unknown}."
 
 
@@ -234,29 +282,45 @@ def _effect_of_kd(e: Evidence, student: str) -> Comparison | None:
     return next((c for c in found if c.b == student), found[0] if found else None)
 
 
-def _how_sure(e: Evidence, student: str) -> str:
-    interval = e.values[student].get('primary')
-    n = len(e.arms[student])
+def rests_on(
+    e: Evidence,
+    arm: str,
+) -> str:  # a sentence
+    "What an arm's numbers are a sample of."
+    interval = e.values[arm].get('primary')
+    n = len(e.arms[arm])
     name = independent_name(e.records, e.units)
     units = f' and {interval.units} {name}' if interval and interval.units else ''
-    rests = f"This rests on {n} seed{'s' * (n != 1)}{units}"
     told = '; nothing is known about other seeds' if n == 1 else ''
+    return f"This rests on {n} seed{'s' * (n != 1)}{units}{told}."
+
+
+def _how_sure(e: Evidence, student: str) -> str:
     c = _effect_of_kd(e, student)
     if c:
-        return f'{rests}{told}. {sentence(c)}'
-    alone = 'full_student' if e.arms[student][0]['factors']['precision'] == 'fp32' else 'mixed_student'
+        return f'{rests_on(e, student)} {sentence(c)}'
+    factors = e.arms[student][0]['factors']
+    precision = 'full' if factors['precision'] == 'fp32' else 'mixed'
+    other = f'{precision}_student' if factors['kd'] else f'{precision}_kd'
     return (
-        f'{rests}{told}. What distillation itself adds is not known from these runs: '
-        f'add the arm {alone}, the same student without its teacher\'s outputs.'
+        f'{rests_on(e, student)} What distillation itself adds is not known from these runs: '
+        f"add the arm {other}, the same student {'without' if factors['kd'] else 'with'} its teacher's "
+        'outputs.'
     )
 
 
+SMOKE_STUDY = (
+    'These are smoke runs of a few steps: they show that everything works, and their numbers mean nothing.'
+)
+
+
 def headline(
-    e: Evidence,
-) -> tuple[str, ...]:  # sentences; (): the study has no teacher or no student
+    use: InUse,
+) -> tuple[str, ...]:  # sentences; (): the study has no teacher or no student, and is no smoke study
     "What the student keeps, what it saves, and how sure that is."
-    student = student_arm(e.records)
-    teacher = teacher_arm(e.records)
-    if student is None or teacher is None:
-        return ()
-    return _keeps(e, student, teacher), _saves(e, student, teacher), _how_sure(e, student)
+    records = use.evidence.records
+    warned = (SMOKE_STUDY,) if records[0]['settings'].get('smoke') else ()
+    student = student_arm(records)
+    if student is None or use.teacher is None:
+        return warned
+    return *warned, _keeps(use, student), saves(use, student), _how_sure(use.evidence, student)

@@ -18,9 +18,9 @@ from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, 
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'arms_of', 'look', 'metric_name', 'primary_name', 'span',
-           'figure_bytes', 'notebook_png', 'drawing', 'NotDrawn', 'FigureFile', 'save_figure', 'bind_figures',
-           'make_figure']
+__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'SMOKE_MARK', 'arms_of', 'look', 'metric_name', 'primary_name', 'span',
+           'figure_bytes', 'notebook_png', 'drawing', 'mark_smoke', 'NotDrawn', 'FigureFile', 'save_figure',
+           'bind_figures', 'make_figure']
 
 # %% ../../nbs/analysis/05_plotting.ipynb #1a246311
 ORDER = (
@@ -181,6 +181,21 @@ def drawing(
         return figure
 
     return styled
+
+# %% ../../nbs/analysis/05_plotting.ipynb #182374e5
+SMOKE_MARK = 'smoke run: means nothing'
+
+
+def mark_smoke(
+    figure: Figure,  # drawn
+    records: Iterable[dict],  # that it shows
+) -> Figure:  # the same
+    "Write across a figure that its numbers mean nothing, where they are those of smoke runs."
+    if any(r['settings'].get('smoke') for r in records):
+        size = 4.5 * figure.get_figwidth()
+        place = dict(ha='center', va='center', rotation=12, zorder=10)
+        figure.text(0.5, 0.5, SMOKE_MARK, fontsize=size, color='#D55E00', alpha=0.45, **place)
+    return figure
 
 # %% ../../nbs/analysis/05_plotting.ipynb #4f346791
 class NotDrawn(KdnotesError):

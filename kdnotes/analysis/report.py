@@ -11,7 +11,7 @@ import pandas as pd
 from .comparable import timed
 from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
-from .in_use import headline, use_table
+from .in_use import headline, in_use, use_table
 from .intervals import LEVEL, Interval
 from .plotting import arms_of, primary_name
 from kdnotes.analysis.tables import (
@@ -113,8 +113,6 @@ def starts_made_again(
 def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     "What a reader of a study should know."
     notes = [timed(found).note, *starts_made_again(found)]
-    if found[0]['settings'].get('smoke'):
-        notes.append('these are smoke runs: they show that everything works, and their numbers mean nothing')
     if len(c := commits(found)) > 1:
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]:
@@ -154,11 +152,12 @@ def report_of(
 ) -> Report:
     "Tables and comparisons of what has been read already."
     study = e.study
+    use = in_use(e)
     return Report(
         study,
         _about(study, e.records),
-        headline(e),
-        use_table(e),
+        headline(use),
+        use_table(use),
         arms_table(e.records, e.values),
         metrics_table(e.records),
         sets_table(e),

@@ -46,9 +46,9 @@ from kdnotes.records.store import (
 # %% auto #0
 __all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence',
            'evidence', 'arms_table', 'over_seeds', 'metrics_table', 'comparison_table', 'set_interval', 'sets_table',
-           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_of', 'curve_set', 'phase_seconds',
-           'pooled_gradients', 'score_kind', 'agreement_table', 'reliability_table', 'run_table', 'corpus_of',
-           'run_worst']
+           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set',
+           'phase_seconds', 'pooled_gradients', 'score_kind', 'agreement_table', 'reliability_table', 'run_table',
+           'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -96,6 +96,7 @@ QUANTITIES = {
     'peak_host_mib': ('host MiB', '.0f', 'memory'),
     'device_j': ('energy J', '.0f', 'energy'),
     'mean_w': ('power W', '.1f', 'energy'),
+    'co2_g': ('CO2 g', '.3g', 'energy'),
     'gpu_percent': ('GPU %', '.0f', 'utilisation'),
     'cpu_percent': ('CPU % (100: a core)', '.0f', 'utilisation'),
 }
@@ -414,24 +415,31 @@ def pareto_front(
     return [arm for i, (_, loss, arm) in enumerate(points) if all(loss < other for _, other, _ in points[:i])]
 
 # %% ../../nbs/analysis/11_tables.ipynb #ba3405f1
+def curve_points(
+    record: dict,
+) -> list[dict]:  # step and loss, or step, set and value
+    "All that is known of a run on its way, from its record or else from its rows."
+    if record.get('curve'):
+        return record['curve']
+    rows = without_repeats(RunFolder(record['study'], record['run_id']).rows())
+    metric = record['primary']['metric']
+    kept = [r for r in rows if r['kind'] in ('step', 'eval')]
+    first = next((r['set'] for r in kept if r['kind'] == 'eval'), None)
+    return [
+        dict(step=r['step'], loss=r['loss'])
+        if r['kind'] == 'step'
+        else dict(step=r['step'], set=first, value=r['metrics'].get(metric))
+        for r in kept
+        if r['kind'] == 'step' or r['set'] == first
+    ]
+
+
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
 ) -> list[dict]:  # of `analysis.intervals.compact_curve`
-    "A run's training curve, from its record or else from its rows."
-    found = record.get('curve')
-    if not found:
-        rows = without_repeats(RunFolder(record['study'], record['run_id']).rows())
-        metric = record['primary']['metric']
-        kept = [r for r in rows if r['kind'] in ('step', 'eval')]
-        first = next((r['set'] for r in kept if r['kind'] == 'eval'), None)
-        found = [
-            dict(step=r['step'], loss=r['loss'])
-            if r['kind'] == 'step'
-            else dict(step=r['step'], set=first, value=r['metrics'].get(metric))
-            for r in kept
-            if r['kind'] == 'step' or r['set'] == first
-        ]
+    "A run's training curve, with losses few enough for a figure of many runs."
+    found = curve_points(record)
     evaluated = [p for p in found if p.get('value') is not None]
     first = evaluated[0].get('set') if evaluated else None
     return compact_curve(
@@ -568,28 +576,113 @@ def reliability_table(
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/analysis/11_tables.ipynb #49a42c9e
-def _run_value(value) -> str:
+_PARTS = {  # group -> (key of a record, its keys -> (in words, unit))
+    'time': (
+        'time',
+        {
+            'train_s': ('training', 's'),
+            'teacher_s': ("making the teacher's outputs", 's'),
+            'teacher_train_s': ("the teacher's training", 's'),
+            'transfer_s': ('learning another corpus first, once for all runs', 's'),
+            'total_s': ('in all, for whoever has only the pretrained weights', 's'),
+            'wall_s': ('this run from its start to its record', 's'),
+        },
+    ),
+    'speed of training': (
+        'throughput',
+        {
+            'examples_per_s': ('examples', 'a second'),
+            'tokens_per_s': ('tokens, padding not counted', 'a second'),
+            'useful_flops_per_s': ('operations, padding not counted', 'a second'),
+        },
+    ),
+    'speed of answers': (
+        'latency',
+        {
+            'batch_1_ms': ('one example', 'ms'),
+            'batch_1_tokens': ('its length', 'tokens'),
+            'batch_32_ms': ('32 examples at once', 'ms'),
+            'batch_32_tokens': ('length of the longest of them', 'tokens'),
+        },
+    ),
+    'memory': (
+        'memory',
+        {'peak_device_mib': ('most on the GPU', 'MiB'), 'peak_host_mib': ('most of the processes', 'MiB')},
+    ),
+    'energy': (
+        'energy',
+        {
+            'device_j': ('of the device', 'J'),
+            'mean_w': ('mean power', 'W'),
+            'idle_w': ('power before the training', 'W'),
+            'co2_g': ('CO2 of it', 'g'),
+            'grid_g_per_kwh': ('CO2 of the grid, as given', 'g a kWh'),
+            'source': ('how it was read', ''),
+        },
+    ),
+    'use of the machine': (
+        'utilisation',
+        {'cpu_percent': ('CPU, 100 % is a core', '%'), 'gpu_percent': ('GPU', '%')},
+    ),
+}
+
+
+def _run_value(value, unit: str = '') -> str:
     "A value of a record as text: numbers with four digits, large ones whole."
-    if not isinstance(value, float):
-        return str(value)
-    return f'{value:,.4g}' if abs(value) < 1e4 else f'{value:,.0f}'
+    if isinstance(value, float):
+        value = f'{value:,.4g}' if abs(value) < 1e4 or abs(value) >= 1e9 else f'{value:,.0f}'
+    return f'{value} {unit}'.strip()
+
+
+def _what_was_run(record: dict) -> dict[str, str]:
+    "The first lines of a run's table."
+    parallel = record['parallel']
+    threads = parallel.get('threads_per_rank')
+    rows = {
+        'run': record['run_id'],
+        'arm': record['arm'],
+        'corpus': record['corpus'],
+        'seed': record['seed'],
+        'taught by': record['teacher_run_id'] or 'nobody',
+        'parameters': f"{record['params_total']:,}",
+        'number format': f"{record['precision']}: {record['precision_reason']}",
+        'processes': f"{parallel['ranks']}" + f' with {threads} thread(s) each' * bool(threads),
+        'device': record['environment']['device'],
+    }
+    return {name: _run_value(value) for name, value in rows.items()}
+
+
+def _scores(record: dict, where: str) -> dict[str, str]:
+    "The metrics of an evaluation set in words, shares in percent."
+    info = task_info(record['task'])
+    return {
+        info.metric_names.get(name, name): _run_value(100.0 * value, '%')
+        if name in info.percent
+        else _run_value(value)
+        for name, value in record['metrics'][where].items()
+        if value is not None
+    }
 
 
 def run_table(
     record: dict,
-) -> pd.DataFrame:  # name, value; what is null comes with its reason
-    "What a reader wants to know of one run."
-    rows = {k: record.get(k) for k in ('run_id', 'arm', 'corpus', 'seed', 'precision', 'precision_reason')}
-    parallel = record['parallel']
-    rows['ranks x threads'] = f"{parallel['ranks']} x {parallel.get('threads_per_rank')}"
-    for name, metrics in record['metrics'].items():
-        rows |= {f'{name} {metric}': value for metric, value in metrics.items() if value is not None}
+) -> pd.DataFrame:  # group and name, value; what is null comes with its reason
+    "What a reader wants to know of one run, in words and with units."
+    groups = {'what was run': _what_was_run(record)}
+    groups |= {f'scores on {where}': _scores(record, where) for where in record['metrics']}
     reasons = record.get('reasons', {})
-    for place in ('time', 'throughput', 'memory', 'utilisation', 'energy'):
-        for key, value in record.get(place, {}).items():
-            why = reasons.get(f'{place}.{key}', 'not measured')
-            rows[key] = f'none: {why}' if value is None else value
-    return pd.DataFrame({'value': {name: _run_value(value) for name, value in rows.items()}})
+    for group, (place, words) in _PARTS.items():
+        found = record.get(place) or {}
+        groups[group] = {
+            words.get(key, (key, ''))[0]: (
+                f"none: {reasons.get(f'{place}.{key}', 'not measured')}"
+                if value is None
+                else _run_value(value, words.get(key, (key, ''))[1])
+            )
+            for key, value in found.items()
+        }
+    rows = {(group, name): value for group, its in groups.items() for name, value in its.items()}
+    return pd.DataFrame({'': list(rows.values())}, index=pd.MultiIndex.from_tuples(rows, names=['', '']))
 
 # %% ../../nbs/analysis/11_tables.ipynb #cf7e1ffa
 def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is another one by now

@@ -18,7 +18,7 @@ from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'shown',
            'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
            'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'is_unicode', 'preset_values',
-           'make_config', 'with_values', 'flat', 'parameters_from']
+           'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -351,6 +351,12 @@ class RunConfig(BaseModel):
     gradient_stats: int = parameter(0, ge=0, named=False, result=False)
     # checkpoints that are kept, the newest ones
     keep_checkpoints: int = parameter(2, ge=1, le=100, named=False, result=False)
+
+    # what is made of the measured energy: changes no result
+
+    # grams of CO2 of a kilowatt-hour where the machine stands; with it a record has the CO2 of its run's
+    # measured energy; None: no CO2
+    grid_g_per_kwh: float | None = parameter(None, ge=0, le=2000, named=False, result=False)
 
     # a TaskSettings: what only the task reads; `make_config` takes its fields by their own names
     task_settings: SerializeAsAny[BaseModel]
@@ -726,27 +732,57 @@ def flat(
     return values | config.task_settings.model_dump(mode='json', exclude_defaults=changed)
 
 # %% ../../nbs/core/02_config.ipynb #bee860c8
-def parameters_from(
-    before: dict,  # what existed before the parameters cell: `dict(globals())`
+class NamesBefore:
+    "What a notebook has before its parameters cell; made anew when its first cell is run again."
+
+    def __init__(
+        self,
+        namespace: dict,  # the notebook's `globals()`
+        allowed: set[str] | None = None,  # parameter names; None: those of `parameters`
+    ):
+        self.allowed = set(parameters()) if allowed is None else allowed
+        earlier = namespace.get('before')
+        known = earlier if isinstance(earlier, NamesBefore) else None
+        self.refused = known.refused if known else set()  # names that stay in the kernel
+        left = self.refused - known.own.keys() if known else set()
+        # a parameter may not take these names
+        self.own = {name: value for name, value in namespace.items() if name not in left}
+        self.values = self.own  # when the parameters cell begins
+        self.first = None  # names at the first reading: what later cells made is no parameter
+
+
+def fresh(
+    before: NamesBefore,
     namespace: dict,  # the notebook's `globals()` now
-    allowed: set[str] | None = None,  # parameter names; None: those of `parameters`
+) -> None:
+    "Forget what earlier runs of the parameters cell assigned; this is its first line."
+    for name in before.allowed | before.refused:
+        namespace.pop(name, None)
+        if name in before.refused and name in before.own:
+            namespace[name] = before.own[name]
+    before.refused = set()
+    before.values = dict(namespace)
+    before.first = None
+
+
+def parameters_from(
+    before: NamesBefore,
+    namespace: dict,  # the notebook's `globals()` now
 ) -> dict:  # name -> value
     "The parameters a notebook was given; unknown names are refused."
-    allowed = set(parameters()) if allowed is None else allowed
-
-    def refuse(name):
-        raise ConfigError(_no_parameter(name, allowed))
-
-    if not isinstance(before, dict):
-        refuse('before')
-    # names at the first call: when a cell is run again, what later cells made is no parameter
-    first = before.setdefault('', set(namespace))
-    for name in sorted(first - allowed - {'before'}):
-        changed = name in namespace and (name not in before or namespace[name] is not before[name])
+    if not isinstance(before, NamesBefore):
+        raise ConfigError(_no_parameter('before', parameters()))
+    if before.first is None:
+        before.first = set(namespace)
+    for name in sorted(before.first - before.allowed - {'before'}):
+        changed = name in namespace and (
+            name not in before.values or namespace[name] is not before.values[name]
+        )
         if (
             changed
             and not name.startswith('_')
             and not re.fullmatch(r'[Ii]n|[Oo]ut|exit|quit|get_ipython', name)
         ):
-            refuse(name)
-    return {name: namespace[name] for name in sorted(allowed) if name in namespace}
+            before.refused.add(name)
+            raise ConfigError(_no_parameter(name, before.allowed))
+    return {name: namespace[name] for name in sorted(before.allowed) if name in namespace}

@@ -25,7 +25,7 @@ from kdnotes.core.processes import (
     kill_all,
     stop_all,
 )
-from ..core.resolve import resolved_dtype
+from ..core.resolve import resolved_dtype, settings
 from .card import leave_card
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
@@ -40,7 +40,7 @@ from ..train.checkpoint import checkpoints
 
 # %% auto #0
 __all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages', 'goes_on', 'why_ended',
-           'progress', 'milestones']
+           'with_run', 'spared', 'progress', 'milestones']
 
 # %% ../../nbs/experiment/02_launch.ipynb #6f138b76
 class RunError(KdnotesError):
@@ -51,7 +51,8 @@ class RunError(KdnotesError):
 
 def run(
     config: RunConfig,
-    # called with each row of the run and of its teacher, as it appears
+    # called with each row of the run and of its teacher, as it appears, and what `with_run` adds; what it
+    # raises ends no run
     on_row: Callable[[dict], None] = lambda row: None,
     # called with a sentence when something worth knowing happens
     say: Callable[[str], None] = lambda text: None,
@@ -63,7 +64,7 @@ def run(
 @file_errors()
 def execute(
     plan: Plan,
-    on_row: Callable[[dict], None] = lambda row: None,
+    on_row: Callable[[dict], None] = lambda row: None,  # as of `run`
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs that are made at the same time, this one among them: for the record
 ) -> dict:  # the record
@@ -87,7 +88,7 @@ def execute(
         if not _complete(folder):  # else another process made it while we waited
             doing = 'measuring' if is_given(plan.config) else 'training'
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
-            _launch(plan, folder, on_row, jobs, held)
+            _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held)
     leave_card(folder)
     return folder.record()
 
@@ -384,7 +385,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
         holds=[held],
     )
     try:
-        code = _follow(ranks, folder, on_row)
+        code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)))
     except BaseException as e:
         try:
             ranks.stop()
@@ -464,6 +465,41 @@ def why_ended(
     killed = [_KILLED] * (code == -signal.SIGKILL)
     errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line)]
     return next(iter([*own, *killed, *errors, *lines[-1:]]), 'no output')
+
+# %% ../../nbs/experiment/02_launch.ipynb #d3a7f477
+def with_run(
+    row: dict,  # as in rows.jsonl
+    plan: Plan,  # of its run
+) -> dict:  # the row with study and run_id; that of kind start with settings, too
+    "A row that says whose it is."
+    named = row | dict(study=plan.config.study, run_id=plan.run_id)
+    if row['kind'] != 'start':
+        return named
+    return named | dict(settings=settings(plan.config) | dict(seed=plan.config.seed))
+
+
+def spared(
+    on_row: Callable[[dict], None],  # of a user
+    run_id: str,
+    say: Callable[[str], None],
+) -> Callable[[dict], None]:  # it raises nothing but what stops the process
+    "A callback that costs no run: its first failure is said, and it is given the next rows all the same."
+    failed = False
+
+    def on_each(row: dict) -> None:
+        nonlocal failed
+        try:
+            on_row(row)
+        except Exception as e:
+            if not failed:
+                at = f' at step {row["step"]}' if 'step' in row else ''
+                say(
+                    f'on_row failed for a row of kind {row["kind"]}{at} of {run_id} ({type(e).__name__}: '
+                    f'{e}); the run goes on, and rows.jsonl in its folder has every row'
+                )
+            failed = True
+
+    return on_each
 
 # %% ../../nbs/experiment/02_launch.ipynb #1fdb4894
 def progress() -> Callable[[dict], None]:  # give it every row

@@ -251,7 +251,7 @@ def teacher_config(
     config: RunConfig,  # the same, resolved
 ) -> RunConfig:  # of the run that teaches it, not resolved
     "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
-    where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher')
+    where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher', 'grid_g_per_kwh')
     if asked.teacher_setting == 'shared':
         setting = _reaches_teacher(asked)
     else:
@@ -297,7 +297,7 @@ def transfer_config(
     """The same network on the corpus that is learnt first:
     once, in the faster precision, in a study of its own.
     """
-    same = ('task', 'profile', 'teacher', *_same_inputs(config))
+    same = ('task', 'profile', 'teacher', 'grid_g_per_kwh', *_same_inputs(config))
     own = (
         dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
         | {name: getattr(config, name) for name in names_with('shape', RunConfig)}

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 import pandas as pd
+from ..analysis.estimate import duration, estimate, in_words, seconds_of, work_planned
 from ..analysis.figures import draw_evidence
 from ..analysis.plotting import FigureFile
 from ..analysis.report import Report, report_of
@@ -16,9 +18,80 @@ from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
+from ..records.schema import RecordError
+from ..records.store import RunFolder, find_run_model, records
+from ..telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
+__all__ = ['to_make', 'finished_runs', 'time_in_words', 'plan_table', 'StudyResult', 'run_study', 'all_differences',
+           'notebook_parameters']
+
+# %% ../../nbs/experiment/04_study.ipynb #25f437f6
+def to_make(
+    plans: Sequence[Plan],  # of one study
+) -> list[Plan]:  # each once, what others stand on before them
+    "The runs that are not there: of the study, and those that they stand on."
+    done = {r['run_id'] for r in records(plans[0].config.study)}
+    found: dict[str, Plan] = {}
+
+    def add(p: Plan) -> None:
+        if p.run_id in found or find_run_model(p.run_id) is not None:
+            return
+        for first in (p.transfer, p.teacher):
+            if first:
+                add(first)
+        found[p.run_id] = p
+
+    for p in plans:
+        if p.run_id not in done:
+            add(p)
+    return list(found.values())
+
+
+def finished_runs() -> list[dict]:  # records
+    "The runs of all studies whose records can be read."
+    found = []
+    for path in sorted(runs_path().glob('[!.]*/*/record.json')):
+        try:
+            found.append(RunFolder(path.parent.parent.name, path.parent.name).record())
+        except RecordError:
+            pass  # whoever needs it is told
+    return [record for record in found if record]
+
+
+def time_in_words(
+    plans: Sequence[Plan],  # of one study
+    jobs: int = 1,  # runs at the same time
+) -> str:  # '': there is nothing to make
+    "How long it will take to make what is not there."
+    works = [work_planned(p.config, p.corpus_sha256) for p in to_make(plans)]
+    found = in_words(estimate(works, finished_runs(), environment()))
+    return f'{found}; less with {jobs} at a time' if jobs > 1 and found.startswith('about') else found
+
+
+def plan_table(
+    plans: Sequence[Plan],  # of one study
+) -> pd.DataFrame:  # a row a run, text
+    "The runs of a study, after what they stand on and is missing."
+    left = to_make(plans)
+    finished = finished_runs()
+    machine = environment()
+    own = {p.run_id for p in plans}
+
+    def row(p: Plan) -> dict:
+        seconds, _ = seconds_of(work_planned(p.config, p.corpus_sha256), finished, machine)
+        missing = any(p.run_id == other.run_id for other in left)
+        return {
+            'seed': p.config.seed,
+            'arm': p.config.arm,
+            'run_id': p.run_id,
+            'teacher': p.teacher.run_id if p.teacher else '',
+            'state': 'to be made' if missing else 'done',
+            'time': 'not known' if seconds is None else f'about {duration(seconds)}',
+        }
+
+    first = [row(p) | {'state': 'made first'} for p in left if p.run_id not in own]
+    return pd.DataFrame(first + [row(p) for p in plans])
 
 # %% ../../nbs/experiment/04_study.ipynb #17eb68bd
 @dataclass(frozen=True)
@@ -50,20 +123,34 @@ def run_study(
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,
     # called with each run of the study that has just been made, and not with what it stands on
     after_run: Callable[[Plan], None] = lambda plan: None,
+    # called with each row that a run of the study, or what it stands on, writes, as of `launch.run`; by one
+    # thread at a time, whatever `jobs`
+    on_row: Callable[[dict], None] = lambda row: None,
     **common,  # fields of RunConfig that all arms share, and the study's name
 ) -> StudyResult:  # a `RunError` if all runs failed
     "Make the runs of a study that are not done, compare them, and draw their figures."
     plans = plan_study(seeds, arms, **common)
     say(explain_study(plans))
+    if told := time_in_words(plans, jobs):
+        say(f'{"time":>13}: {told}')
     on_plans(plans)
     planned = {p.run_id for p in plans}
+    turn = Lock()
 
     def make(p: Plan, beside: int) -> None:
         # several runs at a time would talk over each other
-        on_row = milestones(say) if beside == 1 else lambda row: None
-        execute(p, on_row, say, beside)
+        shown = milestones(say) if beside == 1 else lambda row: None
+
+        def on_each(row: dict) -> None:
+            shown(row)
+            with turn:
+                on_row(row)
+
+        execute(p, on_each, say, beside)
         if p.run_id in planned:
             after_run(p)
+        if beside == 1 and (told := time_in_words(plans)):
+            say(f'   left: {told}')
 
     failed = make_runs(plans, make, say, jobs)
     return _compared(plans, failed)

@@ -25,7 +25,7 @@ from ..records.schema import SCHEMA
 from ..records.store import RunFolder, checked_run_model
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
-from ..telemetry.summary import environment, summarise, together, without_sums
+from ..telemetry.summary import carbon, environment, summarise, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline
 from ..train.failures import STOP
 
@@ -398,6 +398,8 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
         kd = MODES[config.mode].kd
         online = 'the teacher ran online; its time is in train_s'
         known['time.teacher_s'] = online if kd else 'no KD in this mode'
+    if record['energy'].get('co2_g', 0) is None:
+        known['energy.co2_g'] = f'no energy was measured: {known.get("energy.device_j", "no reading")}'
     if record['time']['teacher_train_s'] is None:
         known['time.teacher_train_s'] = 'no fine-tuned teacher in this run'
     if record['amp']['final_scale'] is None:
@@ -491,7 +493,7 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
     where, metric, higher = task.primary
     value = outcome.evaluation.metrics[where][metric]
     latency, unmeasured = forward_latency(model, task, rank.runtime.device)
-    measured = ('memory', 'energy', 'utilisation', 'phases', 'devices', 'sampling')
+    measured = ('memory', 'utilisation', 'phases', 'devices', 'sampling')
     record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
         params_total=count_parameters(model),
@@ -503,6 +505,7 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
         throughput=_throughput(task, model, result),
         latency=latency,
         **{part: used[part] for part in measured},
+        energy=used['energy'] | carbon(used['energy']['device_j'], rank.config.grid_g_per_kwh),
         machine=used['machine'] | dict(jobs=rank.job.get('jobs', 1)),
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']),
         gradients=compact_gradients(rows),

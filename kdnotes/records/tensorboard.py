@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 # %% auto #0
-__all__ = ['RECORD_PARTS', 'scalars_of', 'scalars_of_record', 'tb_writer', 'tb_record']
+__all__ = ['RECORD_PARTS', 'scalars_of', 'scalars_of_record', 'hparams_of', 'tb_writer', 'tb_record']
 
 # %% ../../nbs/records/03_tensorboard.ipynb #29dbd7df
 def _numbers(value: object, name: str) -> dict[str, float]:
@@ -73,6 +73,33 @@ def scalars_of_record(
     "What is known at the end."
     return {k: v for part in RECORD_PARTS for k, v in _numbers(record.get(part), f'run/{part}').items()}
 
+# %% ../../nbs/records/03_tensorboard.ipynb #a07d4272
+_HPARAM_METRICS = ('metrics', 'time', 'throughput', 'memory', 'energy')  # parts of a record
+
+
+def hparams_of(
+    record: dict,  # of a run
+) -> dict[str, float | str]:
+    "What a run was asked for, true and false as texts; what is null there is no column."
+    asked = {name: record.get(name) for name in ('arm', 'task', 'corpus', 'seed', 'teacher_seed')}
+    found = asked | record.get('settings', {}) | record.get('factors', {})
+    plain = {k: str(v) if isinstance(v, (bool, list, tuple, dict)) else v for k, v in found.items()}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _add_hparams(
+    writer,  # a SummaryWriter
+    record: dict,
+    scalars: dict[str, float],  # of `scalars_of_record`, which are written
+) -> None:
+    "The run's row in the tab HParams, in the same folder as its curves."
+    from torch.utils.tensorboard.summary import hparams
+
+    parts = tuple(f'run/{part}/' for part in _HPARAM_METRICS)
+    metrics = {tag: value for tag, value in scalars.items() if tag.startswith(parts)}
+    for summary in hparams(hparams_of(record), metrics):
+        writer.file_writer.add_summary(summary)
+
 # %% ../../nbs/records/03_tensorboard.ipynb #b1505032
 def _summary_writer(folder: Path, **more):  # None: TensorBoard is not installed
     try:
@@ -110,6 +137,8 @@ def tb_record(
     "Mirror what is known at the end; does nothing where TensorBoard is not installed."
     if (writer := _summary_writer(folder)) is None:
         return
-    for tag, value in scalars_of_record(record).items():
+    found = scalars_of_record(record)
+    for tag, value in found.items():
         writer.add_scalar(tag, value, record.get('steps') or 0)
+    _add_hparams(writer, record, found)
     writer.close()

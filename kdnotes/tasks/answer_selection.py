@@ -571,6 +571,14 @@ print([candidates[i] for i in scores.argsort(descending=True)])"""
 USE = Use(
     takes=('question', 'candidates'),
     answer=ranked,
+    example=dict(
+        question='Which metal is liquid at room temperature?',
+        candidates=[
+            'Iron rusts in moist air.',
+            'Mercury is a metal that is liquid at room temperature.',
+            'Copper has been used for thousands of years.',
+        ],
+    ),
     pipeline='text-ranking',
     snippet=_SNIPPET,
     limits=(

@@ -241,6 +241,7 @@ class Use:
     takes: tuple[str, ...]  # what must be given, of `INPUTS`
     may_take: tuple[str, ...] = ()
     answer: Callable[[Reader, dict[str, Any]], Answer]  # (model, what was asked by the names of `INPUTS`)
+    example: dict[str, Any]  # something to ask, by the names of `INPUTS`
     pipeline: str  # what the hub calls what such models do
     # Python that asks such a model with transformers alone: a format string of `folder`, and of the run's
     # `settings` and `metrics`

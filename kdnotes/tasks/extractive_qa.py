@@ -533,6 +533,10 @@ print(span if log_odds >= {metrics[threshold]} else 'no answer', log_odds.item()
 USE = Use(
     takes=('question', 'passage'),
     answer=found_answer,
+    example=dict(
+        question='Which metal is liquid at room temperature?',
+        passage='Iron rusts in moist air. Mercury is a metal that is liquid at room temperature.',
+    ),
     pipeline='question-answering',
     snippet=_SNIPPET,
     limits=(

@@ -556,6 +556,7 @@ for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
 USE = Use(
     takes=('text',),
     answer=filled,
+    example=dict(text=f'Mercury is a {_GAP} that is liquid at room temperature.'),
     pipeline='fill-mask',
     snippet=_SNIPPET,
     limits=('It guesses pieces of words in a text that is there; it writes no text of its own.',),

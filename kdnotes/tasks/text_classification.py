@@ -598,6 +598,7 @@ USE = Use(
     takes=('text',),
     may_take=('pair',),
     answer=classified,
+    example=dict(text='Mercury is a metal that is liquid at room temperature.'),
     pipeline='text-classification',
     snippet=_SNIPPET,
     limits=('Every text gets one of the labels it was trained on, also a text of none of them.',),

@@ -18,7 +18,7 @@ from .meters import cpu_name, throttle_names
 from .sampler import Telemetry, column_mean, column_values, energy_of
 
 # %% auto #0
-__all__ = ['BUSY_SHARE', 'is_busy', 'summarise', 'together', 'without_sums', 'environment', 'git_commit']
+__all__ = ['BUSY_SHARE', 'is_busy', 'summarise', 'together', 'without_sums', 'carbon', 'environment', 'git_commit']
 
 # %% ../../nbs/telemetry/03_summary.ipynb #d4910029
 # a run on all cores loses at least this share of its time to others; seeds of one arm on a quiet machine
@@ -384,6 +384,21 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
             else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
         )
     return reasons
+
+# %% ../../nbs/telemetry/03_summary.ipynb #d3f692b0
+_J_PER_KWH = 3.6e6
+
+
+def carbon(
+    device_j: float | None,  # measured energy; None: there is none
+    g_per_kwh: float | None,  # of the grid, as given; None: nothing is said of CO2
+) -> dict[str, float | None]:  # for `energy` of a record; {}: nobody asked
+    "The CO2 of an energy."
+    if g_per_kwh is None:
+        return {}
+    return dict(
+        grid_g_per_kwh=g_per_kwh, co2_g=None if device_j is None else device_j / _J_PER_KWH * g_per_kwh
+    )
 
 # %% ../../nbs/telemetry/03_summary.ipynb #e6e073b9
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()

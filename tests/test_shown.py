@@ -1,0 +1,257 @@
+"""A finished run at a glance, the time that a study will take, and callbacks that cost no run."""
+
+import json
+import re
+from html import escape
+import pytest
+from handmade import make_record, write_run
+from kdnotes.analysis import estimate as es
+from kdnotes.analysis.figures import FIGURES, draw_evidence, run_curves
+from kdnotes.analysis.plotting import SMOKE_MARK, figure_bytes, mark_smoke
+from kdnotes.analysis.report import report
+from kdnotes.analysis.tables import evidence, run_table
+from kdnotes.core.config import make_config
+from kdnotes.core.files import figures_path
+from kdnotes.core.processes import Stopped
+from kdnotes.core.resolve import resolve
+from kdnotes.experiment.launch import spared
+from kdnotes.experiment.plan import plan_study
+from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
+from kdnotes.experiment.study import plan_table, time_in_words, to_make
+from kdnotes.telemetry.summary import environment
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    return tmp_path
+
+
+def written(mode, value, change=lambda record: None, **more):
+    made = make_record(mode, 0, value, **more)
+    made['params_total'] = 20_000_000 if mode == 'baseline' else 5_000_000
+    ms = 12.0 if mode == 'baseline' else 4.0
+    made['latency'] = dict(batch_1_ms=ms, batch_32_ms=20 * ms, batch_1_tokens=50, batch_32_tokens=60)
+    change(made)
+    write_run(made)
+    return made
+
+
+def pair(**more):
+    teacher = written('baseline', 0.8, **more)
+    return written('full_kd', 0.72, lambda r: r.update(teacher_run_id=teacher['run_id']), **more)
+
+
+# ---- the box ----
+
+
+def test_a_student_stands_beside_its_teacher_whatever_study_that_is_of():
+    teacher = written('baseline', 0.8, study='another')
+    student = written('full_kd', 0.72, lambda r: r.update(teacher_run_id=teacher['run_id']))
+    box = run_box(student)
+    assert box.title.startswith(f"{student['run_id']}: MAP on the test set 0.720, 90.0 % [")
+    assert box.table.loc['parameters, M'].tolist() == ['5.0', '20.0']
+    assert '25 % of the parameters' in box.lines['saved'] and '3.00 times as fast' in box.lines['saved']
+    sure = box.lines['how sure']
+    assert sure.startswith('This rests on 1 seed and 40 questions; nothing is known about other seeds.')
+    assert not box.warning and str(box).startswith(student['run_id'])
+
+
+def test_what_a_smoke_run_must_say_stands_first_in_its_box():
+    box = run_box(pair(smoke=True))
+    page = box._repr_html_()
+    assert str(box).startswith(SMOKE_RUN) and page.index(SMOKE_RUN) < page.index(escape(box.title))
+
+
+def test_a_run_without_a_value_or_a_teacher_says_so():
+    def unknown(record):
+        record['teacher_run_id'] = 'baseline-s9-000000000000'
+        record['primary']['value'] = record['metrics']['test']['map'] = None
+
+    nothing = written('full_kd', 0.72, unknown)
+    box = run_box(nothing)
+    assert 'no MAP on the test set, since made up' in box.title
+    assert box.lines['teacher'].startswith('baseline-s9-000000000000 is not beside it')
+    assert 'saved' not in box.lines
+
+
+def test_a_name_is_no_html():
+    record = pair() | dict(run_id='<b>bold</b>')
+    assert '<b>bold' not in run_box(record)._repr_html_()
+
+
+def test_a_table_of_a_run_is_in_words_and_with_units():
+    shown = run_table(pair())['']
+    assert shown['time', 'training'] == '10 s' and shown['speed of answers', 'one example'] == '4 ms'
+    assert shown['energy', 'of the device'] == 'none: made up'
+    assert ('energy', 'CO2 of it') not in shown
+
+
+# ---- smoke says so ----
+
+
+def test_every_figure_of_smoke_runs_says_so(home):
+    pair(smoke=True)
+    e = evidence('made')
+    made = [f for f in draw_evidence(e, figures_path('made')) if f.path]
+    assert made and all(f.caption.startswith('Smoke runs: these numbers mean nothing. ') for f in made)
+    assert [t.get_text() for t in run_curves(e.records[0]).texts] == [SMOKE_MARK]
+    for f in made:
+        figure = FIGURES[f.name].draw(e)
+        assert f.path.read_bytes() != figure_bytes(figure)
+        assert f.path.read_bytes() == figure_bytes(mark_smoke(figure, e.records)), 'nothing else is added'
+
+
+def test_a_smoke_study_says_first_that_its_numbers_mean_nothing():
+    pair(smoke=True)
+    found = report('made')
+    assert 'numbers mean nothing' in found.headline[0] and str(found).startswith(found.headline[0])
+    assert len(found.headline) == 4
+
+
+def test_one_runs_losses_are_all_shown_and_smoothed():
+    left, right = run_curves(pair()).axes
+    logged, smooth = (line.get_ydata() for line in left.lines)
+    assert len(logged) == len(smooth) > 10
+    assert abs(smooth[1:] - smooth[:-1]).max() < abs(logged[1:] - logged[:-1]).max()
+    assert [list(line.get_xdata()) for line in right.lines] == [[30, 60]]
+
+
+# ---- how long it takes ----
+
+
+def here(record, wall_s=None):
+    "As if this machine had made it."
+    record['environment'] |= {k: environment()[k] for k in ('device', 'cpu', 'torch')}
+    if wall_s is not None:
+        record['time']['wall_s'] = wall_s
+
+
+def test_a_time_is_told_by_runs_of_the_same_kind_on_this_machine_alone():
+    record = make_record('full_kd', epochs=2.0)
+    config = resolve(make_config(mode='full_kd', seed=5, epochs=4.0, learning_rate=1e-3), cpu(), 'embedded')
+    work = es.work_planned(config, record['corpus_sha256'])
+    machine = record['environment']
+
+    def told(**changed):
+        return es.seconds_of(work, [record | changed], machine)[0]
+
+    teacher = dict(models=dict(teacher=config.teacher, student=None))
+    # one second is not training, and four epochs take twice as long as two
+    assert told(**teacher) == pytest.approx(1.0 + 2 * 10.0)
+    assert told() is None, 'another teacher'
+    assert told(**teacher, corpus_sha256='0' * 64) is None
+    assert told(**teacher, settings=record['settings'] | dict(batch_size=64)) is None
+    assert told(**teacher, environment=machine | dict(device='another')) is None
+    assert told(**teacher, machine=dict(jobs=2)) is None, 'it had the machine not for itself'
+    assert told(**teacher, resumed_at=[3]) is None, 'its time is that of its last session'
+
+
+def cpu():
+    from kdnotes.core.resolve import Machine
+
+    return Machine('cpu', cores=2)
+
+
+def test_a_study_says_how_long_it_will_take_or_what_will_tell():
+    plans = plan_study(2, 'baseline,full_kd', corpus='embedded', study='mine')
+    assert time_in_words(plans).startswith('not known: no run like the 4 runs to be made')
+    assert set(plan_table(plans)['time']) == {'not known'}
+    base = next(p for p in plans if p.config.mode == 'baseline')
+    for seed in (7, 8):
+        made = make_record('baseline', seed, study='earlier')
+        made |= dict(corpus_sha256=base.corpus_sha256, models=dict(teacher=base.config.teacher, student=None))
+        here(made, wall_s=50.0 + 10 * seed)
+        write_run(made)
+    told = time_in_words(plans)
+    assert told.startswith('about 4 min for 4 runs, as 2 finished runs on this machine tell')
+    assert told.endswith('and more for full_kd, of which none was finished here')
+    table = plan_table(plans).set_index('run_id')
+    assert table.loc[base.run_id, 'time'] == 'about 2 min' and table.loc[base.run_id, 'state'] == 'to be made'
+
+
+def test_what_a_run_stands_on_is_made_before_it_and_once():
+    plans = [p for p in plan_study(1, 'full_kd,mixed_kd', corpus='embedded', study='mine')]
+    [teacher] = {p.teacher.run_id for p in plans}
+    assert [p.run_id for p in to_make(plans)] == [teacher, *(p.run_id for p in plans)]
+    assert plan_table(plans)['state'].tolist() == ['made first', 'to be made', 'to be made']
+
+
+# ---- callbacks ----
+
+
+@pytest.mark.parametrize('error', [ValueError('no'), ConnectionError('away')])
+def test_a_callback_that_raises_is_called_again_and_named_once(error):
+    said = []
+    heard = []
+
+    def on_row(row):
+        heard.append(row['kind'])
+        raise error
+
+    listener = spared(on_row, 'baseline-s0', said.append)
+    for kind in ('start', 'step', 'end'):
+        listener(dict(kind=kind))
+    assert heard == ['start', 'step', 'end']
+    assert len(said) == 1 and re.search(
+        rf'on_row failed .* \({type(error).__name__}: {error}\); the run goes on', said[0]
+    )
+
+
+def test_an_interrupt_is_no_failure_of_a_callback():
+    def on_row(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spared(on_row, 'baseline-s0', print)(dict(kind='start'))
+
+
+def test_an_interrupted_cell_says_which_run_was_stopped(monkeypatch):
+    "The student's has not begun while its teacher is trained."
+    [student] = plan_study(1, 'full_kd', corpus='embedded', study='mine')
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('kdnotes.experiment.shown.execute', interrupted)
+    for planned, stopped in ((student, student.teacher), (student.teacher, student.teacher)):
+        with pytest.raises(
+            Stopped, match=f'{stopped.run_id} was stopped before its end; this cell, run again,'
+        ):
+            make_here(planned)
+
+
+# ---- CO2 ----
+
+
+def test_the_factor_of_a_grid_changes_no_name_and_reaches_the_teacher():
+    plain, told = (
+        plan_study(1, 'full_kd', corpus='embedded', study='mine', **more)[0]
+        for more in ({}, dict(grid_g_per_kwh=380.0))
+    )
+    assert (plain.run_id, plain.teacher.run_id) == (told.run_id, told.teacher.run_id)
+    assert told.config.grid_g_per_kwh == told.teacher.config.grid_g_per_kwh == 380.0
+
+
+def test_a_column_of_co2_is_there_where_it_was_measured():
+    teacher = written('baseline', 0.8)
+    assert 'CO2 g' not in report('made').arms
+    measured = dict(
+        device_j=7200.0, mean_w=9.0, idle_w=1.0, source='counter', grid_g_per_kwh=400.0, co2_g=0.8
+    )
+    student = dict(teacher_run_id=teacher['run_id'], energy=measured)
+    written('full_kd', 0.72, lambda r: r.update(student))
+    arms = report('made').arms
+    assert arms.loc['full_kd', 'CO2 g'] == '0.8' and arms.loc['baseline', 'CO2 g'] == '-'
+
+
+def test_co2_without_an_energy_needs_its_reason(home):
+    from kdnotes.records.schema import RecordError, check_record
+
+    record = make_record()
+    record['energy'] |= dict(grid_g_per_kwh=400.0, co2_g='much')
+    with pytest.raises(RecordError, match="'energy.co2_g' is not a finite number or null"):
+        check_record(record)
+    record['energy']['co2_g'] = None
+    check_record(json.loads(json.dumps(record)))
