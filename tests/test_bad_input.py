@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
 import pytest
-from kdnotes.cli import parse_parameters
+from kdnotes.commands.parameters import parse_parameters
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute

@@ -50,6 +50,8 @@ def run_study(
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,
     # called with each run of the study that has just been made, and not with what it stands on
     after_run: Callable[[Plan], None] = lambda plan: None,
+    # makes of `say` what is called with each row of a run, where runs are made one after the other
+    follow: Callable[[Callable[[str], None]], Callable[[dict], None]] = milestones,
     **common,  # fields of RunConfig that all arms share, and the study's name
 ) -> StudyResult:  # a `RunError` if all runs failed
     "Make the runs of a study that are not done, compare them, and draw their figures."
@@ -60,7 +62,7 @@ def run_study(
 
     def make(p: Plan, beside: int) -> None:
         # several runs at a time would talk over each other
-        on_row = milestones(say) if beside == 1 else lambda row: None
+        on_row = follow(say) if beside == 1 else lambda row: None
         execute(p, on_row, say, beside)
         if p.run_id in planned:
             after_run(p)
