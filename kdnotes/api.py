@@ -238,7 +238,7 @@ def finetune(
     model: str | Path | None = None,  # hub id or folder of pretrained weights; None: the profile's
     mixed: bool = False,  # in mixed precision
     say: Callable[[str], None] = print,  # is told what happens
-    **parameters: Any,  # of a run, as `kdnotes study --help` lists them
+    **parameters: Any,  # of a run, as `kdnotes parameters` lists them
 ) -> Run:
     "Fine-tune a model on a task: a teacher."
     if model is not None:

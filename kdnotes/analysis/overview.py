@@ -194,7 +194,7 @@ _NAMES = {
     'teacher_s': "the teacher's outputs",
     'teacher_train_s': "the teacher's training",
     'transfer_s': 'the transfer, once for all runs',
-    'total_s': 'all together, for who has only the first weights',
+    'total_s': 'all that a lone user waits',
     'wall_s': 'this call',
     'batch_1_ms': 'one example',
     'batch_32_ms': '32 examples at once',
@@ -234,7 +234,7 @@ def _scores(record: dict) -> dict[str, str]:
     "The metrics of all sets, the primary one first."
     percent = task_info(record['task']).percent
     primary = record['primary']
-    found = {f"{primary['set']} {primary['metric']} (what runs are compared by)": value_in_words(record)}
+    found = {f"{primary['set']} {primary['metric']} (compared by it)": value_in_words(record)}
     for where, metrics in record['metrics'].items():
         for name, value in metrics.items():
             if value is not None and (where, name) != (primary['set'], primary['metric']):

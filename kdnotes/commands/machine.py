@@ -4,6 +4,7 @@
 
 # %% ../../nbs/commands/08_machine.ipynb #66c40fce
 from __future__ import annotations
+import re
 import sys
 from dataclasses import asdict
 from typing import Annotated
@@ -148,8 +149,8 @@ def bench(
 # %% ../../nbs/commands/08_machine.ipynb #0daab589
 def offer_gpu_check(incomplete: str) -> list[str]:
     "The options of the check, which Typer does not know."
-    options = sorted(name for action in check.make_parser()._actions for name in action.option_strings)
-    return [name for name in options if name.startswith(incomplete)]
+    options = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', check.make_parser().format_usage()))
+    return sorted(name for name in options if name.startswith(incomplete))
 
 
 def gpu_check(

@@ -8,6 +8,7 @@ import contextlib
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -83,22 +84,27 @@ def print_groups(
     "Groups of named values, folded to the width of a terminal."
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     column = 2 + max((len(name) for group in groups.values() for name in group), default=0)
+    column = min(column, width // 2) if width else column
     for title, group in groups.items():
         say(title)
         for name, text in group.items():
-            say(_folded(f'  {name.ljust(column)}', text, width))
+            say(_folded(name, ' '.join(text.split()), column, width))
 
 
-def _folded(name: str, text: str, width: int) -> str:
-    "A value beside its name, in as many lines as it takes; width 0: in one."
-    import textwrap
-
-    text = ' '.join(text.split())
-    room = width - len(name)
-    if room < 20:  # no terminal, or one that is too narrow for columns
-        return f'{name}{text}'
-    lines = textwrap.wrap(text, room) or ['']
-    return f'\n{" " * len(name)}'.join([f'{name}{lines[0]}', *lines[1:]])
+def _folded(
+    name: str,
+    text: str,
+    column: int,  # where values begin, behind two blanks
+    width: int,  # of the terminal; 0: there is none
+) -> str:
+    "A value beside its name, or below one that is too long, in as many lines as it takes."
+    begin = f'  {name.ljust(column)}'
+    if not width:
+        return f'{begin}{text}'
+    indent = ' ' * (column + 2)
+    if len(begin) > len(indent):
+        return f'{begin}\n{textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)}'
+    return textwrap.fill(text, width, initial_indent=begin, subsequent_indent=indent) or begin.rstrip()
 
 
 def print_report(

@@ -49,29 +49,31 @@ def _takes(command: Any) -> set[str]:
 def as_parameter(
     name: str,  # of a parameter
     value: str,
-    options: Sequence[str],  # of the command
+    command: Any,  # that it is given to
 ) -> str:
     "How a parameter is given to a command."
-    own = f'--{name.replace("_", "-")}'
-    return f'{own} {value}' if own in options else f'-p {name}={value}'
+    own = next((p for p in command.params if f'--{name}' in p.opts), None)
+    if own is None:
+        return f'-p {name}={value}'
+    return f'--{name}' if own.is_flag else f'--{name} {value}'
 
 
 def _no_option(error: Any) -> str:
     "An option that a command does not have."
     typed = _typed(error)
-    given, _, value = error.option_name.partition('=')
+    given, _, value = getattr(error, 'typed', error.option_name).partition('=')
     options = _options(error.ctx.command)
     name = given.lstrip('-').replace('-', '_')
     taken = _takes(error.ctx.command)
     if name in taken:
-        how = as_parameter(name, value or '<value>', options)
+        how = as_parameter(name, value or '<value>', error.ctx.command)
         return f'`{typed}` takes {name} as a parameter of the run: write {how}'
-    near = get_close_matches(given.lstrip('-'), [o.lstrip('-') for o in options], 1, 0.6)
+    near = get_close_matches(given.lstrip('-'), [o.lstrip('-') for o in options], 1, 0.7)
     if near:
         return f'`{typed}` has no option {given}; is it --{near[0]}?'
-    meant = nearest(name, taken)[:1]
+    meant = nearest(name, taken, 0.7)[:1]
     if meant:
-        how = as_parameter(meant[0], '<value>', options)
+        how = as_parameter(meant[0], '<value>', error.ctx.command)
         return f'`{typed}` has no option {given}; {meant[0]} is a parameter of the run: write {how}'
     return f'`{typed}` has no option {given}; its options are {", ".join(options)}'
 
@@ -79,9 +81,8 @@ def _no_option(error: Any) -> str:
 def _too_much(typed: str, command: Any, extra: str) -> str:
     "A word that a command has no place for."
     name, equals, value = extra.partition('=')
-    options = _options(command)
     if equals and name in _takes(command):
-        how = as_parameter(name, value, options)
+        how = as_parameter(name, value, command)
         return f'`{typed}` takes {name} as a parameter of the run: write {how}'
     return f'`{typed}` does not take {extra!r}; {_advice(typed)}'
 
@@ -126,8 +127,18 @@ class Command(TyperCommand):
             _, left, order = self.make_parser(ctx).parse_args(args=list(args))
         except TyperException as e:
             e.ctx = ctx  # where an option lacks its value, Typer does not say of which command
+            name = getattr(e, 'option_name', '')
+            e.typed = next((word for word in args if word.partition('=')[0] == name), name)
             raise
         return left, order
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        "Also the options of a parser that the command hands its words on to."
+        found = super().shell_complete(ctx, incomplete)
+        if ctx.ignore_unknown_options and incomplete.startswith('-'):
+            for p in self.params:
+                found += p.shell_complete(ctx, incomplete)
+        return found
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _examples_first(self, ctx, formatter, super().format_help)

@@ -616,12 +616,13 @@ ALIASES = {
 def nearest(
     name: str,
     allowed: Iterable[str],  # names of parameters
+    likeness: float = 0.5,  # that is enough, 0 to 1
 ) -> list[str]:  # at most three, the nearest first
     "The parameters that may be meant by a name that is none."
     allowed = sorted(allowed)
     if ALIASES.get(name) in allowed:
         return [ALIASES[name]]
-    return get_close_matches(name, allowed, 3, 0.5)
+    return get_close_matches(name, allowed, 3, likeness)
 
 
 def _no_parameter(name: str, allowed: Iterable[str]) -> str:
