@@ -3,7 +3,7 @@ PYTHON  ?= python3
 # what `make study` trains: TASK answer_selection | text_classification | masked_lm | extractive_qa; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
 # COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS usual | procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
-# JOBS runs at the same time on one device, whose times are then not compared; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes study --help` lists them)
+# JOBS runs at the same time on one device, whose times are then not compared; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes parameters` lists them)
 TASK    ?= answer_selection
 CORPUS  ?= embedded
 SEEDS   ?= 3

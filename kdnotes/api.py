@@ -243,7 +243,7 @@ def finetune(
     mixed: bool = False,  # in mixed precision
     say: Callable[[str], None] = print,  # is told what happens
     on_row: Callable[[dict], None] = _ignored,  # is given every row the run writes; for trackers
-    **parameters: Any,  # of a run, as `kdnotes study --help` lists them
+    **parameters: Any,  # of a run, as `kdnotes parameters` lists them
 ) -> Run:
     "Fine-tune a model on a task: a teacher."
     if model is not None:

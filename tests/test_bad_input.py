@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pandas
 import pytest
-from kdnotes.cli import parse_parameters
+from kdnotes.commands.parameters import parse_parameters
 from kdnotes.core.config import KdnotesError, make_config, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute

@@ -27,7 +27,7 @@ from kdnotes.train.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from kdnotes.cli import configurations, parse_parameters
+from kdnotes.commands.parameters import configurations, parse_parameters
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError, make_config, parameters
 from kdnotes.core.resolve import Machine, resolve, run_id

@@ -29,7 +29,9 @@ LEVELS = [
     ['checks'],
     ['thesis'],
     ['api'],
+    ['commands'],
     ['cli'],
+    ['__main__'],
 ]
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 # What the order would allow and the design does not.

@@ -17,7 +17,8 @@ from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
 from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
-from kdnotes.experiment.study import plan_table, time_in_words, to_make
+from kdnotes.experiment.forecast import time_in_words, to_make
+from kdnotes.experiment.study import plan_table
 from kdnotes.telemetry.summary import environment
 
 
@@ -175,7 +176,7 @@ def test_what_a_run_stands_on_is_made_before_it_and_once():
     plans = [p for p in plan_study(1, 'full_kd,mixed_kd', corpus='embedded', study='mine')]
     [teacher] = {p.teacher.run_id for p in plans}
     assert [p.run_id for p in to_make(plans)] == [teacher, *(p.run_id for p in plans)]
-    assert plan_table(plans)['state'].tolist() == ['made first', 'to be made', 'to be made']
+    assert plan_table(plans)['state'].tolist() == ['made first', 'to make', 'to make']
 
 
 # ---- callbacks ----

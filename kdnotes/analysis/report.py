@@ -4,6 +4,7 @@
 
 # %% ../../nbs/analysis/14_report.ipynb #a6bdc29c
 from __future__ import annotations
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from ..core.config import task_info
 from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['FIRST_LOOK', 'Report', 'starts_made_again', 'report', 'report_of']
+__all__ = ['FIRST_LOOK', 'Report', 'starts_made_again', 'report', 'report_of', 'report_as_dict']
 
 # %% ../../nbs/analysis/14_report.ipynb #56d5c2d8
 @dataclass(frozen=True)
@@ -169,4 +170,27 @@ def report_of(
         figures,
         e.values,
         chain_table(e.comparisons),
+    )
+
+# %% ../../nbs/analysis/14_report.ipynb #4bfb3743
+def report_as_dict(
+    found: Report,
+) -> dict:  # JSON-able; a number that is not known is null
+    "A report for programs: what is said, and the comparisons as numbers."
+    values = {
+        arm: {
+            name: dict(estimate=i.estimate, low=i.low, high=i.high, level=i.level, n=i.n)
+            for name, i in known.items()
+        }
+        for arm, known in found.values.items()
+    }
+    return dict(
+        study=found.study,
+        about=found.about,
+        headline=list(found.headline),
+        arms=values,
+        comparisons=json.loads(found.numbers.to_json(orient='records')),
+        sentences=list(found.sentences),
+        notes=list(found.notes),
+        figures={name: str(path) for name, path in found.figures.items()},
     )

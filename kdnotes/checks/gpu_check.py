@@ -27,7 +27,7 @@ from statistics import median
 # %% auto #0
 __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'OVERTIME_S', 'version_at_least', 'missing', 'no_gpu', 'work',
            'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'at_least',
-           'fail_in_one_sentence', 'add_arguments', 'refusal', 'run', 'main']
+           'fail_in_one_sentence', 'add_arguments', 'make_parser', 'refusal', 'run', 'main']
 
 # %% ../../nbs/checks/14_gpu_check.ipynb #bca30a35
 # module -> lowest version
@@ -540,6 +540,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--minutes', type=at_least(1.0), default=9.5, metavar='M', help='the time for all parts (9.5)'
     )
+    parser.add_argument('--json', action='store_true', help='print all results as JSON')
+
+
+def make_parser(
+    prog: str = 'python -m kdnotes.checks.gpu_check',  # what is typed to call it
+) -> argparse.ArgumentParser:
+    "The command's parser."
+    parser = argparse.ArgumentParser(prog, allow_abbrev=False)
+    fail_in_one_sentence(parser)
+    add_arguments(parser)
+    return parser
 
 
 def refusal(
@@ -594,8 +605,13 @@ def run(
         steps=args.steps,
         alternations=args.alternations,
     )
-    results = gpu_check(setting, parts, args.minutes, say=functools.partial(print, flush=True))
-    print('', text(results), sep='\n')
+    # what a program reads is JSON alone
+    said = sys.stderr if args.json else sys.stdout
+    results = gpu_check(setting, parts, args.minutes, say=functools.partial(print, file=said, flush=True))
+    if args.json:
+        print(json.dumps(results, indent=1, sort_keys=True))
+    else:
+        print('', text(results), sep='\n')
     return 1 if failures(results) else 0
 
 
@@ -606,9 +622,7 @@ def main(
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ['--job']:
         return work(argv[1]) or 0
-    parser = argparse.ArgumentParser('python -m kdnotes.checks.gpu_check', allow_abbrev=False)
-    fail_in_one_sentence(parser)
-    add_arguments(parser)
+    parser = make_parser()
     args, unknown = parser.parse_known_args(argv)
     if why := refusal(parser, unknown):
         print(f'kdnotes: {why}', file=sys.stderr)

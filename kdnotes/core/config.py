@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'KdnotesError', 'ConfigError', 'shown',
+__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'KdnotesError', 'ConfigError', 'shown',
            'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
-           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'is_unicode', 'preset_values',
-           'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
+           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode',
+           'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -599,16 +599,49 @@ def parameters(
     return {name: field for name, field in RunConfig.model_fields.items() if name != 'task_settings'} | own
 
 
+# what a parameter is called elsewhere -> its name here
+ALIASES = {
+    'bs': 'batch_size',
+    'data': 'corpus',
+    'dataset': 'corpus',
+    'dtype': 'amp_dtype',
+    'lr': 'learning_rate',
+    'max_len': 'max_length',
+    'max_seq_length': 'max_length',
+    'n_heads': 'heads',
+    'n_layers': 'layers',
+    'num_hidden_layers': 'layers',
+    'num_train_epochs': 'epochs',
+    'per_device_train_batch_size': 'batch_size',
+    'T': 'temperature',
+    'tau': 'temperature',
+    'wd': 'weight_decay',
+    'world_size': 'ranks',
+}
+
+
+def nearest(
+    name: str,
+    allowed: Iterable[str],  # names of parameters
+    likeness: float = 0.5,  # that is enough, 0 to 1
+) -> list[str]:  # at most three, the nearest first
+    "The parameters that may be meant by a name that is none."
+    allowed = sorted(allowed)
+    if ALIASES.get(name) in allowed:
+        return [ALIASES[name]]
+    return get_close_matches(name, allowed, 3, likeness)
+
+
 def _no_parameter(name: str, allowed: Iterable[str]) -> str:
     "What to say of a name that is none: the nearest ones, else all if they are few."
     allowed = sorted(allowed)
-    near = ' or '.join(map(repr, get_close_matches(name, allowed, 3, 0.5)))
+    near = ' or '.join(map(repr, nearest(name, allowed)))
     if near:
         return f'there is no parameter {name!r}; is it {near}?'
     return f'there is no parameter {shown(name)}; ' + (
         f"the parameters are {', '.join(allowed)}"
         if len(allowed) <= 20
-        else '`kdnotes doctor --help` lists them all'
+        else '`kdnotes parameters` lists them all'
     )
 
 

@@ -31,8 +31,8 @@ from ..records.store import records, units
 from ..analysis.intervals import Interval, crossed_interval
 
 # %% auto #0
-__all__ = ['TUNING_SEED', 'Space', 'SPACES', 'LogUniform', 'OneOf', 'draws', 'tuning_id', 'Search', 'plan_search', 'as_judged',
-           'from_the_best', 'judge', 'search', 'tuned_plans', 'train_tuned']
+__all__ = ['TUNING_SEED', 'Space', 'SPACES', 'Follow', 'LogUniform', 'OneOf', 'draws', 'tuning_id', 'Search', 'plan_search',
+           'as_judged', 'from_the_best', 'judge', 'space_of', 'plan_trials', 'search', 'tuned_plans', 'train_tuned']
 
 # %% ../../nbs/search/01_random.ipynb #81ae8338
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
@@ -223,18 +223,46 @@ def judge(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/search/01_random.ipynb #e15e2727
-def _made(plans: Sequence[Plan], say: Callable[[str], None], jobs: int, **more) -> list[dict]:
+# makes of a `say` what is called with each row of a run
+Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
+
+
+def _made(plans: Sequence[Plan], say: Callable[[str], None], jobs: int, follow: Follow, **more) -> list[dict]:
     "The records of runs of one study, once all are made."
 
     def make(p: Plan, beside: int) -> None:
         # several talk at the same time: each says which one it is
-        execute(p, milestones(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside)
+        own = milestones if beside > 1 else follow
+        execute(p, own(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside)
 
     failed = make_runs(plans, make, say, jobs, **more)
     if failed:
         raise RunError(failures(failed, len(plans)))
     found = {r['run_id']: r for r in records(plans[0].config.study)}
     return [found[p.run_id] for p in plans]
+
+
+def space_of(
+    mode: str,
+) -> Space:
+    "What is drawn for an arm: that of its network, in SPACES."
+    return SPACES[MODES[make_config(mode=mode).mode].network]
+
+
+def _small(jobs: int) -> dict:
+    "What trials have that train at the same time."
+    return dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}
+
+
+def plan_trials(
+    mode: str,
+    trials: int = 6,
+    study: str = 'default',
+    jobs: int = 1,
+    **common,
+) -> list[Plan]:
+    "The runs that `search` would make."
+    return [p for _, p in plan_search(mode, space_of(mode), trials, study, **_small(jobs) | common)]
 
 
 def search(
@@ -245,15 +273,18 @@ def search(
     # trials that train at the same time, by one rank of one thread each where there are several
     jobs: int = 1,
     say: Callable[[str], None] = lambda text: None,
+    # called with the trials' runs before the first of them is made
+    on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,
+    follow: Follow = milestones,  # of runs that are made one after the other
     **common,
 ) -> Search:  # a `RunError` if a trial failed: the others are kept, and the next call makes it alone
     "Make the trials of a search, or find them done, and choose."
-    space = space or SPACES[MODES[make_config(mode=mode).mode].network]
-    small = dict(ranks=1, threads_per_rank=1) if jobs > 1 else {}
-    planned = plan_search(mode, space, trials, study, **small | common)
+    space = space or space_of(mode)
+    planned = plan_search(mode, space, trials, study, **_small(jobs) | common)
     settings = [setting for setting, _ in planned]
     plans = [p for _, p in planned]
-    made = _made(plans, say, jobs, shown=lambda r: as_judged([r])[0])
+    on_plans(plans)
+    made = _made(plans, say, jobs, follow, shown=lambda r: as_judged([r])[0])
     table = judge(settings, made, units(plans[0].config.study, [r['run_id'] for r in made]))
     chosen = {name: table[name].tolist()[0] for name in space}
     return Search(plans[0].config.tuning_id, mode, table, chosen)
@@ -287,9 +318,13 @@ def train_tuned(
     study: str = 'default',
     jobs: int = 1,  # runs at the same time on one device: comparisons then do not use their times
     say: Callable[[str], None] = lambda text: None,
+    on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,  # as for `search`
+    follow: Follow = milestones,  # as for `search`
     **common,
 ) -> list[dict]:  # records, by seed
     "Train an arm with its own setting, or find it trained."
     if not isinstance(seeds, int) or seeds < 0:
         raise ConfigError(f'seeds={seeds!r} must be a number of seeds, 0 for none')
-    return _made(tuned_plans(found, seeds, study, **common), say, jobs) if seeds else []
+    plans = tuned_plans(found, seeds, study, **common)
+    on_plans(plans)
+    return _made(plans, say, jobs, follow) if plans else []

@@ -1,0 +1,1 @@
+"The commands of `kdnotes`, thin over the library."

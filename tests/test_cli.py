@@ -1,0 +1,377 @@
+"""The command line: what programs read of it, what a shell completes, what it shares with the notebooks and
+the Makefile, and the commands that look at runs and tidy up.
+"""
+
+import ast
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+import pytest
+from handmade import make_record, write_run
+from notebooks import ROOT, surroundings
+from kdnotes import cli
+from kdnotes.analysis.overview import list_runs
+from kdnotes.commands.refusals import EXIT_CODES
+from kdnotes.core import processes
+from kdnotes.core.arms import USUAL
+from kdnotes.core.config import KdnotesError, parameters, parameters_from
+from kdnotes.core.files import cache_path
+from kdnotes.experiment.clean import leftovers
+from kdnotes.records.store import RunFolder
+
+COMMANDS = {command.name: command for command in cli.COMMANDS}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    return tmp_path
+
+
+def write_study(study='made', seeds=(0, 1)):
+    "A study of made-up runs; their folders."
+    made = []
+    for i, mode in enumerate(USUAL):
+        for seed in seeds:
+            made.append(
+                write_run(make_record(mode, seed, 0.8 - 0.02 * i + 0.003 * seed, 40 / (i + 1), study=study))
+            )
+    return made
+
+
+def as_json(capsys, *typed):
+    "What a command prints with --json, which is JSON alone."
+    assert cli.main([*typed, '--json']) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# ---- what programs read ----
+
+
+def test_json_of_what_looks_at_runs(home, capsys):
+    [first, *_] = write_study()
+    runs = as_json(capsys, 'list', 'made')['runs']
+    assert len(runs) == 8 and {run['mode'] for run in runs} == set(USUAL)
+    assert as_json(capsys, 'list')['runs'] == runs
+    assert as_json(capsys, 'show', first.run_id) == first.record()
+    compared = as_json(capsys, 'compare', 'made')
+    assert len(compared['headline']) == 3 and set(compared['arms']) == set(USUAL)
+    assert compared['comparisons'] and len(compared['sentences']) == len(compared['comparisons'])
+    written = as_json(capsys, 'report', 'made', '--no-pdf')
+    assert Path(written['html']).is_file() and written['headline'] == compared['headline']
+    assert as_json(capsys, 'evidence', 'made')['runs'] == sorted(run['run_id'] for run in runs)
+    assert as_json(capsys, 'forget', 'made', first.run_id)['forgotten'] == [first.run_id]
+    assert len(as_json(capsys, 'list')['runs']) == 7
+
+
+def test_json_of_what_needs_no_run(home, capsys):
+    assert as_json(capsys, 'name', '--smoke') == dict(study='embedded-smoke', corpus='embedded')
+    assert {p['name'] for p in as_json(capsys, 'parameters')} == set(parameters())
+    assert {p['name'] for p in as_json(capsys, 'parameters', '--task', 'masked_lm')} == set(
+        parameters('masked_lm')
+    )
+    assert as_json(capsys, 'clean', '--dry-run') == dict(found=[], removed=[])
+
+
+@pytest.mark.slow
+def test_json_of_what_uses_a_model(small_run, tmp_path, capsys):
+    run_id = small_run('answer_selection')
+    asked = ['--question', 'what is gold?', '--candidate', 'a metal', '--candidate', 'a bird']
+    assert as_json(capsys, 'predict', run_id, *asked)['task'] == 'answer_selection'
+    assert as_json(capsys, 'export', run_id, '--to', str(tmp_path / 'out'))['run_id'] == run_id
+    assert as_json(capsys, 'show', run_id)['run_id'] == run_id
+
+
+def small_options(home, study):
+    "What makes a run of a blink, of the model of `small_run`."
+    given = dict(teacher=home / 'teacher', max_length=64, ranks=1, threads_per_rank=1)
+    return ['--smoke', '--study', study, *(x for k, v in given.items() for x in ('-p', f'{k}={v}'))]
+
+
+@pytest.mark.slow
+def test_json_of_what_trains_and_of_its_plan(small_run, small_home, capsys):
+    small_run('answer_selection')
+    given = small_options(small_home, 'json')
+    typed = ['run', '--mode', 'parallel_baseline', '--corpus', 'embedded', *given]
+    planned = as_json(capsys, *typed, '--dry-run')
+    assert [run['state'] for run in planned['runs']] == ['to make'] and planned['to_make'] == 1
+    assert not (small_home / 'runs' / 'json').exists()
+    made = as_json(capsys, *typed)
+    assert made['run_id'] == planned['runs'][0]['run_id'] and made['mode'] == 'parallel_baseline'
+    again = as_json(capsys, *typed, '--dry-run')
+    assert again['runs'][0]['state'] == 'there' and again['seconds'] == 0
+    assert cli.main(typed) == 0
+    assert f'more of it: kdnotes show {made["run_id"]}' in capsys.readouterr().out
+    # another seed of the same takes about as long
+    like = as_json(capsys, *typed, '--seed', '1', '--dry-run')
+    assert like['seconds'] == pytest.approx(made['time']['train_s'])
+    study = ['study', '--arms', 'parallel_baseline', '--seeds', '1', *given]
+    found = as_json(capsys, *study)
+    assert len(found['runs']) == 1
+    assert Path(found['files']['table']).is_file() and found['failed'] == {}
+
+
+def test_a_refusal_leaves_standard_output_empty(home, capsys):
+    for command in ('show nobody', 'list nothing', 'compare nothing', 'evidence nothing', 'study --arms x'):
+        assert cli.main([*command.split(), '--json']) != 0
+        said = capsys.readouterr()
+        assert said.out == '' and said.err.startswith('kdnotes: ') and said.err.count('\n') == 1, command
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_command_has_json(name):
+    if name == 'gpu-check':
+        assert '--json' in cli.machine.offer_gpu_check('--')
+    else:
+        assert 'as_json' in COMMANDS[name].run.__annotations__
+
+
+# ---- lists, one run, comparisons ----
+
+
+def test_a_list_says_how_far_each_run_is_and_survives_a_damaged_one(home, capsys):
+    [first, second, *_] = write_study()
+    (second.path / 'record.json').write_text('{}')
+    begun = RunFolder('made', 'full_kd-s7-0123456789ab').create()
+    begun.write_state('running')
+    state = json.loads((begun.path / 'state.json').read_text())
+    dead = subprocess.Popen([sys.executable, '-c', ''])
+    dead.wait()
+    (begun.path / 'state.json').write_text(json.dumps(state | dict(pid=dead.pid)))
+    states = {line.run_id: line.state for line in list_runs()}
+    assert states[first.run_id] == 'done, without weights'
+    assert states[second.run_id] == 'damaged' and states[begun.run_id] == 'interrupted'
+    assert cli.main(['list']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 9 and lines[0].split() == 'study run mode seed result when state'.split()
+    assert cli.main(['show', begun.run_id]) == 0
+    assert 'a run that is not done' in capsys.readouterr().out
+    assert cli.main(['show', second.run_id]) == 1
+
+
+def test_names_that_are_near_are_asked_about(home, capsys):
+    [first, *_] = write_study('mine')
+    assert cli.main(['list', 'mien']) == 2
+    assert capsys.readouterr().err == "kdnotes: there is no study 'mien'; is it mine?\n"
+    assert cli.main(['list', 'else']) == 2
+    assert capsys.readouterr().err == "kdnotes: there is no study 'else'; there are mine\n"
+    assert cli.main(['show', first.run_id[:-1]]) == 2
+    assert f'is it {first.run_id}?' in capsys.readouterr().err
+
+
+def test_runs_of_several_studies_are_compared(home, capsys):
+    runs = [folder.run_id for folder in write_study()]
+    chosen = [run for run in runs if run.startswith(('baseline', 'full_kd'))]
+    assert set(as_json(capsys, 'compare', *chosen)['arms']) == {'baseline', 'full_kd'}
+    RunFolder('made', 'full_kd-s7-0123456789ab').create().write_state('failed')
+    assert cli.main(['compare', 'made', 'full_kd-s7-0123456789ab']) == 2
+    assert 'is not done, so there is nothing to compare' in capsys.readouterr().err
+
+
+# ---- tidying up ----
+
+
+def signal(corpus_sha256, name):
+    folder = cache_path() / 'signals' / name
+    folder.mkdir(parents=True)
+    (folder / 'meta.json').write_text(json.dumps(dict(key_parts=dict(corpus_sha256=corpus_sha256))))
+    (folder / 'logits.npy').write_bytes(bytes(2**20))
+    return folder
+
+
+def test_clean_removes_what_no_run_needs_and_says_how_much(home, capsys):
+    [done, *_] = write_study()
+    kept = {p for p in home.rglob('*') if p.is_file()}
+    (done.path / 'checkpoints' / 'step-000040').mkdir(parents=True)
+    (done.path / 'checkpoints' / 'step-000040' / 'model.safetensors').write_bytes(bytes(2**20))
+    begun = RunFolder('made', 'full_kd-s7-0123456789ab').create()
+    begun.write_config(dict(corpus_sha256='wanted'))
+    (begun.path / 'checkpoints' / 'step-000010').mkdir(parents=True)
+    wanted = signal('wanted', 'a')
+    idle = signal('other', 'b')
+    data = cache_path() / 'data' / 'mine' / 'train.jsonl'
+    data.parent.mkdir(parents=True)
+    data.write_text('{}')
+    assert cli.main(['clean', '--dry-run']) == 0
+    assert capsys.readouterr().out.endswith('2.0 MiB would be removed\n')
+    assert idle.is_dir() and len(leftovers()) == 2
+    assert cli.main(['clean']) == 2, 'nobody is there to say yes'
+    assert 'add --yes' in capsys.readouterr().err and idle.is_dir()
+    assert cli.main(['clean', '--yes']) == 0
+    assert 'removed: 2.0 MiB of 2.0 MiB' in capsys.readouterr().out
+    assert not idle.exists() and not (done.path / 'checkpoints').exists()
+    assert wanted.is_dir() and (begun.path / 'checkpoints' / 'step-000010').is_dir() and data.is_file()
+    assert kept <= {p for p in home.rglob('*') if p.is_file()}
+    assert cli.main(['clean', '--yes']) == 0
+    assert capsys.readouterr().out == 'there is nothing that no run needs\n'
+
+
+# ---- the same as the other doors ----
+
+
+def notebook_defaults(name):
+    "The parameters of a notebook and their values."
+    cells = json.loads((ROOT / 'nbs' / f'{name}.ipynb').read_text())['cells']
+    [source] = [''.join(c['source']) for c in cells if 'parameters' in c['metadata'].get('tags', [])]
+    return {node.target.id: ast.literal_eval(node.value) for node in ast.parse(source).body}
+
+
+@pytest.mark.parametrize('name', ['study', 'tune', 'bench', 'run'])
+def test_a_command_has_the_defaults_of_its_notebook(name):
+    theirs = notebook_defaults(name)
+    command = COMMANDS[name].run
+    code = command.__code__
+    ours = dict(zip(code.co_varnames[: code.co_argcount], command.__defaults__))
+    for option in (
+        'seeds',
+        'arms',
+        'jobs',
+        'mode',
+        'trials',
+        'seed',
+        'contestants',
+        'alternations',
+        'steps',
+        'dtype',
+    ):
+        if option in ours or option in theirs and option not in parameters():
+            assert ours[option] == theirs[option], option
+
+
+@pytest.mark.parametrize('name', ['study', 'tune'])
+def test_make_and_the_notebook_take_the_same_corpus_by_themselves(name, home, capsys):
+    assert re.search(r'^CORPUS +\?= (\w+)', (ROOT / 'Makefile').read_text(), re.M)[1] == 'embedded'
+    assert notebook_defaults(name)['corpus'] == 'embedded'
+    assert as_json(capsys, 'name')['corpus'] == 'embedded'
+
+
+def test_a_notebook_refuses_in_the_same_words(home, capsys):
+    with pytest.raises(KdnotesError) as refused:
+        parameters_from({}, dict(lr=1e-4))
+    assert cli.main(['study', '-p', 'lr=1e-4']) == 2
+    assert capsys.readouterr().err == f'kdnotes: {refused.value}\n'
+
+
+def test_every_exit_code_is_in_the_table(capsys):
+    def kinds(of):
+        return {of, *(kind for sub in of.__subclasses__() for kind in kinds(sub))}
+
+    assert {kind.exit_code for kind in kinds(KdnotesError)} <= set(EXIT_CODES)
+    assert processes.EXIT_STOPPED in EXIT_CODES
+    assert cli.main(['--help']) == 0
+    said = capsys.readouterr().out
+    assert all(f'{code:>2}  {meaning}' in said for code, meaning in EXIT_CODES.items())
+
+
+# ---- as a process ----
+
+
+def typed(home, *words, module='kdnotes', **more):
+    return subprocess.run(
+        [sys.executable, '-m', module, *words],
+        cwd=home,
+        env=surroundings(home, **more),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize('module', ['kdnotes', 'kdnotes.cli'])
+def test_it_is_a_module_too(home, module):
+    assert re.fullmatch(r'kdnotes \d+\.\d+\.\d+\n', typed(home, '--version', module=module).stdout)
+    assert typed(home, 'study', '--arms', 'x', module=module).returncode == 2
+
+
+def test_help_loads_no_heavy_package(home):
+    code = (
+        "import sys; from kdnotes.cli import main; main(['--help']); main(['study', '--help']); "
+        "heavy = {'torch', 'transformers', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); "
+        'assert not heavy, heavy'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, env=surroundings(home)
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def completed(home, *words):
+    "What bash offers, asked by the script that `kdnotes` gives it."
+    script = 'eval "$(_KDNOTES_COMPLETE=source_bash kdnotes)"\nCOMP_WORDS=("$@")\nCOMP_CWORD=$(($# - 1))\n'
+    script += '_kdnotes_completion kdnotes\nprintf "%s\\n" "${COMPREPLY[@]}"'
+    path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+    done = subprocess.run(
+        ['bash', '--norc', '-c', script, 'bash', *words],
+        env=surroundings(home, PATH=path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes(home):
+    [first, *_] = write_study('mine')
+    assert completed(home, 'kdnotes', 'pa') == ['parameters']
+    assert completed(home, 'kdnotes', 'study', '--tr') == ['--transfer']
+    assert completed(home, 'kdnotes', 'study', '--task', 'ext') == ['extractive_qa']
+    assert completed(home, 'kdnotes', 'study', '--arms', 'baseline,full_k') == ['baseline,full_kd']
+    assert completed(home, 'kdnotes', 'study', '-p', 'learn') == ['learning_rate=']
+    assert completed(home, 'kdnotes', 'report', 'm') == ['mine']
+    assert completed(home, 'kdnotes', 'show', first.run_id[:-4]) == [first.run_id]
+    assert completed(home, 'kdnotes', 'gpu-check', '--alt') == ['--alternations']
+
+
+def test_completion_is_installed_for_bash(home):
+    done = typed(
+        home, '--install-completion', 'bash', HOME=str(home), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION='1'
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'bash_completions' in (home / '.bashrc').read_text()
+    assert '_KDNOTES_COMPLETE' in (home / '.bash_completions' / 'kdnotes.sh').read_text()
+
+
+def on_a_terminal(home, *words, columns=60, **more):
+    "What a command prints on a terminal."
+    ours, theirs = pty.openpty()
+    env = surroundings(home, COLUMNS=str(columns), TERM='xterm', **more)
+    with subprocess.Popen(
+        [sys.executable, '-m', 'kdnotes', *words], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    ) as process:
+        os.close(theirs)
+        said = b''
+        while True:
+            try:
+                part = os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            said += part
+    os.close(ours)
+    assert process.returncode == 0, said
+    return said.decode().replace('\r\n', '\n')
+
+
+def test_a_table_fits_a_terminal_and_has_no_colour_where_none_is_wanted(home):
+    write_study()
+    for words in (['list'], ['show', write_study('more')[0].run_id], ['compare', 'made']):
+        plain = re.sub(r'\x1b\[[0-9;]*[a-zA-Z]', '', on_a_terminal(home, *words, NO_COLOR='1'))
+        tables = [line for line in plain.splitlines() if line.startswith(' ')]
+        assert tables and max(map(len, tables)) <= 60, words
+    colours = re.compile(r'\x1b\[(?:\d+;)*3\dm')
+    assert not colours.search(on_a_terminal(home, '--help', NO_COLOR='1'))
+    assert colours.search(on_a_terminal(home, '--help', NO_COLOR=''))
+
+
+def test_a_pipe_gets_plain_text(home):
+    write_study()
+    said = typed(home, 'list').stdout + typed(home, 'study', '--help').stdout
+    assert said and '\x1b' not in said and '│' not in said
