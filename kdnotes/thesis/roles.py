@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from ..analysis.comparable import trained
 from ..analysis.compare import compare, corrected
 from ..analysis.intervals import Interval
 from ..analysis.plotting import arms_of
@@ -95,13 +96,14 @@ def side(
 # %% ../../nbs/thesis/04_roles.ipynb #80ffcf83
 def work_values(
     found: Sequence[dict],
-) -> dict:  # network -> setting -> its values, as text
-    "What the runs of each network were given."
+) -> dict:  # network -> setting -> its values, as text; a network that nobody trained is left out
+    "What the trained runs of each network were given."
     names = ('epochs', 'learning_rate', 'batch_size', 'max_length')
-    networks = {MODES[r['mode']].network for r in found}
+    made = [r for r in found if trained(r)]
+    networks = {MODES[r['mode']].network for r in made}
     return {
         network: {
-            name: among(f'{r["settings"][name]:g}' for r in found if MODES[r['mode']].network == network)
+            name: among(f'{r["settings"][name]:g}' for r in made if MODES[r['mode']].network == network)
             for name in names
         }
         for network in sorted(networks)
