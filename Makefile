@@ -73,6 +73,9 @@ GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $
 # lines that are dropped: papermill's for each cell and for parameters that are not in the notebook (which refuses unknown ones), and each kernel's warning about TCP on this machine
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP|\[IPKernelApp\] ERROR \| KeyboardInterrupt caught in kernel|<IPython\.core\.display\.)|^$$'
 
+# the filter outlives a Ctrl-C, so that what is said of it can be read
+QUIET = (trap '' INT; exec grep --line-buffered -vE $(NOISE))
+
 # a variable that is given and that nothing reads is a mistake: make would not say so
 RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
 READ_study := $(RUN) SEEDS ARMS GRADIENT_STATS
@@ -114,7 +117,8 @@ $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	$(INSTALL) --no-build-isolation -r constraints.txt
 	@# a torch that is not a CPU build (2.13.0+cpu) needs CUDA's packages, on Linux
 	if .venv/bin/python -c 'from importlib.metadata import version; exit("+cpu" in version("torch"))'; then $(INSTALL) -r constraints-cuda.txt; fi
-	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@# compat: a folder that is called kdnotes, beside a script, is not taken for the package
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 	.venv/bin/python -m pip check
 	@touch $@
 
@@ -127,7 +131,7 @@ audit: setup  ## look up the known vulnerabilities of all pinned versions; where
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
 	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
-	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2 && cat "$$folder/table.txt"
+	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt"
 
 report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
 	kdnotes report $(call quoted,$(or $(STUDY),embedded))
@@ -135,7 +139,7 @@ report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
 tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
 	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) -p jobs $(call quoted,$(JOBS)) \
-	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
+	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | $(QUIET) >&2
 
 test test-all test-rest check fuzz mutation: export OMP_NUM_THREADS = 1
 # threads of one process that wait for each other leave the cores to the other process
@@ -143,7 +147,7 @@ test test-all test-rest check fuzz mutation: export OMP_WAIT_POLICY = passive
 # a file's tests stay together, in the order of tests/conftest.py: what they share is made once
 PYTEST = pytest -n $(call quoted,$(WORKERS)) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
-test: lint   ## run every notebook, and one test of each kind: eight minutes
+test: lint   ## run every notebook, and one test of each kind: a quarter of an hour
 	nbdev_test --n_workers $(call quoted,$(WORKERS))
 	$(PYTEST) -m 'not exhaustive'
 
@@ -177,7 +181,7 @@ bench: setup  ## compare kdnotes with other libraries on this machine, half an h
 	@mkdir -p $(call quoted,$(RUNS)/bench)
 	@papermill nbs/bench.ipynb $(call quoted,$(RUNS)/bench/bench.ipynb) --cwd . --no-progress-bar --log-output -r contestants $(call quoted,$(CONTESTANTS)) \
 	    -p alternations $(call quoted,$(ALTERNATIONS)) -p steps $(call quoted,$(STEPS)) \
-	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | grep --line-buffered -vE $(NOISE) >&2
+	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | $(QUIET) >&2
 	@cat $(call quoted,$(RUNS)/bench/table.txt)
 
 doctor: setup ## check all modes on this machine in a minute; for your own model: kdnotes doctor -p teacher=<folder> ...

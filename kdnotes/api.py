@@ -4,7 +4,7 @@
 
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,13 @@ def load_data(
     seed: int = 0,  # of that dealing
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
-    columns = dict(columns or {})
+    columns = _mapping(columns)
     if isinstance(source, (str, Path)):
         typed = ','.join(f'{key}={column}' for key, column in columns.items()) or None
         load_corpus(task, str(source), typed)
         return Data(task, str(source), typed)
     tables = {name: _whole(table, name) for name, table in _tables(source, columns, shares, seed).items()}
-    lines = {
-        name: table.to_json(orient='records', lines=True, force_ascii=False) for name, table in tables.items()
-    }
+    lines = {name: _json_lines(table, name) for name, table in tables.items()}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
@@ -81,6 +79,10 @@ def _tables(
     table = _frame(source, columns)
     if 'split' not in table:
         return _dealt(table, shares, seed)
+    if table['split'].isna().any():
+        raise ConfigError(
+            f"column 'split' misses {table['split'].isna().sum()} of {len(table)} values; fill or drop them"
+        )
     by_name = {name: part.drop(columns='split') for name, part in table.groupby('split')}
     return _tables(by_name, {}, shares, seed)
 
@@ -97,15 +99,46 @@ def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
             f"there is no column {', '.join(map(shown, missing))}; "
             f"there are {', '.join(map(str, found.columns))}"
         )
-    return found.rename(columns={column: key for key, column in columns.items()})
+    named = found.rename(columns={column: key for key, column in columns.items()})
+    if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
+        raise ConfigError(
+            f"more than one column is meant by {', '.join(map(shown, twice))}; rename or drop one"
+        )
+    return named
+
+
+def _mapping(columns: Any) -> dict[str, str]:
+    "key -> column, each column once."
+    if columns is not None and not isinstance(columns, Mapping):
+        raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
+    columns = dict(columns or {})
+    if len(set(columns.values())) < len(columns):
+        raise ConfigError(f'columns={columns!r} names one column for two keys; give each its own')
+    return columns
+
+
+def _json_lines(table: pd.DataFrame, split: str) -> str:
+    "A table as JSON lines."
+    try:
+        text = table.to_json(orient='records', lines=True, force_ascii=False)
+        text.encode()
+        return text
+    except (UnicodeError, OverflowError, TypeError, ValueError) as e:
+        raise ConfigError(
+            f'{split}: a value cannot be written as UTF-8 text ({e}); put it right or drop its row'
+        ) from None
 
 
 def _dealt(table: pd.DataFrame, shares: Sequence[float], seed: int) -> dict[str, pd.DataFrame]:
     "One table dealt out at random, what belongs together in one part."
-    if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+    if not _are_shares(shares):
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
     key = next((name for name in _TOGETHER if name in table), None)
     of_row = pd.Series(np.arange(len(table))) if key is None else table[key].reset_index(drop=True)
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f'seed={seed!r} must be a whole number from 0 on')
+    if not of_row.map(lambda value: isinstance(value, Hashable)).all():
+        raise ConfigError(f'column {shown(str(key))} holds lists or the like, and a text is needed')
     groups = np.array(sorted(of_row.unique(), key=str), dtype=object)
     order = stream(seed, 'data').permutation(len(groups))
     ends = np.round(np.cumsum(shares) * len(groups)).astype(int)
@@ -119,6 +152,13 @@ def _dealt(table: pd.DataFrame, shares: Sequence[float], seed: int) -> dict[str,
             f"{len(groups)} groups of rows are too few to give some to {', '.join(empty)}; give three tables"
         )
     return found
+
+
+def _are_shares(shares: Any) -> bool:
+    "Three numbers above 0 that add up to 1?"
+    if not isinstance(shares, Sequence) or len(shares) != 3:
+        return False
+    return all(isinstance(s, (int, float)) and s > 0 for s in shares) and abs(sum(shares) - 1) < 1e-9
 
 
 def _whole(table: pd.DataFrame, split: str) -> pd.DataFrame:
@@ -228,11 +268,22 @@ def _ignored(row: dict) -> None:
     "What is done with rows that nobody asks for."
 
 
+def _check_data(data: Any) -> None:
+    "Refuse what `load_data` has not read."
+    if not isinstance(data, Data):
+        raise ConfigError(
+            f'{type(data).__name__} is not what load_data gives; write kd.load_data(...) around it'
+        )
+
+
 def _made(
     data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
 ) -> Run:
     from kdnotes.experiment.launch import run
 
+    _check_data(data)
+    if 'mode' in parameters:
+        raise ConfigError('mode is chosen by finetune, distil, mixed= and taught=; leave it out')
     given = dict(task=data.task, corpus=data.corpus, columns=data.columns) | parameters
     return Run(run(make_config(mode=mode, **given), on_row, say))
 
@@ -282,6 +333,7 @@ def study(
     "Train the arms of a study on several seeds, and compare them."
     from kdnotes.experiment.study import run_study
 
+    _check_data(data)
     given = dict(task=data.task, corpus=data.corpus) | ({'columns': data.columns} if data.columns else {})
     return run_study(seeds, arms, say=say, on_row=on_row, **(given | parameters))
 
@@ -292,6 +344,10 @@ def compare(
 ) -> Comparison:  # b - a; `analysis.wording.explain` puts it into sentences
     "Two arms on the same seeds and test examples, with intervals."
     sides = [[side] if isinstance(side, Run) else list(side) for side in (a, b)]
+    if not all(sides) or not all(isinstance(r, Run) for side in sides for r in side):
+        raise ConfigError(
+            'compare takes two runs, or two lists of runs with one of each seed; `load_run` finds one'
+        )
     units = [
         r.folder.table('units').assign(run_id=r.run_id, arm=r.record['arm'], seed=r.record['seed'])
         for side in sides
@@ -308,5 +364,6 @@ def doctor(
     "Check a configuration in about a minute, before a long run."
     from kdnotes.checks.doctor import doctor as examine
 
+    _check_data(data)
     given = dict(task=data.task, corpus=data.corpus, columns=data.columns) | parameters
     return examine([make_config(mode=mode, **given)])

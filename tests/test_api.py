@@ -5,7 +5,7 @@ import sys
 import pandas as pd
 import pytest
 import kdnotes as kd
-from kdnotes.core.config import ConfigError
+from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.tasks.sources import CorpusError, load_corpus
 
 NAMES = ['Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'study']
@@ -115,3 +115,42 @@ def test_from_a_table_to_a_student_that_answers(tmp_path):
 def test_a_run_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="no finished run 'nothing'"):
         kd.load_run('nothing')
+
+
+def table(**columns):
+    "A table of ten questions of two sentences each."
+    n = 20
+    made = dict(question=[f'q{i // 2}' for i in range(n)], sentence=['yes', 'no'] * 10, label=[1, 0] * 10)
+    return pd.DataFrame(made | columns)
+
+
+@pytest.mark.parametrize(
+    ('source', 'given', 'said'),
+    [
+        (table(), dict(columns='sentence=answer'), 'is no mapping'),
+        (table(), dict(columns=dict(question='sentence', sentence='sentence')), 'one column for two keys'),
+        (table(), dict(columns=dict(question='sentence')), "more than one column is meant by 'question'"),
+        (table(), dict(shares=5), 'three numbers above 0'),
+        (table(), dict(shares=('a', 'b', 'c')), 'three numbers above 0'),
+        (table(), dict(seed='x'), 'whole number'),
+        (table(), dict(seed=-1), 'whole number'),
+        (table(question=[['q']] * 20), {}, 'holds lists'),
+        (table(sentence=['\ud800'] * 20), {}, 'cannot be written as UTF-8'),
+        (table(split=['train'] * 15 + [None] * 5), {}, "column 'split' misses 5 of 20"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_in_a_sentence(source, given, said):
+    with pytest.raises(KdnotesError, match=said) as error:
+        kd.load_data(source, **given)
+    assert '\n' not in str(error.value)
+
+
+def test_what_is_no_data_or_no_run_is_refused():
+    for call in (kd.finetune, kd.distil, kd.study, kd.doctor):
+        with pytest.raises(KdnotesError, match='write kd.load_data'):
+            call('embedded')
+    with pytest.raises(KdnotesError, match='mode is chosen by'):
+        kd.finetune(kd.load_data('embedded'), mode='full_kd')
+    for a, b in ((), ()), ('x', 'y'):
+        with pytest.raises(KdnotesError, match='two runs, or two lists'):
+            kd.compare(a, b)

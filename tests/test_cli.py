@@ -260,6 +260,29 @@ def test_a_notebook_refuses_in_the_same_words(home, capsys):
     assert capsys.readouterr().err == f'kdnotes: {refused.value}\n'
 
 
+@pytest.mark.parametrize(
+    'command', ['show *', 'show [!.]*', 'evidence nope', 'report nope', 'report ..', 'compare a* b*']
+)
+def test_a_name_that_nobody_has_is_refused_and_no_pattern(home, capsys, command):
+    write_run(make_record('baseline', 0, study='there'))
+    assert cli.main(command.split()) == 2
+    assert capsys.readouterr().err.startswith('kdnotes: there is no ')
+
+
+def test_a_link_among_checkpoints_and_caches_stays(home, capsys):
+    done = write_run(make_record('baseline', 0, study='there'))
+    elsewhere = home / 'elsewhere'
+    elsewhere.mkdir()
+    (elsewhere / 'kept').write_text('kept')
+    (done.path / 'checkpoints').symlink_to(elsewhere)
+    signals = cache_path() / 'signals'
+    signals.mkdir(parents=True)
+    (signals / 'linked').symlink_to(elsewhere)
+    (signals / 'note.txt').write_text('a file')
+    assert leftovers() == [] and cli.main(['clean', '--yes']) == 0
+    assert (elsewhere / 'kept').is_file() and (done.path / 'checkpoints').is_symlink()
+
+
 def test_every_exit_code_is_in_the_table(capsys):
     def kinds(of):
         return {of, *(kind for sub in of.__subclasses__() for kind in kinds(sub))}

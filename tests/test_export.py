@@ -47,7 +47,7 @@ def test_a_plain_folder_is_the_runs_model(small_run, tmp_path, capsys):
     )
     # nothing is written over
     assert main(['export', run_id, '--to', str(tmp_path / 'out')]) == 2
-    assert 'is there already and not empty' in capsys.readouterr().err
+    assert 'is no new or empty folder' in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ['out']
 
 

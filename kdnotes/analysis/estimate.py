@@ -130,5 +130,5 @@ def in_words(
     told = f'{found.told_by} finished run{"s" * (found.told_by > 1)} on this machine'
     said = f'about {duration(found.seconds)} for {runs}, as {told} tell{"s" * (found.told_by == 1)}'
     if found.unknown:
-        return f'{said}, and more for {", ".join(found.unknown)}, of which none was finished here'
+        return f'{said}, and more for {", ".join(found.unknown)}, of which none was finished here in one go'
     return said

@@ -72,7 +72,8 @@ def print_table(
 
     table = Table(title=title or None, title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
-        table.add_column(Text(name), overflow='fold')
+        # a run_id is copied from here, so it is never broken
+        table.add_column(Text(name), overflow='fold', no_wrap=name in ('run', 'run_id'))
     for row in rows:
         table.add_row(*(Text(str(value)) for value in row.values()))  # a text, so that [x] is no markup
     Console().print(table)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 import typer
 from kdnotes.commands.options import (
-    DryRun,
     Json,
     RunName,
     StudyName,
@@ -157,8 +156,10 @@ def report(
 
     Writes report.html, one file that needs no network, and report.pdf: what the student keeps and saves,
     tables, figures, every comparison in words, the runs, and what was left out and why."""
+    from kdnotes.analysis.overview import check_study_is_there
     from kdnotes.analysis.page import save_report
 
+    check_study_is_there(study)
     folder = None if to is None else Path(os.path.expanduser(to))
     saved = save_report(study, run_id or None, folder, pdf=not no_pdf)
     if as_json:
@@ -175,8 +176,10 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     Writes them to thesis/data/STUDY.*: records, units and scores, small enough for git, no text of a corpus
     among them. A clone compares and draws them without training; runs that are there already stay."""
     from kdnotes.core.files import evidence_path
+    from kdnotes.analysis.overview import check_study_is_there
     from kdnotes.records.store import export
 
+    check_study_is_there(study)
     kept = export(study)
     if as_json:
         print_json(dict(study=study, runs=kept, folder=str(evidence_path())))
@@ -221,7 +224,7 @@ def forget(
 
 def clean(
     yes: Annotated[bool, typer.Option('--yes', help='remove it without asking')] = False,
-    dry_run: DryRun = False,
+    dry_run: Annotated[bool, typer.Option('--dry-run', help='say what would be removed')] = False,
     as_json: Json = False,
 ) -> int:
     """Remove checkpoints and caches that finished runs no longer need.

@@ -30,6 +30,11 @@ def _size(path: Path) -> int:
     return sum(p.stat().st_size for p in files)
 
 
+def _is_own_folder(path: Path) -> bool:
+    "A folder itself: what a link leads to lies elsewhere on purpose, and stays."
+    return path.is_dir() and not path.is_symlink()
+
+
 def _run_folders() -> list[RunFolder]:
     found = {p.parent for p in runs_path().glob('[!.]*/[!.]*/*.json')}
     return [RunFolder(p.parent.name, p.name) for p in sorted(found)]
@@ -58,7 +63,7 @@ def _is_finished(folder: RunFolder) -> bool:
 
 def _signals(waiting: set[str]) -> Iterator[Path]:
     "The stored outputs of teachers that no begun run waits for."
-    for folder in sorted((cache_path() / 'signals').glob('*')):
+    for folder in filter(_is_own_folder, sorted((cache_path() / 'signals').glob('*'))):
         try:
             corpus = read_json(folder / 'meta.json')['key_parts']['corpus_sha256']
         except (FileError, KeyError, TypeError):
@@ -73,14 +78,14 @@ def leftovers() -> list[Leftover]:
     found = []
     for folder in folders:
         saved = folder.path / 'checkpoints'
-        if saved.is_dir() and _is_finished(folder):
+        if _is_own_folder(saved) and _is_finished(folder):
             found.append(Leftover('checkpoints', saved, _size(saved)))
     waiting = _waiting(folders)
     if waiting is None:
         return found
     found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
     if not waiting:
-        tokens = sorted((cache_path() / 'tokens').glob('*'))
+        tokens = [path for path in sorted((cache_path() / 'tokens').glob('*')) if path.is_file()]
         found += [Leftover('tokens', path, _size(path)) for path in tokens]
     return found
 
@@ -105,7 +110,7 @@ def _remove(leftover: Leftover) -> bool:
     try:
         with held:
             shutil.rmtree(path)
-    except BusyError:
+    except (BusyError, OSError):  # it stays, and is not counted
         return False
     return True
 

@@ -60,7 +60,7 @@ def _free_folder(to: str) -> Path:
     "The folder to write, which must not hold anything."
     folder = Path(os.path.expanduser(to)).absolute()
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f'--to {shown(to)} is there already and not empty; name a new folder')
+        raise ExportError(f'--to {shown(to)} is no new or empty folder; name another one')
     if not folder.parent.is_dir():
         raise ExportError(
             f'--to {shown(to)} cannot be made, since {folder.parent} is no folder; make it first'

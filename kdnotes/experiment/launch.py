@@ -86,11 +86,19 @@ def execute(
     with ExitStack() as stack:
         held = _lock(stack, folder, say)
         if not _complete(folder):  # else another process made it while we waited
-            doing = 'measuring' if is_given(plan.config) else 'training'
+            doing = _doing(plan, folder)
             say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
             _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held)
     leave_card(folder)
     return folder.record()
+
+
+def _doing(plan: Plan, folder: RunFolder) -> str:
+    "What is done with a run that is not there."
+    if is_given(plan.config):
+        return 'measuring'
+    saved = checkpoints(folder.path / 'checkpoints')
+    return f'from step {int(saved[0].name[5:])} on, training' if saved else 'training'
 
 
 def _lock(stack: ExitStack, folder: RunFolder, say: Callable[[str], None]) -> int:  # of `lock_run`
@@ -490,7 +498,7 @@ def spared(
         nonlocal failed
         try:
             on_row(row)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if not failed:
                 at = f' at step {row["step"]}' if 'step' in row else ''
                 say(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 import pandas as pd
@@ -542,12 +543,19 @@ def _checked_evidence(path: Path) -> Path:
     return path
 
 # %% ../../nbs/records/02_store.ipynb #47845273
+def _records_named(run_id: str) -> list[Path]:
+    "The records of a run, which is meant by its name: a * in it stands for itself."
+    if Path(run_id).name != run_id:
+        return []
+    return sorted(runs_path().glob(f'[!.]*/{escape(run_id)}/record.json'))
+
+
 def find_record(
     run_id: str,
     # the record and its folder (None: only exported); None: not done anywhere
 ) -> tuple[dict, RunFolder | None] | None:
     "A finished run, in `runs/*/` or in the evidence."
-    for path in sorted(runs_path().glob(f'[!.]*/{run_id}/record.json')):
+    for path in _records_named(run_id):
         folder = RunFolder(path.parent.parent.name, run_id)
         return folder.record(), folder
     for path in sorted(evidence_path().glob('*.records.jsonl')):
@@ -560,7 +568,7 @@ def find_run_model(
     run_id: str,
 ) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
     "The weights of a finished run, if a folder still has them."
-    for path in sorted(runs_path().glob(f'[!.]*/{run_id}/record.json')):
+    for path in _records_named(run_id):
         if (path.parent / 'model' / 'model.safetensors').exists():
             return path.parent / 'model'
 

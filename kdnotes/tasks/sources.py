@@ -512,8 +512,8 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
     ]:
         raise CorpusError(
             f"{table.where}: there is no column {shown(lost[0])} among {', '.join(map(shown, table.names))}; "
-            "rename it, or say which column holds what with "
-            f"columns='{next(k for k in names if names[k] == lost[0])}=...'"
+            f"rename the column that holds it to {next(k for k in names if names[k] == lost[0])}, or say "
+            f"which it is with columns='{next(k for k in names if names[k] == lost[0])}=<column>'"
         )
     kept = [key for key in names if key not in missing]
     for key in kept:
@@ -791,7 +791,8 @@ def resolve_corpus(
     if _is_file(corpus):
         raise CorpusError(
             f'corpus={corpus!r} is a file, and a folder with the three files train, dev and test is needed; '
-            f'name the folder: corpus={str(Path(corpus).parent)!r}'
+            'split it by question or text into such files and name their folder; '
+            '`kdnotes.load_data(<DataFrame>)` does both'
         )
     tables = 'train, dev and test as ' + ', '.join(FORMATS)
     files = ', '.join(rules.published_files) or rules.from_folder_words or tables
