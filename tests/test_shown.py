@@ -166,8 +166,8 @@ def test_a_study_says_how_long_it_will_take_or_what_will_tell():
         here(made, wall_s=50.0 + 10 * seed)
         write_run(made)
     told = time_in_words(plans)
-    assert told.startswith('about 4 min for 4 runs, as 2 finished runs on this machine tell')
-    assert told.endswith('and more for full_kd, of which none was finished here in one go')
+    assert told.startswith('about 4 min for 2 of 4 runs, as 2 finished runs on this machine tell')
+    assert told.endswith('not known of full_kd, of which none like it was finished here in one go')
     table = plan_table(plans).set_index('run_id')
     assert table.loc[base.run_id, 'time'] == 'about 2 min' and table.loc[base.run_id, 'state'] == 'to make'
 

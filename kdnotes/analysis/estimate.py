@@ -83,7 +83,8 @@ class Estimate:
     "How long some runs will take, one after the other."
 
     runs: int
-    seconds: float  # of those of which something is known
+    known: int  # runs of which something is known
+    seconds: float  # of these
     told_by: int  # finished runs
     unknown: tuple[str, ...]  # arms of which no run was finished on this machine
 
@@ -98,6 +99,7 @@ def estimate(
     kinds = {work.arm: n for work, (_, n) in zip(works, found)}
     return Estimate(
         runs=len(works),
+        known=sum(seconds is not None for seconds, _ in found),
         seconds=sum(seconds or 0.0 for seconds, _ in found),
         told_by=sum(kinds.values()),
         unknown=tuple(dict.fromkeys(w.arm for w, (seconds, _) in zip(works, found) if seconds is None)),
@@ -128,7 +130,9 @@ def in_words(
             'each arm will tell'
         )
     told = f'{found.told_by} finished run{"s" * (found.told_by > 1)} on this machine'
-    said = f'about {duration(found.seconds)} for {runs}, as {told} tell{"s" * (found.told_by == 1)}'
+    known = f'{found.known} of {runs}' if found.unknown else runs
+    said = f'about {duration(found.seconds)} for {known}, as {told} tell{"s" * (found.told_by == 1)}'
     if found.unknown:
-        return f'{said}, and more for {", ".join(found.unknown)}, of which none was finished here in one go'
+        arms = ', '.join(found.unknown)
+        return f'{said}; not known of {arms}, of which none like it was finished here in one go'
     return said

@@ -185,8 +185,8 @@ def export(
 ) -> int:
     """Write a run's model for use elsewhere, as transformers loads it.
 
-    With its card; a model of answer selection also as a cross-encoder. ONNX and int8 need the extra `export`;
-    what int8 loses is measured on all evaluation sets."""
+    With its card; a model of answer selection also in cross-encoder/, for sentence_transformers. ONNX and
+    int8 need the extra `export`; what int8 loses is measured on all evaluation sets."""
     from kdnotes.experiment.export import export_lines, export_model
 
     found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell)

@@ -373,7 +373,9 @@ def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool
         before, after = (evaluate(of, job.task, sets, job.runtime) for of in (model, models['int8_onnx']))
         found['int8'] = losses_of(before, after, job.task.primary.metric)
     found['bytes'] = {path.name: path.stat().st_size for path in sorted(folder.glob('*.onnx'))}
-    return found | dict(latency=_latency(job, models))
+    # before the times are taken, since it says whether others took the cores, too
+    load = os.getloadavg()[0]
+    return found | dict(load_average=load, latency=_latency(job, models))
 
 # %% ../../nbs/experiment/08_export.ipynb #5c60950c
 def _of_teacher(job: _Job, int8: bool) -> dict | None:
@@ -404,6 +406,11 @@ def export_lines(
 ) -> list[str]:  # Markdown
     "What an export says in the card and on the terminal."
     lines = ['## Exported', '']
+    if found['cross_encoder']:
+        lines += [
+            'For a ranking: `sentence_transformers.CrossEncoder("<this folder>/cross-encoder").rank(...)`.',
+            '',
+        ]
     if 'onnx' not in found:
         return [*lines, 'As transformers loads it; no other format was asked for.']
     apart = found['onnx']['largest_difference']
@@ -424,7 +431,13 @@ def export_lines(
                 'not measured' if (v := ms[f'batch_{n}_ms']) is None else f'{v:.6g}' for n in (1, 32)
             )
             lines.append(f'| {name} | {kind.replace("_", ", ")} | {one} | {many} |')
-    return [*lines, '', f'Measured on a CPU with {found["threads"]} thread(s).']
+    lines += ['', f'Measured on a CPU with {found["threads"]} thread(s).']
+    if found['load_average'] > 1.5 * found['threads']:
+        lines.append(
+            f'The machine was busy with other work (load average {found["load_average"]:.1f}), so these '
+            'times are too long; export again on an idle one.'
+        )
+    return lines
 
 
 def export_model(
@@ -450,6 +463,7 @@ def export_model(
         made = Path(scratch) / 'model'
         model = _save_plain(source, made)
         found = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')}
+        found['cross_encoder'] = (made / 'cross-encoder').is_dir()
         if onnx:
             job = _job(source, known[1], say)
             found |= _measured(job, model, made, made / 'onnx', int8)

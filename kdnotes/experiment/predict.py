@@ -142,6 +142,9 @@ class Prediction:
     beside: Prediction | None = None
     alone: str = ''  # why a student stands without its teacher
 
+    def __str__(self) -> str:
+        return '\n'.join(prediction_lines(self))
+
 
 def load_reader(
     source: Source,
