@@ -73,8 +73,9 @@ GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $
 # lines that are dropped: papermill's for each cell and for parameters that are not in the notebook (which refuses unknown ones), and each kernel's warning about TCP on this machine
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP|\[IPKernelApp\] ERROR \| KeyboardInterrupt caught in kernel|<IPython\.core\.display\.)|^$$'
 
-# the filter outlives a Ctrl-C, so that what is said of it can be read
-QUIET = (trap '' INT; exec grep --line-buffered -vE $(NOISE))
+QUIET = grep --line-buffered -vE $(NOISE)
+# a Ctrl-C ends papermill in the middle of a sentence, so the recipe says what it means
+STOPPABLE = trap 'echo stopped: what is done is kept, and the same command makes the rest >&2; exit 75' INT;
 
 # a variable that is given and that nothing reads is a mistake: make would not say so
 RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
@@ -129,7 +130,7 @@ audit: setup  ## look up the known vulnerabilities of all pinned versions; where
 	@python tools/audit.py $(ARGS)
 
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
-	@study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
+	@$(STOPPABLE) study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
 	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt"
 
@@ -137,7 +138,7 @@ report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
 	kdnotes report $(call quoted,$(or $(STUDY),embedded))
 
 tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
-	@study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
+	@$(STOPPABLE) study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
 	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) -p jobs $(call quoted,$(JOBS)) \
 	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | $(QUIET) >&2
 
