@@ -4,11 +4,11 @@ import base64
 import json
 import os
 import re
-import shutil
 import signal
+import shutil
 import subprocess
-import sys
 import time
+import sys
 import nbformat
 import numpy as np
 import pandas as pd
@@ -720,3 +720,24 @@ def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
         and state(own)['status'] == 'interrupted'
         and not (own / 'record.json').exists()
     )
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_make_says_that_the_same_command_makes_the_rest(tmp_path):
+    said = tmp_path / 'said'
+    with said.open('w') as out:
+        made = subprocess.Popen(
+            ['make', '-o', 'setup', 'study', 'SMOKE=1', 'SEEDS=1', 'ARMS=baseline', 'STUDY=stopped'],
+            cwd=ROOT,
+            env=surroundings(tmp_path),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal sends its Ctrl-C to all of a group
+        )
+        while 'training' not in said.read_text():
+            assert made.poll() is None, said.read_text()
+            time.sleep(0.2)
+        os.killpg(made.pid, signal.SIGINT)
+        assert made.wait() != 0
+    assert 'stopped: what is done is kept, and the same command makes the rest' in said.read_text()
+    assert 'Traceback' not in said.read_text()
