@@ -118,8 +118,7 @@ $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	$(INSTALL) --no-build-isolation -r constraints.txt
 	@# a torch that is not a CPU build (2.13.0+cpu) needs CUDA's packages, on Linux
 	if .venv/bin/python -c 'from importlib.metadata import version; exit("+cpu" in version("torch"))'; then $(INSTALL) -r constraints-cuda.txt; fi
-	@# compat: a folder that is called kdnotes, beside a script, is not taken for the package
-	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	.venv/bin/python -m pip check
 	@touch $@
 
