@@ -135,7 +135,7 @@ def table(**columns):
         (table(), dict(seed='x'), 'whole number'),
         (table(), dict(seed=-1), 'whole number'),
         (table(question=[['q']] * 20), {}, 'holds lists'),
-        (table(sentence=['\ud800'] * 20), {}, 'cannot be written as UTF-8'),
+        (table(sentence=pd.Series(['\ud800'] * 20, dtype=object)), {}, 'cannot be written as UTF-8'),
         (table(split=['train'] * 15 + [None] * 5), {}, "column 'split' misses 5 of 20"),
     ],
 )

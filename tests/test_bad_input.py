@@ -63,7 +63,7 @@ def refused(*parts, **parameters):
 WRONG = [
     (dict(mode='nonsense'), ['mode', "'nonsense'", "'baseline'", "'mixed_kd'"]),
     (dict(mood=3), ["no parameter 'mood'", "is it 'mode'"]),
-    (dict(xyzzy=3), ["no parameter 'xyzzy'", '--help']),
+    (dict(xyzzy=3), ["no parameter 'xyzzy'", '`kdnotes parameters`']),
     (dict(profile='nonsense'), ['profile', "'nonsense'", "'laptop'", "'paper'"]),
     (dict(task='nonsense'), ['task', "'nonsense'", 'answer_selection']),
     (dict(student_init='nonsense'), ['student_init', "'nonsense'", "'teacher_finetuned'"]),

@@ -480,8 +480,8 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
     of_run = links(nbformat.read(own / 'executed.ipynb', 4), own)
     assert {p.name for p in of_run} >= {'study.ipynb', '01_targets.ipynb'}
     assert [p for p in [*links(executed, home), *of_run] if not p.is_file()] == []
-    [plans] = [t for t in outputs(executed, 'text/html') if 'to be made' in t]
-    assert plans.count('to be made') == 2 and plans.count('done') == 2 and 'about ' in plans
+    [plans] = [t for t in outputs(executed, 'text/html') if 'to make' in t]
+    assert plans.count('to make') == 2 and plans.count('there') == 2
     assert 'time: about ' in said and 'full_student' in said.split('time: about ')[1].splitlines()[0]
     for text in (
         *USUAL,
@@ -616,7 +616,9 @@ def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
     assert set(units['run_id']) == {r['run_id'] for r in made.values()}
     shutil.rmtree(home / 'thesis')
     refused = command(home, 'evidence', 'nothing')
-    assert refused.returncode == 1 and "study 'nothing' has no finished run in" in refused.stderr
+    assert (
+        refused.returncode == 2 and "there is no study 'nothing'; there are default-smoke" in refused.stderr
+    )
     assert not (home / 'thesis').exists()
 
 

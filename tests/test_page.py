@@ -75,7 +75,8 @@ def test_without_typst_the_sentence_says_what_to_install(home, monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    'typed, told', [('report nothing', 'no finished runs in'), ('report made r-x', 'r-x')]
+    'typed, told',
+    [('report nothing', "there is no study 'nothing'; there are made"), ('report made r-x', 'r-x')],
 )
 def test_a_study_without_runs_is_refused_in_one_sentence(home, typed, told, capsys):
     write_study(seeds=(0,))

@@ -361,7 +361,7 @@ def test_two_corpora_in_one_folder_are_refused(tmp_path, corpora):
 
 def test_a_file_is_no_corpus_and_what_deals_it_out_is_named(home, tmp_path):
     folder = write_reviews(tmp_path / 'reviews')
-    with pytest.raises(CorpusError, match='is a file, .* split it .* load_data'):
+    with pytest.raises(CorpusError, match='is a file, .* split it .*load_data'):
         load_corpus('text_classification', str(folder / 'train.csv'), COLUMNS)
 
 

@@ -513,7 +513,7 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
         raise CorpusError(
             f"{table.where}: there is no column {shown(lost[0])} among {', '.join(map(shown, table.names))}; "
             f"rename the column that holds it to {next(k for k in names if names[k] == lost[0])}, or say "
-            f"which it is with columns='{next(k for k in names if names[k] == lost[0])}=<column>'"
+            f"which it is with columns='{next(k for k in names if names[k] == lost[0])}=...'"
         )
     kept = [key for key in names if key not in missing]
     for key in kept:
