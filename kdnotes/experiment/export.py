@@ -462,8 +462,9 @@ def export_model(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f'.{folder.name}-') as scratch:
         made = Path(scratch) / 'model'
         model = _save_plain(source, made)
-        found = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')}
-        found['cross_encoder'] = (made / 'cross-encoder').is_dir()
+        found = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
+            cross_encoder=(made / 'cross-encoder').is_dir()
+        )
         if onnx:
             job = _job(source, known[1], say)
             found |= _measured(job, model, made, made / 'onnx', int8)
