@@ -5,21 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
+from kdnotes.commands.parameters import as_typed
 from docs.markdown import code, comment, escaped, table
 from docs.symbols import Parameter, read_module
 
 COLUMNS = ('parameter', 'default', 'values', 'meaning')
 KINDS = {int: 'a whole number', float: 'a number', str: 'a text', bool: '`true` or `false`'}
 BOUNDS = {'ge': 'at least {}', 'gt': 'above {}', 'le': 'at most {}', 'lt': 'below {}'}
-
-
-def typed(value: Any) -> str:
-    "A value as it is given on the command line."
-    if value is None:
-        return 'none'
-    if isinstance(value, tuple):
-        return ','.join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def kinds(annotation: Any) -> list[str]:  # Markdown
@@ -48,7 +40,7 @@ def values(field: Any) -> str:  # Markdown
 def row(name: str, field: Any, said: str, group: str) -> tuple[str, ...]:
     "A parameter as a row, which others can link to."
     about = comment(said.replace('None:', 'none:'))
-    return f'[{code(name)}]{{#{group}-{name}}}', code(typed(field.default)), values(field), about
+    return f'[{code(name)}]{{#{group}-{name}}}', code(as_typed(field.default)), values(field), about
 
 
 def of_model(model: type, group: str, without: Iterable[str] = ()) -> str:
@@ -72,7 +64,7 @@ def own_defaults(task: str, mode: str) -> str:
     from kdnotes.core.config import task_info
 
     usual = task_info(task).usual(dict(mode=mode))
-    said = ', '.join(code(f'{name}={typed(value)}') for name, value in usual.items())
+    said = ', '.join(code(f'{name}={as_typed(value)}') for name, value in usual.items())
     return f'Its own defaults: {said}.' if said else ''
 
 
@@ -81,7 +73,7 @@ def presets() -> str:
     from kdnotes.core.arms import PRESETS
 
     rows = [
-        (code(name), ', '.join(code(f'{key}={typed(value)}') for key, value in found.items()))
+        (code(name), ', '.join(code(f'{key}={as_typed(value)}') for key, value in found.items()))
         for name, found in PRESETS.items()
         if found
     ]

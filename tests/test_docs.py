@@ -13,7 +13,8 @@ from docs import markdown, notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import help_of, listed  # noqa: E402
 from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
-from docs.parameters import parameters_page, typed  # noqa: E402
+from docs.parameters import parameters_page  # noqa: E402
+from kdnotes.commands.parameters import as_typed  # noqa: E402
 from docs.symbols import DocsError, read_module  # noqa: E402
 
 
@@ -95,7 +96,7 @@ def test_every_parameter_of_a_run_has_its_default_and_its_comment():
     for p in declared:
         if p.name == 'task_settings':
             continue
-        default = typed(RunConfig.model_fields[p.name].default)
+        default = as_typed(RunConfig.model_fields[p.name].default)
         row = f'* - [`{p.name}`]{{#parameter-{p.name}}}\n  - {code(default)}'.rstrip()
         assert p.comment and row in page, p.name
         assert comment(p.comment.replace('None:', 'none:')) in page, p.name
