@@ -110,8 +110,8 @@ def test_onnx_and_int8_are_measured_as_one_counts(small_run, tmp_path):
     assert json.loads((tmp_path / 'out' / 'export.json').read_text()) == json.loads(json.dumps(found))
     card = (tmp_path / 'out' / 'README.md').read_text()
     for of in found['int8'].values():
-        assert f'{of["int8"]:.6g} instead of {of["fp32"]:.6g}' in card
-    assert f'{found["latency"]["int8_onnx"]["batch_1_ms"]:.6g}' in card
+        assert f'{of["int8"]:.4f} instead of {of["fp32"]:.4f}' in card
+    assert f'{found["latency"]["int8_onnx"]["batch_1_ms"]:.3g}' in card
 
 
 @needs_onnx

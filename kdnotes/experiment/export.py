@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..analysis.intervals import Interval, cluster_interval
+from ..analysis.intervals import LEVEL, Interval, cluster_interval, scaled
+from ..analysis.plotting import metric_name
+from ..analysis.wording import PERCENT, unit_of
 from ..core.config import KdnotesError, make_config, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_file, write_json
 from .card import model_card
@@ -372,7 +374,8 @@ def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool
         sets = job.task.evaluation_sets
         before, after = (evaluate(of, job.task, sets, job.runtime) for of in (model, models['int8_onnx']))
         found['int8'] = losses_of(before, after, job.task.primary.metric)
-    found['bytes'] = {path.name: path.stat().st_size for path in sorted(folder.glob('*.onnx'))}
+    files = [*saved.glob('model.safetensors'), *sorted(folder.glob('*.onnx'))]
+    found['bytes'] = {path.name: path.stat().st_size for path in files}
     # before the times are taken, since it says whether others took the cores, too
     load = os.getloadavg()[0]
     return found | dict(load_average=load, latency=_latency(job, models))
@@ -401,6 +404,37 @@ def _made_with() -> dict[str, str]:
     return found
 
 
+_FILES = dict(fp32_torch='model.safetensors', fp32_onnx='model.onnx', int8_onnx='model_int8.onnx')
+
+
+def _format_rows(name: str, found: dict) -> list[str]:
+    "Size and speed of a model in each format, as rows of a table."
+
+    def row(kind: str, ms: dict) -> str:
+        times = [ms['batch_1_ms'], ms['batch_32_ms']]
+        one, many = ('not measured' if time is None else f'{time:.3g}' for time in times)
+        mib = found['bytes'][_FILES[kind]] / 2**20
+        return f'| {name} | {kind.replace("_", ", ")} | {mib:.1f} | {one} | {many} |'
+
+    return [row(kind, ms) for kind, ms in found['latency'].items()]
+
+
+def _loss_line(task: str, where: str, of: dict) -> str:
+    "What 8 bits do to the metric of one evaluation set."
+    info = task_info(task)
+    unit = unit_of(task, of['metric'])
+    percent = ' %' if unit == PERCENT else ''
+    after, before = (f'{of[kind] * unit.factor:.{unit.digits}f}{percent}' for kind in ('int8', 'fp32'))
+    change = Interval(of['difference'], of['low'], of['high'], of['clusters'], LEVEL, 'over units')
+    said = f'{scaled(change, unit.factor):+.{unit.digits}f}{unit.words}'
+    over = f'{of["units"]:,} {info.unit_name}'
+    if of['clusters'] < of['units']:
+        over = f'{of["clusters"]:,} {info.cluster_name} with {over}'
+    name = metric_name(of['metric'], task)
+    interval = 'no interval' if change.low is None else f'95 % interval over {over}'
+    return f'- Weights in 8 bits, {name} on {where}: {after} instead of {before}, {said} ({interval}).'
+
+
 def export_lines(
     found: dict,  # of export.json
 ) -> list[str]:  # Markdown
@@ -415,22 +449,14 @@ def export_lines(
         return [*lines, 'As transformers loads it; no other format was asked for.']
     apart = found['onnx']['largest_difference']
     lines.append(f'ONNX in float32: its outputs differ from torch\'s by at most {apart:.2g}.')
-    for where, of in found.get('int8', {}).items():
-        over = 'no interval' if of['low'] is None else f'95 % interval {of["low"]:+.6g} to {of["high"]:+.6g}'
-        lines.append(
-            f'Weights in 8 bits, {where} {of["metric"]}: {of["int8"]:.6g} instead of {of["fp32"]:.6g}, a '
-            f'difference of {of["difference"]:+.6g} ({over}, over {of["clusters"]} clusters of '
-            f'{of["units"]} units).'
-        )
-    lines += ['', '| model | format | 1 example, ms | 32 examples, ms |', '|---|---|---|---|']
-    teacher = found.get('teacher')
-    whose = {'this one': found} | ({f'its teacher {teacher["run_id"]}': teacher} if teacher else {})
-    for name, of in whose.items():
-        for kind, ms in of['latency'].items():
-            one, many = (
-                'not measured' if (v := ms[f'batch_{n}_ms']) is None else f'{v:.6g}' for n in (1, 32)
-            )
-            lines.append(f'| {name} | {kind.replace("_", ", ")} | {one} | {many} |')
+    lines += [_loss_line(found['task'], where, of) for where, of in found.get('int8', {}).items()]
+    lines += ['', '| model | format | MiB | 1 example, ms | 32 examples, ms |', '|---|---|---:|---:|---:|']
+    lines += _format_rows('this one', found)
+    if teacher := found.get('teacher'):
+        lines += _format_rows(f'its teacher {teacher["run_id"]}', teacher)
+        if 'int8' in teacher:
+            lines += ['', 'Its teacher:']
+            lines += [_loss_line(found['task'], where, of) for where, of in teacher['int8'].items()]
     lines += ['', f'Measured on a CPU with {found["threads"]} thread(s).']
     if found['load_average'] > 1.5 * found['threads']:
         lines.append(
