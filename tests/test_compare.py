@@ -21,6 +21,7 @@ from kdnotes.analysis.compare import (
     unit_matrix,
     verdict_on,
 )
+from kdnotes.core.config import task_info
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.records.store import SCHEMA
 from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
@@ -551,7 +552,7 @@ def test_a_failed_arm_does_not_make_the_others_more_significant():
     ) and "over the 5 comparisons of 'chain and controls'" in sentence(absent[smallest])
 
 
-def test_all_values_the_same_is_said_and_not_tested():
+def test_all_values_the_same_is_said_and_shows_what_so_many_units_can():
     a = arm('full_kd', range(3))
     b = arm('mixed_kd', range(3))
     units = units_of(a)
@@ -559,17 +560,73 @@ def test_all_values_the_same_is_said_and_not_tested():
         [units, units.assign(run_id=units['run_id'].map({x['run_id']: y['run_id'] for x, y in zip(a, b)}))]
     )
     c = compare(a, b, units)
-    assert (
-        c.identical
-        and c.p == 1
-        and c.equivalences[0].p_equivalent is None
-        and sentence(c).endswith('; every value is the same in both.')
-        and 'alike' not in sentence(c)
-    )
+    assert c.identical and c.p == 1 and c.differing == 0
+    # the chance that one more unit in twenty, changed by 1, is not among these
+    assert c.equivalences[0].p_equivalent == pytest.approx(0.95**c.n_units, rel=0.05)
+    assert 'of which none differs in any seed' in sentence(c)
+    assert 'every value is the same in both; that mixed_kd is not worse by 0.05 or more is not' in sentence(c)
+    assert c.difference.high == pytest.approx(1 - 0.025 ** (1 / c.n_units), rel=0.02)
     assert (
         not compare(a[:1], b[:1], units).identical
         and not compare(a, arm('mixed_kd', range(3), value=0.8)).identical
     )
+
+
+def changed_in(n, records, units, by=0.2):
+    "Arm b as arm a, but in n units of one seed each; the runs' own values follow."
+    of_a, of_b = records
+    rows = units.copy()
+    names = rows['unit'].unique()[:n]
+    for k, unit in enumerate(names):
+        run = of_b[k % len(of_b)]
+        here = (rows['run_id'] == run['run_id']) & (rows['unit'] == unit)
+        value = rows.loc[here, 'value'].iloc[0]
+        rows.loc[here, 'value'] = value + by if value + by <= 1 else value - by
+    for run in of_b:
+        mine = rows[(rows['run_id'] == run['run_id']) & (rows['split'] == run['primary']['set'])]
+        run['primary'] = run['primary'] | dict(value=float(mine['value'].mean()))
+    return rows
+
+
+def same_in_both(a, b):
+    units = units_of(a)
+    ids = {x['run_id']: y['run_id'] for x, y in zip(a, b)}
+    return pd.concat([units, units.assign(run_id=units['run_id'].map(ids))], ignore_index=True)
+
+
+@pytest.mark.parametrize('n', [3, 14, 15])
+def test_few_units_that_differ_have_the_interval_of_a_bounded_mean(n):
+    a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
+    units = changed_in(n, (a, b), same_in_both(a, b))
+    c = compare(a, b, units)
+    assert c.differing == n
+    assert c.few_differ == (n < 15) == (c.effect_size is None) == (c.bootstrap is None)
+    if c.few_differ:
+        # no narrower than what units that were not seen allow
+        assert c.difference.high > 1 - 0.025 ** (1 / c.n_units) > -c.difference.low / 2
+        assert f'of which {n} differ in any seed' in sentence(c) and f'of which {n} differ' in explain(c)
+        assert c.p >= 2 / 2**n
+    else:
+        assert c.difference.se > 0 and 'differ in any seed' not in sentence(c)
+
+
+def test_masks_of_another_kind_are_no_effect_of_precision():
+    a = arm('full_kd', range(3), device='NVIDIA H100')
+    b = [r | dict(dropout_masks='shared') for r in arm('mixed_kd', range(3), device='NVIDIA H100')]
+    c = compare(a, b)
+    assert c.attribution.others == {'dropout_masks': ('own', 'shared')} and c.attribution.factor is None
+    assert 'dropout_masks differ too' in label(c.attribution)
+    old_and_new = compare([*a[:2], a[2] | dict(dropout_masks='shared')], b)
+    assert 'mixes runs that differ in dropout_masks' in old_and_new.reasons['comparison']
+    assert compare(a, arm('mixed_kd', range(3), device='NVIDIA H100')).attribution.factor == 'precision'
+
+
+def test_a_metric_without_a_bound_keeps_its_interval(monkeypatch):
+    a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
+    units = changed_in(3, (a, b), same_in_both(a, b))
+    monkeypatch.setattr('kdnotes.analysis.compare.task_info', lambda name: replace(task_info(name), reach={}))
+    c = compare(a, b, units)
+    assert c.differing == 3 and not c.few_differ and c.difference.se > 0
 
 
 def test_without_units_a_refused_test_keeps_its_reason():
@@ -688,14 +745,15 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
         "the only comparison of 'chain and controls'), the effect of kd." in text and text.count('.  ') == 0
     )
     worse = sentence(corrected_pair(0.65))
-    assert 'was lower than' in worse and 'by 0.0500 [0.0' in worse and 'not shown either' in worse
+    assert 'was lower than' in worse and 'by 0.0500 [0.0' in worse
+    # a margin within which half a network might be called alike is not spoken of
+    assert 'not shown' not in worse and 'equivalent' not in worse
     # both arms take the same times: nothing can be told of 1.00
     slower = sentence(corrected_pair(0.72, train_s=10.0), 'train_s')
     assert slower.startswith(
         'No difference between full_student and full_kd in the time of training was detected: 1.00 '
         '[1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000'
     )
-    assert '(one-sided p' in worse and ', uncorrected)' in worse
 
 
 def test_the_corrected_p_decides_the_words():
@@ -709,7 +767,7 @@ def test_the_corrected_p_decides_the_words():
     )
     assert (
         '(not significant, since its p, corrected, is not below 0.05; p = 0.060' in explain(c)
-        and 'equivalent within ±0.05' in sentence(c)
+        and 'equivalent' not in sentence(c)
         and 'effect' not in sentence(c)
     )
     found = corrected_pair(0.72, p_holm=0.0496)
@@ -872,7 +930,31 @@ def test_of_an_error_lower_is_better_in_words_and_margins():
     assert [(e.margin, e.noninferior) for e in more.equivalences] == [(0.05, True), (0.02, False)]
     much = error_pair(0.80)
     assert not any(e.noninferior for e in much.equivalences)
-    assert 'not worse by 0.05 or more is not shown either' in sentence(much)
+
+
+def precision_steps(b_values):
+    "Three steps of precision, corrected together, each with many questions that differ."
+    a_to_b = (('full_kd', 'mixed_kd'), ('full_student', 'mixed_student'), ('baseline', 'mixed_baseline'))
+    runs = [
+        r for (a, b), value in zip(a_to_b, b_values) for r in arm(a, range(5)) + arm(b, range(5), value=value)
+    ]
+    found = study_comparisons(runs, units_of(runs))
+    return {c.b: c for _, c in found if (c.a, c.b) in a_to_b}, runs
+
+
+def test_margins_are_spoken_of_for_precision_alone_and_corrected():
+    found, runs = precision_steps((0.703, 0.69, 0.6))
+    alone = {
+        c.b: compare(*([r for r in runs if r['arm'] == x] for x in (c.a, c.b)), units_of(runs))
+        for c in found.values()
+    }
+    smallest = sorted(e.equivalences[0].p_noninferior for e in alone.values())
+    corrected = sorted(c.equivalences[0].p_noninferior for c in found.values())
+    assert corrected[0] == pytest.approx(3 * smallest[0], rel=1e-6)
+    assert all(c.equivalences[0].corrected_over == 3 for c in found.values())
+    assert 'uncorrected' in sentence(alone['mixed_kd'])
+    assert "after Holm's correction over 3 comparisons of precision" in sentence(found['mixed_kd'])
+    assert 'not worse by 0.05 or more is not shown either' in sentence(found['mixed_baseline'])
 
 
 def test_margins_are_the_tasks():

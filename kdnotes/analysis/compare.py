@@ -19,6 +19,8 @@ from kdnotes.analysis.tests import (
     Effect,
     Equivalence,
     Family,
+    bounded_equivalence,
+    corrected_margins,
     crossed_test,
     effect_size,
     equivalence,
@@ -31,10 +33,15 @@ from kdnotes.analysis.tests import (
 from kdnotes.analysis.intervals import (
     Interval,
     bootstrap_interval,
+    bounded_interval,
+    bounded_mean,
+    differing_units,
+    few_differ,
     crossed_interval,
     mean_interval,
     ratio_interval,
 )
+from ..records.schema import dropout_masks
 from ..telemetry.summary import BUSY_SHARE, is_busy
 from .comparable import HARDWARE, Timed, timed, trained
 
@@ -57,6 +64,7 @@ def recorded(
     unread = set() if trained(record) else training_settings(record['task'])
     return {
         'training': 'trained' if trained(record) else 'not trained',
+        'dropout_masks': dropout_masks(record),
         **parallel,
         **{k: v for k, v in record['settings'].items() if k not in unread},
         **record['factors'],
@@ -392,10 +400,32 @@ def _speedups(
     return found, remarks, reasons
 
 # %% ../../nbs/analysis/06_compare.ipynb #c78016b2
+def _of_few(d: np.ndarray, higher: bool, margins: Sequence[float], reach: float) -> dict[str, Any]:
+    "The fields where few units differ: no interval or effect size that is made of their variance."
+    mean = bounded_mean(d, np.random.default_rng(SEED), reach)
+    crossed = crossed_test(d)
+    flipped = permutation_test(d, None).p
+    return dict(
+        difference=bounded_interval(mean),
+        # neither alone holds: flips know no seeds, and the variance is of a few numbers
+        p=None if crossed.p is None else max(crossed.p, flipped),
+        p_reason=crossed.reason,
+        p_permutation=flipped,
+        equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
+        differing=differing_units(d),
+    )
+
+
 def _evidence(
-    d: np.ndarray, higher: bool, rng: np.random.Generator, margins: Sequence[float]
+    d: np.ndarray,
+    higher: bool,
+    rng: np.random.Generator,
+    margins: Sequence[float],
+    reach: float | None,  # of the metric; None: it has no bound, or the values are those of clusters
 ) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
+    if d.ndim == 2 and reach is not None and few_differ(d):
+        return _of_few(d, higher, margins, reach)
     if d.ndim == 1:
         i = mean_interval(d)
         flipped = seed_test(d, rng)
@@ -419,6 +449,7 @@ def _evidence(
         effect_size=effect_size(d.mean(0)),
         effect_size_seeds=effect_size(d.mean(1)) if len(d) > 1 else None,
         equivalences=tuple(equivalence(i, m, higher) for m in margins),
+        differing=differing_units(d),
     )
 
 # %% ../../nbs/analysis/06_compare.ipynb #39e93227
@@ -444,6 +475,7 @@ class Comparison:
     effect_size: Interval | None = None  # Cohen's d_z over units of seed means
     effect_size_seeds: Interval | None = None  # Cohen's d_z over seeds of unit means
     equivalences: tuple[Equivalence, ...] = ()  # for each of the task's margins
+    differing: int | None = None  # units in which some seed differs; None: there are no units
     # time key -> p of equal times, Student's t on logarithms
     p_times: dict[str, float | None] = field(default_factory=dict)
     # corrected over the same comparisons of that time
@@ -463,7 +495,14 @@ class Comparison:
     def identical(self) -> bool:
         "Are all values the same? That is seen and not tested."
         d = self.difference
-        return d is not None and d.n > 1 and d.estimate == 0 == d.se
+        if d is None or d.n == 1:
+            return False
+        return d.estimate == 0 == d.se if self.differing is None else self.differing == 0
+
+    @property
+    def few_differ(self) -> bool:
+        "Do so few units differ that the interval is that of a bounded mean?"
+        return self.differing is not None and self.difference.se is None
 
 # %% ../../nbs/analysis/06_compare.ipynb #06859a27
 def _between(pairs: Sequence[tuple[dict, dict]]) -> dict[str, tuple]:
@@ -526,6 +565,7 @@ def compare(
     speedup, slow, reasons = _speedups(pairs, times or timed([r for pair in pairs for r in pair]))
     primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
     task = task_info(pairs[0][0]['task'])
+    runs = [r for pair in pairs for r in pair]
     d, warnings, why = metric_differences(pairs, units)
     found = (
         {}
@@ -535,6 +575,7 @@ def compare(
             primary['higher_is_better'],
             rng or np.random.default_rng(SEED),
             task.margins.get(primary['metric'], ()),
+            None if units_alike(runs, units) else task.reach.get(primary['metric']),
         )
     )
     reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}
@@ -550,7 +591,7 @@ def compare(
         (*_warnings(pairs, excluded), *warnings, *slow),
         **found,
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
-        unit_name=independent_name([r for pair in pairs for r in pair], units),
+        unit_name=independent_name(runs, units),
         task=task.name,
     )
 
@@ -669,6 +710,24 @@ def corrected(
     return found
 
 
+def _margins_corrected(members: Sequence[Comparison]) -> list[Comparison]:
+    "Comparisons of precision, whose margins are what texts speak of, with margins corrected over them."
+    names = {
+        id(c): f'{c.a} -> {c.b}' for c in members if c.attribution and c.attribution.factor == 'precision'
+    }
+    own = {names[id(c)]: c.equivalences for c in members if id(c) in names and c.equivalences}
+    by_margin = [
+        corrected_margins({name: its[k] for name, its in own.items()}, 'margins of precision')
+        for k in range(min(map(len, own.values()), default=0))
+    ]
+    return [
+        replace(c, equivalences=tuple(margin[names[id(c)]] for margin in by_margin))
+        if names.get(id(c)) in own
+        else c
+        for c in members
+    ]
+
+
 def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Comparison]:
     "Comparisons with the p-values of a family of that name, which they make up."
     if not members:
@@ -677,6 +736,7 @@ def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Compar
     family = Family(name, tuple(steps))
     p = holm({step: c.p for step, c in zip(steps, members)}, family)
     times = {key: holm({s: c.p_times.get(key) for s, c in zip(steps, members)}, family) for key in TIMES}
+    members = _margins_corrected(members)
     return [
         replace(
             c,
@@ -690,8 +750,8 @@ def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Compar
 # %% ../../nbs/analysis/06_compare.ipynb #92b3747e
 def chain_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `study_comparisons`
-    # kind, a, b, factor, label, pairs, units, difference, p, ..., verdict, verdict_train_s, verdict_total_s
-    # (codes of VERDICTS), effect_size, train_s, total_s (with _low and _high), note
+    # kind, a, b, factor, label, pairs, units, differing, difference, p, ..., verdict, verdict_train_s,
+    # verdict_total_s (codes of VERDICTS), effect_size, train_s, total_s (with _low and _high), note
 ) -> pd.DataFrame:
     "Comparisons as numbers, one row each."
 
@@ -719,6 +779,7 @@ def chain_table(
             label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
             pairs=len(c.seeds),
             units=c.n_units,
+            differing=c.differing,
             **cells('difference', c.difference),
             p=c.p,
             p_holm=c.p_holm,

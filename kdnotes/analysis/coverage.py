@@ -10,11 +10,21 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, stdtr, stdtrit
 from .tests import LEAST_SEEDS, flip_p, flips
-from .intervals import StatsError, crossed_moments, draw_counts, studentised_limits
+from kdnotes.analysis.intervals import (
+    StatsError,
+    bounded_interval,
+    bounded_mean,
+    checked_numbers,
+    crossed_interval,
+    crossed_moments,
+    draw_counts,
+    few_differ,
+    studentised_limits,
+)
 
 # %% auto #0
 __all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'ENOUGH_SEEDS', 'Setting', 'draw', 'rates', 'coverage_table',
-           'outside']
+           'outside', 'resampled_rates']
 
 # %% ../../nbs/analysis/10_coverage.ipynb #78bdb2dc
 CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
@@ -176,3 +186,31 @@ def outside(
                     )
                 )
     return pd.DataFrame(found, columns=['setting', 'seeds', 'column', 'percent', 'aim'])
+
+# %% ../../nbs/analysis/10_coverage.ipynb #80de727a
+def resampled_rates(
+    matrix,  # (seeds, units) of differences, which stand for all there could be
+    seeds: int,  # drawn, 2 or more
+    rng: np.random.Generator,
+    trials: int = 1000,
+    reach: float = 1.0,  # no difference is larger
+    n_draws: int = 1000,  # of weights, of a bounded mean
+    # crossed covers, printed covers: percent; crossed width, printed width: means; units differ: their mean
+) -> dict[str, float]:
+    "How often intervals cover the mean of a matrix whose seeds and units are drawn again."
+    y = checked_numbers(matrix, 2, 'matrix', 0.95)
+    S, U = y.shape
+    truth = y.mean()
+    found = []
+    for _ in range(trials):
+        drawn = y[np.ix_(rng.integers(0, S, seeds), rng.integers(0, U, U))]
+        crossed = printed = crossed_interval(drawn)
+        if few_differ(drawn):
+            printed = bounded_interval(bounded_mean(drawn, rng, reach, n_draws))
+        row = {'units differ': float((drawn != 0).any(0).sum())}
+        for name, of in (('crossed', crossed), ('printed', printed)):
+            # a limit that rounding puts beside the truth covers it
+            row[f'{name} covers'] = 100.0 * (of.low - 1e-12 <= truth <= of.high + 1e-12)
+            row[f'{name} width'] = of.high - of.low
+        found.append(row)
+    return {name: float(np.mean([row[name] for row in found])) for name in found[0]}

@@ -12,10 +12,11 @@ from scipy.special import stdtrit
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'StatsError', 'number_texts', 'Interval', 'checked_numbers', 'mean_interval',
-           'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'Components', 'variance_components',
-           'crossed_moments', 'moments_of', 'crossed_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
-           'bootstrap_interval', 'compact_curve']
+__all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'StatsError', 'number_texts', 'Interval',
+           'checked_numbers', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares',
+           'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units',
+           'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'ratio_interval', 'draw_counts',
+           'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -273,6 +274,103 @@ def crossed_interval(
         n=S,
         units=U,
         method='two-way random effects, seeds crossed with units, Satterthwaite t',
+    )
+
+# %% ../../nbs/analysis/01_intervals.ipynb #14e144b9
+FEW_DIFFER = 15  # with fewer units that differ in any seed the crossed interval is too short
+SAME = 1e-9  # values that are less apart are equal: what rounding leaves
+
+
+def differing_units(
+    matrix,  # (seeds, units) of differences
+) -> int:
+    "In how many units some seed has a difference."
+    return int((np.abs(np.asarray(matrix)) > SAME).any(0).sum())
+
+
+def few_differ(
+    matrix,  # (seeds, units) of differences
+) -> bool:
+    "Is its variance known from a few units alone, with most of them without a difference?"
+    return differing_units(matrix) < min(FEW_DIFFER, np.shape(matrix)[1] / 2)
+
+
+@dataclass(frozen=True)
+class BoundedMean:
+    "One-sided limits of a mean of differences whose size is bounded, seeds and units both random."
+
+    estimate: float
+    above: np.ndarray  # (draws,) weighted means of the units and of one more at the upper end
+    below: np.ndarray  # (draws,) and of one more at the lower end
+    seeds_se: float  # standard error of the mean over the means of seeds; 0 of one seed
+    seeds_df: int  # its degrees of freedom; 0 of one seed
+    shape: tuple[int, int]  # seeds, units
+
+    def _distance(self, of_units: float, level: float) -> float:
+        of_seeds = stdtrit(self.seeds_df, level) * self.seeds_se if self.seeds_df else 0.0
+        return float(np.hypot(max(of_units, 0.0), max(of_seeds, 0.0)))
+
+    def high(
+        self,
+        level: float,  # of a one-sided limit, 0.5 to 1
+    ) -> float:
+        "The upper limit."
+        return self.estimate + self._distance(np.quantile(self.above, level) - self.estimate, level)
+
+    def low(
+        self,
+        level: float,
+    ) -> float:
+        "The lower limit."
+        return self.estimate - self._distance(self.estimate - np.quantile(self.below, 1 - level), level)
+
+
+def bounded_mean(
+    matrix,  # (seeds, units) of differences
+    rng: np.random.Generator,  # the draws come from here and nowhere else
+    reach: float = 1.0,  # no difference is larger, up or down
+    n_draws: int = 20_000,  # of weights
+) -> BoundedMean:
+    "What is known of a mean from few units that differ."
+    y = checked_numbers(matrix, 2, 'matrix', LEVEL)
+    if np.abs(y).max() > reach + SAME:
+        raise StatsError(f'a difference of {np.abs(y).max():g} is beyond reach={reach:g}; give its bound')
+    S, U = y.shape
+    units = y.mean(0)
+    apart = units[np.abs(units) > 0]
+    # the units that are 0 share one weight: a sum of exponential numbers is a gamma number
+    zeros = rng.gamma(U - len(apart), size=n_draws) if len(apart) < U else np.zeros(n_draws)
+    others = rng.exponential(size=(n_draws, len(apart)))
+    end = rng.exponential(size=n_draws)
+    total = zeros + others.sum(1) + end
+    inside = others @ apart
+    of_seeds = y.mean(1)
+    return BoundedMean(
+        float(y.mean()),
+        (inside + end * reach) / total,
+        (inside - end * reach) / total,
+        float(of_seeds.std(ddof=1) / np.sqrt(S)) if S > 1 else 0.0,
+        S - 1,
+        (S, U),
+    )
+
+
+def bounded_interval(
+    of: BoundedMean,
+    level: float = LEVEL,  # confidence level
+) -> Interval:  # without a standard error, since it is not symmetric
+    "The interval of a mean of which few units differ."
+    one_sided = (1 + level) / 2
+    S, U = of.shape
+    over = 'units alone: one seed tells nothing about other seeds' if S == 1 else 'units and seeds'
+    return Interval(
+        of.estimate,
+        of.low(one_sided),
+        of.high(one_sided),
+        S,
+        level,
+        f'bounded mean over {over}, since few units differ',
+        units=U,
     )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547

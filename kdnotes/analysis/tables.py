@@ -207,9 +207,14 @@ def arms_table(
         for k, q in QUANTITIES.items()
         if k != 'tokens_per_s' and any(k in v for v in values.values())
     }
+
+    def cell(runs: list[dict], found: Interval | None, spec: str) -> str:
+        fewer = found is not None and found.n != len(runs)
+        return _cell(found, spec) + (f' (n={found.n})' if fewer else '')
+
     rows = {
         arm: {'seeds': len(runs), primary: _metric_cell(task, p['metric'], values[arm].get('primary'))}
-        | {title: _cell(values[arm].get(k), spec) for k, (title, spec) in shown.items()}
+        | {title: cell(runs, values[arm].get(k), spec) for k, (title, spec) in shown.items()}
         for arm, runs in arms_of(records).items()
     }
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
@@ -262,14 +267,19 @@ def comparison_table(
     def cell(interval, spec):
         return '-' if interval is None else f'{interval:{spec}}'
 
+    def times(c, key):
+        its = c.speedup.get(key)
+        fewer = its is not None and its.n != c.n_seeds
+        return cell(its, '.2f') + (f' (n={its.n})' if fewer else '')
+
     def row(c):
         return {
             'comparison': f'{c.a} -> {c.b}',
             'pairs': len(c.seeds),
             f'change of {metric}{", percentage points" * percent}': change(c.difference),
             'verdict': verdict_on(c).words,
-            'training, times as fast': cell(c.speedup.get('train_s'), '.2f'),
-            'in all, times as fast': cell(c.speedup.get('total_s'), '.2f'),
+            'training, times as fast': times(c, 'train_s'),
+            'in all, times as fast': times(c, 'total_s'),
             'what it is': label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
         }
 

@@ -4,7 +4,8 @@
 
 # %% ../../nbs/analysis/02_tests.ipynb #828b8e26
 from __future__ import annotations
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from scipy.optimize import brentq
 from statsmodels.stats.contingency_tables import mcnemar
 from kdnotes.analysis.intervals import (
     LEVEL,
+    BoundedMean,
     Interval,
     StatsError,
     checked_numbers,
@@ -23,7 +25,8 @@ from kdnotes.analysis.intervals import (
 # %% auto #0
 __all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue', 'interval_test',
            'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'smallest_p', 'seed_test',
-           'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'equivalence', 'Effect', 'factorial']
+           'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins', 'equivalence',
+           'bounded_equivalence', 'Effect', 'factorial']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -291,6 +294,7 @@ class Equivalence:
     p_noninferior: float | None  # of 'b is worse by the margin or more'; None: no standard error, or one seed
     p_equivalent: float | None  # of 'they differ by the margin or more', the larger of two
     reason: str | None = None  # why there is no test
+    corrected_over: int | None = None  # comparisons whose p were corrected together; None: uncorrected
 
     @property
     def noninferior(self) -> bool | None:
@@ -299,6 +303,22 @@ class Equivalence:
     @property
     def equivalent(self) -> bool | None:
         return None if self.p_equivalent is None else self.p_equivalent < ALPHA
+
+
+def corrected_margins(
+    found: dict[str, Equivalence],  # comparison -> of one margin
+    name: str,  # of what is corrected together
+) -> dict[str, Equivalence]:
+    "The same with Holm's corrected p values."
+    family = Family(name, tuple(found))
+    worse, apart = (
+        holm({member: getattr(e, f'p_{kind}') for member, e in found.items()}, family)
+        for kind in ('noninferior', 'equivalent')
+    )
+    return {
+        member: replace(e, p_noninferior=worse[member], p_equivalent=apart[member], corrected_over=len(found))
+        for member, e in found.items()
+    }
 
 
 def equivalence(
@@ -317,6 +337,32 @@ def equivalence(
         return Equivalence(margin, None, None, 'all differences are the same: there is no spread to judge by')
     # p of 'at most -margin' and of 'at least margin'
     above, below = (float(distributions.t.sf((margin + x) / i.se, i.df)) for x in (i.estimate, -i.estimate))
+    return Equivalence(margin, above if higher_is_better else below, max(above, below))
+
+# %% ../../nbs/analysis/02_tests.ipynb #423817aa
+def _bounded_p(
+    limit: Callable[[float], float],  # one-sided level -> how far the limit is inside the margin
+) -> float:  # at most a half
+    "The chance of error at which a limit reaches the margin."
+    most = 1 - 1e-9
+    if limit(0.5) <= 0:
+        return 0.5
+    return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-6))
+
+
+def bounded_equivalence(
+    of: BoundedMean,  # of b - a
+    margin: float,  # > 0
+    higher_is_better: bool = True,  # False: worse means larger
+) -> Equivalence:
+    "Non-inferiority and equivalence where few units differ."
+    if not margin > 0:
+        raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
+    if of.shape[0] == 1:
+        return Equivalence(margin, None, None, 'one seed tells nothing about other seeds; run more')
+    # p of 'at most -margin' and of 'at least margin'
+    above = _bounded_p(lambda level: of.low(level) + margin)
+    below = _bounded_p(lambda level: margin - of.high(level))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/analysis/02_tests.ipynb #1fed8e80

@@ -103,6 +103,8 @@ def _result(c: Comparison) -> list[str]:
         unit = _unit(c)
         amount = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
         said.append(f'{name} {amount} ({_sense(c)}{_p_clause(c.p, c.p_holm, c.family)})')
+        if c.few_differ:
+            said.append(f'{c.n_units} {c.unit_name}{_differing(c)}')
     if c.speedup:
         names = {'train_s': 'training', 'total_s': 'in all'}
         said.append(' and '.join(f'{w} {times_as(c.speedup[k])}' for k, w in names.items() if k in c.speedup))
@@ -152,20 +154,28 @@ def _direction(c: Comparison) -> str:
 
 
 def _alike(c: Comparison) -> str:
-    "What the margin allows to say."
+    "What the margin allows to say, of precision alone: no margin calls half a network alike."
     unit = _unit(c)
-    if c.identical:
-        return '; every value is the same in both'
-    if not c.equivalences or (e := c.equivalences[0]).p_noninferior is None:
-        return ''
+    same = '; every value is the same in both' if c.identical else ''
+    of_precision = c.attribution is not None and c.attribution.factor == 'precision'
+    if not (of_precision and c.equivalences) or (e := c.equivalences[0]).p_noninferior is None:
+        return same
+    corrected = 'uncorrected'
+    if e.corrected_over:
+        corrected = (
+            f"after Holm's correction over {e.corrected_over} comparison{'s' * (e.corrected_over > 1)}"
+        )
+        corrected += ' of precision'
     margin = f'{e.margin * unit.factor:g}'
     if e.equivalent:
         within = f'±{margin}{unit.words}'
-        return f'; the two are equivalent within {within} (TOST, {p_words(e.p_equivalent)}, uncorrected)'
-    one_sided = f'(one-sided {p_words(e.p_noninferior)}, uncorrected)'
+        return (
+            f'{same}; the two are equivalent within {within} (TOST, {p_words(e.p_equivalent)}, {corrected})'
+        )
+    one_sided = f'(one-sided {p_words(e.p_noninferior)}, {corrected})'
     if e.noninferior:
-        return f'; {c.b} is not worse by {margin}{unit.words} or more {one_sided}'
-    return f'; that {c.b} is not worse by {margin}{unit.words} or more is not shown either {one_sided}'
+        return f'{same}; {c.b} is not worse by {margin}{unit.words} or more {one_sided}'
+    return f'{same}; that {c.b} is not worse by {margin}{unit.words} or more is not shown either {one_sided}'
 
 # %% ../../nbs/analysis/07_wording.ipynb #f3671921
 def sentence(
@@ -180,6 +190,14 @@ def sentence(
     if why:
         return f'{c.a} and {c.b} are not compared, since {why}.'
     return (_metric_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'
+
+
+def _differing(c: Comparison) -> str:
+    "In how few units the two differ; nothing where the interval is that of a variance."
+    if not c.few_differ:
+        return ''
+    many = {0: 'none differs', 1: '1 differs'}.get(c.differing, f'{c.differing} differ')
+    return f', of which {many} in any seed'
 
 
 def _metric_sentence(c: Comparison) -> str:
@@ -197,7 +215,7 @@ def _metric_sentence(c: Comparison) -> str:
             f'With {_one_seed(c)} alone, {name} of {c.b} was {compared} that of {c.a}; nothing is known '
             'about other seeds'
         )
-    units = f' and {d.units} {c.unit_name}' if d.units else ''
+    units = f' and {d.units} {c.unit_name}{_differing(c)}' if d.units else ''
     rests = f'{d.level:.0%} interval, {c.n_seeds} seeds{units}{_p_clause(c.p, c.p_holm, c.family)}'
     if found.code == 'not_tested':
         return (

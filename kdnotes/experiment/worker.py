@@ -21,7 +21,7 @@ from ..core.resolve import factors, settings
 from ..core.streams import torch_seed
 from .launch import RunError
 from .plan import make_task
-from ..records.schema import SCHEMA
+from ..records.schema import SCHEMA, SHARED_MASKS
 from ..records.store import RunFolder, checked_run_model
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -510,6 +510,7 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']),
         gradients=compact_gradients(rows),
         amp=dict(overflow_steps=result.overflow_steps, final_scale=result.final_scale),
+        dropout_masks=SHARED_MASKS,
         losses=result.losses,
         padding_share=result.padding_share,
         steps=result.steps,

@@ -13,8 +13,9 @@ from ..core.arms import MODES
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER', 'RecordError',
-           'of_this_schema', 'wrong', 'make_row', 'check_row', 'check_record', 'check_read', 'widened']
+__all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER', 'SHARED_MASKS',
+           'OWN_MASKS', 'RecordError', 'of_this_schema', 'wrong', 'make_row', 'check_row', 'dropout_masks',
+           'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/records/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -254,11 +255,34 @@ RECORD_KEYS = {  # key -> the keys it must hold
 NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation', 'machine', 'sampling')
 # keys that records have since they are measured, and what these hold; older ones are without them
 LATER = {'latency': ('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens')}
+# the `dropout_masks` of a record: are they those of the same run in another number format?
+SHARED_MASKS = 'shared'
+OWN_MASKS = 'own'
+
+
+def dropout_masks(
+    record: dict,
+) -> str:  # SHARED_MASKS or OWN_MASKS
+    "Whether a run drew the masks that runs in other formats draw; older records of a GPU did not."
+    where = record['environment']
+    on_cpu = where.get('device') in ('cpu', where.get('cpu'))
+    return record.get('dropout_masks') or (SHARED_MASKS if on_cpu else OWN_MASKS)
+
+
 _RECORD_KINDS = {
     key: kind
     for kind, keys in {
         'a mode': ['mode'],
-        'a name': ['run_id', 'study', 'task', 'arm', 'corpus_sha256', 'primary.set', 'primary.metric'],
+        'a name': [
+            'run_id',
+            'study',
+            'task',
+            'arm',
+            'corpus_sha256',
+            'primary.set',
+            'primary.metric',
+            'dropout_masks',
+        ],
         'a name or null': ['teacher_run_id', 'tuning_id'],
         'a text': ['corpus', 'precision', 'precision_reason', 'model_sha256'],
         'a text or null': [

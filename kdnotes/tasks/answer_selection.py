@@ -621,6 +621,7 @@ TASK = TaskInfo(
     texts=row_texts,
     metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'},
     margins={'map': (0.05, 0.02)},
+    reach={'map': 1.0},
     examples=worst,
     check=_check,
     without_kd=_without_kd,

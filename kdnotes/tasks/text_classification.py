@@ -636,6 +636,7 @@ TASK = TaskInfo(
         'mae': 'absolute error',
     },
     margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)},
+    reach={'accuracy': 1.0},
     examples=worst,
     check=_check,
     check_corpus=check_labels,

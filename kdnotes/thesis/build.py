@@ -19,6 +19,7 @@ import pandas as pd
 from ..tasks.answer_selection import CORPORA
 from ..tasks.ranking_metrics import counts
 from ..analysis.compare import commits, uncommitted
+from ..analysis.intervals import FEW_DIFFER
 from ..analysis.coverage import ENOUGH_SEEDS, SETTINGS, coverage_table, outside
 from ..core.config import KdnotesError
 from ..core.files import root
@@ -598,6 +599,7 @@ def build(
         aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]),
         alpha=0.05,
         enough_seeds=ENOUGH_SEEDS,
+        few_differ=FEW_DIFFER,
         facts=facts,
         pairs={
             name: p.default

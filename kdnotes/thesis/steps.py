@@ -13,9 +13,11 @@ from kdnotes.analysis.compare import (
     VERDICTS,
     Comparison,
     Verdict,
+    metric_differences,
     unit_matrix,
     verdict_on,
 )
+from ..analysis.coverage import resampled_rates
 from ..analysis.plotting import metric_name
 from ..analysis.wording import sentence, times_as, unit_of
 from ..core.config import task_info
@@ -24,8 +26,9 @@ from ..analysis.intervals import Interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short', 'step_values', 'borderline',
-           'pairs_by_seed', 'changed_pairs', 'quiet_times', 'memory_ratio', 'memory_values', 'amp_values']
+__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'RESAMPLED_SEEDS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short',
+           'step_values', 'borderline', 'pairs_by_seed', 'changed_pairs', 'quiet_times', 'resampled_table',
+           'memory_ratio', 'memory_values', 'amp_values']
 
 # %% ../../nbs/thesis/02_steps.ipynb #a3e0b939
 NOT_RUN = 'one of them has no runs'
@@ -72,12 +75,10 @@ def keeps(
     comparison: Comparison | None,
     margin: float,  # one of MARGINS
 ) -> bool:
-    """Is b shown to be no worse than a by a margin? Of values that are all the same it is seen,
-    without a test.
-    """
+    "Is b shown to be no worse than a by a margin?"
     if comparison is None:
         return False
-    return comparison.identical or any(e.margin == margin and e.noninferior for e in comparison.equivalences)
+    return any(e.margin == margin and e.noninferior for e in comparison.equivalences)
 
 # %% ../../nbs/thesis/02_steps.ipynb #d609a9ac
 STEPS = {  # key -> (a, b)
@@ -118,7 +119,9 @@ def short(
     for key in _own_times(c):
         if key in c.speedup:
             name = {'train_s': 'training', 'total_s': 'total'}[key]
-            said.append(f'{name} {times_as(c.speedup[key])}{corrected(c.p_times_holm.get(key))}')
+            its = c.speedup[key]
+            fewer = f' ({its.n} seeds)' if its.n != c.n_seeds else ''
+            said.append(f'{name} {times_as(its)}{fewer}{corrected(c.p_times_holm.get(key))}')
     if c.n_seeds > 1:
         seeds = f'{c.n_seeds} seeds'
     else:
@@ -239,6 +242,38 @@ def quiet_times(
     else:
         tested = f'{p_words(test.p)}, uncorrected'
     return dict(busy=busy, quiet=f'{times_as(ratio)} (95% interval, {len(quiet)} seeds; {tested})')
+
+# %% ../../nbs/thesis/02_steps.ipynb #ba7741db
+RESAMPLED_SEEDS = (3, 5, 8)
+
+
+def resampled_table(
+    comparisons: Sequence[Comparison],
+    arms: dict[str, list[dict]],  # arm -> its runs
+    its_units: pd.DataFrame,
+    trials: int = 400,
+) -> pd.DataFrame:  # a row a comparison and number of seeds, text; without rows where no units are compared
+    "Coverage of the intervals of steps of precision, their differences drawn again."
+    rows = []
+    steps = [STEPS[key] for key in PRECISION_STEPS]
+    for c in comparisons:
+        if (c.a, c.b) not in steps or c.differing is None or c.n_seeds < 2:
+            continue
+        d, _, _ = metric_differences(pairs_by_seed(arms[c.a], arms[c.b]), its_units)
+        for seeds in RESAMPLED_SEEDS:
+            of = resampled_rates(d, seeds, np.random.default_rng(seeds), trials)
+            rows.append(
+                {
+                    'comparison': f'{c.a} → {c.b}',
+                    'units that differ': f'{c.differing} of {c.n_units}',
+                    'seeds drawn': str(seeds),
+                    'crossed covers, %': f"{of['crossed covers']:.0f}",
+                    'its width': f"{of['crossed width']:.4f}",
+                    'printed covers, %': f"{of['printed covers']:.0f}",
+                    'its width ': f"{of['printed width']:.4f}",
+                }
+            )
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/thesis/02_steps.ipynb #74ecc7a2
 def memory_ratio(

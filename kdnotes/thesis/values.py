@@ -33,7 +33,9 @@ from kdnotes.analysis.costs import (
     sizes_of,
     training_cost,
 )
-from ..analysis.intervals import Interval, ratio_interval, variance_components
+from ..records.schema import OWN_MASKS, dropout_masks
+from ..analysis.intervals import Interval, variance_components
+from ..analysis.in_use import share_of_pairs, with_teachers
 from ..analysis.plotting import arms_of
 from ..analysis.power import power, power_table
 from ..analysis.report import starts_made_again
@@ -69,6 +71,7 @@ from kdnotes.thesis.steps import (
     changed_pairs,
     memory_values,
     quiet_times,
+    resampled_table,
     step_values,
 )
 
@@ -76,7 +79,7 @@ from kdnotes.thesis.steps import (
 __all__ = ['POWER_STEPS', 'FIRST_SCALE', 'SAID_ONCE', 'costs_table', 'shared_table', 'cost_values', 'fidelity_row',
            'fidelity_values', 'effects_table', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds',
            'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values', 'transfer_values', 'aim_value',
-           'aim_values']
+           'kept_by', 'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #c0d36bd1
 def _interval(i: Interval | None, spec: str) -> str:
@@ -241,7 +244,10 @@ def effects_table(
     "Every comparison in numbers, with its p and the corrected p."
 
     def ratio(c, key):
-        return f'{c.speedup[key]:.2f}' if key in c.speedup else '-'
+        its = c.speedup.get(key)
+        if its is None:
+            return '-'
+        return f'{its:.2f}' + (f' (n={its.n})' if its.n != c.n_seeds else '')
 
     return pd.DataFrame(
         [
@@ -473,11 +479,13 @@ def part_values(
             for arm, runs in arms.items()
         },
         steps=steps,
-        aims=aim_values(e.values, arms, aims, e.records[0]['primary']['higher_is_better']),
+        aims=aim_values(e.values, arms, aims, e.records[0]['primary']['higher_is_better'], e.units),
+        kept_plain=kept_by('full_student', arms, e.units),
         variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'],
         notes=notes_on(e.records, e.units, e.comparisons),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)),
         amp=amp_values(e.records),
+        own_masks=any(dropout_masks(r) == OWN_MASKS for r in e.records),
         **_front(e),
         transfer_s=transfer_seconds(e.times.runs),
         gradients=gradient_values(arms),
@@ -497,6 +505,7 @@ def part_values(
             machine=machine_table(e.records),
             beside=beside_table(e.comparisons),
             factorial=factorial_table(e.records, e.units),
+            resampled=resampled_table([c for _, c in e.comparisons], arms, e.units),
         ),
         power=power_values(arms, e.units),
     )
@@ -618,7 +627,9 @@ def aim_value(
     wanted: float,
     found: Interval | None,  # None: it was not measured
     higher_is_better: bool,
-) -> dict:  # wanted, measured, reached (by the estimate), decided: is the whole interval on one side?
+    # wanted, measured, reached (by the estimate), decided: is the whole interval on one side?; verdict:
+    # 'reached' | 'missed' | 'not_told'
+) -> dict:
     "One aim beside what was measured."
     sign = 1 if higher_is_better else -1
     reached = found is not None and sign * found.estimate >= sign * wanted
@@ -626,7 +637,18 @@ def aim_value(
     if found is not None and found.low is not None:
         worst, best = (found.low, found.high) if higher_is_better else (found.high, found.low)
         decided = sign * worst >= sign * wanted or sign * best < sign * wanted
-    return dict(wanted=wanted, measured=found, reached=bool(reached), decided=bool(decided))
+    verdict = 'not_told' if not decided else 'reached' if reached else 'missed'
+    return dict(wanted=wanted, measured=found, reached=bool(reached), decided=bool(decided), verdict=verdict)
+
+
+def kept_by(
+    arm: str,  # of students
+    arms: dict[str, list[dict]],
+    its_units: pd.DataFrame | None,
+) -> Interval | None:  # None: there is no pair
+    "The share of the first procedure's primary metric that an arm keeps, seeds and units both sampled."
+    pairs = with_teachers(arms.get(arm, ()), arms.get('baseline', ()))
+    return share_of_pairs(pairs, lambda runs: unit_matrix(runs, its_units))
 
 
 def aim_values(
@@ -636,15 +658,12 @@ def aim_values(
     # much, or at most where lower is better
     aims: dict,
     higher_is_better: bool = True,  # of the primary metric
+    its_units: pd.DataFrame | None = None,  # of these runs
 ) -> dict:
     "What was aimed at, what was measured, and whether it was reached."
-    teacher = {r['seed']: r['primary']['value'] for r in arms.get('baseline', ())}
-    student = {r['seed']: r['primary']['value'] for r in arms.get('full_kd', ())}
-    seeds = [seed for seed in student if student[seed] and teacher.get(seed)]
-    kept = ratio_interval([student[s] for s in seeds], [teacher[s] for s in seeds]) if seeds else None
     measured = dict(
         teacher=by_arm.get('baseline', {}).get('primary'),
         student=by_arm.get('full_kd', {}).get('primary'),
-        kept=kept,
+        kept=kept_by('full_kd', arms, its_units),
     )
     return {name: aim_value(aims[name], found, higher_is_better) for name, found in measured.items()}

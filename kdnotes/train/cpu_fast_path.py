@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..tasks.base import Task
 
 # %% auto #0
-__all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'drop', 'FastPath', 'fast_path']
+__all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'DeviceBits', 'drop', 'FastPath', 'fast_path']
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #f5b96d53
 class _Touched:
@@ -144,6 +144,28 @@ class Bits:
         return torch.from_numpy(words.view(np.int16))[:n]
 
 
+class DeviceBits(Bits):
+    "The same, drawn on a device: by its generator, and so others than a CPU's `Bits`."
+
+    def __init__(
+        self,
+        seed: int,
+        device: torch.device,
+    ):
+        super().__init__(seed)
+        self._device = device
+
+    def start(self, step: int) -> None:
+        (mixed,) = np.random.SeedSequence([self._seed, step]).generate_state(1, np.uint64)
+        self._generator = torch.Generator(self._device).manual_seed(int(mixed >> 1))
+
+    def take(self, n: int) -> Tensor:
+        if self._generator is None:
+            self.start(0)
+        more = dict(generator=self._generator, device=self._device, dtype=torch.int16)
+        return torch.randint(-32768, 32768, (n,), **more)
+
+
 def drop(
     x: Tensor,  # any shape, floating point
     p: float,  # share of elements set to 0, in [0, 1)
@@ -153,7 +175,9 @@ def drop(
     zeros = round(p * 65536)
     # 0 or 1 at once: passes over booleans are slow
     keep = torch.ge(
-        bits.take(x.numel()).view(x.shape), zeros - 32768, out=torch.empty(x.shape, dtype=x.dtype)
+        bits.take(x.numel()).view(x.shape),
+        zeros - 32768,
+        out=torch.empty(x.shape, dtype=x.dtype, device=x.device),
     )
     return x * keep.mul_(65536 / (65536 - zeros))
 
@@ -233,20 +257,23 @@ def _table(model: nn.Module) -> nn.Embedding | None:
 class FastPath:
     "What was exchanged in a model."
 
-    def __init__(self, model: nn.Module, used: Tensor | None, bits: Bits | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        used: Tensor | None,
+        bits: Bits,
+        narrow: bool = True,  # update only the rows that a step touches
+    ):
         rows = None if used is None else RowsInUse(_table(model), used)
         if rows:
             model.set_input_embeddings(rows)
         self.model = model
         self.decay = 1.0
         self._rows = rows
-        self._drops = []
-        self._attention = None
         self._bits = bits
         # on a GPU the dense gradient costs less than to find out what is in it
-        self._narrow = rows is not None and bits is not None
-        if bits:
-            self._drops, self._attention = _exchange(model, bits)
+        self._narrow = rows is not None and narrow
+        self._drops, self._attention = _exchange(model, bits)
 
     def synchronised_elsewhere(self, model: nn.Module) -> list[str]:
         "The names of parameters whose gradients `finish` synchronises and the backward does not."
@@ -254,8 +281,7 @@ class FastPath:
 
     def start(self, step: int, ids: Callable[[], Tensor]) -> None:
         "Before each step; `ids` gives the token ids of its examples, of all ranks."
-        if self._bits:
-            self._bits.start(step)
+        self._bits.start(step)
         if self._narrow:
             self._rows.touched.begin(ids())
 
@@ -312,14 +338,16 @@ def fast_path(
     model: nn.Module,  # changed inside, given back after
     task: Task,
     device: torch.device,
-    seed: int,  # of dropout, for this rank; without a meaning on a GPU, where dropout stays torch's own
+    seed: int,  # of dropout, for this rank
     batches_change: bool = False,  # does a later epoch hold other tokens? Then the table of words stays whole
 ) -> Iterator[FastPath]:
     "A model that skips what training need not do."
     table = _table(model)
     lean = table is not None and not batches_change
     used = rows_in_use(task, table.num_embeddings, device) if lean else None
-    fast = FastPath(model, used, Bits(seed) if device.type == 'cpu' else None)
+    on_cpu = device.type == 'cpu'
+    bits = Bits(seed) if on_cpu else DeviceBits(seed, device)
+    fast = FastPath(model, used, bits, narrow=on_cpu)
     try:
         yield fast
     finally:
