@@ -1,0 +1,176 @@
+"""The thesis' tables of accuracy, computed again from the committed units by numpy alone.
+
+Nothing of kdnotes is imported: what stands in a table must follow from `thesis/data` by the formulas of the
+thesis' chapter on statistics, written here a second time.
+"""
+
+import csv
+import gzip
+import json
+import re
+from pathlib import Path
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLAN = json.loads((ROOT / 'thesis/plan.json').read_text())
+VALUES = json.loads((ROOT / 'thesis/generated/values.json').read_text())
+PARTS = [part for part in PLAN['parts'] if f'{part}.tables.comparisons' in VALUES]
+# steps in which one factor changes; all other comparisons are a family of their own
+ONE_FACTOR = {
+    ('baseline', 'parallel_baseline'),
+    ('parallel_baseline', 'full_student'),
+    ('full_student', 'full_kd'),
+    ('full_kd', 'mixed_kd'),
+    ('baseline', 'mixed_baseline'),
+    ('full_student', 'mixed_student'),
+    ('mixed_student', 'mixed_kd'),
+}
+FEW = 15
+
+
+def t_upper(t, df):
+    "The chance that Student's t is above t >= 0: its density, integrated over an angle."
+    edge = np.arctan(t / np.sqrt(df))
+    angle, step = np.linspace(edge, np.pi / 2, 20_001, retstep=True)
+    half, step_half = np.linspace(0, np.pi / 2, 20_001, retstep=True)
+
+    def area(x, width):
+        y = np.cos(x) ** (df - 1)
+        return width / 3 * (y[0] + 4 * y[1::2].sum() + 2 * y[2:-1:2].sum() + y[-1])
+
+    return 0.5 * area(angle, step) / area(half, step_half)
+
+
+def t_limit(df, level=0.975):
+    "The t below which Student's t lies with that chance."
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_upper(middle, df) > 1 - level else (low, middle)
+    return high
+
+
+def crossed(y):
+    "Mean, half of the 95 % interval and two-sided p of (seeds, units), both sampled."
+    S, U = y.shape
+    if S == 1:
+        error = y.std(ddof=1) / np.sqrt(U)
+        return y.mean(), t_limit(U - 1) * error, None
+    mean = y.mean()
+    rows, columns = y.mean(1) - mean, y.mean(0) - mean
+    rest = y - mean - rows[:, None] - columns
+    df = np.array([S - 1, U - 1, (S - 1) * (U - 1)])
+    ms = np.array([U * (rows**2).sum(), S * (columns**2).sum(), (rest**2).sum()]) / df
+    # a component that is not above nought takes its mean square out of the sum
+    kept = (ms[:2] >= ms[2] * (1 - 1e-9)).astype(float)
+    terms = np.append(kept, 1 - kept.sum()) * ms
+    its_df = terms.sum() ** 2 / (terms**2 / df).sum() if (terms != 0).any() else S * U - 1
+    error = np.sqrt(terms.sum() / (S * U))
+    return mean, t_limit(its_df) * error, 2 * t_upper(abs(mean) / error, its_df) if error else 1.0
+
+
+def bounded(y, rng):
+    "Limits of the mean where few units differ: one more unit at either end, all weights alike."
+    S, U = y.shape
+    mean, units = y.mean(), y.mean(0)
+    weights = rng.exponential(size=(20_000, U + 1))
+    weights /= weights.sum(1, keepdims=True)
+    over_seeds = t_limit(S - 1) * y.mean(1).std(ddof=1) / np.sqrt(S) if S > 1 else 0.0
+    ends = [np.quantile(weights @ np.append(units, side), q) for side, q in ((-1, 0.025), (1, 0.975))]
+    return [mean + np.sign(end - mean) * np.hypot(end - mean, over_seeds) for end in ends]
+
+
+def read(part):
+    "arm -> seed -> {unit: (cluster, value)} of the primary metric, and (set, metric)."
+    plan = PLAN['parts'][part]
+    data = ROOT / 'thesis/data'
+    lines = (data / f'{plan["study"]}.records.jsonl').read_text().splitlines()
+    records = {r['run_id']: r for r in map(json.loads, lines)}
+    where = {i: arm for arm, seeds in plan['runs'].items() for i in seeds.values()}
+    p = records[next(iter(where))]['primary']
+    found = {arm: {} for arm in plan['runs']}
+    with gzip.open(data / f'{plan["study"]}.units.csv.gz', 'rt') as f:
+        for row in csv.DictReader(f):
+            if row['run_id'] in where and (row['split'], row['metric']) == (p['set'], p['metric']):
+                seeds = found[where[row['run_id']]]
+                seeds.setdefault(int(row['seed']), {})[row['unit']] = row['cluster'], float(row['value'])
+    return found, p['metric']
+
+
+def matrix(part, runs, seeds):
+    "(seeds, units); for texts that are alike (seeds, documents), each as heavy as its units."
+    units = sorted(runs[seeds[0]])
+    y = np.array([[runs[seed][unit][1] for unit in units] for seed in seeds])
+    if not part.startswith(('mlm', 'qa')):
+        return y
+    names, which = np.unique([runs[seeds[0]][unit][0] for unit in units], return_inverse=True)
+    apart = y - y.mean(1, keepdims=True)
+    totals = np.array([np.bincount(which, weights=row) for row in apart])
+    return totals * len(names) / len(units) + y.mean(1, keepdims=True)
+
+
+def numbers(text):
+    return [float(x) for x in re.findall(r'[+-]?\d+(?:\.\d+)?', text.replace('−', '-'))]
+
+
+def digits(text):
+    return len(re.search(r'\.(\d+)', text).group(1))
+
+
+def same(printed, found):
+    "Numbers as printed, to the last digit but for its rounding."
+    width = 0.51 * 10.0 ** -digits(printed)
+    assert numbers(printed) == pytest.approx(found, abs=width), printed
+
+
+@pytest.mark.parametrize('part', PARTS)
+def test_means_and_intervals_of_arms(part):
+    runs, metric = read(part)
+    table = VALUES[f'{part}.tables.arms']
+    scale = 100.0 if table['head'][2].endswith('%') else 1.0
+    for row in table['rows']:
+        y = matrix(part, runs[row[0]], sorted(runs[row[0]]))
+        mean, half, _ = crossed(y)
+        assert row[1] == str(len(y)) and metric in table['head'][2]
+        same(row[2], [scale * mean, scale * half])
+
+
+@pytest.mark.parametrize('part', PARTS)
+def test_differences_their_intervals_and_p_values(part):
+    runs, metric = read(part)
+    table = VALUES[f'{part}.tables.comparisons']
+    scale = 100.0 if table['head'][4] == 'points' else 1.0
+    p_values = {}
+    for a, b, _, n, difference, p, *_ in table['rows']:
+        seeds = sorted(runs[a].keys() & runs[b].keys())
+        d = matrix(part, runs[b], seeds) - matrix(part, runs[a], seeds)
+        mean, half, found = crossed(d)
+        differ = int((np.abs(d) > 1e-9).any(0).sum())
+        assert n == str(len(seeds))
+        if metric == 'map' and differ < min(FEW, d.shape[1] / 2):
+            # two sets of random weights agree to some ten-thousandths
+            assert numbers(difference) == pytest.approx(
+                [mean, *bounded(d, np.random.default_rng(7))], abs=1.2e-3
+            )
+            assert found is None or 0.5 <= float(p) <= 1.0 or differ > 1
+            p_values[a, b] = None if found is None else float(p)
+            continue
+        same(difference, [scale * x for x in (mean, mean - half, mean + half)])
+        p_values[a, b] = found
+        if found is None:
+            assert p == '-'
+        elif p != '< 0.001':
+            same(p, [found])
+        else:
+            assert found < 0.001
+    if part.startswith(('mlm', 'qa')):
+        return  # their steps are named by what they compare in each study
+    for row in table['rows']:
+        step = (row[0], row[1])
+        family = [s for s in p_values if (s in ONE_FACTOR) == (step in ONE_FACTOR)]
+        rising = sorted(family, key=lambda s: 1.0 if p_values[s] is None else p_values[s])
+        if p_values[step] is not None and numbers(row[6]) and '<' not in row[6]:
+            before = rising[: rising.index(step) + 1]
+            holm = max(p_values[s] * (len(family) - rising.index(s)) for s in before)
+            assert numbers(row[6])[0] == pytest.approx(min(holm, 1.0), abs=3e-3)
