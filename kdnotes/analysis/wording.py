@@ -160,12 +160,9 @@ def _alike(c: Comparison) -> str:
     of_precision = c.attribution is not None and c.attribution.factor == 'precision'
     if not (of_precision and c.equivalences) or (e := c.equivalences[0]).p_noninferior is None:
         return same
-    corrected = 'uncorrected'
-    if e.corrected_over:
-        corrected = (
-            f"after Holm's correction over {e.corrected_over} comparison{'s' * (e.corrected_over > 1)}"
-        )
-        corrected += ' of precision'
+    corrected = {None: 'uncorrected', 1: 'the only comparison of precision'}.get(
+        e.corrected_over, f"after Holm's correction over {e.corrected_over} comparisons of precision"
+    )
     margin = f'{e.margin * unit.factor:g}'
     if e.equivalent:
         within = f'±{margin}{unit.words}'

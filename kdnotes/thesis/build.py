@@ -46,7 +46,7 @@ from .values import part_values, transfer_values, trial_values
 # %% auto #0
 __all__ = ['PARTS', 'LANGUAGE', 'QUESTIONS', 'LISTED', 'MADE', 'USAGE', 'ThesisError', 'evidence_alone', 'planned',
            'part_records', 'pin', 'overlap', 'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts',
-           'write_facts', 'compiled', 'figure_values', 'corpus_table', 'build', 'main']
+           'write_facts', 'compiled', 'figure_values', 'corpus_table', 'said_differently', 'build', 'main']
 
 # %% ../../nbs/thesis/10_build.ipynb #800ef50c
 class ThesisError(KdnotesError):
@@ -583,6 +583,32 @@ def _claims(values: dict, facts: dict) -> dict:
     return dict(claims=claims_values(known), language=dict(tables=tables))
 
 
+def _first_sentence(text: str) -> str:
+    return re.split(r'(?<=\.) (?=[A-Z])', text)[0]
+
+
+def said_differently(
+    before: Sequence[dict],  # of thesis/said_before.json: before, why, and a key of values or now
+    values: dict,  # flat
+) -> dict:  # tables
+    "What an edition says otherwise than the one before it, sentence by sentence."
+
+    def estimate(found: re.Match) -> str:
+        numbers = (values[f'{found[1]}.{end}'] for end in ('estimate', 'low', 'high'))
+        return '{:.3f} [{:.3f}, {:.3f}]'.format(*numbers)
+
+    rows = []
+    for row in before:
+        now = values.get(row['key']) if 'key' in row else re.sub(r'{([\w.]+)}', estimate, row['now'])
+        if now is None:
+            raise ThesisError(f"thesis/said_before.json names {row['key']}, which is no value; take it out")
+        now = _first_sentence(now) if 'key' in row else now
+        if now == row['before']:
+            raise ThesisError(f"thesis/said_before.json has what is said again: {now[:80]!r}; take it out")
+        rows.append({'before': row['before'], 'now': now, 'why': row['why']})
+    return dict(tables=dict(differently=pd.DataFrame(rows)))
+
+
 def build(
     where: Path,  # the checkout
 ) -> Path:  # thesis/thesis.pdf
@@ -623,6 +649,7 @@ def build(
                 values[part] = _compared(part, e, plan, facts, where)
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
     values |= _claims(values, facts)
+    values['edition'] = said_differently(read_json(thesis / 'said_before.json'), flat(values))
     write_json(thesis / 'generated' / 'values.json', flat(values))
     pdf.write_bytes(compiled(where))
     return pdf
