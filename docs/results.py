@@ -22,6 +22,7 @@ class StudyPage:
     line: tuple[str, ...]  # of `COLUMNS`, Markdown
 
 
+LONGEST_NUMBER = 24  # characters of a number with its interval
 COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'what came out')
 
 
@@ -76,7 +77,10 @@ def part(p: Part, addresses: dict[str, str]) -> str:  # figure -> address on the
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
     cells = [tuple(map(comment, row)) for row in rows]
-    return f'{table(tuple(map(comment, columns)), cells, "figures")}\n\n{comment(caption)}'
+    # numbers in a row stay together; sentences in the last column may be broken
+    noted = any(len(row[-1]) > LONGEST_NUMBER for row in rows)
+    kind = 'figures noted' if noted else 'figures'
+    return f'{table(tuple(map(comment, columns)), cells, kind)}\n\n{comment(caption)}'
 
 
 def page(p: Page, addresses: dict[str, str]) -> str:
@@ -142,7 +146,7 @@ def list_page(pages: Sequence[StudyPage]) -> str:
                 'What was trained for this project, from the records in `thesis/data/` alone. The '
                 '[thesis](/files/thesis/thesis.pdf) argues from them, '
                 'and the [log](/project/log.md) tells how they came about, failures too.',
-                table(COLUMNS, [p.line for p in pages], 'figures'),
+                table(COLUMNS, [p.line for p in pages], 'studies'),
                 listing,
             ]
         )

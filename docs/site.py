@@ -125,6 +125,15 @@ def symbols(modules: Iterable[Module], without: Iterable[str]) -> dict[str, str]
     return {name: full for name, full in named if times[name] == 1 and name not in plain}
 
 
+def full_names(modules: Iterable[Module]) -> dict[str, str]:
+    "Names with their module, as comments write them, by what they mean: `config.TASKS`."
+    names = [f'{m.name}.{s.name}' for m in modules for s in m.symbols]
+    short = [name.split('.', name.count('.') - 1)[-1] for name in names]
+    times = Counter(short)
+    long = {name.removeprefix('kdnotes.'): name for name in names}
+    return {name: full for name, full in zip(short, names) if times[name] == 1} | long
+
+
 def toctree(entries: Iterable[str], caption: str = '', depth: int = 1, shown: bool = False) -> str:
     "A list of pages."
     options = {'caption': caption} if caption else {}
@@ -199,11 +208,13 @@ def offered(root: Path) -> tuple[str, ...]:
 def write_reference(site: Site) -> None:
     "A page for what `import kdnotes as kd` offers, and one for each module."
     names = offered(site.root)
+    known = site.symbols | full_names(site.modules)
     for m in site.modules:
         if m.name == 'kdnotes.api':
-            site.write('reference/kdnotes.md', python_page(m, names, chapter(m)))
+            site.write('reference/kdnotes.md', python_page(m, names, chapter(m), known))
         left_out = set(names) if m.name == 'kdnotes.api' else set()
-        site.write(reference(m)[1:], module_page(m, chapter(m), left_out))
+        own = {s.name: f'{m.name}.{s.name}' for s in m.symbols if s.kind == 'class'}
+        site.write(reference(m)[1:], module_page(m, chapter(m), known | own, left_out))
     for package in packages(site.root):
         entries = [m.name.split('.')[-1] for m in modules_of(site, package)]
         parts = [f'# {package}', about_package(site.root, package), toctree(entries, shown=True)]

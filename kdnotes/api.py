@@ -35,7 +35,7 @@ _TOGETHER = (
 class Data:
     "Texts that a run can be given."
 
-    task: str
+    task: str  # of `config.TASKS`
     corpus: str  # a name, a folder or a hub id
     columns: str | None = None  # which column holds what, where a folder or the hub has other names
 
@@ -178,18 +178,21 @@ def _whole(table: pd.DataFrame, split: str) -> pd.DataFrame:
 class Run:
     "A finished run: what came out, and its model."
 
-    record: dict
+    record: dict  # what `record.json` holds
 
     @property
     def run_id(self) -> str:
+        "Its name, by which `load_run` finds it again."
         return self.record['run_id']
 
     @property
     def metrics(self) -> dict[str, dict[str, float | None]]:  # evaluation set -> metric -> value
+        "What it scored."
         return self.record['metrics']
 
     @property
     def folder(self) -> RunFolder:
+        "Its files."
         return RunFolder(self.record['study'], self.run_id)
 
     @property
@@ -201,7 +204,7 @@ class Run:
         self,
         # question and candidates, question and passage, or text (and pair); `beside=` another model
         **asked: Any,
-    ):  # a `experiment.predict.Prediction`
+    ):  # an `experiment.predict.Prediction`
         "Ask its model."
         from kdnotes.experiment.predict import predict
 
@@ -253,7 +256,7 @@ class Run:
 
 
 def load_run(
-    run_id: str,
+    run_id: str,  # the name of its folder
 ) -> Run:
     "A run that is finished, whatever study made it."
     found = find_record(run_id)
@@ -289,7 +292,7 @@ def _made(
 
 
 def finetune(
-    data: Data,
+    data: Data,  # of `load_data`
     model: str | Path | None = None,  # hub id or folder of pretrained weights; None: the profile's
     mixed: bool = False,  # in mixed precision
     say: Callable[[str], None] = print,  # is told what happens
@@ -303,7 +306,7 @@ def finetune(
 
 
 def distil(
-    data: Data,
+    data: Data,  # of `load_data`
     # of `finetune`, or the folder or hub id of a model that is fine-tuned already and is taken as it is;
     # None: the profile's is fine-tuned first
     teacher: Run | str | Path | None = None,
@@ -323,13 +326,13 @@ def distil(
 
 # %% ../nbs/89_api.ipynb #d4fcdb14
 def study(
-    data: Data,
-    seeds: int = 3,
+    data: Data,  # of `load_data`
+    seeds: int = 3,  # seeds 0, 1, ...: each trains every arm once
     arms: str = 'usual',  # usual | procedures | all | names of modes with commas
     say: Callable[[str], None] = print,  # is told what happens
     on_row: Callable[[dict], None] = _ignored,  # is given every row that its runs write
     **parameters: Any,  # of a run, and `study`, its name
-):  # a `experiment.study.StudyResult`; its `report` has the headline and the tables
+):  # an `experiment.study.StudyResult`; its `report` has the headline and the tables
     "Train the arms of a study on several seeds, and compare them."
     from kdnotes.experiment.study import run_study
 
@@ -357,8 +360,8 @@ def compare(
 
 
 def doctor(
-    data: Data,
-    mode: str = 'mixed_kd',
+    data: Data,  # of `load_data`
+    mode: str = 'mixed_kd',  # of `config.MODES`
     **parameters: Any,  # of a run
 ):  # a `checks.doctor.Diagnosis`; `str` of it is for people
     "Check a configuration in about a minute, before a long run."

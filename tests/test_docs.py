@@ -14,6 +14,7 @@ from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import help_of, listed  # noqa: E402
 from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
 from docs.parameters import parameters_page  # noqa: E402
+from docs.reference import typed  # noqa: E402
 from kdnotes.commands.parameters import as_typed  # noqa: E402
 from docs.symbols import DocsError, read_module  # noqa: E402
 
@@ -101,6 +102,14 @@ def test_every_parameter_of_a_run_has_its_default_and_its_comment():
         assert p.comment and row in page, p.name
         assert comment(p.comment.replace('None:', 'none:')) in page, p.name
     assert [name for name in parameters() if f'[`{name}`]' not in page] == []
+
+
+def test_a_type_leads_to_its_class():
+    known = {'Run': 'kdnotes.api.Run'}
+    assert typed('Run | str', known) == r'{py:obj}`Run <kdnotes.api.Run>` \| `str`'
+    assert (
+        typed('dict[str, Run]', known) == '`dict[str, Run]`' and typed('int | None', known) == '`int | None`'
+    )
 
 
 def test_every_public_name_is_on_a_page(written):

@@ -19,6 +19,7 @@ import transformers
 from kdnotes.analysis.in_use import SMOKE_STUDY
 from kdnotes.core.arms import MODES, USUAL
 from kdnotes.core.config import make_config, parameters_from
+from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
@@ -241,6 +242,42 @@ def test_smoke_runs_have_a_study_of_their_own(monkeypatch, home):
     for given, study in (('mine', 'mine-smoke'), ('mine-smoke', 'mine-smoke'), ('', 'embedded-smoke')):
         [planned] = plan_study(1, 'baseline', given, corpus='embedded', smoke=True)
         assert planned.config.study == study
+
+
+def test_a_run_is_shown_without_the_values_that_its_notebook_was_saved_with(tmp_path):
+    "Who changes run.ipynb in JupyterLab and saves it changes no study."
+    code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
+    shell = {}
+    exec(code[0], shell)
+    exec(next(source for source in code if 'def without_values(' in source), shell)
+    saved = nbformat.read(ROOT / 'nbs/run.ipynb', 4)
+    [cell] = [c for c in saved.cells if 'parameters' in c.metadata.get('tags', [])]
+    cell.source += '\nepochs = 1.0\nmax_length = 64'
+    nbformat.write(saved, tmp_path / 'run.ipynb')
+    shown = [c.source for c in shell['without_values'](tmp_path / 'run.ipynb').cells if c.cell_type == 'code']
+    of_run = {}
+    for source in shown[:2]:
+        exec(source, of_run)
+    assert make_config(**parameters_from(of_run['before'], of_run)) == make_config()
+    assert len(shown) == sum(c.cell_type == 'code' for c in saved.cells)
+
+
+def test_an_interrupted_study_says_what_is_done_and_shows_no_traceback(home, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(home))
+    monkeypatch.chdir(ROOT)
+    code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
+    runs = next(i for i, source in enumerate(code) if 'run_study(' in source)
+    shell = {}
+    for source in code[:runs]:
+        exec(source, shell)
+
+    def interrupted(on_plans, **given):
+        on_plans(plan_study(1, 'baseline', 'stopped', corpus='embedded'))
+        raise KeyboardInterrupt
+
+    shell['run_study'] = interrupted
+    with pytest.raises(Stopped, match='0 of 1 runs are done; this cell, run again, makes the rest'):
+        exec(code[runs], shell)
 
 
 def test_the_run_notebook_has_the_parameters_defaults():

@@ -77,6 +77,19 @@ def test_a_run_without_a_value_or_a_teacher_says_so():
     assert 'saved' not in box.lines
 
 
+def test_a_run_names_the_run_of_its_study_that_is_nearest_to_it():
+    first = written('full_kd', 0.72)
+    written('full_kd', 0.71, alpha=0.9, temperature=4.0)
+    written('full_kd', 0.6, study='another', alpha=0.6)
+    written('full_kd', 0.6, smoke=True)
+    second = written('full_kd', 0.7, alpha=0.8)
+    said = run_box(second).lines['nearest']
+    assert said.startswith(
+        f'{first["run_id"]} was made with alpha 0.5, here 0.8. Its MAP on the test set is 0.720.'
+    )
+    assert 'nearest' not in run_box(written('baseline', 0.8)).lines
+
+
 def test_a_name_is_no_html():
     record = pair() | dict(run_id='<b>bold</b>')
     assert '<b>bold' not in run_box(record)._repr_html_()

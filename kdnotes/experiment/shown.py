@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
+from ..analysis.compare import differences
 from ..analysis.in_use import in_percent, in_use, rests_on, saves, trivial, use_table
 from ..analysis.intervals import scaled
 from ..analysis.plotting import primary_name
@@ -18,7 +19,7 @@ from ..core.processes import Stopped
 from .launch import execute, goes_on, progress
 from .plan import Plan
 from ..records.schema import RecordError
-from ..records.store import TABLES, RunFolder, find_record, find_run_model, units
+from ..records.store import TABLES, RunFolder, find_record, find_run_model, records, units
 
 # %% auto #0
 __all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link']
@@ -77,6 +78,58 @@ class Box:
         ]
         return f'<div style="{_FRAME}">{"".join(parts)}</div>'
 
+# %% ../../nbs/experiment/09_shown.ipynb #e41a7f90
+_MOST_NAMED = 4  # settings that a sentence names
+
+
+def _nearest(
+    record: dict,  # of a finished run
+) -> dict | None:  # a record; None: the study has no other run of this arm, corpus and seed
+    "Of the study's other runs of the same arm, corpus and seed, the one with the fewest other settings."
+    alike = ('arm', 'seed', 'task', 'corpus_sha256', 'smoke')
+    try:
+        found = records(record['study'])
+    except RecordError:
+        return None
+    others = [
+        r
+        for r in found
+        if r['run_id'] != record['run_id']
+        and r['primary']['value'] is not None
+        and _metric(r) == _metric(record)
+        and all(r.get(name) == record.get(name) for name in alike)
+    ]
+    return min(others, key=lambda r: (len(differences(r, record)), -_finished(r)), default=None)
+
+
+def _finished(record: dict) -> float:
+    "When a run's record was written; 0 where that is not known."
+    path = RunFolder(record['study'], record['run_id']).path / 'record.json'
+    return path.stat().st_mtime if path.is_file() else 0.0
+
+
+def _beside(other: dict, record: dict) -> str:
+    "What another run had otherwise, and what came out of it."
+    values = {k: v for k, v in differences(other, record).items() if not isinstance(v[0], dict)}
+    named = [f'{name} {a}, here {b}' for name, (a, b) in list(values.items())[:_MOST_NAMED]]
+    if len(values) > _MOST_NAMED:
+        named.append(f'and {len(values) - _MOST_NAMED} settings more')
+    return (
+        f'{other["run_id"]} was made with {"; ".join(named) or "other weights"}. '
+        f'Its {_metric(other)} is {_value(other)}. One seed of each does not say what made the difference.'
+    )
+
+
+def _metric(record: dict) -> str:
+    return f"{primary_name(record)} on the {record['primary']['set']} set"
+
+
+def _value(record: dict) -> str:
+    "The primary value, in its unit."
+    unit = unit_of(record['task'], record['primary']['metric'])
+    percent = ' %' if unit.factor != 1 else ''
+    return f'{unit.factor * record["primary"]["value"]:.{unit.digits - 1}f}{percent}'
+
 # %% ../../nbs/experiment/09_shown.ipynb #e3573ab9
 SMOKE_RUN = 'Smoke run of a few steps: it shows that everything works, and its numbers mean nothing.'
 
@@ -91,7 +144,10 @@ def run_box(
     told = {}
     if use.pairs[arm]:
         told['saved'] = saves(use, arm)
-    told['how sure'] = f'{rests_on(e, arm)} A study repeats it with other seeds, and without distillation.'
+    without = ', and without distillation' if record['factors'].get('kd') else ''
+    told['how sure'] = f'{rests_on(e, arm)} A study repeats it with other seeds{without}.'
+    if other := _nearest(record):
+        told['nearest'] = _beside(other, record)
     if e.times.note:
         told['times'] = e.times.note
     if record['teacher_run_id'] and len(e.records) == 1:
@@ -101,10 +157,6 @@ def run_box(
     names = {arm: arm} | {other: f'{other}, its teacher' for other in e.arms if other != arm}
     table = pd.DataFrame({name: _column(e, its) for its, name in names.items()})
     return Box(_title(record, e, use.shares[arm]), pd.concat([table, _of_use(use, names)]), told, warning)
-
-
-def _metric(record: dict) -> str:
-    return f"{primary_name(record)} on the {record['primary']['set']} set"
 
 
 def _column(e: Evidence, arm: str) -> dict[str, str]:
@@ -130,11 +182,8 @@ def _title(record: dict, e: Evidence, share) -> str:
     if value is None:
         why = record['reasons'].get('primary.value', 'no reason recorded')
         return f'{record["run_id"]}: no {_metric(record)}, since {why}'
-    unit = unit_of(record['task'], record['primary']['metric'])
-    percent = ' %' if unit.factor != 1 else ''
     kept = f", {in_percent(share)} of its teacher's" if share else ''
-    shown = f'{unit.factor * value:.{unit.digits - 1}f}{percent}'
-    return f'{record["run_id"]}: {_metric(record)} {shown}{kept}{trivial(e)}'
+    return f'{record["run_id"]}: {_metric(record)} {_value(record)}{kept}{trivial(e)}'
 
 # %% ../../nbs/experiment/09_shown.ipynb #5d0c8bd7
 def make_here(
