@@ -63,13 +63,14 @@ pins = sed -nE '/^($(1))==/,/[^\\]$$/p' constraints.txt
 quoted = '$(subst ','\'',$(1))'
 name_of = $(firstword $(subst =, ,$(1)))
 value_of = $(patsubst $(call name_of,$(1))=%,%,$(1))
+# what a notebook was saved with plays no part: smoke is always given
 # what a study is called; where its arms are given, once its plan has refused nothing
 NAME = kdnotes name -p $(call quoted,task=$(TASK)) -p $(call quoted,corpus=$(CORPUS)) -p $(call quoted,study=$(STUDY)) $(SHORT:%=-p smoke=true) $(foreach p,$(P),-p $(call quoted,$(p)))
 PLANNED = $(NAME) --seeds $(call quoted,$(SEEDS)) --arms $(call quoted,$(ARMS)) $(if $(COLUMNS),-p $(call quoted,columns=$(COLUMNS))) -p $(call quoted,profile=$(PROFILE)) \
     -p $(call quoted,transfer=$(TRANSFER)) -p $(call quoted,student_init=$(INIT)) -p $(call quoted,gradient_stats=$(GRADIENT_STATS))
 GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile $(call quoted,$(PROFILE)) \
     -r transfer $(call quoted,$(TRANSFER)) -r student_init $(call quoted,$(INIT)) \
-    $(SHORT:%=-p smoke True) $(foreach p,$(P),-r $(call quoted,$(call name_of,$(p))) $(call quoted,$(call value_of,$(p))))
+    -p smoke $(if $(SHORT),True,False) $(foreach p,$(P),-r $(call quoted,$(call name_of,$(p))) $(call quoted,$(call value_of,$(p))))
 # lines that are dropped: papermill's for each cell and for parameters that are not in the notebook (which refuses unknown ones), and each kernel's warning about TCP on this machine
 NOISE := '^((Executing|Ending) Cell |Passed unknown parameter: |\[IPKernelApp\] WARNING \| Kernel is running over TCP|\[IPKernelApp\] ERROR \| KeyboardInterrupt caught in kernel|<IPython\.core\.display\.)|^$$'
 
@@ -181,7 +182,7 @@ bench: setup  ## compare kdnotes with other libraries on this machine, half an h
 	@mkdir -p $(call quoted,$(RUNS)/bench)
 	@papermill nbs/bench.ipynb $(call quoted,$(RUNS)/bench/bench.ipynb) --cwd . --no-progress-bar --log-output -r contestants $(call quoted,$(CONTESTANTS)) \
 	    -p alternations $(call quoted,$(ALTERNATIONS)) -p steps $(call quoted,$(STEPS)) \
-	    $(SHORT:%=-p smoke True) < /dev/null 2>&1 | $(QUIET) >&2
+	    -p smoke $(if $(SHORT),True,False) < /dev/null 2>&1 | $(QUIET) >&2
 	@cat $(call quoted,$(RUNS)/bench/table.txt)
 
 doctor: setup ## check all modes on this machine in a minute; for your own model: kdnotes doctor -p teacher=<folder> ...

@@ -920,7 +920,7 @@ def test_of_an_error_lower_is_better_in_words_and_margins():
     less = error_pair(0.65)
     assert verdict_on(less).code == 'significant' and less.difference.estimate < 0
     assert '(better, significant' in explain(less)
-    assert sentence(less).startswith('squared error on the test set of full_kd was lower than')
+    assert sentence(less).startswith('Squared error on the test set of full_kd was lower than')
     # an improvement needs no word on how bad it may be
     assert 'worse' not in sentence(less) and all(e.noninferior for e in less.equivalences)
     more = error_pair(0.73)

@@ -208,7 +208,7 @@ def _keeps(use: InUse, student: str) -> str:
     s, t = (format(scaled(v, unit.factor), f'.{unit.digits - 1}f') for v in values)
     share = use.shares[student]
     percent = ' in percent' if unit.factor != 1 else ''
-    values = f'{name}{percent}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
+    values = f'{name[0].upper()}{name[1:]}{percent}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
     if share is None:
         return values
     c = _effect_of_kd(e, student)
@@ -267,9 +267,9 @@ def saves(
     ]
     if trained:
         seconds = [[r['time']['train_s'] for r in runs] for runs in zip(*trained)]
-        said.append(
-            f'was trained {times_as(ratio_interval(seconds[1], seconds[0]))}, its teacher not counted'
-        )
+        ratio = ratio_interval(seconds[1], seconds[0])
+        fewer = f' ({ratio.n} seeds)' if ratio.n != len(pairs) else ''
+        said.append(f'was trained {times_as(ratio)}{fewer}, its teacher not counted')
     timed = all((r.get('latency') or {}).get('batch_1_ms') for pair in pairs for r in pair)
     why = 'cannot be compared, for the runs were not made alike' if timed else 'was not measured'
     unknown = '' if both else f'; how fast it answers {why}'

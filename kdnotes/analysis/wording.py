@@ -229,7 +229,8 @@ def _metric_sentence(c: Comparison) -> str:
     size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
     worse = (d.estimate > 0) != c.primary['higher_is_better']
     return (
-        f'{name} of {c.b} was {_direction(c)} than that of {c.a} by {size:{digits}}{unit.words} '
+        f'{name[0].upper()}{name[1:]} of {c.b} was {_direction(c)} than that of {c.a} by '
+        f'{size:{digits}}{unit.words} '
         f'({rests}){_called(c)}{_alike(c) if worse else ""}'
     )
 
