@@ -132,7 +132,8 @@ audit: setup  ## look up the known vulnerabilities of all pinned versions; where
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
 	@$(STOPPABLE) study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
-	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt"
+	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt" && \
+	echo "next: make report STUDY=$$study (HTML and PDF); kdnotes list $$study names the runs, for kdnotes predict and kdnotes export"
 
 report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
 	kdnotes report $(call quoted,$(or $(STUDY),embedded))

@@ -193,6 +193,9 @@ def _carry_out(argv: Sequence[str]) -> int:
             return 2
 
 
+_TRAINS = frozenset(('run', 'study', 'tune', 'doctor', 'bench', 'gpu-check'))  # they leave work undone
+
+
 def main(
     argv: Sequence[str] | None = None,  # None: the process'
 ) -> int:  # exit code, of EXIT_CODES
@@ -212,6 +215,8 @@ def main(
     except BrokenPipeError:  # who read the output has gone, as in `kdnotes study | head`
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        if not _TRAINS.intersection(argv):
+            return EXIT_STOPPED
     except KeyboardInterrupt:
         pass
     tell(f'kdnotes: stopped; what is done is kept, and the same command makes the rest: {_typed_again(argv)}')

@@ -15,8 +15,8 @@ from ..core.config import KdnotesError
 __all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'StatsError', 'number_texts', 'Interval',
            'checked_numbers', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares',
            'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units',
-           'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'ratio_interval', 'draw_counts',
-           'studentised_limits', 'bootstrap_interval', 'compact_curve']
+           'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval', 'ratio_interval',
+           'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -372,6 +372,17 @@ def bounded_interval(
         f'bounded mean over {over}, since few units differ',
         units=U,
     )
+
+
+def difference_interval(
+    matrix,  # (seeds, units) of differences
+    rng: np.random.Generator,  # the draws come from here and nowhere else
+    reach: float | None = None,  # no difference is larger; None: there is no bound
+) -> Interval:
+    "The crossed interval, or that of a bounded mean where few units differ."
+    if reach is None or not few_differ(matrix):
+        return crossed_interval(matrix)
+    return bounded_interval(bounded_mean(matrix, rng, reach))
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
 def ratio_interval(

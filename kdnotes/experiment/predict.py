@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info
 from ..core.files import read_json
-from .score import RUN_ID
+from .score import RUN_ID, check_run_id
 from ..records.schema import check_read
 from ..records.store import checked_run_model, find_run_model
 from ..tasks.base import INPUTS, Answer, Reader, TaskInfo
@@ -38,6 +38,7 @@ def find_source(
     name: str,  # the run_id or the folder of a finished run, a folder of a saved model, or a hub id
 ) -> Source:
     "Where a model is, and the run that made it."
+    check_run_id(name)
     if RUN_ID.fullmatch(name):
         folder = checked_run_model(name)
         if folder is None:

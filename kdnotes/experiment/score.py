@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from ..analysis.intervals import Interval, cluster_interval, exp_interval, scaled
+from ..analysis.overview import find_run
 from ..core.config import KdnotesError, is_unicode, make_config, shown
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
@@ -41,8 +42,8 @@ from kdnotes.tasks.text_blocks import (
 )
 
 # %% auto #0
-__all__ = ['BY', 'DTYPES', 'RUN_ID', 'ScoreError', 'Scorer', 'model_source', 'load_scorer', 'read_text_to_score', 'Text',
-           'encode', 'Score', 'score', 'score_lines', 'score_as_dict']
+__all__ = ['BY', 'DTYPES', 'RUN_ID', 'ScoreError', 'check_run_id', 'Scorer', 'model_source', 'load_scorer', 'read_text_to_score',
+           'Text', 'encode', 'Score', 'score', 'score_lines', 'score_as_dict']
 
 # %% ../../nbs/experiment/06_score.ipynb #66dcc7ce
 class ScoreError(KdnotesError):
@@ -53,6 +54,15 @@ BY = ('block', 'line')
 DTYPES = ('fp32', 'bf16', 'fp16')
 _AUTO_CLASS = 'AutoModelForMaskedLM'
 RUN_ID = re.compile(r'[\w.]+-s\d+-[0-9a-f]{12}')
+_MEANT_AS_RUN_ID = re.compile(r'[\w.]+-s\d+(-\w*)?')
+
+
+def check_run_id(
+    name: str,  # whatever names a model
+) -> None:
+    "Refuse what was meant as a run_id and is none, before it is taken for a model of the hub."
+    if _MEANT_AS_RUN_ID.fullmatch(name) and not os.path.isdir(name):
+        find_run(name)
 
 
 class Scorer(NamedTuple):
@@ -70,6 +80,7 @@ def model_source(
     name: str,  # a folder, a hub id, or the run_id of a finished run
 ) -> str:  # a folder or a hub id
     "Where a model is."
+    check_run_id(name)
     if not RUN_ID.fullmatch(name):
         return name
     folder = checked_run_model(name)

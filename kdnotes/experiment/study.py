@@ -19,6 +19,7 @@ from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from .forecast import Forecast, forecast, time_in_words
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
+from ..records.store import RunFolder
 
 # %% auto #0
 __all__ = ['plan_table', 'StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
@@ -111,7 +112,10 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.study
     made = [p.run_id for p in plans if p.run_id not in failed]
-    found = evidence(study, made)
+    # a teacher that was made or measured for this study stands beside its students
+    teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]
+    own = [run_id for run_id in teachers if RunFolder(study, run_id).done]
+    found = evidence(study, list(dict.fromkeys([*made, *own])))
     figures = draw_evidence(found, figures_path(study))
     compared = report_of(found, {figure.name: figure.path for figure in figures if figure.path})
     folder = runs_path() / study

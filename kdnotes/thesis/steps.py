@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from kdnotes.analysis.compare import (
     ONE_SEED,
+    SEED,
     TIMES,
     VERDICTS,
     Comparison,
@@ -22,13 +23,13 @@ from ..analysis.plotting import metric_name
 from ..analysis.wording import sentence, times_as, unit_of
 from ..core.config import task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
-from ..analysis.intervals import Interval, ratio_interval, scaled
+from ..analysis.intervals import Interval, difference_interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'RESAMPLED_SEEDS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short',
-           'step_values', 'borderline', 'pairs_by_seed', 'changed_pairs', 'quiet_times', 'resampled_table',
-           'memory_ratio', 'memory_values', 'amp_values']
+           'step_values', 'borderline', 'pairs_by_seed', 'changed_pairs', 'other_questions', 'quiet_times',
+           'resampled_table', 'memory_ratio', 'memory_values', 'amp_values']
 
 # %% ../../nbs/thesis/02_steps.ipynb #a3e0b939
 NOT_RUN = 'one of them has no runs'
@@ -219,6 +220,44 @@ def changed_pairs(
         return {}
     same = np.isclose(y[x.columns].to_numpy(), x.to_numpy(), atol=1e-6)
     return dict(pairs=x.size, changed=int((~same).sum()))
+
+
+def _on_set(runs: Sequence[dict], where: str) -> list[dict]:
+    "Runs as if another evaluation set were that of the primary metric."
+    metric = runs[0]['primary']['metric']
+    return [
+        r | dict(primary=r['primary'] | dict(set=where, value=r['metrics'].get(where, {}).get(metric)))
+        for r in runs
+    ]
+
+
+def other_questions(
+    a: Sequence[dict],  # the runs of one arm
+    b: Sequence[dict],  # the runs of another
+    its_units: pd.DataFrame,
+    # dev: the difference on the set that chose settings; everywhere: on all units of both sets; {} where
+    # there are none
+) -> dict[str, Interval]:
+    "What the primary metric does from a to b on other units than those of its own set."
+    pairs = pairs_by_seed(a, b)
+    if not pairs:
+        return {}
+    task = task_info(pairs[0][0]['task'])
+    own = pairs[0][0]['primary']
+    if task.tuning_set == own['set']:
+        return {}
+    found = {}
+    for where in (task.tuning_set, own['set']):
+        judged = list(zip(*(_on_set(runs, where) for runs in zip(*pairs))))
+        found[where], _, _ = metric_differences(judged, its_units)
+    if any(d is None or d.ndim != 2 for d in found.values()) or len({len(d) for d in found.values()}) > 1:
+        return {}
+    reach = task.reach.get(own['metric'])
+
+    def interval(d):
+        return difference_interval(d, np.random.default_rng(SEED), reach)
+
+    return dict(dev=interval(found[task.tuning_set]), everywhere=interval(np.hstack(list(found.values()))))
 
 
 def quiet_times(

@@ -70,6 +70,7 @@ from kdnotes.thesis.steps import (
     borderline,
     changed_pairs,
     memory_values,
+    other_questions,
     quiet_times,
     resampled_table,
     step_values,
@@ -464,6 +465,7 @@ def part_values(
     steps = {
         key: step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
         | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units)
+        | other_questions(arms.get(a, ()), arms.get(b, ()), e.units)
         | quiet_times(measured.get(a, ()), measured.get(b, ()))
         for key, (a, b) in STEPS.items()
     }
