@@ -8,8 +8,9 @@ import pytest
 from kinds import one_of_each
 import torch
 import transformers as hf
+from types import SimpleNamespace
 from architectures import configs, write_teacher
-from handmade import make_record
+from handmade import make_record, write_run
 from kdnotes.analysis.compare import check_arm, compare, differences
 from kdnotes.analysis.report import report
 from kdnotes.analysis.wording import explain, sentence
@@ -20,6 +21,7 @@ from kdnotes.distill import models
 from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task, plan, plan_study
+from kdnotes.experiment.study import _compared
 from kdnotes.records.store import RunFolder, find_record, find_run_model
 from kdnotes.tasks.sources import load_corpus
 
@@ -185,6 +187,33 @@ def refused(config, words):
 
 def classification(folder, **given):
     return asked(folder, task='text_classification', **given)
+
+
+def test_a_study_shows_the_teacher_that_it_measured_though_it_is_no_arm():
+    by_arm = {
+        arm: [make_record(arm, seed, value) for seed in (0, 1)]
+        for arm, value in (('baseline', 0.8), ('full_student', 0.7), ('full_kd', 0.72))
+    }
+    for record in sum(by_arm.values(), []):
+        write_run(record)
+    study = by_arm['baseline'][0]['study']
+    plans = [
+        SimpleNamespace(
+            config=SimpleNamespace(study=study),
+            run_id=record['run_id'],
+            teacher=SimpleNamespace(run_id=teacher['run_id']),
+        )
+        for arm in ('full_student', 'full_kd')
+        for record, teacher in zip(by_arm[arm], by_arm['baseline'])
+    ]
+    made = _compared(plans, {})
+    assert 'of its teacher' in made.report.headline[0] and 'baseline' in made.table.read_text()
+    # one that another study has made is not this one's
+    for record in by_arm['baseline']:
+        RunFolder(study, record['run_id']).path.rename(
+            RunFolder(study, record['run_id']).path.with_suffix('.aside')
+        )
+    assert 'baseline' not in _compared(plans, {}).table.read_text()
 
 
 def test_a_head_of_other_outputs_is_refused(tmp_path):

@@ -363,7 +363,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(model, tmp_path, capsys)
         'are not finite': [str(huge), str(texts), '--length', '16'],
         'is a gpt2, which was not made to guess hidden words': [str(left), str(texts), '--length', '16'],
         'there is no folder': [str(tmp_path / 'no model'), str(texts)],
-        'there is no run baseline-s0-0123456789ab': ['baseline-s0-0123456789ab', str(texts)],
+        "there is no run 'baseline-s0-0123456789ab'": ['baseline-s0-0123456789ab', str(texts)],
     }
     for sentence, arguments in cases.items():
         said = refused(capsys, *arguments)
