@@ -427,9 +427,9 @@ def test_the_executed_notebook_shows_the_run(first_run):
     assert any(
         'scores on test' in t and 'training' in t and record['precision_reason'] in t for t in tables
     ), 'the record, nothing cut off'
-    assert f"{record['run_id']} (answer_selection, mixed_kd" in said and 'the second takes' in said, (
-        'the model is asked, and so is its teacher'
-    )
+    assert (
+        f"{record['run_id']} (answer_selection, mixed_kd" in said and 'times as long in these calls' in said
+    ), 'the model is asked, and so is its teacher'
     [worst] = [t for t in tables if 'put first' in t]
     texts = [r['sentence'] for r in load_corpus('answer_selection', 'embedded').splits['test']]
     assert sum(t in worst for t in texts) >= 5, 'whole sentences'

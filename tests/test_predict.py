@@ -300,7 +300,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path, home, language_
         ],
         'is no file; give one with a candidate a line': [model, '--candidates', str(nothing)],
         '--passage is not read': [model, '--question', 'a', '--passage', 'b'],
-        '--candidates is missing': [model, '--question', 'a'],
+        '--candidate is missing': [model, '--question', 'a'],
         'the model has 3 outputs': [three, '--question', 'a', '--candidate', 'b'],
         'the text has no gap': [lm, '--text', 'w1'],
         'the model takes 32 at once; shorten it': [lm, '--text', 'w1 ' * 90 + '[MASK]'],
