@@ -24,6 +24,7 @@ from .plotting import arms_of, metric_name
 from .tables import Evidence
 from .wording import sentence, times_as, unit_of
 from ..core.config import task_info
+from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'share_of_pairs', 'InUse', 'in_use',
@@ -273,7 +274,9 @@ def saves(
     timed = all((r.get('latency') or {}).get('batch_1_ms') for pair in pairs for r in pair)
     why = 'cannot be compared, for the runs were not made alike' if timed else 'was not measured'
     unknown = '' if both else f'; how fast it answers {why}'
-    return f"{', '.join(said[:-1])}{' and ' * (len(said) > 1)}{said[-1]}{unknown}."
+    busy = any(is_busy(r.get('machine') or {}) for pair in [*both, *trained] for r in pair)
+    careful = '; others used the machine during these runs, so that times are unreliable' * busy
+    return f"{', '.join(said[:-1])}{' and ' * (len(said) > 1)}{said[-1]}{unknown}{careful}."
 
 
 def _effect_of_kd(e: Evidence, student: str) -> Comparison | None:

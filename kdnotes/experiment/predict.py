@@ -88,7 +88,8 @@ def check_asked(
 
 
 def _options(names: Sequence[str]) -> str:
-    return ' and '.join(f'--{name}' for name in names)
+    # a list is given one by one, or as a file
+    return ' and '.join(f'--{name.removesuffix("s")}' for name in names)
 
 
 def _misfit(info: TaskInfo, asked: dict[str, Any]) -> str:
@@ -256,7 +257,11 @@ def prediction_lines(
     if found.beside is not None:
         lines += ['', *prediction_lines(found.beside)]
         if found.latency_ms > 0:
-            lines += ['', f'the second takes {found.beside.latency_ms / found.latency_ms:.2f} times as long']
+            lines += [
+                '',
+                f'{found.beside.model} takes {found.beside.latency_ms / found.latency_ms:.2f} times as long '
+                'in these calls',
+            ]
     elif found.alone:
         lines.append(f'  note: {found.alone}')
     return lines
