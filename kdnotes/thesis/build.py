@@ -649,7 +649,7 @@ def build(
                 values[part] = _compared(part, e, plan, facts, where)
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
     values |= _claims(values, facts)
-    values['edition'] = said_differently(read_json(thesis / 'said_before.json'), flat(values))
+    values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
     write_json(thesis / 'generated' / 'values.json', flat(values))
     pdf.write_bytes(compiled(where))
     return pdf
