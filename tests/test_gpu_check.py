@@ -18,7 +18,7 @@ from kdnotes.core.config import TASKS
 from kdnotes.tasks.base import Evaluation, TaskView
 from kdnotes.tasks.batching import Batch
 from kdnotes.telemetry import meters as M
-from kdnotes.train import loop as trainer
+from kdnotes.train import cpu_fast_path, loop as trainer
 from kdnotes.train import state as training_state
 
 CPU = torch.device('cpu')
@@ -114,6 +114,23 @@ def test_a_forgotten_moment_is_seen(pair, tmp_path, monkeypatch):
 
     monkeypatch.setattr(training_state, 'restore_training', forgetful)
     assert not P.resume(pair, CPU, 'fp32', tmp_path)['ok']
+
+
+def test_masks_are_those_of_the_other_format(pair):
+    found = P.masks(pair, CPU, 'bf16')
+    assert found['ok'] and found['found'].startswith('0 of ')
+
+
+def test_masks_that_depend_on_the_format_are_seen(pair, monkeypatch):
+    sound = cpu_fast_path.drop
+
+    def by_format(x, p, bits):
+        if x.dtype != torch.float32:
+            bits.take(4)
+        return sound(x, p, bits)
+
+    monkeypatch.setattr(cpu_fast_path, 'drop', by_format)
+    assert not P.masks(pair, CPU, 'bf16')['ok']
 
 
 # ---- what is measured ----

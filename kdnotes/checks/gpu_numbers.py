@@ -29,13 +29,14 @@ from kdnotes.checks.gpu_setup import (
     settings,
 )
 from .probes import NO_LIMIT, checksums, distance, still
+from ..train.cpu_fast_path import fast_path
 from ..train.distributed import Runtime, set_matmul_precision, start
 from .profiling import peaks, reset_peaks
 from ..tasks.base import Task, TaskView
 from ..distill.teacher_cache import online_signal, teacher_signal
 
 # %% auto #0
-__all__ = ['FAR', 'CARD_BYTES', 'CONTEXT_BYTES', 'compare_with_cpu', 'overflow', 'resume', 'check_numbers', 'run_doctor',
+__all__ = ['FAR', 'CARD_BYTES', 'CONTEXT_BYTES', 'compare_with_cpu', 'overflow', 'resume', 'masks', 'check_numbers', 'run_doctor',
            'longest_examples', 'check_memory']
 
 # %% ../../nbs/checks/11_gpu_numbers.ipynb #1f5f439a
@@ -191,6 +192,45 @@ def resume(
     )
 
 # %% ../../nbs/checks/11_gpu_numbers.ipynb #0bdaf9c2
+@torch.no_grad()
+def _dropped(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) -> list[torch.Tensor]:
+    "Which elements each dropout of a forward sets to 0."
+    here = Runtime(device, dtype, math=set_matmul_precision(dtype))
+    model = copy.deepcopy(pair.student).to(device).train()
+    inputs = {name: x.to(device) for name, x in pair.task.batch('train', index).inputs.items()}
+    found = []
+    with fast_path(model, pair.task, device, seed=0) as fast:
+        for module in model.modules():
+            # those of attention are called as a function, with the module's bits
+            if type(module).__name__.endswith('Dropout'):
+                module.register_forward_hook(
+                    lambda _, given, out: found.append(((out == 0) & (given[0] != 0)).cpu())
+                )
+        fast.start(1, lambda: inputs['input_ids'])
+        with here.autocast():
+            model(**inputs)
+    return found
+
+
+def masks(
+    pair: Pair,
+    device: torch.device,
+    dtype: str,  # beside fp32
+) -> dict:  # a finding
+    "Does dropout drop the same elements in two number formats?"
+    index = np.arange(8)
+    full, low = (_dropped(pair, index, device, of) for of in ('fp32', dtype))
+    # a product that is 0 in sixteen bits alone looks as if it had been dropped
+    differ = sum(int((a != b).sum()) for a, b in zip(full, low, strict=True))
+    of_all = sum(x.numel() for x in full)
+    return finding(
+        'masks',
+        dtype,
+        bool(full) and differ <= 1e-4 * of_all,
+        f'{differ:,} of {of_all:,} elements are dropped in one of fp32 and {dtype} alone',
+    )
+
+
 def check_numbers(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "Everything that compares numbers."
     device = torch.device(job['device'])
@@ -202,6 +242,7 @@ def check_numbers(job: dict, say: Callable[[str], None]) -> dict:  # findings
         'gradient and losses': lambda: list(compare_with_cpu(job, pair)),
         'overflow': lambda: [overflow(pair, device)],
         'resume': lambda: [resume(pair, device, last, checkpoints)],
+        'masks': lambda: [masks(pair, device, last)],
     }
     for what, look in looks.items():
         try:
