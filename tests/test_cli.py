@@ -118,6 +118,25 @@ def test_json_of_what_trains_and_of_its_plan(small_run, small_home, capsys):
     assert Path(found['files']['table']).is_file() and found['failed'] == {}
 
 
+@pytest.mark.slow
+def test_json_of_a_search(small_run, small_home, capsys):
+    small_run('answer_selection')
+    given = small_options(small_home, 'searched')
+    found = as_json(
+        capsys, 'tune', '--mode', 'parallel_baseline', '--trials', '1', '--corpus', 'embedded', *given
+    )
+    [trial] = found['trials']
+    assert found['arm'] == 'parallel_baseline' and found['tuned'] == []
+    assert all(trial[name] == value for name, value in found['chosen'].items())
+
+
+def test_json_of_what_is_not_sent(home, capsys):
+    write_study()
+    assert cli.main(['push', 'full_kd-s0-0123456789ab', 'me/mine', '--json']) == 2
+    said = capsys.readouterr()
+    assert said.out == '' and 'nothing was sent' in said.err
+
+
 def test_a_refusal_leaves_standard_output_empty(home, capsys):
     for command in ('show nobody', 'list nothing', 'compare nothing', 'evidence nothing', 'study --arms x'):
         assert cli.main([*command.split(), '--json']) != 0

@@ -341,7 +341,8 @@ def test_every_claim_says_what_it_rests_on():
             and values[f'{step}.p_holm'] is not None
         ):
             assert re.search(
-                r'\d [^.]*\[.*interval, \d+ seeds and \d+ \w+; p.*(Holm|the only comparison of)',
+                r'\d [^.]*\[.*interval, \d+ seeds and \d+ \w+(, of which [\w ]+)?; '
+                r'p.*(Holm|the only comparison of)',
                 said,
             ), said
         elif values[f'{step}.n_seeds'] == 1:

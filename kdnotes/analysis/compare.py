@@ -151,7 +151,8 @@ def check_arm(
         return 'there are no runs of this arm'
     arm = records[0]['arm']
     values = [recorded(r) for r in records]
-    names = sorted(set().union(*values) - _BY_SEED - set(HARDWARE))
+    # seeds may come from several machines, whose masks may be of another kind; pairs tell that apart
+    names = sorted(set().union(*values) - _BY_SEED - {'dropout_masks', *HARDWARE})
     mixed = [k for k in names if any(v.get(k) != values[0].get(k) for v in values)]
     if mixed:
         return (
