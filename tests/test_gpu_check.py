@@ -392,7 +392,7 @@ def test_a_rehearsal_of_everything(tmp_path):
     )
     assert all(m['joules'] or m['reason'] for m in energy['modes']) and 'energy: each mode' in done.stdout
     assert {(f['check'], f['ok']) for f in parts['numbers']['findings']} == {
-        (c, True) for c in ('gradient', 'losses', 'overflow', 'resume')
+        (c, True) for c in ('gradient', 'losses', 'overflow', 'resume', 'masks')
     }
     for size in ('minilm', 'bert'):
         shown = G.rates_table(parts[size])
