@@ -304,6 +304,9 @@ class RunConfig(BaseModel):
     attention_dropout: float | None = parameter(
         None, ge=0, lt=1, younger=True, training=True, factors=('network',)
     )
+    # which draw of dropout's masks a seed has, 0 to 999; another one, and all else alike, is the control of a
+    # comparison in which masks differ too
+    dropout_draw: int = parameter(0, ge=0, lt=1000, younger=True, training=True)
     # standard deviation of new weights, as of a head; None: the model's config
     initializer_range: float | None = parameter(
         None, gt=0, le=1, younger=True, training=True, factors=('network',)

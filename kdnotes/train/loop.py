@@ -288,6 +288,12 @@ def loss_weights(
     return weights
 
 # %% ../../nbs/train/09_loop.ipynb #f6c04989
+def _dropout_seed(config: RunConfig, runtime: Runtime) -> int:
+    "A seed for a rank's dropout: of the run's seed and, where it is not the first, its draw."
+    draw = [config.dropout_draw] * (config.dropout_draw > 0)
+    return torch_seed(config.seed, 'dropout', runtime.rank, *draw)
+
+
 def prepare(
     task: Task,  # encoded
     student: nn.Module,  # on the runtime's device, weights in fp32
@@ -307,7 +313,7 @@ def prepare(
     optimizer = make_optimizer(trainable, config)
     scaler = runtime.scaler()
     agreement = Agreement(runtime)
-    torch.manual_seed(torch_seed(config.seed, 'dropout', runtime.rank))
+    torch.manual_seed(_dropout_seed(config, runtime))
     trainable.train()
     trained = [p for p in trainable.parameters() if p.requires_grad]
     return TrainingState(
@@ -349,9 +355,8 @@ def train(
     phase: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> TrainResult:
     "Train a model to the last step, from its newest checkpoint if there is one."
-    dropout_seed = torch_seed(config.seed, 'dropout', runtime.rank)
     batches_change = task_info(config.task).batches_change(config)
-    with fast_path(model, task, runtime.device, dropout_seed, batches_change) as fast:
+    with fast_path(model, task, runtime.device, _dropout_seed(config, runtime), batches_change) as fast:
         state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
         _report_start(state)
         with STOP.deferred():
