@@ -19,7 +19,8 @@ import pandas as pd
 from ..tasks.answer_selection import CORPORA
 from ..tasks.ranking_metrics import counts
 from ..analysis.compare import commits, uncommitted
-from ..analysis.intervals import FEW_DIFFER
+from ..analysis.in_use import MIB, in_use
+from ..analysis.intervals import FEW_DIFFER, scaled
 from ..analysis.coverage import ENOUGH_SEEDS, SETTINGS, coverage_table, outside
 from ..core.config import KdnotesError
 from ..core.files import root
@@ -33,6 +34,7 @@ from ..records.store import predictions, records, units
 from ..records.schema import widened
 from ..tasks.squad import answer_sentences
 from ..checks.bench_results import aims as bench_aims, rounds
+from ..checks.sizes import answer_times
 from .claims import Known, claims_values
 from .facts import flat, plain
 from .language import batch_values, language_values
@@ -47,7 +49,8 @@ from .values import part_values, transfer_values, trial_values
 # %% auto #0
 __all__ = ['PARTS', 'LANGUAGE', 'QUESTIONS', 'LISTED', 'RATES', 'MADE', 'USAGE', 'ThesisError', 'evidence_alone', 'planned',
            'part_records', 'pin', 'overlap', 'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts',
-           'write_facts', 'compiled', 'figure_values', 'corpus_table', 'said_differently', 'build', 'main']
+           'write_facts', 'compiled', 'figure_values', 'corpus_table', 'published_table', 'models_table_in_use',
+           'decisions_table', 'said_differently', 'build', 'main']
 
 # %% ../../nbs/thesis/11_build.ipynb #800ef50c
 class ThesisError(KdnotesError):
@@ -435,7 +438,9 @@ def coverage_facts(
 
 
 # facts that are made when they are asked for
-MADE = dict(corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts)
+MADE = dict(
+    corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts, in_use=answer_times
+)
 
 
 def write_facts(
@@ -527,6 +532,68 @@ def corpus_table(
     )
 
 
+def published_table(
+    published: Sequence[dict],  # of thesis/plan.json: model, learnt, parameters in millions, value, cite
+    ours: float,  # the teacher's, of the same metric
+) -> pd.DataFrame:  # a row a model, text
+    "What others report on the same questions, the best first, and how far above ours it lies."
+    rows = sorted(published, key=lambda row: -row['value'])
+    return pd.DataFrame(
+        [
+            {
+                'model': row['model'],
+                'parameters, M': str(row['parameters']),
+                'learnt before': row['learnt'],
+                'MAP': f"{row['value']:.3f}",
+                'above ours, points': f"{100 * (row['value'] - ours):.1f}",
+            }
+            for row in rows
+        ]
+    )
+
+
+def _level(plan: dict, main: dict) -> dict:
+    "Published levels beside the teacher of the main study."
+    ours = main['arms']['baseline']['primary'].estimate
+    above = [100 * (row['value'] - ours) for row in plan['published']]
+    return dict(
+        tables=dict(published=published_table(plan['published'], ours)),
+        least=min(above),
+        most=max(above),
+    )
+
+
+def models_table_in_use(
+    e: Evidence,
+    times: dict,  # of `checks.sizes.answer_times`; {}: not measured
+) -> pd.DataFrame:  # a row an arm, text
+    "What each arm's model is for its user."
+    use = in_use(e)
+    rows = []
+    for arm, runs in e.arms.items():
+        network = runs[0]['factors']['network']
+        parameters = runs[0]['params_total']
+        share = use.shares[arm]
+        rows.append(
+            {
+                'arm': arm,
+                'parameters, M': f'{parameters / 1e6:.1f}',
+                'weights, MiB': f'{4 * parameters / MIB:.0f}',
+                'a question, ms': f"{times[network]['value']:.1f}" if times else '-',
+                "of its teacher's MAP, %": format(scaled(share, 100.0), '.1f') if share else '-',
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def decisions_table(
+    decisions: Sequence[dict],  # of thesis/decided.json: when, what, known, commit
+) -> pd.DataFrame:  # a row a decision, text
+    "What was decided, and what its authors had seen by then."
+    titles = dict(when='when', what='decided', known='known by then', commit='commit')
+    return pd.DataFrame([{title: row[key] for key, title in titles.items()} for row in decisions])
+
+
 def _without(
     e: Evidence,
     questions: Sequence[str],
@@ -570,6 +637,7 @@ def _compared(part: str, e: Evidence, plan: dict, facts: dict, where: Path) -> d
         values = part_values(e, plan['aims'])
     if part == 'main':
         values['without_overlap'] = _without(e, facts['corpus'].get('overlap', {}).get('ids', ()))
+        values['tables']['use'] = models_table_in_use(e, facts.get('in_use', {}))
     return values | dict(figures=figure_values(e, where, own=part in QUESTIONS))
 
 
@@ -668,6 +736,10 @@ def build(
                 values[part] = _compared(part, e, plan, facts, where)
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
     values |= _claims(values, facts)
+    values['level'] = _level(plan, values['main'])
+    values['decided'] = dict(
+        tables=dict(decisions=decisions_table(read_json(thesis / 'decided.json')['decisions']))
+    )
     values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
     write_json(thesis / 'generated' / 'values.json', flat(values))
     pdf.write_bytes(compiled(where))
@@ -679,7 +751,7 @@ USAGE = (
     '[without_transfer=<study>] [without_bf16=<study>] [gpu=<study>] [tuning=<study>] [transfer=<study>] '
     '[gpu_transfer=<study>] [mlm=<study>] [mlm_fp32=<study>] [mlm_batch=<study>] [qa=<study>] '
     '[qa_preset=<study>] [qa_transfer=<study>] [rates=<study>] [rates_embedded=<study>] | '
-    'facts corpus | coverage | texts | sizes | '
+    'facts corpus | coverage | texts | sizes | in_use | '
     '<bench.json, gpu_check.json, or what kdnotes score --json printed> ...'
 )
 
