@@ -4,6 +4,7 @@
 
 # %% ../../nbs/thesis/01_facts.ipynb #65b0f8f1
 from __future__ import annotations
+import re
 from collections.abc import Sequence
 from typing import Any
 import numpy as np
@@ -36,10 +37,28 @@ def flat(
     return {prefix: plain(values)}  # a table is one value
 
 
+_OF_RUNS = re.compile(r' (\(n=\d+\))$')
+
+
+def _table(
+    frame: pd.DataFrame,  # of text
+) -> dict[str, list]:  # head, rows
+    "A table as lists; a number of runs that all cells of a column end with stands in its head."
+    head = []
+    columns = []
+    for k, name in enumerate(frame.columns):
+        cells = frame.iloc[:, k].tolist()
+        counts = {found[1] if (found := _OF_RUNS.search(cell)) else '' for cell in cells if cell != '-'}
+        count = counts.pop() if len(counts) == 1 else ''
+        head.append(f'{name} {count}'.strip())
+        columns.append([_OF_RUNS.sub('', cell) for cell in cells] if count else cells)
+    return dict(head=head, rows=[list(row) for row in zip(*columns)])
+
+
 def plain(value: Any) -> Any:
     "JSON's kinds; eight digits are enough for any text and are the same on every machine."
     if isinstance(value, pd.DataFrame):
-        return dict(head=[str(c) for c in value.columns], rows=value.astype(str).values.tolist())
+        return _table(value.astype(str))
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, (bool, np.bool_)):
