@@ -24,6 +24,7 @@ from kdnotes.core.files import evidence_path, figures_path
 from kdnotes.analysis.plotting import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, write_csv
+from kdnotes.analysis.report import report_of
 from kdnotes.analysis.tables import ReportError, pareto_front
 from kdnotes.records.schema import of_this_schema
 from kdnotes.analysis.intervals import mean_interval
@@ -334,6 +335,31 @@ def test_captions_take_their_numbers_from_the_records():
     )
     assert 'pooled over 15 runs and steps 10 to 50' in made['gradients']
     assert all(c == '' or c.endswith('.') and '  ' not in c and '..' not in c for c in made.values())
+
+
+def test_energy_says_what_it_is_of():
+    drawn = dict(device_j=9000.0, mean_w=150.0, idle_w=120.0, source='NVML energy counter')
+    alone = dict(wall_s=60.0, idle_gpu_percent=0.0)
+    commit(
+        [
+            r | dict(energy=r['energy'] | drawn, machine=(r['machine'] or {}) | alone)
+            for r in study(seeds=(0, 1))
+        ]
+    )
+    caption = figures('accuracy_energy')['accuracy_energy'].caption
+    e = tb.evidence('made')
+    said = report_of(e, {})
+    note = next(n for n in said.notes if n.startswith('Energy is that of the device alone'))
+    assert f'{note}.' in caption and 'host (processor, memory, fans) was not metered' in note
+    assert 'At rest it drew 120 to 120 W, and in the runs 150 to 150 W' in note
+    assert set(said.arms['above rest J']) == {'1800 ± 0'} and set(said.arms['energy J']) == {'9000 ± 0'}
+    rapl = [
+        r | dict(energy=r['energy'] | dict(source='RAPL counters of all CPU packages')) for r in e.records
+    ]
+    assert 'without the memory (DRAM)' in tb.energy_note(rapl)
+    others = [r | dict(machine=r['machine'] | dict(idle_gpu_percent=40.0)) for r in e.records]
+    assert tb.above_rest(others[0]) is None and 'was not read while nobody used it' in tb.energy_note(others)
+    assert tb.energy_note([r | dict(energy=r['energy'] | dict(device_j=None)) for r in e.records]) is None
 
 
 @functools.cache

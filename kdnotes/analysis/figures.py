@@ -36,6 +36,7 @@ from kdnotes.analysis.tables import (
     Evidence,
     agreement_table,
     confidence,
+    energy_note,
     curve_of,
     curve_points,
     curve_set,
@@ -679,6 +680,7 @@ def _accuracy_caption(e: Evidence, cost: str) -> str:
         f"{confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the "
         "cost; small ones are single runs. The dashed line is the Pareto front of the means: "
         f"{_listed(front)}. {_seeds(e)} {_machine(e)}"
+        + (f' {energy_note(e.records)}.' if cost == 'device_j' else '')
     )
 
 

@@ -19,6 +19,7 @@ from kdnotes.analysis.tables import (
     Evidence,
     arms_table,
     comparison_table,
+    energy_note,
     evidence,
     metrics_table,
     progress_table,
@@ -113,7 +114,7 @@ def starts_made_again(
 
 def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     "What a reader of a study should know."
-    notes = [timed(found).note, *starts_made_again(found)]
+    notes = [timed(found).note, energy_note(found), *starts_made_again(found)]
     if len(c := commits(found)) > 1:
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]:

@@ -42,13 +42,14 @@ from kdnotes.records.store import (
     units,
     without_repeats,
 )
+from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
-__all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence',
-           'evidence', 'arms_table', 'over_seeds', 'metrics_table', 'comparison_table', 'set_interval', 'sets_table',
-           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set',
-           'phase_seconds', 'pooled_gradients', 'score_kind', 'agreement_table', 'reliability_table', 'run_table',
-           'corpus_of', 'run_worst']
+__all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
+           'primary_interval', 'arm_values', 'Evidence', 'evidence', 'arms_table', 'over_seeds', 'metrics_table',
+           'comparison_table', 'set_interval', 'sets_table', 'progress_table', 'why_none', 'confidence', 'pareto_front',
+           'curve_points', 'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind',
+           'agreement_table', 'reliability_table', 'run_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -95,11 +96,70 @@ QUANTITIES = {
     'peak_device_mib': ('GPU MiB', '.0f', 'memory'),
     'peak_host_mib': ('host MiB', '.0f', 'memory'),
     'device_j': ('energy J', '.0f', 'energy'),
+    'above_rest_j': ('above rest J', '.0f', 'energy'),
     'mean_w': ('power W', '.1f', 'energy'),
     'co2_g': ('CO2 g', '.3g', 'energy'),
     'gpu_percent': ('GPU %', '.0f', 'utilisation'),
     'cpu_percent': ('CPU % (100: a core)', '.0f', 'utilisation'),
 }
+
+# %% ../../nbs/analysis/11_tables.ipynb #bcbbabcd
+def above_rest(
+    record: dict,
+) -> (
+    float | None
+):  # J; None: the energy or the power at rest is not known, or others worked on the device then
+    "The energy of a run's devices without what they draw at rest."
+    energy = record.get('energy') or {}
+    machine = record.get('machine') or {}
+    joules, watts, seconds = energy.get('device_j'), energy.get('idle_w'), machine.get('wall_s')
+    if None in (joules, watts, seconds) or (machine.get('idle_gpu_percent') or 0.0) > 100 * BUSY_SHARE:
+        return None
+    return joules - watts * seconds
+
+
+def quantity(
+    record: dict,
+    key: str,  # of QUANTITIES
+) -> float | None:  # None: it was not measured
+    "What a run measured of a quantity."
+    if key == 'above_rest_j':
+        return above_rest(record)
+    return record.get(QUANTITIES[key][2], {}).get(key)
+
+
+def energy_note(
+    records: Sequence[dict],  # of one study
+) -> str | None:  # a sentence; None: no energy is shown
+    "What the energy of a study is of, and what is not in it."
+    times = timed(records)
+    shown = [r for r in times.runs if (r.get('energy') or {}).get('device_j') is not None]
+    if not shown:
+        return None
+    if any('RAPL' in (r['energy'].get('source') or '') for r in shown):
+        return (
+            'Energy is that of the CPU packages of the machine (RAPL), with what they draw at rest and for '
+            'other processes, and without the memory (DRAM) and the rest of the machine'
+        )
+    return (
+        'Energy is that of the device alone, with what it draws at rest; the host (processor, memory, fans) '
+        f'was not metered. {_at_rest(shown)}'
+    )
+
+
+def _at_rest(
+    records: Sequence[dict],  # with an energy
+) -> str:  # a sentence without its full stop
+    "How much of the power is there without any work."
+    known = [r['energy'] for r in records if above_rest(r) is not None and r['energy'].get('mean_w')]
+    if not known:
+        return 'How much it draws at rest was not read while nobody used it'
+    rest = [e['idle_w'] for e in known]
+    whole = [e['mean_w'] for e in known]
+    return (
+        f'At rest it drew {min(rest):.0f} to {max(rest):.0f} W, and in the runs {min(whole):.0f} to '
+        f'{max(whole):.0f} W; "above rest" is the energy without the power at rest'
+    )
 
 # %% ../../nbs/analysis/11_tables.ipynb #90515a45
 def primary_interval(
@@ -124,8 +184,8 @@ def arm_values(
     times = timed(records)
     for arm, runs in arms_of(records).items():
         found[arm] = {'primary': p} if (p := primary_interval(runs, units)) else {}
-        for key, (_, _, place) in QUANTITIES.items():
-            values = [v for r in runs if times.has(r, key) and (v := r.get(place, {}).get(key)) is not None]
+        for key in QUANTITIES:
+            values = [v for r in runs if times.has(r, key) and (v := quantity(r, key)) is not None]
             if values:
                 found[arm][key] = mean_interval(values)
     return found
