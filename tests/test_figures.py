@@ -617,6 +617,7 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
     agree = tb.agreement_table(e)
     assert (
         set(agree['arm']) == {'full_kd'}
+        and not agree['control'].any()
         and agree.set_index('measure')['estimate']['same candidate first'] == 1
     )
     bins = tb.reliability_table(e)
@@ -635,6 +636,61 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
     assert again.path.read_bytes() == made['reliability'].path.read_bytes()
     monkeypatch.setattr(tb, 'predictions', lambda study, ids: table.assign(split='dev'))
     assert "hold nothing of split 'test'" in figures('fidelity')['fidelity'].reason
+
+
+def test_the_control_of_distillation_stands_beside_it(monkeypatch):
+    modes = ('baseline', 'full_student', 'full_kd')
+    found = study(modes, (0, 1, 2))
+    teachers = {r['seed']: r['run_id'] for r in found if r['mode'] == 'baseline'}
+    found = [r | dict(teacher_run_id=teachers[r['seed']] if r['mode'] == 'full_kd' else None) for r in found]
+    commit(found)
+    rng = np.random.default_rng(0)
+    noise = dict(baseline=0.2, full_student=1.5, full_kd=0.4)
+
+    def scores(r):
+        return pd.DataFrame(
+            dict(
+                run_id=r['run_id'],
+                split='test',
+                unit=np.repeat([f'Q{i}' for i in range(40)], 5),
+                item=np.tile(list('abcde'), 40),
+                label=np.tile([1, 0, 0, 0, 0], 40),
+                score=np.tile([2.0, 1, 0, -1, -2], 40) + rng.normal(0, noise[r['mode']], 200),
+            )
+        )
+
+    table = pd.concat([scores(r) for r in found])
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
+    e = tb.evidence('made')
+    rows = tb.agreement_table(e)
+    assert rows.groupby('arm')['control'].first().to_dict() == dict(full_kd=False, full_student=True)
+    tau = rows[rows['measure'] == "Kendall's tau"].set_index('arm')['estimate']
+    figure = fg.fidelity_figure(rows, e.arms)
+    faces = [c.lines[0].get_markerfacecolor() for c in figure.axes[0].containers]
+    assert faces.count('white') == 1 and len(faces) == 2
+    caption = fg.FIGURES['fidelity'].caption(e)
+    assert 'Hollow: full_student, the same students without distillation' in caption
+    (nearer,) = tb.nearer_to_teacher(e)
+    difference = nearer.gain.difference
+    assert difference.estimate == pytest.approx(tau['full_kd'] - tau['full_student'])
+    (said,) = (s for s in report_of(e, {}).sentences if 'ranking' in s)
+    assert said.startswith('Distillation brought full_kd nearer to its teacher\'s ranking than full_student')
+    assert f'{difference:+.3f}' in said and '3 seeds and 40 questions; p' in said
+    # the other way round, and nothing
+    turned = {r['run_id']: r['mode'] for r in found}
+    swap = dict(full_kd='full_student', full_student='full_kd', baseline='baseline')
+    other = {(r['mode'], r['seed']): r['run_id'] for r in found}
+    away = table.assign(
+        run_id=[
+            other[swap[turned[i]], next(r['seed'] for r in found if r['run_id'] == i)]
+            for i in table['run_id']
+        ]
+    )
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: away)
+    assert 'farther from its teacher' in next(s for s in report_of(e, {}).sentences if 'ranking' in s)
+    same = pd.concat([scores(r | dict(mode='full_kd')).assign(run_id=r['run_id']) for r in found])
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: same)
+    assert 'was not detected' in next(s for s in report_of(e, {}).sentences if 'ranking' in s)
 
 
 @pytest.mark.parametrize('target', ['classes', 'number'])
