@@ -18,8 +18,10 @@ from kdnotes.analysis.calibration import (
     first_is_right,
     judged,
     reliability,
+    tau_gain,
 )
-from kdnotes.analysis.intervals import StatsError
+from kdnotes.analysis.intervals import StatsError, crossed_interval
+from kdnotes.analysis.tests import crossed_test
 
 
 def run(seed=0, units=60, items=6, noise=0.3, sharp=1.0):
@@ -314,3 +316,46 @@ def test_scores_that_are_no_probabilities_of_classes_are_refused(change, kind, w
         with pytest.raises(StatsError, match=words) as e:
             ask()
         assert '\n' not in str(e.value)
+
+
+def test_the_gain_of_distillation_is_scipys_tau_paired_by_question_and_seed():
+    taught = [run(s, noise=0.3) for s in (1, 2, 3)]
+    control = [run(s, noise=0.6) for s in (11, 12, 13)]
+    teachers = [run(s, noise=0.2) for s in (21, 22, 23)]
+    # a question without an order in one run counts in none
+    control[1].loc[control[1]['unit'] == 'Q7', 'score'] = 1.0
+    units = sorted(set(taught[0]['unit']) - {'Q7'})
+
+    def taus(students):
+        return np.array(
+            [
+                [
+                    kendalltau(s.loc[s['unit'] == u, 'score'], t.loc[t['unit'] == u, 'score']).statistic
+                    for u in units
+                ]
+                for s, t in zip(students, teachers)
+            ]
+        )
+
+    found = tau_gain(taught, control, teachers, np.random.default_rng(0))
+    difference = taus(taught) - taus(control)
+    expected = crossed_interval(difference)
+    assert (found.difference.n, found.difference.units) == (3, 59)
+    for name in ('estimate', 'low', 'high'):
+        assert getattr(found.difference, name) == pytest.approx(getattr(expected, name))
+    assert found.test.p == pytest.approx(crossed_test(difference).p) and found.difference.low > 0
+    assert found.taught.estimate == pytest.approx(taus(taught).mean())
+    # held against the teacher of another seed it is another interval
+    turned = tau_gain(taught, control, teachers[1:] + teachers[:1], np.random.default_rng(0))
+    assert turned.difference.low != pytest.approx(expected.low)
+
+
+def test_a_gain_needs_a_control_and_an_order():
+    three = [run(s) for s in (1, 2, 3)]
+    with pytest.raises(StatsError, match='3 students, 0 controls and 3 teachers cannot be paired'):
+        tau_gain(three, [], three, np.random.default_rng(0))
+    flat = [r.assign(score=1.0) for r in three]
+    with pytest.raises(StatsError, match='no unit has an order'):
+        tau_gain(three, flat, three, np.random.default_rng(0))
+    one_seed = tau_gain(three[:1], three[1:2], three[2:], np.random.default_rng(0))
+    assert one_seed.test.p is None and 'one seed' in one_seed.test.reason

@@ -24,6 +24,7 @@ from kdnotes.core.files import evidence_path, figures_path
 from kdnotes.analysis.plotting import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, arms_of, figure_bytes
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, write_csv
+from kdnotes.analysis.report import report_of
 from kdnotes.analysis.tables import ReportError, pareto_front
 from kdnotes.records.schema import of_this_schema
 from kdnotes.analysis.intervals import mean_interval
@@ -336,6 +337,31 @@ def test_captions_take_their_numbers_from_the_records():
     assert all(c == '' or c.endswith('.') and '  ' not in c and '..' not in c for c in made.values())
 
 
+def test_energy_says_what_it_is_of():
+    drawn = dict(device_j=9000.0, mean_w=150.0, idle_w=120.0, source='NVML energy counter')
+    alone = dict(wall_s=60.0, idle_gpu_percent=0.0)
+    commit(
+        [
+            r | dict(energy=r['energy'] | drawn, machine=(r['machine'] or {}) | alone)
+            for r in study(seeds=(0, 1))
+        ]
+    )
+    caption = figures('accuracy_energy')['accuracy_energy'].caption
+    e = tb.evidence('made')
+    said = report_of(e, {})
+    note = next(n for n in said.notes if n.startswith('Energy is that of the device alone'))
+    assert f'{note}.' in caption and 'host (processor, memory, fans) was not metered' in note
+    assert 'At rest it drew 120 to 120 W, and in the runs 150 to 150 W' in note
+    assert set(said.arms['above rest J']) == {'1800 ± 0'} and set(said.arms['energy J']) == {'9000 ± 0'}
+    rapl = [
+        r | dict(energy=r['energy'] | dict(source='RAPL counters of all CPU packages')) for r in e.records
+    ]
+    assert 'without the memory (DRAM)' in tb.energy_note(rapl)
+    others = [r | dict(machine=r['machine'] | dict(idle_gpu_percent=40.0)) for r in e.records]
+    assert tb.above_rest(others[0]) is None and 'was not read while nobody used it' in tb.energy_note(others)
+    assert tb.energy_note([r | dict(energy=r['energy'] | dict(device_j=None)) for r in e.records]) is None
+
+
 @functools.cache
 def lesson_evidence():
     "A study with a long name among its arms."
@@ -591,6 +617,7 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
     agree = tb.agreement_table(e)
     assert (
         set(agree['arm']) == {'full_kd'}
+        and not agree['control'].any()
         and agree.set_index('measure')['estimate']['same candidate first'] == 1
     )
     bins = tb.reliability_table(e)
@@ -609,6 +636,61 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
     assert again.path.read_bytes() == made['reliability'].path.read_bytes()
     monkeypatch.setattr(tb, 'predictions', lambda study, ids: table.assign(split='dev'))
     assert "hold nothing of split 'test'" in figures('fidelity')['fidelity'].reason
+
+
+def test_the_control_of_distillation_stands_beside_it(monkeypatch):
+    modes = ('baseline', 'full_student', 'full_kd')
+    found = study(modes, (0, 1, 2))
+    teachers = {r['seed']: r['run_id'] for r in found if r['mode'] == 'baseline'}
+    found = [r | dict(teacher_run_id=teachers[r['seed']] if r['mode'] == 'full_kd' else None) for r in found]
+    commit(found)
+    rng = np.random.default_rng(0)
+    noise = dict(baseline=0.2, full_student=1.5, full_kd=0.4)
+
+    def scores(r):
+        return pd.DataFrame(
+            dict(
+                run_id=r['run_id'],
+                split='test',
+                unit=np.repeat([f'Q{i}' for i in range(40)], 5),
+                item=np.tile(list('abcde'), 40),
+                label=np.tile([1, 0, 0, 0, 0], 40),
+                score=np.tile([2.0, 1, 0, -1, -2], 40) + rng.normal(0, noise[r['mode']], 200),
+            )
+        )
+
+    table = pd.concat([scores(r) for r in found])
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
+    e = tb.evidence('made')
+    rows = tb.agreement_table(e)
+    assert rows.groupby('arm')['control'].first().to_dict() == dict(full_kd=False, full_student=True)
+    tau = rows[rows['measure'] == "Kendall's tau"].set_index('arm')['estimate']
+    figure = fg.fidelity_figure(rows, e.arms)
+    faces = [c.lines[0].get_markerfacecolor() for c in figure.axes[0].containers]
+    assert faces.count('white') == 1 and len(faces) == 2
+    caption = fg.FIGURES['fidelity'].caption(e)
+    assert 'Hollow: full_student, the same students without distillation' in caption
+    (nearer,) = tb.nearer_to_teacher(e)
+    difference = nearer.gain.difference
+    assert difference.estimate == pytest.approx(tau['full_kd'] - tau['full_student'])
+    (said,) = (s for s in report_of(e, {}).sentences if 'ranking' in s)
+    assert said.startswith('Distillation brought full_kd nearer to its teacher\'s ranking than full_student')
+    assert f'{difference:+.3f}' in said and '3 seeds and 40 questions; p' in said
+    # the other way round, and nothing
+    turned = {r['run_id']: r['mode'] for r in found}
+    swap = dict(full_kd='full_student', full_student='full_kd', baseline='baseline')
+    other = {(r['mode'], r['seed']): r['run_id'] for r in found}
+    away = table.assign(
+        run_id=[
+            other[swap[turned[i]], next(r['seed'] for r in found if r['run_id'] == i)]
+            for i in table['run_id']
+        ]
+    )
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: away)
+    assert 'farther from its teacher' in next(s for s in report_of(e, {}).sentences if 'ranking' in s)
+    same = pd.concat([scores(r | dict(mode='full_kd')).assign(run_id=r['run_id']) for r in found])
+    monkeypatch.setattr(tb, 'predictions', lambda study, ids: same)
+    assert 'was not detected' in next(s for s in report_of(e, {}).sentences if 'ranking' in s)
 
 
 @pytest.mark.parametrize('target', ['classes', 'number'])

@@ -27,7 +27,9 @@ from kdnotes.telemetry.summary import environment, is_busy, summarise, together
 
 @pytest.fixture(autouse=True)
 def each_time(monkeypatch):
-    monkeypatch.setattr(M, 'SPARING', 0.0)  # however dear an answer is here
+    # however dear an answer is here
+    monkeypatch.setattr(M, 'SPARING', 0.0)
+    monkeypatch.setattr(T, 'MOST_SHARE', 1e9)
 
 
 @pytest.fixture
@@ -270,6 +272,86 @@ def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkey
         and f"of {len(t.trace['joules'])} samples: " in used['reasons']['held']
         and 'joules ' in used['reasons']['held']
     )
+
+
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return SimpleNamespace(gpu=75)
+
+
+@pytest.mark.parametrize('cost_s, least_s', [(0.05, 5.0), (0.01, 1.0)])
+def test_sampling_never_takes_more_than_a_hundredth_of_a_core(gpus, monkeypatch, cost_s, least_s):
+    "By its own clock, which here runs only while something waits."
+    monkeypatch.setattr(T, 'MOST_SHARE', 0.01)
+    clock = SimpleNamespace(now=0.0, spent=0.0)
+    starts = []
+
+    class Stop:
+        def wait(self, pause):
+            clock.now += pause
+            return clock.now > 60
+
+        def is_set(self):
+            return clock.now > 60
+
+        def set(self):
+            pass
+
+    def dear(handle):
+        starts.append(clock.now)
+        clock.now += cost_s
+        clock.spent += cost_s
+        return SimpleNamespace(gpu=75)
+
+    t = Telemetry('cuda', idle_s=0)
+    t.meter = GpuMeter(gpus(), 0)
+    monkeypatch.setattr(t.meter.nvml, 'nvmlDeviceGetUtilizationRates', dear)
+    monkeypatch.setattr(
+        T, 'time', SimpleNamespace(perf_counter=lambda: clock.now, thread_time=lambda: clock.spent)
+    )
+    t.begin_s = t.begin_cpu_s = 0.0
+    t.idle_w = None
+    t._stop = Stop()
+    T._watch(t)
+    gaps = [b - a for a, b in zip(starts, starts[1:])]
+    assert len(gaps) > 5 and min(gaps) >= least_s and max(gaps) < 1.1 * least_s
+    assert clock.spent <= 0.01 * clock.now + cost_s and t.busy_s == pytest.approx(clock.spent)
+    assert t.widest_s == pytest.approx(least_s, rel=0.1)
+
+
+def test_what_costs_nothing_is_sampled_as_often_as_asked(gpus, monkeypatch):
+    monkeypatch.setattr(T, 'MOST_SHARE', 0.01)
+    monkeypatch.setattr(T, 'time', SimpleNamespace(perf_counter=time.perf_counter, thread_time=lambda: 0.0))
+    gpus()
+    t, used = run(interval_s=0.02)
+    assert used['sampling']['widest_interval_s'] == 0.02 and 'paced' not in used['reasons']
+
+
+def test_a_dear_device_is_sampled_less_often_and_the_record_says_so(gpus, monkeypatch):
+    monkeypatch.setattr(T, 'MOST_SHARE', 0.1)
+    nvml = gpus()
+    monkeypatch.setattr(nvml, 'nvmlDeviceGetUtilizationRates', lambda handle: burn(0.05))
+    t, used = run()
+    monkeypatch.undo()
+    assert used['sampling']['interval_s'] == 0.01 and used['sampling']['widest_interval_s'] > 0.4
+    assert used['sampling']['samples'] <= 2 + t.wall_s / 0.5
+    assert 'were left between two samples instead of 0.01 s' in used['reasons']['paced']
+    assert together([used, used], 'cuda')['sampling']['widest_interval_s'] == t.widest_s
+
+
+def test_what_changes_of_phases_take_is_paid_for_by_the_thread(gpus, monkeypatch):
+    monkeypatch.setattr(T, 'MOST_SHARE', 0.1)
+    nvml = gpus()
+    monkeypatch.setattr(nvml, 'nvmlDeviceGetUtilizationRates', lambda handle: burn(0.02))
+    with Telemetry('cuda', interval_s=0.01, idle_s=0) as t:
+        for _ in range(5):
+            with t.phase('student'):
+                pass
+        # ten changes and the first sample, of 20 ms each: they are paid for after 2.2 s
+        time.sleep(0.5)
+        assert len(t.trace['joules']) == 11
 
 
 def test_a_counter_that_starts_anew_gives_way_to_power(gpus):

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kdnotes.analysis.compare import ONE_SEED
+from kdnotes.checks.energy import energy_values
 from kdnotes.thesis import build as th
 from kdnotes.core.files import read_json, sha256_file, write_json
-from kdnotes.thesis.steps import STEPS
+from kdnotes.thesis.steps import PRECISION_STEPS, STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = sorted((ROOT / 'thesis' / 'chapters').glob('*.typ'))
@@ -398,6 +399,39 @@ def test_the_document_names_every_run_it_rests_on():
     tables = {key: text for key, text in shown(ROOT) if key.endswith('.tables.runs')}
     for part in PLAN['parts']:
         assert [i for *_, i in th.planned(PLAN, part) if i not in tables.get(f'{part}.tables.runs', '')] == []
+
+
+def test_a_difference_of_energy_within_that_of_one_configuration_from_itself_is_no_claim():
+    table = read_json(ROOT / 'thesis' / 'data' / 'gpu.json')['energy']
+    rows = {row[0]: dict(zip(table['head'], row)) for row in table['rows']}
+
+    def number(mode, title):
+        return float(rows[mode][title].replace(',', ''))
+
+    def above(mode):
+        watts = number(mode, 'loaded, W') - number(mode, 'idle, W')
+        return 1000 * watts / number(mode, 'examples/s')
+
+    pairs = {key: STEPS[key] for key in PRECISION_STEPS}
+    found = energy_values(table, pairs)
+    twice = found['twice']
+    for name, title in dict(speed='examples/s', board='J / 1,000 examples').items():
+        ratio = number('parallel_baseline', title) / number('baseline', title)
+        assert twice[name] == pytest.approx(ratio) and twice['apart'][name] == pytest.approx(abs(ratio - 1))
+        assert found['untold'][name]
+    step = found['steps']['precision']
+    assert step['above'] == pytest.approx(above('mixed_kd') / above('full_kd')) and step['told']['above']
+    # as near to itself as a stopwatch: then the same seven per cent are seen
+    near = [
+        [*r[:3], '189', '130.1', '1,454', *r[6:]] if r[0] == 'parallel_baseline' else r for r in table['rows']
+    ]
+    assert all(energy_values(table | dict(rows=near), pairs)['steps']['precision']['told'].values())
+    once = [r for r in table['rows'] if r[0] != 'parallel_baseline']
+    alone = energy_values(table | dict(rows=once), pairs)
+    assert all(alone['untold'].values()) and 'twice' not in alone
+    # no chapter has a ratio of two single measurements without that beside it
+    for path in CHAPTERS:
+        assert 'facts.gpu.mixed' not in path.read_text(), path.name
 
 
 def test_the_pdf_says_it():

@@ -10,12 +10,19 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, ndtri, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
-from .tests import PValue, mcnemar_test
-from .intervals import LEVEL, Interval, StatsError, crossed_interval, draw_counts
+from .tests import PValue, crossed_test, mcnemar_test
+from kdnotes.analysis.intervals import (
+    LEVEL,
+    Interval,
+    StatsError,
+    crossed_interval,
+    difference_interval,
+    draw_counts,
+)
 
 # %% auto #0
 __all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'aligned', 'Judged', 'judged', 'bin_of', 'calibration_error', 'reliability',
-           'agreement_values', 'agreement', 'first_is_right', 'decision_test']
+           'agreement_values', 'agreement', 'TauGain', 'tau_gain', 'first_is_right', 'decision_test']
 
 # %% ../../nbs/analysis/08_calibration.ipynb #87ad518f
 COLUMNS = ('split', 'unit', 'item', 'label', 'score')
@@ -304,6 +311,55 @@ def agreement(
     matrices = {name: np.stack([v[name] for v in values]) for name in values[0]}
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
     return {name: crossed_interval(m) for name, m in matrices.items() if m.size}
+
+# %% ../../nbs/analysis/08_calibration.ipynb #624ede35
+@dataclass(frozen=True)
+class TauGain:
+    "Kendall's tau with the teacher: of students that were taught, of their controls, and the difference."
+
+    taught: Interval
+    control: Interval
+    difference: Interval  # taught - control, paired by seed and unit
+    test: PValue  # of no difference
+
+
+def _taus(
+    students: Sequence[pd.DataFrame],
+    teachers: Sequence[pd.DataFrame],
+    split: str,
+    kind: str,
+) -> np.ndarray:  # (seeds, units); NaN where a ranking has no order
+    "Rank correlation of each student with its teacher, unit by unit."
+    found = [agreement_values(s, t, split, kind=kind)['tau'] for s, t in zip(students, teachers)]
+    if any(not f.index.equals(found[0].index) for f in found):
+        raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
+    return np.stack(found)
+
+
+def tau_gain(
+    taught: Sequence[pd.DataFrame],  # predictions of students that learnt from their teachers, one a seed
+    control: Sequence[pd.DataFrame],  # of the same students without, the same seeds in the same order
+    teachers: Sequence[pd.DataFrame],  # the teacher of each
+    rng: np.random.Generator,  # of the interval where few units differ
+    split: str = 'test',
+    kind: str = 'log_odds',  # of KINDS
+) -> TauGain:
+    "How much nearer to its teacher's ranking a student is for having been taught."
+    _check_kind(kind)
+    if not len(taught) == len(control) == len(teachers) or not len(taught):
+        raise StatsError(
+            f'{len(taught)} students, {len(control)} controls and {len(teachers)} teachers cannot be paired; '
+            'give one of each a seed'
+        )
+    both = [_taus(students, teachers, split, kind) for students in (taught, control)]
+    ordered = np.isfinite(np.stack(both)).all((0, 1))
+    if not ordered.any():
+        raise StatsError(
+            'no unit has an order of its items in all runs, so that there is no rank correlation'
+        )
+    a, b = (m[:, ordered] for m in both)
+    difference = difference_interval(a - b, rng, reach=2.0)
+    return TauGain(crossed_interval(a), crossed_interval(b), difference, crossed_test(a - b))
 
 # %% ../../nbs/analysis/08_calibration.ipynb #e3be18b9
 def first_is_right(

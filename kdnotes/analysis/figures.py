@@ -36,6 +36,7 @@ from kdnotes.analysis.tables import (
     Evidence,
     agreement_table,
     confidence,
+    energy_note,
     curve_of,
     curve_points,
     curve_set,
@@ -45,6 +46,7 @@ from kdnotes.analysis.tables import (
     pooled_gradients,
     reliability_table,
     score_kind,
+    taught_and_not,
     why_none,
 )
 from .wording import unit_of
@@ -581,6 +583,7 @@ def fidelity_figure(
                 color=colour,
                 linestyle='',
                 linewidth=1.1,
+                markerfacecolor='white' if row.get('control') else colour,
             )
         axes.set_yticks(range(len(shown)), shown)
         axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=measure)
@@ -679,6 +682,7 @@ def _accuracy_caption(e: Evidence, cost: str) -> str:
         f"{confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the "
         "cost; small ones are single runs. The dashed line is the Pareto front of the means: "
         f"{_listed(front)}. {_seeds(e)} {_machine(e)}"
+        + (f' {energy_note(e.records)}.' if cost == 'device_j' else '')
     )
 
 
@@ -761,7 +765,18 @@ def _fidelity_caption(e: Evidence) -> str:
         "How well students agree with the teacher they were made with, on the "
         f"{e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} "
         "with 95% intervals. Agreement is high for a large share and tau, and for a small divergence "
-        f"(Jensen and Shannon, in nats). {_seeds(e)}"
+        f"(Jensen and Shannon, in nats).{_controls(e)} {_seeds(e)}"
+    )
+
+
+def _controls(e: Evidence) -> str:
+    "What hollow markers are, where there are any."
+    names = [both.control for both in taught_and_not(e)]
+    if not names:
+        return ''
+    return (
+        f' Hollow: {_listed(names)}, the same students without distillation, held against the teacher of '
+        'their seed: agreement that is there anyway.'
     )
 
 

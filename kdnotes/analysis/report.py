@@ -19,8 +19,11 @@ from kdnotes.analysis.tables import (
     Evidence,
     arms_table,
     comparison_table,
+    energy_note,
     evidence,
     metrics_table,
+    nearer_sentence,
+    nearer_to_teacher,
     progress_table,
     sets_table,
 )
@@ -45,7 +48,7 @@ class Report:
     sets: pd.DataFrame  # a row an evaluation set and metric, text; empty: the task has one set that counts
     progress: pd.DataFrame  # a row a step, text; empty: nothing was evaluated on the way
     comparisons: pd.DataFrame  # a row a comparison, text
-    sentences: tuple[str, ...]  # the comparisons in words
+    sentences: tuple[str, ...]  # the comparisons in words, and whether students learnt from their teachers
     differences: dict[str, pd.DataFrame]  # 'a -> b' -> the recorded settings that differ
     notes: tuple[str, ...]  # what a reader should know
     figures: dict[str, Path]  # name -> file
@@ -113,7 +116,7 @@ def starts_made_again(
 
 def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     "What a reader of a study should know."
-    notes = [timed(found).note, *starts_made_again(found)]
+    notes = [timed(found).note, energy_note(found), *starts_made_again(found)]
     if len(c := commits(found)) > 1:
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]:
@@ -136,6 +139,13 @@ def _figures(e: Evidence) -> dict[str, Path]:
     "Draw and save what the runs have numbers for; of the others the manifest says why they are missing."
     made = draw_evidence(e, figures_path(e.study), FIRST_LOOK)
     return {f.name: f.path for f in made if f.path}
+
+
+def _nearness(e: Evidence) -> tuple[str, ...]:
+    "Whether students learnt from their teachers, a sentence an arm."
+    found = nearer_to_teacher(e)
+    units = task_info(e.records[0]['task']).unit_name
+    return tuple(nearer_sentence(one, len(found), units) for one in found)
 
 
 def report(
@@ -164,7 +174,7 @@ def report_of(
         sets_table(e),
         progress_table(e.records),
         comparison_table(e.comparisons),
-        tuple(explain(c) for _, c in e.comparisons),
+        (*(explain(c) for _, c in e.comparisons), *_nearness(e)),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
         _notes(e.records),
         figures,

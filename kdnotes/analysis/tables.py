@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from .calibration import NOT_CALIBRATED, agreement, reliability
+from .calibration import NOT_CALIBRATED, TauGain, agreement, reliability, tau_gain
 from .comparable import Timed, timed
 from kdnotes.analysis.compare import (
     Comparison,
@@ -21,6 +21,7 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from kdnotes.analysis.intervals import (
+    LEVEL,
     Interval,
     StatsError,
     compact_curve,
@@ -31,6 +32,7 @@ from kdnotes.analysis.intervals import (
     scaled,
 )
 from .plotting import NotDrawn, arms_of
+from .tests import ALPHA, Family, holm, p_words
 from ..core.config import KdnotesError, task_info
 from ..core.files import evidence_path, runs_path
 from kdnotes.records.store import (
@@ -42,13 +44,15 @@ from kdnotes.records.store import (
     units,
     without_repeats,
 )
+from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
-__all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence',
-           'evidence', 'arms_table', 'over_seeds', 'metrics_table', 'comparison_table', 'set_interval', 'sets_table',
-           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set',
-           'phase_seconds', 'pooled_gradients', 'score_kind', 'agreement_table', 'reliability_table', 'run_table',
-           'corpus_of', 'run_worst']
+__all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
+           'primary_interval', 'arm_values', 'Evidence', 'evidence', 'arms_table', 'over_seeds', 'metrics_table',
+           'comparison_table', 'set_interval', 'sets_table', 'progress_table', 'why_none', 'confidence', 'pareto_front',
+           'curve_points', 'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught',
+           'taught_and_not', 'agreement_table', 'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence',
+           'run_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -95,11 +99,70 @@ QUANTITIES = {
     'peak_device_mib': ('GPU MiB', '.0f', 'memory'),
     'peak_host_mib': ('host MiB', '.0f', 'memory'),
     'device_j': ('energy J', '.0f', 'energy'),
+    'above_rest_j': ('above rest J', '.0f', 'energy'),
     'mean_w': ('power W', '.1f', 'energy'),
     'co2_g': ('CO2 g', '.3g', 'energy'),
     'gpu_percent': ('GPU %', '.0f', 'utilisation'),
     'cpu_percent': ('CPU % (100: a core)', '.0f', 'utilisation'),
 }
+
+# %% ../../nbs/analysis/11_tables.ipynb #bcbbabcd
+def above_rest(
+    record: dict,
+) -> (
+    float | None
+):  # J; None: the energy or the power at rest is not known, or others worked on the device then
+    "The energy of a run's devices without what they draw at rest."
+    energy = record.get('energy') or {}
+    machine = record.get('machine') or {}
+    joules, watts, seconds = energy.get('device_j'), energy.get('idle_w'), machine.get('wall_s')
+    if None in (joules, watts, seconds) or (machine.get('idle_gpu_percent') or 0.0) > 100 * BUSY_SHARE:
+        return None
+    return joules - watts * seconds
+
+
+def quantity(
+    record: dict,
+    key: str,  # of QUANTITIES
+) -> float | None:  # None: it was not measured
+    "What a run measured of a quantity."
+    if key == 'above_rest_j':
+        return above_rest(record)
+    return record.get(QUANTITIES[key][2], {}).get(key)
+
+
+def energy_note(
+    records: Sequence[dict],  # of one study
+) -> str | None:  # a sentence; None: no energy is shown
+    "What the energy of a study is of, and what is not in it."
+    times = timed(records)
+    shown = [r for r in times.runs if (r.get('energy') or {}).get('device_j') is not None]
+    if not shown:
+        return None
+    if any('RAPL' in (r['energy'].get('source') or '') for r in shown):
+        return (
+            'Energy is that of the CPU packages of the machine (RAPL), with what they draw at rest and for '
+            'other processes, and without the memory (DRAM) and the rest of the machine'
+        )
+    return (
+        'Energy is that of the device alone, with what it draws at rest; the host (processor, memory, fans) '
+        f'was not metered. {_at_rest(shown)}'
+    )
+
+
+def _at_rest(
+    records: Sequence[dict],  # with an energy
+) -> str:  # a sentence without its full stop
+    "How much of the power is there without any work."
+    known = [r['energy'] for r in records if above_rest(r) is not None and r['energy'].get('mean_w')]
+    if not known:
+        return 'How much it draws at rest was not read while nobody used it'
+    rest = [e['idle_w'] for e in known]
+    whole = [e['mean_w'] for e in known]
+    return (
+        f'At rest it drew {min(rest):.0f} to {max(rest):.0f} W, and in the runs {min(whole):.0f} to '
+        f'{max(whole):.0f} W; "above rest" is the energy without the power at rest'
+    )
 
 # %% ../../nbs/analysis/11_tables.ipynb #90515a45
 def primary_interval(
@@ -124,8 +187,8 @@ def arm_values(
     times = timed(records)
     for arm, runs in arms_of(records).items():
         found[arm] = {'primary': p} if (p := primary_interval(runs, units)) else {}
-        for key, (_, _, place) in QUANTITIES.items():
-            values = [v for r in runs if times.has(r, key) and (v := r.get(place, {}).get(key)) is not None]
+        for key in QUANTITIES:
+            values = [v for r in runs if times.has(r, key) and (v := quantity(r, key)) is not None]
             if values:
                 found[arm][key] = mean_interval(values)
     return found
@@ -538,22 +601,59 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     return dict(list(table.assign(score=[float(f'{s:.5g}') for s in table['score']]).groupby('run_id')))
 
 
+@dataclass(frozen=True)
+class Taught:
+    "An arm that was taught beside the arm that differs from it in that alone, seed by seed."
+
+    arm: str
+    control: str
+    runs: tuple[tuple[dict, dict], ...]  # (taught, control) of each seed
+
+
+def taught_and_not(
+    e: Evidence,
+) -> list[Taught]:  # in the order of the comparisons
+    "The arms of a study that tell distillation from everything else."
+    found = {}
+    for _, c in e.comparisons:
+        if not c.attribution or c.attribution.factor != 'kd':
+            continue
+        arm, control = (c.b, c.a) if e.arms[c.b][0]['factors']['kd'] else (c.a, c.b)
+        taught, others = ({r['seed']: r for r in e.arms[name]} for name in (arm, control))
+        seeds = sorted(taught.keys() & others.keys())
+        found[arm, control] = Taught(arm, control, tuple((taught[s], others[s]) for s in seeds))
+    return list(found.values())
+
+
+def _with_teachers(runs: Sequence[dict], scored: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
+    "run_ids of those whose teacher's predictions are there, and of that teacher."
+    pairs = [(r['run_id'], r['teacher_run_id']) for r in runs]
+    return [pair for pair in pairs if scored.keys() >= set(pair)]
+
+
 def agreement_table(
     e: Evidence,
-) -> pd.DataFrame:  # as `fidelity_figure` takes it; arms that have a teacher among the runs
-    "How well each arm's runs agree with the teacher they were made with."
+) -> (
+    pd.DataFrame
+):  # as `fidelity_figure` takes it; arms that have a teacher among the runs, and their controls
+    """How well each arm's runs agree with the teacher they were made with,
+    and the same students without a teacher with the one that they would have had.
+    """
     scored = _scored(e)
     kind = score_kind(e.records)
     measures = MEASURES | {
         'top_1': {'logits': 'same class', 'answerable': 'same span'}.get(kind, MEASURES['top_1'])
     }
+    pairs = {arm: _with_teachers(runs, scored) for arm, runs in e.arms.items()}
+    controls = {}
+    for both in taught_and_not(e):
+        controls[both.control] = [(r['run_id'], t['teacher_run_id']) for t, r in both.runs]
     rows = []
-    for arm, runs in e.arms.items():
-        taught = [r for r in runs if {r['run_id'], r['teacher_run_id']} <= scored.keys()]
-        if not taught:
+    for arm in e.arms:
+        held = pairs[arm] or [pair for pair in controls.get(arm, ()) if scored.keys() >= set(pair)]
+        if not held:
             continue
-        students = [scored[r['run_id']] for r in taught]
-        teachers = [scored[r['teacher_run_id']] for r in taught]
+        students, teachers = ([scored[i] for i in ids] for ids in zip(*held))
         try:
             found = agreement(students, teachers, split=e.records[0]['primary']['set'], kind=kind)
         except StatsError as why:
@@ -561,8 +661,9 @@ def agreement_table(
         for key, name in measures.items():
             if key in found:
                 its = found[key]
-                rows.append(dict(arm=arm, measure=name, estimate=its.estimate, low=its.low, high=its.high))
-    return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high'])
+                row = dict(arm=arm, measure=name, estimate=its.estimate, low=its.low, high=its.high)
+                rows.append(row | dict(control=not e.arms[arm][0]['factors']['kd']))
+    return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high', 'control'])
 
 
 def reliability_table(
@@ -584,6 +685,65 @@ def reliability_table(
             raise NotDrawn(f'{arm}: {why}') from None
         tables.append(found.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
     return pd.concat(tables, ignore_index=True)
+
+# %% ../../nbs/analysis/11_tables.ipynb #dd4baee3
+@dataclass(frozen=True)
+class Nearer:
+    "How much nearer to its teacher's ranking distillation brought an arm."
+
+    arm: str
+    control: str
+    gain: TauGain
+    p_holm: float | None  # of no difference, corrected over the arms of the study that were taught
+
+
+def nearer_to_teacher(
+    e: Evidence,
+) -> list[
+    Nearer
+]:  # a member a pair of `taught_and_not`; []: items are not ranked, or predictions are not there
+    "The manipulation check of distillation: Kendall's tau with the teacher, with and without its lessons."
+    if score_kind(e.records) != 'log_odds' or not (pairs := taught_and_not(e)):
+        return []
+    try:
+        scored = _scored(e)
+    except NotDrawn:
+        return []
+    split = e.records[0]['primary']['set']
+    gains = {}
+    for both in pairs:
+        ids = [(t['run_id'], c['run_id'], t['teacher_run_id']) for t, c in both.runs]
+        held = [[scored[i] for i in three] for three in ids if scored.keys() >= set(three)]
+        if held:
+            gains[both.arm, both.control] = tau_gain(*zip(*held), np.random.default_rng(0), split)
+    names = {pair: ' against '.join(pair) for pair in gains}
+    family = Family('nearness to the teacher', tuple(names.values()))
+    p = holm({names[pair]: gain.test.p for pair, gain in gains.items()}, family)
+    return [Nearer(*pair, gain, p[names[pair]]) for pair, gain in gains.items()]
+
+
+def nearer_sentence(
+    found: Nearer,
+    n_tests: int,  # that p is corrected over
+    units: str = 'units',  # what a ranking is of: questions
+) -> str:
+    "Whether an arm learnt from its teacher, in words."
+    d = found.gain.difference
+    numbers = (
+        f"Kendall's tau {d:+.3f}, {found.gain.taught.estimate:.3f} against {found.gain.control.estimate:.3f}"
+    )
+    if found.p_holm is None:
+        why = found.gain.test.reason
+        nearer = f"{found.arm} nearer to its teacher's ranking"
+        return f'Whether distillation brought {nearer} was not tested: {why}.'
+    rests = f'{LEVEL:.0%} interval, {d.n} seeds and {d.units} {units}; {p_words(found.p_holm)}'
+    corrected = f' after Holm\'s correction over {n_tests} tests' * (n_tests > 1)
+    where = f"{found.arm} nearer to its teacher's ranking than {found.control}, which was not taught"
+    if found.p_holm >= ALPHA:
+        return f'That distillation brought {where}, was not detected: {numbers} ({rests}{corrected}).'
+    if d.estimate < 0:
+        where = f"{found.arm} farther from its teacher's ranking than {found.control}, which was not taught"
+    return f'Distillation brought {where}: {numbers} ({rests}{corrected}).'
 
 # %% ../../nbs/analysis/11_tables.ipynb #49a42c9e
 _PARTS = {  # group -> (key of a record, its keys -> (in words, unit))

@@ -26,7 +26,7 @@ from kdnotes.telemetry.meters import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'SAMPLE_KEYS', 'column_values', 'column_mean', 'energy_of', 'Telemetry']
+__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'MOST_SHARE', 'SAMPLE_KEYS', 'column_values', 'column_mean', 'energy_of', 'Telemetry']
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #08068548
 # cpu_s: of this process so far; joules: of the device's counter so far
@@ -100,6 +100,8 @@ class Telemetry:
         self.waited = {}
         self.bridged = {}
         self.busy_s = 0.0
+        self.widest_s = interval_s
+        self._paid_at = 0.0
         self._reported = 0
         self._now = None
         self._stop = threading.Event()
@@ -129,6 +131,7 @@ class Telemetry:
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a69494c7
 DEVICE_TIMEOUT_S = 2.0  # with a device that does not answer: a driver that hangs must not hang the run
+MOST_SHARE = 0.01  # of one core, for sampling: where a sample costs more than that allows, there are fewer
 
 
 def _begin(telemetry: Telemetry) -> None:
@@ -171,16 +174,42 @@ def _watch(telemetry: Telemetry) -> None:
     reported_at = time.perf_counter()
     due = reported_at
     while True:
+        sampled_at = due
         # asking takes its time out of the pause; a device that is slow to answer still gets one
         due = max(due + telemetry.interval_s, time.perf_counter() + telemetry.interval_s / 2)
-        if telemetry._stop.wait(due - time.perf_counter()):
+        if not _wait(telemetry, due):
             return
+        if telemetry._paid_at > due:
+            due = telemetry._paid_at
+            telemetry.widest_s = max(telemetry.widest_s, due - sampled_at)
         _sample(telemetry)
         if time.perf_counter() - reported_at < telemetry.row_s:
             continue
         reported_at = time.perf_counter()
         telemetry.loads.append(os.getloadavg()[0])
         _report(telemetry)
+
+
+def _wait(
+    telemetry: Telemetry,
+    due: float,  # by `time.perf_counter`
+) -> bool:  # False: the block has ended
+    "Wait for the next sample: until it is due, and until what sampling has taken is paid for."
+    # a change of phases may sample meanwhile, and that has to be paid for, too
+    while (pause := max(due, telemetry._paid_at) - time.perf_counter()) > 0:
+        if telemetry._stop.wait(pause):
+            return False
+    return not telemetry._stop.is_set()
+
+
+def _spend(
+    telemetry: Telemetry,
+    begin: float,  # by `time.thread_time`
+) -> None:
+    "Add what sampling has taken since then; the next sample of the thread waits until that is its share."
+    spent = time.thread_time() - begin
+    telemetry.busy_s += spent
+    telemetry._paid_at = max(telemetry._paid_at, time.perf_counter()) + spent / MOST_SHARE
 
 
 def _sample(
@@ -199,7 +228,7 @@ def _sample(
     except Exception as e:
         telemetry.reasons.setdefault('samples', f'a sample failed: {type(e).__name__}: {e}')
     finally:
-        telemetry.busy_s += time.thread_time() - begin
+        _spend(telemetry, begin)
         telemetry._lock.release()
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a178d12a
@@ -321,7 +350,7 @@ def _report(telemetry: Telemetry) -> None:
     except Exception as e:
         telemetry.reasons['on_sample'] = f'on_sample failed and was not called again: {type(e).__name__}: {e}'
         telemetry.on_sample = None
-    telemetry.busy_s += time.thread_time() - begin
+    _spend(telemetry, begin)
 
 
 def _row(telemetry: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS

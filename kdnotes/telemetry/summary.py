@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 from ..core.files import root
 from .meters import cpu_name, throttle_names
-from .sampler import Telemetry, column_mean, column_values, energy_of
+from .sampler import MOST_SHARE, Telemetry, column_mean, column_values, energy_of
 
 # %% auto #0
 __all__ = ['BUSY_SHARE', 'is_busy', 'summarise', 'together', 'without_sums', 'carbon', 'environment', 'git_commit']
@@ -179,6 +179,7 @@ def summarise(
         devices=[_device(telemetry, energy, gpu_percent)],
         sampling=dict(
             interval_s=telemetry.interval_s,
+            widest_interval_s=telemetry.widest_s,
             samples=samples,
             longest_gap_s=float(gaps.max()) if len(gaps) else None,
             overhead_share=telemetry.busy_s / telemetry.wall_s,
@@ -189,6 +190,7 @@ def summarise(
         | telemetry.reasons
         | _bridges(telemetry)
         | _holds(telemetry)
+        | _pace(telemetry)
     )
 
 
@@ -215,6 +217,18 @@ def _holds(telemetry: Telemetry) -> dict[str, str]:
         'held': (
             f'to spare the training, the last answer was taken once more, of {samples} samples: {readings}; '
             'energy is read anew where a phase begins and ends'
+        )
+    }
+
+
+def _pace(telemetry: Telemetry) -> dict[str, str]:
+    "That there were fewer samples than asked for, since each is dear."
+    if telemetry.widest_s <= 2 * telemetry.interval_s:
+        return {}
+    return {
+        'paced': (
+            f'to take at most {100 * MOST_SHARE:g} % of a core, up to {telemetry.widest_s:.2g} s were left '
+            f'between two samples instead of {telemetry.interval_s:g} s'
         )
     }
 
@@ -291,7 +305,14 @@ def together(
         phases=_phases_together(summaries, owner),
         machine=_machine_together([s['machine'] for s in summaries]),
         devices=[s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)],
-        sampling=combine('sampling', interval_s=max, samples=sum, longest_gap_s=max, overhead_share=max),
+        sampling=combine(
+            'sampling',
+            interval_s=max,
+            widest_interval_s=max,
+            samples=sum,
+            longest_gap_s=max,
+            overhead_share=max,
+        ),
     )
     return result | dict(reasons=_reasons_together(result, summaries))
 

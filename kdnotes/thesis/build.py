@@ -34,6 +34,7 @@ from ..records.store import predictions, records, units
 from ..records.schema import widened
 from ..tasks.squad import answer_sentences
 from ..checks.bench_results import aims as bench_aims, rounds
+from ..checks.energy import energy_values
 from ..checks.sizes import answer_times
 from .claims import Known, claims_values
 from .facts import flat, plain
@@ -668,6 +669,14 @@ def _claims(values: dict, facts: dict) -> dict:
     return dict(claims=claims_values(known), language=dict(tables=tables))
 
 
+def _energy(facts: dict) -> dict:
+    "What the check of a GPU says of energy; nothing where there is none."
+    if 'energy' not in facts.get('gpu', {}):
+        return {}
+    pairs = {key: STEPS[key] for key in PRECISION_STEPS}
+    return dict(gpu_energy=energy_values(facts['gpu']['energy'], pairs))
+
+
 def _first_sentence(text: str) -> str:
     return re.split(r'(?<=\.) (?=[A-Z])', text)[0]
 
@@ -735,7 +744,7 @@ def build(
                 e = evidence(found[0]['study'], [r['run_id'] for r in found])
                 values[part] = _compared(part, e, plan, facts, where)
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
-    values |= _claims(values, facts)
+    values |= _claims(values, facts) | _energy(facts)
     values['level'] = _level(plan, values['main'])
     values['decided'] = dict(
         tables=dict(decisions=decisions_table(read_json(thesis / 'decided.json')['decisions']))

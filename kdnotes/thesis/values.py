@@ -43,6 +43,8 @@ from kdnotes.analysis.tables import (
     Evidence,
     arms_table,
     metrics_table,
+    nearer_sentence,
+    nearer_to_teacher,
     pareto_front,
     pooled_gradients,
     score_kind,
@@ -50,6 +52,7 @@ from kdnotes.analysis.tables import (
 from ..analysis.tests import p_text
 from ..analysis.wording import sentence
 from ..core.arms import MODES
+from ..core.config import task_info
 from ..records.store import RecordError, predictions
 from ..search.random import SPACES, as_judged, from_the_best
 from ..telemetry.summary import BUSY_SHARE, is_busy
@@ -234,9 +237,28 @@ def fidelity_values(
         ]
         or [[]]
     )
-    return dict(
-        table=pd.DataFrame([fidelity_row(runs, scores, split, teachers, kind) for runs in arms.values()])
-    ) | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if len(moved) else {})
+    values = dict(
+        table=pd.DataFrame([fidelity_row(runs, scores, split, teachers, kind) for runs in arms.values()]),
+        nearer=_nearer(e),
+    )
+    return values | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if len(moved) else {})
+
+
+def _nearer(e: Evidence) -> dict:  # by taught arm: tau of both, difference, p, sentence
+    "Whether distillation brought students nearer to their teachers' rankings."
+    found = nearer_to_teacher(e)
+    units = task_info(e.records[0]['task']).unit_name
+    return {
+        one.arm: dict(
+            taught=one.gain.taught,
+            control=one.gain.control,
+            difference=one.gain.difference,
+            p=one.gain.test.p,
+            p_holm=one.p_holm,
+            sentence=nearer_sentence(one, len(found), units),
+        )
+        for one in found
+    }
 
 # %% ../../nbs/thesis/03_values.ipynb #e72f4d84
 def effects_table(
