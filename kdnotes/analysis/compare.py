@@ -41,7 +41,7 @@ from kdnotes.analysis.intervals import (
     mean_interval,
     ratio_interval,
 )
-from ..records.schema import dropout_masks
+from ..records.schema import OWN_MASKS, dropout_masks, made_on_cpu
 from ..telemetry.summary import BUSY_SHARE, is_busy
 from .comparable import HARDWARE, Timed, timed, trained
 
@@ -542,6 +542,23 @@ def _one_teacher(runs: Sequence[dict]) -> bool:
     return len(seeds) > 1 == len(teachers) and runs[0]['teacher_seed'] is not None
 
 
+def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> str | None:
+    "Why runs of GPUs cannot be paired: one drew the masks of its own number format, as all did before."
+    apart = [
+        pair
+        for pair in pairs
+        if len({dropout_masks(r) for r in pair}) > 1 and not any(made_on_cpu(r) for r in pair)
+    ]
+    if not apart:
+        return None
+    old = [r['run_id'] for pair in apart for r in pair if dropout_masks(r) == OWN_MASKS]
+    new = [r['run_id'] for pair in apart for r in pair if dropout_masks(r) != OWN_MASKS]
+    return (
+        f"{', '.join(old)} drew dropout masks that hang on the number format, as GPU records did before, "
+        f"and {', '.join(new)} did not (dropout_masks in their records); run the former again"
+    )
+
+
 SEED = 0  # of resamples and permutations
 
 
@@ -560,6 +577,7 @@ def compare(
     none = _refusal(records_a, records_b)
     if not none:
         pairs, excluded, none = matched_pairs(records_a, records_b)
+        none = none or _masks_apart(pairs)
     names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
     if none:
         return Comparison(*names, None, None, None, {}, (), excluded, {'comparison': none}, ())
