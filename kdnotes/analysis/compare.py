@@ -22,6 +22,7 @@ from kdnotes.analysis.tests import (
     bounded_equivalence,
     corrected_margins,
     crossed_test,
+    difference_test,
     effect_size,
     equivalence,
     factorial,
@@ -404,17 +405,22 @@ def _speedups(
 def _of_few(d: np.ndarray, higher: bool, margins: Sequence[float], reach: float) -> dict[str, Any]:
     "The fields where few units differ: no interval or effect size that is made of their variance."
     mean = bounded_mean(d, np.random.default_rng(SEED), reach)
-    crossed = crossed_test(d)
-    flipped = permutation_test(d, None).p
+    test = difference_test(d, reach)
     return dict(
         difference=bounded_interval(mean),
-        # neither alone holds: flips know no seeds, and the variance is of a few numbers
-        p=None if crossed.p is None else max(crossed.p, flipped),
-        p_reason=crossed.reason,
-        p_permutation=flipped,
+        p=test.p,
+        p_reason=test.reason,
+        p_permutation=permutation_test(d, None).p,
         equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
         differing=differing_units(d),
     )
+
+
+def _reach(runs: Sequence[dict], units: pd.DataFrame | None) -> float | None:
+    "What no difference of the primary metric exceeds; None: it has no bound, or the values are of clusters."
+    if units_alike(runs, units):
+        return None
+    return task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
 
 
 def _evidence(
@@ -594,7 +600,7 @@ def compare(
             primary['higher_is_better'],
             rng or np.random.default_rng(SEED),
             task.margins.get(primary['metric'], ()),
-            None if units_alike(runs, units) else task.reach.get(primary['metric']),
+            _reach(runs, units),
         )
     )
     reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}
@@ -859,5 +865,10 @@ def _effect(
     ):
         return none('the arms have no seeds and units in common')
     columns = next(iter(matrices.values())).columns
-    (effect,) = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights})
+    (effect,) = factorial(
+        {a: m[columns].to_numpy() for a, m in matrices.items()},
+        {name: weights},
+        _reach([r for runs in arms.values() for r in runs], units),
+        np.random.default_rng(SEED),
+    )
     return replace(effect, excluded=left)
