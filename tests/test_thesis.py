@@ -15,6 +15,7 @@ import pytest
 from kdnotes.analysis.compare import ONE_SEED
 from kdnotes.checks.energy import energy_values
 from kdnotes.thesis import build as th
+from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import read_json, sha256_file, write_json
 from kdnotes.thesis.steps import PRECISION_STEPS, STEPS
 
@@ -438,6 +439,34 @@ def test_a_difference_of_energy_within_that_of_one_configuration_from_itself_is_
     # no chapter has a ratio of two single measurements without that beside it
     for path in CHAPTERS:
         assert 'facts.gpu.mixed' not in path.read_text(), path.name
+
+
+def test_an_estimate_without_its_n_stops_the_build(copy, monkeypatch):
+    values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
+    assert th.with_sizes(values) is values
+    with pytest.raises(th.ThesisError, match='main.steps.kd.difference is an estimate without its n'):
+        th.with_sizes({k: v for k, v in values.items() if k != 'main.steps.kd.difference.n'})
+    with pytest.raises(th.ThesisError, match='without its n'):
+        th.with_sizes(values | {'main.steps.kd.difference.n': None})
+    less = {k: v for k, v in values.items() if k != 'main.steps.kd.everywhere.n'}
+    write_json(copy / 'thesis' / 'generated' / 'values.json', less)
+    with pytest.raises(th.ThesisError, match="'main.steps.kd.everywhere' without its n"):
+        th.compiled(copy)
+
+
+def test_a_claim_without_its_development_part_stops_the_build(copy):
+    path = copy / 'thesis' / 'data' / f'{MAIN}.units.csv.gz'
+    (copy / 'thesis' / 'data' / f'{MAIN}.sha256').unlink()
+    with gzip.open(path, 'rt') as f:
+        head, *rows = f.read().splitlines()
+    kept = [row for row in rows if row.split(',')[head.split(',').index('split')] != 'dev']
+    assert 0 < len(kept) < len(rows)
+    with gzip.open(path, 'wt') as f:
+        f.write('\n'.join([head, *kept]) + '\n')
+    with pytest.raises(
+        KdnotesError, match='the claim about .* and .* rests on the test set alone: .* dev set'
+    ):
+        th.build(copy)
 
 
 def test_the_pdf_says_it():

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, ndtri, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
-from .tests import PValue, crossed_test, mcnemar_test
+from .tests import PValue, difference_test, mcnemar_test
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
@@ -359,7 +359,7 @@ def tau_gain(
         )
     a, b = (m[:, ordered] for m in both)
     difference = difference_interval(a - b, rng, reach=2.0)
-    return TauGain(crossed_interval(a), crossed_interval(b), difference, crossed_test(a - b))
+    return TauGain(crossed_interval(a), crossed_interval(b), difference, difference_test(a - b, reach=2.0))
 
 # %% ../../nbs/analysis/08_calibration.ipynb #e3be18b9
 def first_is_right(

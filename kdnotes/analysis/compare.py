@@ -22,6 +22,7 @@ from kdnotes.analysis.tests import (
     bounded_equivalence,
     corrected_margins,
     crossed_test,
+    difference_test,
     effect_size,
     equivalence,
     factorial,
@@ -41,7 +42,7 @@ from kdnotes.analysis.intervals import (
     mean_interval,
     ratio_interval,
 )
-from ..records.schema import dropout_masks
+from ..records.schema import OWN_MASKS, dropout_masks, made_on_cpu
 from ..telemetry.summary import BUSY_SHARE, is_busy
 from .comparable import HARDWARE, Timed, timed, trained
 
@@ -404,17 +405,22 @@ def _speedups(
 def _of_few(d: np.ndarray, higher: bool, margins: Sequence[float], reach: float) -> dict[str, Any]:
     "The fields where few units differ: no interval or effect size that is made of their variance."
     mean = bounded_mean(d, np.random.default_rng(SEED), reach)
-    crossed = crossed_test(d)
-    flipped = permutation_test(d, None).p
+    test = difference_test(d, reach)
     return dict(
         difference=bounded_interval(mean),
-        # neither alone holds: flips know no seeds, and the variance is of a few numbers
-        p=None if crossed.p is None else max(crossed.p, flipped),
-        p_reason=crossed.reason,
-        p_permutation=flipped,
+        p=test.p,
+        p_reason=test.reason,
+        p_permutation=permutation_test(d, None).p,
         equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
         differing=differing_units(d),
     )
+
+
+def _reach(runs: Sequence[dict], units: pd.DataFrame | None) -> float | None:
+    "What no difference of the primary metric exceeds; None: it has no bound, or the values are of clusters."
+    if units_alike(runs, units):
+        return None
+    return task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
 
 
 def _evidence(
@@ -542,6 +548,23 @@ def _one_teacher(runs: Sequence[dict]) -> bool:
     return len(seeds) > 1 == len(teachers) and runs[0]['teacher_seed'] is not None
 
 
+def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> str | None:
+    "Why runs of GPUs cannot be paired: one drew the masks of its own number format, as all did before."
+    apart = [
+        pair
+        for pair in pairs
+        if len({dropout_masks(r) for r in pair}) > 1 and not any(made_on_cpu(r) for r in pair)
+    ]
+    if not apart:
+        return None
+    old = [r['run_id'] for pair in apart for r in pair if dropout_masks(r) == OWN_MASKS]
+    new = [r['run_id'] for pair in apart for r in pair if dropout_masks(r) != OWN_MASKS]
+    return (
+        f"{', '.join(old)} drew dropout masks that hang on the number format, as GPU records did before, "
+        f"and {', '.join(new)} did not (dropout_masks in their records); run the former again"
+    )
+
+
 SEED = 0  # of resamples and permutations
 
 
@@ -560,6 +583,7 @@ def compare(
     none = _refusal(records_a, records_b)
     if not none:
         pairs, excluded, none = matched_pairs(records_a, records_b)
+        none = none or _masks_apart(pairs)
     names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
     if none:
         return Comparison(*names, None, None, None, {}, (), excluded, {'comparison': none}, ())
@@ -576,7 +600,7 @@ def compare(
             primary['higher_is_better'],
             rng or np.random.default_rng(SEED),
             task.margins.get(primary['metric'], ()),
-            None if units_alike(runs, units) else task.reach.get(primary['metric']),
+            _reach(runs, units),
         )
     )
     reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}
@@ -841,5 +865,10 @@ def _effect(
     ):
         return none('the arms have no seeds and units in common')
     columns = next(iter(matrices.values())).columns
-    (effect,) = factorial({a: m[columns].to_numpy() for a, m in matrices.items()}, {name: weights})
+    (effect,) = factorial(
+        {a: m[columns].to_numpy() for a, m in matrices.items()},
+        {name: weights},
+        _reach([r for runs in arms.values() for r in runs], units),
+        np.random.default_rng(SEED),
+    )
     return replace(effect, excluded=left)

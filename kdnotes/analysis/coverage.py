@@ -12,13 +12,11 @@ from scipy.special import ndtr, stdtr, stdtrit
 from .tests import LEAST_SEEDS, flip_p, flips
 from kdnotes.analysis.intervals import (
     StatsError,
-    bounded_interval,
-    bounded_mean,
     checked_numbers,
     crossed_interval,
     crossed_moments,
+    difference_interval,
     draw_counts,
-    few_differ,
     studentised_limits,
 )
 
@@ -204,9 +202,8 @@ def resampled_rates(
     found = []
     for _ in range(trials):
         drawn = y[np.ix_(rng.integers(0, S, seeds), rng.integers(0, U, U))]
-        crossed = printed = crossed_interval(drawn)
-        if few_differ(drawn):
-            printed = bounded_interval(bounded_mean(drawn, rng, reach, n_draws))
+        crossed = crossed_interval(drawn)
+        printed = difference_interval(drawn, rng, reach, n_draws)
         row = {'units differ': float((drawn != 0).any(0).sum())}
         for name, of in (('crossed', crossed), ('printed', printed)):
             # a limit that rounding puts beside the truth covers it

@@ -378,11 +378,12 @@ def difference_interval(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
     reach: float | None = None,  # no difference is larger; None: there is no bound
+    n_draws: int = 20_000,  # of weights, of a bounded mean
 ) -> Interval:
     "The crossed interval, or that of a bounded mean where few units differ."
     if reach is None or not few_differ(matrix):
         return crossed_interval(matrix)
-    return bounded_interval(bounded_mean(matrix, rng, reach))
+    return bounded_interval(bounded_mean(matrix, rng, reach, n_draws))
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
 def ratio_interval(

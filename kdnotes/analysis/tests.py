@@ -14,19 +14,22 @@ from scipy.optimize import brentq
 from statsmodels.stats.contingency_tables import mcnemar
 from kdnotes.analysis.intervals import (
     LEVEL,
+    SAME,
     BoundedMean,
     Interval,
     StatsError,
     checked_numbers,
     crossed_interval,
+    difference_interval,
+    few_differ,
     number_texts,
 )
 
 # %% auto #0
 __all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue', 'interval_test',
-           'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'smallest_p', 'seed_test',
-           'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins', 'equivalence',
-           'bounded_equivalence', 'Effect', 'factorial']
+           'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'difference_test', 'smallest_p',
+           'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins',
+           'equivalence', 'bounded_equivalence', 'Effect', 'factorial']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -139,6 +142,20 @@ def permutation_test(
         f'paired permutation over units on seed means, {len(signs)} flips; these seeds only',
         *y.shape,
     )
+
+
+def difference_test(
+    matrix,  # (seeds, units) of differences
+    reach: float | None = None,  # no difference is larger; None: there is no bound
+) -> PValue:
+    "The crossed test; where few units differ, the larger p of it and of the flips, as neither alone holds."
+    test = crossed_test(matrix)
+    # flips know no seeds, and the variance is of a few numbers
+    if reach is None or test.p is None or not few_differ(matrix):
+        return test
+    # of what rounding leaves of no difference there are no flips
+    flipped = permutation_test(np.where(np.abs(matrix) > SAME, matrix, 0.0), None)
+    return replace(test, p=max(test.p, flipped.p), method=f'{test.method}; {flipped.method}; the larger p')
 
 # %% ../../nbs/analysis/02_tests.ipynb #2d3bb588
 LEAST_SEEDS = 8  # tests over seeds alone need so many
@@ -321,6 +338,12 @@ def corrected_margins(
     }
 
 
+def _check_margin(margin: float) -> None:
+    "Refuse a margin that no difference lies within."
+    if not margin > 0:
+        raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
+
+
 def equivalence(
     interval: Interval,  # of b - a
     margin: float,  # > 0
@@ -328,8 +351,7 @@ def equivalence(
 ) -> Equivalence:
     "Non-inferiority and equivalence from an interval's standard error and degrees of freedom."
     i = interval
-    if not margin > 0:
-        raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
+    _check_margin(margin)
     if i.se is None or i.n == 1:
         why = i.reason or 'one seed tells nothing about other seeds; run more'
         return Equivalence(margin, None, None, why)
@@ -356,8 +378,7 @@ def bounded_equivalence(
     higher_is_better: bool = True,  # False: worse means larger
 ) -> Equivalence:
     "Non-inferiority and equivalence where few units differ."
-    if not margin > 0:
-        raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
+    _check_margin(margin)
     if of.shape[0] == 1:
         return Equivalence(margin, None, None, 'one seed tells nothing about other seeds; run more')
     # p of 'at most -margin' and of 'at least margin'
@@ -403,7 +424,7 @@ class Effect:
     name: str
     weights: dict[str, float]  # arm -> weight
     interval: Interval | None  # of the weighted sum; None: see `reason`
-    p: float | None  # crossed
+    p: float | None  # of `difference_test`
     reason: str | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
@@ -412,8 +433,10 @@ class Effect:
 def factorial(
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
     contrasts: dict[str, dict[str, float]] = FACTORIAL,  # effect -> arm -> weight
+    reach: float | None = None,  # no difference of two values is larger; None: there is no bound
+    rng: np.random.Generator | None = None,  # of the intervals where few units differ; with `reach`
 ) -> list[Effect]:
-    "Effects and interactions of factors, as contrasts of arms, each with its own crossed interval."
+    "Effects and interactions of factors, as contrasts of arms, each with its own interval."
     if len({np.shape(m) for m in matrices.values()}) > 1:
         raise StatsError('the arms have different seeds or units; keep those all have')
     found = []
@@ -426,6 +449,9 @@ def factorial(
         matrix = sum(
             w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', LEVEL) for arm, w in weights.items()
         )
-        test = crossed_test(matrix)
-        found.append(Effect(name, weights, crossed_interval(matrix), test.p, test.reason))
+        # of weights that add up to 0: half of their sizes times a difference of two values
+        bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
+        test = difference_test(matrix, bound)
+        interval = difference_interval(matrix, rng, bound)
+        found.append(Effect(name, weights, interval, test.p, test.reason))
     return found

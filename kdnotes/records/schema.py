@@ -14,8 +14,8 @@ from ..core.config import KdnotesError
 
 # %% auto #0
 __all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER', 'SHARED_MASKS',
-           'OWN_MASKS', 'RecordError', 'of_this_schema', 'wrong', 'make_row', 'check_row', 'dropout_masks',
-           'check_record', 'check_read', 'widened']
+           'OWN_MASKS', 'RecordError', 'of_this_schema', 'wrong', 'make_row', 'check_row', 'made_on_cpu',
+           'dropout_masks', 'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/records/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -260,13 +260,19 @@ SHARED_MASKS = 'shared'
 OWN_MASKS = 'own'
 
 
+def made_on_cpu(
+    record: dict,
+) -> bool:
+    "Was a run made on a processor, without a GPU?"
+    where = record['environment']
+    return where.get('device') in ('cpu', where.get('cpu'))
+
+
 def dropout_masks(
     record: dict,
 ) -> str:  # SHARED_MASKS or OWN_MASKS
     "Whether a run drew the masks that runs in other formats draw; older records of a GPU did not."
-    where = record['environment']
-    on_cpu = where.get('device') in ('cpu', where.get('cpu'))
-    return record.get('dropout_masks') or (SHARED_MASKS if on_cpu else OWN_MASKS)
+    return record.get('dropout_masks') or (SHARED_MASKS if made_on_cpu(record) else OWN_MASKS)
 
 
 _RECORD_KINDS = {

@@ -51,7 +51,7 @@ from .values import part_values, transfer_values, trial_values
 __all__ = ['PARTS', 'LANGUAGE', 'QUESTIONS', 'LISTED', 'RATES', 'MADE', 'USAGE', 'ThesisError', 'evidence_alone', 'planned',
            'part_records', 'pin', 'overlap', 'corpus_facts', 'bench_facts', 'facts_of', 'gpu_facts', 'coverage_facts',
            'write_facts', 'compiled', 'figure_values', 'corpus_table', 'published_table', 'models_table_in_use',
-           'decisions_table', 'said_differently', 'build', 'main']
+           'decisions_table', 'with_sizes', 'said_differently', 'build', 'main']
 
 # %% ../../nbs/thesis/11_build.ipynb #800ef50c
 class ThesisError(KdnotesError):
@@ -669,6 +669,20 @@ def _claims(values: dict, facts: dict) -> dict:
     return dict(claims=claims_values(known), language=dict(tables=tables))
 
 
+def with_sizes(
+    values: dict[str, Any],  # flat
+) -> dict[str, Any]:  # the same
+    "Refuse an estimate that does not say how many runs it rests on."
+    for key in values:
+        name, _, last = key.rpartition('.')
+        if last == 'estimate' and not values.get(f'{name}.n'):
+            raise ThesisError(
+                f'{name} is an estimate without its n, the number of runs that it rests on; '
+                'generate an Interval'
+            )
+    return values
+
+
 def _energy(facts: dict) -> dict:
     "What the check of a GPU says of energy; nothing where there is none."
     if 'energy' not in facts.get('gpu', {}):
@@ -750,7 +764,7 @@ def build(
         tables=dict(decisions=decisions_table(read_json(thesis / 'decided.json')['decisions']))
     )
     values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
-    write_json(thesis / 'generated' / 'values.json', flat(values))
+    write_json(thesis / 'generated' / 'values.json', with_sizes(flat(values)))
     pdf.write_bytes(compiled(where))
     return pdf
 

@@ -21,7 +21,7 @@ from kdnotes.analysis.compare import (
 from ..analysis.coverage import resampled_rates
 from ..analysis.plotting import metric_name
 from ..analysis.wording import sentence, times_as, unit_of
-from ..core.config import task_info
+from ..core.config import KdnotesError, task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
 from ..analysis.intervals import Interval, difference_interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
@@ -236,7 +236,7 @@ def other_questions(
     b: Sequence[dict],  # the runs of another
     its_units: pd.DataFrame,
     # dev: the difference on the set that chose settings; everywhere: on all units of both sets; {} where
-    # there are none
+    # nothing is claimed of another set than the one that chose
 ) -> dict[str, Interval]:
     "What the primary metric does from a to b on other units than those of its own set."
     pairs = pairs_by_seed(a, b)
@@ -250,8 +250,15 @@ def other_questions(
     for where in (task.tuning_set, own['set']):
         judged = list(zip(*(_on_set(runs, where) for runs in zip(*pairs))))
         found[where], _, _ = metric_differences(judged, its_units)
-    if any(d is None or d.ndim != 2 for d in found.values()) or len({len(d) for d in found.values()}) > 1:
+    if found[own['set']] is None:
         return {}
+    if any(d is None or d.ndim != 2 for d in found.values()) or len({len(d) for d in found.values()}) > 1:
+        arms = ' and '.join(r['arm'] for r in pairs[0])
+        raise KdnotesError(
+            f'the claim about {arms} rests on the {own["set"]} set alone: values of {own["metric"]} on the '
+            f'{task.tuning_set} set, which chose the settings, are missing from the units of these runs; '
+            'export their evidence again'
+        )
     reach = task.reach.get(own['metric'])
 
     def interval(d):
