@@ -660,6 +660,23 @@ def _by_rate(found: Sequence[dict], where: Path) -> dict:
     return rates_values(found, its_units, rates) | dict(figures={'rates': _placed(figure, study)})
 
 
+def _of_part(part: str, runs: dict[str, list[dict]], plan: dict, facts: dict, where: Path) -> dict:
+    "The values of a part of the thesis."
+    found = runs[part]
+    if part in LISTED:
+        return _listed(part, found, runs['main'])
+    if part in RATES:
+        return _by_rate(found, where)
+    e = evidence(found[0]['study'], [r['run_id'] for r in found])
+    return _compared(part, e, plan, facts, where)
+
+
+def _written(plan: dict, thesis: Path, main: dict) -> dict:
+    "What stands written beside the evidence: published levels, and what was decided when."
+    decisions = read_json(thesis / 'decided.json')['decisions']
+    return dict(level=_level(plan, main), decided=dict(tables=dict(decisions=decisions_table(decisions))))
+
+
 def _claims(values: dict, facts: dict) -> dict:
     "What others published beside the study of language models; nothing where there is none."
     if 'mlm' not in values:
@@ -750,19 +767,9 @@ def build(
             if part not in ('main', *LANGUAGE, *QUESTIONS, 'qa_transfer'):
                 rests_on |= {r['run_id']: r for r in found}
             _check_starts(plan, part, found)
-            if part in LISTED:
-                values[part] = _listed(part, found, runs['main'])
-            elif part in RATES:
-                values[part] = _by_rate(found, where)
-            else:
-                e = evidence(found[0]['study'], [r['run_id'] for r in found])
-                values[part] = _compared(part, e, plan, facts, where)
+            values[part] = _of_part(part, runs, plan, facts, where)
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
-    values |= _claims(values, facts) | _energy(facts)
-    values['level'] = _level(plan, values['main'])
-    values['decided'] = dict(
-        tables=dict(decisions=decisions_table(read_json(thesis / 'decided.json')['decisions']))
-    )
+    values |= _claims(values, facts) | _energy(facts) | _written(plan, thesis, values['main'])
     values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
     write_json(thesis / 'generated' / 'values.json', with_sizes(flat(values)))
     pdf.write_bytes(compiled(where))
