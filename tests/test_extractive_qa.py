@@ -350,7 +350,7 @@ def test_a_split_without_an_answer(tmp_path):
 
 def test_folders_of_json(tmp_path):
     own = write_squad(tmp_path / 'own', question('p', 'Salt'), question('q'), articles=2)
-    assert '2 article(s) cannot make' in refused(lambda: load_corpus(TASK, str(own)), CorpusError)
+    assert '2 articles cannot make' in refused(lambda: load_corpus(TASK, str(own)), CorpusError)
     for split in ('train', 'dev', 'test'):
         write_squad(tmp_path / 'three', question('p', 'Salt'), question('q'), name=f'{split}.json')
     three = load_corpus(TASK, str(tmp_path / 'three'))
@@ -645,7 +645,7 @@ def test_settings_that_cannot_be_meant(name):
 
 def test_articles_that_are_too_few():
     rows = [dict(cluster=f'{i % 2}') for i in range(9)]
-    assert '2 article(s) cannot make' in refused(lambda: split_articles(rows), CorpusError)
+    assert '2 articles cannot make' in refused(lambda: split_articles(rows), CorpusError)
 
 
 # ---- reports ----

@@ -415,7 +415,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
     # the teacher's bar and the student's, at their end
     for ranks, precision in ((1, 'fp32'), (RANKS, 'bf16')):
         assert any(
-            b.startswith(f'{ranks} rank(s), {precision}: 100%')
+            b.startswith(f'{ranks} rank{"s" * (ranks > 1)}, {precision}: 100%')
             and '6/6' in b
             and 'loss 0.' in b
             and 'examples/s' in b

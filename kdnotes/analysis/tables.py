@@ -31,7 +31,7 @@ from kdnotes.analysis.intervals import (
     scaled,
 )
 from .plotting import NotDrawn, arms_of
-from ..core.config import KdnotesError, task_info
+from ..core.config import KdnotesError, counted, task_info
 from ..core.files import evidence_path, runs_path
 from kdnotes.records.store import (
     RecordError,
@@ -656,7 +656,7 @@ def _what_was_run(record: dict) -> dict[str, str]:
         'taught by': record['teacher_run_id'] or 'nobody',
         'parameters': f"{record['params_total']:,}",
         'number format': f"{record['precision']}: {record['precision_reason']}",
-        'processes': f"{parallel['ranks']}" + f' with {threads} thread(s) each' * bool(threads),
+        'processes': str(parallel['ranks']) + f' with {counted(threads or 0, "thread")} each' * bool(threads),
         'device': record['environment']['device'],
     }
     return {name: _run_value(value) for name, value in rows.items()}

@@ -16,9 +16,10 @@ from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'KdnotesError', 'ConfigError', 'shown',
-           'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
-           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode',
-           'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
+           'counted', 'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings',
+           'RunConfig', 'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'nearest',
+           'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh',
+           'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -41,6 +42,16 @@ def shown(
     "A value as a sentence quotes it: its middle is left out where it is long."
     quoted = repr(value)
     return quoted if len(quoted) <= 120 else f'{quoted[:60]}...{quoted[-20:]}'
+
+# %% ../../nbs/core/02_config.ipynb #7fc61999
+def counted(
+    n: float,  # how many
+    noun: str,  # in the singular
+    plural: str = '',  # where it is another than with an s
+) -> str:  # '1 epoch', '2 epochs', '0.5 epochs'
+    "A number of things in words."
+    number = f'{n:,}' if isinstance(n, int) else f'{n:g}'
+    return f'{number} {noun if n == 1 else plural or noun + "s"}'
 
 # %% ../../nbs/core/02_config.ipynb #94d7e0e2
 TASKS = {

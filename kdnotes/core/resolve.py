@@ -13,6 +13,7 @@ from kdnotes.core.config import (
     ConfigError,
     RunConfig,
     about,
+    counted,
     flat,
     is_given,
     names_with,
@@ -103,7 +104,7 @@ def resolve_ranks(
         return ranks, None
     if ranks > (most := _RANKS_A_CORE * machine.cores):
         raise ConfigError(
-            f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); '
+            f'ranks={ranks} would start as many processes on {counted(machine.cores, "CPU core")}; '
             f'use at most {most}, and as many ranks as cores for speed'
         )
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank

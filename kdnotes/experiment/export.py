@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..analysis.intervals import LEVEL, Interval, cluster_interval, scaled
 from ..analysis.plotting import metric_name
 from ..analysis.wording import PERCENT, unit_of
-from ..core.config import KdnotesError, make_config, shown, task_info
+from ..core.config import KdnotesError, counted, make_config, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_file, write_json
 from .card import model_card
 from .plan import make_task
@@ -457,7 +457,7 @@ def export_lines(
         if 'int8' in teacher:
             lines += ['', 'Its teacher:']
             lines += [_loss_line(found['task'], where, of) for where, of in teacher['int8'].items()]
-    lines += ['', f'Measured on a CPU with {found["threads"]} thread(s).']
+    lines += ['', f'Measured on a CPU with {counted(found["threads"], "thread")}.']
     if found['load_average'] > 1.5 * found['threads']:
         lines.append(
             f'The machine was busy with other work (load average {found["load_average"]:.1f}), so these '

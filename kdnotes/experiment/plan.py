@@ -13,6 +13,7 @@ from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
     RunConfig,
+    counted,
     flat,
     is_given,
     make_config,
@@ -165,7 +166,7 @@ class Plan:
         "What will run, and why so."
         c = self.config
         mode = MODES[self.config.mode]
-        threads = f', {c.threads_per_rank} thread(s) each' if c.threads_per_rank else ', a GPU each'
+        threads = f', {counted(c.threads_per_rank, "thread")} each' if c.threads_per_rank else ', a GPU each'
         lines = {
             'run_id': self.run_id,
             'corpus': self.corpus,
@@ -173,7 +174,7 @@ class Plan:
             'network': f'{mode.network}, starting from {self.start}',
             'loses': self.loses,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
-            'ranks': f'{c.ranks} process(es){threads}',
+            'ranks': f'{counted(c.ranks, "process", "processes")}{threads}',
             'distillation': losses_in_words(c),
             'setting': _setting(c),
         }
@@ -381,8 +382,8 @@ def _resolve_on_corpus(
         )
     if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
         raise ConfigError(
-            f'threads_per_rank={config.threads_per_rank} is more than the {on.cores} core(s) of this '
-            'machine; use fewer, or auto'
+            f'threads_per_rank={config.threads_per_rank} is more than the {counted(on.cores, "core")} of '
+            'this machine; use fewer, or auto'
         )
     if name not in corpora:
         corpora[name] = corpus_of(config)
@@ -665,7 +666,7 @@ def explain_study(
                 'runs',
                 (
                     f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, '
-                    f'{len(plans) // len(arms)} seed(s) each'
+                    f'{counted(len(plans) // len(arms), "seed")} each'
                 ),
             ),
             ('corpus', plans[0].corpus),
