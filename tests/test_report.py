@@ -249,6 +249,16 @@ def test_tables_hold_what_was_asked():
         i.units,
     ) == (3, 40)
     assert i.estimate == pytest.approx(np.mean([0.7, 0.703, 0.706]))
+    # what the arms share is said, and on how much they were scored
+    assert found.setting[-1] == 'Scored on 40 questions of test.'
+    own = [said for said in found.setting if 'epochs' in said]
+    assert len(own) == 2 and own[0].startswith('Setting: 3 epochs') and '(baseline, ' in own[0]
+    assert all(said in str(found) for said in found.setting)
+    changed = [make_record('baseline', s, weight_decay=0.5, epochs=1, study='other') for s in (0, 1)]
+    for r in changed:
+        write_run(r)
+    said = rp.report('other').setting
+    assert said[0].startswith('Setting: 1 epoch, ') and said[1] == 'Not default: weight_decay=0.5.'
 
 
 def test_the_primary_metric_is_the_records():

@@ -129,6 +129,7 @@ def page_of(
             tables=(_turned(found.use, 'Means over runs; shares with their intervals.'),),
         ),
         Part('What it took to train', tables=(_turned(found.arms, 'Mean ± half of the interval.'),)),
+        Part('How it was trained', found.setting),
         Part(
             'What each factor does',
             found.sentences,

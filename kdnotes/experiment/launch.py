@@ -80,7 +80,8 @@ def execute(
         return folder.record()
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
-            say(f'{plan.run_id} needs its {name} first: {first.run_id}')
+            needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
+            say(f'{plan.run_id} needs {needed} first: {first.run_id}')
             execute(first, on_row, say, jobs)
     folder.create()
     with ExitStack() as stack:

@@ -618,6 +618,7 @@ TASK = TaskInfo(
     default_setting=default_setting,
     auto_class=SEQUENCE_HEAD,
     unit_name='questions',
+    rows_of=('questions', 'question_id'),
     texts=row_texts,
     metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'},
     margins={'map': (0.05, 0.02)},
