@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
-from .core.config import ConfigError, make_config, shown
+from .core.config import ConfigError, make_config, score_name, shown
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
@@ -238,7 +238,7 @@ class Run:
         latency = (self.record.get('latency') or {}).get('batch_1_ms')
         return {
             'run': self.run_id,
-            f"{p['set']} {p['metric']}": 'unknown' if p['value'] is None else f"{p['value']:.4f}",
+            score_name(self.record): 'unknown' if p['value'] is None else f"{p['value']:.4f}",
             'parameters': f"{self.record['params_total'] / 1e6:.1f} M",
             'one example': 'not measured' if latency is None else f'{latency:.1f} ms',
             'trained in': f"{self.record['time']['train_s'] or 0:.0f} s",

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_a_list_says_how_far_each_run_is_and_survives_a_damaged_one(home, capsys
     assert cli.main(['show', begun.run_id]) == 0
     assert 'a run that is not done' in capsys.readouterr().out
     assert cli.main(['show', second.run_id]) == 1
+
+
+def test_a_list_tells_of_evidence_and_names_its_runs(home, capsys):
+    kept = write_study('mine')
+    assert cli.main(['evidence', 'mine']) == 0
+    for folder in kept:
+        shutil.rmtree(folder.path)
+    capsys.readouterr()
+    assert cli.main(['list']) == 0
+    said = capsys.readouterr().out
+    assert 'no run yet' in said and 'kept as evidence, without weights: mine; `kdnotes list STUDY`' in said
+    assert cli.main(['list', 'mine']) == 0
+    said = capsys.readouterr().out
+    assert all(folder.run_id in said for folder in kept) and said.count(' evidence') == len(kept)
+    assert {run['state'] for run in as_json(capsys, 'list', 'mine')['runs']} == {'evidence'}
 
 
 def test_names_that_are_near_are_asked_about(home, capsys):

@@ -660,12 +660,12 @@ def test_tables_show_shares_in_percent():
     for record in made:
         record['metrics'] = {'test': dict(exact=record['primary']['value'], best_exact_thresh=0.25)}
     arms = arms_table(made, arm_values(made, None))
-    assert list(arms['test exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(arms['test exact match %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
     metrics = metrics_table(made)
-    assert list(metrics.loc['exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
-    assert list(metrics.loc['best_exact_thresh']) == ['0.250 ± 0.000'] * 2
+    assert list(metrics.loc['exact match %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(metrics.loc["best exact match's threshold"]) == ['0.250 ± 0.000'] * 2
     [row] = comparison_table(study_comparisons(made, None)).to_dict('records')
-    assert row['change of test exact, percentage points'].startswith('+10.0')
+    assert row['change of test exact match, percentage points'].startswith('+10.0')
 
 
 def test_a_report_says_how_the_corpus_was_split():

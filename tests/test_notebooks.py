@@ -524,7 +524,7 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
         *USUAL,
         'of its teacher',
         'parameters, M',
-        'test map',
+        'test MAP',
         'train s',
         'smoke runs',
         'a single seed',
@@ -605,7 +605,7 @@ def test_a_study_without_notebooks(made_study, home):
     made = records['mixed_baseline']
     assert (
         f" of 3: {made['run_id']}" in done.stdout
-        and f"test map {made['primary']['value']:.3f}, trained in " in done.stdout
+        and f"test MAP {made['primary']['value']:.3f}, trained in " in done.stdout
         and 'baseline -> mixed_baseline' in done.stdout
     )
     assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(

@@ -25,7 +25,7 @@ from kdnotes.analysis.tables import (
     sets_table,
 )
 from .wording import explain
-from ..core.config import counted, task_info
+from ..core.config import counted, score_name, task_info
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
 
@@ -107,8 +107,7 @@ def _about(study: str, found: Sequence[dict]) -> str:
     return (
         f"study {study}: {r['task']} on {corpus}, {len(found)} runs on "
         f"{r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {LEVEL:.0%} "
-        f"interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for "
-        "the rest"
+        f"interval, over seeds and units for {score_name(r)}, over seeds for the rest"
     )
 
 # %% ../../nbs/analysis/14_report.ipynb #7f09a06d

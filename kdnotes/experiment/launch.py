@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 import psutil
-from ..core.config import KdnotesError, RunConfig, counted, is_given, task_info
+from ..core.config import KdnotesError, RunConfig, counted, is_given, score_name, task_info
 from ..core.files import BusyError, file_errors
 from kdnotes.core.processes import (
     STOP_TIMEOUT_S,
@@ -261,7 +261,7 @@ def outcome(
         value = f"{100 * primary['value']:.1f} %" if share else f"{primary['value']:.3f}"
     seconds = record['time']['train_s']
     made = f'trained in {seconds:.0f} s' if seconds else 'measured, not trained'
-    return f"{primary['set']} {primary['metric']} {value}, {made}"
+    return f'{score_name(record)} {value}, {made}'
 
 
 def failures(
