@@ -19,6 +19,7 @@ from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models
 from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
+from kdnotes.experiment.card import model_card
 from kdnotes.experiment.forecast import forecast
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
@@ -136,6 +137,13 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
     assert student['initial']['teacher_run_id'] == given['run_id'] and student['steps'] > 0
     assert student['settings']['teacher_mode'] == 'given'
     assert files_of(folder) == before, 'the folder that was given stays as it was'
+    # their cards speak of a model that was brought
+    card = model_card(given['run_id']).text
+    assert 'given as it is and measured by kdnotes' in card and '## How to measure it again' in card
+    assert '- Training: none' in card and 's training' not in card and 'Pretrained weights' not in card
+    own = model_card(student['run_id']).text
+    assert '- Teacher: the given model' in own and "Teacher's training" not in own
+    assert '- A model that was given, fine-tuned already: a local folder' in own
 
 
 @pytest.mark.exhaustive
