@@ -71,6 +71,18 @@ def test_json_of_what_looks_at_runs(home, capsys):
     assert len(as_json(capsys, 'list')['runs']) == 7
 
 
+def test_mode_and_seed_may_be_given_as_any_parameter(home, capsys):
+    same = [
+        as_json(capsys, 'run', '--dry-run', '-p', 'corpus=embedded', *given)['runs'][-1]['run_id']
+        for given in (['-p', 'mode=full_kd', '-p', 'seed=3'], ['--mode', 'full_kd', '--seed', '3'])
+    ]
+    assert same[0] == same[1] and same[0].startswith('full_kd-s3-')
+    both = ['--mode', 'full_kd', '-p', 'mode=full_kd']
+    assert as_json(capsys, 'run', '--dry-run', '-p', 'corpus=embedded', *both)['runs'][-1]['seed'] == 0
+    assert cli.main(['run', '--mode', 'full_kd', '-p', 'mode=mixed_kd']) == 2
+    assert 'mode is given twice, with --mode full_kd and with -p mode=mixed_kd' in capsys.readouterr().err
+
+
 def test_json_of_what_needs_no_run(home, capsys):
     assert as_json(capsys, 'name', '--smoke') == dict(study='embedded-smoke', corpus='embedded')
     assert {p['name'] for p in as_json(capsys, 'parameters')} == set(parameters())

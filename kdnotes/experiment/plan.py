@@ -41,7 +41,7 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
-from ..tasks.sources import Corpus, corpus_of, resolve_corpus
+from ..tasks.sources import Corpus, corpus_of, resolve_corpus, sizes_in_words, split_sizes
 from ..records.schema import SCHEMA
 
 # %% auto #0
@@ -131,8 +131,7 @@ class Plan:
     overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
     # split -> (rows whose texts stand there with another label too, all rows); only splits that have any
     contradictions: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # split -> rows of the corpus, and what several rows make together, of `TaskInfo.rows_of`; a setting may
-    # leave some out
+    # split -> rows of the corpus, and what several rows make together; a setting may leave some out
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     test_in_dev: int = 0  # rows of test whose texts are in dev
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
@@ -156,9 +155,8 @@ class Plan:
     @property
     def amount(self) -> str:
         "How much the corpus holds."
-        said = [_amount(split, self.sizes[split], self.config.task) for split in self.sizes]
         more = ', of which a smoke run takes a few' * self.config.smoke
-        return ', '.join(said) + more
+        return sizes_in_words(self.sizes, self.config.task) + more
 
     @property
     def changes(self) -> str:
@@ -232,16 +230,6 @@ def _teacher_in_words(plan: Plan) -> str:
     if is_given(teacher.config):
         return f'{teacher.config.teacher}, given: {how}; its scores are those of {teacher.run_id}'
     return f'{teacher.run_id}, {how}: {teacher_origin(plan)}'
-
-
-def _amount(split: str, sizes: dict[str, int], task: str) -> str:
-    "What a split holds: 'train 857 questions (8,672 rows)'."
-    info = task_info(task)
-    if info.rows_of is None:
-        return f'{split} {counted(sizes["rows"], info.row_name[:-1])}'
-    return (
-        f'{split} {counted(sizes[info.rows_of[0]], info.rows_of[0][:-1])} ({counted(sizes["rows"], "row")})'
-    )
 
 
 def _shape_in_words(config: RunConfig) -> list[str]:
@@ -392,7 +380,7 @@ def plan(
         vocabulary_sha256=vocabulary_sha256(config.teacher),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
-        sizes=_sizes(config.task, corpus),
+        sizes=split_sizes(corpus, config.task),
         test_in_dev=corpus.test_in_dev,
         clusters=_clusters(config, corpus),
     )
@@ -432,15 +420,6 @@ def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
         return None
     where = make_task(config, corpus).primary.set
     return where, len({row['cluster'] for row in corpus.splits[where]})
-
-
-def _sizes(task: str, corpus: Corpus) -> dict[str, dict[str, int]]:
-    "How much there is of each split."
-    of = task_info(task).rows_of
-    return {
-        split: dict(rows=len(rows)) | ({of[0]: len({row[of[1]] for row in rows})} if of else {})
-        for split, rows in corpus.splits.items()
-    }
 
 
 def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, int]]:
