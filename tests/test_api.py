@@ -169,7 +169,9 @@ def test_data_show_how_much_there_is_and_their_first_rows():
     assert said[1] == 'train 16 questions (32 rows), dev 2 questions (4 rows), test 2 questions (4 rows)'
     assert said[2].split() == ['question', '|', 'sentence', '|', 'label'] and len(said) == 5
     wrong = table.rename(columns=dict(sentence='answer'))
-    with pytest.raises(KdnotesError, match=r"no column 'sentence' among .* columns=.'sentence': '<your column>'."):
+    with pytest.raises(
+        KdnotesError, match=r"no column 'sentence' among .* columns=.'sentence': '<your column>'."
+    ):
         kd.load_data(wrong)
     with pytest.raises(KdnotesError, match="^the train part of the table, row 0: label is '2'"):
         kd.load_data(table.assign(label=2))

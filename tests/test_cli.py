@@ -448,3 +448,21 @@ def test_a_pipe_gets_plain_text(home):
     write_study()
     said = typed(home, 'list').stdout + typed(home, 'study', '--help').stdout
     assert said and '\x1b' not in said and '│' not in said
+
+
+# ---- what examines this machine, for programs: the real commands, at their smallest ----
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    'words, keys',
+    [
+        ('doctor --mode baseline --corpus embedded --smoke', {'ok', 'findings', 'notes', 'seconds'}),
+        ('bench --contestants race --alternations 1 --steps 1 --smoke', {'contestants'}),
+        ('gpu-check --device cpu --smoke', set()),
+    ],
+)
+def test_json_of_what_examines_the_machine_is_alone_on_standard_output(words, keys, home):
+    done = typed(home, *words.split(), '--json')
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict) and keys <= found.keys(), done.stderr
