@@ -432,7 +432,9 @@ def test_a_hub_that_never_answers(tmp_path):
 def test_a_folder_of_ones_own_is_told_of_its_own_files_first_and_of_the_direction_of_columns(tmp_path):
     for split in ('train', 'dev', 'test'):
         (tmp_path / f'{split}.csv').write_text('question,answer,label\nq,a,1\nq,b,0\n')
-    told = "no column 'sentence' among .*columns='sentence=<your column>' .--columns of a command, COLUMNS= of make"
+    told = (
+        "no column 'sentence' among .*columns='sentence=<your column>' .--columns of a command, COLUMNS= of"
+    )
     with pytest.raises(CorpusError, match=told):
         load_corpus('answer_selection', str(tmp_path))
     with pytest.raises(KdnotesError, match="is the wrong way round: .* as in 'sentence=answer'"):
