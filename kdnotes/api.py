@@ -4,19 +4,21 @@
 
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
+import re
+import textwrap
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
-from .core.config import ConfigError, make_config, shown
+from .core.config import ConfigError, make_config, score_name, shown, task_info
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
-from .tasks.sources import load_corpus
+from .tasks.sources import Corpus, CorpusError, load_corpus, sizes_in_words, split_sizes
 
 # %% auto #0
 __all__ = ['SPLITS', 'Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'compare', 'doctor']
@@ -38,6 +40,11 @@ class Data:
     task: str  # of `config.TASKS`
     corpus: str  # a name, a folder or a hub id
     columns: str | None = None  # which column holds what, where a folder or the hub has other names
+    about: str = field(default='', compare=False)  # what is shown of it: how much, and the first rows
+
+    def __repr__(self) -> str:
+        mapped = f', columns {self.columns}' if self.columns else ''
+        return '\n'.join(filter(None, [f'Data for {self.task}: {self.corpus}{mapped}', self.about]))
 
 
 def load_data(
@@ -53,15 +60,52 @@ def load_data(
     columns = _mapping(columns)
     if isinstance(source, (str, Path)):
         typed = ','.join(f'{key}={column}' for key, column in columns.items()) or None
-        load_corpus(task, str(source), typed)
-        return Data(task, str(source), typed)
+        found = load_corpus(task, str(source), typed)
+        return Data(task, str(source), typed, _about(found, task))
     tables = {name: _whole(table, name) for name, table in _tables(source, columns, shares, seed).items()}
+    _check_columns(tables['train'], task)
     lines = {name: _json_lines(table, name) for name, table in tables.items()}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
-    load_corpus(task, str(folder))
-    return Data(task, str(folder))
+    try:
+        found = load_corpus(task, str(folder))
+    except CorpusError as e:
+        raise CorpusError(_of_table(str(e), folder)) from None
+    return Data(task, str(folder), None, _about(found, task))
+
+
+def _about(corpus: Corpus, task: str) -> str:
+    "How much a corpus holds, its columns, and its first two rows."
+    rows = corpus.splits['train'][:2]
+    keys = [key for key in rows[0] if not key.endswith('id') and any(row[key] != '' for row in rows)]
+    shown_rows = ['  ' + ' | '.join(_short(row[key]) for key in keys) for row in rows]
+    return '\n'.join([sizes_in_words(split_sizes(corpus, task), task), '  ' + ' | '.join(keys), *shown_rows])
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(str(value), 48, placeholder=' ...')
+
+
+def _of_table(sentence: str, folder: Path) -> str:
+    "What is wrong with a file that was made of a table, said of the table: its rows are counted from 0."
+
+    def place(found: re.Match) -> str:
+        row = f', row {int(found[2]) - 1}' if found[2] else ''
+        return f'the {found[1]} part of the table{row}'
+
+    return re.sub(rf'{re.escape(str(folder))}/(\w+)\.jsonl(?:, line (\d+))?', place, sentence)
+
+
+def _check_columns(table: pd.DataFrame, task: str) -> None:
+    "Refuse a table without a column that the task needs."
+    rules = task_info(task).corpora
+    for key, usual in rules.columns.items():
+        if key not in rules.optional and key not in table and usual not in table:
+            raise ConfigError(
+                f'there is no column {key!r} among {", ".join(map(shown, table.columns))}; rename the one '
+                f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"
+            )
 
 
 def _tables(
@@ -97,7 +141,7 @@ def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
     if missing := [column for column in columns.values() if column not in found]:
         raise ConfigError(
             f"there is no column {', '.join(map(shown, missing))}; "
-            f"there are {', '.join(map(str, found.columns))}"
+            f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
         )
     named = found.rename(columns={column: key for key, column in columns.items()})
     if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
@@ -238,7 +282,7 @@ class Run:
         latency = (self.record.get('latency') or {}).get('batch_1_ms')
         return {
             'run': self.run_id,
-            f"{p['set']} {p['metric']}": 'unknown' if p['value'] is None else f"{p['value']:.4f}",
+            score_name(self.record): 'unknown' if p['value'] is None else f"{p['value']:.4f}",
             'parameters': f"{self.record['params_total'] / 1e6:.1f} M",
             'one example': 'not measured' if latency is None else f'{latency:.1f} ms',
             'trained in': f"{self.record['time']['train_s'] or 0:.0f} s",

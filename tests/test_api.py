@@ -154,3 +154,24 @@ def test_what_is_no_data_or_no_run_is_refused():
     for a, b in ((), ()), ('x', 'y'):
         with pytest.raises(KdnotesError, match='two runs, or two lists'):
             kd.compare(a, b)
+
+
+def test_data_show_how_much_there_is_and_their_first_rows():
+    table = pd.DataFrame(
+        [
+            dict(question=f'Who found {i}?', sentence=f'{name} did {i}.', label=int(name == 'Ada'))
+            for i in range(20)
+            for name in ('Ada', 'Bob')
+        ]
+    )
+    said = repr(kd.load_data(table)).split('\n')
+    assert said[0].startswith('Data for answer_selection: ')
+    assert said[1] == 'train 16 questions (32 rows), dev 2 questions (4 rows), test 2 questions (4 rows)'
+    assert said[2].split() == ['question', '|', 'sentence', '|', 'label'] and len(said) == 5
+    wrong = table.rename(columns=dict(sentence='answer'))
+    with pytest.raises(
+        KdnotesError, match=r"no column 'sentence' among .* columns=.'sentence': '<your column>'."
+    ):
+        kd.load_data(wrong)
+    with pytest.raises(KdnotesError, match="^the train part of the table, row 0: label is '2'"):
+        kd.load_data(table.assign(label=2))

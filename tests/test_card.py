@@ -32,12 +32,19 @@ def facts(text: str) -> dict[str, str]:
 
 def score_table(text: str) -> dict[tuple[str, str], list[str]]:
     "(set, metric) -> value, interval and clusters, as texts."
-    rows = re.findall(r'^\| (\S+) \| .*\(`(\w+)`\) \| (.*?) \| (.*?) \| (.*?) \|$', text, re.M)
+    rows = re.findall(r'^\| (\S+) \| [^|]*`(\w+)`[^|]*\| (.*?) \| (.*?) \| (.*?) \|$', text, re.M)
     return {(where, metric): [value, limits.strip(), n.strip()] for where, metric, value, limits, n in rows}
 
 
-def known(number: float) -> str:
-    return f'{number:.6g}'
+def known(number: float, task: str, metric: str) -> str:
+    "A score with the digits that mean something."
+    if metric in task_info(task).exp_of:
+        return f'{number:.4g}'
+    return f'{100 * number:.2f} %' if metric in task_info(task).percent else f'{number:.4f}'
+
+
+def three(number: float) -> str:
+    return f'{float(f"{number:.3g}"):,.10g}'
 
 
 @pytest.mark.slow
@@ -65,25 +72,30 @@ def test_a_card_is_its_record(task, mode, small_run):
     # scores
     table = score_table(section(card.text, 'Scores'))
     assert {key: row[0] for key, row in table.items()} == {
-        key: 'not defined' if value is None else known(value) for key, value in expected.items()
+        key: 'not defined' if value is None else known(value, task, key[1]) for key, value in expected.items()
     }
     units = run.table('units')
     primary = record['primary']
     over = unit_interval(record, units, primary['set'], primary['metric'])
     row = table[primary['set'], primary['metric']]
-    assert row[1:] == [f'{known(over.low)} to {known(over.high)}', str(over.n)]
+    low, high = (known(limit, task, primary['metric']) for limit in (over.low, over.high))
+    assert row[1:] == [f'{low} to {high}', str(over.n)]
+    if task == 'answer_selection':
+        assert '`raw_map`: MAP of all questions, 0 for one without a right candidate' in card.text
     assert over.estimate == pytest.approx(primary['value'], abs=1e-5) and over.low < over.high
     # what it took
     costs = facts(section(card.text, 'What it took'))
-    assert costs['Parameters'] == str(record['params_total'])
+    assert costs['Parameters'] == f'{record["params_total"]:,}'
     size = sum(p.stat().st_size for p in (run.path / 'model').iterdir() if p.name != 'README.md')
-    assert costs['Size on disk'] == f'{size} bytes'
-    assert costs['Training'] == f'{known(record["time"]["train_s"])} s'
-    assert costs['One forward of one example'] == f'{known(record["latency"]["batch_1_ms"])} ms'
+    assert costs['Size on disk'] == f'{three(size / 2**20)} MiB'
+    assert costs['Training'] == f'{three(record["time"]["train_s"])} s'
+    assert costs['One forward of one example'] == f'{three(record["latency"]["batch_1_ms"])} ms'
+    measured_on = costs['Measured on'].split(', torch ')[0]
+    assert measured_on == str(record['environment']['device']), 'on a CPU the two are one, and said once'
     joule = record['energy']['device_j']
     said = costs['Energy of the devices']
     reason = record['reasons'].get('energy.device_j')
-    assert said == (f'not measured ({reason})' if joule is None else f'{known(joule)} J')
+    assert said == (f'not measured ({reason})' if joule is None else f'{three(joule)} J')
     # data, teacher, procedure
     assert record['corpus_sha256'] in facts(section(card.text, 'Data'))['Corpus']
     origin = facts(section(card.text, 'Where it comes from'))

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_json_of_what_looks_at_runs(home, capsys):
     assert as_json(capsys, 'evidence', 'made')['runs'] == sorted(run['run_id'] for run in runs)
     assert as_json(capsys, 'forget', 'made', first.run_id)['forgotten'] == [first.run_id]
     assert len(as_json(capsys, 'list')['runs']) == 7
+
+
+def test_mode_and_seed_may_be_given_as_any_parameter(home, capsys):
+    same = [
+        as_json(capsys, 'run', '--dry-run', '-p', 'corpus=embedded', *given)['runs'][-1]['run_id']
+        for given in (['-p', 'mode=full_kd', '-p', 'seed=3'], ['--mode', 'full_kd', '--seed', '3'])
+    ]
+    assert same[0] == same[1] and same[0].startswith('full_kd-s3-')
+    both = ['--mode', 'full_kd', '-p', 'mode=full_kd']
+    assert as_json(capsys, 'run', '--dry-run', '-p', 'corpus=embedded', *both)['runs'][-1]['seed'] == 0
+    assert cli.main(['run', '--mode', 'full_kd', '-p', 'mode=mixed_kd']) == 2
+    assert 'mode is given twice, with --mode full_kd and with -p mode=mixed_kd' in capsys.readouterr().err
 
 
 def test_json_of_what_needs_no_run(home, capsys):
@@ -173,6 +186,21 @@ def test_a_list_says_how_far_each_run_is_and_survives_a_damaged_one(home, capsys
     assert cli.main(['show', begun.run_id]) == 0
     assert 'a run that is not done' in capsys.readouterr().out
     assert cli.main(['show', second.run_id]) == 1
+
+
+def test_a_list_tells_of_evidence_and_names_its_runs(home, capsys):
+    kept = write_study('mine')
+    assert cli.main(['evidence', 'mine']) == 0
+    for folder in kept:
+        shutil.rmtree(folder.path)
+    capsys.readouterr()
+    assert cli.main(['list']) == 0
+    said = capsys.readouterr().out
+    assert 'no run yet' in said and 'kept as evidence, without weights: mine; `kdnotes list STUDY`' in said
+    assert cli.main(['list', 'mine']) == 0
+    said = capsys.readouterr().out
+    assert all(folder.run_id in said for folder in kept) and said.count(' evidence') == len(kept)
+    assert {run['state'] for run in as_json(capsys, 'list', 'mine')['runs']} == {'evidence'}
 
 
 def test_names_that_are_near_are_asked_about(home, capsys):
@@ -316,7 +344,7 @@ def test_every_exit_code_is_in_the_table(capsys):
 # ---- as a process ----
 
 
-def typed(home, *words, module='kdnotes', **more):
+def typed(home, *words, module='kdnotes', wait_s=120, **more):
     return subprocess.run(
         [sys.executable, '-m', module, *words],
         cwd=home,
@@ -324,7 +352,7 @@ def typed(home, *words, module='kdnotes', **more):
         text=True,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=wait_s,
     )
 
 
@@ -420,3 +448,21 @@ def test_a_pipe_gets_plain_text(home):
     write_study()
     said = typed(home, 'list').stdout + typed(home, 'study', '--help').stdout
     assert said and '\x1b' not in said and '│' not in said
+
+
+# ---- what examines this machine, for programs: the real commands, at their smallest ----
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    'words, keys',
+    [
+        ('doctor --mode baseline --corpus embedded --smoke', {'ok', 'findings', 'notes', 'seconds'}),
+        ('bench --contestants race --alternations 1 --steps 1 --smoke', set()),
+        ('gpu-check --device cpu --smoke', set()),
+    ],
+)
+def test_json_of_what_examines_the_machine_is_alone_on_standard_output(words, keys, home):
+    done = typed(home, *words.split(), '--json', wait_s=1800)
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict) and keys <= found.keys(), done.stderr

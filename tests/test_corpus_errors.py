@@ -427,3 +427,19 @@ def test_a_hub_that_never_answers(tmp_path):
         )
     assert done.stdout.strip() == 'embedded' and done.returncode == 1, done.stderr
     assert 'did not answer within 0.5 s' in done.stderr.splitlines()[-1]
+
+
+def test_a_folder_of_ones_own_is_told_of_its_own_files_first_and_of_the_direction_of_columns(tmp_path):
+    for split in ('train', 'dev', 'test'):
+        (tmp_path / f'{split}.csv').write_text('question,answer,label\nq,a,1\nq,b,0\n')
+    told = (
+        "no column 'sentence' among .*columns='sentence=<your column>' .--columns of a command, COLUMNS= of"
+    )
+    with pytest.raises(CorpusError, match=told):
+        load_corpus('answer_selection', str(tmp_path))
+    with pytest.raises(KdnotesError, match="is the wrong way round: .* as in 'sentence=answer'"):
+        load_corpus('answer_selection', str(tmp_path), 'answer=sentence')
+    (tmp_path / 'other').mkdir()
+    for name in (tmp_path / 'other', 'nowhere'):
+        with pytest.raises(CorpusError, match="train, dev and test as .* or wikiqa's own WikiQA-train.tsv"):
+            load_corpus('answer_selection', str(name))

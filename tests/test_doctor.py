@@ -367,7 +367,7 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         KNOWN['all-reduce at every micro-batch'],
         'full_kd',
         ['all-reduce'],
-        ['2 round(s) of all-reduces a step', 'no_sync'],
+        ['2 rounds of all-reduces a step', 'no_sync'],
     ),
     (
         KNOWN['call drops token_type_ids'],

@@ -3,16 +3,20 @@ lose is what one counts by hand.
 """
 
 import base64
+import contextlib
 import hashlib
 import http.server
 import importlib.util
+import io
 import json
+import re
 import threading
 import numpy as np
 import pytest
 import torch
 import transformers
 from kdnotes.cli import main
+from kdnotes.core.config import task_info
 from kdnotes.core.files import sha256_file
 from kdnotes.distill.models import load_model, save_model, weights_sha256
 from kdnotes.experiment import export
@@ -135,9 +139,43 @@ def test_a_teacher_is_measured_beside_its_student(small_run, tmp_path, capsys):
     found = json.loads((tmp_path / 'out' / 'export.json').read_text())
     assert found['teacher']['run_id'] == find_record(run_id)[0]['teacher_run_id']
     assert set(found['teacher']['latency']) == {'fp32_torch', 'fp32_onnx'} and 'int8' not in found
-    assert found['teacher']['run_id'] in said.out and 'writing ONNX' in said.err
+    assert found['teacher']['run_id'] in said.out and '1 of 4: writing ONNX' in said.err
+    # what takes minutes is said before it begins, and how to leave it out
+    assert f"its teacher {found['teacher']['run_id']} is measured, too" in said.err
+    assert '4 of 4: its teacher: measuring' in said.err and '--no-teacher leaves it out' in said.err
     # nothing of the teacher is kept
     assert sorted(path.name for path in (tmp_path / 'out' / 'onnx').iterdir()) == ['model.onnx']
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_without_its_teacher_a_student_is_measured_alone_and_its_card_tells_how_to_use_it(
+    small_run, tmp_path, capsys
+):
+    run_id = small_run('answer_selection', 'full_kd')
+    found = json.loads(
+        (
+            assert_exported(capsys, run_id, tmp_path / 'out', '--onnx', '--no-teacher') / 'export.json'
+        ).read_text()
+    )
+    assert found['teacher'] is None
+    card = (tmp_path / 'out' / 'README.md').read_text()
+    [code] = [part for part in re.findall(r'```python\n(.*?)\n```', card, re.S) if 'onnxruntime' in part]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code.replace('FOLDER', str(tmp_path / 'out')), {})
+    asked = task_info('answer_selection').use.example
+    expected = predict(run_id, 'none', **asked).answer.values['candidates']
+    scores = [row['score'] for row in sorted(expected, key=lambda row: row['place'])]
+    assert np.allclose(np.fromstring(printed.getvalue().strip('[]\n '), sep=' '), scores, atol=1e-4)
+    assert '`cross-encoder/` itself is not written as ONNX' in card
+
+
+def assert_exported(capsys, run_id, folder, *more):
+    "The folder of an export that went well."
+    assert main(['export', run_id, '--to', str(folder), *more]) == 0
+    assert 'is measured, too' not in capsys.readouterr().err
+    return folder
 
 
 @needs_onnx

@@ -350,7 +350,7 @@ def test_a_split_without_an_answer(tmp_path):
 
 def test_folders_of_json(tmp_path):
     own = write_squad(tmp_path / 'own', question('p', 'Salt'), question('q'), articles=2)
-    assert '2 article(s) cannot make' in refused(lambda: load_corpus(TASK, str(own)), CorpusError)
+    assert '2 articles cannot make' in refused(lambda: load_corpus(TASK, str(own)), CorpusError)
     for split in ('train', 'dev', 'test'):
         write_squad(tmp_path / 'three', question('p', 'Salt'), question('q'), name=f'{split}.json')
     three = load_corpus(TASK, str(tmp_path / 'three'))
@@ -645,7 +645,7 @@ def test_settings_that_cannot_be_meant(name):
 
 def test_articles_that_are_too_few():
     rows = [dict(cluster=f'{i % 2}') for i in range(9)]
-    assert '2 article(s) cannot make' in refused(lambda: split_articles(rows), CorpusError)
+    assert '2 articles cannot make' in refused(lambda: split_articles(rows), CorpusError)
 
 
 # ---- reports ----
@@ -660,12 +660,12 @@ def test_tables_show_shares_in_percent():
     for record in made:
         record['metrics'] = {'test': dict(exact=record['primary']['value'], best_exact_thresh=0.25)}
     arms = arms_table(made, arm_values(made, None))
-    assert list(arms['test exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(arms['test exact match %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
     metrics = metrics_table(made)
-    assert list(metrics.loc['exact %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
-    assert list(metrics.loc['best_exact_thresh']) == ['0.250 ± 0.000'] * 2
+    assert list(metrics.loc['exact match %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(metrics.loc["best exact match's threshold"]) == ['0.250 ± 0.000'] * 2
     [row] = comparison_table(study_comparisons(made, None)).to_dict('records')
-    assert row['change of test exact, percentage points'].startswith('+10.0')
+    assert row['change of test exact match, percentage points'].startswith('+10.0')
 
 
 def test_a_report_says_how_the_corpus_was_split():

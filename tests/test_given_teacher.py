@@ -19,8 +19,10 @@ from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models
 from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
+from kdnotes.experiment.card import model_card
+from kdnotes.experiment.forecast import forecast
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import make_task, plan, plan_study
+from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import _compared
 from kdnotes.records.store import RunFolder, find_record, find_run_model
 from kdnotes.tasks.sources import load_corpus
@@ -111,7 +113,10 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
     student = run(asked(folder, 'full_kd'), say=said.append)
     found = RunFolder(student['study'], student['teacher_run_id'])
     given = found.record()
-    doing = [(line.split()[0], line.split()[1].rstrip(':')) for line in said if 'rank(s)' in line]
+    doing = [
+        (line.split()[0], line.split()[1].rstrip(':')) for line in said if line.endswith(('fp32', 'bf16'))
+    ]
+    assert any(f"needs the scores of its given teacher first: {given['run_id']}" in line for line in said)
     assert doing == [('measuring', given['run_id']), ('training', student['run_id'])]
     assert given['run_id'] == plan(asked(folder)).run_id
     by_hand = measured_by_hand(folder, plan(asked(folder)).config)
@@ -132,6 +137,13 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
     assert student['initial']['teacher_run_id'] == given['run_id'] and student['steps'] > 0
     assert student['settings']['teacher_mode'] == 'given'
     assert files_of(folder) == before, 'the folder that was given stays as it was'
+    # their cards speak of a model that was brought
+    card = model_card(given['run_id']).text
+    assert 'given as it is and measured by kdnotes' in card and '## How to measure it again' in card
+    assert '- Training: none' in card and 's training' not in card and 'Pretrained weights' not in card
+    own = model_card(student['run_id']).text
+    assert '- Teacher: the given model' in own and "Teacher's training" not in own
+    assert '- A model that was given, fine-tuned already: a local folder' in own
 
 
 @pytest.mark.exhaustive
@@ -156,7 +168,9 @@ def test_its_name_does_not_depend_on_a_training(tmp_path):
     trained = plan(make_config(mode='baseline', corpus='embedded', smoke=True, teacher=str(folder)), CPU)
     names |= {trained.run_id, plan(asked(other), CPU).run_id, plan(asked(folder, max_length=64), CPU).run_id}
     assert len(names) == 4, 'and on the weights and the length of its texts it does'
-    assert 'the given model' in students[0].explain() and 'not trained' in students[0].explain()
+    told = students[0].explain()
+    assert f'teacher: {folder}, given: not trained, texts of at most 128 tokens' in told
+    assert 'the given teacher' in told and students[0].teacher.run_id in told and 'fine-tuned' not in told
 
 
 def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
@@ -169,6 +183,12 @@ def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
     }
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['baseline'].run_id}
     assert found['baseline'].run_id == found['full_kd'].teacher.run_id
+    told = explain_study(list(found.values()))
+    assert f'teacher: {folder}, given: fine-tuned already' in told and 'taught by' not in told
+    assert 'not trained, texts of at most 128 tokens (baseline)' in told
+    alone = forecast([found['full_kd']])
+    assert [line.state for line in alone] == ['measured first', 'to make']
+    assert {line.mode: line.state for line in forecast(list(found.values()))}['baseline'] == 'to measure'
     for arms in ('all', 'baseline,parallel_baseline', 'mixed_baseline'):
         with pytest.raises(KdnotesError, match="mode='(parallel|mixed)_baseline' would train it"):
             plan_study(1, arms, **shared)
@@ -219,13 +239,13 @@ def test_a_study_shows_the_teacher_that_it_measured_though_it_is_no_arm():
 def test_a_head_of_other_outputs_is_refused(tmp_path):
     refused(
         asked(teacher_with(tmp_path, 3)),
-        r'has 3 output\(s\), and the task has 2 classes; give .* 2 outputs, or 1',
+        'has 3 outputs, and the task has 2 classes; give .* 2 outputs, or 1',
     )
     two = load_corpus('text_classification', 'embedded')
     classes = sorted({row['label'] for row in two.splits['train']})
     wrong = teacher_with(tmp_path / 'more', len(classes) + 1)
     refused(
-        classification(wrong), rf'has {len(classes) + 1} output\(s\), and the task has {len(classes)} classes'
+        classification(wrong), rf'has {len(classes) + 1} outputs, and the task has {len(classes)} classes'
     )
     with pytest.raises(KdnotesError, match='cannot be given as a teacher of numbers'):
         load_given(teacher_with(tmp_path / 'number', 1), HEAD, ())
@@ -319,6 +339,7 @@ def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path):
     assert said.count(why) == 1 and 'null' not in said
     assert sentence(c, 'train_s') == f'baseline -> full_kd: {why}.'
     whole = report('given', [given['run_id'], student['run_id']])
+    assert f"Teacher: {student['models']['teacher']}, given: fine-tuned already." in whole.setting
     assert any(why in s for s in whole.sentences) and len(whole.comparisons) == 1
     assert 'train_s' not in whole.values['baseline'] and 'train_s' in whole.values['full_kd']
 

@@ -415,7 +415,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
     # the teacher's bar and the student's, at their end
     for ranks, precision in ((1, 'fp32'), (RANKS, 'bf16')):
         assert any(
-            b.startswith(f'{ranks} rank(s), {precision}: 100%')
+            b.startswith(f'{ranks} rank{"s" * (ranks > 1)}, {precision}: 100%')
             and '6/6' in b
             and 'loss 0.' in b
             and 'examples/s' in b
@@ -524,7 +524,7 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
         *USUAL,
         'of its teacher',
         'parameters, M',
-        'test map',
+        'test MAP',
         'train s',
         'smoke runs',
         'a single seed',
@@ -605,7 +605,7 @@ def test_a_study_without_notebooks(made_study, home):
     made = records['mixed_baseline']
     assert (
         f" of 3: {made['run_id']}" in done.stdout
-        and f"test map {made['primary']['value']:.3f}, trained in " in done.stdout
+        and f"test MAP {made['primary']['value']:.3f}, trained in " in done.stdout
         and 'baseline -> mixed_baseline' in done.stdout
     )
     assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(

@@ -39,7 +39,7 @@ WRONG = [
         'corpus is given twice, with --corpus and with -p corpus=embedded; leave one out',
     ),
     ('study -p jobs=2', 'jobs is no parameter of a run; write --jobs 2 instead of -p jobs=2'),
-    ('run -p seed=2', 'seed is an option of `kdnotes run`: write --seed 2'),
+    ('run --seed 1 -p seed=2', 'seed is given twice, with --seed 1 and with -p seed=2; leave one out'),
     (
         'run --seed 1,2',
         "argument --seed: '1,2' must be a whole number, at least 0; `kdnotes run --help` says what it takes",

@@ -193,7 +193,7 @@ def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figu
     assert (
         any('times are excluded' in n for n in found.notes)
         and 'train s' not in found.arms.columns
-        and 'test map' in found.arms.columns
+        and 'test MAP' in found.arms.columns
     )
 
 
@@ -208,7 +208,7 @@ def test_null_accuracy_leaves_times_and_says_why():
     found = rp.report('made')
     assert (
         set(found.figures) == {'throughput', 'curves'}
-        and (found.arms['test map'] == '-').all()
+        and (found.arms['test MAP'] == '-').all()
         and any('has no MAP: made up' in n for n in found.notes)
     )
 
@@ -218,7 +218,7 @@ def test_a_single_run_has_a_report_without_intervals():
     found = rp.report('made')
     assert (
         '±' not in found.arms.loc['baseline', 'train s']
-        and '±' in found.arms.loc['baseline', 'test map']
+        and '±' in found.arms.loc['baseline', 'test MAP']
         and 'one arm, so nothing is compared' in str(found)
     )
     assert any('a single seed' in n for n in found.notes) and len(found.figures) == 3
@@ -229,7 +229,7 @@ def test_tables_hold_what_was_asked():
         write_run(r)
     found = rp.report('made')
     assert list(found.arms.index) == [m for m in ORDER] and {
-        'test map',
+        'test MAP',
         'train s',
         'total s',
         'examples/s',
@@ -237,18 +237,28 @@ def test_tables_hold_what_was_asked():
     } <= set(found.arms.columns)
     assert (found.arms['seeds'] == 3).all() and 'GPU MiB' not in found.arms.columns
     assert (
-        list(found.metrics.index) == ['map', 'mrr']
+        list(found.metrics.index) == ['MAP', 'MRR']
         and len(found.comparisons) == 9
         and len(found.sentences) == 9
         and set(found.comparisons['verdict']) <= set(VERDICTS.values())
     )
     assert '\x1b' not in str(found) and 'effect of kd' in str(found) and len(found.differences) == 9
     i = found.values['baseline']['primary']
-    assert found.arms.loc['baseline', 'test map'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}' and (
+    assert found.arms.loc['baseline', 'test MAP'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}' and (
         i.n,
         i.units,
     ) == (3, 40)
     assert i.estimate == pytest.approx(np.mean([0.7, 0.703, 0.706]))
+    # what the arms share is said, and on how much they were scored
+    assert found.setting[-1] == 'Scored on 40 questions of test.'
+    own = [said for said in found.setting if 'epochs' in said]
+    assert len(own) == 2 and own[0].startswith('Setting: 3 epochs') and '(baseline, ' in own[0]
+    assert all(said in str(found) for said in found.setting)
+    changed = [make_record('baseline', s, weight_decay=0.5, epochs=1, study='other') for s in (0, 1)]
+    for r in changed:
+        write_run(r)
+    said = rp.report('other').setting
+    assert said[0].startswith('Setting: 1 epoch, ') and said[1] == 'Not default: weight_decay=0.5.'
 
 
 def test_the_primary_metric_is_the_records():

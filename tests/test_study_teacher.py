@@ -150,8 +150,8 @@ def test_a_single_run_keeps_its_teacher_unless_it_is_told():
     shorter = single(epochs=1, batch_size=8)
     assert shorter.teacher.run_id == usual.teacher.run_id and shorter.run_id != usual.run_id
     assert (
-        f"{usual.teacher.run_id}, 3 epochs, learning rate 0.0001, 32 examples a step: its corpus' setting"
-        in usual.explain()
+        f"{usual.teacher.run_id}, 3 epochs, learning rate 0.0001, 32 examples a step, texts of at most "
+        "128 tokens: its corpus' setting" in usual.explain()
     )
     assert single(teacher_epochs=3).run_id == usual.run_id, 'given as it is anyway: the same run'
     given = {'epochs': 1, 'learning_rate': 3e-4, 'warmup_fraction': 0, 'weight_decay': 0.1, 'batch_size': 16}
@@ -219,3 +219,20 @@ def test_a_loss_that_needs_a_teacher_goes_to_the_arms_that_have_one():
         assert p.config.task_settings.ranking_loss == ('margin_mse' if kd else 'none'), p.config.mode
     ranknet = plan_study(1, 'all', corpus='embedded', ranking_loss='ranknet')
     assert {p.config.task_settings.ranking_loss for p in ranknet} == {'ranknet'}
+
+
+def test_a_plan_says_what_its_arms_share_and_what_is_no_default():
+    found = study('baseline,full_kd,mixed_kd', epochs=1, dropout=0.3, weight_decay=0.1)
+    lines = [line.strip() for line in explain_study(found).split('\n')]
+    setting = '1 epoch, learning rate 0.0001, 32 examples a step, texts of at most 128 tokens'
+    assert f'setting: {setting}' in lines, 'said once, since it is the same in all arms'
+    assert 'not default: weight_decay=0.1, dropout=0.3' in lines
+    [rows] = [line for line in lines if line.startswith('rows: ')]
+    assert rows.startswith(
+        'rows: train 384 questions (2,511 rows), dev 180 questions (1,080 rows), test 450 '
+    )
+    own = found[0].explain()
+    assert setting in own and 'weight_decay=0.1, dropout=0.3' in own and 'train 384 questions' in own
+    usual = [line.strip() for line in explain_study(study('baseline,full_kd')).split('\n')]
+    assert not [line for line in usual if line.startswith('not default')]
+    assert len([line for line in usual if line.startswith('setting')]) == 2, 'the arms have their own epochs'

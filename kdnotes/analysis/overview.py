@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 import psutil
-from ..core.config import ConfigError, KdnotesError, shown, task_info
+from ..core.config import ConfigError, KdnotesError, metric_name, score_name, shown, task_info
 from ..core.files import evidence_path, runs_path
-from ..records.store import RunFolder, find_record
+from ..records.store import RecordError, RunFolder, find_record, records
 
 # %% auto #0
 __all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studies', 'check_study_is_there', 'list_runs',
@@ -50,7 +50,7 @@ class RunLine:
     run_id: str
     mode: str  # '': its record cannot be read
     seed: int | None
-    metric: str  # 'test map'; '': not done
+    metric: str  # 'test MAP'; '': not done
     value: float | None  # of the metric
     result: str  # the value in words: '71.2 %'
     state: str  # of `run_state`
@@ -87,14 +87,18 @@ def _line(folder: RunFolder) -> RunLine:
     record = folder.record()
     if record is None:
         return RunLine(folder.study, folder.run_id, mode, seed, '', None, '', state, at_s)
-    primary = record['primary']
+    return _line_of(folder.study, record, state, at_s)
+
+
+def _line_of(study: str, record: dict, state: str, at_s: float | None = None) -> RunLine:
+    "A run whose record is there."
     return RunLine(
-        study=folder.study,
-        run_id=folder.run_id,
+        study=study,
+        run_id=record['run_id'],
         mode=record['mode'],
         seed=record['seed'],
-        metric=f"{primary['set']} {primary['metric']}",
-        value=primary['value'],
+        metric=score_name(record),
+        value=record['primary']['value'],
         result=value_in_words(record),
         state=state,
         at_s=at_s,
@@ -130,11 +134,23 @@ def check_study_is_there(study: str) -> None:
 def list_runs(
     study: str | None = None,  # None: all studies
 ) -> list[RunLine]:  # by study, the newest last
-    "The runs under `runs/`, begun or finished."
+    "The runs under `runs/`, begun or finished; of one study also those that are kept as evidence alone."
     if study is not None:
         check_study_is_there(study)
     lines = [_line(folder) for name in ([study] if study else studies()) for folder in _folders(name)]
+    there = {line.run_id for line in lines}
+    lines += [_line_of(study, r, 'evidence') for r in _kept(study) if r['run_id'] not in there]
     return sorted(lines, key=lambda line: (line.study, line.at_s or 0.0, line.run_id))
+
+
+def _kept(study: str | None) -> list[dict]:
+    "The records of a study that has evidence."
+    if study not in evidence_studies():
+        return []
+    try:
+        return records(study)
+    except RecordError:  # of a damaged run, which has a line of its own
+        return []
 
 
 def list_as_dict(
@@ -234,11 +250,12 @@ def _scores(record: dict) -> dict[str, str]:
     "The metrics of all sets, the primary one first."
     percent = task_info(record['task']).percent
     primary = record['primary']
-    found = {f"{primary['set']} {primary['metric']} (compared by it)": value_in_words(record)}
+    found = {f'{score_name(record)} (compared by it)': value_in_words(record)}
     for where, metrics in record['metrics'].items():
         for name, value in metrics.items():
             if value is not None and (where, name) != (primary['set'], primary['metric']):
-                found[f'{where} {name}'] = f'{100 * value:.1f} %' if name in percent else f'{value:.4f}'
+                title = f'{where} {metric_name(name, record["task"])}'
+                found[title] = f'{100 * value:.1f} %' if name in percent else f'{value:.4f}'
     return found
 
 

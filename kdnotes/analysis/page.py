@@ -18,6 +18,7 @@ from .plotting import FigureFile
 from .report import Report, report_of
 from .tables import Evidence, ReportError, evidence
 from ..core.files import atomic_write, figures_path, runs_path
+from ..core.config import score_name
 
 # %% auto #0
 __all__ = ['Table', 'Part', 'Page', 'runs_table', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report']
@@ -87,7 +88,7 @@ def runs_table(
                 'run': r['run_id'],
                 'precision': r['precision'],
                 'ranks': str(r['parallel']['ranks']),
-                f"{r['primary']['set']} {r['primary']['metric']}": '-' if value is None else f'{value:.4f}',
+                score_name(r): '-' if value is None else f'{value:.4f}',
                 'trained, s': f'{seconds:.0f}' if seconds else '-',
                 'teacher': r.get('teacher_run_id') or '-',
                 'commit': (r['environment'].get('git') or '-')[:12],
@@ -129,6 +130,7 @@ def page_of(
             tables=(_turned(found.use, 'Means over runs; shares with their intervals.'),),
         ),
         Part('What it took to train', tables=(_turned(found.arms, 'Mean ± half of the interval.'),)),
+        Part('How it was trained', found.setting),
         Part(
             'What each factor does',
             found.sentences,

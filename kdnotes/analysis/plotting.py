@@ -13,14 +13,17 @@ import matplotlib
 from PIL import Image
 from matplotlib.figure import Figure
 from ..core.arms import MODES
-from ..core.config import KdnotesError, task_info
+from ..core.config import KdnotesError
+
+# figures ask for them here
+from ..core.config import metric_name as metric_name, primary_name as primary_name
 from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, write_json
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'SMOKE_MARK', 'arms_of', 'look', 'metric_name', 'primary_name', 'span',
-           'figure_bytes', 'notebook_png', 'drawing', 'mark_smoke', 'NotDrawn', 'FigureFile', 'save_figure',
-           'bind_figures', 'make_figure']
+__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'SMOKE_MARK', 'arms_of', 'look', 'span', 'figure_bytes',
+           'notebook_png', 'drawing', 'mark_smoke', 'NotDrawn', 'FigureFile', 'save_figure', 'bind_figures',
+           'make_figure']
 
 # %% ../../nbs/analysis/05_plotting.ipynb #1a246311
 ORDER = (
@@ -98,21 +101,6 @@ def look(
     return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[
         [a for a in arms if a not in LOOKS].index(arm) % len(_OWN_MARKERS)
     ]
-
-
-def metric_name(
-    metric: str,
-    task: str,  # of TASKS
-) -> str:
-    "A metric as texts and figures call it."
-    return task_info(task).metric_names.get(metric, metric)
-
-
-def primary_name(
-    record: dict,
-) -> str:
-    "A run's primary metric as texts and figures call it."
-    return metric_name(record['primary']['metric'], record['task'])
 
 
 def span(

@@ -28,8 +28,9 @@ from kdnotes.analysis.tables import (
     sets_table,
 )
 from .wording import explain
-from ..core.config import task_info
+from ..core.config import counted, score_name, task_info
 from ..core.files import figures_path
+from ..core.resolve import by_arm, changes_in_words, setting_in_words
 
 # %% auto #0
 __all__ = ['FIRST_LOOK', 'Report', 'starts_made_again', 'report', 'report_of', 'report_as_dict']
@@ -54,11 +55,13 @@ class Report:
     figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # the comparisons as numbers, of `compare.chain_table`
+    setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
 
     def __str__(self) -> str:
         parts = [
             '\n'.join(self.headline),
             self.about,
+            '\n'.join(self.setting),
             self.use.to_string(),
             self.arms.to_string(),
             self.metrics.to_string() if self.sets.empty else self.sets.to_string(),
@@ -73,6 +76,32 @@ class Report:
         return '\n\n'.join(p for p in parts if p)
 
 
+def _setting(e: Evidence) -> tuple[str, ...]:
+    "How the arms were trained, and on how much they were scored."
+    found = [runs[0] for runs in e.arms.values()]
+    task = found[0]['task']
+    how = by_arm((r['arm'], setting_in_words(r['settings'])) for r in found)
+    changed = by_arm((r['arm'], changes_in_words(r['settings'], task, r['mode'], r['corpus'])) for r in found)
+    given = dict.fromkeys(
+        r['models']['teacher'] for r in found if r['settings'].get('teacher_mode') == 'given'
+    )
+    return (
+        *(f'Teacher: {name}, given: fine-tuned already.' for name in given),
+        *(f'Setting: {words}.' for words in how),
+        *(f'Not default: {words}.' for words in changed),
+        *_scored_on(e),
+    )
+
+
+def _scored_on(e: Evidence) -> tuple[str, ...]:
+    "How much the evaluation sets hold, where there are units of the primary metric."
+    r = e.records[0]
+    own = e.units[(e.units['run_id'] == r['run_id']) & (e.units['metric'] == r['primary']['metric'])]
+    name = task_info(r['task']).unit_name[:-1]
+    parts = [f'{counted(n, name)} of {split}' for split, n in own.groupby('split')['unit'].nunique().items()]
+    return (f'Scored on {" and ".join(parts)}.',) if parts else ()
+
+
 def _about(study: str, found: Sequence[dict]) -> str:
     "What the numbers are of."
     r = found[0]
@@ -81,8 +110,7 @@ def _about(study: str, found: Sequence[dict]) -> str:
     return (
         f"study {study}: {r['task']} on {corpus}, {len(found)} runs on "
         f"{r['environment']['device']}, torch {r['environment']['torch']}; mean ± half of the {LEVEL:.0%} "
-        f"interval, over seeds and units for {r['primary']['set']} {r['primary']['metric']}, over seeds for "
-        "the rest"
+        f"interval, over seeds and units for {score_name(r)}, over seeds for the rest"
     )
 
 # %% ../../nbs/analysis/14_report.ipynb #7f09a06d
@@ -180,6 +208,7 @@ def report_of(
         figures,
         e.values,
         chain_table(e.comparisons),
+        _setting(e),
     )
 
 # %% ../../nbs/analysis/14_report.ipynb #4bfb3743
@@ -197,6 +226,7 @@ def report_as_dict(
     return dict(
         study=found.study,
         about=found.about,
+        setting=list(found.setting),
         headline=list(found.headline),
         arms=values,
         comparisons=json.loads(found.numbers.to_json(orient='records')),

@@ -33,7 +33,7 @@ from kdnotes.analysis.intervals import (
 )
 from .plotting import NotDrawn, arms_of
 from .tests import ALPHA, Family, holm, p_words
-from ..core.config import KdnotesError, task_info
+from ..core.config import KdnotesError, counted, metric_name, task_info
 from ..core.files import evidence_path, runs_path
 from kdnotes.records.store import (
     RecordError,
@@ -246,7 +246,8 @@ def _name_and_scale(
 ) -> tuple[str, float]:  # what a table calls it, and what its values are multiplied by
     "Shares are shown in percent."
     percent = metric in task_info(task).percent
-    return (f'{metric} %', 100.0) if percent else (metric, 1.0)
+    name = metric_name(metric, task)
+    return (f'{name} %', 100.0) if percent else (name, 1.0)
 
 
 def _metric_cell(task: str, metric: str, interval: Interval | None) -> str:
@@ -321,7 +322,9 @@ def comparison_table(
     "The comparisons of a study: what changed, by how much, and what a test says of the change."
     found = [c for _, c in comparisons]
     primary = next((c.primary for c in found if c.primary), None)
-    metric = f"{primary['set']} {primary['metric']}" if primary else 'primary metric'
+    metric = (
+        f"{primary['set']} {metric_name(primary['metric'], found[0].task)}" if primary else 'primary metric'
+    )
     percent = bool(primary) and primary['metric'] in task_info(found[0].task).percent
 
     def change(interval):
@@ -816,7 +819,7 @@ def _what_was_run(record: dict) -> dict[str, str]:
         'taught by': record['teacher_run_id'] or 'nobody',
         'parameters': f"{record['params_total']:,}",
         'number format': f"{record['precision']}: {record['precision_reason']}",
-        'processes': f"{parallel['ranks']}" + f' with {threads} thread(s) each' * bool(threads),
+        'processes': str(parallel['ranks']) + f' with {counted(threads or 0, "thread")} each' * bool(threads),
         'device': record['environment']['device'],
     }
     return {name: _run_value(value) for name, value in rows.items()}

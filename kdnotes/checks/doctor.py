@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from ..train import distributed as rt
 from ..core.arms import MODES
-from ..core.config import ConfigError, KdnotesError, RunConfig, is_given, task_info
+from ..core.config import ConfigError, KdnotesError, RunConfig, counted, is_given, task_info
 from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
@@ -73,10 +73,9 @@ def _jobs(
             )
         )
     for ranks, cases in jobs.items():
-        notes.append(
-            f"{', '.join(case['label'] for case in cases)}: {ranks} rank(s) with "
-            f"{cases[0]['config']['threads_per_rank'] or 'no'} thread(s) of their own"
-        )
+        threads = cases[0]['config']['threads_per_rank']
+        own = f'{counted(threads, "thread")} each' if threads else 'no threads of their own'
+        notes.append(f"{', '.join(case['label'] for case in cases)}: {counted(ranks, 'rank')} with {own}")
     if len(jobs) > 1:
         # the main rank does these while the others wait
         jobs[min(r for r in jobs if r > 1)] += jobs.pop(1, [])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
+from ..core.config import counted
 
 # %% auto #0
 __all__ = ['CHECKS', 'RESULTS', 'TOLERANCE', 'Finding', 'Diagnosis', 'tolerance', 'judge_accumulation', 'judge_ranks',
@@ -273,12 +274,13 @@ def judge_counts(
         sorted({getattr(s, name) for s in steps}) for name in ('rounds', 'buckets', 'forwards', 'wrapped')
     )
 
-    def several(values):
-        return ' or '.join(map(str, values))
+    def several(values, noun, plural=''):
+        number, _, named = counted(values[-1], noun, plural).partition(' ')
+        return f"{' or '.join([*map(str, values[:-1]), number])} {named}"
 
     found = (
-        f"{several(rounds)} round(s) of all-reduces a step ({several(buckets)} buckets) with "
-        f"{several(forwards)} micro-batch(es) a rank"
+        f"{several(rounds, 'round')} of all-reduces a step ({several(buckets, 'bucket')}) with "
+        f"{several(forwards, 'micro-batch', 'micro-batches')} a rank"
     )
     fault = 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
     if rounds == [0]:
@@ -505,7 +507,7 @@ def judge_memory(
     total = sharing * sum(needs.values())
     gib = 2**30
     found = (
-        f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {sharing} rank(s), "
+        f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {counted(sharing, 'rank')}, "
         f"each with {', '.join(f'{k} {v / 2**20:.0f}' for k, v in needs.items() if v)} MiB; "
         f"the largest micro-batch is {largest}"
     )

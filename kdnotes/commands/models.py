@@ -181,15 +181,24 @@ def export(
     int8: Annotated[
         bool, typer.Option('--int8', help='also as ONNX with weights in 8 bits (and --onnx)')
     ] = False,
+    teacher: Annotated[
+        bool,
+        typer.Option(
+            '--teacher/--no-teacher',
+            help='measure its teacher, too, where ONNX is written: the card then compares the two, and it '
+            'takes about as long again',
+        ),
+    ] = True,
     as_json: Json = False,
 ) -> int:
     """Write a run's model for use elsewhere, as transformers loads it.
 
     With its card; a model of answer selection also in cross-encoder/, for sentence_transformers. ONNX and
-    int8 need the extra `export`; what int8 loses is measured on all evaluation sets."""
+    int8 need the extra `export`; what int8 loses is measured on all evaluation sets, which takes minutes on a
+    real corpus."""
     from kdnotes.experiment.export import export_lines, export_model
 
-    found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell)
+    found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
     if as_json:
         print_json(dict(found, folder=str(Path(os.path.expanduser(to)).resolve())))
         return 0

@@ -109,7 +109,8 @@ Parameters = Annotated[
     typer.Option(
         '-p',
         metavar='name=value',
-        help='any parameter of a run, may be given several times; `kdnotes parameters` lists them',
+        help='any parameter of a run, may be given several times, and of one name the last counts; '
+        '`kdnotes parameters` lists them',
         autocompletion=offer_parameters,
         show_default=False,
     ),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from ..core.processes import Stopped
+from ..core.config import counted
 
 # %% auto #0
 __all__ = ['Follow', 'say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report',
@@ -165,7 +166,7 @@ def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  
     def on_row(row: dict) -> None:
         nonlocal bar
         if row['kind'] == 'start':
-            title = f"{row['ranks']} rank(s), {row['precision']}"
+            title = f"{counted(row['ranks'], 'rank')}, {row['precision']}"
             bar = progress.add_task(title, total=row['steps'], loss='')
         elif bar is None:
             return

@@ -62,9 +62,13 @@ def list_(
     ]
     print_table(rows)
     if not rows:
-        say(f'{study} has no run under runs/' if study else 'no run yet: `kdnotes study` makes some')
-    elif study is None and (kept := evidence_studies()):
-        say(f'\nevidence: {", ".join(kept)}')
+        say(f'{study} has no run' if study else 'no run yet: `kdnotes study` makes some')
+    if study is None and (kept := evidence_studies()):
+        say(
+            f'\nfinished studies that are kept as evidence, without weights: {", ".join(kept)}; '
+            '`kdnotes list STUDY` names their runs, `kdnotes compare STUDY` and `kdnotes report STUDY` say '
+            'what they show'
+        )
     return 0
 
 

@@ -69,18 +69,26 @@ def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> in
 # %% ../../nbs/commands/05_training.ipynb #773b878b
 def run(
     mode: Annotated[
-        str,
-        typer.Option('--mode', metavar='M', help=f"one of {', '.join(MODES)}", autocompletion=offer(MODES)),
-    ] = RunConfig.model_fields['mode'].default,
+        str | None,
+        typer.Option(
+            '--mode',
+            metavar='M',
+            help=f"one of {', '.join(MODES)}; {RunConfig.model_fields['mode'].default} where none is given",
+            autocompletion=offer(MODES),
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[
-        int,
+        int | None,
         typer.Option(
             '--seed',
             metavar='N',
             parser=at_least(0),
-            help='one seed, of data order, dropout and a new head; `kdnotes study --seeds N` trains several',
+            help='one seed, of data order, dropout and a new head; `kdnotes study --seeds N` trains several; '
+            '0 where none is given',
+            show_default=False,
         ),
-    ] = 0,
+    ] = None,
     task: Task = None,
     corpus: Corpus = None,
     columns: Columns = None,
@@ -99,9 +107,11 @@ def run(
     options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
     given = gather(p, **options)
     for name, value in dict(mode=mode, seed=seed).items():
-        if name in given:
-            raise ConfigError(f'{name} is an option of `kdnotes run`: write --{name} {given[name]}')
-        given[name] = str(value)
+        if value is not None and given.setdefault(name, str(value)) != str(value):
+            raise ConfigError(
+                f'{name} is given twice, with --{name} {value} and with -p {name}={given[name]}; leave one '
+                'out'
+            )
     config = make_config(**given)
     from kdnotes.experiment.launch import execute
     from kdnotes.experiment.plan import plan

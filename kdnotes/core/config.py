@@ -16,9 +16,10 @@ from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'KdnotesError', 'ConfigError', 'shown',
-           'task_info', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
-           'teacher_changes', 'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode',
-           'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
+           'counted', 'task_info', 'metric_name', 'primary_name', 'score_name', 'About', 'parameter', 'about',
+           'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher', 'teachers_mode',
+           'is_given', 'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat',
+           'NamesBefore', 'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -42,6 +43,16 @@ def shown(
     quoted = repr(value)
     return quoted if len(quoted) <= 120 else f'{quoted[:60]}...{quoted[-20:]}'
 
+# %% ../../nbs/core/02_config.ipynb #7fc61999
+def counted(
+    n: float,  # how many
+    noun: str,  # in the singular
+    plural: str = '',  # where it is another than with an s
+) -> str:  # '1 epoch', '2 epochs', '0.5 epochs'
+    "A number of things in words."
+    number = f'{n:,}' if isinstance(n, int) else f'{n:g}'
+    return f'{number} {noun if n == 1 else plural or noun + "s"}'
+
 # %% ../../nbs/core/02_config.ipynb #94d7e0e2
 TASKS = {
     'answer_selection': 'kdnotes.tasks.answer_selection',
@@ -61,6 +72,28 @@ def task_info(
     if task not in TASKS:
         raise ConfigError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
     return importlib.import_module(TASKS[task]).TASK
+
+# %% ../../nbs/core/02_config.ipynb #b1cdbd51
+def metric_name(
+    metric: str,
+    task: str,  # of TASKS
+) -> str:
+    "A metric as texts, tables and figures call it."
+    return task_info(task).metric_names.get(metric, metric)
+
+
+def primary_name(
+    record: dict,
+) -> str:  # 'MAP'
+    "A run's primary metric as texts and figures call it."
+    return metric_name(record['primary']['metric'], record['task'])
+
+
+def score_name(
+    record: dict,
+) -> str:  # 'test MAP'
+    "The same and the set it is of, as tables call it."
+    return f"{record['primary']['set']} {primary_name(record)}"
 
 # %% ../../nbs/core/02_config.ipynb #7fc703c1
 @dataclass(frozen=True)

@@ -6,15 +6,19 @@
 from __future__ import annotations
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 from .arms import FACTORS, MODES, PROFILES, spread_layers
 from kdnotes.core.config import (
     About,
     ConfigError,
     RunConfig,
     about,
+    counted,
     flat,
     is_given,
+    make_config,
     names_with,
     needs_teacher,
     parameters,
@@ -25,7 +29,8 @@ from kdnotes.core.config import (
 
 # %% auto #0
 __all__ = ['WIDENED', 'Machine', 'resolve_precision', 'resolve_ranks', 'default_setting', 'resolve', 'factors', 'losses_in_words',
-           'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id']
+           'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id', 'setting_in_words',
+           'changes_in_words', 'by_arm']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def resolve_ranks(
         return ranks, None
     if ranks > (most := _RANKS_A_CORE * machine.cores):
         raise ConfigError(
-            f'ranks={ranks} would start as many processes on {machine.cores} CPU core(s); '
+            f'ranks={ranks} would start as many processes on {counted(machine.cores, "CPU core")}; '
             f'use at most {most}, and as many ranks as cores for speed'
         )
     return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
@@ -343,3 +348,59 @@ def run_id(
     )
     digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()
     return f'{config.mode}-s{config.seed}-{digest[:12]}'
+
+# %% ../../nbs/core/03_resolve.ipynb #32762d0d
+def setting_in_words(
+    values: dict,  # of `settings`, as a record keeps them
+) -> str:
+    "How a network was trained: what is asked first."
+    longest = f'texts of at most {values["max_length"]} tokens'
+    if values.get('epochs') is None:
+        return f'not trained, {longest}'
+    return (
+        f'{counted(values["epochs"], "epoch")}, learning rate {values["learning_rate"]:g}, '
+        f'{counted(values["batch_size"], "example")} a step, {longest}'
+    )
+
+
+# settings that other lines of a plan say: `setting_in_words`, the mode, the teacher, the number format
+_SAID_ELSEWHERE = frozenset(
+    {
+        *('mode', 'task', 'corpus', 'seed', 'epochs', 'learning_rate', 'batch_size', 'max_length', 'smoke'),
+        *('precision', 'amp_dtype', 'ranks', 'threads_per_rank', 'student_layers', 'hidden_layers'),
+        *('teacher_seed', 'teacher_mode', 'tuning_id'),
+    }
+)
+
+
+def changes_in_words(
+    values: dict,  # of `settings`
+    task: str,  # of TASKS
+    mode: str,  # of MODES
+    corpus: str,  # its resolved name
+) -> str:  # 'dropout=0.3, weight_decay=0.1'; '': all is as usual
+    "The settings of a run that are none of its task's defaults, besides those that other lines say."
+    usual = flat(make_config(task=task, mode=mode))
+    usual |= default_setting(task, corpus, MODES[mode].network, values.get('transfer') or 'none')
+    said = _SAID_ELSEWHERE | teacher_changes(task_info(task).settings).keys()
+    changed = {
+        name: value
+        for name, value in values.items()
+        if name in usual and name not in said and value is not None and value != usual[name]
+    }
+    return ', '.join(f'{name}={_as_given(value)}' for name, value in changed.items())
+
+
+def _as_given(value: Any) -> str:
+    "A value as a terminal takes it."
+    return ','.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+# %% ../../nbs/core/03_resolve.ipynb #bcf103d0
+def by_arm(
+    said: Iterable[tuple[str, str]],  # (arm, what is said of it)
+) -> list[str]:  # what is said of some arms alone is followed by their names
+    "What is said of each arm, and once of all arms where it is the same."
+    arms: dict[str, dict[str, None]] = {}  # words -> arms
+    for arm, words in said:
+        arms.setdefault(words, {})[arm] = None
+    return [f'{words} ({", ".join(of)})' if len(arms) > 1 else words for words, of in arms.items() if words]

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
-from ..core.config import KdnotesError, RunConfig, shown
+from ..core.config import KdnotesError, RunConfig, counted, shown
 from kdnotes.core.files import (
     FileError,
     cache_path,
@@ -726,8 +726,8 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
     if found != outputs and (found, outputs) != (1, 2):
         fitting = '2 outputs, or 1' if outputs == 2 else f'{outputs} outputs'
         raise ModelError(
-            f'the head of {source!s} has {found} output(s), and the task has {outputs} classes; give a model '
-            f'with {fitting}'
+            f'the head of {source!s} has {counted(found, "output")}, and the task has {outputs} classes; '
+            f'give a model with {fitting}'
         )
     named = [model.config.id2label[i] for i in range(found)]
     unnamed = [f'LABEL_{i}' for i in range(found)]

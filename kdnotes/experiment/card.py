@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
+from ..analysis.wording import unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -19,6 +20,7 @@ from kdnotes.core.config import (
     flat,
     is_given,
     make_config,
+    metric_name,
     task_info,
     teacher_changes,
 )
@@ -87,18 +89,36 @@ def unit_interval(
     return exp_interval(found) if metric in exp_of else found
 
 
+def _score_texts(task: str, metric: str, values: list[float | None]) -> list[str]:
+    "A score and its limits as people read them: in percent where it is a share; '': there is none."
+    if metric in task_info(task).exp_of:
+        return ['' if value is None else f'{value:.4g}' for value in values]
+    unit = unit_of(task, metric)
+    percent = ' %' if unit.factor != 1 else ''
+    return ['' if v is None else f'{unit.factor * v:.{unit.digits}f}{percent}' for v in values]
+
+
+def _metric_in_words(task: str, metric: str) -> str:
+    "What a metric is called, and what it is where that does not say it."
+    name = metric_name(metric, task)
+    note = task_info(task).metric_notes.get(metric)
+    key = '' if name == metric else f' (`{metric}`)'
+    return f'{f"`{metric}`" if name == metric else name}{key}{f": {note}" if note else ""}'
+
+
 def _score_rows(record: dict, units: pd.DataFrame) -> list[str]:
     "The lines of the table of scores."
-    names = task_info(record['task']).metric_names
+    task = record['task']
     lines = ['| set | metric | value | 95 % interval | clusters |', '|---|---|---|---|---|']
     for where, metrics in record['metrics'].items():
         for metric, value in metrics.items():
             over = None if value is None else unit_interval(record, units, where, metric)
-            limits = '' if over is None or over.low is None else f'{over.low:.6g} to {over.high:.6g}'
-            number = 'not defined' if value is None else f'{value:.6g}'
+            bounds = [None, None] if over is None else [over.low, over.high]
+            number, low, high = _score_texts(task, metric, [value, *bounds])
+            limits = f'{low} to {high}' if low else ''
             n = '' if over is None else over.n
             lines.append(
-                f'| {where} | {names.get(metric, metric)} (`{metric}`) | {number} | {limits} | {n} |'
+                f'| {where} | {_metric_in_words(task, metric)} | {number or "not defined"} | {limits} | {n} |'
             )
     return lines
 
@@ -122,7 +142,10 @@ def _of_corpus(record: dict) -> list[str]:
 def _of_teacher(record: dict) -> list[str]:
     "Where the weights come from, and who taught them."
     initial = record['initial']
-    lines = [f'- Pretrained weights: {_no_path(record["models"]["teacher"])}']
+    given = record['settings'].get('teacher_mode') == 'given'
+    name = _no_path(record['models']['teacher'])
+    what = f'a model that was given, fine-tuned already: {name}' if given else f'pretrained weights: {name}'
+    lines = [f'- {what[0].upper()}{what[1:]}']
     if sha256 := initial.get('weights_sha256'):
         lines.append(f'- sha256 of these weights: `{sha256}`')
     if 'layers' in initial and initial['layers'] is not None:
@@ -135,6 +158,8 @@ def _of_teacher(record: dict) -> list[str]:
     found = find_record(run_id)
     sha256 = found[0]['model_sha256'] if found else None
     known = f' (weights `{sha256}`)' if sha256 else ' (its record is not at hand)'
+    if given:
+        return [*lines, f'- Teacher: the given model{known}; what it scores was measured by run `{run_id}`']
     return [*lines, f'- Teacher: run `{run_id}`{known}, seed {record["teacher_seed"]}']
 
 
@@ -142,9 +167,10 @@ def _of_procedure(record: dict, config: RunConfig) -> list[str]:
     "How it was trained."
     known = {name: value for name, value in record['factors'].items() if value is not None}
     factors = ', '.join(f'{name}={_no_path(str(value))}' for name, value in known.items())
+    of_training = [] if is_given(config) else [f'- Distillation: {losses_in_words(config)}']
     lines = [
         f'- Mode: `{record["mode"]}` ({factors})',
-        f'- Distillation: {losses_in_words(config)}',
+        *of_training,
         f'- Matmuls: {record["precision"]} ({record["precision_reason"]})',
         f'- Seed: {record["seed"]}',
         f'- Longest text: {config.max_length} tokens',
@@ -159,19 +185,26 @@ def _of_procedure(record: dict, config: RunConfig) -> list[str]:
     ]
 
 
-def _measured(record: dict, place: str, unit: str, spec: str = '.6g') -> str:
+def _three(value: float) -> str:
+    "A measured number without the digits that are noise."
+    return f'{float(f"{value:.3g}"):,.10g}'
+
+
+def _measured(record: dict, place: str, unit: str) -> str:
     "A number of a record, or why there is none."
     part, name = place.split('.')
     value = record.get(part, {}).get(name)
     if value is None:
         reason = record['reasons'].get(place)
         return f'not measured ({reason})' if reason else 'not measured'
-    return f'{value:{spec}} {unit}'
+    return f'{_three(value)} {unit}'
 
 
 def _of_costs(record: dict, model: Path) -> list[str]:
     "What the training took, and what the model takes."
     size = sum(path.stat().st_size for path in model.glob('*') if path.name != 'README.md')
+    environment = record['environment']
+    machine = dict.fromkeys([environment['device'], environment['cpu'], f'torch {environment["torch"]}'])
     quantities = {
         'Training': ('time.train_s', 's'),
         "Teacher's signal": ('time.teacher_s', 's'),
@@ -183,12 +216,16 @@ def _of_costs(record: dict, model: Path) -> list[str]:
         'One forward of one example': ('latency.batch_1_ms', 'ms'),
         'One forward of 32 examples': ('latency.batch_32_ms', 'ms'),
     }
+    if record['factors'].get('init') == 'given':
+        untrained = ('Training', "Teacher's signal", "Teacher's training")
+        quantities = {name: of for name, of in quantities.items() if name not in untrained}
+    elif record['settings'].get('teacher_mode') == 'given':
+        del quantities["Teacher's training"]  # whoever brought it knows what that took
     return [
-        f'- Parameters: {record["params_total"]}',
-        f'- Size on disk: {size} bytes',
+        f'- Parameters: {record["params_total"]:,}',
+        f'- Size on disk: {_three(size / 2**20)} MiB',
         *(f'- {name}: {_measured(record, *of)}' for name, of in quantities.items()),
-        f'- Measured on: {record["environment"]["device"]}, {record["environment"]["cpu"]}, torch '
-        f'{record["environment"]["torch"]}',
+        f'- Measured on: {", ".join(map(str, machine))}',
     ]
 
 
@@ -263,15 +300,17 @@ def _text(record: dict, config: RunConfig, units: pd.DataFrame, model: Path) -> 
     "The card below its metadata."
     network = MODES[record['mode']].network
     where, metric = (record['primary'][key] for key in ('set', 'metric'))
+    given = is_given(config)
+    made = 'given as it is and measured' if given else 'made'
     parts = {
         f'{record["run_id"]}': [
-            f'A {network} network for the task {record["task"]}, made by kdnotes {kdnotes.__version__}.',
+            f'A {network} network for the task {record["task"]}, {made} by kdnotes {kdnotes.__version__}.',
         ],
         'Data': _of_corpus(record),
         'Where it comes from': _of_teacher(record),
-        'How it was trained': _of_procedure(record, config),
+        'How it was measured' if given else 'How it was trained': _of_procedure(record, config),
         'Scores': [
-            f'The primary one is `{metric}` on {where}.',
+            f'The primary one is {metric_name(metric, record["task"])} on {where}.',
             '',
             *_score_rows(record, units),
             '',
@@ -280,7 +319,7 @@ def _text(record: dict, config: RunConfig, units: pd.DataFrame, model: Path) -> 
         'What it took': _of_costs(record, model),
         'Limits': _limits(record),
         'How to use it': ['```python', snippet(record, 'FOLDER'), '```'],
-        'How to make it again': ['```', _command(record, config), '```'],
+        f'How to {"measure" if given else "make"} it again': ['```', _command(record, config), '```'],
     }
     return '\n\n'.join(
         '\n'.join([f'{"#" if i == 0 else "##"} {title}', '', *lines])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import logging
 import os
 import platform
@@ -15,7 +16,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from ..analysis.intervals import LEVEL, Interval, cluster_interval, scaled
 from ..analysis.plotting import metric_name
 from ..analysis.wording import PERCENT, unit_of
-from ..core.config import KdnotesError, make_config, shown, task_info
+from ..core.config import KdnotesError, counted, make_config, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_file, write_json
 from .card import model_card
 from .plan import make_task
@@ -37,7 +38,7 @@ from ..train.distributed import Runtime
 
 # %% auto #0
 __all__ = ['TOLERANCE', 'ExportError', 'OnnxModel', 'write_onnx', 'largest_difference', 'quantise', 'losses_of', 'export_lines',
-           'export_model', 'push_model']
+           'onnx_lines', 'export_model', 'push_model']
 
 # %% ../../nbs/experiment/08_export.ipynb #6f45499d
 class ExportError(KdnotesError):
@@ -339,7 +340,7 @@ def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -
 
 def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[OnnxModel, float]:
     "Write a saved model as ONNX, and how far its outputs are from the model's."
-    job.say('writing ONNX')
+    job.say('writing ONNX, and comparing its outputs')
     path = folder / 'model.onnx'
     write_onnx(saved, job.auto_class, path)
     made = OnnxModel(path, job.runtime.threads)
@@ -352,6 +353,22 @@ def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[On
     return made, apart
 
 
+def _in_turn(say: Callable[[str], None], steps: int) -> Callable[[str], None]:
+    "Sentences with their place among so many."
+    place = itertools.count(1)
+    return lambda line: say(f'{next(place)} of {steps}: {line}')
+
+
+def _scored(job: _Job, model: nn.Module, what: str) -> Evaluation:
+    "All evaluation sets by a model, which takes minutes on a real corpus."
+    from kdnotes.train.loop import evaluate
+
+    sets = job.task.evaluation_sets
+    n = sum(len(job.task.lengths(name)) for name in sets)
+    job.say(f'scoring {" and ".join(sets)} {what}, {counted(n, "example")}')
+    return evaluate(model, job.task, sets, job.runtime)
+
+
 def _latency(job: _Job, models: dict[str, nn.Module]) -> dict[str, dict[str, float | None]]:
     "How long a forward takes, on texts as long as the task's."
     from kdnotes.train.latency import forward_latency
@@ -362,17 +379,15 @@ def _latency(job: _Job, models: dict[str, nn.Module]) -> dict[str, dict[str, flo
 
 def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
     "ONNX files of a model in a folder, what they lose, and how fast they are."
-    from kdnotes.train.loop import evaluate
-
     made, apart = _as_onnx(job, model, saved, folder)
     models: dict[str, nn.Module] = dict(fp32_torch=_as_transformers(saved, job.auto_class), fp32_onnx=made)
     found: dict[str, Any] = dict(onnx=dict(largest_difference=apart, tolerance=TOLERANCE))
     if int8:
-        job.say('quantising, and measuring what that loses')
+        before = _scored(job, model, 'in float32')
+        job.say('quantising to 8 bits')
         quantise(folder / 'model.onnx', folder / 'model_int8.onnx')
         models['int8_onnx'] = OnnxModel(folder / 'model_int8.onnx', job.runtime.threads)
-        sets = job.task.evaluation_sets
-        before, after = (evaluate(of, job.task, sets, job.runtime) for of in (model, models['int8_onnx']))
+        after = _scored(job, models['int8_onnx'], 'in 8 bits')
         found['int8'] = losses_of(before, after, job.task.primary.metric)
     files = [*saved.glob('model.safetensors'), *sorted(folder.glob('*.onnx'))]
     found['bytes'] = {path.name: path.stat().st_size for path in files}
@@ -381,14 +396,11 @@ def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool
     return found | dict(load_average=load, latency=_latency(job, models))
 
 # %% ../../nbs/experiment/08_export.ipynb #5c60950c
-def _of_teacher(job: _Job, int8: bool) -> dict | None:
-    "The same of the model's teacher, where its weights are at hand; its files are not kept."
+def _of_teacher(job: _Job, int8: bool) -> dict:
+    "The same of the model's teacher; its files are not kept."
     from kdnotes.distill.models import load_given
 
     run_id = job.record['teacher_run_id']
-    if run_id is None or find_run_model(run_id) is None:
-        return None
-    job.say(f'the same of its teacher {run_id}')
     folder = find_source(run_id).folder
     model = load_given(folder, job.auto_class).eval()
     with tempfile.TemporaryDirectory() as scratch:
@@ -457,7 +469,7 @@ def export_lines(
         if 'int8' in teacher:
             lines += ['', 'Its teacher:']
             lines += [_loss_line(found['task'], where, of) for where, of in teacher['int8'].items()]
-    lines += ['', f'Measured on a CPU with {found["threads"]} thread(s).']
+    lines += ['', f'Measured on a CPU with {counted(found["threads"], "thread")}.']
     if found['load_average'] > 1.5 * found['threads']:
         lines.append(
             f'The machine was busy with other work (load average {found["load_average"]:.1f}), so these '
@@ -466,12 +478,68 @@ def export_lines(
     return lines
 
 
+def onnx_lines(
+    task: str,  # of TASKS
+) -> list[str]:  # Markdown
+    "How the ONNX files of an export are used."
+    use = task_info(task).use
+    asked = use.example
+    first = asked.get('question') or asked.get('text')
+    second = asked.get('candidates') or asked.get('passage') or asked.get('pair')
+    several = isinstance(second, list)
+    texts = [[first] * len(second) if several else [first], second if several else [second]]
+    given = ', '.join(repr(column) for column in texts if column != [None])
+    told = "dict(zip((of.name for of in session.get_outputs()), outputs))"
+    order = 'outputs[0][:, 1] - outputs[0][:, 0]  # the higher, the more it is an answer'
+    lines = [
+        'The ONNX files (`onnx/model_int8.onnx` is read in the same way):',
+        '',
+        '```python',
+        'import onnxruntime',
+        'from transformers import AutoTokenizer',
+        '',
+        "tokenizer = AutoTokenizer.from_pretrained('FOLDER')",
+        "session = onnxruntime.InferenceSession('FOLDER/onnx/model.onnx')",
+        f"texts = tokenizer({given}, padding=True, truncation=True, return_tensors='np')",
+        'outputs = session.run(None, {of.name: texts[of.name] for of in session.get_inputs()})',
+        f'print({order.split("  #")[0]})  #{order.split("  #")[1]}' if use.ranks_pairs else f'print({told})',
+        '```',
+    ]
+    if use.ranks_pairs:
+        lines += [
+            '',
+            'This difference is the one output of the model in `cross-encoder/`, whose order is the same '
+            'therefore; `cross-encoder/` itself is not written as ONNX.',
+        ]
+    return lines
+
+
+def _onnx_too(
+    source: Source, run: RunFolder, model: nn.Module, made: Path, int8: bool, teacher: bool, say
+) -> dict:
+    "ONNX files of an exported model, and what was measured of it and of its teacher."
+    run_id = source.record['teacher_run_id']
+    beside = teacher and run_id is not None and find_run_model(run_id) is not None
+    if beside:
+        say(
+            f'its teacher {run_id} is measured, too, for the card to compare with; --no-teacher leaves it out'
+        )
+    of_each = 5 if int8 else 2
+    job = _job(source, run, _in_turn(say, of_each * (1 + beside)))
+    found = _measured(job, model, made, made / 'onnx', int8)
+    its = (
+        _of_teacher(replace(job, say=lambda line: job.say(f'its teacher: {line}')), int8) if beside else None
+    )
+    return found | dict(teacher=its, threads=job.runtime.threads)
+
+
 def export_model(
     run: str,  # run_id or folder of a finished run
     to: str,  # the folder to write, which must be new or empty
     onnx: bool = False,  # also as ONNX
     int8: bool = False,  # also as ONNX with weights in 8 bits; says onnx
     say: Callable[[str], None] = lambda line: None,  # told what is being done
+    teacher: bool = True,  # is its teacher measured beside it, where ONNX is written?
 ) -> dict:  # what export.json holds
     "Write a run's model for use elsewhere."
     folder = _free_folder(to)
@@ -492,10 +560,9 @@ def export_model(
             cross_encoder=(made / 'cross-encoder').is_dir()
         )
         if onnx:
-            job = _job(source, known[1], say)
-            found |= _measured(job, model, made, made / 'onnx', int8)
-            found |= dict(teacher=_of_teacher(job, int8), threads=job.runtime.threads)
-        card = model_card(record['run_id'], '\n'.join(export_lines(found)))
+            found |= _onnx_too(source, known[1], model, made, int8, teacher, say)
+        code = ['', *onnx_lines(record['task'])] if onnx else []
+        card = model_card(record['run_id'], '\n'.join([*export_lines(found), *code]))
         atomic_write(made / 'README.md', card.content.encode())
         files = sorted(path for path in made.rglob('*') if path.is_file())
         hashes = {path.relative_to(made).as_posix(): sha256_file(path) for path in files}

@@ -13,6 +13,7 @@ from ..records.schema import RecordError
 from ..records.store import RunFolder, find_run_model, records
 from ..telemetry.summary import environment
 from ..train.checkpoint import checkpoints
+from ..core.config import is_given
 
 # %% auto #0
 __all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'forecast_as_dict', 'time_in_words']
@@ -58,7 +59,9 @@ class Forecast:
     mode: str
     arm: str
     seed: int
-    state: str  # 'there', 'to make', 'made first', or 'goes on from step 40'
+    # 'there', 'to make', 'made first', 'goes on from step 40'; of a given model 'to measure' or 'measured
+    # first'
+    state: str
     teacher: str | None  # run_id
     teacher_from: str  # where the teacher's setting comes from; '': no teacher
     seconds: float | None  # that it will take; 0: it is there; None: not known
@@ -69,6 +72,8 @@ def _state(plan: Plan, planned: bool) -> str:
     saved = checkpoints(RunFolder(plan.config.study, plan.run_id).path / 'checkpoints')
     if saved:
         return f'goes on from step {int(saved[0].name[5:])}'
+    if is_given(plan.config):
+        return 'to measure' if planned else 'measured first'
     return 'to make' if planned else 'made first'
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 import psutil
-from ..core.config import KdnotesError, RunConfig, is_given, task_info
+from ..core.config import KdnotesError, RunConfig, counted, is_given, score_name, task_info
 from ..core.files import BusyError, file_errors
 from kdnotes.core.processes import (
     STOP_TIMEOUT_S,
@@ -80,14 +80,15 @@ def execute(
         return folder.record()
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
-            say(f'{plan.run_id} needs its {name} first: {first.run_id}')
+            needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
+            say(f'{plan.run_id} needs {needed} first: {first.run_id}')
             execute(first, on_row, say, jobs)
     folder.create()
     with ExitStack() as stack:
         held = _lock(stack, folder, say)
         if not _complete(folder):  # else another process made it while we waited
             doing = _doing(plan, folder)
-            say(f'{doing} {plan.run_id}: {plan.config.ranks} rank(s), {resolved_dtype(plan.config)}')
+            say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
             _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held)
     leave_card(folder)
     return folder.record()
@@ -260,7 +261,7 @@ def outcome(
         value = f"{100 * primary['value']:.1f} %" if share else f"{primary['value']:.3f}"
     seconds = record['time']['train_s']
     made = f'trained in {seconds:.0f} s' if seconds else 'measured, not trained'
-    return f"{primary['set']} {primary['metric']} {value}, {made}"
+    return f'{score_name(record)} {value}, {made}'
 
 
 def failures(
@@ -525,7 +526,9 @@ def progress() -> Callable[[dict], None]:  # give it every row
 
     def on_row(row: dict):
         if row['kind'] == 'start':
-            bar.update(total=row['steps'], handle=None, title=f"{row['ranks']} rank(s), {row['precision']}")
+            bar.update(
+                total=row['steps'], handle=None, title=f"{counted(row['ranks'], 'rank')}, {row['precision']}"
+            )
         elif row['kind'] == 'step':
             rate = f"loss {row['loss']:.3f}, {row['examples'] / row['elapsed_s']:.0f} examples/s"
             show(

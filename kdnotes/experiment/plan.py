@@ -13,6 +13,7 @@ from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
     RunConfig,
+    counted,
     flat,
     is_given,
     make_config,
@@ -27,16 +28,20 @@ from kdnotes.core.config import (
 from ..core.files import sha256_text
 from kdnotes.core.resolve import (
     Machine,
+    by_arm,
+    changes_in_words,
     factor_settings,
     losses_in_words,
     resolve,
     resolve_precision,
     resolved_dtype,
     run_id,
+    setting_in_words,
+    settings,
     training_settings,
 )
 from ..core.streams import stream
-from ..tasks.sources import Corpus, corpus_of, resolve_corpus
+from ..tasks.sources import Corpus, corpus_of, resolve_corpus, sizes_in_words, split_sizes
 from ..records.schema import SCHEMA
 
 # %% auto #0
@@ -126,7 +131,8 @@ class Plan:
     overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
     # split -> (rows whose texts stand there with another label too, all rows); only splits that have any
     contradictions: dict[str, tuple[int, int]] = field(default_factory=dict)
-    train_rows: int = 0  # of the corpus; a setting may leave some out
+    # split -> rows of the corpus, and what several rows make together; a setting may leave some out
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     test_in_dev: int = 0  # rows of test whose texts are in dev
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
@@ -147,10 +153,24 @@ class Plan:
         return f'{self.config.corpus} (sha256 {self.corpus_sha256[:12]})'
 
     @property
+    def amount(self) -> str:
+        "How much the corpus holds."
+        more = ', of which a smoke run takes a few' * self.config.smoke
+        return sizes_in_words(self.sizes, self.config.task) + more
+
+    @property
+    def changes(self) -> str:
+        "The settings that are no defaults, besides those that have a line of their own."
+        c = self.config
+        return changes_in_words(settings(c), c.task, c.mode, c.corpus)
+
+    @property
     def start(self) -> str:
         "What the network starts from."
         if 'teacher_run_id' in self.initial:
-            source = f'the fine-tuned teacher {self.teacher.run_id}'
+            teacher = self.teacher
+            kind = 'given' if is_given(teacher.config) else 'fine-tuned'
+            source = f'the {kind} teacher {teacher.run_id}'
         elif 'transfer_run_id' in self.initial:
             source = f'{self.transfer.run_id}, trained on {self.config.transfer}'
         else:
@@ -165,22 +185,22 @@ class Plan:
         "What will run, and why so."
         c = self.config
         mode = MODES[self.config.mode]
-        threads = f', {c.threads_per_rank} thread(s) each' if c.threads_per_rank else ', a GPU each'
+        threads = f', {counted(c.threads_per_rank, "thread")} each' if c.threads_per_rank else ', a GPU each'
         lines = {
             'run_id': self.run_id,
             'corpus': self.corpus,
+            'rows': self.amount,
             **self.findings,
             'network': f'{mode.network}, starting from {self.start}',
             'loses': self.loses,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
-            'ranks': f'{c.ranks} process(es){threads}',
+            'ranks': f'{counted(c.ranks, "process", "processes")}{threads}',
             'distillation': losses_in_words(c),
-            'setting': _setting(c),
+            'setting': setting_in_words(settings(c)),
+            'not default': self.changes,
         }
         if self.teacher:
-            lines['teacher'] = (
-                f'{self.teacher.run_id}, {_setting(self.teacher.config)}: {teacher_origin(self)}'
-            )
+            lines['teacher'] = _teacher_in_words(self)
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined([(name, line) for name, line in lines.items() if line])
@@ -191,7 +211,7 @@ def teacher_origin(
 ) -> str:
     "Where the setting of the teacher comes from."
     if plan.asked.teacher_mode == 'given':
-        return 'the given model'
+        return 'the given model, measured for each seed, with equal scores'
     shared = plan.asked.teacher_setting == 'shared'
     origin = f"the study's {plan.teacher.config.mode}" if shared else "its corpus' setting"
     own = teacher_changes(task_info(plan.asked.task).settings)
@@ -201,6 +221,15 @@ def teacher_origin(
     given = flat(plan.asked, changed=True)
     changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
     return origin + (f', but {", ".join(changes)} as given' if changes else '')
+
+
+def _teacher_in_words(plan: Plan) -> str:
+    "The run that a run learns from, and how its model came to be."
+    teacher = plan.teacher
+    how = setting_in_words(settings(teacher.config))
+    if is_given(teacher.config):
+        return f'{teacher.config.teacher}, given: {how}; its scores are those of {teacher.run_id}'
+    return f'{teacher.run_id}, {how}: {teacher_origin(plan)}'
 
 
 def _shape_in_words(config: RunConfig) -> list[str]:
@@ -219,9 +248,10 @@ def _shape_in_words(config: RunConfig) -> list[str]:
 def _one_step_in_words(plan: Plan) -> str:
     "That an epoch is a single step, where it is."
     c = plan.config
-    if is_given(c) or c.smoke or not task_info(c.task).row_is_example or plan.train_rows > c.batch_size:
+    rows = plan.sizes['train']['rows']
+    if is_given(c) or c.smoke or not task_info(c.task).row_is_example or rows > c.batch_size:
         return ''
-    return f'one an epoch: batch_size={c.batch_size} takes all {plan.train_rows} rows of train at once'
+    return f'one an epoch: batch_size={c.batch_size} takes all {rows} rows of train at once'
 
 
 # intervals over fewer clusters cover about 91 % instead of 95 (LOG.md)
@@ -235,15 +265,6 @@ def _few_clusters_in_words(plan: Plan) -> str:
     where, n = plan.clusters
     name = task_info(plan.config.task).cluster_name
     return f'over {name}, of which {where} has {n}: with so few they are narrower than they should be'
-
-
-def _setting(config: RunConfig) -> str:
-    if is_given(config):
-        return 'not trained'
-    return (
-        f'{config.epochs:g} epochs, learning rate {config.learning_rate:g}, '
-        f'{config.batch_size} examples a step'
-    )
 
 # %% ../../nbs/experiment/01_plan.ipynb #28e16843
 def teacher_config(
@@ -359,7 +380,7 @@ def plan(
         vocabulary_sha256=vocabulary_sha256(config.teacher),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
-        train_rows=len(corpus.splits['train']),
+        sizes=split_sizes(corpus, config.task),
         test_in_dev=corpus.test_in_dev,
         clusters=_clusters(config, corpus),
     )
@@ -381,8 +402,8 @@ def _resolve_on_corpus(
         )
     if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
         raise ConfigError(
-            f'threads_per_rank={config.threads_per_rank} is more than the {on.cores} core(s) of this '
-            'machine; use fewer, or auto'
+            f'threads_per_rank={config.threads_per_rank} is more than the {counted(on.cores, "core")} of '
+            'this machine; use fewer, or auto'
         )
     if name not in corpora:
         corpora[name] = corpus_of(config)
@@ -646,6 +667,11 @@ def plan_study(
     return [plan(config, corpora=corpora) for config in configs]
 
 
+def _teachers(found: dict[str, list[str]]) -> list[str]:  # origin -> run_ids
+    "The runs that teach a study."
+    return [f'{", ".join(ids)}: {origin}' for origin, ids in found.items()]
+
+
 def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
 ) -> str:
@@ -658,6 +684,8 @@ def explain_study(
     for p in plans:
         if p.teacher and p.teacher.run_id not in teachers.setdefault(teacher_origin(p), []):
             teachers[teacher_origin(p)].append(p.teacher.run_id)
+    given = first.teacher_mode == 'given'
+    chain = sorted(plans, key=lambda p: list(MODES).index(p.config.mode))
     return _lined(
         [
             ('study', first.study),
@@ -665,13 +693,19 @@ def explain_study(
                 'runs',
                 (
                     f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, '
-                    f'{len(plans) // len(arms)} seed(s) each'
+                    f'{counted(len(plans) // len(arms), "seed")} each'
                 ),
             ),
             ('corpus', plans[0].corpus),
+            ('rows', plans[0].amount),
             *((name, words) for name, words in plans[0].findings.items() if words),
-            ('teacher', first.teacher),
-            *(('taught by', f'{", ".join(ids)}: {origin}') for origin, ids in teachers.items()),
+            ('teacher', f'{first.teacher}, given: fine-tuned already' if given else first.teacher),
+            *(('measured as' if given else 'taught by', words) for words in _teachers(teachers)),
+            *(
+                ('setting', w)
+                for w in by_arm((p.config.arm, setting_in_words(settings(p.config))) for p in chain)
+            ),
+            *(('not default', w) for w in by_arm((p.config.arm, p.changes) for p in chain)),
             *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),
             *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
             *(('distillation', words) for words in losses),

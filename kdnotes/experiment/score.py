@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from ..analysis.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..analysis.overview import find_run
-from ..core.config import KdnotesError, is_unicode, make_config, shown
+from ..core.config import KdnotesError, counted, is_unicode, make_config, shown
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
 from ..records.store import RunFolder, checked_run_model
@@ -396,9 +396,9 @@ def score_lines(
     rows = f'blocks of {found.length}' if found.by == 'block' else f'lines of at most {found.length} tokens'
     lines = [
         f'model {found.model} (weights {found.model_sha256[:12]})',
-        f'text {found.text}: {found.documents:,} document(s), {found.words:,} words, {found.pieces:,} word '
-        f'pieces (sha256 {found.text_sha256[:12]}); {found.unknown_words:,} words unknown to the tokenizer '
-        'are seen and never asked for',
+        f'text {found.text}: {counted(found.documents, "document")}, {found.words:,} words, '
+        f'{found.pieces:,} word pieces (sha256 {found.text_sha256[:12]}); {found.unknown_words:,} words '
+        'unknown to the tokenizer are seen and never asked for',
         f'in {rows}, matmuls in {found.dtype} on {found.device}; {found.pieces_a_word:.3f} pieces a word',
     ]
     names = {
@@ -413,8 +413,8 @@ def score_lines(
             lines.append(f'{name}: {exp_interval(of):.4g} a word piece, {its_words:.4g} a word')
     if found.trained_on:
         lines.append(
-            f'{found.trained_on} of {found.documents} document(s) stand in the text that the run was trained '
-            'on: what is remembered counts there'
+            f'{found.trained_on} of {counted(found.documents, "document")} stand in the text that the run '
+            'was trained on: what is remembered counts there'
         )
     over = found.pseudo_nll
     why = (

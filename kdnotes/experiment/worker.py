@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, is_given, make_config
+from ..core.config import KdnotesError, RunConfig, counted, is_given, make_config
 from ..core.files import cache_path, file_errors
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.resolve import factors, settings
@@ -468,7 +468,9 @@ def _parallel(config: RunConfig, runtime) -> dict:
         backend=runtime.backend,
         streams=None,
         graphs=None,
-        reason='the mode has one rank' if alone else f'{runtime.ranks} rank(s) on {runtime.device.type}',
+        reason='the mode has one rank'
+        if alone
+        else f'{counted(runtime.ranks, "rank")} on {runtime.device.type}',
     )
 
 # %% ../../nbs/experiment/03_worker.ipynb #3a4b5b2e

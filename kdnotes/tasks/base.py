@@ -291,8 +291,13 @@ class TaskInfo:
     # is a row of a corpus one training example? A document is many
     row_is_example: bool = True
     row_name: str = 'examples'  # what rows are called, in the plural
+    # what several rows make together, in the plural, and the key that tells whose they are: ('questions',
+    # 'question_id'); None: a row is alone
+    rows_of: tuple[str, str] | None = None
     # the texts of a corpus' row that a model reads, in their order
     texts: Callable[[dict], list[str]]
+    # what a metric is, where its name does not say: a card tells
+    metric_notes: dict[str, str] = field(default_factory=dict)
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
     exp_of: dict[str, str] = field(default_factory=dict)
     # the metric that a model has which learnt nothing, and that model in words; None: none is recorded

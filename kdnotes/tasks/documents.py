@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from ..core.config import shown
+from ..core.config import counted, shown
 from ..core.files import sha256_text
 from .embedded import embedded_masked_lm
 from kdnotes.tasks.sources import (
@@ -145,8 +145,8 @@ def deal_out(
     "Books by split, by the hash of their text."
     if len(books) < len(SPLITS):
         raise CorpusError(
-            f'{len(books)} document(s) cannot make a train, a dev and a test split; give at least three, or '
-            'train.txt, dev.txt and test.txt'
+            f'{counted(len(books), "document")} cannot make a train, a dev and a test split; give at least '
+            'three, or train.txt, dev.txt and test.txt'
         )
     drawn = sorted(books, key=lambda row: sha256_text('split', row['text']))
     n_test = max(1, round(len(books) / _TEST_SHARE))

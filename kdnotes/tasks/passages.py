@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
-from ..core.config import shown
+from ..core.config import counted, shown
 from ..core.files import sha256_text
 from .batching import Ragged, load_arrays, save_arrays, tokenizer_rules
 from .embedded import embedded_extractive_qa
@@ -168,8 +168,8 @@ def split_articles(
     n_dev = max(1, round(_DEV_SHARE * len(titles))) if dev is None else dev
     if len(titles) < n_test + n_dev + 1:
         raise CorpusError(
-            f'{where}: {len(titles)} article(s) cannot make a train, a dev and a test split; give more, or '
-            'put train.json, dev.json and test.json there'
+            f'{where}: {counted(len(titles), "article")} cannot make a train, a dev and a test split; give '
+            'more, or put train.json, dev.json and test.json there'
         )
     order = np.random.default_rng(_SEED).permutation(len(titles))
     split_of = {

@@ -22,14 +22,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, shown, task_info
+from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
 from ..core.files import root, sha256_text, without_password
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
            'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
            'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy',
-           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules']
+           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -144,6 +144,11 @@ def column_names(
             raise ConfigError(
                 f"columns={shown(columns)} must be pairs key=column with commas between them, as in "
                 "'text=review,label=stars'"
+            )
+        if key not in usual and name in usual:
+            raise ConfigError(
+                f"columns={shown(columns)} is the wrong way round: the task's key comes first and your "
+                f"column behind it, as in '{name}={key}'"
             )
         if key not in usual:
             raise ConfigError(
@@ -510,10 +515,11 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
     if lost := [
         names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)
     ]:
+        key = next(k for k in names if names[k] == lost[0])
         raise CorpusError(
-            f"{table.where}: there is no column {shown(lost[0])} among {', '.join(map(shown, table.names))}; "
-            f"rename the column that holds it to {next(k for k in names if names[k] == lost[0])}, or say "
-            f"which it is with columns='{next(k for k in names if names[k] == lost[0])}=...'"
+            f"{table.where}: there is no column {shown(lost[0] if key in mapped else key)} among "
+            f"{', '.join(map(shown, table.names))}; rename the column that holds it to {key}, or say "
+            f"which it is: columns='{key}=<your column>' (--columns of a command, COLUMNS= of make)"
         )
     kept = [key for key in names if key not in missing]
     for key in kept:
@@ -602,12 +608,18 @@ def read_folder(
     "The splits in a folder."
     if files := split_files(folder, rules):
         return {split: read_split(path, split, rules, columns) for split, path in files.items()}
-    tables = 'train, dev and test as ' + ', '.join(FORMATS)
-    looked = filter(None, [', '.join(rules.published_files), rules.from_folder_words, tables])
     raise CorpusError(
-        f"{folder} holds no corpus: looked for {' or '.join(looked)}; put these files there or name another "
-        "folder"
+        f'{folder} holds no corpus: looked for {_folder_in_words(rules)}; put these files there or name '
+        'another folder'
     )
+
+
+def _folder_in_words(rules: CorpusRules) -> str:
+    "What a folder of a corpus may hold, what a user has first."
+    published = ', '.join(rules.published_files)
+    tables = 'train, dev and test as ' + ', '.join(FORMATS)
+    own = f"{rules.published}'s own {published}" if published else ''
+    return ' or '.join(filter(None, [tables, rules.from_folder_words, own]))
 
 # %% ../../nbs/tasks/04_sources.ipynb #5313a4e2
 # seconds the hub has to answer, and to deliver
@@ -794,11 +806,10 @@ def resolve_corpus(
             'split it by question or text into such files and name their folder; '
             '`kdnotes.load_data(<DataFrame>)` does both'
         )
-    tables = 'train, dev and test as ' + ', '.join(FORMATS)
-    files = ', '.join(rules.published_files) or rules.from_folder_words or tables
     raise CorpusError(
         f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(rules.names)}, a folder with {files}, or a hub id like {rules.hub_id or 'owner/name'}"
+        f"{', '.join(rules.names)}, a folder with {_folder_in_words(rules)}, or a hub id like "
+        f"{rules.hub_id or 'owner/name'}"
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
@@ -957,3 +968,29 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         _check_names(rows, place, rules.columns)
         rules.check_split(split, rows, f'{name} {split}')
     return splits
+
+# %% ../../nbs/tasks/04_sources.ipynb #ce72c335
+def split_sizes(
+    corpus: Corpus,
+    task: str,  # of `config.TASKS`
+) -> dict[str, dict[str, int]]:  # split -> 'rows', and what several rows make together: 'questions'
+    "How much there is of each split."
+    of = task_info(task).rows_of
+    return {
+        split: dict(rows=len(rows)) | ({of[0]: len({row[of[1]] for row in rows})} if of else {})
+        for split, rows in corpus.splits.items()
+    }
+
+
+def sizes_in_words(
+    sizes: dict[str, dict[str, int]],  # of `split_sizes`
+    task: str,  # of `config.TASKS`
+) -> str:  # 'train 857 questions (8,672 rows), dev ...'
+    "The same for people."
+    info = task_info(task)
+    if info.rows_of is None:
+        return ', '.join(f'{split} {counted(n["rows"], info.row_name[:-1])}' for split, n in sizes.items())
+    name = info.rows_of[0]
+    return ', '.join(
+        f'{split} {counted(n[name], name[:-1])} ({counted(n["rows"], "row")})' for split, n in sizes.items()
+    )
