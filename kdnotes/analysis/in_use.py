@@ -20,10 +20,10 @@ from kdnotes.analysis.intervals import (
     ratio_interval,
     scaled,
 )
-from .plotting import arms_of, metric_name
+from .plotting import arms_of
 from .tables import Evidence
 from .wording import sentence, times_as, unit_of
-from ..core.config import task_info
+from ..core.config import metric_name, task_info
 from ..telemetry.summary import is_busy
 
 # %% auto #0

@@ -16,7 +16,6 @@ from ..core.arms import MODES
 from ..core.config import KdnotesError
 
 # figures ask for them here
-from ..core.config import metric_name as metric_name, primary_name as primary_name
 from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, write_json
 from .intervals import Interval
 

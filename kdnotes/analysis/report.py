@@ -14,7 +14,7 @@ from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
 from .in_use import headline, in_use, use_table
 from .intervals import LEVEL, Interval
-from .plotting import arms_of, primary_name
+from .plotting import arms_of
 from kdnotes.analysis.tables import (
     Evidence,
     arms_table,
@@ -28,7 +28,7 @@ from kdnotes.analysis.tables import (
     sets_table,
 )
 from .wording import explain
-from ..core.config import counted, score_name, task_info
+from ..core.config import counted, primary_name, score_name, task_info
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 from ..core.arms import MODES
-from ..core.config import task_info
+from ..core.config import metric_name, task_info
 from .compare import TIMES, Comparison, label, verdict_on
 from .intervals import Interval, number_texts, scaled
-from .plotting import metric_name
 from .tests import Family, p_words
 
 # %% auto #0

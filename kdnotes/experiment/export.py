@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from ..analysis.intervals import LEVEL, Interval, cluster_interval, scaled
-from ..analysis.plotting import metric_name
 from ..analysis.wording import PERCENT, unit_of
-from ..core.config import KdnotesError, counted, make_config, shown, task_info
+from ..core.config import KdnotesError, counted, make_config, metric_name, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_file, write_json
 from .card import model_card
 from .plan import make_task

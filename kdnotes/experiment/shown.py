@@ -12,7 +12,7 @@ import pandas as pd
 from ..analysis.compare import differences
 from ..analysis.in_use import in_percent, in_use, rests_on, saves, trivial, use_table
 from ..analysis.intervals import scaled
-from ..analysis.plotting import primary_name
+from ..core.config import primary_name
 from ..analysis.tables import Evidence, arm_values
 from ..analysis.wording import unit_of
 from ..core.processes import Stopped

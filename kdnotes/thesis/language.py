@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from ..analysis.compare import Comparison, by_cluster, compare
 from ..analysis.intervals import Interval, crossed_interval, ratio_interval
-from ..analysis.plotting import arms_of, metric_name
+from ..analysis.plotting import arms_of
 from ..analysis.tables import Evidence, arms_table, set_interval, sets_table
 from ..analysis.wording import sentence
-from ..core.config import RunConfig
+from ..core.config import RunConfig, metric_name
 from ..tasks.masked_lm import COSINE_WEIGHTS, RECIPES
 from .facts import about_values, among, machine_table, models_table, runs_table, settings_table
 from .roles import role_steps, roles_of, side, study_command, work_values

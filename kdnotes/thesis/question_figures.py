@@ -22,10 +22,9 @@ from kdnotes.analysis.plotting import (
     look,
     make_figure,
 )
-from ..analysis.plotting import metric_name
 from ..analysis.tables import Evidence, curve_of, curve_set
 from ..core.arms import MODES, PROFILES
-from ..core.config import task_info
+from ..core.config import metric_name, task_info
 
 # %% auto #0
 __all__ = ['QUESTION_FIGURES', 'way_of', 'progress_figure', 'Box', 'canvas', 'put', 'arrow', 'distillation_figure',

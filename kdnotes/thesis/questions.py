@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 from ..analysis.compare import Comparison
 from ..analysis.intervals import Interval, mean_interval, scaled
-from ..analysis.plotting import metric_name
 from ..analysis.tables import Evidence, arms_table, over_seeds, primary_interval, set_interval
 from ..analysis.wording import PERCENT
-from ..core.config import task_info
+from ..core.config import metric_name, task_info
 from ..records.store import RecordError, predictions
 from ..tasks.span_metrics import UNIT_METRICS
 from .facts import about_values, among, machine_table, models_table, runs_table, settings_table

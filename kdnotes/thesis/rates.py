@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from ..analysis.compare import Comparison, compare
 from ..analysis.intervals import Interval, ratio_interval
 from ..analysis.movement import Movement, movement, times_as_far
-from ..analysis.plotting import LOOKS, WIDTH, FigureFile, drawing, make_figure, primary_name, span
+from ..analysis.plotting import LOOKS, WIDTH, FigureFile, drawing, make_figure, span
 from ..analysis.tables import score_kind
 from ..analysis.tests import Family, holm, interval_test
-from ..core.config import KdnotesError
+from ..core.config import KdnotesError, primary_name
 from .facts import about_values, among, runs_table
 
 # %% auto #0

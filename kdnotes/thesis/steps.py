@@ -19,9 +19,8 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from ..analysis.coverage import resampled_rates
-from ..analysis.plotting import metric_name
 from ..analysis.wording import sentence, times_as, unit_of
-from ..core.config import KdnotesError, task_info
+from ..core.config import KdnotesError, metric_name, task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
 from ..analysis.intervals import Interval, difference_interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
