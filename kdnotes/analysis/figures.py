@@ -27,7 +27,6 @@ from kdnotes.analysis.plotting import (
     look,
     make_figure,
     mark_smoke,
-    primary_name,
     span,
 )
 from kdnotes.analysis.tables import (
@@ -51,7 +50,7 @@ from kdnotes.analysis.tables import (
 )
 from .wording import unit_of
 from ..core.arms import MODES
-from ..core.config import task_info
+from ..core.config import primary_name, task_info
 from ..core.files import figures_path
 
 # %% auto #0
