@@ -384,7 +384,7 @@ def test_what_the_hub_delivers_is_checked(hub, tmp_path):
     hub['test']['label'][3], hub['test']['answer'][2] = 1, None
     assert 'row 2' in refused(lambda: load_corpus(TASK, 'someone/salt'))
     del hub['test']['answer']
-    assert "no column 'answer'" in refused(lambda: load_corpus(TASK, 'someone/salt'))
+    assert "no column 'sentence'" in refused(lambda: load_corpus(TASK, 'someone/salt'))
     del hub['validation']
     assert "no split 'validation'" in refused(lambda: load_corpus(TASK, 'someone/salt'))
 

@@ -719,6 +719,8 @@ def nearer_to_teacher(
         held = [[scored[i] for i in three] for three in ids if scored.keys() >= set(three)]
         if held:
             gains[both.arm, both.control] = tau_gain(*zip(*held), np.random.default_rng(0), split)
+    if not gains:
+        return []
     names = {pair: ' against '.join(pair) for pair in gains}
     family = Family('nearness to the teacher', tuple(names.values()))
     p = holm({names[pair]: gain.test.p for pair, gain in gains.items()}, family)
