@@ -293,7 +293,7 @@ def judge_counts(
     )
     through = all(s.wrapped == s.forwards for s in steps)
     return [
-        Finding('all-reduce', 'fail' if fault else 'ok', found, fault, f'{several(rounds)} round'),
+        Finding('all-reduce', 'fail' if fault else 'ok', found, fault, several(rounds, 'round')),
         Finding(
             'wrapper',
             'ok' if through else 'fail',
