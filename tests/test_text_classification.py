@@ -124,7 +124,7 @@ WRONG = {
         dict(columns='question=review,label=stars'),
         ["names the key 'question'", 'it is a key of task=answer_selection: is that task meant?'],
     ),
-    'no map': (dict(columns='none'), ["there is no column 'text'", "columns='text=...'"]),
+    'no map': (dict(columns='none'), ["there is no column 'text'", "columns='text=<your column>'"]),
     'a label that is no number': (
         dict(target='number'),
         ['is no number, and target=number needs one', "label '"],

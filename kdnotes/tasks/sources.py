@@ -148,7 +148,7 @@ def column_names(
         if key not in usual and name in usual:
             raise ConfigError(
                 f"columns={shown(columns)} is the wrong way round: the task's key comes first and your "
-                f"column behind it, as in '{name}={key}'"
+                f"column behind it, as in {shown(f'{name}={key}')}"
             )
         if key not in usual:
             raise ConfigError(

@@ -656,7 +656,7 @@ def _by_rate(found: Sequence[dict], where: Path) -> dict:
     ids = [r['run_id'] for r in found]
     its_units = units(study, ids)
     rates = at_rates(found, its_units, dict(list(predictions(study, ids).groupby('run_id'))))
-    figure = draw_rates(rates, where / 'figures' / study)
+    figure = draw_rates(rates, where / 'figures' / study, ids)
     return rates_values(found, its_units, rates) | dict(figures={'rates': _placed(figure, study)})
 
 
