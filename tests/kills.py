@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 import pandas as pd
 import psutil
+from processes import ranks_of
 from test_doctor import write_corpus, write_model
 
 COMMON = dict(max_length=64, ranks=2, batch_size=8, checkpoint_steps=25, epochs=50, threads_per_rank=1)
@@ -123,18 +124,9 @@ def result(home: Path, mode: str) -> tuple:
     return record['model_sha256'], record['metrics'], record['steps'], *tables
 
 
-def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
-    "The ranks that run now."
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-        return [p for p in children if 'kdnotes.experiment.worker' in p.cmdline()]
-    except psutil.Error:
-        return []
-
-
 def kill(process: subprocess.Popen, everything: bool, drawn: random.Random) -> str:
     "Kill a rank, or the launcher and all ranks; what was killed, or nothing."
-    ranks = ranks_of(process)
+    ranks = ranks_of(process.pid)
     if not ranks:
         return 'nothing: it had ended or not begun'
     victims = [psutil.Process(process.pid), *ranks] if everything else [drawn.choice(ranks)]
@@ -149,7 +141,7 @@ def kill(process: subprocess.Popen, everything: bool, drawn: random.Random) -> s
 def disturbed(home: Path, config: dict, seconds: float, everything: bool, drawn: random.Random) -> dict:
     "One run with a kill, started again where it says that this is needed."
     process = start(home, config)
-    while not ranks_of(process) and process.poll() is None:
+    while not ranks_of(process.pid) and process.poll() is None:
         time.sleep(0.01)
     at = drawn.uniform(0, seconds)
     time.sleep(at)

@@ -13,6 +13,7 @@ import pandas as pd
 import psutil
 import pytest
 from notebooks import surroundings
+from processes import command_line, descendants
 from test_doctor import write_corpus
 from test_doctor import write_model
 
@@ -64,12 +65,9 @@ def trainer(study: psutil.Process, mode: str) -> psutil.Process:
     "The process that trains a mode, once it is there."
     end = time.monotonic() + 600
     while time.monotonic() < end and study.is_running():
-        for process in study.children(recursive=True):
-            try:
-                if any(f'/{mode}-s0-' in part for part in process.cmdline()):
-                    return process
-            except psutil.Error:
-                pass  # it has just ended
+        for process in descendants(study.pid):
+            if any(f'/{mode}-s0-' in part for part in command_line(process)):
+                return process
         time.sleep(0.02)
     raise AssertionError(f'no process trains {mode}')
 

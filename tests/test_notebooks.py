@@ -30,6 +30,7 @@ from kdnotes.records.store import read_csv, read_rows, without_repeats
 from kdnotes.records.schema import RECORD_KEYS
 from papermill.inspection import inspect_notebook
 from notebooks import ROOT, command, contents, papermill, python, surroundings
+from processes import command_line, has_ended
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
@@ -672,14 +673,8 @@ print(record['primary']['value'])
 
 def trainers(home):
     "The processes that train for a home."
-    found = []
-    for p in psutil.process_iter():
-        try:
-            if any(str(home) in part for part in p.cmdline()) and p.status() != psutil.STATUS_ZOMBIE:
-                found.append(p)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            pass
-    return found
+    running = (p for p in psutil.process_iter() if not has_ended(p))
+    return [p for p in running if any(str(home) in part for part in command_line(p))]
 
 
 def wait_for(condition, what, seconds=300):
@@ -721,7 +716,7 @@ def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started
     launcher = python(tmp_path, LAUNCH)
     wait_for(lambda: training(tmp_path, begin), 'training to begin again')
     for p in trainers(tmp_path):
-        if '-m' in p.cmdline():
+        if '-m' in command_line(p):
             p.terminate()  # an accident: nobody has asked the launcher to stop
     said, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, errors

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from kinds import one_of_each
 from notebooks import last_line, surroundings
+from processes import has_ended, ranks_of
 from test_doctor import write_corpus, write_model
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
@@ -19,8 +20,8 @@ from kdnotes.records.store import forget
 CLI = 'import sys; from kdnotes.cli import main; sys.exit(main())'
 
 
-def study(home, *options, **more):
-    "A started `kdnotes study` of one arm that trains for some seconds."
+def study(home, *options, arms='parallel_baseline', **more):
+    "A started `kdnotes study` of arms that train for some seconds; more: parameters of a run."
     given = dict(
         corpus=home / 'corpus',
         teacher=home / 'teacher',
@@ -37,7 +38,7 @@ def study(home, *options, **more):
             CLI,
             'study',
             '--arms',
-            'parallel_baseline',
+            arms,
             *options,
             *parameters,
         ],
@@ -72,19 +73,6 @@ def steps(home) -> int:
     return sum(path.read_text().count('"kind": "step"') for path in home.glob('runs/*/*/rows.jsonl'))
 
 
-def all_ended(processes) -> bool:
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
-
-
-def children(process):
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-def started_ranks(process) -> list:
-    "Those that run their own program: a launcher waits for one that is still its own copy."
-    return [p for p in children(process) if 'kdnotes.experiment.worker' in p.cmdline()]
-
-
 STOPS = {
     'SIGTERM to the command': (signal.SIGTERM, False),
     'Ctrl-C in a terminal, which reaches all': (signal.SIGINT, True),
@@ -99,7 +87,7 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     number, to_all = STOPS[how]
     process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
     wait_for(lambda: steps(home) > 5)
-    ranks = children(process)
+    ranks = ranks_of(process.pid)
     if to_all:
         os.killpg(process.pid, number)
         if number == signal.SIGHUP:  # from the shell, and once more from the kernel when the shell ends
@@ -112,7 +100,7 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     assert 'Traceback' not in errors and 'same command' in last_line(errors), errors
     assert ' is saved at step ' in last_line(errors), errors
     assert f'makes the rest: kdnotes study --arms parallel_baseline --seeds {jobs} ' in last_line(errors)
-    wait_for(lambda: all_ended(ranks))
+    wait_for(lambda: all(map(has_ended, ranks)))
     begun = {p.parent.name: json.loads(p.read_text())['status'] for p in home.glob('runs/*/*/state.json')}
     assert 'interrupted' in begun.values() and 'running' not in begun.values(), begun
     assert list(home.glob('runs/*/*/checkpoints/step-*')), 'its state is saved'
@@ -128,7 +116,7 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
 def test_a_signal_to_one_rank_is_no_stop_of_the_study(home):
     process = study(home, '--seeds', '1')
     wait_for(lambda: steps(home) > 5)
-    children(process)[1].terminate()
+    ranks_of(process.pid)[1].terminate()
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     [folder] = home.glob('runs/stopped/*-s0-*/')
@@ -180,7 +168,7 @@ def at_rest(process) -> bool:
 @pytest.mark.slow
 def test_a_stop_reaches_a_rank_that_waits_for_the_other(home):
     process = study(home, '--seeds', '1')
-    ranks = wait_for(lambda: len(found := started_ranks(process)) == 2 and found)
+    ranks = wait_for(lambda: len(found := ranks_of(process.pid)) == 2 and found)
     ranks[1].suspend()
     wait_for(lambda: at_rest(ranks[0]))
     process.terminate()
@@ -195,7 +183,7 @@ def test_a_stop_reaches_a_rank_that_waits_for_the_other(home):
 def test_a_second_interrupt_ends_at_once_what_is_left(home, jobs):
     process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
     wait_for(lambda: steps(home) > 5)
-    ranks = children(process)
+    ranks = ranks_of(process.pid)
     for p in ranks:
         p.suspend()  # they cannot follow the first
     process.send_signal(signal.SIGINT)
@@ -212,7 +200,7 @@ def test_a_second_interrupt_ends_at_once_what_is_left(home, jobs):
     wait_for(interrupted_again)
     said, errors = process.communicate(timeout=60)
     assert process.returncode == 75 and 'Traceback' not in errors, errors
-    wait_for(lambda: all_ended(ranks))
+    wait_for(lambda: all(map(has_ended, ranks)))
     states = [json.loads(path.read_text())['status'] for path in home.glob('runs/*/*/state.json')]
     assert set(states) == {'interrupted'} and ' failed' not in said, said
 
@@ -229,13 +217,13 @@ def test_nobody_reads_what_a_study_says(home):
 def test_ranks_whose_launcher_was_killed_keep_their_run_until_they_end(home):
     process = study(home, '--seeds', '1')
     wait_for(lambda: steps(home) > 5)
-    ranks = children(process)
+    ranks = ranks_of(process.pid)
     for p in ranks:
         p.suspend()  # they do not see that it is gone
     process.kill()  # and nobody asks how it ended: a dead process that is still listed
     again = study(home, '--seeds', '1')
     wait_for(lambda: at_rest(psutil.Process(again.pid)))
-    assert not children(again), 'no second rank trains into the folder'
+    assert not ranks_of(again.pid), 'no second rank trains into the folder'
     for p in ranks:
         p.resume()
     said, errors = again.communicate(timeout=300)
@@ -306,7 +294,7 @@ os.replace = replace
 
 def teach(home) -> subprocess.Popen:
     "A started study of a teacher and its student."
-    return study(home, '--arms', 'full_kd', '--seeds', '1', smoke=True, epochs=1)
+    return study(home, '--seeds', '1', arms='full_kd', smoke=True, epochs=1)
 
 
 def tables(home) -> dict[str, bytes]:
