@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from architectures import configs, random_model
+from architectures import configs, random_model, write_teacher
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from parity import intermediate
+from kdnotes.core.config import make_config
+from kdnotes.core.resolve import Machine
 from kdnotes.distill.heads import attentions, layers_of
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import call
 from kdnotes.distill.needed_positions import first_position, only_positions
 from kdnotes.distill.students import head_importance
 from kdnotes.distill.teacher_cache import teacher_signal
+from kdnotes.experiment.plan import plan
 from kdnotes.train.cpu_fast_path import Bits, FastPath
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.loop import predict, train
@@ -236,6 +239,38 @@ def test_a_model_that_gives_more_keeps_its_forward(asked):
     with first_position(model), queries(model) as found:
         call(model, batch())
     assert found == [21]
+
+
+@pytest.mark.parametrize(
+    'parameters, words',
+    [
+        (dict(mode='full_kd'), 'at the first token alone'),
+        (dict(mode='baseline'), 'at the first token alone'),
+        (dict(mode='baseline', task='text_classification'), 'at the first token alone'),
+        (
+            dict(mode='full_kd', signal='online', hidden_loss='mse'),
+            'at all tokens: hidden_loss looks at them',
+        ),
+        (
+            dict(mode='full_kd', signal='online', relation_loss='values'),
+            'at all tokens: relation_loss looks at them',
+        ),
+        (dict(mode='baseline', task='masked_lm'), 'at all tokens: the head reads more than the first'),
+        (dict(mode='baseline', task='extractive_qa'), 'at all tokens: the head reads more than the first'),
+    ],
+)
+def test_a_plan_says_at_which_tokens_the_last_layer_is_computed(parameters, words):
+    planned = plan(make_config(**dict(corpus='embedded') | parameters), Machine('cpu', 2))
+    assert f'last layer: {words}' in planned.explain()
+
+
+@pytest.mark.parametrize(
+    'kind, words', [('distilbert', 'at the first'), ('modernbert', "at all tokens: the arch")]
+)
+def test_a_plan_knows_the_architecture(kind, words, tmp_path):
+    folder = write_teacher(tmp_path / kind, configs()[kind])
+    planned = plan(make_config(mode='baseline', corpus='embedded', teacher=str(folder)), Machine('cpu', 2))
+    assert planned.last_layer.startswith(words)
 
 
 def test_hidden_states_that_are_asked_for_are_whole():
