@@ -191,12 +191,12 @@ MUTANTS = [
         for name, old, new in (
             (
                 'masks',
-                "dropout_seed = torch_seed(config.seed, 'dropout', runtime.rank)",
-                "dropout_seed = torch_seed(config.seed, 'dropout', 0)",
+                'runtime.device, _dropout_seed(config, runtime), batches_change',
+                "runtime.device, torch_seed(config.seed, 'dropout', 0), batches_change",
             ),
             (
                 "torch's",
-                "torch.manual_seed(torch_seed(config.seed, 'dropout', runtime.rank))",
+                'torch.manual_seed(_dropout_seed(config, runtime))',
                 "torch.manual_seed(torch_seed(config.seed, 'dropout', 0))",
             ),
         )
