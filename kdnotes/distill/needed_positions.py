@@ -101,8 +101,9 @@ def has_known_layers(
 ) -> bool:
     "Can the last layer of such a model be computed at some positions alone?"
     decoder = getattr(config, 'is_decoder', False) or getattr(config, 'add_cross_attention', False)
-    known = config.model_type in SHAPED and config._attn_implementation in _ATTENTION
-    return known and not decoder
+    if getattr(config, 'model_type', None) not in SHAPED or decoder:
+        return False
+    return config._attn_implementation in _ATTENTION
 
 
 # threads may share a model: layer -> how many contexts are open on it
