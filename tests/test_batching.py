@@ -254,3 +254,27 @@ def test_what_looks_like_a_special_token_in_a_text_is_letters():
     assert special == [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.sep_token_id]
     assert ids[0][second[0] - 1] == tokenizer.sep_token_id
     assert tokenizer.decode(ids[0]).count('[ sep ]') == 1
+
+
+def test_a_step_of_a_large_corpus_takes_no_difference_over_all_of_it():
+    "The offsets are read once, whatever the number of steps; rows are found by them alone."
+
+    class Counted(np.ndarray):
+        "Offsets that count how often all of them are read at once."
+
+        reads = 0
+
+        def __getitem__(self, key):
+            if len(self) == 1001 and isinstance(key, (slice, tuple)):
+                Counted.reads += 1
+            return super().__getitem__(key)
+
+    offsets = (np.arange(1001, dtype=np.int64) * 3).view(Counted)
+    rows = Ragged(np.arange(3000, dtype=np.int32), offsets)
+    second = np.ones(1000, dtype=np.int32)
+    for step in range(5):
+        index = np.arange(step, 1000, 250)
+        assert micro_batches(index, rows.lengths, 8192)[0].size == 4
+        inputs, tokens = pad_pairs(rows, second, index)
+        assert inputs['input_ids'][:, 0].tolist() == (3 * index).tolist() and tokens == 12
+    assert Counted.reads == 2, 'of one difference'

@@ -63,6 +63,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     """The weights and losses of replicas in one process:
     each sees its shard with its own dropout, their gradients are added, and a plain AdamW steps.
     """
+    from kdnotes.distill.needed_positions import first_position
     from kdnotes.tasks.batching import micro_batches
     from kdnotes.core.streams import torch_seed
     from kdnotes.train.cpu_fast_path import Bits
@@ -90,12 +91,9 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
                 step.index, task.lengths('train'), config.micro_batch_tokens, rank, RANKS
             ):
                 batch = task.batch('train', part)
-                loss = (
-                    F.cross_entropy(
-                        replica(**batch.inputs).logits, batch.labels, ignore_index=-1, reduction='sum'
-                    )
-                    / labelled
-                )
+                with first_position(replica):
+                    logits = replica(**batch.inputs).logits
+                loss = F.cross_entropy(logits, batch.labels, ignore_index=-1, reduction='sum') / labelled
                 loss.backward()
                 loss_sum += loss.item()
         losses.append(loss_sum)

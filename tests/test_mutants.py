@@ -238,6 +238,42 @@ MUTANTS = [
         'self._arrays[name][: len(rows)]',
         cached,
     ),
+    *(
+        Mutant(name, 'distill.needed_positions', old, new, f'test_needed_positions.py::{test}')
+        for name, old, new, test in (
+            (
+                'another position than the first',
+                'states[:, :1]',
+                'states[:, 1:2]',
+                'test_logits_and_gradients_are_those_of_the_plain_forward',
+            ),
+            (
+                'padding attended to in the last layer',
+                'None if mask is None else mask[..., :1, :]',
+                'None',
+                'test_logits_and_gradients_are_those_of_the_plain_forward',
+            ),
+            (
+                "the last layer's attention without dropout",
+                'module.dropout.p if module.training else 0.0',
+                '0.0',
+                'test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment',
+            ),
+            (
+                'hidden states of one position',
+                'if not asked or looked_at:',
+                'if not asked:',
+                'test_hidden_states_that_are_asked_for_are_whole',
+            ),
+        )
+    ),
+    Mutant(
+        'the first position where losses look at all',
+        'train.loop',
+        'contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)',
+        'first_position(model)',
+        'test_needed_positions.py::test_a_training_that_looks_at_layers_computes_all_positions',
+    ),
     Mutant(
         'weights that are multiplied unrounded',
         'train.emulated_bf16',

@@ -335,6 +335,11 @@ def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(tmp_path):
     assert record['params_total'] == count_parameters(pruned) < count_parameters(plain)
     assert record['model_sha256'] == weights_sha256(plain)
     assert all(v > 0 for v in record['latency'].values())
+    assert (
+        0
+        < record['operations']['executed_flops_per_example']
+        < record['operations']['model_flops_per_example']
+    )
     assert pruned.config.hidden_dropout_prob == 0.2 and record['settings']['warmup_steps'] == 2
     task = SimpleNamespace(auto_class=HEAD, model_kwargs=dict(num_labels=2))
     assert is_same(_model_of_run(task, planned.run_id), pruned)
@@ -743,6 +748,20 @@ def test_older_records_have_no_latency_and_newer_ones_explain_what_is_null():
     for wrong in (dict(kept_heads=['x']), dict(latency=[])):
         with pytest.raises(RecordError):
             check_read(record | wrong, 'here')
+
+
+def test_operations_of_a_record_are_all_there_or_explained():
+    record = make_record()
+    assert 'operations' not in record, 'as records from before'
+    names = ('model_flops_per_example', 'executed_flops_per_example', 'executed_flops_per_s')
+    whole = dict.fromkeys(names, 3e9)
+    check_record(record | dict(operations=whole))
+    with pytest.raises(RecordError, match="it has no 'operations.executed_flops_per_s'"):
+        check_record(record | dict(operations={k: v for k, v in whole.items() if k != names[-1]}))
+    with pytest.raises(RecordError, match="'operations.executed_flops_per_s' is null without a reason"):
+        check_record(record | dict(operations=whole | {names[-1]: None}))
+    with pytest.raises(RecordError):
+        check_read(record | dict(operations=whole | {names[0]: 'many'}), 'here')
 
 
 def test_relations_of_students_with_fewer_heads_are_learnt():

@@ -124,6 +124,7 @@ class Plan:
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
+    last_layer: str = ''  # at which tokens it is computed, and why
     # of the config.json beside the weights it starts from; None: another run's
     config_sha256: str | None = None
     vocabulary_sha256: str = ''  # of the tokenizer's files
@@ -193,6 +194,7 @@ class Plan:
             **self.findings,
             'network': f'{mode.network}, starting from {self.start}',
             'loses': self.loses,
+            'last layer': self.last_layer,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
             'ranks': f'{counted(c.ranks, "process", "processes")}{threads}',
             'distillation': losses_in_words(c),
@@ -376,6 +378,7 @@ def plan(
         teacher=teacher,
         transfer=first,
         loses=loses,
+        last_layer=_last_layer_in_words(config),
         config_sha256=_source_config(config) if 'weights_sha256' in initial else None,
         vocabulary_sha256=vocabulary_sha256(config.teacher),
         overlap=_with_rows(corpus, corpus.overlap),
@@ -450,6 +453,17 @@ def _check_batches(config: RunConfig) -> None:
         check_batches(config.teacher, config.max_length, needed)
     elif config.student_init == 'hub':
         check_batches(config.student, config.max_length, needed)
+
+
+def _last_layer_in_words(config: RunConfig) -> str:
+    "At which tokens a run's network computes its last layer."
+    from kdnotes.distill.models import load_config
+    from kdnotes.distill.needed_positions import why_trained_whole
+
+    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
+    network = load_config(config.student if from_hub else config.teacher)
+    why = why_trained_whole(config, network, task_info(config.task).auto_class)
+    return f'at all tokens: {why}' if why else 'at the first token alone, as the classifier reads no other'
 
 
 def _starts_pretrained(config: RunConfig) -> bool:

@@ -21,7 +21,7 @@ from ..core.resolve import factors, settings
 from ..core.streams import torch_seed
 from .launch import RunError
 from .plan import make_task
-from ..records.schema import SCHEMA, SHARED_MASKS
+from ..records.schema import LATER, SCHEMA, SHARED_MASKS
 from ..records.store import RunFolder, checked_run_model
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -371,20 +371,39 @@ def _time(rank: Rank, outcome: Outcome) -> dict:
     )
 
 
-def _throughput(task, model, result) -> dict:
-    "Rates; padding is not counted in useful FLOPs."
+def _operations(config: RunConfig, task, model, result) -> dict:
+    """Operations of the matmuls, padding not counted: those of the model's plain forward and backward,
+    and those that were executed.
+    """
     from kdnotes.distill.models import forward_flops
+    from kdnotes.distill.needed_positions import left_out_flops, why_trained_whole
 
     lengths = task.lengths('train')
-    useful = None
-    if result.examples_per_s:
-        forward = forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)
-        # the backward costs twice the forward: Kaplan et al. 2020, arXiv 2001.08361, table 1
-        useful = 3 * forward / len(lengths) * result.examples_per_s
-    if useful is not None and math.isnan(useful):
-        useful = None
+    forward = forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)
+    if is_given(config) or math.isnan(forward):
+        return dict.fromkeys(LATER['operations'])
+    whole = why_trained_whole(config, model.config, task.auto_class)
+    left_out = 0.0 if whole else left_out_flops(model.config, lengths)
+    # the backward costs twice the forward: Kaplan et al. 2020, arXiv 2001.08361, table 1
+    of_model, executed = (3 * flops / len(lengths) for flops in (forward, forward - left_out))
     return dict(
-        examples_per_s=result.examples_per_s, tokens_per_s=result.tokens_per_s, useful_flops_per_s=useful
+        model_flops_per_example=of_model,
+        executed_flops_per_example=executed,
+        executed_flops_per_s=_times(executed, result.examples_per_s),
+    )
+
+
+def _times(flops: float | None, examples_per_s: float | None) -> float | None:
+    "A rate, where both are known."
+    return flops * examples_per_s if flops and examples_per_s else None
+
+
+def _throughput(result, operations: dict) -> dict:
+    "Rates; useful are the operations of the model, executed or left out: MFU is computed of them."
+    return dict(
+        examples_per_s=result.examples_per_s,
+        tokens_per_s=result.tokens_per_s,
+        useful_flops_per_s=_times(operations['model_flops_per_example'], result.examples_per_s),
     )
 
 
@@ -409,8 +428,21 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
         why = 'a given teacher is not trained' if is_given(config) else 'the run was too short'
         known |= {f'throughput.{name}': why for name in record['throughput']}
     elif record['throughput']['useful_flops_per_s'] is None:
-        known['throughput.useful_flops_per_s'] = 'the operations of this architecture cannot be counted'
-    return known
+        known['throughput.useful_flops_per_s'] = _UNCOUNTED
+    return known | _operations_reasons(config, record)
+
+
+_UNCOUNTED = 'the operations of this architecture cannot be counted'
+
+
+def _operations_reasons(config: RunConfig, record: dict) -> dict:
+    "Why operations are null."
+    why = 'the run was too short'
+    if is_given(config):
+        why = 'a given teacher is not trained'
+    elif record['operations']['model_flops_per_example'] is None:
+        why = _UNCOUNTED
+    return {f'operations.{name}': why for name, value in record['operations'].items() if value is None}
 
 # %% ../../nbs/experiment/03_worker.ipynb #eda0e051
 def _identity(rank: Rank, start_sha256: str, model) -> dict:
@@ -495,6 +527,7 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
     where, metric, higher = task.primary
     value = outcome.evaluation.metrics[where][metric]
     latency, unmeasured = forward_latency(model, task, rank.runtime.device)
+    operations = _operations(rank.config, task, model, result)
     measured = ('memory', 'utilisation', 'phases', 'devices', 'sampling')
     record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
@@ -504,7 +537,8 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
         primary=dict(set=where, metric=metric, higher_is_better=higher, value=value),
         metrics=outcome.evaluation.metrics,
         time=_time(rank, outcome),
-        throughput=_throughput(task, model, result),
+        throughput=_throughput(result, operations),
+        operations=operations,
         latency=latency,
         **{part: used[part] for part in measured},
         energy=used['energy'] | carbon(used['energy']['device_j'], rank.config.grid_g_per_kwh),

@@ -254,7 +254,10 @@ RECORD_KEYS = {  # key -> the keys it must hold
 # a null in these is explained in `reasons`
 NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation', 'machine', 'sampling')
 # keys that records have since they are measured, and what these hold; older ones are without them
-LATER = {'latency': ('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens')}
+LATER = {
+    'latency': ('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens'),
+    'operations': ('model_flops_per_example', 'executed_flops_per_example', 'executed_flops_per_s'),
+}
 # the `dropout_masks` of a record: are they those of the same run in another number format?
 SHARED_MASKS = 'shared'
 OWN_MASKS = 'own'
@@ -322,6 +325,7 @@ _RECORD_KINDS = {
             'machine',
             'sampling',
             'latency',
+            'operations',
         ],
         'numbers by set and name': ['metrics'],
         'numbers by set and name or null': ['phases'],

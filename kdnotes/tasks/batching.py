@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ class Ragged:
     def __getitem__(self, i: int) -> np.ndarray:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
-    @property
+    # kept: it is asked for at every step, and a difference takes as long as the corpus is large
+    @cached_property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)  # (n,)
 

@@ -16,8 +16,9 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, task_info
 from ..core.processes import Stopped
 from ..core.streams import stream, torch_seed
-from ..distill.intermediate import open_student
+from ..distill.intermediate import open_student, uses_intermediate_layers
 from ..distill.models import call
+from ..distill.needed_positions import first_position
 from ..distill.one_position import logits_at
 from ..losses.targets import weighted_sum
 from ..tasks.base import Evaluation, Task
@@ -216,7 +217,9 @@ def predict(
     with torch.inference_mode():
         for index in batches:
             batch = task.batch(split, index).to(runtime.device)
-            part = task.scores(call(model, batch.inputs), batch).float().cpu()
+            with first_position(model):
+                outputs = call(model, batch.inputs)
+            part = task.scores(outputs, batch).float().cpu()
             if scores is None:
                 scores = torch.zeros(len(lengths), part.shape[1])
             scores[torch.from_numpy(index)] = part
@@ -243,7 +246,7 @@ class ModelForward:
 
     def __call__(self, batch: Batch) -> Any:
         "The model's outputs, without gradients."
-        with torch.inference_mode():
+        with torch.inference_mode(), first_position(self.model):
             return call(self.model, batch.to(self.runtime.device).inputs)
 
     def at(self, batch: Batch) -> Tensor:  # (n, vocabulary) float32
@@ -342,6 +345,11 @@ def prepare(
     )
 
 # %% ../../nbs/train/09_loop.ipynb #a01b0516
+def _needed_positions(model: nn.Module, config: RunConfig) -> contextlib.AbstractContextManager:
+    "The last layer for what the losses read: of a classifier the first position, unless they look at layers."
+    return contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)
+
+
 def train(
     task: Task,  # encoded
     model: nn.Module,  # on the runtime's device, weights in fp32; trained in place
@@ -356,7 +364,8 @@ def train(
 ) -> TrainResult:
     "Train a model to the last step, from its newest checkpoint if there is one."
     batches_change = task_info(config.task).batches_change(config)
-    with fast_path(model, task, runtime.device, _dropout_seed(config, runtime), batches_change) as fast:
+    lean = fast_path(model, task, runtime.device, _dropout_seed(config, runtime), batches_change)
+    with lean as fast, _needed_positions(model, config):
         state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
         _report_start(state)
         with STOP.deferred():

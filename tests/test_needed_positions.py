@@ -1,0 +1,308 @@
+"""The last layer for the positions somebody reads is the plain one at these positions: in logits and
+gradients, in each number format, with dropout in distribution. Whoever looks at layers gets all positions.
+"""
+
+import contextlib
+import threading
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from architectures import configs, random_model, write_teacher
+from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
+from parity import intermediate
+from kdnotes.core.config import make_config
+from kdnotes.core.resolve import Machine
+from kdnotes.distill.heads import attentions, layers_of
+from kdnotes.distill.intermediate import online_teacher
+from kdnotes.distill.models import call
+from kdnotes.distill.needed_positions import first_position, only_positions
+from kdnotes.distill.students import head_importance
+from kdnotes.distill.teacher_cache import teacher_signal
+from kdnotes.experiment.plan import plan
+from kdnotes.train.cpu_fast_path import Bits, FastPath
+from kdnotes.train.distributed import Runtime
+from kdnotes.train.loop import predict, train
+
+CPU = Runtime(torch.device('cpu'), 'fp32')
+KNOWN = ('bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert')
+OTHERS = ('mpnet', 'deberta', 'deberta_v2', 'modernbert')
+
+
+def config_of(kind: str, dropout: float = 0.0):
+    known = configs(dropout=dropout)
+    if kind in known:
+        return known[kind]
+    of_roberta = known['roberta'].to_dict()
+    of_roberta.pop('model_type')
+    return dict(zip(KNOWN[2:4], (hf.XLMRobertaConfig, hf.CamembertConfig)))[kind](**of_roberta)
+
+
+def batch(length: int = 21) -> dict[str, torch.Tensor]:
+    "Texts with padding and without."
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.arange(length) < torch.tensor([[length], [length // 2], [5], [1]])).long()
+    ids = torch.randint(5, 50, mask.shape, generator=generator) * mask
+    return dict(input_ids=ids, attention_mask=mask, token_type_ids=(torch.arange(length) > 2) * mask)
+
+
+def gradients(model, inputs, dtype=None) -> dict[str, torch.Tensor]:
+    "Logits, and the gradient of every parameter."
+    model.zero_grad(set_to_none=True)
+    with torch.autocast('cpu', dtype) if dtype else contextlib.nullcontext():
+        logits = call(model, inputs).logits
+    (logits.double().square().sum() + logits.double()[:, 0].sum()).backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {'logits': logits.detach()} | found
+
+
+# equality
+
+
+@pytest.mark.parametrize('heads', ['all', 'fewer'])
+@pytest.mark.parametrize('attention', ['sdpa', 'eager'])
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize('kind', KNOWN)
+def test_logits_and_gradients_are_those_of_the_plain_forward(kind, training, attention, heads):
+    from kdnotes.distill.heads import set_heads
+
+    model = random_model(config_of(kind)).double()
+    if heads == 'fewer':
+        model = set_heads(model, [[1]] * 4)
+    model.set_attn_implementation(attention)
+    model.train(training)
+    for inputs in (batch(), {k: v[:1] for k, v in batch().items()}):
+        plain = gradients(model, inputs)
+        with first_position(model):
+            first = gradients(model, inputs)
+        assert first.keys() == plain.keys()
+        for name in plain:
+            torch.testing.assert_close(first[name], plain[name], atol=1e-13, rtol=1e-12)
+        again = gradients(model, inputs)
+        assert all(torch.equal(again[name], plain[name]) for name in plain), 'the model is as it was'
+
+
+@pytest.mark.parametrize('fast', [True, False])
+@pytest.mark.parametrize('kind', KNOWN)
+def test_in_bf16_they_are_as_near_to_fp32_as_the_plain_ones(kind, fast):
+    model = random_model(config_of(kind)).train()
+    exact = gradients(model, batch())
+    path = FastPath(model, None, Bits(0)) if fast else None
+    plain = gradients(model, batch(), torch.bfloat16)
+    with first_position(model):
+        first = gradients(model, batch(), torch.bfloat16)
+    if fast:
+        path.end()
+
+    def error(found):
+        return max(float((found[n] - exact[n]).norm() / (exact[n].norm() + 1e-2)) for n in exact)
+
+    assert error(plain) > 0
+    assert error(first) <= 2 * error(plain) + 0.01
+
+
+@pytest.mark.parametrize('kind', KNOWN)
+def test_any_positions_have_the_gradients_of_these_positions(kind):
+    model = hf.AutoModel.from_config(config_of(kind)).double().train()
+    inputs = {k: v for k, v in batch().items() if k != 'token_type_ids'}
+    positions = torch.tensor([[20, 0], [3, 9], [4, 4], [0, 0]])
+
+    def of(states):
+        loss = (states * torch.linspace(-1, 1, states.shape[-1])).sin().sum()
+        return states.detach(), torch.autograd.grad(loss, model.embeddings.parameters(), allow_unused=True)
+
+    plain = of(model(**inputs).last_hidden_state[torch.arange(4)[:, None], positions])
+    with only_positions(model, positions):
+        some = of(model(**inputs).last_hidden_state)
+    torch.testing.assert_close(some, plain, atol=1e-13, rtol=1e-12)
+
+
+# dropout
+
+
+def moments(model, n: int, first: bool) -> torch.Tensor:  # (2, n, width)
+    "The first position's output and its square, of one text n times."
+    inputs = {k: v[1:2].expand(n, -1) for k, v in batch(8).items() if k != 'token_type_ids'}
+    with torch.no_grad(), only_positions(model) if first else contextlib.nullcontext():
+        states = model(**inputs).last_hidden_state[:, 0]
+    return torch.stack([states, states.square()])
+
+
+@pytest.mark.parametrize('fast', [True, False])
+@pytest.mark.parametrize('kind', KNOWN)
+def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fast):
+    torch.manual_seed(0)
+    model = hf.AutoModel.from_config(config_of(kind, dropout=0.3)).train()
+    last = set(layers_of(model)[-1].modules())
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout) and module not in last:
+            module.p = 0.0
+    with torch.no_grad():
+        # values that differ between tokens, so that it matters which of them attention drops
+        getattr(attentions(model)[-1].module, attentions(model)[-1].inputs[2]).weight.mul_(3)
+    path = FastPath(model, None, Bits(0)) if fast else None
+    n = 6000
+    plain, first = (moments(model, n, first) for first in (False, True))
+    if fast:
+        path.end()
+    spread = ((plain.var(1) + first.var(1)) / n).sqrt()
+    assert plain[0].std(0).min() > 0.01, 'dropout does something'
+    assert ((plain.mean(1) - first.mean(1)) / spread).abs().max() < 4.5
+
+
+# who takes which path
+
+
+@contextlib.contextmanager
+def queries(model):
+    "How many positions the last layer's query is computed at, at each forward."
+    found = []
+    attention = attentions(model)[-1]
+    query = getattr(attention.module, attention.inputs[0])
+    hook = query.register_forward_hook(lambda module, args, output: found.append(output.shape[1]))
+    yield found
+    hook.remove()
+
+
+def trained(parameters: dict, student=None) -> tuple[list[int], list[int]]:
+    "The positions of a student's last queries, and of its teacher's."
+    config = tiny_config('full_kd', **dict(signal='online') | parameters)
+    student = student or tiny_bert()
+    teacher = tiny_teacher()
+    task = SameWord()
+    with queries(student) as of_student, queries(teacher) as of_teacher:
+        train(task, student, config, CPU, lambda kind, **row: None, online_teacher(task, teacher, config))
+    return of_student, of_teacher
+
+
+def test_a_training_its_evaluations_and_its_teacher_compute_the_first_position():
+    student, teacher = trained({})
+    assert set(student) == set(teacher) == {1} and len(student) > len(teacher), 'evaluations on the way too'
+
+
+@pytest.mark.parametrize('name', ['hidden', 'relation'])
+def test_a_training_that_looks_at_layers_computes_all_positions(name):
+    both = intermediate('mse')
+    other = {'hidden': 'relation', 'relation': 'hidden'}[name]
+    alone = {key: value for key, value in both.items() if not key.startswith(other)}
+    student, teacher = trained(alone)
+    of_evaluations = [n for n in student if n == 1]
+    assert min(teacher) > 1 and len(student) - len(of_evaluations) == len(teacher)
+
+
+def test_scores_and_a_signal_compute_the_first_position_and_are_the_plain_ones():
+    model = tiny_teacher().eval()
+    task = SameWord()
+    first = task.batch('train', np.arange(9))
+    with torch.no_grad():
+        logits = model(**first.inputs).logits
+    with queries(model) as found:
+        scores = predict(model, task, 'train', CPU)
+        signal = teacher_signal(task, model, first)['logits']
+    assert set(found) == {1}
+    torch.testing.assert_close(signal, logits, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(scores[:9, 0], logits.diff(dim=1)[:, 0], atol=1e-5)
+
+
+def test_the_importance_of_heads_is_that_of_the_plain_forward():
+    model = tiny_bert()
+    with queries(model) as found:
+        head_importance(model, SameWord(), tiny_config('full_student'))
+    assert min(found) > 1
+
+
+@pytest.mark.parametrize('kind', OTHERS)
+def test_other_architectures_keep_their_forward(kind):
+    model = random_model(configs(dropout=0.0)[kind]).double()
+    plain = gradients(model, batch())
+    with first_position(model):
+        assert not [m for m in model.modules() if 'forward' in vars(m)]
+        inside = gradients(model, batch())
+    assert all(torch.equal(inside[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    'auto_class',
+    ['AutoModelForMaskedLM', 'AutoModelForQuestionAnswering', 'AutoModelForTokenClassification', 'AutoModel'],
+)
+def test_other_heads_keep_their_forward(auto_class):
+    model = getattr(hf, auto_class).from_config(config_of('bert'))
+    with first_position(model):
+        assert not [m for m in model.modules() if 'forward' in vars(m)]
+
+
+@pytest.mark.parametrize('asked', ['output_hidden_states', 'output_attentions'])
+def test_a_model_that_gives_more_keeps_its_forward(asked):
+    model = random_model(config_of('bert')).eval()
+    model.set_attn_implementation('eager')
+    setattr(model.config, asked, True)
+    with first_position(model), queries(model) as found:
+        call(model, batch())
+    assert found == [21]
+
+
+@pytest.mark.parametrize(
+    'parameters, words',
+    [
+        (dict(mode='full_kd'), 'at the first token alone'),
+        (dict(mode='baseline'), 'at the first token alone'),
+        (dict(mode='baseline', task='text_classification'), 'at the first token alone'),
+        (
+            dict(mode='full_kd', signal='online', hidden_loss='mse'),
+            'at all tokens: hidden_loss looks at them',
+        ),
+        (
+            dict(mode='full_kd', signal='online', relation_loss='values'),
+            'at all tokens: relation_loss looks at them',
+        ),
+        (dict(mode='baseline', task='masked_lm'), 'at all tokens: the head reads more than the first'),
+        (dict(mode='baseline', task='extractive_qa'), 'at all tokens: the head reads more than the first'),
+    ],
+)
+def test_a_plan_says_at_which_tokens_the_last_layer_is_computed(parameters, words):
+    planned = plan(make_config(**dict(corpus='embedded') | parameters), Machine('cpu', 2))
+    assert f'last layer: {words}' in planned.explain()
+
+
+@pytest.mark.parametrize(
+    'kind, words', [('distilbert', 'at the first'), ('modernbert', "at all tokens: the arch")]
+)
+def test_a_plan_knows_the_architecture(kind, words, tmp_path):
+    folder = write_teacher(tmp_path / kind, configs()[kind])
+    planned = plan(make_config(mode='baseline', corpus='embedded', teacher=str(folder)), Machine('cpu', 2))
+    assert planned.last_layer.startswith(words)
+
+
+def test_hidden_states_that_are_asked_for_are_whole():
+    model = random_model(config_of('bert')).eval()
+    inputs = batch()
+    with torch.no_grad():
+        plain = model(**inputs, output_hidden_states=True).hidden_states
+        with first_position(model):
+            inside = model(**inputs, output_hidden_states=True).hidden_states
+    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+def test_an_error_inside_leaves_the_model_as_it_was():
+    model = random_model(config_of('bert'))
+    with pytest.raises(KeyError), first_position(model), first_position(model):
+        raise KeyError
+    assert not [m for m in model.modules() if 'forward' in vars(m)]
+
+
+def test_another_thread_has_the_plain_model():
+    model = hf.AutoModel.from_config(config_of('bert')).eval()
+    lengths = []
+
+    def other():
+        with torch.no_grad():
+            lengths.append(model(**batch()).last_hidden_state.shape[1])
+            with only_positions(model):
+                lengths.append(model(**batch()).last_hidden_state.shape[1])
+
+    with only_positions(model, torch.zeros(4, 2, dtype=torch.long)), torch.no_grad():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        lengths.append(model(**batch()).last_hidden_state.shape[1])
+    assert lengths == [21, 1, 2]
