@@ -1,6 +1,7 @@
 "Pages about the committed evidence: each study's headline, tables and figures."
 
 import json
+from functools import partial
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,10 @@ class StudyPage:
 
 
 LONGEST_NUMBER = 24  # characters of a number with its interval
+RATES = (
+    'What another number format, and what other dropout masks, move at each learning rate: '
+    'logits, and questions whose metric changes.'
+)
 COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'what came out')
 
 
@@ -43,13 +48,14 @@ def committed_figures(root: Path, e: Evidence) -> list[FigureFile]:
     "The committed figures of a study, in the order in which they are drawn."
     known = {**FIGURES, **QUESTION_FIGURES}
     manifest = manifest_of(root, e.study)
-    order = sorted(manifest, key=lambda file: list(known).index(file.removesuffix('.svg')))
+    captions = {name: partial(figure.caption, e) for name, figure in known.items()} | {'rates': lambda: RATES}
+    order = sorted(manifest, key=lambda file: list(captions).index(file.removesuffix('.svg')))
     found = []
     for file in order:
         name = file.removesuffix('.svg')
         said = manifest[file]
         path = root / 'figures' / e.study / file if said['sha256'] else None
-        caption = known[name].caption(e) if path else ''
+        caption = captions[name]() if path else ''
         found.append(FigureFile(name, path, caption, tuple(said['run_ids']), said.get('reason')))
     return found
 

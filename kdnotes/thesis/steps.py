@@ -249,7 +249,8 @@ def other_questions(
     for where in (task.tuning_set, own['set']):
         judged = list(zip(*(_on_set(runs, where) for runs in zip(*pairs))))
         found[where], _, _ = metric_differences(judged, its_units)
-    if found[own['set']] is None:
+    # differences of seeds alone: a record denies its units, which the notes say
+    if found[own['set']] is None or found[own['set']].ndim != 2 or len(found[own['set']]) < len(pairs):
         return {}
     if any(d is None or d.ndim != 2 for d in found.values()) or len({len(d) for d in found.values()}) > 1:
         arms = ' and '.join(r['arm'] for r in pairs[0])
