@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # %% auto #0
-__all__ = ['MODES', 'PROCEDURES', 'USUAL', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'PRESETS', 'PRESET_YIELDS', 'Mode',
-           'Profile', 'spread_layers']
+__all__ = ['MODES', 'SEVERAL_RANKS', 'PROCEDURES', 'USUAL', 'CHAIN', 'CONTROLS', 'FACTORS', 'PROFILES', 'PRESETS',
+           'PRESET_YIELDS', 'Mode', 'Profile', 'spread_layers']
 
 # %% ../../nbs/core/01_arms.ipynb #9761e791
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Mode:
     network: str  # 'teacher' (the teacher's architecture) or 'student'
     precision: str  # 'fp32' or 'mixed' (fp16 or bf16 by `amp_dtype`)
     kd: bool  # does the loss see the teacher?
-    ranks: str  # '1' or 'auto' (as many processes as the machine has room for)
+    ranks: str  # '1' or 'auto' (as many processes as are fastest, or as many as all arms of a study have)
     role: str  # why it is in the study
 
 
@@ -31,6 +31,8 @@ MODES = {
     'full_student': Mode('student', 'fp32', False, 'auto', 'control: KD'),
     'mixed_student': Mode('student', 'mixed', False, 'auto', 'control: KD in mixed precision'),
 }
+# processes are what it is run for: it has several wherever that is possible
+SEVERAL_RANKS = 'parallel_baseline'
 PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
 # the procedures, and the student without its teacher's outputs: what distillation adds is seen beside it
 USUAL = ('baseline', 'full_student', 'full_kd', 'mixed_kd')

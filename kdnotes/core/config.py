@@ -308,7 +308,8 @@ class RunConfig(BaseModel):
     precision: Literal['fp32', 'tf32', 'mixed'] | None = parameter(None, factors=('precision',))
     # number format of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
     amp_dtype: Literal['auto', 'fp16', 'bf16'] = parameter('auto', named=False, factors=('precision',))
-    # training processes, 1 to 1024; 'auto': the visible GPUs, or two on a CPU
+    # training processes, 1 to 1024; 'auto': the visible GPUs; on a CPU one with all cores, or two where a
+    # step has several micro-batches or the study varies ranks
     ranks: int | Literal['auto'] = parameter('auto', factors=('ranks',))
     # CPU threads of each rank; 'auto': the cores are shared; None: on a GPU
     threads_per_rank: int | Literal['auto'] | None = parameter('auto', factors=('ranks',))

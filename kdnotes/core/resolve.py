@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-from .arms import FACTORS, MODES, PROFILES, spread_layers
+from .arms import FACTORS, MODES, PROFILES, SEVERAL_RANKS, spread_layers
 from kdnotes.core.config import (
     About,
     ConfigError,
@@ -28,9 +28,9 @@ from kdnotes.core.config import (
 )
 
 # %% auto #0
-__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'resolve_ranks', 'default_setting', 'resolve', 'factors', 'losses_in_words',
-           'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id', 'setting_in_words',
-           'changes_in_words', 'by_arm']
+__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'parallel_ranks', 'resolve_ranks', 'default_setting', 'resolve', 'factors',
+           'losses_in_words', 'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id',
+           'setting_in_words', 'changes_in_words', 'by_arm']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -88,17 +88,23 @@ def resolve_precision(
 _RANKS_A_CORE = 4
 
 
+def parallel_ranks(machine: Machine) -> int:
+    "How many processes train where a run is to have several: the visible GPUs, or two on a CPU."
+    return max(1, machine.gpus) if machine.device == 'cuda' else min(machine.cores, 2)
+
+
 def resolve_ranks(
     ranks: int | str,  # 'auto' or a number
     threads_per_rank: int | str | None,  # 'auto' or a number; ignored on CUDA
     mode_ranks: str,  # '1' or 'auto', the mode's
     machine: Machine,
+    several: bool = False,  # does a CPU have several where none are given?
 ) -> tuple[int, int | None]:  # (ranks, threads per rank; None on CUDA)
     "How many processes train, and with how many threads each."
     if mode_ranks == '1':
         ranks = 1
     elif ranks == 'auto':
-        ranks = max(1, machine.gpus) if machine.device == 'cuda' else min(machine.cores, 2)
+        ranks = parallel_ranks(machine) if several or machine.device == 'cuda' else 1
     if machine.device == 'cuda':
         if ranks > machine.gpus:
             raise ConfigError(
@@ -134,7 +140,9 @@ def resolve(
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
     mode = MODES[config.mode]
     profile = PROFILES[config.profile]
-    ranks, threads = resolve_ranks(config.ranks, config.threads_per_rank, mode.ranks, machine)
+    ranks, threads = resolve_ranks(
+        config.ranks, config.threads_per_rank, mode.ranks, machine, _several_ranks(config)
+    )
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device, machine.bf16)
     if dtype == 'fp16' and config.gradient_dtype == 'powersgd' and ranks > 1:
@@ -171,6 +179,12 @@ def resolve(
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
     )
+
+
+def _several_ranks(config: RunConfig) -> bool:
+    "Do processes pay on a CPU, or are they what is studied?"
+    several_micro_batches = config.batch_size * config.max_length > config.micro_batch_tokens
+    return several_micro_batches or config.mode == SEVERAL_RANKS
 
 
 def _shape(

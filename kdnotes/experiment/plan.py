@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.arms import MODES, PROCEDURES, PROFILES, USUAL
+from ..core.arms import MODES, PROCEDURES, PROFILES, SEVERAL_RANKS, USUAL
 from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
@@ -34,6 +34,7 @@ from kdnotes.core.resolve import (
     losses_in_words,
     resolve,
     resolve_precision,
+    parallel_ranks,
     resolved_dtype,
     run_id,
     setting_in_words,
@@ -646,6 +647,19 @@ def _of_arm(mode: str, common: dict) -> dict:
     return taken if own.kd else task_info(task).without_kd(taken)
 
 # %% ../../nbs/experiment/01_plan.ipynb #e0e660e6
+def _with_ranks(
+    own: dict[str, dict],  # mode -> what it takes of a study's parameters
+) -> dict[str, dict]:
+    "The same; where ranks are one of the things a study varies, all arms that may have several have them."
+    given = any(taken.get('ranks', 'auto') != 'auto' for taken in own.values())
+    if given or SEVERAL_RANKS not in own:
+        return own
+    from kdnotes.train.distributed import machine
+
+    several = dict(ranks=parallel_ranks(machine()))
+    return {mode: taken | (several if MODES[mode].ranks == 'auto' else {}) for mode, taken in own.items()}
+
+
 def plan_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
     arms: str = 'usual',  # as for `choose_arms`
@@ -666,7 +680,7 @@ def plan_study(
         )
     modes = choose_arms(arms)
     common = named(study=study, **common)
-    own: dict[str, dict] = {mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes}
+    own = _with_ranks({mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes})
     if idle := sorted(common.keys() - set().union(*own.values())):
         raise ConfigError(
             f"{' and '.join(idle)} would play no part in arms={shown(arms)}; leave it out, "
