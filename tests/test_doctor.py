@@ -15,6 +15,7 @@ import transformers
 from architectures import small_bert
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.checks import doctor as D, examination as E, probes
+from kdnotes.core.arms import MODES
 from kdnotes.core.config import make_config
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
@@ -130,6 +131,8 @@ def examine(
     "The findings of one configuration, in real ranks."
     home, given = patient['home'], {k: v for k, v in patient.items() if k != 'home'}
     os.environ['KDNOTES_HOME'] = str(home)
+    if MODES[mode].ranks == 'auto':
+        parameters = dict(ranks=2) | parameters
     [job], _ = D._jobs([make_config(mode=mode, **given | parameters)], folder)
     found = launch('test_doctor:examined', job, str(home), ranks=job['ranks'], package=package)
     assert found[1:] == [[]] * (job['ranks'] - 1), 'the main rank tells'

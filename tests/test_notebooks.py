@@ -34,8 +34,9 @@ from processes import command_line, has_ended
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
-FIRST = (('mode', 'mixed_kd'), ('study', 'default-smoke'), *SMOKE)
 RANKS = min(len(os.sched_getaffinity(0)), 2)
+PARALLEL = (('ranks', RANKS), *SMOKE)
+FIRST = (('mode', 'mixed_kd'), ('study', 'default-smoke'), *PARALLEL)
 
 
 @pytest.fixture(scope='module')
@@ -481,7 +482,7 @@ def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_ru
 
 def papermill_study(home):
     return papermill(
-        home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *SMOKE
+        home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *PARALLEL
     )
 
 
@@ -626,7 +627,7 @@ def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
     before = contents(folder)
     said = []
     planned = plan(
-        make_config(mode='mixed_kd', corpus='embedded', smoke=True, study='other'),
+        make_config(mode='mixed_kd', corpus='embedded', smoke=True, study='other', ranks=RANKS),
         Machine('cpu', len(os.sched_getaffinity(0))),
     )
     assert execute(planned, say=said.append) == record | dict(study='other')
@@ -665,7 +666,8 @@ def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
 LAUNCH = """
 from kdnotes.core.config import make_config, parameters_from
 from kdnotes.experiment.launch import run
-config = make_config(mode='full_student', student_init='teacher_pretrained', corpus='embedded', smoke=True)
+given = dict(student_init='teacher_pretrained', corpus='embedded', smoke=True, ranks=2)
+config = make_config(mode='full_student', **given)
 record = run(config, say=lambda text: print(text, flush=True))
 print(record['primary']['value'])
 """

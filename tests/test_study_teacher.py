@@ -6,7 +6,7 @@ import functools
 import json
 import pytest
 from kinds import one_of_each
-from kdnotes.core.arms import MODES
+from kdnotes.core.arms import MODES, SEVERAL_RANKS
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.study import notebook_parameters
@@ -72,7 +72,7 @@ def test_the_students_learn_from_the_baseline_of_their_study(given):
         teacher.config
     }
     assert len(taught) == (2 if 'student_init' in given else 4)
-    [alone] = study('full_kd', **given)
+    alone = by_mode(study('full_kd,parallel_baseline', **given))['full_kd']
     assert alone == found['full_kd'], 'the same teacher where the baseline is no arm'
 
 
@@ -91,12 +91,21 @@ def test_a_run_asked_for_as_its_study_asked_is_the_same_run(given):
 )
 def test_a_study_that_gives_no_setting_makes_the_runs_that_are_made_singly(given):
     "Those that test_run_ids.py binds to the evidence."
-    for p in study(seeds=2, **given):
+    without_ranks = ','.join(mode for mode in MODES if mode != SEVERAL_RANKS)
+    for p in study(without_ranks, seeds=2, **given):
         own = {k: v for k, v in given.items() if MODES[p.config.mode].kd or k in ('student_init', 'smoke')}
         if p.teacher:
             own |= {k: v for k, v in given.items() if k == 'teacher_seed'}
         alone = plan(make_config(mode=p.config.mode, seed=p.config.seed, corpus='embedded', **own))
         assert alone.run_id == p.run_id and (alone.teacher is None) == (p.teacher is None)
+
+
+def test_the_arms_of_a_study_that_varies_ranks_have_as_many_as_its_parallel_baseline():
+    found = by_mode(study())
+    ranks = {mode: p.config.ranks for mode, p in found.items()}
+    assert ranks == {mode: 2 if MODES[mode].ranks == 'auto' else 1 for mode in MODES}
+    assert {p.config.ranks for p in study('usual')} == {1}, 'one process with all cores is faster'
+    assert {p.config.ranks for p in study('usual', ranks=2) if MODES[p.config.mode].ranks == 'auto'} == {2}
 
 
 def test_one_seed_may_teach_all():
