@@ -260,6 +260,36 @@ MUTANTS = [
                 'test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment',
             ),
             (
+                'padding attended to without keys',
+                'row = mask[:, 0, :1]',
+                'row = torch.ones_like(mask[:, 0, :1])',
+                'test_logits_and_gradients_are_those_of_the_plain_forward',
+            ),
+            (
+                'attention without dropout, without keys',
+                'module.dropout(scores.softmax(-1))',
+                'scores.softmax(-1)',
+                'test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment',
+            ),
+            (
+                "the keys' bias forgotten",
+                'states.transpose(1, 2)) + of_bias) * module.scaling',
+                'states.transpose(1, 2))) * module.scaling',
+                'test_logits_and_gradients_are_those_of_the_plain_forward',
+            ),
+            (
+                "the values' bias as if nothing were dropped",
+                '_swap(weights.sum(-1, keepdim=True), heads) * value.bias',
+                'value.bias',
+                'test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment',
+            ),
+            (
+                'an adapter that is not asked',
+                'short and _is_plain(key) and _is_plain(value)',
+                'short',
+                'test_projections_that_are_not_plain_are_called',
+            ),
+            (
                 'hidden states of one position',
                 'if not asked or looked_at:',
                 'if not asked:',

@@ -56,6 +56,13 @@ def gradients(model, inputs, dtype=None) -> dict[str, torch.Tensor]:
     return {'logits': logits.detach()} | found
 
 
+@pytest.fixture(params=['without keys', 'with keys'])
+def keys(request, monkeypatch):
+    "Both ways of attending in the last layer; on a GPU it is always the second."
+    if request.param == 'with keys':
+        monkeypatch.setattr('kdnotes.distill.needed_positions.without_keys', lambda device: False)
+
+
 # equality
 
 
@@ -63,7 +70,7 @@ def gradients(model, inputs, dtype=None) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize('attention', ['sdpa', 'eager'])
 @pytest.mark.parametrize('training', [True, False])
 @pytest.mark.parametrize('kind', KNOWN)
-def test_logits_and_gradients_are_those_of_the_plain_forward(kind, training, attention, heads):
+def test_logits_and_gradients_are_those_of_the_plain_forward(kind, training, attention, heads, keys):
     from kdnotes.distill.heads import set_heads
 
     model = random_model(config_of(kind)).double()
@@ -84,7 +91,7 @@ def test_logits_and_gradients_are_those_of_the_plain_forward(kind, training, att
 
 @pytest.mark.parametrize('fast', [True, False])
 @pytest.mark.parametrize('kind', KNOWN)
-def test_in_bf16_they_are_as_near_to_fp32_as_the_plain_ones(kind, fast):
+def test_in_bf16_they_are_as_near_to_fp32_as_the_plain_ones(kind, fast, keys):
     model = random_model(config_of(kind)).train()
     exact = gradients(model, batch())
     path = FastPath(model, None, Bits(0)) if fast else None
@@ -102,7 +109,7 @@ def test_in_bf16_they_are_as_near_to_fp32_as_the_plain_ones(kind, fast):
 
 
 @pytest.mark.parametrize('kind', KNOWN)
-def test_any_positions_have_the_gradients_of_these_positions(kind):
+def test_any_positions_have_the_gradients_of_these_positions(kind, keys):
     model = hf.AutoModel.from_config(config_of(kind)).double().train()
     inputs = {k: v for k, v in batch().items() if k != 'token_type_ids'}
     positions = torch.tensor([[20, 0], [3, 9], [4, 4], [0, 0]])
@@ -130,7 +137,7 @@ def moments(model, n: int, first: bool) -> torch.Tensor:  # (2, n, width)
 
 @pytest.mark.parametrize('fast', [True, False])
 @pytest.mark.parametrize('kind', KNOWN)
-def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fast):
+def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fast, keys):
     torch.manual_seed(0)
     model = hf.AutoModel.from_config(config_of(kind, dropout=0.3)).train()
     last = set(layers_of(model)[-1].modules())
@@ -139,7 +146,9 @@ def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fas
             module.p = 0.0
     with torch.no_grad():
         # values that differ between tokens, so that it matters which of them attention drops
-        getattr(attentions(model)[-1].module, attentions(model)[-1].inputs[2]).weight.mul_(3)
+        value = getattr(attentions(model)[-1].module, attentions(model)[-1].inputs[2])
+        value.weight.mul_(3)
+        value.bias.normal_()
     path = FastPath(model, None, Bits(0)) if fast else None
     n = 6000
     plain, first = (moments(model, n, first) for first in (False, True))
@@ -151,6 +160,37 @@ def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fas
 
 
 # who takes which path
+
+
+class Adapted(torch.nn.Linear):
+    "A linear layer that adds something, as adapters do."
+
+    def forward(self, x):
+        return super().forward(x) + x.flip(-1)
+
+
+def test_projections_that_are_not_plain_are_called():
+    model = random_model(config_of('bert')).double()
+    own = attentions(model)[-1].module
+    for name in ('key', 'value'):
+        plain = getattr(own, name)
+        adapted = Adapted(plain.in_features, plain.out_features).double()
+        setattr(own, name, adapted)
+        whole = gradients(model, batch())
+        with first_position(model):
+            first = gradients(model, batch())
+        for parameter in whole:
+            torch.testing.assert_close(first[parameter], whole[parameter], atol=1e-13, rtol=1e-12)
+        setattr(own, name, plain)
+
+
+def test_whoever_hooks_into_keys_gets_them():
+    model = random_model(config_of('bert')).eval()
+    found = []
+    attentions(model)[-1].module.key.register_forward_hook(lambda *seen: found.append(seen[-1].shape[1]))
+    with first_position(model):
+        call(model, batch())
+    assert found == [21]
 
 
 @contextlib.contextmanager

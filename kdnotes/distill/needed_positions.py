@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..core.config import RunConfig
-from .heads import SHAPED, attention_width, layers_of
+from .heads import SHAPED, attention_width, layers_of, n_heads
 from ..tasks.base import SEQUENCE_HEAD
 
 # %% auto #0
-__all__ = ['has_known_layers', 'only_positions', 'why_all_positions', 'why_trained_whole', 'first_position', 'left_out_flops']
+__all__ = ['without_keys', 'has_known_layers', 'only_positions', 'why_all_positions', 'why_trained_whole', 'first_position',
+           'left_out_flops']
 
 # %% ../../nbs/distill/01_needed_positions.ipynb #4cece4ed
 def _attend(
@@ -48,18 +49,93 @@ def _attend(
     )
     return found.flatten(2)
 
+# %% ../../nbs/distill/01_needed_positions.ipynb #6363cf4f
+def _swap(
+    x: Tensor,  # (a, b * k, width)
+    b: int,
+) -> Tensor:  # (b, a * k, width)
+    "Texts before heads, or heads before texts."
+    return x.unflatten(1, (b, -1)).transpose(0, 1).flatten(1, 2)
 
+
+def _attend_by_weights(
+    module: nn.Module,  # what holds key and value
+    query: Tensor,  # (n, k, width)
+    key: nn.Linear,
+    value: nn.Linear,
+    states: Tensor,  # (n, length, width)
+    mask: Tensor | None,  # as for `_attend`
+) -> Tensor:  # (n, k, width)
+    "`_attend` without keys and values, from the states themselves."
+    n, k, _ = query.shape
+    size = module.attention_head_size
+    # (heads, n * k, size)
+    by_head = query.flatten(0, 1).unflatten(-1, (-1, size)).transpose(0, 1)
+    heads = len(by_head)
+    # q (W x + b) = (W^T q) x + q b
+    of_states = _swap(torch.bmm(by_head, key.weight.unflatten(0, (-1, size))), n)
+    of_bias = _swap((by_head * key.bias.unflatten(0, (-1, 1, size))).sum(-1, keepdim=True), n)
+    scores = (torch.bmm(of_states, states.transpose(1, 2)) + of_bias) * module.scaling
+    if mask is not None:
+        row = mask[:, 0, :1]
+        scores = scores.masked_fill(~row, float('-inf')) if row.dtype == torch.bool else scores + row
+    # (n, heads * k, length)
+    weights = module.dropout(scores.softmax(-1))
+    # sum of p (W x + b) = W (sum of p x) + b (sum of p); dropout leaves sums that are not 1
+    of_states = torch.bmm(_swap(torch.bmm(weights, states), heads), value.weight.unflatten(0, (-1, size)).mT)
+    of_bias = _swap(weights.sum(-1, keepdim=True), heads) * value.bias.unflatten(0, (-1, 1, size))
+    return (of_states + of_bias).transpose(0, 1).flatten(1).unflatten(0, (n, k))
+
+# %% ../../nbs/distill/01_needed_positions.ipynb #20b18f57
+def _goes_by_weights(
+    size: int,  # of a head
+    positions: int,  # that are computed, of each text
+    length,  # of a text, or of each of several
+):  # bool, or one for each length
+    "Is it less work to do without keys and values?"
+    return positions * (size + length) < length * size
+
+
+def without_keys(
+    device: str,  # 'cpu' | 'cuda'
+) -> bool:
+    "May a few positions do without keys and values? On a GPU not: more and smaller kernels, not measured."
+    return device == 'cpu'
+
+
+def _is_plain(projection: nn.Module) -> bool:
+    "Does its output follow from its weights alone, with nobody who looks at it?"
+    hooks = (projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks)
+    return type(projection) is nn.Linear and projection.bias is not None and not any(hooks)
+
+
+def _take(
+    module: nn.Module,  # what holds query, key and value
+    query: Tensor,  # (n, k, width)
+    key: nn.Module,
+    value: nn.Module,
+    states: Tensor,  # (n, length, width)
+    mask: Tensor | None,  # as for `_attend`
+) -> Tensor:  # (n, k, width)
+    "What some positions take from all, in the way that is less work."
+    size = module.attention_head_size
+    short = _goes_by_weights(size, query.shape[1], states.shape[1]) and without_keys(states.device.type)
+    if short and _is_plain(key) and _is_plain(value):
+        return _attend_by_weights(module, query, key, value, states, mask)
+    return _attend(module, query, key(states), value(states), mask)
+
+# %% ../../nbs/distill/01_needed_positions.ipynb #b5352d79
 def _bert_layer(layer: nn.Module, states: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:
     "BERT's layer, and that of its many descendants."
     own = layer.attention.self
-    said = _attend(own, own.query(chosen), own.key(states), own.value(states), mask)
+    said = _take(own, own.query(chosen), own.key, own.value, states, mask)
     return layer.feed_forward_chunk(layer.attention.output(said, chosen))
 
 
 def _distilbert_layer(layer: nn.Module, states: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:
     "DistilBERT's layer."
     own = layer.attention
-    said = _attend(own, own.q_lin(chosen), own.k_lin(states), own.v_lin(states), mask)
+    said = _take(own, own.q_lin(chosen), own.k_lin, own.v_lin, states, mask)
     said = layer.sa_layer_norm(own.out_lin(said) + chosen)
     return layer.output_layer_norm(layer.ffn.ff_chunk(said) + said)
 
@@ -200,6 +276,7 @@ def left_out_flops(
     config,  # a transformers config with layers that are known here
     lengths,  # (n,) real tokens of each example
     positions: int = 1,  # that are computed, of each example
+    device: str = 'cpu',  # on 'cuda' keys and values are computed
 ) -> float:  # 2 for each multiply-add; in one forward over all examples
     "Operations of the matmuls that the last layer goes without."
     L = torch.as_tensor(lengths, dtype=torch.float64)
@@ -209,4 +286,11 @@ def left_out_flops(
     a = attention_width(config)
     # query and attention's output, feed-forward, scores and their product with the values
     position = 4 * h * a + 4 * h * f + 4 * a * L
-    return float((position * (L - positions)).sum())
+    left_out = position * (L - positions)
+    if without_keys(device):
+        # a text's keys and values, and what stands in for them at each position
+        with_keys = 4 * h * a * L + 4 * a * L * positions
+        by_weights = (4 * h * a + 4 * n_heads(config) * h * L) * positions
+        short = _goes_by_weights(h // config.num_attention_heads, positions, L)
+        left_out = left_out + torch.where(short, with_keys - by_weights, 0)
+    return float(left_out.sum())
