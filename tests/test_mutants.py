@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "a cache's rows by place in the batch",
         'distill.teacher_cache',
-        'self._arrays[name][rows]',
-        'self._arrays[name][: len(rows)]',
+        'of[shard][rows]',
+        'of[shard][: len(rows)]',
         cached,
     ),
     *(
@@ -301,6 +301,27 @@ MUTANTS = [
         "    if forward_dtype == 'bf16':\n",
         "    if forward_dtype == 'fp8':\n",
         'test_teacher_signal.py::test_a_teacher_in_bf16_is_itself_in_bf16',
+    ),
+    Mutant(
+        "another signal's shard",
+        'distill.teacher_cache',
+        "if (meta['schema'], meta['key']) != (SIGNAL_SCHEMA, self.key):",
+        "if meta['schema'] != SIGNAL_SCHEMA:",
+        'test_teacher_signal.py::test_a_shard_of_another_corpus_is_not_believed',
+    ),
+    Mutant(
+        "a shard's rows in the places of the whole split",
+        'distill.teacher_cache',
+        'rows = _rows_of(local, self._offsets[shard]) if ragged else local',
+        'rows = _rows_of(local, self._offsets[shard]) if ragged else local - self._begins[shard]',
+        'test_teacher_signal.py::test_fewer_examples_than_ranks',
+    ),
+    Mutant(
+        'a report for every batch',
+        'core.progress',
+        'self.due = now + EVERY_S',
+        'self.due = now',
+        'test_progress.py::test_what_is_long_reports_at_most_twice_a_second',
     ),
 ]
 

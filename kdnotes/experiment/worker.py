@@ -248,6 +248,7 @@ def _cached_signal(rank: Rank, task, teacher):
             parts,
             device=runtime.device,
             workers=te.Workers(runtime.rank, runtime.ranks, runtime.barrier),
+            say=lambda text: print(text, flush=True),  # into the run's log
         )
     runtime.barrier()
     signal = te.open_signal(folder, key)
