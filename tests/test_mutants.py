@@ -310,10 +310,10 @@ MUTANTS = [
         'test_teacher_signal.py::test_a_shard_of_another_corpus_is_not_believed',
     ),
     Mutant(
-        "a shard's rows in the places of the whole split",
+        "each shard's rows at the batch's beginning",
         'distill.teacher_cache',
-        'rows = _rows_of(local, self._offsets[shard]) if ragged else local',
-        'rows = _rows_of(local, self._offsets[shard]) if ragged else local - self._begins[shard]',
+        'found[_rows_of(where, places)] =',
+        'found[: len(rows)] =',
         'test_teacher_signal.py::test_fewer_examples_than_ranks',
     ),
     Mutant(
