@@ -6,8 +6,8 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-import numpy as np
 import pytest
+import torch
 from test_doctor import write_corpus, write_model
 from test_teacher_signal import KEY, Counted, Pairs, tiny_teacher
 from kdnotes.core.config import KdnotesError, make_config
@@ -153,12 +153,15 @@ def test_in_a_stored_signal(tmp_path, n):
     made = make_signal(task, teacher, tmp_path / 'signal', KEY, tokens=64)
     key = made.meta['key']
     assert open_signal(tmp_path / 'signal', key)
-    files = [file for file in sorted((tmp_path / 'signal').iterdir()) if file.stat().st_size]
-    usual = {name: np.array(made._open(name)) for name in made.meta['arrays']}
+    files = [
+        file for file in sorted((tmp_path / 'signal').rglob('*')) if file.is_file() and file.stat().st_size
+    ]
+    everything = task.batch('train', task.all)
+    usual = made(everything)
     for _ in flips(files, n):
         opened = open_signal(tmp_path / 'signal', key)
         for name in usual if opened else ():
-            assert (np.array(opened._open(name)) == usual[name]).all(), 'a bit that says nothing'
+            assert torch.equal(opened(everything)[name], usual[name]), 'a bit that says nothing'
 
 
 @pytest.mark.parametrize('n', FLIPS)
@@ -169,11 +172,13 @@ def test_in_a_half_made_signal(tmp_path, n):
     usual = make_signal(task, teacher, tmp_path / 'whole', KEY, tokens=64)
     with pytest.raises(KeyboardInterrupt):
         make_signal(task, Counted(teacher.inner, fail_after=4), tmp_path / 'half', KEY, tokens=64)
-    half = sorted(file.name for file in (tmp_path / 'half').glob('*partial*'))
-    assert half == ['_ledger.partial', 'logits.partial', 'margin.partial', 'partial.json']
+    half = sorted(p.relative_to(tmp_path / 'half').as_posix() for p in (tmp_path / 'half').rglob('*partial*'))
+    names = ('_ledger.partial', 'logits.partial', 'margin.partial', 'partial.json')
+    assert half == ['partial.json', *(f'shard-0000-of-0001/{name}' for name in names)]
     for i in range(n):
         folder = shutil.copytree(tmp_path / 'half', tmp_path / f'half-{i}')
         flip(folder / half[i % len(half)], random.Random(i))
         made = make_signal(task, teacher, folder, KEY, tokens=64)
-        for name in usual.meta['arrays']:
-            assert (made._open(name) == usual._open(name)).all()
+        everything = task.batch('train', task.all)
+        for name, value in usual(everything).items():
+            assert torch.equal(made(everything)[name], value)

@@ -324,7 +324,7 @@ def test_a_cached_signal_is_the_online_one(tmp_path, here):
     said = te.teacher_signal(tiny_task(online), teacher, batch)
     assert torch.equal(stored(batch)['index'], said['index'])
     torch.testing.assert_close(stored(batch)['logits'], said['logits'], rtol=0, atol=1e-5)
-    bytes_an_example = sum(f.stat().st_size for f in (tmp_path / 'signal').glob('*.npy')) / len(
+    bytes_an_example = sum(f.stat().st_size for f in (tmp_path / 'signal').rglob('*.npy')) / len(
         task.lengths('train')
     )
     assert bytes_an_example < 2 * task.masked * 4 * 4 + 150

@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "a cache's rows by place in the batch",
         'distill.teacher_cache',
-        'self._arrays[name][rows]',
-        'self._arrays[name][: len(rows)]',
+        'of[shard][rows]',
+        'of[shard][: len(rows)]',
         cached,
     ),
     *(
@@ -324,6 +324,34 @@ MUTANTS = [
         "widened=dtype == 'bf16' and not cuda and not cpu_has_bf16()",
         "widened=dtype == 'bf16' and not cuda",
         'test_emulated_bf16.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
+    ),
+    Mutant(
+        'a teacher in fp32 that was asked in bf16',
+        'distill.teacher_cache',
+        "    if forward_dtype == 'bf16':\n",
+        "    if forward_dtype == 'fp8':\n",
+        'test_teacher_signal.py::test_a_teacher_in_bf16_is_itself_in_bf16',
+    ),
+    Mutant(
+        "another signal's shard",
+        'distill.teacher_cache',
+        "if (meta['schema'], meta['key']) != (SIGNAL_SCHEMA, self.key):",
+        "if meta['schema'] != SIGNAL_SCHEMA:",
+        'test_teacher_signal.py::test_a_shard_of_another_corpus_is_not_believed',
+    ),
+    Mutant(
+        "each shard's rows at the batch's beginning",
+        'distill.teacher_cache',
+        'found[_rows_of(where, places)] =',
+        'found[: len(rows)] =',
+        'test_teacher_signal.py::test_fewer_examples_than_ranks',
+    ),
+    Mutant(
+        'a report for every batch',
+        'core.progress',
+        'self.due = now + EVERY_S',
+        'self.due = now',
+        'test_progress.py::test_what_is_long_reports_at_most_twice_a_second',
     ),
 ]
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 from ..core.processes import Stopped
 from ..core.config import counted
+from ..core.progress import Report, reporting_to
 
 # %% auto #0
 __all__ = ['Follow', 'say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report',
@@ -156,7 +157,27 @@ def following() -> Iterator[Follow]:
     console = Console(stderr=True)
     to_terminal = sys.stdout.isatty()
     with Progress(*columns, console=console, redirect_stdout=to_terminal, transient=True) as progress:
-        yield partial(_bar, progress)
+        with reporting_to(_StageBars(progress)):
+            yield partial(_bar, progress)
+
+
+class _StageBars:
+    "A bar for each stage that takes long, beside those of trainings."
+
+    def __init__(self, progress: Any):
+        self.progress = progress
+        self.bars: dict[str, Any] = {}  # by stage
+
+    def __call__(self, report: Report) -> None:
+        if report.over:
+            if report.stage in self.bars:
+                self.progress.remove_task(self.bars.pop(report.stage))
+            return
+        if report.stage not in self.bars:
+            self.bars[report.stage] = self.progress.add_task(
+                report.what, total=report.total, loss=report.unit
+            )
+        self.progress.update(self.bars[report.stage], completed=report.done)
 
 
 def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  # give it every row

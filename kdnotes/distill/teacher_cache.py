@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
+import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from ..core.config import FIRST_TASK, KdnotesError, RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
+from ..core.progress import stage
 from ..core.files import FileError, lock, read_json, sha256_file, sha256_text, write_json
 from .models import call, tokenizer_sha256, weights_sha256
 from .needed_positions import first_position
@@ -24,7 +27,7 @@ from ..tasks.base import SignalSpec, Task
 
 # %% auto #0
 __all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
-           'precision', 'Signal', 'open_signal', 'Workers', 'make_signal']
+           'precision', 'Signal', 'open_signal', 'Workers', 'forward_tokens', 'make_signal']
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #afbdae12
 class SignalError(KdnotesError):
@@ -42,18 +45,27 @@ def fp32_matmul() -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
+def _forward_autocast(forward_dtype: str, device_type: str) -> torch.autocast:
+    "The number format of a teacher's matmuls, whatever surrounds it."
+    if forward_dtype == 'bf16':
+        return torch.autocast(device_type, dtype=torch.bfloat16)
+    return torch.autocast(device_type, enabled=False)
+
+
 @torch.no_grad()
 def teacher_signal(
     task: Task,
     teacher: nn.Module,  # on the batch's device; put into eval mode, and left there
     batch: Batch,
+    forward_dtype: str = 'fp32',  # of its matmuls: 'fp32' | 'bf16'
 ) -> dict[str, Tensor]:  # name -> (n, *shape), ragged (tokens, *shape); float32 or int64, no gradient
     "What the teacher says about a batch, whatever surrounds the call."
     if any(module.training for module in teacher.modules()):
         teacher.eval()
     integers = {name for name, spec in task.signal_spec.items() if spec.integer}
-    with torch.autocast(batch.labels.device.type, enabled=False), fp32_matmul():
-        with first_position(teacher):
+    device_type = batch.labels.device.type
+    with torch.autocast(device_type, enabled=False), fp32_matmul():
+        with _forward_autocast(forward_dtype, device_type), first_position(teacher):
             outputs = call(teacher, batch.inputs)
         said = task.signal(outputs, batch)
         return {name: value.long() if name in integers else value.float() for name, value in said.items()}
@@ -62,12 +74,14 @@ def teacher_signal(
 def online_signal(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
+    forward_dtype: str = 'fp32',  # as of `teacher_signal`
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "A signal computed when it is asked for."
-    return lambda batch: teacher_signal(task, teacher, batch)
+    return lambda batch: teacher_signal(task, teacher, batch, forward_dtype)
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #0d5b6407
-SIGNAL_SCHEMA = 1
+SIGNAL_SCHEMA = 2  # of the files; a signal of another one is made again
+_KEY_SCHEMA = 1  # of the names
 
 
 def signal_key(
@@ -76,7 +90,7 @@ def signal_key(
     tokenizer_sha256: str,  # of how texts become tokens
     split: str,  # 'train'
     max_length: int,  # tokens at which a pair is cut
-    forward_dtype: str,  # what the teacher computes in: 'fp32'
+    forward_dtype: str,  # what the teacher computes in: 'fp32' | 'bf16'
     storage_dtype: str,  # what is stored: 'fp32' | 'fp16' | 'bf16'
     subset: str,  # which of the split's examples: 'all', or the rule that left some out
 ) -> str:  # 32 hex digits
@@ -84,7 +98,7 @@ def signal_key(
     return sha256_text(
         json.dumps(
             [
-                SIGNAL_SCHEMA,
+                _KEY_SCHEMA,
                 weights_sha256,
                 corpus_sha256,
                 tokenizer_sha256,
@@ -117,7 +131,7 @@ def key_parts(
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         split=split,
         max_length=config.max_length,
-        forward_dtype='fp32',  # `teacher_signal` computes in nothing else
+        forward_dtype=config.forward_dtype,
         storage_dtype=storage_dtype or config.signal_dtype,
         subset=subset,
     )
@@ -132,12 +146,25 @@ _STORAGE = {
 _INT32 = 'int32'  # how integers are stored
 
 
+# how far apart two forwards of one example may be, in batches of other shape: share of the number, and beside
+# that; in bf16 its last bit, and what sums in another order round to another number on the way
+_FORWARD = {'fp32': (0.0, 1e-5), 'bf16': (2**-7, 2**-6)}
+
+
 def precision(
     storage_dtype: str,  # 'fp32' | 'fp16' | 'bf16'
-    # relative: of rounding to the storage's format; absolute: of float32 sums in another order
-) -> dict[str, float]:
+    forward_dtype: str = 'fp32',  # of the teacher's matmuls
+) -> dict[str, float]:  # relative: of a number's last bits; absolute: of sums in another order
     "How far a cached number may be from the one computed online."
-    return dict(relative=_STORAGE[storage_dtype][2], absolute=1e-5)
+    relative, absolute = _FORWARD[forward_dtype]
+    return dict(relative=_STORAGE[storage_dtype][2] + relative, absolute=absolute)
+
+
+def _one_of(name: str, value: str, allowed: dict) -> str:
+    "A format that there is."
+    if value not in allowed:
+        raise ValueError(f'{name} must be one of {", ".join(allowed)}, got {value!r}')
+    return value
 
 
 def _encode(
@@ -183,7 +210,7 @@ def _read_signed(path: Path) -> dict:
     return meta
 
 
-_LENGTHS = '_lengths'  # the file with the rows of each example, where a signal is ragged
+_OFFSETS = '_offsets'  # the file that says where the rows of each example begin, where a signal is ragged
 
 
 def _offsets(
@@ -198,9 +225,56 @@ def _rows_of(
     offsets: np.ndarray,  # of `_offsets`
 ) -> np.ndarray:  # (rows,) int64
     "The rows of some examples in a flat array, end to end in the examples' order."
-    lengths = offsets[index + 1] - offsets[index]
+    begins = offsets[index]
+    lengths = offsets[index + 1] - begins
     begins_at = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(offsets[index] - begins_at, lengths)
+    return np.arange(lengths.sum()) + np.repeat(begins - begins_at, lengths)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    "A range of a split's examples, in a folder of its own."
+
+    folder: Path
+    key: str  # of the signal it is a part of
+    begin: int  # its first example
+    end: int  # the one after its last
+
+    def load(self, name: str, mode: str = 'r') -> np.ndarray:
+        return np.load(self.folder / name, mmap_mode=mode, allow_pickle=False)
+
+    def trouble(
+        self,
+        arrays: dict[str, str] | None = None,  # file -> sha256, as the signal lists them; None: unknown
+    ) -> str:  # what is wrong with it, as a part of a sentence; '': it is whole
+        "Why it cannot be used."
+        try:
+            if not (self.folder / 'meta.json').exists():
+                return 'is missing'
+            meta = _read_signed(self.folder / 'meta.json')
+            if (meta['schema'], meta['key']) != (SIGNAL_SCHEMA, self.key):
+                return "is of another teacher's, corpus' or setting's signal"
+            if [meta['begin'], meta['end']] != [self.begin, self.end]:
+                return 'is of other examples'
+            if arrays not in (None, meta['arrays']):
+                return 'is not the one that its signal lists'
+            wrong = [n for n, known in meta['arrays'].items() if sha256_file(self.folder / n) != known]
+            return f'has a file that is not what was written, {wrong[0]}' if wrong else ''
+        except (FileError, SignalError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 'has a meta.json or a file that cannot be read'
+
+
+def _shards(
+    folder: Path,
+    key: str,
+    bounds: list[int],  # 0, the first example of each other shard, all examples
+) -> list[_Shard]:
+    "The shards of a signal, in the order of their examples."
+    n = len(bounds) - 1
+    return [
+        _Shard(folder / f'shard-{i:04d}-of-{n:04d}', key, begin, end)
+        for i, (begin, end) in enumerate(zip(bounds, bounds[1:]))
+    ]
 
 
 class Signal:
@@ -209,27 +283,40 @@ class Signal:
     def __init__(
         self,
         folder: Path,
-        # of `meta.json`: key, key_parts, examples, teacher_s, storage_dtype, precision, arrays; and which of
-        # the arrays are ragged and which integers
+        # of `meta.json`: key, key_parts, examples, teacher_s, storage_dtype, precision, bounds, shards; names
+        # of the signals and which of them are ragged, and which integers
         meta: dict,
     ):
         self.folder = folder
         self.meta = meta
-        self._arrays = {name: self._open(name) for name in meta['arrays'] if name != _LENGTHS}
-        self._offsets = _offsets(self._open(_LENGTHS)) if _LENGTHS in meta['arrays'] else None
-
-    def _open(self, name: str) -> np.ndarray:
-        return np.load(self.folder / f'{name}.npy', mmap_mode='r', allow_pickle=False)
+        self._begins = np.array(meta['bounds'][:-1])
+        shards = _shards(folder, meta['key'], meta['bounds'])
+        self._arrays = {name: [shard.load(f'{name}.npy') for shard in shards] for name in meta['names']}
+        self._offsets = [shard.load(f'{_OFFSETS}.npy') for shard in shards] if meta['ragged'] else []
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         "The rows of the batch's examples on its device, float32 or int64; of a ragged signal end to end."
-        return {name: to_device(self._read(name, batch.index), batch.labels.device) for name in self._arrays}
+        index = np.asarray(batch.index)
+        number = np.searchsorted(self._begins, index, 'right') - 1
+        parts = [(shard, np.flatnonzero(number == shard)) for shard in np.unique(number).tolist()]
+        return {name: to_device(self._read(name, index, parts), batch.labels.device) for name in self._arrays}
 
-    def _read(self, name: str, index: np.ndarray) -> Tensor:
-        "The rows of some examples."
-        storage_dtype = _INT32 if name in self.meta.get('integer', ()) else self.meta['storage_dtype']
-        rows = _rows_of(index, self._offsets) if name in self.meta.get('ragged', ()) else index
-        return _decode(self._arrays[name][rows], storage_dtype)
+    def _read(self, name: str, index: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> Tensor:
+        "The rows of some examples; which of them are in which shard."
+        ragged = name in self.meta['ragged']
+        lengths = np.ones(len(index), dtype=np.int64)
+        if ragged:
+            for shard, where in parts:
+                local = index[where] - self._begins[shard]
+                lengths[where] = self._offsets[shard][local + 1] - self._offsets[shard][local]
+        places = _offsets(lengths)
+        of = self._arrays[name]
+        found = np.empty((places[-1], *of[0].shape[1:]), dtype=of[0].dtype)
+        for shard, where in parts:
+            local = index[where] - self._begins[shard]
+            rows = _rows_of(local, self._offsets[shard]) if ragged else local
+            found[_rows_of(where, places)] = of[shard][rows]
+        return _decode(found, _INT32 if name in self.meta['integer'] else self.meta['storage_dtype'])
 
 
 def open_signal(
@@ -244,7 +331,8 @@ def open_signal(
             return None
         if key not in (None, meta['key']):
             return None
-        if any(sha256_file(folder / f'{name}.npy') != expected for name, expected in meta['arrays'].items()):
+        shards = _shards(folder, meta['key'], meta['bounds'])
+        if any(shard.trouble(listed) for shard, listed in zip(shards, meta['shards'], strict=True)):
             return None
         return Signal(folder, meta)
     except (FileError, SignalError, OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -255,58 +343,86 @@ def open_signal(
 class _Array:
     "How one signal lies on the disk."
 
-    shape: tuple[int, ...]  # of all rows
+    shape: tuple[int, ...]  # of a row
     storage_dtype: str
     ragged: bool  # one row a token instead of one an example
+
+    @property
+    def dtype(self) -> np.dtype:
+        "Of the numbers on the disk."
+        return np.dtype(np.int32 if self.storage_dtype == _INT32 else _STORAGE[self.storage_dtype][1])
 
 
 def _arrays_of(
     task: Task,
-    lengths: np.ndarray,  # (n,) tokens of each example
     storage_dtype: str,  # of what is no integer
 ) -> dict[str, _Array]:  # by signal
     "The arrays that hold a task's signals."
 
     def array(spec: SignalSpec) -> _Array:
-        rows = int(lengths.sum()) if spec.ragged else len(lengths)
-        return _Array((rows, *spec.shape), _INT32 if spec.integer else storage_dtype, spec.ragged)
+        return _Array(tuple(spec.shape), _INT32 if spec.integer else storage_dtype, spec.ragged)
 
     return {name: array(spec) for name, spec in task.signal_spec.items()}
-
-
-def _dtype(array: _Array) -> np.dtype:
-    "Of the numbers on the disk."
-    return np.dtype(np.int32 if array.storage_dtype == _INT32 else _STORAGE[array.storage_dtype][1])
 
 
 # beside the arrays that are being filled, a checksum of each example: 0 where nothing is written yet
 _LEDGER = '_ledger'
 
 
-def _partial(folder: Path, name: str, mode: str = 'r') -> np.ndarray:
-    "An array that is being filled."
-    return np.load(folder / f'{name}.partial', mmap_mode=mode, allow_pickle=False)
+@dataclass(frozen=True)
+class _Draft:
+    "A shard that is being made: where its rows are."
 
+    shard: _Shard
+    arrays: dict[str, _Array]
+    offsets: np.ndarray  # of its tokens
 
-def _begun(
-    folder: Path,
-    key: str,
-    arrays: dict[str, _Array],
-    examples: int,
-) -> float | None:  # seconds it took so far; None: nothing that can be gone on with
-    "What an interrupted call has left of this signal."
+    @property
+    def formats(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:  # file -> shape, dtype
+        examples = self.shard.end - self.shard.begin
+        rows = {True: int(self.offsets[-1]), False: examples}
+        found = {name: ((rows[a.ragged], *a.shape), a.dtype) for name, a in self.arrays.items()}
+        return found | {_LEDGER: ((examples,), np.dtype(np.uint32))}
+
+    def file(self, name: str, mode: str = 'r') -> np.ndarray:
+        return self.shard.load(f'{name}.partial', mode)
+
+    def places(self, name: str, local: np.ndarray) -> np.ndarray:
+        "Where the rows of these examples of the shard are."
+        return _rows_of(local, self.offsets) if self.arrays[name].ragged else local
+
+    def sums(
+        self,
+        files: dict[str, np.ndarray],  # by signal
+        local: np.ndarray,  # (k,) examples of the shard
+    ) -> np.ndarray:  # (k,) uint32, never 0
+        "A checksum (CRC-32) of what is stored of each example."
+
+        def of(example: int) -> int:
+            found = 0
+            for name, file in files.items():
+                ragged = self.arrays[name].ragged
+                rows = slice(self.offsets[example], self.offsets[example + 1]) if ragged else example
+                found = zlib.crc32(file[rows].tobytes(), found)
+            return found or 1
+
+        return np.array([of(example) for example in local.tolist()], dtype=np.uint32)
+
+# %% ../../nbs/distill/04_teacher_cache.ipynb #ebba8044
+def _is_begun(draft: _Draft) -> bool:
+    "Has an interrupted call left arrays of this shard that can be gone on with?"
+    shard = draft.shard
     try:
-        known = _read_signed(folder / 'partial.json')
-        for name, array in arrays.items():
-            left = _partial(folder, name)
-            if left.shape != array.shape or left.dtype != _dtype(array):
-                return None
-        ledger = _partial(folder, _LEDGER)
-        if ledger.shape != (examples,) or ledger.dtype != np.uint32:
-            return None
-        return float(known['seconds']) if known['key'] == key else None
+        if _read_signed(shard.folder / 'partial.json') != _range_of(shard):
+            return False
+        left = {name: draft.file(name) for name in draft.formats}
+        return all((left[n].shape, left[n].dtype) == draft.formats[n] for n in left)
     except Exception:  # of many kinds: numpy parses the header of a torn file as Python
-        return None
+        return False
+
+
+def _range_of(shard: _Shard) -> dict:
+    return dict(schema=SIGNAL_SCHEMA, key=shard.key, begin=shard.begin, end=shard.end)
 
 
 def _write_zeros(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -320,158 +436,167 @@ def _write_zeros(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
             f.write(bytes(min(piece, size - start)))
 
 
-def _prepare(
-    folder: Path,
-    key: str,
-    arrays: dict[str, _Array],
-    examples: int,
-) -> float:  # seconds it took so far
+def _prepare(draft: _Draft) -> None:
     "Arrays to be filled, those of an interrupted call or new ones."
+    folder = draft.shard.folder
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / 'meta.json').unlink(missing_ok=True)
-    if (seconds := _begun(folder, key, arrays, examples)) is not None:
-        return seconds
+    if _is_begun(draft):
+        return
     (folder / 'partial.json').unlink(missing_ok=True)
     try:
-        for name, array in arrays.items():
-            _write_zeros(folder / f'{name}.partial', array.shape, _dtype(array))
-        _write_zeros(folder / f'{_LEDGER}.partial', (examples,), np.dtype(np.uint32))
+        for name, form in draft.formats.items():
+            _write_zeros(folder / f'{name}.partial', *form)
     except OSError as e:
         raise SignalError(
             f'{folder} could not be written ({e.strerror}); free some room, or use signal=online'
         ) from None
-    _write_signed(folder / 'partial.json', dict(key=key, seconds=0.0))
-    return 0.0
+    _write_signed(folder / 'partial.json', _range_of(draft.shard))
 
-# %% ../../nbs/distill/04_teacher_cache.ipynb #ebba8044
+# %% ../../nbs/distill/04_teacher_cache.ipynb #8026b141
 @dataclass(frozen=True)
-class _Share:
-    "What one rank writes, and where."
+class _Work:
+    "What all shards of a signal are made of."
 
     task: Task
     split: str
     teacher: nn.Module  # on the device
-    folder: Path
+    forward_dtype: str
     arrays: dict[str, _Array]
-    batches: list[np.ndarray]  # this rank's examples
-    offsets: np.ndarray  # of the split's tokens
-    device: str
+    lengths: np.ndarray  # (n,) tokens of each example of the split
+    tokens: int  # of a batch
+    device: str | torch.device
 
-    def places(self, name: str, index: np.ndarray) -> np.ndarray:
-        "Where the rows of these examples are."
-        return _rows_of(index, self.offsets) if self.arrays[name].ragged else index
+    def make(
+        self,
+        shard: _Shard,
+        advance: Callable[[int], None],  # called after each batch with its examples
+    ) -> None:
+        "A shard, whole; rows that are there, and as they were written, stay."
+        draft = _Draft(shard, self.arrays, _offsets(self.lengths[shard.begin : shard.end]))
+        _prepare(draft)
+        files = {name: draft.file(name, 'r+') for name in self.arrays}
+        ledger = draft.file(_LEDGER, 'r+')
+        examples = np.arange(shard.begin, shard.end)
+        for index in micro_batches(examples, self.lengths, self.tokens):
+            local = index - shard.begin
+            if not (ledger[local].all() and (ledger[local] == draft.sums(files, local)).all()):
+                batch = self.task.batch(self.split, index).to(self.device)
+                said = teacher_signal(self.task, self.teacher, batch, self.forward_dtype)
+                for name, values in said.items():
+                    files[name][draft.places(name, local)] = self.checked(draft, name, local, values)
+                ledger[local] = draft.sums(files, local)
+            advance(len(index))
+        for file in (*files.values(), ledger):
+            file.flush()
+        _finish_shard(draft)
+
+    def checked(
+        self,
+        draft: _Draft,
+        name: str,
+        local: np.ndarray,  # examples of the shard
+        values: Tensor,  # what the teacher said about them
+    ) -> np.ndarray:  # what is stored
+        "A signal as it is stored; numbers that cannot be are refused, with the example they belong to."
+        array = self.arrays[name]
+        places = draft.places(name, local)
+        if values.shape != (len(places), *array.shape):
+            raise SignalError(
+                f'the signal {name!r} of {len(local)} examples has the shape {tuple(values.shape)}, and '
+                f'{(len(places), *array.shape)} is what its specification says; correct the task'
+            )
+        stored = _encode(values, array.storage_dtype)
+        decoded = _decode(stored, array.storage_dtype)
+        fits = decoded == values.cpu() if array.storage_dtype == _INT32 else decoded.isfinite()
+        if not fits.all():
+            first = places[int(fits.reshape(len(places), -1).all(1).logical_not().nonzero()[0])]
+            example = np.searchsorted(draft.offsets, first, 'right') - 1 if array.ragged else first
+            cause = 'is not finite; train the teacher again'
+            if array.storage_dtype == _INT32:
+                cause = 'does not fit int32; use signal=online'
+            elif values.isfinite().all():
+                cause = f'does not fit {array.storage_dtype}; use signal_dtype=fp32'
+            raise SignalError(
+                f"the teacher's {name!r} for example {draft.shard.begin + example} of {self.split!r} {cause}"
+            )
+        return stored
 
 
-def _write_rows(
-    share: _Share,
-    every: Callable[[], None],  # called after each batch
-) -> None:
-    "This rank's rows, into the arrays all ranks share; those that are there, and whole, stay."
-    files = {name: _partial(share.folder, name, 'r+') for name in share.arrays}
-    ledger = _partial(share.folder, _LEDGER, 'r+')
-    for index in share.batches:
-        if (ledger[index] == _row_sums(files, share.arrays, share.offsets, index)).all():
-            continue
-        batch = share.task.batch(share.split, index).to(share.device)
-        for name, values in teacher_signal(share.task, share.teacher, batch).items():
-            files[name][share.places(name, index)] = _checked(share, name, index, values)
-        ledger[index] = _row_sums(files, share.arrays, share.offsets, index)
-        every()
-    for file in (*files.values(), ledger):
-        file.flush()
-
-
-def _row_sums(
-    files: dict[str, np.ndarray],  # by signal
-    arrays: dict[str, _Array],
-    offsets: np.ndarray,  # of the split's tokens
-    index: np.ndarray,  # (k,) examples
-) -> np.ndarray:  # (k,) uint32, never 0
-    "A checksum (CRC-32) of what is stored of each example."
-
-    def of(example: int) -> int:
-        found = 0
-        for name, file in files.items():
-            rows = slice(offsets[example], offsets[example + 1]) if arrays[name].ragged else example
-            found = zlib.crc32(file[rows].tobytes(), found)
-        return found or 1
-
-    return np.array([of(example) for example in index.tolist()], dtype=np.uint32)
-
-
-def _checked(
-    share: _Share,
-    name: str,
-    index: np.ndarray,  # examples
-    values: Tensor,  # what the teacher said about them
-) -> np.ndarray:  # what is stored
-    "A signal as it is stored; numbers that cannot be are refused, with the example they belong to."
-    array = share.arrays[name]
-    places = share.places(name, index)
-    if values.shape != (len(places), *array.shape[1:]):
-        raise SignalError(
-            f'the signal {name!r} of {len(index)} examples has the shape {tuple(values.shape)}, and '
-            f'{(len(places), *array.shape[1:])} is what its specification says; correct the task'
-        )
-    stored = _encode(values, array.storage_dtype)
-    decoded = _decode(stored, array.storage_dtype)
-    fits = decoded == values.cpu() if array.storage_dtype == _INT32 else decoded.isfinite()
-    if not fits.all():
-        first = int(fits.reshape(len(places), -1).all(1).logical_not().nonzero()[0])
-        example = (
-            np.searchsorted(share.offsets, places[first], 'right') - 1 if array.ragged else places[first]
-        )
-        cause = 'is not finite; train the teacher again'
-        if array.storage_dtype == _INT32:
-            cause = 'does not fit int32; use signal=online'
-        elif values.isfinite().all():
-            cause = f'does not fit {array.storage_dtype}; use signal_dtype=fp32'
-        raise SignalError(f"the teacher's {name!r} for example {example} of {share.split!r} {cause}")
-    return stored
-
-# %% ../../nbs/distill/04_teacher_cache.ipynb #0354f24d
-def _check_whole(folder: Path, arrays: dict[str, _Array], lengths: np.ndarray) -> None:
-    "Refuse arrays that lack an example, or hold another one than was written."
-    files = {name: _partial(folder, name) for name in arrays}
-    sums = _row_sums(files, arrays, _offsets(lengths), np.arange(len(lengths)))
-    wrong = np.flatnonzero(_partial(folder, _LEDGER) != sums)
+def _finish_shard(draft: _Draft) -> None:
+    "Check that all rows are there, and declare a shard made."
+    folder = draft.shard.folder
+    files = {name: draft.file(name) for name in draft.arrays}
+    ledger = draft.file(_LEDGER)
+    wrong = np.flatnonzero(ledger != draft.sums(files, np.arange(len(ledger))))
     if len(wrong):
         raise SignalError(
-            f'{folder} lacks {len(wrong)} examples, the first of them {wrong[0]}, since a rank did not write '
-            'its share or the disk lost it; start the run again'
+            f'{folder} lacks {len(wrong)} examples, the first of them {draft.shard.begin + wrong[0]}, since '
+            'the disk lost them; start the run again'
         )
-
-
-def _finish(
-    folder: Path,
-    meta: dict,  # all of it but what is known of the arrays
-    arrays: dict[str, _Array],
-    lengths: np.ndarray,  # (n,) tokens of each example
-) -> None:
-    "Check that all rows are there, and declare the signal made."
-    _check_whole(folder, arrays, lengths)
-    for name in arrays:
+    for name in draft.arrays:
         (folder / f'{name}.partial').replace(folder / f'{name}.npy')
-    files = list(arrays)
-    # left out where it is empty: signals without either are what they were
-    if ragged := [name for name, array in arrays.items() if array.ragged]:
-        np.save(folder / f'{_LENGTHS}.npy', np.asarray(lengths, dtype=np.int32))
-        files.append(_LENGTHS)
-        meta = meta | dict(ragged=ragged)
-    if integer := [name for name, array in arrays.items() if array.storage_dtype == _INT32]:
-        meta = meta | dict(integer=integer)
-    meta = meta | dict(arrays={name: sha256_file(folder / f'{name}.npy') for name in files})
-    _write_signed(folder / 'meta.json', meta)
+    names = list(draft.arrays)
+    if any(array.ragged for array in draft.arrays.values()):
+        np.save(folder / f'{_OFFSETS}.npy', draft.offsets)
+        names.append(_OFFSETS)
+    arrays = {f'{name}.npy': sha256_file(folder / f'{name}.npy') for name in names}
+    _write_signed(folder / 'meta.json', _range_of(draft.shard) | dict(arrays=arrays))
     for name in ('partial.json', f'{_LEDGER}.partial'):
         (folder / name).unlink(missing_ok=True)
+
+# %% ../../nbs/distill/04_teacher_cache.ipynb #0354f24d
+def _bounds(
+    lengths: np.ndarray,  # (n,) tokens of each example
+    parts: int,  # how many shards there should be
+) -> list[int]:  # as of `_shards`
+    "Ranges of examples with equally many tokens, none of them empty while there are examples."
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    inner = np.searchsorted(ends, [total * i / parts for i in range(1, parts)], 'right')
+    return [0, *sorted(set(inner.tolist()) - {0, len(lengths)}), len(lengths)]
+
+
+def _left_of(folder: Path, key: str, examples: int) -> dict | None:  # None: nothing that can be gone on with
+    "What is there of a signal: bounds of its shards, seconds it took, and whether it was whole once."
+    try:
+        found = _read_signed(folder / ('meta.json' if (folder / 'meta.json').exists() else 'partial.json'))
+        bounds = found['bounds']
+        known = (found['schema'], found['key'], bounds[0], bounds[-1]) == (SIGNAL_SCHEMA, key, 0, examples)
+        if not known or sorted(set(bounds)) != bounds:
+            return None
+        if 'shards' not in found:
+            return dict(bounds=bounds, seconds=float(found['seconds']), was_whole=False)
+        shards = _shards(folder, key, bounds)
+        kept = sum(shard.end - shard.begin for shard in shards if not shard.trouble())
+        return dict(bounds=bounds, seconds=found['teacher_s'] * kept / examples, was_whole=True)
+    except (FileError, SignalError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def _begin(folder: Path, key: str, lengths: np.ndarray, ranks: int, names: Iterable[str]) -> None:
+    "Say which shards there are to be; files that are none of theirs go."
+    left = _left_of(folder, key, len(lengths))
+    plan = left or dict(bounds=_bounds(lengths, ranks), seconds=0.0, was_whole=False)
+    (folder / 'meta.json').unlink(missing_ok=True)
+    # a shard of which nobody knows what it has cost is made again, too
+    own = {shard.folder.name for shard in _shards(folder, key, plan['bounds'])} if left else set()
+    for path in folder.iterdir():
+        if re.fullmatch(r'shard-\d+-of-\d+', path.name) and path.name not in own:
+            shutil.rmtree(path)
+    for name in (*names, '_lengths', _LEDGER):  # as signals lay before there were shards
+        (folder / f'{name}.npy').unlink(missing_ok=True)
+        (folder / f'{name}.partial').unlink(missing_ok=True)
+    _write_signed(folder / 'partial.json', dict(schema=SIGNAL_SCHEMA, key=key) | plan)
 
 
 class _Spent:
     "The seconds a signal has taken, kept beside it: an interrupted one has cost something too."
 
-    def __init__(self, path: Path, key: str, before: float):
+    def __init__(self, path: Path, plan: dict):
         self.path = path
-        self.key = key
-        self.before = before
+        self.plan = plan  # what the file says besides
+        self.before = plan['seconds']
         self.began = time.monotonic()
         self.written_at = time.monotonic()
 
@@ -481,7 +606,7 @@ class _Spent:
     def write_now_and_then(self) -> None:
         if time.monotonic() - self.written_at > 10:
             self.written_at = time.monotonic()
-            _write_signed(self.path, dict(key=self.key, seconds=self.seconds()))
+            _write_signed(self.path, self.plan | dict(seconds=self.seconds()))
 
 
 @dataclass(frozen=True)
@@ -493,39 +618,97 @@ class Workers:
     barrier: Callable[[], None] = lambda: None  # waits until every rank has come; needed when ranks > 1
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #941da9ca
+def forward_tokens(
+    device_type: str,  # 'cpu' | 'cuda'
+) -> int:  # padding included
+    "How many tokens a forward without gradients is given at once, where nobody says: as many as are fastest."
+    # a CPU's memory for a large batch is given back and asked for again, page by page: 16,384 take half as
+    # long again (LOG.md)
+    return 2048 if device_type == 'cpu' else 16384
+
+
+def _make_own(
+    work: _Work,
+    shards: list[_Shard],  # of this rank
+    was_whole: bool,
+    every: Callable[[], None],  # called after each batch
+    say: Callable[[str], None],
+) -> None:
+    "Make those of a rank's shards that are not whole."
+    missing = []
+    for shard in shards:
+        if trouble := shard.trouble():
+            missing.append(shard)
+            if was_whole or (shard.folder / 'meta.json').exists():
+                say(f'the teacher signal {shard.folder} {trouble}: this shard alone is made again')
+    with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:
+
+        def on_batch(examples: int) -> None:
+            every()
+            advance(examples)
+
+        for shard in missing:
+            work.make(shard, on_batch)
+
+
+def _finish(
+    folder: Path,
+    shards: list[_Shard],
+    meta: dict,  # all of it but what is known of the shards
+    arrays: dict[str, _Array],
+) -> None:
+    "Check that all shards are there, and declare the signal made."
+    for shard in shards:
+        if trouble := shard.trouble():
+            raise SignalError(
+                f'the shard {shard.folder} {trouble}, since a rank did not write its share or the disk lost '
+                'it; start the run again'
+            )
+    meta = meta | dict(
+        names=list(arrays),
+        ragged=[name for name, array in arrays.items() if array.ragged],
+        integer=[name for name, array in arrays.items() if array.storage_dtype == _INT32],
+        bounds=[0, *(shard.end for shard in shards)],
+        shards=[_read_signed(shard.folder / 'meta.json')['arrays'] for shard in shards],
+    )
+    _write_signed(folder / 'meta.json', meta)
+    (folder / 'partial.json').unlink(missing_ok=True)
+
+
 def make_signal(
     task: Task,  # encoded
     teacher: nn.Module,  # moved to the device, left in eval mode
     folder: str | Path,  # of this signal alone; best named by its key
-    key_parts: dict,  # the arguments of `signal_key`: the split and the storage format among them
-    device: str = 'cpu',
-    tokens: int = 16384,  # of a batch, padding included; no gradients are kept, so large ones fit
+    key_parts: dict,  # the arguments of `signal_key`: split and formats among them
+    device: str | torch.device = 'cpu',
+    tokens: int | None = None,  # of a batch, padding included; None: those of `forward_tokens`
     workers: Workers = Workers(),  # the processes that make it
+    say: Callable[[str], None] = lambda text: None,  # called with a sentence on a shard that was lost
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
     split = key_parts['split']
-    storage_dtype = key_parts['storage_dtype']
-    if storage_dtype not in _STORAGE:
-        raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
+    forward_dtype = _one_of('forward_dtype', key_parts['forward_dtype'], _FORWARD)
+    storage_dtype = _one_of('storage_dtype', key_parts['storage_dtype'], _STORAGE)
     main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
     lengths = task.lengths(split)
-    arrays = _arrays_of(task, lengths, storage_dtype)
+    arrays = _arrays_of(task, storage_dtype)
 
     with lock(folder / '.lock') if main else contextlib.nullcontext():
-        missing = main and open_signal(folder, key) is None
-        before = _prepare(folder, key, arrays, len(lengths)) if missing else 0.0
+        if main and open_signal(folder, key) is None:
+            _begin(folder, key, lengths, workers.ranks, arrays)
         workers.barrier()  # from here on meta.json is there exactly if nothing is to be made
         made = (folder / 'meta.json').exists()
-        spent = _Spent(folder / 'partial.json', key, before)
         if not made:
-            batches = micro_batches(np.arange(len(lengths)), lengths, tokens, workers.rank, workers.ranks)
-            share = _Share(
-                task, split, teacher.to(device), folder, arrays, batches, _offsets(lengths), device
-            )
-            _write_rows(share, spent.write_now_and_then if main else lambda: None)
-        workers.barrier()  # all rows are written
+            plan = _read_signed(folder / 'partial.json')
+            shards = _shards(folder, key, plan['bounds'])
+            spent = _Spent(folder / 'partial.json', plan)
+            budget = tokens or forward_tokens(torch.device(device).type)
+            work = _Work(task, split, teacher.to(device), forward_dtype, arrays, lengths, budget, device)
+            every = spent.write_now_and_then if main else lambda: None
+            _make_own(work, shards[workers.rank :: workers.ranks], plan['was_whole'], every, say)
+        workers.barrier()  # all shards are written
         if main and not made:
             meta = dict(
                 schema=SIGNAL_SCHEMA,
@@ -533,11 +716,11 @@ def make_signal(
                 key_parts=key_parts,
                 examples=len(lengths),
                 storage_dtype=storage_dtype,
-                precision=precision(storage_dtype),
+                precision=precision(storage_dtype, forward_dtype),
                 ranks=workers.ranks,
                 teacher_s=spent.seconds(),
             )
-            _finish(folder, meta, arrays, lengths)
+            _finish(folder, shards, meta, arrays)
         workers.barrier()  # it can be opened
     if (signal := open_signal(folder, key)) is None:
         raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/02_launch.ipynb #0f8778b6
 from __future__ import annotations
+import contextlib
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 import psutil
 from ..core.config import KdnotesError, RunConfig, counted, is_given, score_name, task_info
 from ..core.files import BusyError, file_errors
@@ -25,6 +27,7 @@ from kdnotes.core.processes import (
     kill_all,
     stop_all,
 )
+from ..core.progress import ReportFollower, report, silent
 from ..core.resolve import resolved_dtype, settings
 from .card import leave_card
 from .plan import Plan, plan, plan_study
@@ -39,8 +42,8 @@ from kdnotes.records.store import (
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages', 'goes_on', 'why_ended',
-           'with_run', 'spared', 'progress', 'milestones']
+__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages', 'stage_file', 'goes_on',
+           'why_ended', 'with_run', 'spared', 'progress', 'milestones']
 
 # %% ../../nbs/experiment/02_launch.ipynb #6f138b76
 class RunError(KdnotesError):
@@ -394,7 +397,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
         holds=[held],
     )
     try:
-        code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)))
+        code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)), jobs == 1)
     except BaseException as e:
         try:
             ranks.stop()
@@ -420,18 +423,26 @@ def _follow(
     ranks: Ranks,
     folder: RunFolder,
     on_row: Callable[[dict], None],
+    alone: bool,  # is no other run made meanwhile? Only then its stages are shown
 ) -> int:  # the exit code
-    "Start the ranks and hand over their rows until they end."
-    with RowFollower(folder.path / 'rows.jsonl') as follower:
+    "Start the ranks and hand over their rows, and how far their stages are, until they end."
+    stages = ReportFollower(stage_file(folder), report if alone else silent)
+    with RowFollower(folder.path / 'rows.jsonl') as follower, contextlib.closing(stages):
         follower.new()  # what an earlier attempt wrote
         ranks.start()
         while True:
             code = ranks.poll()
+            stages.look()
             for row in follower.new():
                 on_row(row)
             if code is not None:
                 return code
             time.sleep(0.3)
+
+
+def stage_file(folder: RunFolder) -> Path:
+    "Where the main rank of a run says how far its stage is, beside the rows of its training."
+    return folder.path / 'stage.json'
 
 
 def _refuse(folder: RunFolder, code: int) -> None:

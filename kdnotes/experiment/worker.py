@@ -6,6 +6,7 @@
 from __future__ import annotations
 import contextlib
 import math
+import os
 import shutil
 import sys
 import time
@@ -17,9 +18,10 @@ from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, counted, is_given, make_config
 from ..core.files import cache_path, file_errors
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
+from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import factors, settings
 from ..core.streams import torch_seed
-from .launch import RunError
+from .launch import RunError, stage_file
 from .plan import make_task
 from ..records.schema import LATER, SCHEMA, SHARED_MASKS
 from ..records.store import RunFolder, checked_run_model
@@ -246,6 +248,7 @@ def _cached_signal(rank: Rank, task, teacher):
             parts,
             device=runtime.device,
             workers=te.Workers(runtime.rank, runtime.ranks, runtime.barrier),
+            say=lambda text: print(text, flush=True),  # into the run's log
         )
     runtime.barrier()
     signal = te.open_signal(folder, key)
@@ -620,8 +623,10 @@ def main() -> None:
         raise SystemExit(EXIT_FAILED)
 
     STOP.install(last_words=lambda: stopped('a signal before or after the training'))
+    # one rank speaks for all
+    sink = ReportFile(stage_file(folder)) if os.environ.get('RANK', '0') == '0' else silent
     try:
-        with file_errors():
+        with file_errors(), reporting_to(sink):
             worker(sys.argv[1])
     except Stopped as e:
         stopped(str(e))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..core.arms import MODES
 from ..core.config import RunConfig, task_info
 from ..core.processes import Stopped
+from ..core.progress import followed
 from ..core.streams import stream, torch_seed
 from ..distill.intermediate import open_student, uses_intermediate_layers
 from ..distill.models import call
@@ -215,7 +216,7 @@ def predict(
     scores = None
     model.eval()
     with torch.inference_mode():
-        for index in batches:
+        for index in followed(batches, f'scoring {split}', sum(map(len, batches)), 'examples', len):
             batch = task.batch(split, index).to(runtime.device)
             with first_position(model):
                 outputs = call(model, batch.inputs)
