@@ -12,6 +12,7 @@ from kdnotes.core.arms import PROFILES
 from kdnotes.distill.models import load_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from kdnotes.tasks.base import TaskView
 from kdnotes.tasks.batching import (
     Batch,
     EncodedPairs,
@@ -50,6 +51,46 @@ def test_fifty_steps_share_a_sort_where_nothing_else_is_said():
         return [step.tolist() for step in found]
 
     assert steps() == steps(pool=50)
+
+
+def steps_one_by_one(lengths, groups, batch_size, rng, pool=50):
+    "What `epoch_steps` does, group by group, as it was first written: the reference."
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(group, kind='stable'), np.cumsum(sizes)[:-1])
+    longest = np.zeros(len(sizes), dtype=np.int64)
+    np.maximum.at(longest, group, lengths)
+    order = rng.permutation(len(sizes))
+    pools = (np.cumsum(sizes[order]) - sizes[order]) // (pool * batch_size)
+    steps = []
+    for p in np.unique(pools):
+        mine = order[pools == p]
+        mine = mine[np.argsort(longest[mine], kind='stable')]
+        step = (np.cumsum(sizes[mine]) - sizes[mine]) // batch_size
+        steps += [np.concatenate([members[g] for g in mine[step == s]]) for s in np.unique(step)]
+    return [steps[i] for i in rng.permutation(len(steps))]
+
+
+@pytest.mark.parametrize('kind', ('alone', 'neighbours', 'scattered', 'larger than a step'))
+def test_steps_are_those_of_the_loop_over_groups(kind):
+    rng = np.random.default_rng(5)
+    for n in (0, 1, 2, 31, 32, 33, 700, 1601):
+        lengths = rng.integers(1, 12, n)
+        groups = dict(
+            alone=np.arange(n),
+            neighbours=np.arange(n) // 7,
+            scattered=rng.permutation(n) // 5 * 3 - 40,
+        ).get(kind, np.arange(n) // 50)
+        for batch_size, pool in ((1, 50), (8, 3), (32, 50), (32, 1)):
+            rngs = [np.random.default_rng([n, batch_size]) for _ in range(2)]
+            found = epoch_steps(lengths, groups, batch_size, rngs[0], pool)
+            right = steps_one_by_one(lengths, groups, batch_size, rngs[1], pool)
+            assert [step.tolist() for step in found] == [step.tolist() for step in right]
+            assert rngs[0].random() == rngs[1].random(), 'the generator has drawn as much'
+
+
+def test_steps_are_views_of_one_array():
+    steps = epoch_steps(np.ones(999, dtype=int), np.arange(999) // 3, 8, np.random.default_rng(0))
+    assert len({id(step.base) for step in steps}) == 1 and steps[0].base is not None
 
 
 def test_equal_lengths_are_ordered_the_same_on_every_machine():
@@ -181,6 +222,53 @@ def test_tokens_of_pairs_and_where_the_second_text_begins():
     ids, second = encode_pairs(of_letters(), ['a b c d', 'f'], ['f', 'a b c d'], 6)
     assert [row.tolist() for row in ids] == [[1, 4, 5, 2, 9, 2], [1, 9, 2, 4, 5, 2]]
     assert second.tolist() == [4, 3]
+
+
+class Flat:
+    "As much of a task as the search for rows in use sees; its ids are known, or only its batches."
+
+    def __init__(self, rows, known, pad_id=0):
+        ids = Ragged.from_rows(rows)
+        self.pairs = EncodedPairs(dict(train=(ids, np.ones(len(rows), dtype=np.int32))), pad_id)
+        if known:
+            self.token_ids = self.pairs.token_ids
+            self.batch = None
+
+    def lengths(self, split):
+        return self.pairs.lengths(split)
+
+    def batch(self, split, index):
+        inputs, tokens = self.pairs.inputs(split, index)
+        return Batch(index, inputs, torch.zeros(len(index)), tokens)
+
+
+@pytest.mark.parametrize('pad_id', (0, 3, 90))
+@pytest.mark.parametrize('case', ('uneven', 'even', 'empty', 'one row'))
+def test_rows_in_use_are_those_of_the_batches(case, pad_id, monkeypatch):
+    from kdnotes.tasks import batching
+    from kdnotes.train.cpu_fast_path import rows_in_use
+
+    monkeypatch.setattr(batching, '_AT_ONCE', 7)  # ids are read in pieces
+    rng = np.random.default_rng(1)
+    sizes = dict(uneven=rng.integers(1, 9, 60), even=[4] * 60, empty=[0] * 3).get(case, [5])
+    rows = [rng.integers(1, 60, n).tolist() for n in sizes]
+    found, right = (rows_in_use(Flat(rows, known, pad_id), 100) for known in (True, False))
+    assert found.tolist() == right.tolist() and found.dtype == torch.int64
+    assert (pad_id in found) == (case in ('uneven', 'empty') or any(pad_id in row for row in rows))
+
+
+def test_a_large_share_keeps_the_whole_table():
+    from kdnotes.train.cpu_fast_path import rows_in_use
+
+    task = Flat([[1, 2, 3], [4, 5, 6]], known=True)
+    assert rows_in_use(task, 8).tolist() == [1, 2, 3, 4, 5, 6] and rows_in_use(task, 7) is None
+
+
+def test_ids_of_another_batch_are_looked_for_in_it():
+    view = TaskView(Flat([[1, 2], [3, 4]], known=False), batch=None)
+    assert view.token_ids('train') is None
+    named = TaskView(Flat([[1, 2], [3, 4]], known=True), lengths=None)
+    assert [ids.tolist() for ids in named.token_ids('train')] == [[1, 2, 3, 4]]
 
 
 def test_a_single_text_has_no_second_segment():

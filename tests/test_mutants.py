@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         'steps in the order of their lengths',
         'tasks.batching',
-        'return [steps[i] for i in rng.permutation(len(steps))]',
-        'return steps',
+        'for i in rng.permutation(len(cuts) - 1)]',
+        'for i in range(len(cuts) - 1)]',
         'test_batching.py::test_steps_come_in_random_order_of_length',
     ),
     Mutant(
@@ -294,6 +294,20 @@ MUTANTS = [
         "widened=dtype == 'bf16' and not cuda and not cpu_has_bf16()",
         "widened=dtype == 'bf16' and not cuda",
         'test_emulated_bf16.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
+    ),
+    Mutant(
+        'pools that do not begin with a step',
+        'tasks.batching',
+        'step = (begin - _before_pool(begin, pools)) // batch_size',
+        'step = begin // batch_size',
+        'test_batching.py::test_steps_are_those_of_the_loop_over_groups',
+    ),
+    Mutant(
+        'rows in use without the padding',
+        'tasks.batching',
+        '        yield np.array([pad_id])',
+        '        pass',
+        'test_batching.py::test_rows_in_use_are_those_of_the_batches',
     ),
 ]
 

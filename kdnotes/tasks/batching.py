@@ -6,8 +6,9 @@
 from __future__ import annotations
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 from ..core.files import atomic_write, sha256_bytes, sha256_text
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'save_arrays', 'load_arrays', 'pad_pairs',
-           'EncodedPairs', 'epoch_steps', 'micro_batches']
+__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'save_arrays', 'load_arrays', 'flat_ids',
+           'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -158,6 +159,20 @@ def load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there,
         return dict(stored)
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
+_AT_ONCE = 1 << 22  # token ids, so that a memory map is read in pieces
+
+
+def flat_ids(
+    ids: Ragged,  # token ids of a split
+    pad_id: int = 0,  # the tokenizer's padding token
+) -> Iterator[np.ndarray]:  # (k,) each
+    "Every token id that batches of these rows hold, padding among them where rows differ in length."
+    for start in range(0, len(ids.values), _AT_ONCE):
+        yield ids.values[start : start + _AT_ONCE]
+    if len(ids) and (np.ptp(ids.lengths) or not ids.lengths[0]):
+        yield np.array([pad_id])
+
+
 def pad_pairs(
     ids: Ragged,  # token ids of a split
     second: np.ndarray,  # (n,) where the second segment starts
@@ -206,6 +221,11 @@ class EncodedPairs:
         ids, _ = self.splits[split]
         return ids.lengths
 
+    def token_ids(self, split: str) -> Iterator[np.ndarray]:
+        "Flat arrays that hold every token id of a split's batches."
+        ids, _ = self.splits[split]
+        return flat_ids(ids, self.pad_id)
+
     def inputs(
         self,
         split: str,
@@ -216,6 +236,16 @@ class EncodedPairs:
         return pad_pairs(*self.splits[split], index, self.pad_id)
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
+@lru_cache(maxsize=8)
+def all_apart(
+    n: int,  # examples of a split
+) -> np.ndarray:  # (n,) int64, read-only
+    "Groups of one example each."
+    groups = np.arange(n)
+    groups.flags.writeable = False
+    return groups
+
+
 def epoch_steps(
     lengths: np.ndarray,  # (n,) tokens of each example
     groups: np.ndarray,  # (n,) int; examples of one group are never split over two steps
@@ -225,18 +255,33 @@ def epoch_steps(
 ) -> list[np.ndarray]:  # positions of each step's examples; every example once
     "An epoch's optimizer steps: random, but of neighbours in length."
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    members = np.split(np.argsort(group, kind='stable'), np.cumsum(sizes)[:-1])
-    longest = np.zeros(len(sizes), dtype=np.int64)
-    np.maximum.at(longest, group, lengths)
+    members = np.argsort(group, kind='stable')  # group after group
+    first = _before(sizes)
+    longest = np.maximum.reduceat(lengths[members], first) if len(sizes) else sizes
     order = rng.permutation(len(sizes))
-    pools = (np.cumsum(sizes[order]) - sizes[order]) // (pool * batch_size)
-    steps = []
-    for p in np.unique(pools):
-        mine = order[pools == p]
-        mine = mine[np.argsort(longest[mine], kind='stable')]
-        step = (np.cumsum(sizes[mine]) - sizes[mine]) // batch_size
-        steps += [np.concatenate([members[g] for g in mine[step == s]]) for s in np.unique(step)]
-    return [steps[i] for i in rng.permutation(len(steps))]
+    pools = _before(sizes[order]) // (pool * batch_size)  # rising
+    order = order[np.lexsort((longest[order], pools))]
+    begin = _before(sizes[order])
+    step = (begin - _before_pool(begin, pools)) // batch_size
+    borders = np.flatnonzero(np.diff(pools) | np.diff(step)) + 1
+    # where the groups' members stand, one after another
+    places = np.repeat(first[order] - begin, sizes[order]) + np.arange(len(members))
+    examples = members[places]
+    cuts = [0, *begin[borders].tolist(), len(examples)] if len(sizes) else [0]
+    return [examples[cuts[i] : cuts[i + 1]] for i in rng.permutation(len(cuts) - 1)]
+
+
+def _before(sizes: np.ndarray) -> np.ndarray:
+    "How much stands before each of several things."
+    return np.cumsum(sizes) - sizes
+
+
+def _before_pool(
+    begin: np.ndarray,  # (n,) how many examples stand before each group
+    pools: np.ndarray,  # (n,) of each group; rising
+) -> np.ndarray:  # (n,)
+    "How many examples stand before the pool of each group."
+    return begin[np.searchsorted(pools, pools)]
 
 # %% ../../nbs/tasks/01_batching.ipynb #fb5c6a8b
 def micro_batches(
