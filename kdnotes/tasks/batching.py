@@ -4,19 +4,20 @@
 
 # %% ../../nbs/tasks/01_batching.ipynb #ff9ab8a9
 from __future__ import annotations
-import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.files import atomic_write, sha256_bytes, sha256_text
+from ..core.appended import Appended, made_once
+from ..core.files import check_room, sha256_texts
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'save_arrays', 'load_arrays', 'flat_ids',
+__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'token_dtype', 'flat_ids',
            'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
@@ -86,31 +87,35 @@ class Batch:
         )
 
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
+ROWS_AT_ONCE = 10_000  # that are tokenised together
+_SAMPLE = 1000  # rows by which the size of a map is foreseen
+
+
 def encode_pairs(
     tokenizer,  # a fast Hugging Face tokenizer
-    first: list[str],  # (n) first texts, say questions
-    second: list[str] | None,  # (n) second texts, say sentences; None: there is one text an example
+    first: Sequence[str],  # (n) first texts, say questions
+    second: Sequence[str] | None,  # (n) second texts, say sentences; None: there is one text an example
     max_length: int,  # most tokens of a pair, special ones included; the longer text is cut
-    cache_dir: Path | None = None,  # a folder, or no cache
-    # token ids (int32), and where the second segment starts in each row (n,) int32
+    cache_dir: Path | None = None,  # a folder, where the tokens become memory maps; None: nothing is written
+    # token ids, and where the second segment starts in each row (n,); integers, in a map as short as may be
 ) -> tuple[Ragged, np.ndarray]:
     "Tokenise pairs (or single texts), or read them from the cache."
     if cache_dir is None:
         return _encode_pairs(tokenizer, first, second, max_length)
-    key = sha256_text(
-        'pairs-2' if second else 'texts-2',
-        tokenizer_rules(tokenizer),
-        str(max_length),
-        *first,
-        *(second or ()),
-    )
-    path = Path(cache_dir) / f'{key[:32]}.tokens'
-    stored = load_arrays(path)
-    if stored is not None:
-        return Ragged(stored['values'], stored['offsets']), stored['second']
-    ids, start = _encode_pairs(tokenizer, first, second, max_length)
-    save_arrays(path, values=ids.values, offsets=ids.offsets, second=start)
-    return ids, start
+    kind = 'texts-3' if second is None else 'pairs-3'
+    rules = (kind, tokenizer_rules(tokenizer), str(max_length), str(ROWS_AT_ONCE))
+    key = sha256_texts(chain(rules, first, () if second is None else second))
+
+    def add_parts(made: Appended) -> None:
+        _check_room(made, tokenizer, first, second, max_length)
+        for start in range(made.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE):
+            made.add(_part(made.state, tokenizer, first, second, max_length, start))
+
+    files = _files(tokenizer, max_length)
+    found = made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts)
+    # plain arrays over the maps: each look into a `np.memmap` would make another one
+    values, offsets, start = (np.asarray(found[name]) for name in files)
+    return Ragged(values, offsets), start
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def tokenizer_rules(tokenizer) -> str:
@@ -137,26 +142,48 @@ def _encode_pairs(tokenizer, first, second, max_length):
     return ids, np.array([t.index(1) if 1 in t else len(t) for t in types], dtype=np.int32)
 
 
-def save_arrays(path: Path, **arrays):
-    "Write arrays, after the sha256 of them all, so that a reader sees all of them or no file."
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    content = buffer.getvalue()
-    atomic_write(path, bytes.fromhex(sha256_bytes(content)) + content)
+def token_dtype(
+    tokenizer,
+) -> type:  # int32, or uint16 where all of them fit
+    "What the ids of a tokenizer are kept as."
+    return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there, or not what was written
-    "Read what `save_arrays` wrote."
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest = data[:32]
-    content = data[32:]
-    if bytes.fromhex(sha256_bytes(content)) != digest:
-        return None
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        return dict(stored)
+def _files(tokenizer, max_length: int) -> dict[str, type]:
+    "The arrays of a map."
+    return dict(
+        values=token_dtype(tokenizer),
+        offsets=np.int64,
+        second=np.int16 if max_length < 2**15 else np.int32,
+    )
+
+
+def _part(
+    state: dict, tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int, start: int
+) -> dict[str, np.ndarray]:
+    "What the rows from `start` on add to each array; `state` counts the tokens."
+    rows = slice(start, start + ROWS_AT_ONCE)
+    seconds = None if second is None else list(second[rows])
+    ids, begin = _encode_pairs(tokenizer, list(first[rows]), seconds, max_length)
+    ends = state['total'] + ids.offsets[1 if start else 0 :]
+    state['total'] += len(ids.values)
+    return dict(values=ids.values, offsets=ends, second=begin)
+
+
+def _check_room(
+    made: Appended, tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int
+) -> None:
+    "Refuse what the disk has no room for, by a sample of the rows that are left."
+    start = made.parts * ROWS_AT_ONCE
+    left = len(first) - start
+    if left <= ROWS_AT_ONCE:
+        return
+    sample = np.linspace(start, len(first) - 1, _SAMPLE).astype(int).tolist()
+    seconds = None if second is None else [second[i] for i in sample]
+    ids, _ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
+    sizes = {name: np.dtype(dtype).itemsize for name, dtype in made.dtypes.items()}
+    row = ids.lengths.mean() * sizes['values'] + sizes['offsets'] + sizes['second']
+    check_room(made.folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
 _AT_ONCE = 1 << 22  # token ids, so that a memory map is read in pieces
