@@ -2,16 +2,21 @@
 and what kept tokens are named by.
 """
 
-import hashlib
-import io
+import errno
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 from test_fuzz import Speller
+from kdnotes.core import appended, files
 from kdnotes.core.arms import PROFILES
 from kdnotes.distill.models import load_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from kdnotes.tasks import batching
+from kdnotes.tasks.base import TaskView
 from kdnotes.tasks.batching import (
     Batch,
     EncodedPairs,
@@ -50,6 +55,46 @@ def test_fifty_steps_share_a_sort_where_nothing_else_is_said():
         return [step.tolist() for step in found]
 
     assert steps() == steps(pool=50)
+
+
+def steps_one_by_one(lengths, groups, batch_size, rng, pool=50):
+    "What `epoch_steps` does, group by group, as it was first written: the reference."
+    _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(group, kind='stable'), np.cumsum(sizes)[:-1])
+    longest = np.zeros(len(sizes), dtype=np.int64)
+    np.maximum.at(longest, group, lengths)
+    order = rng.permutation(len(sizes))
+    pools = (np.cumsum(sizes[order]) - sizes[order]) // (pool * batch_size)
+    steps = []
+    for p in np.unique(pools):
+        mine = order[pools == p]
+        mine = mine[np.argsort(longest[mine], kind='stable')]
+        step = (np.cumsum(sizes[mine]) - sizes[mine]) // batch_size
+        steps += [np.concatenate([members[g] for g in mine[step == s]]) for s in np.unique(step)]
+    return [steps[i] for i in rng.permutation(len(steps))]
+
+
+@pytest.mark.parametrize('kind', ('alone', 'neighbours', 'scattered', 'larger than a step'))
+def test_steps_are_those_of_the_loop_over_groups(kind):
+    rng = np.random.default_rng(5)
+    for n in (0, 1, 2, 31, 32, 33, 700, 1601):
+        lengths = rng.integers(1, 12, n)
+        groups = dict(
+            alone=np.arange(n),
+            neighbours=np.arange(n) // 7,
+            scattered=rng.permutation(n) // 5 * 3 - 40,
+        ).get(kind, np.arange(n) // 50)
+        for batch_size, pool in ((1, 50), (8, 3), (32, 50), (32, 1)):
+            rngs = [np.random.default_rng([n, batch_size]) for _ in range(2)]
+            found = epoch_steps(lengths, groups, batch_size, rngs[0], pool)
+            right = steps_one_by_one(lengths, groups, batch_size, rngs[1], pool)
+            assert [step.tolist() for step in found] == [step.tolist() for step in right]
+            assert rngs[0].random() == rngs[1].random(), 'the generator has drawn as much'
+
+
+def test_steps_are_views_of_one_array():
+    steps = epoch_steps(np.ones(999, dtype=int), np.arange(999) // 3, 8, np.random.default_rng(0))
+    assert len({id(step.base) for step in steps}) == 1 and steps[0].base is not None
 
 
 def test_equal_lengths_are_ordered_the_same_on_every_machine():
@@ -183,6 +228,52 @@ def test_tokens_of_pairs_and_where_the_second_text_begins():
     assert second.tolist() == [4, 3]
 
 
+class Flat:
+    "As much of a task as the search for rows in use sees; its ids are known, or only its batches."
+
+    def __init__(self, rows, known, pad_id=0):
+        ids = Ragged.from_rows(rows)
+        self.pairs = EncodedPairs(dict(train=(ids, np.ones(len(rows), dtype=np.int32))), pad_id)
+        if known:
+            self.token_ids = self.pairs.token_ids
+            self.batch = None
+
+    def lengths(self, split):
+        return self.pairs.lengths(split)
+
+    def batch(self, split, index):
+        inputs, tokens = self.pairs.inputs(split, index)
+        return Batch(index, inputs, torch.zeros(len(index)), tokens)
+
+
+@pytest.mark.parametrize('pad_id', (0, 3, 90))
+@pytest.mark.parametrize('case', ('uneven', 'even', 'empty', 'one row'))
+def test_rows_in_use_are_those_of_the_batches(case, pad_id, monkeypatch):
+    from kdnotes.train.cpu_fast_path import rows_in_use
+
+    monkeypatch.setattr(batching, '_AT_ONCE', 7)  # ids are read in pieces
+    rng = np.random.default_rng(1)
+    sizes = dict(uneven=rng.integers(1, 9, 60), even=[4] * 60, empty=[0] * 3).get(case, [5])
+    rows = [rng.integers(1, 60, n).tolist() for n in sizes]
+    found, right = (rows_in_use(Flat(rows, known, pad_id), 100) for known in (True, False))
+    assert found.tolist() == right.tolist() and found.dtype == torch.int64
+    assert (pad_id in found) == (case in ('uneven', 'empty') or any(pad_id in row for row in rows))
+
+
+def test_a_large_share_keeps_the_whole_table():
+    from kdnotes.train.cpu_fast_path import rows_in_use
+
+    task = Flat([[1, 2, 3], [4, 5, 6]], known=True)
+    assert rows_in_use(task, 8).tolist() == [1, 2, 3, 4, 5, 6] and rows_in_use(task, 7) is None
+
+
+def test_ids_of_another_batch_are_looked_for_in_it():
+    view = TaskView(Flat([[1, 2], [3, 4]], known=False), batch=None)
+    assert view.token_ids('train') is None
+    named = TaskView(Flat([[1, 2], [3, 4]], known=True), lengths=None)
+    assert [ids.tolist() for ids in named.token_ids('train')] == [[1, 2, 3, 4]]
+
+
 def test_a_single_text_has_no_second_segment():
     ids, second = encode_pairs(of_letters(), ['a b c', 'a'], None, 16)
     assert ids.lengths.tolist() == second.tolist() == [5, 3]
@@ -218,26 +309,159 @@ def test_kept_tokens_are_of_these_texts_and_this_tokenizer(tmp_path):
     )
     for n, case in enumerate(cases, 1):
         encode_pairs(*case, 16, tmp_path)
-        assert len(list(tmp_path.iterdir())) == n
+        assert len(list(tmp_path.glob('*.tokens'))) == n
     letters(['a b c'], padding='max_length', truncation=True, max_length=4)  # it remembers both settings
     encode_pairs(*cases[0], 16, tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(cases)
+    assert len(list(tmp_path.glob('*.tokens'))) == len(cases)
 
 
-def test_kept_tokens_run_no_code(tmp_path):
-    encode_pairs(Speller(), ['ab'], ['c'], 16, tmp_path)
-    [path] = tmp_path.iterdir()
-    buffer = io.BytesIO()
-    np.savez(buffer, values=np.array([{}]), offsets=np.array([0, 1]), second=np.array([0]))
-    path.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
-    with pytest.raises(ValueError, match='allow_pickle=False'):
-        encode_pairs(Speller(), ['ab'], ['c'], 16, tmp_path)
+CHUNK = 4  # rows that are tokenised together
+MANY = [' '.join('abcdefgh'[: 1 + i % 8]) for i in range(19)]
+
+
+class Counted:
+    "A tokenizer that counts the rows of each call, and can stop at one of them."
+
+    def __init__(self, stop_at=None):
+        self.inner = of_letters()
+        self.stop_at = stop_at
+        self.rows = []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __call__(self, first, second, **more):
+        if len(self.rows) == self.stop_at:
+            raise KeyboardInterrupt
+        self.rows.append(len(first))
+        return self.inner(first, second, **more)
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    monkeypatch.setattr(batching, 'ROWS_AT_ONCE', CHUNK)
+    monkeypatch.setattr(batching, '_SAMPLE', 3)
+
+
+def same_pairs(one, other):
+    return all(
+        np.array_equal(a, b)
+        for a, b in zip(
+            (one[0].values, one[0].offsets, one[1]), (other[0].values, other[0].offsets, other[1])
+        )
+    )
+
+
+@pytest.mark.parametrize('second', (None, MANY[::-1]))
+@pytest.mark.parametrize('n', (1, CHUNK, CHUNK + 1, 19))
+def test_chunks_are_what_is_tokenised_at_once(tmp_path, chunks, n, second):
+    tokenizer = Counted()
+    first = MANY[:n]
+    second = second and second[:n]
+    at_once = encode_pairs(of_letters(), first, second, 9)
+    kept = encode_pairs(tokenizer, first, second, 9, tmp_path)
+    assert same_pairs(kept, at_once) and max(tokenizer.rows) <= CHUNK
+    assert kept[0].values.dtype == np.uint16 and kept[1].dtype == np.int16
+    assert not kept[0].values.flags.writeable and not isinstance(kept[0].values, np.memmap)
+    assert same_pairs(encode_pairs(Counted(stop_at=0), first, second, 9, tmp_path), at_once), 'read'
+    rows = np.arange(n)[::-1]
+    for name, value in pad_pairs(*kept, rows)[0].items():
+        assert torch.equal(value, pad_pairs(*at_once, rows)[0][name])
+
+
+def test_a_large_vocabulary_and_long_texts_take_wider_numbers(tmp_path):
+    large = of_letters([str(i) for i in range(2**16)])
+    ids, second = encode_pairs(large, [str(2**16 - 1)], None, 2**15, tmp_path)
+    assert ids.values.dtype == second.dtype == np.int32
+    assert ids.values.tolist() == [1, 2**16 + 3, 2]
+
+
+def test_tokens_go_on_where_they_were_interrupted(tmp_path, chunks):
+    with pytest.raises(KeyboardInterrupt):
+        encode_pairs(Counted(stop_at=3), MANY, MANY, 9, tmp_path)  # a sample and two chunks
+    tokenizer = Counted()
+    kept = encode_pairs(tokenizer, MANY, MANY, 9, tmp_path)
+    assert same_pairs(kept, encode_pairs(of_letters(), MANY, MANY, 9))
+    assert tokenizer.rows == [3, 4, 4, 3], 'a sample, and what was missing'
+
+
+@pytest.mark.parametrize('name', ('values', 'offsets', 'second', 'meta.json'))
+def test_kept_tokens_that_were_damaged_are_made_anew(tmp_path, chunks, name):
+    right = encode_pairs(of_letters(), MANY, None, 9, tmp_path)
+    right = Ragged(*(np.array(a) for a in (right[0].values, right[0].offsets))), np.array(right[1])
+    [path] = tmp_path.glob('*.tokens')
+    data = bytearray((path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / name).write_bytes(data)
+    tokenizer = Counted()
+    assert same_pairs(encode_pairs(tokenizer, MANY, None, 9, tmp_path), right) and tokenizer.rows
+
+
+def test_a_disk_that_is_too_small_is_told_of_before(tmp_path, chunks, monkeypatch):
+    tokenizer = Counted()
+    monkeypatch.setattr(files.shutil, 'disk_usage', lambda path: SimpleNamespace(free=100))
+    with pytest.raises(files.FileError) as refusal:
+        encode_pairs(tokenizer, MANY, MANY, 9, tmp_path / 'tokens')
+    sentence = str(refusal.value)
+    assert 'the tokens of 19 texts take about 0.0 MB in ' in sentence and str(tmp_path / 'tokens') in sentence
+    assert 'its disk has 0.0 MB free; free some room, or set KDNOTES_HOME' in sentence
+    assert tokenizer.rows == [3], 'nothing but a sample was tokenised'
+    assert not [path for path in tmp_path.rglob('*') if path.is_file() and path.stat().st_size]
+    monkeypatch.undo()
+    encode_pairs(tokenizer, MANY, MANY, 9, tmp_path / 'tokens')
+
+
+@pytest.mark.parametrize('kind', ('even', 'uneven'))
+def test_the_size_that_is_foreseen_is_that_of_the_map(tmp_path, chunks, monkeypatch, kind):
+    monkeypatch.setattr(batching, '_SAMPLE', 200)
+    texts = ['a b c'] * 400 if kind == 'even' else sorted(MANY * 21, key=len)
+    foreseen = []
+    monkeypatch.setattr(batching, 'check_room', lambda folder, needed, what: foreseen.append(needed))
+    encode_pairs(of_letters(), texts, texts, 99, tmp_path)
+    size = sum(path.stat().st_size for path in tmp_path.glob('*.tokens/[!m]*'))
+    assert [1.0 <= needed / size <= 1.1 for needed in foreseen] == [True]
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_used(tmp_path, chunks, monkeypatch):
+    append = appended._append
+
+    def full(path, data):
+        if path.name == 'second' and path.exists() and path.stat().st_size > 10:
+            raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+        append(path, data)
+
+    monkeypatch.setattr(appended, '_append', full)
+    with pytest.raises(files.FileError, match='second: the disk is full, .* start the same command again'):
+        encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
+    assert not list(tmp_path.glob('*.tokens/meta.json'))
+    monkeypatch.setattr(appended, '_append', append)
+    kept = encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
+    assert same_pairs(kept, encode_pairs(of_letters(), MANY, MANY, 9))
+
+
+def make_tokens(folder):
+    "What each of several processes does."
+    batching.ROWS_AT_ONCE = CHUNK
+    batching._SAMPLE = 3
+    tokenizer = Counted()
+    try:
+        ids, second = encode_pairs(tokenizer, MANY * 20, MANY * 20, 9, folder)
+    except Exception as e:
+        return repr(e), '', '', True
+    return ids.values.tobytes(), ids.offsets.tobytes(), second.tobytes(), bool(tokenizer.rows)
+
+
+def test_processes_that_make_the_same_tokens_do_not_harm_each_other(tmp_path):
+    with ProcessPoolExecutor(3, multiprocessing.get_context('spawn')) as pool:
+        found = list(pool.map(make_tokens, [tmp_path] * 3))
+    assert len({of[:3] for of in found}) == 1
+    assert sum(made for *_, made in found) == 1, 'one made them, two waited'
 
 
 def test_splits_are_encoded_and_padded_with_the_tokenizers_own_token(tmp_path):
     texts = dict(train=(['a b c', 'a'], ['d', 'e']), dev=(['a', 'b c'], None))
     pairs = EncodedPairs.from_texts(of_letters(), texts, 6, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob('*.tokens'))) == 2
     assert pairs.lengths('train').tolist() == [6, 5] and pairs.lengths('dev').tolist() == [3, 4]
     inputs, tokens = pairs.inputs('dev', np.array([0, 1]))
     assert inputs['input_ids'].tolist() == [[1, 4, 2, 3], [1, 5, 6, 2]] and tokens == 7

@@ -679,25 +679,20 @@ TEXTS = ['what', 'who'], ['that', 'nobody at all']
 
 @pytest.fixture(scope='module')
 def tokens(home):
-    "Kept tokens: their file and what is in it."
+    "Kept tokens: their files and what is in each."
     encode_pairs(Speller(), *TEXTS, 16, home / 'tokens')
-    [path] = (home / 'tokens').glob('*.tokens')
-    return path, path.read_bytes()
+    return {path: path.read_bytes() for path in sorted((home / 'tokens').glob('*.tokens/*'))}
 
 
 @fuzz
 @given(st.data())
 def test_kept_tokens(tokens, data):
-    path, whole = tokens
-    path.write_bytes(
-        data.draw(
-            st.one_of(torn(whole), torn(whole), st.binary(max_size=40), st.just(whole.replace(b'PK', b'KP')))
-        )
-    )
+    path, whole = data.draw(st.sampled_from(sorted(tokens.items())))
+    path.write_bytes(data.draw(st.one_of(torn(whole), torn(whole), st.binary(max_size=40))))
     # a broken cache is no error: it is made again
     (right, second), (kept, kept_second) = (
         encode_pairs(Speller(), *TEXTS, 16),
-        encode_pairs(Speller(), *TEXTS, 16, path.parent),
+        encode_pairs(Speller(), *TEXTS, 16, path.parent.parent),
     )
     assert (
         (kept.values == right.values).all()

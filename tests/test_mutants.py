@@ -175,15 +175,15 @@ MUTANTS = [
     Mutant(
         'steps in the order of their lengths',
         'tasks.batching',
-        'return [steps[i] for i in rng.permutation(len(steps))]',
-        'return steps',
+        'for i in rng.permutation(len(cuts) - 1)]',
+        'for i in range(len(cuts) - 1)]',
         'test_batching.py::test_steps_come_in_random_order_of_length',
     ),
     Mutant(
         'kept tokens whatever their length',
         'tasks.batching',
-        '_rules(tokenizer),\n        str(max_length),\n',
-        '_rules(tokenizer),\n',
+        '_rules(tokenizer), str(max_length), str(ROWS_AT_ONCE))',
+        '_rules(tokenizer), str(ROWS_AT_ONCE))',
         'test_batching.py::test_kept_tokens_of_another_length_are_not_taken',
     ),
     *(
@@ -352,6 +352,48 @@ MUTANTS = [
         'self.due = now + EVERY_S',
         'self.due = now',
         'test_progress.py::test_what_is_long_reports_at_most_twice_a_second',
+    ),
+    Mutant(
+        'pools that do not begin with a step',
+        'tasks.batching',
+        'step = (begin - _before_pool(begin, pools)) // batch_size',
+        'step = begin // batch_size',
+        'test_batching.py::test_steps_are_those_of_the_loop_over_groups',
+    ),
+    Mutant(
+        'rows in use without the padding',
+        'tasks.batching',
+        '        yield np.array([pad_id])',
+        '        pass',
+        'test_batching.py::test_rows_in_use_are_those_of_the_batches',
+    ),
+    Mutant(
+        'offsets that begin anew with each chunk',
+        'tasks.batching',
+        "ends = state['total'] + ids.offsets[1 if start else 0 :]",
+        'ends = ids.offsets[1 if start else 0 :]',
+        'test_batching.py::test_chunks_are_what_is_tokenised_at_once',
+    ),
+    Mutant(
+        'token ids cut to 16 bits',
+        'tasks.batching',
+        'max(tokenizer.get_vocab().values()) < 2**16 else',
+        'True else',
+        'test_batching.py::test_a_large_vocabulary_and_long_texts_take_wider_numbers',
+    ),
+    Mutant(
+        'a disk that nobody asks',
+        'tasks.batching',
+        '        _check_room(made, tokenizer, first, second, max_length)',
+        '        pass',
+        'test_batching.py::test_the_size_that_is_foreseen_is_that_of_the_map',
+    ),
+    Mutant(
+        'tokens that two processes make at once',
+        'core.appended',
+        "with file_errors(), lock(folder.with_suffix('.lock')):",
+        'with file_errors():',
+        'test_batching.py::test_processes_that_make_the_same_tokens_do_not_harm_each_other',
     ),
 ]
 

@@ -18,6 +18,7 @@ import torch
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from kdnotes.core import files
 from kdnotes.core.appended import Appended, open_appended
 from kdnotes.core.config import ConfigError
 from kdnotes.core.files import FileError, is_named
@@ -204,6 +205,7 @@ KILL_AT_EACH_FSYNC = """
 import json, os, signal, sys
 from pathlib import Path
 import numpy as np
+from kdnotes.core import files
 from kdnotes.core.appended import Appended, open_appended
 
 KINDS = dict(squares=np.int64, odd=np.bool_)
@@ -377,6 +379,13 @@ def test_arrays_that_changed_while_they_were_written_are_not_declared_whole(tmp_
     with pytest.raises(FileError, match='squares was changed while it was written; start the same command'):
         made.finish()
     assert open_appended(tmp_path / 'a', dict(squares=np.int64)) is None
+
+
+def test_a_disk_that_is_too_small_for_a_stream(tmp_path, small_pieces, tokenised, monkeypatch):
+    monkeypatch.setattr(files.shutil, 'disk_usage', lambda path: SimpleNamespace(free=10))
+    with pytest.raises(FileError, match='the tokens of .* characters of text take about 0.* free some room'):
+        token_stream(spelling_tokenizer(), long_documents(), tmp_path)
+    assert len(tokenised) == 1 and not list(tmp_path.glob('*.stream/[!l]*'))
 
 
 def test_a_stream_is_named_by_all_it_depends_on(tmp_path, monkeypatch):

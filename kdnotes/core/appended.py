@@ -8,14 +8,22 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 import numpy as np
-from .files import FileError, read_json, sha256_file, sha256_text, write_json
+from kdnotes.core.files import (
+    FileError,
+    file_errors,
+    lock,
+    read_json,
+    sha256_file,
+    sha256_text,
+    write_json,
+)
 
 # %% auto #0
-__all__ = ['Appended', 'open_appended']
+__all__ = ['Appended', 'open_appended', 'made_once']
 
 # %% ../../nbs/core/07_appended.ipynb #186ecd9b
 class Appended:
@@ -132,3 +140,27 @@ def open_appended(
         }
     except (FileError, OSError, KeyError, TypeError, ValueError):
         return None
+
+
+def made_once(
+    folder: Path,  # a lock of its name lies beside it
+    dtypes: Mapping[str, type],  # as for `Appended`
+    state: dict[str, Any],  # as for `Appended`
+    add_parts: Callable[[Appended], None],  # adds all parts behind those that are written
+) -> dict[str, np.ndarray]:  # memory-mapped
+    "Arrays that are finished, or made now: by one process, while the others wait for it."
+    folder = Path(folder)
+    found = open_appended(folder, dtypes)
+    if found is not None:
+        return found
+    with file_errors(), lock(folder.with_suffix('.lock')):
+        found = open_appended(folder, dtypes)
+        if found is None:
+            (folder / 'meta.json').unlink(missing_ok=True)
+            made = Appended(folder, dtypes, state)
+            add_parts(made)
+            made.finish()
+            found = open_appended(folder, dtypes)
+    if found is None:
+        raise FileError(f'{folder} was changed while it was written; start the same command again')
+    return found

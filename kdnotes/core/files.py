@@ -12,17 +12,18 @@ import math
 import os
 import re
 import secrets
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 from .config import KdnotesError, is_unicode, shown
 
 # %% auto #0
-__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'sha256_file', 'sha256_bytes', 'sha256_text',
-           'write_json', 'read_json', 'lock', 'is_named', 'root', 'runs_path', 'cache_path', 'figures_path',
-           'evidence_path', 'without_password']
+__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'sha256_file', 'sha256_bytes',
+           'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named', 'root', 'runs_path',
+           'cache_path', 'figures_path', 'evidence_path', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -119,6 +120,26 @@ def _sync_folder(folder: Path) -> None:
     finally:
         os.close(fd)
 
+# %% ../../nbs/core/04_files.ipynb #ee3febf7
+def check_room(
+    folder: str | Path,  # where it is to be written; it need not be there yet
+    needed: float,  # bytes
+    what: str,  # in the plural, as a sentence begins: 'the tokens of 10,000,000 texts'
+) -> None:
+    "Refuse to begin what the disk has no room for."
+    there = Path(folder).absolute()
+    there = next(place for place in (there, *there.parents) if place.is_dir())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise FileError(
+            f'{what} take about {_gigabytes(needed)} in {folder}, and its disk has {_gigabytes(free)} free; '
+            'free some room, or set KDNOTES_HOME to a folder on a larger disk'
+        )
+
+
+def _gigabytes(n: float) -> str:
+    return f'{n / 1e9:,.1f} GB' if n >= 1e8 else f'{n / 1e6:,.1f} MB'
+
 # %% ../../nbs/core/04_files.ipynb #c1881b1b
 def sha256_file(
     path: str | Path,
@@ -142,6 +163,13 @@ def sha256_text(
     *parts: str,  # any number of texts; their order and borders count
 ) -> str:  # 64 hex digits
     "The sha256 of a sequence of texts."
+    return sha256_texts(parts)
+
+
+def sha256_texts(
+    parts: Iterable[str],  # more texts than memory may hold at once
+) -> str:  # 64 hex digits
+    "The same, of texts that come one after another."
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()

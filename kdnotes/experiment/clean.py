@@ -85,7 +85,7 @@ def leftovers() -> list[Leftover]:
         return found
     found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
     if not waiting:
-        tokens = [path for path in sorted((cache_path() / 'tokens').glob('*')) if path.is_file()]
+        tokens = [path for path in sorted((cache_path() / 'tokens').glob('*')) if path.suffix != '.lock']
         found += [Leftover('tokens', path, _size(path)) for path in tokens]
     return found
 
@@ -100,16 +100,18 @@ def clean(
 def _remove(leftover: Leftover) -> bool:
     "Remove one, unless somebody has it."
     path = leftover.path
-    if leftover.kind == 'tokens':
+    if path.is_file() or path.is_symlink():  # tokens of an older version
         path.unlink(missing_ok=True)
         return True
-    own = leftover.kind == 'checkpoints'
-    held = (
-        lock_run(RunFolder(path.parent.parent.name, path.parent.name)) if own else lock(path / '.lock', 0.0)
-    )
+    if leftover.kind == 'checkpoints':
+        held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
+    else:
+        held = lock(path.with_suffix('.lock') if leftover.kind == 'tokens' else path / '.lock', 0.0)
     try:
         with held:
             shutil.rmtree(path)
+            if leftover.kind == 'tokens':
+                path.with_suffix('.lock').unlink()
     except (BusyError, OSError):  # it stays, and is not counted
         return False
     return True

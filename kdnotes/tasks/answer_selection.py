@@ -4,7 +4,7 @@
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #0d60706e
 from __future__ import annotations
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
-from .batching import Batch, EncodedPairs
+from .batching import Batch, EncodedPairs, all_apart
 from .embedded import embedded_answer_selection
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
@@ -388,7 +388,7 @@ class AnswerSelection:
     def groups(self, split: str) -> np.ndarray:
         "The candidates of a question, where a loss compares them; a pointwise loss needs no neighbours."
         return (
-            np.arange(len(self.rows[split]))
+            all_apart(len(self.rows[split]))
             if self.settings.ranking_loss == 'none'
             else self.questions[split].of
         )
@@ -403,6 +403,10 @@ class AnswerSelection:
             else torch.from_numpy(self.questions[split].of[index])
         )
         return Batch(index, inputs, torch.from_numpy(self.questions[split].labels[index]), tokens, groups)
+
+    def token_ids(self, split: str) -> Iterator[np.ndarray]:
+        "All token ids of a split's batches."
+        return self.pairs.token_ids(split)
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
         "The teacher's two logits, (n, 2) float32."

@@ -157,6 +157,9 @@ class Task(Protocol):
     # (n,) what neither a sampler nor a micro-batch may split; all different: nothing is together
     def groups(self, split: str) -> np.ndarray: ...
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch: ...
+    # flat arrays that together hold every token id of a split's batches, padding included; None: they are
+    # known from the batches alone
+    def token_ids(self, split: str) -> Iterator[np.ndarray] | None: ...
     # the teacher's part that is kept: (n, *shape), ragged (tokens, *shape)
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: ...
     # every choice of the task that changes its training examples, for the name of a stored signal
@@ -362,7 +365,9 @@ class TaskView:
             raise AttributeError(
                 f"{', '.join(unknown)} cannot be replaced, since {type(task).__name__} has no such member"
             )
-        vars(self).update(replaced, task=task)
+        # other batches may hold other tokens
+        unknown_ids = dict(token_ids=lambda split: None) if 'batch' in replaced else {}
+        vars(self).update(unknown_ids | replaced, task=task)
 
     def __getattr__(self, name: str) -> Any:
         "What is not replaced; a copy under construction has no task yet."

@@ -4,19 +4,21 @@
 
 # %% ../../nbs/tasks/01_batching.ipynb #ff9ab8a9
 from __future__ import annotations
-import io
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.files import atomic_write, sha256_bytes, sha256_text
+from ..core.appended import Appended, made_once
+from ..core.files import check_room, sha256_texts
 
 # %% auto #0
-__all__ = ['Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'save_arrays', 'load_arrays', 'pad_pairs',
-           'EncodedPairs', 'epoch_steps', 'micro_batches']
+__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'token_dtype', 'flat_ids',
+           'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -85,31 +87,35 @@ class Batch:
         )
 
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
+ROWS_AT_ONCE = 10_000  # that are tokenised together
+_SAMPLE = 1000  # rows by which the size of a map is foreseen
+
+
 def encode_pairs(
     tokenizer,  # a fast Hugging Face tokenizer
-    first: list[str],  # (n) first texts, say questions
-    second: list[str] | None,  # (n) second texts, say sentences; None: there is one text an example
+    first: Sequence[str],  # (n) first texts, say questions
+    second: Sequence[str] | None,  # (n) second texts, say sentences; None: there is one text an example
     max_length: int,  # most tokens of a pair, special ones included; the longer text is cut
-    cache_dir: Path | None = None,  # a folder, or no cache
-    # token ids (int32), and where the second segment starts in each row (n,) int32
+    cache_dir: Path | None = None,  # a folder, where the tokens become memory maps; None: nothing is written
+    # token ids, and where the second segment starts in each row (n,); integers, in a map as short as may be
 ) -> tuple[Ragged, np.ndarray]:
     "Tokenise pairs (or single texts), or read them from the cache."
     if cache_dir is None:
         return _encode_pairs(tokenizer, first, second, max_length)
-    key = sha256_text(
-        'pairs-2' if second else 'texts-2',
-        tokenizer_rules(tokenizer),
-        str(max_length),
-        *first,
-        *(second or ()),
-    )
-    path = Path(cache_dir) / f'{key[:32]}.tokens'
-    stored = load_arrays(path)
-    if stored is not None:
-        return Ragged(stored['values'], stored['offsets']), stored['second']
-    ids, start = _encode_pairs(tokenizer, first, second, max_length)
-    save_arrays(path, values=ids.values, offsets=ids.offsets, second=start)
-    return ids, start
+    kind = 'texts-3' if second is None else 'pairs-3'
+    rules = (kind, tokenizer_rules(tokenizer), str(max_length), str(ROWS_AT_ONCE))
+    key = sha256_texts(chain(rules, first, () if second is None else second))
+
+    def add_parts(made: Appended) -> None:
+        _check_room(made, tokenizer, first, second, max_length)
+        for start in range(made.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE):
+            made.add(_part(made.state, tokenizer, first, second, max_length, start))
+
+    files = _files(tokenizer, max_length)
+    found = made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts)
+    # plain arrays over the maps: each look into a `np.memmap` would make another one
+    values, offsets, start = (np.asarray(found[name]) for name in files)
+    return Ragged(values, offsets), start
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def tokenizer_rules(tokenizer) -> str:
@@ -136,28 +142,64 @@ def _encode_pairs(tokenizer, first, second, max_length):
     return ids, np.array([t.index(1) if 1 in t else len(t) for t in types], dtype=np.int32)
 
 
-def save_arrays(path: Path, **arrays):
-    "Write arrays, after the sha256 of them all, so that a reader sees all of them or no file."
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    content = buffer.getvalue()
-    atomic_write(path, bytes.fromhex(sha256_bytes(content)) + content)
+def token_dtype(
+    tokenizer,
+) -> type:  # int32, or uint16 where all of them fit
+    "What the ids of a tokenizer are kept as."
+    return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray] | None:  # None: not there, or not what was written
-    "Read what `save_arrays` wrote."
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest = data[:32]
-    content = data[32:]
-    if bytes.fromhex(sha256_bytes(content)) != digest:
-        return None
-    with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        return dict(stored)
+def _files(tokenizer, max_length: int) -> dict[str, type]:
+    "The arrays of a map."
+    return dict(
+        values=token_dtype(tokenizer),
+        offsets=np.int64,
+        second=np.int16 if max_length < 2**15 else np.int32,
+    )
+
+
+def _part(
+    state: dict, tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int, start: int
+) -> dict[str, np.ndarray]:
+    "What the rows from `start` on add to each array; `state` counts the tokens."
+    rows = slice(start, start + ROWS_AT_ONCE)
+    seconds = None if second is None else list(second[rows])
+    ids, begin = _encode_pairs(tokenizer, list(first[rows]), seconds, max_length)
+    ends = state['total'] + ids.offsets[1 if start else 0 :]
+    state['total'] += len(ids.values)
+    return dict(values=ids.values, offsets=ends, second=begin)
+
+
+def _check_room(
+    made: Appended, tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int
+) -> None:
+    "Refuse what the disk has no room for, by a sample of the rows that are left."
+    start = made.parts * ROWS_AT_ONCE
+    left = len(first) - start
+    if left <= ROWS_AT_ONCE:
+        return
+    sample = np.linspace(start, len(first) - 1, _SAMPLE).astype(int).tolist()
+    seconds = None if second is None else [second[i] for i in sample]
+    ids, _ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
+    sizes = {name: np.dtype(dtype).itemsize for name, dtype in made.dtypes.items()}
+    row = ids.lengths.mean() * sizes['values'] + sizes['offsets'] + sizes['second']
+    check_room(made.folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
+_AT_ONCE = 1 << 22  # token ids, so that a memory map is read in pieces
+
+
+def flat_ids(
+    ids: Ragged,  # token ids of a split
+    pad_id: int = 0,  # the tokenizer's padding token
+) -> Iterator[np.ndarray]:  # (k,) each
+    "Every token id that batches of these rows hold, padding among them where rows differ in length."
+    for start in range(0, len(ids.values), _AT_ONCE):
+        yield ids.values[start : start + _AT_ONCE]
+    if len(ids) and (np.ptp(ids.lengths) or not ids.lengths[0]):
+        yield np.array([pad_id])
+
+
 def pad_pairs(
     ids: Ragged,  # token ids of a split
     second: np.ndarray,  # (n,) where the second segment starts
@@ -206,6 +248,11 @@ class EncodedPairs:
         ids, _ = self.splits[split]
         return ids.lengths
 
+    def token_ids(self, split: str) -> Iterator[np.ndarray]:
+        "Flat arrays that hold every token id of a split's batches."
+        ids, _ = self.splits[split]
+        return flat_ids(ids, self.pad_id)
+
     def inputs(
         self,
         split: str,
@@ -216,6 +263,16 @@ class EncodedPairs:
         return pad_pairs(*self.splits[split], index, self.pad_id)
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
+@lru_cache(maxsize=8)
+def all_apart(
+    n: int,  # examples of a split
+) -> np.ndarray:  # (n,) int64, read-only
+    "Groups of one example each."
+    groups = np.arange(n)
+    groups.flags.writeable = False
+    return groups
+
+
 def epoch_steps(
     lengths: np.ndarray,  # (n,) tokens of each example
     groups: np.ndarray,  # (n,) int; examples of one group are never split over two steps
@@ -225,18 +282,33 @@ def epoch_steps(
 ) -> list[np.ndarray]:  # positions of each step's examples; every example once
     "An epoch's optimizer steps: random, but of neighbours in length."
     _, group, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    members = np.split(np.argsort(group, kind='stable'), np.cumsum(sizes)[:-1])
-    longest = np.zeros(len(sizes), dtype=np.int64)
-    np.maximum.at(longest, group, lengths)
+    members = np.argsort(group, kind='stable')  # group after group
+    first = _before(sizes)
+    longest = np.maximum.reduceat(lengths[members], first) if len(sizes) else sizes
     order = rng.permutation(len(sizes))
-    pools = (np.cumsum(sizes[order]) - sizes[order]) // (pool * batch_size)
-    steps = []
-    for p in np.unique(pools):
-        mine = order[pools == p]
-        mine = mine[np.argsort(longest[mine], kind='stable')]
-        step = (np.cumsum(sizes[mine]) - sizes[mine]) // batch_size
-        steps += [np.concatenate([members[g] for g in mine[step == s]]) for s in np.unique(step)]
-    return [steps[i] for i in rng.permutation(len(steps))]
+    pools = _before(sizes[order]) // (pool * batch_size)  # rising
+    order = order[np.lexsort((longest[order], pools))]
+    begin = _before(sizes[order])
+    step = (begin - _before_pool(begin, pools)) // batch_size
+    borders = np.flatnonzero(np.diff(pools) | np.diff(step)) + 1
+    # where the groups' members stand, one after another
+    places = np.repeat(first[order] - begin, sizes[order]) + np.arange(len(members))
+    examples = members[places]
+    cuts = [0, *begin[borders].tolist(), len(examples)] if len(sizes) else [0]
+    return [examples[cuts[i] : cuts[i + 1]] for i in rng.permutation(len(cuts) - 1)]
+
+
+def _before(sizes: np.ndarray) -> np.ndarray:
+    "How much stands before each of several things."
+    return np.cumsum(sizes) - sizes
+
+
+def _before_pool(
+    begin: np.ndarray,  # (n,) how many examples stand before each group
+    pools: np.ndarray,  # (n,) of each group; rising
+) -> np.ndarray:  # (n,)
+    "How many examples stand before the pool of each group."
+    return begin[np.searchsorted(pools, pools)]
 
 # %% ../../nbs/tasks/01_batching.ipynb #fb5c6a8b
 def micro_batches(

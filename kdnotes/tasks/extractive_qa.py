@@ -5,7 +5,7 @@
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a84fc718
 from __future__ import annotations
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from kdnotes.tasks.base import (
     TaskInfo,
     Use,
 )
-from .batching import Batch, pad_pairs
+from .batching import Batch, all_apart, flat_ids, pad_pairs
 from .passages import CORPORA, Windows, encode_windows, room_for_questions
 from .sources import Corpus, CorpusError, Rows
 from kdnotes.tasks.span_metrics import (
@@ -230,7 +230,7 @@ class ExtractiveQA:
 
     def groups(self, split: str) -> np.ndarray:
         "Windows need no neighbours."
-        return np.arange(len(self.windows[split].row))
+        return all_apart(len(self.windows[split].row))
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Windows of a split, padded to the longest; the same in every epoch."
@@ -240,6 +240,10 @@ class ExtractiveQA:
         labels = torch.from_numpy(self.labels[split][index])
         context = torch.from_numpy(windows.context[index].astype(np.int64))
         return Batch(index, inputs, labels, tokens, positions=context)
+
+    def token_ids(self, split: str) -> Iterator[np.ndarray]:
+        "All token ids of a split's batches."
+        return flat_ids(self.windows[split].ids, self.pad_id)
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
         "The teacher's two logits of each token, (tokens, 2) float32."

@@ -36,7 +36,7 @@ from kdnotes.tasks.base import (
     Use,
     worst_units,
 )
-from .batching import Batch, Ragged
+from .batching import Batch, Ragged, all_apart
 from .documents import CORPORA, MORE_SETS
 from kdnotes.tasks.lm_scores import (
     hidden_scores,
@@ -320,11 +320,11 @@ class MaskedLM:
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each block: all alike."
         n = len(self.trained) if split == 'train' else len(self.texts[split].chosen)
-        return np.full(n, self.length)
+        return np.broadcast_to(self.length, n)  # one number, read n times
 
     def groups(self, split: str) -> np.ndarray:
         "Blocks need no neighbours."
-        return np.arange(len(self.lengths(split)))
+        return all_apart(len(self.lengths(split)))
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Blocks with their hidden tokens, which change with the epoch in training and never in a score."
@@ -332,6 +332,9 @@ class MaskedLM:
         if split == 'train':
             return masked_batch(index, *self._masked(index, epoch))
         return scored_batch(self.texts[split], index, self.settings.mask_share, self.mask_id)
+
+    def token_ids(self, split: str) -> None:
+        "None: which tokens a batch holds is known from its masks alone."
 
     def _masked(self, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         "Training blocks with their masks."

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 import numpy as np
+from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
-from ..core.files import sha256_text
-from .batching import Ragged, load_arrays, save_arrays, tokenizer_rules
+from ..core.files import check_room, sha256_text, sha256_texts
+from .batching import Ragged, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
 from kdnotes.tasks.sources import (
     FORMATS,
@@ -373,66 +375,84 @@ def encode_windows(
     rows: Rows,
     max_length: int,  # tokens of a window, special ones included
     stride: int,  # tokens of the context that neighbouring windows share
-    cache_dir: Path | None = None,  # a folder, or no cache
+    cache_dir: Path | None = None,  # a folder, where the windows become memory maps; None: nothing is written
 ) -> Windows:
     "Tokenise questions with their contexts, or read them from the cache."
-    names = ('values', 'offsets', 'second', 'row', 'context', 'places')
-    path = None
-    if cache_dir is not None:
-        texts = [text for row in rows for text in (row['question'], row['context'])]
-        rules = tokenizer_rules(tokenizer)
-        key = sha256_text('windows-1', rules, str(max_length), str(stride), *texts)
-        path = Path(cache_dir) / f'{key[:32]}.tokens'
-        if (stored := load_arrays(path)) is not None:
-            values, offsets, *others = (stored[name] for name in names)
-            return Windows(Ragged(values, offsets), *others)
-    found = _encode_windows(tokenizer, rows, max_length, stride)
-    if path is not None:
-        arrays = (found.ids.values, found.ids.offsets, found.second, found.row, found.context, found.places)
-        save_arrays(path, **dict(zip(names, arrays)))
-    return found
+    files = dict.fromkeys(('second', 'row', 'context', 'places'), np.int32)
+    files |= dict(values=token_dtype(tokenizer), offsets=np.int64)
+    if cache_dir is None:
+        state = dict(total=0)
+        parts = [
+            _windows_of(tokenizer, rows, start, max_length, stride, state)
+            for start in range(0, len(rows), _AT_ONCE)
+        ]
+        return _as_windows({name: np.concatenate([part[name] for part in parts]) for name in files})
+    texts = (text for row in rows for text in (row['question'], row['context']))
+    rules = ('windows-2', tokenizer_rules(tokenizer), str(max_length), str(stride), str(_AT_ONCE))
+    key = sha256_texts(chain(rules, texts))
+
+    def add_parts(made: Appended) -> None:
+        for start in range(made.parts * _AT_ONCE, len(rows), _AT_ONCE):
+            part = _windows_of(tokenizer, rows, start, max_length, stride, made.state)
+            if not start:
+                size = sum(array.size * np.dtype(files[name]).itemsize for name, array in part.items())
+                all_of = size * len(rows) / min(len(rows), _AT_ONCE)
+                check_room(made.folder.parent, 1.1 * all_of, f'the windows of {len(rows):,} questions')
+            made.add(part)
+
+    return _as_windows(made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts))
 
 
-def _encode_windows(tokenizer, rows: Rows, max_length: int, stride: int) -> Windows:
-    "The windows of all rows."
-    ids = []
+def _as_windows(arrays: dict[str, np.ndarray]) -> Windows:
+    "Windows of flat arrays, which may be maps."
+    found = {name: np.asarray(array) for name, array in arrays.items()}
+    ids = Ragged(found['values'], found['offsets'])
+    pairs = (found[name].reshape(-1, 2) for name in ('context', 'places'))
+    return Windows(ids, found['second'], found['row'], *pairs)
+
+
+def _windows_of(
+    tokenizer, rows: Rows, start: int, max_length: int, stride: int, state: dict
+) -> dict[str, np.ndarray]:  # flat
+    "What the rows from `start` on add to each array; `state` counts the tokens."
+    part = rows[start : start + _AT_ONCE]
+    encoded = tokenizer(
+        [row['question'] for row in part],
+        [row['context'] for row in part],
+        truncation='only_second',
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        return_token_type_ids=True,
+        return_attention_mask=False,
+        split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
+    )
     second = []
-    of_row = []
     contexts = []
     places = []
-    for start in range(0, len(rows), _AT_ONCE):
-        part = rows[start : start + _AT_ONCE]
-        encoded = tokenizer(
-            [row['question'] for row in part],
-            [row['context'] for row in part],
-            truncation='only_second',
-            max_length=max_length,
-            stride=stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-            return_token_type_ids=True,
-            return_attention_mask=False,
-            split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
-        )
-        for i, row in enumerate(encoded['overflow_to_sample_mapping']):
-            sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(i)])
-            tokens = np.flatnonzero(sequence == 1)
-            if not len(tokens):
-                raise CorpusError(
-                    f'the context of question {part[row]["id"]!r} has no token of this tokenizer; remove the '
-                    'question, or give a context with words'
-                )
-            low, high = (tokens[0], tokens[-1] + 1)
-            types = encoded['token_type_ids'][i]
-            ids.append(encoded['input_ids'][i])
-            second.append(types.index(1) if 1 in types else len(types))
-            of_row.append(start + row)
-            contexts.append((low, high))
-            places.append(np.array(encoded['offset_mapping'][i], dtype=np.int32)[low:high])
-    return Windows(
-        Ragged.from_rows(ids),
-        np.array(second, dtype=np.int32),
-        np.array(of_row, dtype=np.int32),
-        np.array(contexts, dtype=np.int32),
-        np.concatenate(places),
+    of = encoded['overflow_to_sample_mapping']
+    for i, row in enumerate(of):
+        sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(i)])
+        tokens = np.flatnonzero(sequence == 1)
+        if not len(tokens):
+            raise CorpusError(
+                f'the context of question {part[row]["id"]!r} has no token of this tokenizer; remove the '
+                'question, or give a context with words'
+            )
+        low, high = (tokens[0], tokens[-1] + 1)
+        types = encoded['token_type_ids'][i]
+        second.append(types.index(1) if 1 in types else len(types))
+        contexts.append((low, high))
+        places.append(np.array(encoded['offset_mapping'][i], dtype=np.int32)[low:high])
+    ids = Ragged.from_rows(encoded['input_ids'])
+    ends = state['total'] + ids.offsets[1 if start else 0 :]
+    state['total'] += len(ids.values)
+    return dict(
+        values=ids.values,
+        offsets=ends,
+        second=np.array(second, dtype=np.int32),
+        row=start + np.array(of, dtype=np.int32),
+        context=np.array(contexts, dtype=np.int32).ravel(),
+        places=np.concatenate(places).ravel(),
     )

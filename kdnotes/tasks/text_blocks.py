@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
-from ..core.appended import Appended, open_appended
+from ..core.appended import Appended, made_once
 from ..core.config import KdnotesError
-from ..core.files import lock, sha256_text
+from ..core.files import check_room, sha256_texts
 from ..core.streams import stream
 from .batching import tokenizer_rules
 
@@ -214,13 +215,9 @@ def token_stream(
         groups = [_tokens_of(tokenizer, group, state) for group in _groups(documents)]
         return _as_stream({name: np.concatenate([group[name] for group in groups]) for name in _FILES})
     rules = (tokenizer_rules(tokenizer), str(token_roles(tokenizer)), UNKNOWN, str(PIECE))
-    key = sha256_text('stream-3', *rules, *documents)[:32]
+    key = sha256_texts(chain(('stream-3', *rules), documents))[:32]
     folder = Path(cache_dir) / f'{key}.stream'
-    found = open_appended(folder, _FILES)
-    if found is None:
-        with lock(Path(cache_dir) / f'{key}.lock'):
-            found = open_appended(folder, _FILES) or _made(tokenizer, documents, folder)
-    return _as_stream(found)
+    return _as_stream(made_once(folder, _FILES, _BEGIN, lambda made: _add_parts(made, tokenizer, documents)))
 
 
 def token_roles(
@@ -230,19 +227,19 @@ def token_roles(
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
 
 
-def _made(tokenizer, documents: Sequence[str], folder: Path) -> dict[str, np.ndarray]:
-    "The files of a stream, from where an earlier call was interrupted."
-    (folder / 'meta.json').unlink(missing_ok=True)
-    made = Appended(folder, _FILES, _BEGIN)
+def _add_parts(made: Appended, tokenizer, documents: Sequence[str]) -> None:
+    "The groups of pieces of a text, from where an earlier call was interrupted."
     done = made.parts
     for number, group in enumerate(_groups(documents)):
-        if number >= done:
-            made.add(_tokens_of(tokenizer, group, made.state))
-    made.finish()
-    found = open_appended(folder, _FILES)
-    if found is None:
-        raise TextError(f'{folder} was changed while it was written; start the same command again')
-    return found
+        if number < done:
+            continue
+        part = _tokens_of(tokenizer, group, made.state)
+        if not number:
+            characters = sum(map(len, documents))
+            size = sum(array.nbytes for array in part.values()) / sum(len(piece.text) for piece in group)
+            what = f'the tokens of {characters:,} characters of text'
+            check_room(made.folder.parent, 1.1 * size * characters, what)
+        made.add(part)
 
 
 def _as_stream(arrays: dict[str, np.ndarray]) -> TokenStream:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 import numpy as np
@@ -24,7 +24,7 @@ from kdnotes.tasks.sources import (
     check_filled,
     read_split,
 )
-from .batching import Batch, EncodedPairs
+from .batching import Batch, EncodedPairs, all_apart
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce
@@ -409,13 +409,17 @@ class TextClassification:
 
     def groups(self, split: str) -> np.ndarray:
         "Examples need no neighbours."
-        return np.arange(len(self.rows[split]))
+        return all_apart(len(self.rows[split]))
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Examples of a split, padded to the longest; the same in every epoch."
         index = np.asarray(index, dtype=np.int64)
         inputs, tokens = self.pairs.inputs(split, index)
         return Batch(index, inputs, torch.from_numpy(self.labels[split][index]), tokens)
+
+    def token_ids(self, split: str) -> Iterator[np.ndarray]:
+        "All token ids of a split's batches."
+        return self.pairs.token_ids(split)
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
         "The teacher's outputs, (n, classes) or (n, 1) float32."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..tasks.base import Task
 
 # %% auto #0
-__all__ = ['MOST_EXAMPLES', 'MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'DeviceBits', 'drop', 'FastPath', 'fast_path']
+__all__ = ['MOST_ROWS', 'RowsInUse', 'rows_in_use', 'Bits', 'DeviceBits', 'drop', 'FastPath', 'fast_path']
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #f5b96d53
 class _Touched:
@@ -99,9 +99,17 @@ class RowsInUse(nn.Module):
         return table
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #0f0e0cca
-# beyond so many examples, or so large a share of the table, the table stays whole
-MOST_EXAMPLES = 200_000
+# of so large a share of the table on, the table stays whole
 MOST_ROWS = 0.8
+_AT_ONCE = 1024  # examples
+
+
+def _ids_of_batches(task: Task) -> Iterator[np.ndarray]:
+    "The token ids of all training batches, of a task that does not know them."
+    n = len(task.lengths('train'))
+    for start in range(0, n, _AT_ONCE):
+        batch = task.batch('train', np.arange(start, min(n, start + _AT_ONCE)))
+        yield batch.inputs['input_ids'].flatten().numpy()
 
 
 def rows_in_use(
@@ -110,16 +118,13 @@ def rows_in_use(
     device='cpu',
 ) -> Tensor | None:  # (k,) int64, sorted; None: keep the whole table
     "The token ids that training examples hold."
-    n = len(task.lengths('train'))
-    if n > MOST_EXAMPLES:
+    known = task.token_ids('train') if hasattr(task, 'token_ids') else None
+    seen = np.zeros(vocabulary, dtype=bool)
+    for ids in _ids_of_batches(task) if known is None else known:
+        seen[ids] = True
+    if seen.mean() > MOST_ROWS:
         return None
-    seen = torch.zeros(vocabulary, dtype=torch.bool)
-    for start in range(0, n, 1024):
-        batch = task.batch('train', np.arange(start, min(n, start + 1024)))
-        seen[batch.inputs['input_ids'].unique()] = True
-    if seen.float().mean() > MOST_ROWS:
-        return None
-    return seen.nonzero().squeeze(1).to(device)
+    return torch.from_numpy(np.flatnonzero(seen)).to(device)
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #3786a17a
 class Bits:
