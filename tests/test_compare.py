@@ -85,6 +85,18 @@ def test_any_other_setting_takes_the_factors_name_away(change):
     )
 
 
+def test_a_teacher_in_another_format_is_no_other_factors_effect():
+    rounded = make_record('full_kd', forward_dtype='bf16')
+    x = attribute(make_record('full_kd'), rounded)
+    assert x.factor is None and not x.factors and set(x.others) == {'forward_dtype'}
+    x = attribute(rounded, make_record('mixed_kd'))
+    assert x.factor is None and list(x.factors) == ['precision'] and set(x.others) == {'forward_dtype'}
+    x = attribute(make_record('full_student'), rounded)  # part of whether there is a teacher
+    assert x.factor == 'kd' and x.part_of['forward_dtype'] == ('kd',)
+    x = attribute(make_record('full_kd'), make_record('full_kd', signal_dtype='bf16', forward_dtype='bf16'))
+    assert x.factor == 'signal_dtype' and x.part_of['forward_dtype'] == ('signal_dtype',)
+
+
 @pytest.mark.parametrize(
     'change', [dict(torch='2.14.0'), dict(device='cuda:0 NVIDIA H200'), dict(cpu='another cpu')]
 )

@@ -295,6 +295,13 @@ MUTANTS = [
         "widened=dtype == 'bf16' and not cuda",
         'test_emulated_bf16.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
     ),
+    Mutant(
+        'a teacher in fp32 that was asked in bf16',
+        'distill.teacher_cache',
+        "    if forward_dtype == 'bf16':\n",
+        "    if forward_dtype == 'fp8':\n",
+        'test_teacher_signal.py::test_a_teacher_in_bf16_is_itself_in_bf16',
+    ),
 ]
 
 

@@ -115,7 +115,7 @@ OTHER = dict(  # for each setting a value that no committed run of these modes h
     ranking_loss='ranknet', gradient_dtype='bf16', gradient_sync='every', bucket_mib=5.0, epochs=9.0,
     learning_rate=3e-3, warmup_fraction=0.3, weight_decay=0.2, max_grad_norm=2.0, batch_size=8,
     micro_batch_tokens=512, max_length=64, train_questions='all', teacher_questions='all', teacher_seed=77,
-    document_title=True, student_layers=(0, 5), smoke=True, threads_per_rank=2,
+    document_title=True, student_layers=(0, 5), smoke=True, forward_dtype='bf16', threads_per_rank=2,
     student_init='teacher_pretrained',
 )  # fmt: skip
 

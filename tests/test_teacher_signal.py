@@ -42,6 +42,7 @@ from kdnotes.distill.teacher_cache import (
     online_signal,
     open_signal,
     signal_key,
+    teacher_signal,
 )
 
 KEY = dict(
@@ -186,6 +187,38 @@ def test_cached_is_online_to_the_stated_precision(task, teacher, tmp_path, dtype
     assert signal(task.batch('train', task.all[:3]))['margin'].shape == (3,)
 
 
+def test_a_teacher_in_bf16_is_itself_in_bf16(task, teacher, batch, alone, tmp_path):
+    with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16):
+        by_hand = tiny_teacher().eval()(**batch.inputs).logits.float()
+    online = online_signal(task, teacher, 'bf16')
+    seen = online(batch)['logits']
+    assert torch.equal(seen, by_hand) and seen.dtype == torch.float32
+    assert (seen - alone).abs().max() > 1e-4
+    with torch.autocast('cpu', dtype=torch.float16):  # the student's format is not the teacher's
+        assert torch.equal(online(batch)['logits'], by_hand)
+    signal = make_signal(task, teacher, tmp_path, KEY | {'forward_dtype': 'bf16'}, tokens=100)
+    assert signal.meta['precision'] == T.precision('fp32', 'bf16')
+    for index in (task.all, np.array([40, 40, 0]), np.array([5])):
+        b = task.batch('train', index)
+        assert close(signal(b), online(b), signal.meta['precision'])
+    assert open_signal(tmp_path, signal_key(**KEY)) is None
+
+
+def test_the_format_of_a_runs_teacher_reaches_it(task, teacher, batch):
+    "Online, with and without intermediate layers."
+    from kdnotes.distill.intermediate import online_teacher
+
+    task.loss_terms = task.loss_counts = None  # members that a view replaces
+    for more in ({}, dict(hidden_loss='mse', hidden_layers=(1,))):
+        said = {}
+        for dtype in ('fp32', 'bf16'):
+            config = make_config(mode='full_kd', signal='online', forward_dtype=dtype, **more)
+            said[dtype] = online_teacher(task, teacher, config)(batch)
+        alone = teacher_signal(task, teacher, batch)
+        assert torch.allclose(said['fp32']['logits'], alone['logits'], rtol=0, atol=1e-5)
+        assert 1e-4 < (said['bf16']['logits'] - alone['logits']).abs().max() < 0.05
+
+
 def test_the_key_has_everything_in_it():
     key = signal_key(**KEY)
     assert {signal_key(**KEY | {k: 99 if k == 'max_length' else 'other'}) for k in KEY}.isdisjoint({key})
@@ -222,7 +255,8 @@ def test_what_a_task_reads_is_in_the_key_or_changes_no_input():
 def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
     key = named(teacher, tokenizer)
     others = [named(teacher, tokenizer, **{k: v}) for k, v in OTHER.items()]
-    others += [named(teacher, tokenizer, signal_dtype='fp16'), named(teacher, tokenizer, corpus_sha256='d')]
+    others += [named(teacher, tokenizer, **{f'{name}_dtype': 'bf16'}) for name in ('signal', 'forward')]
+    others += [named(teacher, tokenizer, corpus_sha256='d')]
     more = copy.deepcopy(tokenizer)
     more.add_tokens(['zzyzx'])
     others.append(named(teacher, more))

@@ -279,6 +279,10 @@ class RunConfig(BaseModel):
     signal: Literal['cached', 'online'] = parameter('cached', kd=True)
     # number format in which a cached signal is stored
     signal_dtype: Literal['fp32', 'bf16', 'fp16'] = parameter('fp32', kd=True, factors=('signal_dtype',))
+    # number format in which the teacher computes its outputs, stored or not: bf16 is faster, and rounds them
+    forward_dtype: Literal['fp32', 'bf16'] = parameter(
+        'fp32', kd=True, younger=True, factors=('signal_dtype',)
+    )
 
     # other losses than the study's: off unless asked for
 
@@ -481,7 +485,7 @@ def _check_warmup(config: RunConfig) -> None:
 
 # %% ../../nbs/core/02_config.ipynb #268028b7
 # settings that play no part without KD
-NEED_TEACHER = ('dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')
+NEED_TEACHER = ('forward_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')
 
 
 def _check_losses(config: RunConfig) -> None:

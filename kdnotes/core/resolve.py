@@ -28,9 +28,9 @@ from kdnotes.core.config import (
 )
 
 # %% auto #0
-__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'resolve_ranks', 'default_setting', 'resolve', 'factors', 'losses_in_words',
-           'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id', 'setting_in_words',
-           'changes_in_words', 'by_arm']
+__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'resolve_ranks', 'default_setting', 'resolve', 'factors',
+           'losses_in_words', 'resolved_dtype', 'factor_settings', 'training_settings', 'settings', 'run_id',
+           'setting_in_words', 'changes_in_words', 'by_arm']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -82,6 +82,20 @@ def resolve_precision(
     if not bf16 and device == 'cuda':
         raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
     return 'bf16', reason + f'; {WIDENED}' * (not bf16)
+
+
+def check_forward(
+    forward_dtype: str,  # 'fp32' | 'bf16': what a teacher computes its outputs in
+    device: str,  # 'cpu' | 'cuda'
+    bf16: bool = True,  # has the device instructions for bf16?
+) -> None:
+    "Refuse a teacher in bf16 where this saves nothing: it would only round."
+    if forward_dtype == 'bf16' and not bf16:
+        here = 'GPU' if device == 'cuda' else 'CPU'
+        raise ConfigError(
+            f"forward_dtype='bf16' is there to save a teacher's time, and this {here} has no instructions "
+            "for bf16; use forward_dtype='fp32'"
+        )
 
 # %% ../../nbs/core/03_resolve.ipynb #00ac566a
 # more processes than cores are slow and use memory each; a few more are useful to try parallel code
@@ -137,6 +151,7 @@ def resolve(
     ranks, threads = resolve_ranks(config.ranks, config.threads_per_rank, mode.ranks, machine)
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device, machine.bf16)
+    check_forward(config.forward_dtype, machine.device, machine.bf16)
     if dtype == 'fp16' and config.gradient_dtype == 'powersgd' and ranks > 1:
         raise ConfigError(
             "gradient_dtype='powersgd' carries the errors of past steps on, "

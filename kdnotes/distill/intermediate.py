@@ -116,12 +116,13 @@ class IntermediateSignal:
             )
         self.shape = teacher.config
         self._task = with_intermediate(task, config)
+        self._forward_dtype = config.forward_dtype
         self._teacher = ModelWithIntermediate(
             teacher, tuple(layer + 1 for layer in layers), config.relation_loss != 'none'
         )
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        return teacher_signal(self._task, self._teacher, batch)
+        return teacher_signal(self._task, self._teacher, batch, self._forward_dtype)
 
 
 def online_teacher(
@@ -132,7 +133,7 @@ def online_teacher(
     "The signal a configuration asks for, computed when it is asked for."
     if uses_intermediate_layers(config):
         return IntermediateSignal(task, teacher, config)
-    return online_signal(task, teacher)
+    return online_signal(task, teacher, config.forward_dtype)
 
 # %% ../../nbs/distill/05_intermediate.ipynb #bfb13ae8
 def open_student(

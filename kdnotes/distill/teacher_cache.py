@@ -42,18 +42,27 @@ def fp32_matmul() -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
+def _forward_autocast(forward_dtype: str, device_type: str) -> torch.autocast:
+    "The number format of a teacher's matmuls, whatever surrounds it."
+    if forward_dtype == 'bf16':
+        return torch.autocast(device_type, dtype=torch.bfloat16)
+    return torch.autocast(device_type, enabled=False)
+
+
 @torch.no_grad()
 def teacher_signal(
     task: Task,
     teacher: nn.Module,  # on the batch's device; put into eval mode, and left there
     batch: Batch,
+    forward_dtype: str = 'fp32',  # of its matmuls: 'fp32' | 'bf16'
 ) -> dict[str, Tensor]:  # name -> (n, *shape), ragged (tokens, *shape); float32 or int64, no gradient
     "What the teacher says about a batch, whatever surrounds the call."
     if any(module.training for module in teacher.modules()):
         teacher.eval()
     integers = {name for name, spec in task.signal_spec.items() if spec.integer}
-    with torch.autocast(batch.labels.device.type, enabled=False), fp32_matmul():
-        with first_position(teacher):
+    device_type = batch.labels.device.type
+    with torch.autocast(device_type, enabled=False), fp32_matmul():
+        with _forward_autocast(forward_dtype, device_type), first_position(teacher):
             outputs = call(teacher, batch.inputs)
         said = task.signal(outputs, batch)
         return {name: value.long() if name in integers else value.float() for name, value in said.items()}
@@ -62,9 +71,10 @@ def teacher_signal(
 def online_signal(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
+    forward_dtype: str = 'fp32',  # as of `teacher_signal`
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "A signal computed when it is asked for."
-    return lambda batch: teacher_signal(task, teacher, batch)
+    return lambda batch: teacher_signal(task, teacher, batch, forward_dtype)
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #0d5b6407
 SIGNAL_SCHEMA = 1
@@ -76,7 +86,7 @@ def signal_key(
     tokenizer_sha256: str,  # of how texts become tokens
     split: str,  # 'train'
     max_length: int,  # tokens at which a pair is cut
-    forward_dtype: str,  # what the teacher computes in: 'fp32'
+    forward_dtype: str,  # what the teacher computes in: 'fp32' | 'bf16'
     storage_dtype: str,  # what is stored: 'fp32' | 'fp16' | 'bf16'
     subset: str,  # which of the split's examples: 'all', or the rule that left some out
 ) -> str:  # 32 hex digits
@@ -117,7 +127,7 @@ def key_parts(
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         split=split,
         max_length=config.max_length,
-        forward_dtype='fp32',  # `teacher_signal` computes in nothing else
+        forward_dtype=config.forward_dtype,
         storage_dtype=storage_dtype or config.signal_dtype,
         subset=subset,
     )
@@ -132,12 +142,25 @@ _STORAGE = {
 _INT32 = 'int32'  # how integers are stored
 
 
+# how far apart two forwards of one example may be, in batches of other shape: share of the number, and beside
+# that; in bf16 its last bit, and what sums in another order round to another number on the way
+_FORWARD = {'fp32': (0.0, 1e-5), 'bf16': (2**-7, 2**-6)}
+
+
 def precision(
     storage_dtype: str,  # 'fp32' | 'fp16' | 'bf16'
-    # relative: of rounding to the storage's format; absolute: of float32 sums in another order
-) -> dict[str, float]:
+    forward_dtype: str = 'fp32',  # of the teacher's matmuls
+) -> dict[str, float]:  # relative: of a number's last bits; absolute: of sums in another order
     "How far a cached number may be from the one computed online."
-    return dict(relative=_STORAGE[storage_dtype][2], absolute=1e-5)
+    relative, absolute = _FORWARD[forward_dtype]
+    return dict(relative=_STORAGE[storage_dtype][2] + relative, absolute=absolute)
+
+
+def _one_of(name: str, value: str, allowed: dict) -> str:
+    "A format that there is."
+    if value not in allowed:
+        raise ValueError(f'{name} must be one of {", ".join(allowed)}, got {value!r}')
+    return value
 
 
 def _encode(
@@ -350,6 +373,7 @@ class _Share:
     task: Task
     split: str
     teacher: nn.Module  # on the device
+    forward_dtype: str
     folder: Path
     arrays: dict[str, _Array]
     batches: list[np.ndarray]  # this rank's examples
@@ -372,7 +396,7 @@ def _write_rows(
         if (ledger[index] == _row_sums(files, share.arrays, share.offsets, index)).all():
             continue
         batch = share.task.batch(share.split, index).to(share.device)
-        for name, values in teacher_signal(share.task, share.teacher, batch).items():
+        for name, values in teacher_signal(share.task, share.teacher, batch, share.forward_dtype).items():
             files[name][share.places(name, index)] = _checked(share, name, index, values)
         ledger[index] = _row_sums(files, share.arrays, share.offsets, index)
         every()
@@ -504,9 +528,8 @@ def make_signal(
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
     split = key_parts['split']
-    storage_dtype = key_parts['storage_dtype']
-    if storage_dtype not in _STORAGE:
-        raise ValueError(f"storage_dtype must be one of {', '.join(_STORAGE)}, got {storage_dtype!r}")
+    forward_dtype = _one_of('forward_dtype', key_parts['forward_dtype'], _FORWARD)
+    storage_dtype = _one_of('storage_dtype', key_parts['storage_dtype'], _STORAGE)
     main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
@@ -522,7 +545,15 @@ def make_signal(
         if not made:
             batches = micro_batches(np.arange(len(lengths)), lengths, tokens, workers.rank, workers.ranks)
             share = _Share(
-                task, split, teacher.to(device), folder, arrays, batches, _offsets(lengths), device
+                task,
+                split,
+                teacher.to(device),
+                forward_dtype,
+                folder,
+                arrays,
+                batches,
+                _offsets(lengths),
+                device,
             )
             _write_rows(share, spent.write_now_and_then if main else lambda: None)
         workers.barrier()  # all rows are written
@@ -533,7 +564,7 @@ def make_signal(
                 key_parts=key_parts,
                 examples=len(lengths),
                 storage_dtype=storage_dtype,
-                precision=precision(storage_dtype),
+                precision=precision(storage_dtype, forward_dtype),
                 ranks=workers.ranks,
                 teacher_s=spent.seconds(),
             )

@@ -198,6 +198,7 @@ class Plan:
             'precision': f'{resolved_dtype(c)}: {self.reason}',
             'ranks': f'{counted(c.ranks, "process", "processes")}{threads}',
             'distillation': losses_in_words(c),
+            'signal': _signal_in_words(c),
             'setting': setting_in_words(settings(c)),
             'not default': self.changes,
         }
@@ -232,6 +233,16 @@ def _teacher_in_words(plan: Plan) -> str:
     if is_given(teacher.config):
         return f'{teacher.config.teacher}, given: {how}; its scores are those of {teacher.run_id}'
     return f'{teacher.run_id}, {how}: {teacher_origin(plan)}'
+
+
+def _signal_in_words(config: RunConfig) -> str:  # '': as always
+    "That a teacher's outputs are rounded, where they are."
+    if not MODES[config.mode].kd or config.forward_dtype == 'fp32':
+        return ''
+    stored = f', stored in {config.signal_dtype}' if config.signal == 'cached' else ''
+    return (
+        f'the teacher computes it in {config.forward_dtype}{stored}: its outputs are rounded, in every step'
+    )
 
 
 def _shape_in_words(config: RunConfig) -> list[str]:
