@@ -19,13 +19,25 @@ from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
 from kdnotes.checks import baselines, bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
-from kdnotes.core.config import ConfigError
-from kdnotes.core.resolve import Machine
+from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime
-from kdnotes.checks.bench_results import ratios, rounds, table, text, time_split
+from kdnotes.checks import gpu_race
+from kdnotes.checks.bench_results import (
+    formats_line,
+    headline,
+    inference,
+    quality,
+    ratios,
+    rounds,
+    shares,
+    table,
+    text,
+    time_split,
+)
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps, train
 
@@ -52,7 +64,12 @@ def tiny_tokenizer(rows):
         special_tokens=[('[CLS]', 2), ('[SEP]', 3)],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token='[PAD]', unk_token='[UNK]', cls_token='[CLS]', sep_token='[SEP]'
+        tokenizer_object=tokenizer,
+        pad_token='[PAD]',
+        unk_token='[UNK]',
+        cls_token='[CLS]',
+        sep_token='[SEP]',
+        model_input_names=['input_ids', 'token_type_ids', 'attention_mask'],  # as BERT's own
     )
 
 
@@ -266,7 +283,7 @@ def test_a_small_race(home, tiny):
     results = bench.bench(
         'embedded',
         alternations=2,
-        contestants='machine,teacher,kdnotes,student_alone,hf_best',
+        contestants='machine,teacher,kdnotes,kdnotes_as_run,student_alone,hf_best',
         smoke=True,
         say=lines.append,
         teacher=str(tiny['folder'] / 'teacher'),
@@ -275,12 +292,36 @@ def test_a_small_race(home, tiny):
     here = ['hf_best'] * (not baselines.missing('huggingface'))
     assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
     assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [
-        (n, t) for t in range(2) for n in ('machine', 'teacher', 'kdnotes', 'student_alone', *here)
+        (n, t)
+        for t in range(2)
+        for n in ('machine', 'teacher', 'kdnotes', 'kdnotes_as_run', 'student_alone', *here)
     ]
     (saved,) = (home / 'runs' / 'bench').glob('*/bench.json')
     assert json.loads(saved.read_text()) == json.loads(json.dumps(results))
     shown = table(results)
-    assert list(shown.index) == ['teacher', 'kdnotes', 'kdnotes_cold', 'student_alone', *here]
+    assert list(shown.index) == [
+        'teacher',
+        'kdnotes',
+        'kdnotes_cold',
+        'kdnotes_as_run',
+        'student_alone',
+        *here,
+    ]
+    formats = results['formats']
+    assert set(formats) == {'kdnotes'} | {'huggingface'} & {'huggingface' for _ in here}
+    for library, found in formats.items():
+        assert set(found['rates']) == {'fp32', 'bf16'}
+        assert found['dtype'] == max(found['rates'], key=found['rates'].get)
+        assert library in formats_line(results)
+    assert set(shown['format'][['kdnotes', 'kdnotes_as_run']]) == {formats['kdnotes']['dtype']}
+    assert text(results).startswith('formats, the faster one in a trial')
+    run = next(t for t in results['turns'] if t['contestant'] == 'kdnotes_as_run')
+    assert [step for step, _ in run['losses']] == list(range(1, 7)) and run['ranks'] >= 1
+    # nothing of the user's runs stays, and no run of the usual home was made
+    assert [p.name for p in (home / 'runs').iterdir() if p.name != '.cache'] == ['bench']
+    assert not list(saved.parent.rglob('record.json'))
+    assert set(shares(results).columns) == {'kdnotes', *here}
+    assert shares(results).sum().round(6).eq(100).all() and (shares(results).loc['products'] > 0).all()
     assert (
         (shown.examples_per_s > 0).all()
         and (shown.of_large_percent > 0).all()
@@ -315,13 +356,17 @@ def test_a_contestant_that_fails_is_skipped_and_the_others_go_on(home, tiny):
     bench.prepare_race(race, True, lambda line: None)
     job = contestants.contestant_job(contestants.RACE['kdnotes'], race)
     jobs = dict(
-        broken=job | dict(trains='nobody'), short=job | dict(steps=2), kdnotes=job | dict(split=False)
+        broken=job | dict(trains='nobody'),
+        late=job | dict(limit_s=0.01),
+        short=job | dict(steps=2),
+        kdnotes=job | dict(split=False, shares=False),
     )
     lines = []
     turns, failed = bench.heat(jobs, 2, 20.0, lines.append)
     assert [(t['contestant'], t['turn']) for t in turns] == [('kdnotes', 0), ('kdnotes', 1)]
     assert (
-        set(failed) == {'broken', 'short'}
+        set(failed) == {'broken', 'late', 'short'}
+        and 'did not answer within 0.01 s' in failed['late']
         and "KeyError: 'nobody'" in failed['broken']
         and 'steps=10' in failed['short']
         and set(failed.values()) <= set(lines)
@@ -404,6 +449,124 @@ def test_who_scores_a_text_finds_the_same(tmp_path):
     for other in found[1:]:
         assert other['nll'] == pytest.approx(found[0]['nll'], abs=1e-4)
     assert contestants.time_scores(place, 2)['nll'] != found[0]['nll']
+
+
+def test_each_library_races_in_its_faster_format():
+    race = contestants.RaceSetting('/somewhere', {}, 'auto', 55, 'embedded')
+    formats = dict(
+        huggingface=bench.faster(dict(fp32=59.0, bf16=5.0)), kdnotes=bench.faster(dict(fp32=57.0, bf16=119.0))
+    )
+    dtypes = {
+        name: bench.in_format(c, race, formats).dtype
+        for name, c in contestants.choose('race,quality').items()
+    }
+    theirs = {name: dtypes[name] for name in dtypes if name.startswith('hf_')}
+    assert set(theirs.values()) == {'fp32'} and len(theirs) == 6
+    assert {dtypes[name] for name in ('kdnotes', 'kdnotes_as_run', 'kdnotes_trained')} == {'bf16'}
+    forced = replace(race, dtype='fp32')
+    assert bench.in_format(contestants.RACE['kdnotes'], forced, formats).dtype == 'fp32'
+    job = contestants.contestant_job(contestants.RACE['hf_best'], replace(race, dtype='fp32'))
+    assert (job['dtype'], job['config']['mode']) == ('fp32', 'full_kd')
+
+
+def test_a_users_run_has_the_ranks_and_threads_of_a_plain_run():
+    race = contestants.RaceSetting('/somewhere', {}, 'bf16', 55, 'embedded')
+    job = contestants.contestant_job(contestants.RACE['kdnotes_as_run'], race)
+    plain = resolve(make_config(mode='mixed_kd', corpus='embedded'), contestants.machine(), 'embedded')
+    assert job['ranks'] == 1  # a process that starts the run's own
+    for name in ('ranks', 'threads_per_rank'):
+        assert name not in job['asked']
+        assert job['config'][name] == getattr(plain, name)
+
+
+@pytest.mark.parametrize('model', ['teacher', 'student'])
+def test_who_is_asked_says_the_same(tiny, model):
+    "kdnotes' predict, a pipeline and a CrossEncoder, about the same texts."
+    place = SimpleNamespace(
+        config=make_config(smoke=True),
+        corpus=load_corpus('answer_selection', 'embedded'),
+        folder=tiny['folder'],
+        runtime=CPU,
+    )
+    found = {}
+    for library in ('kdnotes', 'transformers', 'sentence_transformers'):
+        if baselines.missing(library):
+            continue
+        here = SimpleNamespace(**vars(place), job=dict(library=library))
+        found[library] = contestants.time_answers(here, 1, model)
+        assert min(found[library][f'latency_{n}_ms'] for n in (1, 32)) > 0
+        assert found[library]['texts_per_s'] > 0
+    assert 0.01 < found['kdnotes']['likely'] < 0.99
+    for other in found.values():
+        assert other['likely'] == pytest.approx(found['kdnotes']['likely'], abs=1e-4)
+
+
+def made_turn(name, rate, **more):
+    "A turn of results that are made up."
+    return dict(contestant=name, turn=0, split=False, examples_per_s=rate, padding_share=0.0) | more
+
+
+def test_the_rest_of_the_lead_is_counted_in_operations():
+    facts = dict(
+        training_flops_per_example=3.0, executed_flops_per_example=2.0, teacher_flops_per_example=1.5
+    )
+    turns = [
+        made_turn('kdnotes', 300.0),
+        made_turn('hf_best', 150.0, padding_share=0.2),
+        made_turn('hf_default', 50.0, padding_share=0.6),
+        made_turn('teacher', 100.0),
+        made_turn('teacher_bf16', 200.0),
+    ]
+    results = dict(turns=turns, facts=facts, settings=dict(dtype='bf16'))
+    own, rest = headline(results)
+    assert 'kdnotes is 2.00x' in own and 'hf_best does 1.88x the operations' in own  # 3 / .8 against 2
+    assert '1.00x (1.00 to 1.00) cold with a signal in fp32' in own
+    assert '1.33x (1.33 to 1.33) cold with a signal in bf16' in own
+    # (3 + 1.5) / .4 against 3 / .8
+    assert 'the teacher in each step is 1.50x' in rest and '2.00x, together 3.00x' in rest
+
+
+def test_the_first_round_on_a_gpu_is_left_out(monkeypatch):
+    contest = SimpleNamespace(
+        job=dict(alternations=3),
+        chosen={name: (contestants.RACE[name], 'bf16', {}) for name in ('kdnotes', 'hf_best')},
+        missing={},
+        deadline=math.inf,
+        slowest=0.0,
+        turns=[],
+    )
+    monkeypatch.setattr(
+        gpu_race, 'take_turn', lambda contest, name, turn, split: made_turn(name, 1.0, turn=turn, split=split)
+    )
+    for turn in range(5):
+        assert gpu_race.make_round(contest, turn, lambda line: None)
+    assert [(t['contestant'], t['turn']) for t in contest.turns if not t['split']] == [
+        (name, turn) for turn in (1, 2, 3) for name in ('kdnotes', 'hf_best')
+    ]
+    assert [t['contestant'] for t in contest.turns if t['split']] == ['kdnotes']
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_students_are_trained_to_the_end_and_asked(home, tiny):
+    results = bench.bench(
+        'embedded',
+        alternations=1,
+        contestants='quality,inference',
+        smoke=True,
+        teacher=str(tiny['folder'] / 'teacher'),
+        student_layers=(0,),
+    )
+    assert set(results['missing']) == {
+        name for name, c in contestants.choose('quality,inference').items() if baselines.missing(c.by)
+    }, results['missing']
+    scores = quality(results)
+    assert set(scores.seeds) == {2} and scores['mean'].between(0, 1).all()
+    asked = inference(results)
+    assert (asked.texts_per_s > 0).all() and list(asked.of_predict[["kdnotes' predict, the teacher"]]) == [
+        1.0
+    ]
+    assert 'ratios: none' in text(results)
 
 
 def test_a_race_of_what_cannot_be_kept_is_refused():

@@ -14,17 +14,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 import torch
 from . import baselines
 from kdnotes.checks.contestants import (
-    ACCUMULATED,
-    OTHERS,
+    GROUPS,
+    HEATS,
+    QUALITY_SEEDS,
     RACE,
-    SCALING,
-    SCORING,
     TURNS,
     BenchError,
     Contestant,
@@ -32,6 +31,7 @@ from kdnotes.checks.contestants import (
     RaceSetting,
     choose,
     contestant_job,
+    trial_job,
 )
 from ..core.config import KdnotesError, RunConfig, make_config, names_with, task_info
 from ..core.files import read_json, runs_path, write_json
@@ -40,12 +40,14 @@ from ..experiment.plan import plan
 from ..distill.model_settings import FIELDS
 from ..records.store import find_run_model
 from ..core.processes import die_with_parent, process_environment, rank_environment
+from ..core.resolve import Machine
 from ..train.distributed import machine, stop
 from .profiling import peaks, reset_peaks
 from ..telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['work', 'Crew', 'together', 'heat', 'prepare_race', 'bench']
+__all__ = ['TRIES', 'work', 'Crew', 'together', 'heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format', 'prepare_race',
+           'rounds_of', 'Outcome', 'hold', 'bench']
 
 # %% ../../nbs/checks/08_bench.ipynb #fef36c20
 def work(
@@ -59,10 +61,10 @@ def work(
     for line in sys.stdin:
         command = json.loads(line)
         reset_peaks(place.runtime)
-        done = TURNS[place.job['trains']](
-            place, command['turn'], **place.job['options'], **(dict(split=True) if command['split'] else {})
-        )
-        answers.write(json.dumps(done | peaks(place.runtime)) + '\n')
+        watched = {command['watch']: True} if command['watch'] else {}
+        done = TURNS[place.job['trains']](place, command['turn'], **place.job['options'], **watched)
+        found = dict(dtype=place.runtime.dtype) | peaks(place.runtime) | done
+        answers.write(json.dumps(found) + '\n')
         answers.flush()
         if place.runtime.device.type == 'cuda':
             torch.cuda.empty_cache()  # the next contestant's
@@ -81,9 +83,9 @@ def _environment(job: dict) -> dict[str, str]:
 class Crew:
     "A contestant's processes: started at once, idle until asked."
 
-    def __init__(self, name: str, job: dict, seconds: float = 1200.0):  # most time for one answer
+    def __init__(self, name: str, job: dict):
         self.name = name
-        self.seconds = seconds
+        self.seconds = job['limit_s']  # most time for one answer
         self.log = Path(job['folder']) / f'{name}.log'
         file = Path(job['folder']) / f'{name}.json'
         write_json(file, job)
@@ -103,11 +105,15 @@ class Crew:
                     )
                 )
 
-    def ask(self, turn: int, split: bool = False) -> list[dict]:  # an answer of each process
+    def ask(
+        self,
+        turn: int,
+        watch: str = '',  # 'split' | 'shares': a turn that also says where the time goes
+    ) -> list[dict]:  # an answer of each process
         "Let all of them take a turn."
         for p in self.processes:
             with contextlib.suppress(BrokenPipeError):
-                p.stdin.write(json.dumps(dict(turn=turn, split=split)).encode() + b'\n')
+                p.stdin.write(json.dumps(dict(turn=turn, watch=watch)).encode() + b'\n')
         end = time.monotonic() + self.seconds
         return [self._answer(p, end) for p in self.processes]
 
@@ -154,6 +160,17 @@ def together(answers: list[dict], job: dict, mean_tokens: float) -> dict:
     return entry
 
 
+def _found(entry: dict) -> str:
+    "What a turn found, for people."
+    if 'examples_per_s' in entry:
+        return f" {entry['examples_per_s']:.1f} examples/s"
+    if 'texts_per_s' in entry:
+        return f" {entry['texts_per_s']:.1f} texts/s"
+    if entry.get('score') is not None:
+        return f" {entry['metric']} {entry['score']:.3f} on {entry['set']}"
+    return ''
+
+
 def heat(
     jobs: dict[str, dict],  # contestant -> its job
     alternations: int,
@@ -165,19 +182,17 @@ def heat(
     failed = {}
     crews = {}
 
-    def take(name: str, turn: int, split: bool = False):
+    def take(name: str, turn: int, watch: str = ''):
         try:
-            entry = together(crews[name].ask(turn, split), jobs[name], mean_tokens)
-        except BenchError as e:
+            entry = together(crews[name].ask(turn, watch), jobs[name], mean_tokens)
+        except (BenchError, ValueError, KeyError) as e:  # of what a broken process says, too
             failed[name] = str(e)
             crews.pop(name).close()
             return say(str(e))
-        turns.append(dict(contestant=name, turn=turn, split=split) | entry)
-        if not split:
-            say(
-                f"round {turn + 1} of {alternations}: {name}"
-                + (f" {entry['examples_per_s']:.1f} examples/s" if 'examples_per_s' in entry else '')
-            )
+        # what was watched is slower, and no round
+        turns.append(dict(contestant=name, turn=turn, split=bool(watch)) | entry)
+        if not watch:
+            say(f'round {turn + 1} of {alternations}: {name}{_found(entry)}')
 
     try:
         for name, job in jobs.items():
@@ -185,13 +200,71 @@ def heat(
         for turn in range(alternations):
             for name in list(crews):
                 take(name, turn)
-        for name in list(crews):
-            if jobs[name]['split']:
-                take(name, alternations, split=True)
+        for watch in ('split', 'shares'):
+            for name in list(crews):
+                if jobs[name][watch]:
+                    take(name, alternations, watch)
     finally:
         for crew in crews.values():
             crew.close()
     return turns, failed
+
+# %% ../../nbs/checks/08_bench.ipynb #d0d10b28
+# library -> the contestant that tries its formats
+TRIES = dict(
+    kdnotes='kdnotes',
+    huggingface='hf_best',
+    sentence_transformers='sentence_transformers',
+    textbrewer='textbrewer',
+)
+
+
+def sixteen_bits(on: Machine) -> str:
+    "The format of 16 bits that is tried on a machine."
+    return 'fp16' if on.device == 'cuda' and not on.bf16 else 'bf16'
+
+
+def faster(
+    rates: dict[str, float],  # format -> examples/s of a trial
+) -> dict:  # dtype, rates, why
+    "The format that a trial decides on."
+    dtype = max(rates, key=rates.get)
+    others = ' and '.join(f'{rate:.0f} in {other}' for other, rate in rates.items() if other != dtype)
+    return dict(dtype=dtype, rates=rates, why=f'{rates[dtype]:.0f} examples/s in a trial, {others}')
+
+
+def find_formats(
+    chosen: dict[str, Contestant],
+    race: RaceSetting,  # prepared; its dtype is 'auto'
+    say: Callable[[str], None],
+) -> dict[str, dict]:  # library -> as of `faster`
+    "The faster format of each library that trains in a race."
+    on = machine()
+    formats = ('fp32', sixteen_bits(on))
+    found = {}
+    for library in TRIES:
+        if not any(c.by == library and c.trains != 'answers' for c in chosen.values()):
+            continue
+        crew = Crew(f'trial-{library}', trial_job(RACE[TRIES[library]], race, formats))
+        try:
+            found[library] = faster(crew.ask(0)[0]['rates'])
+        except (BenchError, ValueError, KeyError) as e:
+            found[library] = dict(dtype='fp32', rates={}, why=f'the trial failed: {e}')
+        finally:
+            crew.close()
+        say(f"{library} races in {found[library]['dtype']}: {found[library]['why']}")
+    return found
+
+
+def in_format(
+    c: Contestant,
+    race: RaceSetting,
+    formats: dict[str, dict],  # of `find_formats`; {}: not known yet
+) -> RaceSetting:
+    "The race as a contestant has it: in its library's format."
+    if race.dtype != 'auto':
+        return race
+    return replace(race, dtype=formats.get(c.by, dict(dtype=sixteen_bits(machine())))['dtype'])
 
 # %% ../../nbs/checks/08_bench.ipynb #bd9a9d8e
 def prepare_race(
@@ -235,17 +308,83 @@ def _check_students(common: dict) -> None:
             'one of whole layers; leave it out, or choose layers with student_layers'
         )
 
+# %% ../../nbs/checks/08_bench.ipynb #d605a228
+def rounds_of(
+    group: str,  # of `GROUPS`
+    alternations: int,
+    smoke: bool,
+) -> int:
+    "How often the contestants of a group take turns."
+    if group == 'quality':
+        return 2 if smoke else QUALITY_SEEDS
+    return alternations if group == 'race' else min(3, alternations)
+
+
+@dataclass
+class Outcome:
+    "What the groups of a benchmark have left."
+
+    turns: list[dict] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # contestant -> why
+    minutes: dict[str, float] = field(default_factory=dict)  # of each group
+
+
+def hold(
+    chosen: dict[str, Contestant],  # without those that are absent
+    race: RaceSetting,  # prepared
+    formats: dict[str, dict],  # of `find_formats`
+    alternations: int,
+    mean_tokens: float,
+    say: Callable[[str], None],
+) -> Outcome:
+    "All heats of a benchmark."
+    found = Outcome()
+    for group, names in HEATS:
+        jobs = {
+            name: contestant_job(chosen[name], in_format(chosen[name], race, formats), mean_tokens)
+            for name in names
+            if name in chosen
+        }
+        if not jobs:
+            continue
+        begin = time.monotonic()
+        rounds = rounds_of(group, alternations, race.common['smoke'])
+        turns, failed = heat(jobs, rounds, mean_tokens, say)
+        found.turns += turns
+        found.failed |= failed
+        spent = (time.monotonic() - begin) / 60
+        found.minutes[group] = round(found.minutes.get(group, 0.0) + spent, 1)
+    return found
+
+# %% ../../nbs/checks/08_bench.ipynb #4eca13bf
+def _settle(
+    race: RaceSetting,
+    chosen: dict[str, Contestant],
+    say: Callable[[str], None],
+) -> dict[str, dict]:  # library -> dtype, rates, why
+    "The format of each library: the faster one, or the one that was asked for."
+    if race.dtype == 'auto':
+        return find_formats(chosen, race, say)
+    given = dict(dtype=race.dtype, rates={}, why=f'asked for by dtype={race.dtype}')
+    return {library: given for library in TRIES if any(c.by == library for c in chosen.values())}
+
+
+def _versions() -> dict[str, str]:
+    "Of the libraries that take part."
+    names = ('torch', 'transformers', 'accelerate', 'datasets', 'sentence-transformers', 'textbrewer')
+    return {name: metadata.version(name) for name in names if _installed(name)}
+
 
 def bench(
     corpus: str = 'auto',  # auto | embedded | wikiqa | a folder | a hub id
     steps: int = 50,  # measured in a turn, of 32 examples; 50 are one cycle of grouping by length
     alternations: int = 5,  # rounds
-    contestants: str = 'all',  # 'all' | 'race' | 'scaling' | 'scoring' | names with commas
-    dtype: str = 'bf16',  # bf16 | fp16 | fp32
+    contestants: str = 'all',  # 'all' | groups of `GROUPS` and names with commas
+    dtype: str = 'auto',  # auto: for each library the faster one; bf16 | fp16 | fp32
     smoke: bool = False,  # a few steps on a few examples: its numbers mean nothing
     say: Callable[[str], None] = lambda text: None,  # gets a line a turn
     **common,  # further fields of RunConfig for all: task, profile, teacher, student_layers, max_length
-) -> dict:  # settings, environment, facts, missing, turns; also in runs/bench/<time>/bench.json
+) -> dict:  # settings, environment, facts, formats, missing, turns; also in runs/bench/<time>/bench.json
     "Race the contestants."
     on = machine()
     common = common | dict(smoke=smoke)
@@ -256,56 +395,37 @@ def bench(
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
         say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
-    absent = {name: why for name, c in chosen.items() if (why := baselines.missing(c.trains))}
+    absent = {name: why for name, c in chosen.items() if (why := baselines.missing(c.by))}
     for name, why in absent.items():
         say(f'{name} is skipped: {why}')
     folder = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S')
     race = RaceSetting(folder, common, dtype, 6 if smoke else steps + 5, corpus)
-    turns = []
     for c in chosen.values():
         # refuses what cannot be run, before anything is
-        contestant_job(c, race)
+        contestant_job(c, in_format(c, race, {}))
     folder.mkdir(parents=True)
     facts = prepare_race(race, smoke, say)
-    # who is compared takes turns; all at once would not fit into a laptop's memory
-    for group in (RACE | OTHERS, SCALING, ACCUMULATED, SCORING):
-        jobs = {
-            name: contestant_job(c, race, facts['mean_tokens'])
-            for name, c in chosen.items()
-            if name in group and name not in absent
-        }
-        more, failed = heat(jobs, alternations, facts['mean_tokens'], say)
-        turns = turns + more
-        absent = absent | failed
-    for name in ('teacher', 'student'):
-        shutil.rmtree(folder / name)
-    versions = {
-        p: metadata.version(p)
-        for p in ('torch', 'transformers', 'accelerate', 'datasets', 'sentence-transformers', 'textbrewer')
-        if _installed(p)
-    }
+    present = {name: c for name, c in chosen.items() if name not in absent}
+    formats = _settle(race, present, say)
+    found = hold(present, race, formats, alternations, facts['mean_tokens'], say)
+    for name in ('teacher', 'student', 'home'):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    settings = dict(corpus=corpus, steps=steps, alternations=alternations, dtype=dtype, smoke=smoke)
+    settings |= dict(cores=on.cores, device=on.device, load_before=round(load, 2))
     results = dict(
         schema=1,
         name=folder.name,
         began=began.isoformat(timespec='seconds'),
         minutes=round((datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60, 1),
-        settings=dict(
-            corpus=corpus,
-            steps=steps,
-            alternations=alternations,
-            dtype=dtype,
-            smoke=smoke,
-            cores=on.cores,
-            device=on.device,
-            load_before=round(load, 2),
-        )
-        | {k: str(v) for k, v in common.items() if k != 'smoke'},
+        minutes_of=found.minutes,
+        settings=settings | {k: str(v) for k, v in common.items() if k != 'smoke'},
         about={name: c.about for name, c in chosen.items()},
         environment=environment(),
-        versions=versions,
+        versions=_versions(),
         facts=facts,
-        missing=absent,
-        turns=turns,
+        formats=formats,
+        missing=absent | found.failed,
+        turns=found.turns,
     )
     write_json(folder / 'bench.json', results)
     return results

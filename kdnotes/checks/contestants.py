@@ -7,8 +7,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
+import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
@@ -19,14 +22,17 @@ from torch.nn import functional
 from . import baselines
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, make_config, task_info
-from ..core.files import cache_path, read_json, write_json
-from ..core.resolve import resolve
+from ..core.files import cache_path, read_json, root, runs_path, write_json
+from ..core.resolve import Machine, resolve, resolved_dtype
 from ..core.streams import stream, torch_seed
 from ..tasks.sources import corpus_of
 from ..tasks.batching import Batch
 from ..tasks.pseudo_likelihood import Asked, Rows, all_tokens, alone_nll, line_rows, single_mask
 from ..tasks.text_blocks import token_stream
+from ..experiment.launch import run
 from ..experiment.plan import make_task
+from ..experiment.predict import find_source, load_reader
+from ..distill.needed_positions import left_out_flops, why_trained_whole
 from kdnotes.distill.models import (
     choose_layers,
     count_parameters,
@@ -40,13 +46,17 @@ from ..train.distributed import machine, start
 from .probes import some_examples
 from .profiling import Stopwatch, layer_shapes, matmul_rate
 from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
-from ..train.loop import ModelForward, train, with_steps
-from ..tasks.base import Task, TaskView
+from ..train.latency import median_ms
+from ..train.loop import ModelForward, evaluate, schedule_steps, train, with_steps
+from ..train.precision import set_matmul_precision
+from ..tasks.base import Reader, Task, TaskInfo, TaskView
 
 # %% auto #0
-__all__ = ['RACE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks',
-           'Place', 'train_kdnotes', 'train_library', 'signal_parts', 'time_teacher', 'time_scores', 'measure_matmuls',
-           'prepare', 'RaceSetting', 'contestant_job']
+__all__ = ['RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'GROUPS', 'HEATS', 'QUALITY_EPOCHS',
+           'QUALITY_SEEDS', 'CLEAR', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks', 'Place',
+           'train_kdnotes', 'run_kdnotes', 'train_library', 'train_whole', 'try_formats', 'signal_parts',
+           'time_teacher', 'time_scores', 'measure_matmuls', 'time_answers', 'prepare', 'RaceSetting', 'contestant_job',
+           'trial_job']
 
 # %% ../../nbs/checks/07_contestants.ipynb #f24a8aa5
 class BenchError(KdnotesError):
@@ -60,38 +70,80 @@ class Contestant:
     trains: str  # who takes its turn: a key of `TURNS`
     about: str  # what it is, for people
     mode: str = 'mixed_kd'  # kdnotes' mode; other libraries are given the same settings
+    library: str = ''  # whose it is: 'kdnotes' or a key of `baselines.PACKAGES`; '': what `trains` says
     ranks: int = 1  # processes that train one model
     copies: int = 1  # processes that train a model each
     threads: int = 0  # of a process; 0: all cores
     micro_batches: int = 1  # about so many for a rank and step, of 32 examples each
     split: bool = False  # after the last turn, one more to see where the time goes
+    shares: bool = False  # and one more, to see which share of a step each kind of operator has
+    limit_s: float = 1200.0  # most time for a turn
     options: dict = field(default_factory=dict)  # of its turn
+
+    @property
+    def by(self) -> str:
+        return self.library or self.trains
 
 
 RACE = {
     'machine': Contestant('matmuls', 'matmuls: large ones, and of the shapes the student has'),
-    'teacher': Contestant('signal', "making the teacher's signal"),
-    'kdnotes': Contestant('kdnotes', 'the signal read from the cache (warm)', split=True),
+    'teacher': Contestant('signal', "making the teacher's signal in fp32"),
+    'kdnotes': Contestant('kdnotes', 'the signal read from the cache (warm)', split=True, shares=True),
+    'kdnotes_as_run': Contestant(
+        'run', "the same as a user's run: run folder, rows, telemetry, ranks=auto", library='kdnotes'
+    ),
     'student_alone': Contestant('kdnotes', 'no distillation', 'mixed_student', split=True),
     'kdnotes_fp32': Contestant('kdnotes', 'warm, in fp32', 'full_kd', split=True),
-    'hf_default': Contestant('huggingface', 'random batches, dynamic padding, the teacher in every step'),
+    'hf_default': Contestant(
+        'huggingface', 'random batches, dynamic padding, the teacher in every step', shares=True
+    ),
     'hf_grouped': Contestant(
         'huggingface', 'grouped by length, fused AdamW, the teacher in every step', options=dict(grouped=True)
     ),
     'hf_best': Contestant(
         'huggingface',
         "grouped by length, fused AdamW, the teacher's logits in the dataset",
+        shares=True,
         options=dict(grouped=True, stored=True),
+    ),
+    'hf_best_compiled': Contestant(
+        'huggingface',
+        'hf_best with torch.compile, whose compiling is not counted',
+        limit_s=300.0,
+        options=dict(grouped=True, stored=True, compiled=True),
     ),
     'sentence_transformers': Contestant(
         'sentence_transformers',
-        "CrossEncoderTrainer, the teacher's logits in the dataset, our loss",
+        "default settings: CrossEncoderTrainer, the teacher's logits in the dataset, our loss",
         options=dict(stored=True),
     ),
     'textbrewer': Contestant(
         'textbrewer',
-        'GeneralDistiller, the teacher in every step; equal gradients, its loss differs by a constant',
+        'default settings: GeneralDistiller, the teacher in every step; equal gradients, its loss differs by '
+        'a constant',
     ),
+}
+QUALITY = {
+    'kdnotes_trained': Contestant('whole', 'kdnotes', library='kdnotes'),
+    'hf_best_trained': Contestant(
+        'whole', 'hf_best', library='huggingface', options=dict(grouped=True, stored=True)
+    ),
+    'hf_default_trained': Contestant('whole', 'hf_default', library='huggingface'),
+}
+INFERENCE = {
+    f'{name}_{model}': Contestant(
+        'answers',
+        f'{about}, the {model}',
+        'full_student',
+        library=library,
+        options=dict(model=model),
+    )
+    for model in ('teacher', 'student')
+    for name, library, about in (
+        ('predict', 'kdnotes', "kdnotes' predict"),
+        ('pipeline', 'transformers', "transformers' pipeline"),
+        ('cross_encoder', 'sentence_transformers', "sentence-transformers' CrossEncoder"),
+    )
 }
 SCALING = {
     '1x1': Contestant('kdnotes', '1 rank, 1 thread', threads=1),
@@ -141,26 +193,38 @@ OTHERS = {  # take part when named
         options=dict(widened=False),
     ),
 }
+# what 'all' consists of
+GROUPS = {
+    'race': [*RACE],
+    'quality': [*QUALITY],
+    'inference': [*INFERENCE],
+    'scaling': [*SCALING, *ACCUMULATED],
+    'scoring': [*SCORING],
+}
+# who is compared takes turns; all at once would not fit into a laptop's memory
+HEATS = (
+    ('race', [*RACE, *OTHERS]),
+    ('quality', [*QUALITY]),
+    ('inference', [*INFERENCE]),
+    ('scaling', [*SCALING]),
+    ('scaling', [*ACCUMULATED]),
+    ('scoring', [*SCORING]),
+)
 
 # %% ../../nbs/checks/07_contestants.ipynb #62bcf031
 def choose(
-    contestants: str,  # 'all' | 'race' | 'scaling' | 'scoring' | names with commas
+    contestants: str,  # 'all' | groups of `GROUPS` and names with commas
     gpu: bool = False,  # one GPU has nothing to scale over
 ) -> dict[str, Contestant]:
     "The contestants that names stand for, in the order of their turns."
-    known = RACE | SCALING | ACCUMULATED | SCORING | OTHERS
-    groups = {
-        'all': [*RACE, *SCALING, *ACCUMULATED, *SCORING],
-        'race': [*RACE],
-        'scaling': [*SCALING, *ACCUMULATED],
-        'scoring': [*SCORING],
-    }
+    known = RACE | QUALITY | INFERENCE | SCALING | ACCUMULATED | SCORING | OTHERS
+    groups = GROUPS | {'all': [name for names in GROUPS.values() for name in names]}
     names = [n for part in contestants.split(',') for n in groups.get(part.strip(), [part.strip()])]
     for name in names:
         if name not in known:
             raise BenchError(
-                f"contestants={contestants!r} names {name!r}, which is none; use 'all', 'race', 'scaling', "
-                f"'scoring' or some of {', '.join(known)}"
+                f"contestants={contestants!r} names {name!r}, which is none; use 'all', "
+                f"{', '.join(map(repr, GROUPS))} or some of {', '.join(known)}"
             )
     return {
         name: c for name, c in known.items() if name in names and not (gpu and name in SCALING | ACCUMULATED)
@@ -234,30 +298,44 @@ class Place:
         everyone = Batch(np.arange(len(self.task.lengths('train'))), {}, torch.zeros(0), 0)
         return baselines.examples(self.task, self.signal(everyone)[name].numpy())
 
+    @functools.cached_property
+    def compiled(self) -> baselines.Compiled:
+        "The student as torch.compile makes it: once, since it takes minutes."
+        return baselines.Compiled(copy.deepcopy(self.student).to(self.runtime.device))
+
     def turn_config(self, turn: int) -> RunConfig:
         "The turn's seed, and as much of an epoch as gives the wanted number of steps."
         return with_steps(self.task, self.config, self.total, seed=turn)
+
+    def share(self, other: Place) -> None:
+        "Take what another place of the same race has loaded."
+        own = ('job', 'folder', 'config', 'total', 'warmup', 'runtime', 'compiled')
+        vars(self).update({name: value for name, value in vars(other).items() if name not in own})
 
 # %% ../../nbs/checks/07_contestants.ipynb #ebe86d2b
 def train_kdnotes(
     place: Place,
     turn: int,  # from 0; the seed
     split: bool = False,  # also say where the time goes; makes it slower
+    shares: bool = False,  # also say which share of a step each kind of operator has; makes it slower
     online: bool = False,  # the teacher in every step
     widened: bool = True,  # on a CPU without instructions for bf16, multiply in fp32
 ) -> dict:  # examples_per_s, tokens_per_s, padding_share, losses [[step, loss], ...], parts {part: seconds}
     "One training with kdnotes."
     config = place.turn_config(turn)
     runtime = place.runtime if widened else replace(place.runtime, widened=False)
-    task = place.task
     model = copy.deepcopy(place.student).to(runtime.device)
     signal = None
     if MODES[config.mode].kd:
-        signal = online_signal(task, place.teacher) if online else place.signal
-    watch = Stopwatch(model, task, signal, runtime, place.warmup) if split else None
+        signal = online_signal(place.task, place.teacher) if online else place.signal
+    watch = None
+    if split:
+        watch = Stopwatch(model, place.task, signal, runtime, place.warmup)
+    if shares:
+        watch = baselines.Shares(model, runtime, place.warmup)
     with watch or contextlib.nullcontext():
         result = train(
-            watch.task if split else task,
+            watch.task if split else place.task,
             model,
             config,
             runtime,
@@ -266,43 +344,183 @@ def train_kdnotes(
         )
     if result.examples_per_s is None:
         raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')
-    return dict(
+    found = dict(
         examples_per_s=result.examples_per_s,
         tokens_per_s=result.tokens_per_s,
         padding_share=result.padding_share,
         losses=[[p['step'], p['loss']] for p in result.curve if 'loss' in p],
-    ) | (dict(parts=watch.parts) if split else {})
+    )
+    if split:
+        found['parts'] = watch.parts
+    if shares:
+        found['shares'] = watch.result()
+    return found
+
+# %% ../../nbs/checks/07_contestants.ipynb #21a4c96f
+def _own_home(folder: Path) -> Path:
+    "A home for runs that has the caches and corpora of the usual one."
+    home = folder / 'home'
+    if not home.exists():
+        (home / 'runs').mkdir(parents=True)
+        cache_path().mkdir(parents=True, exist_ok=True)
+        (home / 'runs' / '.cache').symlink_to(cache_path())
+        (home / 'data').symlink_to(root() / 'data')
+    return home
+
+
+def run_kdnotes(
+    place: Place,
+    turn: int,  # from 0; the seed
+) -> dict:  # as `train_kdnotes`, and ranks, threads, run_s, memory
+    "One training as `kdnotes run` makes it."
+    usual = os.environ.get('KDNOTES_HOME', str(root()))
+    epochs = place.turn_config(turn).epochs
+    given = dict(teacher=str(place.folder / 'teacher'), teacher_mode='given', seed=turn, study='as-run')
+    config = make_config(**place.job['asked'] | given | dict(epochs=epochs))
+    os.environ['KDNOTES_HOME'] = str(_own_home(place.folder))
+    try:
+        record = run(config)
+        shutil.rmtree(runs_path() / 'as-run' / record['run_id'])
+    finally:
+        os.environ['KDNOTES_HOME'] = usual
+    rates = record['throughput']
+    if rates['examples_per_s'] is None:
+        raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')
+    return dict(
+        examples_per_s=rates['examples_per_s'],
+        tokens_per_s=rates['tokens_per_s'],
+        padding_share=record['padding_share'],
+        losses=[[p['step'], p['loss']] for p in record['curve'] if 'loss' in p],
+        ranks=record['parallel']['ranks'],
+        threads=record['parallel']['threads_per_rank'],
+        run_s=record['time']['wall_s'],
+        host_mib=record['memory']['peak_host_mib'],
+        device_mib=record['memory']['peak_device_mib'],
+    )
 
 # %% ../../nbs/checks/07_contestants.ipynb #9fac1a97
+@contextlib.contextmanager
+def _library(
+    place: Place,
+    config: RunConfig,
+    student: nn.Module,  # on the device; trained in place
+    steps: int,
+    stored: bool,  # the teacher's logits are in the dataset
+    **options,  # of the library
+) -> Iterator[baselines.Training]:
+    "A training of another library, with a folder for what it writes."
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / 'student').symlink_to(place.folder / 'student')
+        course = baselines.Course(
+            student=student,
+            teacher=None if stored else place.teacher,
+            rows=place.rows_with_logits if stored else place.rows,
+            tokenizer=place.tokenizer,
+            config=config,
+            runtime=place.runtime,
+            steps=steps,
+            folder=Path(folder),
+        )
+        yield getattr(baselines, place.job['library'])(course, **options)
+
+
+def _student(place: Place, compiled: bool) -> nn.Module:
+    "The student's start, to be trained."
+    if not compiled:
+        return copy.deepcopy(place.student).to(place.runtime.device)
+    place.compiled.model.load_state_dict(place.student.state_dict())
+    return place.compiled
+
+
 def train_library(
     place: Place,
     turn: int,
     stored: bool = False,  # the teacher's logits are in the dataset
+    compiled: bool = False,  # the student by torch.compile: the first training is not counted
+    shares: bool = False,  # as for `train_kdnotes`
     **options,  # of the library
-) -> dict:  # as `train_kdnotes`, without parts
+) -> dict:  # as `train_kdnotes`, without parts; compile_s where it compiled
     "One training with another library."
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / 'student').symlink_to(place.folder / 'student')
-        course = baselines.Course(
-            student=copy.deepcopy(place.student).to(place.runtime.device),
-            teacher=None if stored else place.teacher,
-            rows=place.rows_with_logits if stored else place.rows,
-            tokenizer=place.tokenizer,
-            config=place.turn_config(turn),
-            runtime=place.runtime,
-            steps=place.total,
-            folder=Path(folder),
-        )
-        training = getattr(baselines, place.job['trains'])(course, **options)
-        with baselines.Probe(training.model, place.runtime, place.total, place.warmup) as probe:
+    found = {}
+    config = place.turn_config(turn)
+    if compiled and 'compiled' not in vars(place):
+        begin = time.perf_counter()
+        with _library(place, config, _student(place, True), place.total, stored, **options) as training:
             training.run()
-    found = probe.result()
-    return dict(
-        examples_per_s=found['examples'] / found['seconds'],
-        tokens_per_s=found['tokens'] / found['seconds'],
-        padding_share=1 - found['tokens'] / found['cells'],
+        found['compile_s'] = time.perf_counter() - begin
+    student = _student(place, compiled)
+    with _library(place, config, student, place.total, stored, **options) as training:
+        probe = baselines.Probe(training.model, place.runtime, place.total, place.warmup)
+        watch = baselines.Shares(training.model, place.runtime, place.warmup)
+        begin = time.perf_counter()
+        with probe, watch if shares else contextlib.nullcontext():
+            training.run()
+        seconds = time.perf_counter() - begin
+    seen = probe.result()
+    found |= dict(
+        examples_per_s=seen['examples'] / seen['seconds'],
+        tokens_per_s=seen['tokens'] / seen['seconds'],
+        padding_share=1 - seen['tokens'] / seen['cells'],
         losses=[[i + 1, float(loss)] for i, loss in enumerate(training.losses)],
     )
+    if 'compile_s' in found:  # the first training less what a training takes
+        found['compile_s'] = max(0.0, found['compile_s'] - seconds)
+    if shares:
+        found['shares'] = watch.result()
+    return found
+
+# %% ../../nbs/checks/07_contestants.ipynb #925337b8
+QUALITY_EPOCHS = 1.0
+QUALITY_SEEDS = 3
+
+
+def train_whole(
+    place: Place,
+    turn: int,  # from 0; the seed
+    stored: bool = False,  # another library's: the teacher's logits are in the dataset
+    **options,  # of another library
+) -> dict:  # score, metric, set, epochs, steps, seconds
+    "A student trained to the end, and its score."
+    whole = place.config.model_copy(update=dict(epochs=QUALITY_EPOCHS))
+    steps, _ = schedule_steps(place.task, whole)
+    config = with_steps(place.task, whole, steps, seed=turn)
+    model = copy.deepcopy(place.student).to(place.runtime.device)
+    begin = place.runtime.clock()
+    if place.job['library'] == 'kdnotes':
+        train(place.task, model, config, place.runtime, lambda kind, **values: None, place.signal)
+    else:
+        with _library(place, config, model, steps, stored, **options) as training:
+            training.run()
+    seconds = place.runtime.clock() - begin
+    scored = place.task.evaluation_sets[0]
+    metric = place.task.primary.metric
+    found = evaluate(model, place.task, (scored,), place.runtime).metrics[scored][metric]
+    return dict(score=found, metric=metric, set=scored, epochs=QUALITY_EPOCHS, steps=steps, seconds=seconds)
+
+# %% ../../nbs/checks/07_contestants.ipynb #42984501
+CLEAR = 1.5  # so many times as fast in a first trial is fast enough to be believed
+
+
+def try_formats(
+    place: Place,
+    turn: int,
+    **options,  # of the contestant's turn
+) -> dict:  # rates {format: examples/s at the corpus' mean length}
+    "A few steps of a library in each format."
+    places = {dtype: Place(place.job | dict(config=c)) for dtype, c in place.job['trials'].items()}
+    take = TURNS[place.job['library']]
+    rates = dict.fromkeys(places, 0.0)
+    before = place
+    for again in range(2):
+        for dtype, here in places.items():
+            here.share(before)
+            set_matmul_precision(dtype)
+            found = take(here, turn + again, **options)['tokens_per_s'] / place.facts['mean_tokens']
+            rates[dtype] = max(rates[dtype], found)
+            before = here
+        if max(rates.values()) > CLEAR * min(rates.values()):
+            break
+    return dict(rates=rates)
 
 # %% ../../nbs/checks/07_contestants.ipynb #35e0c2f5
 def signal_parts(
@@ -421,6 +639,75 @@ def measure_matmuls(place: Place, turn: int) -> dict:
         }
     )
 
+# %% ../../nbs/checks/07_contestants.ipynb #b8b4a4f2
+def _asked_texts(place: Place, turn: int) -> list[tuple[str, ...]]:
+    "Texts or pairs of the corpus, 32 in a row with the same first text where they are pairs."
+    rows = place.corpus.splits['train']
+    n = 64 if place.config.smoke else 256
+    chosen = stream(turn, 'data').choice(len(rows), min(n, len(rows)), replace=False)
+    texts = [tuple(map(str, task_info(place.config.task).texts(rows[i]))) for i in chosen]
+    if len(texts[0]) == 1:
+        return texts
+    return [(texts[32 * (i // 32)][0], text[1]) for i, text in enumerate(texts)]
+
+
+def _ask_kdnotes(info: TaskInfo, reader: Reader) -> baselines.Asking:
+    "What `kdnotes predict` asks a model, for texts or for a question and its candidates."
+
+    def ranked(texts):
+        given = dict(question=texts[0][0], candidates=[text[1] for text in texts])
+        rows = info.use.answer(reader, given).values['candidates']
+        likely = {row['place']: row['probability'] for row in rows}
+        return [[1 - likely[i], likely[i]] for i in range(len(texts))]
+
+    def labelled(text):
+        rows = info.use.answer(reader, dict(zip(('text', 'pair'), text))).values['labels']
+        likely = {row['label']: row['probability'] for row in rows}
+        return [likely[label] for label in reader.config.id2label.values()]
+
+    def ask(texts, batch_size):
+        if 'candidates' not in info.use.takes:
+            return np.array([labelled(text) for text in texts])
+        parts = [texts[i : i + batch_size] for i in range(0, len(texts), batch_size)]
+        return np.array([row for part in parts for row in ranked(part)])
+
+    return ask
+
+
+def _asking(place: Place, model: str) -> baselines.Asking:
+    "A library's way to ask a model of the race."
+    folder = place.folder / model
+    library = place.job['library']
+    if library == 'transformers':
+        return baselines.ask_pipeline(folder, place.runtime.device)
+    if library == 'sentence_transformers':
+        return baselines.ask_cross_encoder(folder, place.runtime.device)
+    info = task_info(place.config.task)
+    reader, _ = load_reader(find_source(str(folder)), info)
+    return _ask_kdnotes(info, reader)
+
+
+def time_answers(
+    place: Place,
+    turn: int,
+    model: str,  # 'teacher' | 'student'
+) -> dict:  # texts_per_s, latency_1_ms, latency_32_ms, likely: the mean probability of the last class
+    "Ask a model about the corpus' texts."
+    texts = _asked_texts(place, turn)
+    if 'asking' not in vars(place):
+        place.asking = _asking(place, model)
+    ask = place.asking
+    with torch.inference_mode():
+        ask(texts[:2], 2)
+        begin = place.runtime.clock()
+        found = ask(texts, 32)
+        seconds = place.runtime.clock() - begin
+        latency = {
+            f'latency_{size}_ms': median_ms(lambda size=size: ask(texts[:size], size), place.runtime.device)
+            for size in (1, 32)
+        }
+    return dict(texts_per_s=len(texts) / seconds, **latency, likely=float(found[:, -1].mean()))
+
 # %% ../../nbs/checks/07_contestants.ipynb #5d77bbfe
 def prepare(place: Place, turn: int) -> dict:  # the facts
     "Teacher, student's start and signal, into the job's folder."
@@ -446,6 +733,10 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
     def flops(model) -> float:
         return forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)
 
+    def left_out(model) -> float:
+        whole = why_trained_whole(c, model.config, task.auto_class)
+        return 0.0 if whole else left_out_flops(model.config, lengths)
+
     facts = dict(
         teacher=origin,
         signal=str(signal),
@@ -455,6 +746,8 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
         teacher_parameters=count_parameters(teacher),
         training_flops_per_example=3 * flops(student) / n,
         teacher_flops_per_example=flops(teacher) / n,
+        # kdnotes computes the last layer where the classifier reads it
+        executed_flops_per_example=3 * (flops(student) - left_out(student)) / n,
     )
     write_json(place.folder / 'facts.json', facts)
     return facts
@@ -469,6 +762,10 @@ TURNS = dict(
     matmuls=measure_matmuls,
     scores=time_scores,
     prepare=prepare,
+    run=run_kdnotes,
+    whole=train_whole,
+    trial=try_formats,
+    answers=time_answers,
 )
 
 # %% ../../nbs/checks/07_contestants.ipynb #d9e74759
@@ -483,23 +780,25 @@ class RaceSetting:
     corpus: str  # its resolved name
 
 
-def _config_of(
+def _asked(
     c: Contestant,
     race: RaceSetting,
+    on: Machine,
     mean_tokens: float,
-) -> RunConfig:  # resolved
-    "The configuration that a contestant trains with."
-    on = machine()
+) -> dict:  # fields of `RunConfig`
+    "What a contestant's configuration is made of; a user's run leaves ranks and threads to the machine."
     mode = c.mode.replace('mixed', 'full') if race.dtype == 'fp32' else c.mode
-    given = dict(threads_per_rank=c.threads or on.cores, warmup_fraction=0.0)
-    if MODES[mode].ranks != '1':
-        given['ranks'] = c.ranks
+    given = dict(mode=mode, corpus=race.corpus, warmup_fraction=0.0)
+    if c.trains != 'run':
+        given['threads_per_rank'] = c.threads or on.cores
+        if MODES[mode].ranks != '1':
+            given['ranks'] = c.ranks
     if MODES[mode].precision == 'mixed':
         given['amp_dtype'] = race.dtype
     if c.micro_batches > 1:
         given['batch_size'] = 32 * c.micro_batches * c.ranks
         given['micro_batch_tokens'] = max(128, round(32 * mean_tokens))
-    return resolve(make_config(mode=mode, corpus=race.corpus, **given | race.common), on, race.corpus)
+    return given | race.common
 
 
 def contestant_job(
@@ -509,17 +808,34 @@ def contestant_job(
 ) -> dict:
     "The job of a contestant's workers."
     on = machine()
-    config = _config_of(c, race, mean_tokens)
+    asked = _asked(c, race, on, mean_tokens)
+    config = resolve(make_config(**asked), on, race.corpus)
     return dict(
         trains=c.trains,
+        library=c.by,
         options=c.options,
         split=c.split,
+        shares=c.shares,
         ranks=c.ranks,
         copies=c.copies,
         threads=config.threads_per_rank,
         gpu=on.device == 'cuda',
         folder=str(race.folder),
+        asked=asked,
         config=config.model_dump(mode='json'),
+        dtype=resolved_dtype(config),
+        limit_s=c.limit_s,
         steps=max(3, round(race.steps / c.micro_batches)),
         blocks=c.micro_batches > 1,
     )
+
+
+def trial_job(
+    c: Contestant,
+    race: RaceSetting,
+    formats: tuple[str, ...],  # to be tried
+) -> dict:
+    "The job that finds a library's faster format."
+    jobs = {dtype: contestant_job(c, replace(race, dtype=dtype)) for dtype in formats}
+    trials = {dtype: job['config'] for dtype, job in jobs.items()}
+    return jobs[formats[0]] | dict(trains='trial', trials=trials, steps=min(8, race.steps))

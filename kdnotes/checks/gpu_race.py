@@ -73,9 +73,8 @@ def contestants(
         best,
         dict(batch_size=256, micro_batch_tokens=65536),
     )
-    return rows | {
-        name: (c, best, {}) for name, c in ct.RACE.items() if name not in rows and name != 'machine'
-    }
+    skipped = {'machine', 'kdnotes_as_run', 'hf_best_compiled'}
+    return rows | {name: (c, best, {}) for name, c in ct.RACE.items() if name not in rows.keys() | skipped}
 
 
 def _asks_teacher(c: ct.Contestant) -> bool:
@@ -197,11 +196,11 @@ def take_turn(
 # %% ../../nbs/checks/12_gpu_race.ipynb #ca7fd45b
 def turn_order(
     contest: Race,
-    turn: int,  # from 0; after the last round, a watched turn
+    turn: int,  # from 0, the round that is left out; after the last round, a watched turn
 ) -> list[str]:  # contestants, in the order of their turns
     "Who takes a turn."
     able = [name for name in contest.chosen if name not in contest.missing]
-    if turn < contest.job['alternations']:
+    if turn <= contest.job['alternations']:
         return able
     return [name for name in able if contest.chosen[name][0].split and name in ('kdnotes', 'student_alone')]
 
@@ -211,13 +210,13 @@ def make_round(
     turn: int,
     say: Callable[[str], None],
 ) -> bool:  # was there time for all of it?
-    "A turn of each contestant; one that fails is not asked again."
+    "A turn of each contestant; one that fails is not asked again. Of turn 0 nothing is kept."
     rounds = contest.job['alternations']
-    last = turn == rounds
+    last = turn > rounds
     for name in turn_order(contest, turn):
         begin = time.monotonic()
         if begin + 1.5 * contest.slowest > contest.deadline:
-            say(f'{turn} of {rounds} rounds were made whole in the time there was')
+            say(f'{max(0, turn - 1)} of {rounds} rounds were made whole in the time there was')
             return False
         try:
             entry = take_turn(contest, name, turn, split=last)
@@ -225,10 +224,11 @@ def make_round(
             contest.missing[name] = sentence(e)
             say(f'{name} is skipped: {contest.missing[name]}')
             continue
-        contest.turns.append(entry)
         contest.slowest = max(contest.slowest, time.monotonic() - begin)
-        if not last:
-            say(f"round {turn + 1} of {rounds}: {name} {entry['examples_per_s']:.0f} examples/s")
+        if turn:
+            contest.turns.append(entry)
+        if turn and not last:
+            say(f"round {turn} of {rounds}: {name} {entry['examples_per_s']:.0f} examples/s")
     return True
 
 # %% ../../nbs/checks/12_gpu_race.ipynb #5d1c70ae
@@ -269,10 +269,10 @@ def run_race(
     for name, why in contest.missing.items():
         say(f'{name} is skipped: {why}')
     rounds = 0
-    for turn in range(job['alternations'] + 1):
+    for turn in range(job['alternations'] + 2):
         if not make_round(contest, turn, say):
             break
-        rounds = min(turn + 1, job['alternations'])
+        rounds = min(turn, job['alternations'])
     for place in contest.places.values():
         shutil.rmtree(place.facts['signal'], ignore_errors=True)
     shutil.rmtree(contest.folder)

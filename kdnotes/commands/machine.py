@@ -101,8 +101,8 @@ def bench(
         typer.Option(
             '--contestants',
             metavar='C',
-            help='all, race, scaling, scoring, or names with commas',
-            autocompletion=offer(['all', 'race', 'scaling', 'scoring']),
+            help='all, race, quality, inference, scaling, scoring, or names, with commas',
+            autocompletion=offer(['all', 'race', 'quality', 'inference', 'scaling', 'scoring']),
         ),
     ] = 'all',
     alternations: Annotated[
@@ -119,10 +119,10 @@ def bench(
         typer.Option(
             '--dtype',
             metavar='D',
-            help='bf16, fp16 (a GPU) or fp32',
-            autocompletion=offer(['bf16', 'fp16', 'fp32']),
+            help='auto (for each library the faster one), bf16, fp16 (a GPU) or fp32',
+            autocompletion=offer(['auto', 'bf16', 'fp16', 'fp32']),
         ),
-    ] = 'bf16',
+    ] = 'auto',
     smoke: Smoke = False,
     as_json: Json = False,
 ) -> int:
