@@ -735,7 +735,7 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
 
     def left_out(model) -> float:
         whole = why_trained_whole(c, model.config, task.auto_class)
-        return 0.0 if whole else left_out_flops(model.config, lengths)
+        return 0.0 if whole else left_out_flops(model.config, lengths, device=model.device.type)
 
     facts = dict(
         teacher=origin,

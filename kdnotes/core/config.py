@@ -379,7 +379,7 @@ class RunConfig(BaseModel):
     # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none
     score_every: int = parameter(0, ge=0, named=False, result=False)
 
-    # examples of a batch in evaluation; None: as many as 8,192 tokens hold
+    # examples of a batch in evaluation; None: as many as are fastest, 2,048 tokens on a CPU
     eval_batch_size: int | None = parameter(None, ge=1, le=65536, named=False, result=False)
 
     # safety: changes no result

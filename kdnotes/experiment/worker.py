@@ -386,7 +386,7 @@ def _operations(config: RunConfig, task, model, result) -> dict:
     if is_given(config) or math.isnan(forward):
         return dict.fromkeys(LATER['operations'])
     whole = why_trained_whole(config, model.config, task.auto_class)
-    left_out = 0.0 if whole else left_out_flops(model.config, lengths)
+    left_out = 0.0 if whole else left_out_flops(model.config, lengths, device=model.device.type)
     # the backward costs twice the forward: Kaplan et al. 2020, arXiv 2001.08361, table 1
     of_model, executed = (3 * flops / len(lengths) for flops in (forward, forward - left_out))
     return dict(

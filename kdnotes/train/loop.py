@@ -21,6 +21,7 @@ from ..distill.intermediate import open_student, uses_intermediate_layers
 from ..distill.models import call
 from ..distill.needed_positions import first_position
 from ..distill.one_position import logits_at
+from ..distill.teacher_cache import forward_tokens
 from ..losses.targets import weighted_sum
 from ..tasks.base import Evaluation, Task
 from ..tasks.batching import Batch, epoch_steps, micro_batches
@@ -206,11 +207,12 @@ def predict(
     task: Task,
     split: str,
     runtime: Runtime,
-    tokens: int = 8192,  # most tokens of a batch
+    tokens: int | None = None,  # most of a batch; None: `forward_tokens` of the device
     examples: int | None = None,  # of a batch, whatever their tokens; None: as many as `tokens` hold
 ) -> np.ndarray:  # (n, k) float32 on every rank, rows in the split's order
     "The model's scores of every example of a split."
     lengths = task.lengths(split)
+    tokens = tokens or forward_tokens(runtime.device.type)
     batches = evaluation_batches(lengths, runtime, tokens, examples)
     training = model.training
     scores = None
