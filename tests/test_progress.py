@@ -6,6 +6,9 @@ import subprocess
 import sys
 import pytest
 from kdnotes.core import progress as P
+from kdnotes.experiment import launch
+from kdnotes.experiment.launch import stage_file
+from kdnotes.records.store import RunFolder
 from kdnotes.core.progress import Lines, Report, ReportFile, ReportFollower, reporting_to, stage
 
 
@@ -95,3 +98,40 @@ def test_a_pipe_gets_two_lines_on_standard_error():
         [sys.executable, '-X', 'importtime', '-c', 'import kdnotes.core.progress'],
         capture_output=True, text=True, check=True,
     ).stderr  # fmt: skip
+
+
+class ReportingRanks:
+    "Ranks that score something, and end."
+
+    def __init__(self, folder, ends):
+        self.write = ReportFile(stage_file(folder))
+        self.polls = 0
+        self.ends = ends
+
+    def start(self):
+        pass
+
+    def poll(self):
+        self.polls += 1
+        if self.polls < 4:
+            self.write(Report('7.0', 'scoring', self.polls, 3, 'rows', 1.0 * self.polls))
+            return None
+        return self.ends
+
+
+@pytest.mark.parametrize('ends', [0, 1])
+@pytest.mark.parametrize('alone', [True, False])
+def test_a_launcher_shows_the_stages_of_its_ranks(tmp_path, monkeypatch, ends, alone):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setattr(launch.time, 'sleep', lambda seconds: None)
+    folder = RunFolder('default', 'full_kd-s0-0123')
+    folder.create()
+    stage_file(folder).write_text('{"of": "yesterday"}')
+    heard = []
+    rows = []
+    with reporting_to(heard.append):
+        assert launch._follow(ReportingRanks(folder, ends), folder, rows.append, alone) == ends
+    assert rows == [], 'a stage is no row'
+    expected = [(1, False), (2, False), (3, False), (3, True)] if alone else []
+    assert [(r.done, r.over) for r in heard] == expected
+    assert not stage_file(folder).exists()
