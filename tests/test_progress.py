@@ -41,6 +41,15 @@ def test_what_is_long_reports_at_most_twice_a_second(clock):
     assert heard[-1].done == 10_000 and len({r.stage for r in heard}) == 1
 
 
+def test_what_is_long_and_never_advances_is_heard_of_when_it_is_over(clock):
+    said = []
+    with reporting_to(Lines(said.append)):
+        with stage('reading', 1, 'files') as advance:
+            clock[0] += 3.0
+            advance()
+    assert said == ['reading: 1 files in 3.0 s']
+
+
 def test_a_log_gets_two_lines_a_stage(clock):
     said = []
     with reporting_to(Lines(said.append)):
