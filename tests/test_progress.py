@@ -6,6 +6,9 @@ import subprocess
 import sys
 import pytest
 from kdnotes.core import progress as P
+from kdnotes.experiment import launch
+from kdnotes.experiment.launch import stage_file
+from kdnotes.records.store import RunFolder
 from kdnotes.core.progress import Lines, Report, ReportFile, ReportFollower, reporting_to, stage
 
 
@@ -36,6 +39,15 @@ def test_what_is_long_reports_at_most_twice_a_second(clock):
     assert times[0] >= 2.0 and all(b - a >= 0.5 for a, b in zip(times, times[1:-1]))
     assert 16 <= len(times) <= 18 and heard[-1].over and not any(r.over for r in heard[:-1])
     assert heard[-1].done == 10_000 and len({r.stage for r in heard}) == 1
+
+
+def test_what_is_long_and_never_advances_is_heard_of_when_it_is_over(clock):
+    said = []
+    with reporting_to(Lines(said.append)):
+        with stage('reading', 1, 'files') as advance:
+            clock[0] += 3.0
+            advance()
+    assert said == ['reading: 1 files in 3.0 s']
 
 
 def test_a_log_gets_two_lines_a_stage(clock):
@@ -95,3 +107,40 @@ def test_a_pipe_gets_two_lines_on_standard_error():
         [sys.executable, '-X', 'importtime', '-c', 'import kdnotes.core.progress'],
         capture_output=True, text=True, check=True,
     ).stderr  # fmt: skip
+
+
+class ReportingRanks:
+    "Ranks that score something, and end."
+
+    def __init__(self, folder, ends):
+        self.write = ReportFile(stage_file(folder))
+        self.polls = 0
+        self.ends = ends
+
+    def start(self):
+        pass
+
+    def poll(self):
+        self.polls += 1
+        if self.polls < 4:
+            self.write(Report('7.0', 'scoring', self.polls, 3, 'rows', 1.0 * self.polls))
+            return None
+        return self.ends
+
+
+@pytest.mark.parametrize('ends', [0, 1])
+@pytest.mark.parametrize('alone', [True, False])
+def test_a_launcher_shows_the_stages_of_its_ranks(tmp_path, monkeypatch, ends, alone):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setattr(launch.time, 'sleep', lambda seconds: None)
+    folder = RunFolder('default', 'full_kd-s0-0123')
+    folder.create()
+    stage_file(folder).write_text('{"of": "yesterday"}')
+    heard = []
+    rows = []
+    with reporting_to(heard.append):
+        assert launch._follow(ReportingRanks(folder, ends), folder, rows.append, alone) == ends
+    assert rows == [], 'a stage is no row'
+    expected = [(1, False), (2, False), (3, False), (3, True)] if alone else []
+    assert [(r.done, r.over) for r in heard] == expected
+    assert not stage_file(folder).exists()

@@ -448,6 +448,15 @@ def test_finite_garbage_in_a_half_made_signal_is_made_again(task, teacher, tmp_p
     assert close(made(whole), online_signal(task, teacher)(whole))
 
 
+def test_batches_have_as_many_tokens_as_suit_the_device_and_the_key_does_not_know(tmp_path):
+    assert (T.forward_tokens('cpu'), T.forward_tokens('cuda')) == (2048, 16384)
+    task = Pairs(400)
+    usual = Counted(tiny_teacher())
+    first = make_signal(task, usual, tmp_path, KEY)
+    assert usual.calls == len(T.micro_batches(task.all, task.lengths('train'), 2048)) > 1
+    assert make_signal(task, usual, tmp_path, KEY, tokens=100).meta == first.meta
+
+
 # ---- shards ----
 
 

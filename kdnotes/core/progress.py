@@ -56,7 +56,8 @@ class _Stage:
     def advance(self, n: int = 1) -> None:
         "So much more is done."
         self.done += n
-        if time.monotonic() >= self.due:
+        # what is all done will be over at once, and then it reports
+        if time.monotonic() >= self.due and self.done != self.so_far.total:
             self.report()
 
     def report(self, over: bool = False) -> None:
@@ -79,7 +80,7 @@ def stage(
     try:
         yield of.advance
     finally:
-        if of.heard_of:
+        if of.heard_of or time.monotonic() >= of.due:
             of.report(over=True)
 
 
@@ -146,7 +147,7 @@ def _left(report: Report) -> str:
     if not report.total or not report.done:
         return ''
     seconds = report.elapsed_s * max(report.total - report.done, 0) / report.done
-    return f', about {counted(round(seconds), "second")} left'
+    return f', about {counted(max(1, round(seconds)), "second")} left'
 
 
 def in_words(report: Report) -> str:
