@@ -33,21 +33,21 @@ from kdnotes.checks.contestants import (
     contestant_job,
     trial_job,
 )
-from ..core.config import KdnotesError, RunConfig, make_config, names_with, task_info
+from ..core.config import ConfigError, KdnotesError, RunConfig, make_config, names_with, task_info
 from ..core.files import read_json, runs_path, write_json
 from ..tasks.sources import resolve_corpus
 from ..experiment.plan import plan
 from ..distill.model_settings import FIELDS
 from ..records.store import find_run_model
 from ..core.processes import die_with_parent, process_environment, rank_environment
-from ..core.resolve import Machine
+from ..core.resolve import Machine, check_forward
 from ..train.distributed import machine, stop
 from .profiling import peaks, reset_peaks
 from ..telemetry.summary import environment
 
 # %% auto #0
 __all__ = ['TRIES', 'work', 'Crew', 'together', 'heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format', 'prepare_race',
-           'rounds_of', 'Outcome', 'hold', 'bench']
+           'rounds_of', 'Outcome', 'hold', 'why_absent', 'bench']
 
 # %% ../../nbs/checks/08_bench.ipynb #fef36c20
 def work(
@@ -357,6 +357,20 @@ def hold(
     return found
 
 # %% ../../nbs/checks/08_bench.ipynb #4eca13bf
+def why_absent(
+    c: Contestant,
+    on: Machine,
+) -> str | None:  # a reason, or None: it can
+    "Why a contestant cannot take part on a machine."
+    if why := baselines.missing(c.by):
+        return why
+    try:
+        check_forward(c.options.get('forward_dtype', 'fp32'), on.device, on.bf16)
+    except ConfigError as e:
+        return str(e)
+    return None
+
+
 def _settle(
     race: RaceSetting,
     chosen: dict[str, Contestant],
@@ -395,7 +409,7 @@ def bench(
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
         say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
-    absent = {name: why for name, c in chosen.items() if (why := baselines.missing(c.by))}
+    absent = {name: why for name, c in chosen.items() if (why := why_absent(c, on))}
     for name, why in absent.items():
         say(f'{name} is skipped: {why}')
     folder = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S')

@@ -393,7 +393,7 @@ def _rates_as_text(results: dict) -> list[str]:
         return []
 
     def against(name):
-        found = ratio(results, name, 'hf_best')
+        found = None if name in COLD.values() else ratio(results, name, 'hf_best')
         return f'{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})' if found else ''
 
     shown = pd.DataFrame(
@@ -410,11 +410,14 @@ def _rates_as_text(results: dict) -> list[str]:
         }
     )
     shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or shown[c].eq('').all()])
-    shown.index = [f'{name} (default settings)' if name in DEFAULTS else name for name in shown.index]
+    shown.index = [f'{name} *' if name in DEFAULTS else name for name in shown.index]
     legend = [
         textwrap.fill(f'  {name}: {what}', WIDTH, subsequent_indent='    ')
         for name, what in rows.what.items()
     ]
+    legend += ['  *: as its defaults are, and not tuned as hf_best is'] * any(
+        name in DEFAULTS for name in rows.index
+    )
     return [shown.to_string(float_format=_few_digits, na_rep=''), '\n'.join(legend)]
 
 

@@ -74,6 +74,8 @@ def contestants(
         dict(batch_size=256, micro_batch_tokens=65536),
     )
     skipped = {'machine', 'kdnotes_as_run', 'hf_best_compiled'}
+    if best != 'bf16':
+        skipped.add('teacher_bf16')
     return rows | {name: (c, best, {}) for name, c in ct.RACE.items() if name not in rows.keys() | skipped}
 
 
