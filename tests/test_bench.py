@@ -461,7 +461,7 @@ def test_each_library_races_in_its_faster_format():
     )
     dtypes = {
         name: bench.in_format(c, race, formats).dtype
-        for name, c in contestants.choose('race,quality').items()
+        for name, c in contestants.choose('race,quality,hf_default_trained').items()
     }
     theirs = {name: dtypes[name] for name in dtypes if name.startswith('hf_')}
     assert set(theirs.values()) == {'fp32'} and len(theirs) == 6
