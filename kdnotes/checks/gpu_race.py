@@ -271,7 +271,8 @@ def run_race(
     for name, why in contest.missing.items():
         say(f'{name} is skipped: {why}')
     rounds = 0
-    for turn in range(job['alternations'] + 2):
+    first = int(job['smoke'])  # a rehearsal has no round that is left out
+    for turn in range(first, job['alternations'] + 2):
         if not make_round(contest, turn, say):
             break
         rounds = min(turn, job['alternations'])
