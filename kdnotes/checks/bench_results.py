@@ -394,7 +394,8 @@ def _rates_as_text(results: dict) -> list[str]:
         return []
 
     def against(name):
-        found = None if name in COLD.values() else ratio(results, name, 'hf_best')
+        trains = name not in COLD.values() and not name.startswith('scores')
+        found = ratio(results, name, 'hf_best') if trains else None
         return f'{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})' if found else ''
 
     shown = pd.DataFrame(
