@@ -283,26 +283,28 @@ def test_a_small_race(home, tiny):
     results = bench.bench(
         'embedded',
         alternations=2,
-        contestants='machine,teacher,kdnotes,kdnotes_as_run,student_alone,hf_best',
+        contestants='machine,teacher,teacher_bf16,kdnotes,kdnotes_as_run,student_alone,hf_best',
         smoke=True,
         say=lines.append,
         teacher=str(tiny['folder'] / 'teacher'),
         student_layers=(0,),
     )
     here = ['hf_best'] * (not baselines.missing('huggingface'))
+    teachers = ['teacher', 'teacher_bf16']
     assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
     assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [
         (n, t)
         for t in range(2)
-        for n in ('machine', 'teacher', 'kdnotes', 'kdnotes_as_run', 'student_alone', *here)
+        for n in ('machine', *teachers, 'kdnotes', 'kdnotes_as_run', 'student_alone', *here)
     ]
     (saved,) = (home / 'runs' / 'bench').glob('*/bench.json')
     assert json.loads(saved.read_text()) == json.loads(json.dumps(results))
     shown = table(results)
     assert list(shown.index) == [
-        'teacher',
+        *teachers,
         'kdnotes',
         'kdnotes_cold',
+        'kdnotes_cold_bf16',
         'kdnotes_as_run',
         'student_alone',
         *here,
@@ -314,6 +316,7 @@ def test_a_small_race(home, tiny):
         assert found['dtype'] == max(found['rates'], key=found['rates'].get)
         assert library in formats_line(results)
     assert set(shown['format'][['kdnotes', 'kdnotes_as_run']]) == {formats['kdnotes']['dtype']}
+    assert list(shown['format'][teachers]) == ['fp32', 'bf16']
     assert text(results).startswith('formats, the faster one in a trial')
     run = next(t for t in results['turns'] if t['contestant'] == 'kdnotes_as_run')
     assert [step for step, _ in run['losses']] == list(range(1, 7)) and run['ranks'] >= 1
@@ -325,7 +328,7 @@ def test_a_small_race(home, tiny):
     assert (
         (shown.examples_per_s > 0).all()
         and (shown.of_large_percent > 0).all()
-        and shown.host_mib.drop('kdnotes_cold').gt(50).all()
+        and shown.host_mib.drop(['kdnotes_cold', 'kdnotes_cold_bf16']).gt(50).all()
     )
     assert rounds(results, 'kdnotes_cold').lt(rounds(results, 'kdnotes')).all()
     assert (
@@ -458,7 +461,7 @@ def test_each_library_races_in_its_faster_format():
     )
     dtypes = {
         name: bench.in_format(c, race, formats).dtype
-        for name, c in contestants.choose('race,quality').items()
+        for name, c in contestants.choose('race,quality,hf_default_trained').items()
     }
     theirs = {name: dtypes[name] for name in dtypes if name.startswith('hf_')}
     assert set(theirs.values()) == {'fp32'} and len(theirs) == 6

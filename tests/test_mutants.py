@@ -395,6 +395,41 @@ MUTANTS = [
         'with file_errors():',
         'test_batching.py::test_processes_that_make_the_same_tokens_do_not_harm_each_other',
     ),
+    Mutant(
+        'a library races in its slower format',
+        'checks.bench',
+        'dtype = max(rates, key=rates.get)',
+        'dtype = min(rates, key=rates.get)',
+        'test_bench.py::test_each_library_races_in_its_faster_format',
+    ),
+    Mutant(
+        'the fp32 signal is charged as the bf16 one',
+        'checks.bench_results',
+        "'kdnotes_cold_bf16': 'teacher_bf16'",
+        "'kdnotes_cold_bf16': 'teacher'",
+        'test_bench.py::test_the_rest_of_the_lead_is_counted_in_operations',
+    ),
+    Mutant(
+        'padding counts for nothing',
+        'checks.bench_results',
+        "padded = (1 - padding['hf_best']) / (1 - padding['hf_default'])",
+        'padded = 1.0',
+        'test_bench.py::test_the_rest_of_the_lead_is_counted_in_operations',
+    ),
+    Mutant(
+        "a user's run with the threads of the race",
+        'checks.contestants',
+        "if c.trains != 'run':",
+        'if True:',
+        'test_bench.py::test_a_users_run_has_the_ranks_and_threads_of_a_plain_run',
+    ),
+    Mutant(
+        'the first round on a GPU counts',
+        'checks.gpu_race',
+        'if turn:\n',
+        'if True:\n',
+        'test_bench.py::test_the_first_round_on_a_gpu_is_left_out',
+    ),
 ]
 
 

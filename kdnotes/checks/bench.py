@@ -5,7 +5,9 @@
 # %% ../../nbs/checks/08_bench.ipynb #5a7f8c55
 from __future__ import annotations
 import contextlib
+import ctypes
 import datetime
+import gc
 import json
 import os
 import select
@@ -33,23 +35,34 @@ from kdnotes.checks.contestants import (
     contestant_job,
     trial_job,
 )
-from ..core.config import KdnotesError, RunConfig, make_config, names_with, task_info
+from ..core.config import ConfigError, KdnotesError, RunConfig, make_config, names_with, task_info
 from ..core.files import read_json, runs_path, write_json
 from ..tasks.sources import resolve_corpus
+from ..experiment.launch import why_ended
 from ..experiment.plan import plan
 from ..distill.model_settings import FIELDS
 from ..records.store import find_run_model
 from ..core.processes import die_with_parent, process_environment, rank_environment
-from ..core.resolve import Machine
+from ..core.resolve import Machine, check_forward
 from ..train.distributed import machine, stop
 from .profiling import peaks, reset_peaks
 from ..telemetry.summary import environment
 
 # %% auto #0
 __all__ = ['TRIES', 'work', 'Crew', 'together', 'heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format', 'prepare_race',
-           'rounds_of', 'Outcome', 'hold', 'bench']
+           'rounds_of', 'Outcome', 'hold', 'why_absent', 'bench']
 
 # %% ../../nbs/checks/08_bench.ipynb #fef36c20
+def _give_back_memory() -> None:
+    "What the next contestant may need; the allocators of a process that waits would keep it."
+    gc.collect()
+    if sys.platform == 'linux':
+        with contextlib.suppress(OSError, AttributeError):  # not with every C library
+            ctypes.CDLL(None).malloc_trim(0)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def work(
     job_file: str,
 ) -> None:
@@ -64,10 +77,9 @@ def work(
         watched = {command['watch']: True} if command['watch'] else {}
         done = TURNS[place.job['trains']](place, command['turn'], **place.job['options'], **watched)
         found = dict(dtype=place.runtime.dtype) | peaks(place.runtime) | done
+        _give_back_memory()  # before the answer: after it, the next contestant is measured
         answers.write(json.dumps(found) + '\n')
         answers.flush()
-        if place.runtime.device.type == 'cuda':
-            torch.cuda.empty_cache()  # the next contestant's
     stop(place.runtime)
 
 # %% ../../nbs/checks/08_bench.ipynb #875524ca
@@ -123,7 +135,7 @@ class Crew:
             if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
                 raise BenchError(f'{self.name} did not answer within {self.seconds:g} s; see {self.log}')
             if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
-                raise BenchError(f'{self.name} ended early: {_last_line(self.log)} (all output: {self.log})')
+                raise BenchError(f'{self.name} ended early: {_why(self.log)} (all output: {self.log})')
             said += piece
         return json.loads(said)
 
@@ -137,11 +149,10 @@ class Crew:
             p.stdout.close()
 
 
-def _last_line(log: Path) -> str:
-    return next(
-        (line.strip() for line in reversed(log.read_text(errors='replace').splitlines()) if line.strip()),
-        'no output',
-    )
+def _why(log: Path) -> str:
+    "What a process said about its end."
+    lines = [line.strip() for line in log.read_text(errors='replace').splitlines()]
+    return why_ended([line for line in lines if line])
 
 # %% ../../nbs/checks/08_bench.ipynb #b84c3530
 def together(answers: list[dict], job: dict, mean_tokens: float) -> dict:
@@ -357,6 +368,20 @@ def hold(
     return found
 
 # %% ../../nbs/checks/08_bench.ipynb #4eca13bf
+def why_absent(
+    c: Contestant,
+    on: Machine,
+) -> str | None:  # a reason, or None: it can
+    "Why a contestant cannot take part on a machine."
+    if why := baselines.missing(c.by):
+        return why
+    try:
+        check_forward(c.options.get('forward_dtype', 'fp32'), on.device, on.bf16)
+    except ConfigError as e:
+        return str(e)
+    return None
+
+
 def _settle(
     race: RaceSetting,
     chosen: dict[str, Contestant],
@@ -395,7 +420,7 @@ def bench(
     load = os.getloadavg()[0]
     if load > 0.5 * on.cores:
         say(f'the machine is busy (load {load:.1f} on {on.cores} cores): rates will be too low and unsteady')
-    absent = {name: why for name, c in chosen.items() if (why := baselines.missing(c.by))}
+    absent = {name: why for name, c in chosen.items() if (why := why_absent(c, on))}
     for name, why in absent.items():
         say(f'{name} is skipped: {why}')
     folder = runs_path() / 'bench' / began.strftime('%Y%m%dT%H%M%S')

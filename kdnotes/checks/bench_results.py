@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from ..core.config import counted
 
 # %% auto #0
 __all__ = ['COLD_EPOCHS', 'COLD', 'LIBRARIES', 'DEFAULTS', 'AIMS', 'WIDTH', 'rounds', 'ratio', 'format_of', 'table', 'time_split',
@@ -367,8 +368,8 @@ def _as_run(results: dict) -> list[str]:
     said = []
     if found := ratio(results, 'kdnotes_as_run', 'kdnotes'):
         turn = next(t for t in results['turns'] if t['contestant'] == 'kdnotes_as_run')
-        where = f'{turn["ranks"]} ranks' if turn['ranks'] != 1 else '1 rank'
-        where += f' of {turn["threads"]} threads' if turn['threads'] else ''
+        where = counted(turn['ranks'], 'rank')
+        where += f' of {counted(turn["threads"], "thread")}' if turn['threads'] else ''
         said.append(f"a user's run is {_times(found)} as fast as the race: {where}")
     compiled = rounds(results, 'hf_best_compiled', 'compile_s')
     if len(compiled):
@@ -393,28 +394,37 @@ def _rates_as_text(results: dict) -> list[str]:
         return []
 
     def against(name):
-        found = ratio(results, name, 'hf_best')
+        trains = name not in COLD.values() and not name.startswith('scores')
+        found = ratio(results, name, 'hf_best') if trains else None
         return f'{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})' if found else ''
 
     shown = pd.DataFrame(
         {
             'format': rows['format'],
-            'examples/s': rows.examples_per_s.map('{:.0f}'.format),
-            'lowest to highest': [f'{a:.0f} to {b:.0f}' for a, b in zip(rows.lowest, rows.highest)],
+            'examples/s': [
+                f'{middle:.0f} ({low:.0f} to {high:.0f})'
+                for middle, low, high in zip(rows.examples_per_s, rows.lowest, rows.highest)
+            ],
             'of hf_best': [against(name) for name in rows.index],
             'padding %': rows.padding_percent,
             'MiB': rows.host_mib,
             'GPU MiB': rows.device_mib,
-            'of large %': rows.of_large_percent,
-            'loss at end': rows.loss_last,
+            'large %': rows.of_large_percent,
+            'loss': rows.loss_last,
         }
     )
     shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or shown[c].eq('').all()])
-    shown.index = [f'{name} (default settings)' if name in DEFAULTS else name for name in shown.index]
+    shown.index = [f'{name} *' if name in DEFAULTS else name for name in shown.index]
     legend = [
         textwrap.fill(f'  {name}: {what}', WIDTH, subsequent_indent='    ')
         for name, what in rows.what.items()
     ]
+    legend.append(
+        '  examples/s: median (lowest to highest round); of hf_best: the same of quotients within a round'
+    )
+    legend += ['  *: as its defaults are, and not tuned as hf_best is'] * any(
+        name in DEFAULTS for name in rows.index
+    )
     return [shown.to_string(float_format=_few_digits, na_rep=''), '\n'.join(legend)]
 
 

@@ -88,6 +88,9 @@ class Contestant:
 RACE = {
     'machine': Contestant('matmuls', 'matmuls: large ones, and of the shapes the student has'),
     'teacher': Contestant('signal', "making the teacher's signal in fp32"),
+    'teacher_bf16': Contestant(
+        'signal', "making the teacher's signal in bf16", options=dict(forward_dtype='bf16')
+    ),
     'kdnotes': Contestant('kdnotes', 'the signal read from the cache (warm)', split=True, shares=True),
     'kdnotes_as_run': Contestant(
         'run', "the same as a user's run: run folder, rows, telemetry, ranks=auto", library='kdnotes'
@@ -196,7 +199,8 @@ OTHERS = {  # take part when named
 # what 'all' consists of
 GROUPS = {
     'race': [*RACE],
-    'quality': [*QUALITY],
+    # one of the default trainer takes longer than all others together: it takes part when named
+    'quality': [name for name in QUALITY if name != 'hf_default_trained'],
     'inference': [*INFERENCE],
     'scaling': [*SCALING, *ACCUMULATED],
     'scoring': [*SCORING],
@@ -533,8 +537,13 @@ def signal_parts(
     )
 
 
-def time_teacher(place: Place, turn: int) -> dict:  # examples_per_s, tokens_per_s
+def time_teacher(
+    place: Place,
+    turn: int,
+    forward_dtype: str = 'fp32',  # of the teacher's matmuls
+) -> dict:  # examples_per_s, tokens_per_s, dtype
     "Make the teacher's signal for some examples, in a folder that is removed again."
+    parts = signal_parts(place, place.teacher) | dict(forward_dtype=forward_dtype)
     lengths = place.task.lengths('train')
     n = min(len(lengths), place.config.batch_size * (place.total - place.warmup))
     some = some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
@@ -544,11 +553,12 @@ def time_teacher(place: Place, turn: int) -> dict:  # examples_per_s, tokens_per
             some,
             place.teacher,
             Path(folder) / 'signal',
-            signal_parts(place, place.teacher),
+            parts,
             device=place.runtime.device,
         )
         place.runtime.clock()
     return dict(
+        dtype=forward_dtype,
         examples_per_s=n / made.meta['teacher_s'],
         tokens_per_s=int(some.lengths('train').sum()) / made.meta['teacher_s'],
     )

@@ -74,6 +74,8 @@ def contestants(
         dict(batch_size=256, micro_batch_tokens=65536),
     )
     skipped = {'machine', 'kdnotes_as_run', 'hf_best_compiled'}
+    if best != 'bf16':
+        skipped.add('teacher_bf16')
     return rows | {name: (c, best, {}) for name, c in ct.RACE.items() if name not in rows.keys() | skipped}
 
 
@@ -269,7 +271,8 @@ def run_race(
     for name, why in contest.missing.items():
         say(f'{name} is skipped: {why}')
     rounds = 0
-    for turn in range(job['alternations'] + 2):
+    first = int(job['smoke'])  # a rehearsal has no round that is left out
+    for turn in range(first, job['alternations'] + 2):
         if not make_round(contest, turn, say):
             break
         rounds = min(turn, job['alternations'])

@@ -126,7 +126,7 @@ def bench(
     smoke: Smoke = False,
     as_json: Json = False,
 ) -> int:
-    "Compare kdnotes with other libraries on this machine: half an hour."
+    "Compare kdnotes with other libraries on this machine: about 40 minutes."
     from kdnotes.checks.bench import bench as race
     from kdnotes.checks.bench_results import text
     from kdnotes.core.files import atomic_write, runs_path
