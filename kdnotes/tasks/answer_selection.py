@@ -16,6 +16,7 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, EncodedPairs, all_apart
+from .columns import Columns, Texts, codes, numbers
 from .embedded import embedded_answer_selection
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
@@ -200,6 +201,7 @@ def _squad_folder(folder: Path) -> dict[str, Rows]:
 CORPORA = CorpusRules(
     columns=TSV_COLUMNS,
     hub_columns=HUB_COLUMNS,
+    tables=True,
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
     complete=make_up_ids,
     check_rows=check_rows,
@@ -299,7 +301,7 @@ def _check(config: RunConfig) -> None:
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #e07b7e27
 def _front(
-    rows: list[dict],
+    rows: Rows,
     examples: int,  # at most about so many rows
     questions: int,  # at most so many questions
 ) -> list[dict]:  # whole questions in the split's order
@@ -314,12 +316,15 @@ def _front(
     return [row for row, q in zip(rows, all_of.of) if q in set(picked[:n])]
 
 
-def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: bool) -> dict[str, list[dict]]:
+def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> dict[str, Rows]:
     "The rows the settings ask for."
     if train_questions not in ('all', 'answered'):
         raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
-    answered = {r['question_id'] for r in splits['train'] if r['label']}
-    train = [r for r in splits['train'] if train_questions == 'all' or r['question_id'] in answered]
+    train = splits['train']
+    if train_questions == 'answered':
+        of, _ = codes(train, 'question_id')
+        index = np.flatnonzero(np.isin(of, of[numbers(train, 'label') == 1]))
+        train = train.take(index) if isinstance(train, Columns) else [train[i] for i in index.tolist()]
     if not smoke:
         return splits | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {
@@ -362,24 +367,20 @@ class AnswerSelection:
         self.settings = settings
         self.smoke = smoke
         self.rows = _choose_rows(corpus.splits, settings.train_questions, smoke)
-        self.questions = {split: as_questions(rows) for split, rows in self.rows.items()}
+        self.questions = {
+            split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()
+        }
         # (2,)
         self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
+        keys = ('document_title', 'sentence') if self.settings.document_title else ('sentence',)
         texts = {
-            split: ([r['question'] for r in rows], [self._candidate(r) for r in rows])
+            split: (Texts(rows, 'question'), Texts(rows, *keys, between=' : '))
             for split, rows in self.rows.items()
         }
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
-
-    def _candidate(self, row: dict) -> str:
-        return (
-            f"{row['document_title']} : {row['sentence']}"
-            if self.settings.document_title
-            else row['sentence']
-        )
 
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each pair."

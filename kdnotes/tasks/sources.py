@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 import threading
 import unicodedata
@@ -21,12 +22,27 @@ from decimal import Context, Decimal
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+import numpy as np
 import pandas as pd
 from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
-from ..core.files import root, sha256_text, without_password
+from kdnotes.core.files import (
+    FileError,
+    cache_path,
+    check_room,
+    file_errors,
+    lock,
+    read_json,
+    root,
+    sha256_file,
+    sha256_text,
+    sync_tree,
+    without_password,
+    write_json,
+)
+from .columns import Texts, open_columns, write_columns
 
 # %% auto #0
-__all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
+__all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus', 'MadeCorpus',
            'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
            'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy',
            'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
@@ -36,7 +52,8 @@ class CorpusError(KdnotesError):
     "A corpus that is missing, malformed, or does not come."
 
 
-Rows = list[dict[str, Any]]  # of one split, in the source's order
+# of one split, in the source's order: a list, or `Columns` where it is large
+Rows = Sequence[dict[str, Any]]
 SPLITS = ('train', 'dev', 'test')
 
 
@@ -94,6 +111,7 @@ class CorpusRules:
     # splits of a folder that holds another thing than three tables; None: it holds tables
     from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
     from_folder_words: str = ''  # what that other thing is, for a folder without either
+    tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
 
@@ -185,6 +203,16 @@ def check_regular(path: Path) -> None:
         raise CorpusError(
             f'{path} is no ordinary file (a folder, a pipe or a device); put the file itself there'
         )
+
+
+def _state_of(path: Path) -> list[int]:
+    "What changes when a file is written."
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ino]
+
+
+def _changed(path: Path) -> CorpusError:
+    return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
 
 
 def read_text(path: Path) -> str:
@@ -434,13 +462,17 @@ def read_split(
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
     check_regular(path)
+    before = _state_of(path) if path.exists() else None
     if path.suffix == '.tsv':
         table = _read_tsv(path, needed)
     elif path.suffix == '.jsonl':
         table = _read_jsonl(path)
     else:
         table = _read_with_datasets(path)
-    return _rows_of(table, split, rules, names, _mapped(columns))
+    rows = _rows_of(table, split, rules, names, _mapped(columns))
+    if not path.exists() or _state_of(path) != before:
+        raise _changed(path)
+    return rows
 
 
 def check_filled(
@@ -820,12 +852,17 @@ def load_corpus(
     score_on: Sequence[str] = (),  # evaluation sets; those that are no split of the corpus are added
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
-    loaded = load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
+    name = resolve_corpus(task, corpus)
+    if files := _large_files(task_info(task).corpora, name):
+        return _kept(task, name, columns, files)
+    return _read(task, name, columns, score_on)
+
+
+def _read(task: str, name: str, columns: str | None, score_on: Sequence[str] = ()) -> Corpus:
+    "A corpus from its source."
+    loaded = load_by_rules(task_info(task).corpora, name, columns)
     loaded = _with_sets(loaded, task_info(task).corpora, score_on)
-    texts = {
-        split: [tuple(text.strip() for text in task_info(task).texts(row)) for row in rows]
-        for split, rows in loaded.splits.items()
-    }
+    texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
     return replace(
         loaded,
         overlap=_overlap(texts),
@@ -853,26 +890,35 @@ def _with_sets(corpus: Corpus, rules: CorpusRules, score_on: Sequence[str]) -> C
     )
 
 
-def _shared(rows: list[tuple], others: list[tuple]) -> int:  # the texts of each row
+def _hashes(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # (n,) int64
+    "The texts of each row as one number: of ten million rows two would be alike by chance once in 300,000."
+    found = (hash(tuple(text.strip() for text in texts_of(row))) for row in rows)
+    return np.fromiter(found, dtype=np.int64, count=len(rows))
+
+
+def _shared(texts: np.ndarray, others: np.ndarray) -> int:  # of `_hashes`
     "How many rows have the texts of one of the others."
-    known = set(others)
-    return sum(of in known for of in rows)
+    return int(np.isin(texts, others).sum())
 
 
-def _overlap(texts: dict[str, list[tuple]]) -> dict[str, int]:  # of each row, by split
+def _overlap(texts: dict[str, np.ndarray]) -> dict[str, int]:  # of `_hashes`, by split
     "How many rows of each evaluation split have the texts of a row of train."
     found = {split: _shared(rows, texts['train']) for split, rows in texts.items() if split != 'train'}
     return {split: n for split, n in found.items() if n}
 
 
-def _contradictions(splits: dict[str, Rows], texts: dict[str, list[tuple]]) -> dict[str, int]:
+def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> dict[str, int]:
     "How many rows of each split have the texts of another of its rows, and another label."
     found = {}
     for split, rows in splits.items():
-        labels: dict[tuple, set] = {}
-        for of, row in zip(texts[split], rows, strict=True):
-            labels.setdefault(of, set()).add(row.get('label', row.get('answers')))
-        found[split] = sum(len(labels[of]) > 1 for of in texts[split])
+        said = (hash(row.get('label', row.get('answers'))) for row in rows)
+        labels = np.fromiter(said, dtype=np.int64, count=len(rows))
+        _, of, n = np.unique(texts[split], return_inverse=True, return_counts=True)
+        order = np.lexsort((labels, of))
+        # each label once for each of the texts it is given to
+        new = np.diff(of[order], prepend=-1) | np.diff(labels[order], prepend=0)
+        kinds = np.bincount(of[order][new != 0], minlength=len(n))
+        found[split] = int(n[kinds > 1].sum())
     return {split: n for split, n in found.items() if n}
 
 
@@ -969,6 +1015,79 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         rules.check_split(split, rows, f'{name} {split}')
     return splits
 
+# %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
+LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
+_COLUMNS_A_BYTE = 1.5  # bytes of columns for one of a file, at most
+
+
+def _large_files(rules: CorpusRules, name: str) -> dict[str, Path]:
+    "The files of a corpus whose rows are better kept as columns, by split; {}: there are none."
+    if not rules.tables or name == 'embedded' or name in rules.made:
+        return {}
+    folder = local_copy(name, rules) if name in rules.names else Path(name)
+    if folder is None or not folder.is_absolute() or importlib.util.find_spec('pyarrow') is None:
+        return {}
+    try:
+        files = split_files(folder, rules) or {}
+        size = sum(path.stat().st_size for path in files.values())
+    except (CorpusError, OSError):
+        return {}  # who reads them says what is wrong
+    return files if size >= LARGE else {}
+
+
+def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
+    "A large corpus as columns, read by one process while the others wait for it."
+    state = {split: [str(path), *_state_of(path)] for split, path in files.items()}
+    read_as = json.dumps([task, name, columns, list(task_info(task).corpora.columns)])
+    key = sha256_text('corpus-1', read_as, json.dumps(state, sort_keys=True))
+    folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
+    if found := _open_kept(folder):
+        return found
+    with file_errors(), lock(folder.with_suffix('.lock')):
+        if found := _open_kept(folder):
+            return found
+        size = sum(path.stat().st_size for path in files.values())
+        check_room(folder.parent, _COLUMNS_A_BYTE * size, f'the columns of corpus {name}')
+        found = _read(task, name, columns)
+        for split, path in files.items():
+            if [str(path), *_state_of(path)] != state[split]:
+                raise _changed(path)
+        _keep(found, folder)
+        if found := _open_kept(folder):
+            return found
+    raise CorpusError(f'{folder} was changed while it was written; start the same command again')
+
+
+def _keep(corpus: Corpus, folder: Path) -> None:
+    "Write a corpus: its columns, and last what vouches for them."
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for split, rows in corpus.splits.items():
+        path = folder / f'{split}.arrow'
+        try:
+            write_columns(path, rows)
+        except OSError as e:
+            e.filename = e.filename or str(path)
+            raise
+    known = {name: value for name, value in vars(corpus).items() if name != 'splits'}
+    known['files'] = {split: sha256_file(folder / f'{split}.arrow') for split in corpus.splits}
+    sync_tree(folder)
+    write_json(folder / 'meta.json', known | dict(signed=sha256_text(json.dumps(known, sort_keys=True))))
+
+
+def _open_kept(folder: Path) -> Corpus | None:  # None: not there, not whole, or not what was written
+    "A corpus of `_keep`, memory-mapped."
+    try:
+        known = read_json(folder / 'meta.json')
+        if known.pop('signed') != sha256_text(json.dumps(known, sort_keys=True)):
+            return None
+        files = known.pop('files')
+        if any(sha256_file(folder / f'{split}.arrow') != of for split, of in files.items()):
+            return None
+        return Corpus(splits={split: open_columns(folder / f'{split}.arrow') for split in files}, **known)
+    except (FileError, OSError, KeyError, TypeError, ValueError):
+        return None
+
 # %% ../../nbs/tasks/04_sources.ipynb #ce72c335
 def split_sizes(
     corpus: Corpus,
@@ -977,7 +1096,7 @@ def split_sizes(
     "How much there is of each split."
     of = task_info(task).rows_of
     return {
-        split: dict(rows=len(rows)) | ({of[0]: len({row[of[1]] for row in rows})} if of else {})
+        split: dict(rows=len(rows)) | ({of[0]: len(set(Texts(rows, of[1])))} if of else {})
         for split, rows in corpus.splits.items()
     }
 

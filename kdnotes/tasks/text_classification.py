@@ -25,6 +25,7 @@ from kdnotes.tasks.sources import (
     read_split,
 )
 from .batching import Batch, EncodedPairs, all_apart
+from .columns import Texts
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text
 from ..losses.targets import hard_target_ce
@@ -159,6 +160,7 @@ def _imdb_hub(data) -> dict[str, Rows]:
 CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text', label='label'),
+    tables=True,
     optional=frozenset({'id', 'second', 'cluster'}),
     complete=complete,
     check_rows=check_rows,
@@ -175,7 +177,7 @@ def class_names(
     rows: Rows,  # of the training split
 ) -> list[str]:  # in the order of the logits
     "The classes there are."
-    names = {row['label'] for row in rows}
+    names = set(Texts(rows, 'label'))
     try:
         return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are two names of one number
     except ValueError:
@@ -193,6 +195,11 @@ def _number(text: str) -> float | None:
     return value if abs(value) <= _LARGEST else None
 
 
+def _label_numbers(rows: Rows) -> np.ndarray:  # (n,)
+    "Labels that are numbers."
+    return np.fromiter(map(float, Texts(rows, 'label')), np.float64, len(rows))
+
+
 def _label_of(corpus: Corpus, split: str, row: dict) -> str:
     "An example and its label, as a refusal begins."
     return f"{corpus.name} {split}, example {shown(row['id'])}: label {shown(row['label'])}"
@@ -200,14 +207,17 @@ def _label_of(corpus: Corpus, split: str, row: dict) -> str:
 
 def _check_numbers(corpus: Corpus) -> None:
     "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
-    rows = [(split, row) for split in SPLITS for row in corpus.splits[split]]
-    for split, row in rows:
+
+    def rows() -> Iterator[tuple[str, dict]]:
+        return ((split, row) for split in SPLITS for row in corpus.splits[split])
+
+    for split, row in rows():
         if _number(row['label']) is None:
             raise CorpusError(
                 f'{_label_of(corpus, split, row)} is no number, and target=number needs one of at most '
                 '3.4e38; correct it, or use target=classes'
             )
-    trained = np.array([float(row['label']) for row in corpus.splits['train']])
+    trained = _label_numbers(corpus.splits['train'])
     mean = trained.mean()
     spread = trained.std()
     if not np.ptp(trained) > 0:  # of equal ones the deviation may be a rounding error
@@ -215,7 +225,7 @@ def _check_numbers(corpus: Corpus) -> None:
             f'{corpus.name} train: all labels are {trained[0]:g}, and target=number learns them in units of '
             'their standard deviation; check the label column'
         )
-    for split, row in rows:
+    for split, row in rows():
         if abs(float(row['label']) - mean) > _LARGEST * spread:
             raise CorpusError(
                 f'{_label_of(corpus, split, row)} is too far from the labels of train, whose standard '
@@ -372,7 +382,7 @@ class TextClassification:
         if self.classes:
             number = {name: i for i, name in enumerate(self.classes)}
             self.labels = {
-                split: np.array([number[r['label']] for r in rows], dtype=np.int64)
+                split: np.fromiter((number[label] for label in Texts(rows, 'label')), np.int64, len(rows))
                 for split, rows in self.rows.items()
             }
             counts = np.bincount(self.labels['train'], minlength=len(self.classes))
@@ -380,7 +390,7 @@ class TextClassification:
             self.label_prior = (counts + 1) / (counts + 1).sum()
             self.head_config = labels_config(self.classes)
             return
-        values = np.array([float(r['label']) for r in corpus.splits['train']])
+        values = _label_numbers(corpus.splits['train'])
         self.mean = float(values.mean())
         self.deviation = float(values.std())
         # the output times the deviation, plus the mean, is the number
@@ -388,9 +398,7 @@ class TextClassification:
             problem_type='regression', target_mean=self.mean, target_deviation=self.deviation
         )
         self.labels = {
-            split: ((np.array([float(r['label']) for r in rows]) - self.mean) / self.deviation).astype(
-                np.float32
-            )
+            split: ((_label_numbers(rows) - self.mean) / self.deviation).astype(np.float32)
             for split, rows in self.rows.items()
         }
         self.label_prior = None
@@ -399,8 +407,8 @@ class TextClassification:
         "Tokenise every example once."
         texts = {}
         for split, rows in self.rows.items():
-            second = [r['second'] for r in rows] if rows[0]['second'] else None
-            texts[split] = ([r['text'] for r in rows], second)
+            second = Texts(rows, 'second') if rows[0]['second'] else None
+            texts[split] = (Texts(rows, 'text'), second)
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
 
     def lengths(self, split: str) -> np.ndarray:
