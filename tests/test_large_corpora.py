@@ -5,16 +5,18 @@ import json
 import multiprocessing
 import os
 import shutil
+import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 import numpy as np
 import pytest
 from synthetic import synthetic_pairs
 from kdnotes.core import files
+from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.tasks import sources
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
-from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, write_columns
+from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, write_columns, write_parts
 from kdnotes.tasks.ranking_metrics import as_questions
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
 from kdnotes.tasks.text_classification import TextClassification
@@ -64,11 +66,21 @@ def same_but_rows(one, other):
     }
 
 
+def refused(folder):
+    "The sentence that refuses a corpus; '' where none does."
+    try:
+        load_corpus('answer_selection', str(folder))
+    except KdnotesError as e:
+        return str(e)
+    return ''
+
+
 def refuse_reading(monkeypatch):
     def read(*_):
         raise AssertionError('the corpus was read again')
 
     monkeypatch.setattr(sources, 'load_by_rules', read)
+    monkeypatch.setattr(sources, '_streamed', read)
 
 
 def test_columns_are_the_rows(pairs, monkeypatch):
@@ -190,17 +202,16 @@ def test_a_file_that_changes_while_it_is_read(pairs, monkeypatch, size):
 
 def test_a_file_that_changes_while_another_is_read(pairs, large, monkeypatch):
     "It was read whole, and is not what was read any more."
-    read = sources._read
+    read = sources._streamed
 
     def slow(*given):
         found = read(*given)
         os.utime(pairs / 'train.tsv', (1, 1))
         return found
 
-    monkeypatch.setattr(sources, '_read', slow)
-    with pytest.raises(CorpusError, match='train.tsv changed while it was read'):
-        load_corpus('answer_selection', str(pairs))
-    assert not list((cache_path() / 'corpora').glob('*.corpus/meta.json'))
+    monkeypatch.setattr(sources, '_streamed', slow)
+    assert 'train.tsv changed while it was read' in refused(pairs)
+    assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
 
 
 @pytest.mark.parametrize('name', ('train.arrow', 'dev.arrow', 'meta.json'))
@@ -243,26 +254,26 @@ def test_a_disk_that_fills_up_leaves_no_corpus(pairs, large, monkeypatch):
     def full(path, rows):
         if path.name == 'dev.arrow':
             raise OSError(28, 'No space left on device')
-        write_columns(path, rows)
+        write_parts(path, rows)
 
-    monkeypatch.setattr(sources, 'write_columns', full)
-    with pytest.raises(FileError, match='dev.arrow: the disk is full'):
-        load_corpus('answer_selection', str(pairs))
-    monkeypatch.setattr(sources, 'write_columns', write_columns)
+    monkeypatch.setattr(sources, 'write_parts', full)
+    assert 'dev.arrow: the disk is full' in refused(pairs)
+    assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
+    monkeypatch.setattr(sources, 'write_parts', write_parts)
     assert len(load_corpus('answer_selection', str(pairs)).splits['train']) == ROWS
 
 
 def read_it(folder):
     "What each of several processes does."
     sources.LARGE = 1
-    read = sources.load_by_rules
+    read = sources._streamed
     times = []
 
     def counted(*given):
         times.append(1)
         return read(*given)
 
-    sources.load_by_rules = counted
+    sources._streamed = counted
     return load_corpus('answer_selection', str(folder)).sha256, len(times)
 
 
@@ -277,6 +288,117 @@ def test_columns_hold_what_they_were_given(tmp_path):
     write_columns(tmp_path / 'a.arrow', rows)
     assert list(open_columns(tmp_path / 'a.arrow')) == rows
     shutil.rmtree(tmp_path)
+
+
+def streamed(task, folder, columns=None):
+    "Is a corpus read part by part?"
+    to = folder.parent / 'streamed'
+    to.mkdir(exist_ok=True)
+    paths = {split: folder / f'{split}.tsv' for split in SPLITS}
+    return sources._streamed(task, str(folder), columns, paths, to)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(sources, '_PART', 7)  # rows
+
+
+TABLES = {
+    'all columns': ('answer_selection', None),
+    'no ids': ('answer_selection', ('Question', 'Sentence', 'Label')),
+    'no documents': ('answer_selection', ('QuestionID', 'Question', 'Sentence', 'Label')),
+    'titles': ('answer_selection', ('Question', 'DocumentTitle', 'Sentence', 'Label')),
+    'keys': ('answer_selection', ('question_id', 'Question', 'Sentence', 'Label')),
+    'texts': ('text_classification', ('text', 'label')),
+    'pairs': ('text_classification', ('text', 'second', 'label', 'cluster')),
+}
+FROM = dict(
+    question_id='QuestionID',
+    question='Question',
+    sentence='Sentence',
+    label='Label',
+    text='Sentence',
+    second='Question',
+    cluster='DocumentID',
+)
+
+
+def rewritten(pairs, columns):
+    "The same tables with these columns alone."
+    for split in SPLITS:
+        path = pairs / f'{split}.tsv'
+        header, *lines = [line.split('\t') for line in path.read_text().splitlines()]
+        places = [header.index(FROM.get(name, name)) for name in columns]
+        rows = ['\t'.join(columns), *('\t'.join(line[i] for i in places) for line in lines)]
+        path.write_text('\ufeff' + '\r\n'.join(rows) + '\r\n\r\n')
+
+
+@pytest.mark.parametrize('kind', TABLES)
+def test_parts_of_a_table_are_the_whole_of_it(pairs, parts, kind):
+    task, columns = TABLES[kind]
+    if columns:
+        rewritten(pairs, columns)
+    whole = load_corpus(task, str(pairs))
+    found = streamed(task, pairs)
+    assert same_but_rows(found, whole)
+    assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
+
+
+WRONG = {
+    'an id twice': lambda lines: [*lines, lines[3]],
+    'another text': lambda lines: [*lines[:-1], lines[-1].replace('what ', 'who ')],
+    'a label': lambda lines: [*lines[:-1], lines[-1][:-1] + '2'],
+    'no label': lambda lines: [lines[0], *(line[:-1] + '0' for line in lines[1:])],
+    'a field': lambda lines: [*lines, 'Q\tR'],
+    'no text': lambda lines: [*lines[:-1], '\t'.join(['Q', '', *lines[-1].split('\t')[2:]])],
+    'quotes': lambda lines: [*lines, '\t'.join(['N', '"say ""yes"""', 'D', 't', 'D-1', 'yes', '1'])],
+    'ids that look alike': lambda lines: [
+        *lines,
+        *('\t'.join([q, 'x', 'D', 't', f'{q}1', 'yes', '1']) for q in ('Ａ', 'A')),
+    ],
+    'a control character': lambda lines: [*lines, '\t'.join(['a\x07', 'x', 'D', 't', 'D-1', 'yes', '1'])],
+    'no header': lambda lines: lines[1:],
+    'two columns of a name': lambda lines: [lines[0].replace('Sentence', 'Question', 1), *lines[1:]],
+    'nothing': lambda lines: [],
+    'a header alone': lambda lines: lines[:1],
+    'half a character': None,
+}
+
+
+@pytest.mark.parametrize('split', ('train', 'test'))
+@pytest.mark.parametrize('kind', WRONG)
+def test_what_is_wrong_is_left_to_the_reader_of_whole_files(pairs, parts, monkeypatch, kind, split):
+    path = pairs / f'{split}.tsv'
+    if WRONG[kind]:
+        path.write_text('\n'.join(WRONG[kind](path.read_text().splitlines())))
+    else:
+        path.write_bytes(path.read_bytes().replace(b'what', b'wh\xff', 1))
+    sentence = refused(pairs)
+    assert sentence and streamed('answer_selection', pairs) is None
+    monkeypatch.setattr(sources, 'LARGE', 1)
+    assert refused(pairs) == sentence
+
+
+@pytest.mark.parametrize('rows', ([1] * 9 + [0], [0] + [1] * 9, [1, 0] * 5))
+def test_second_texts_in_some_parts_only(pairs, parts, rows):
+    rewritten(pairs, TABLES['pairs'][1])
+    path = pairs / 'dev.tsv'
+    header, *lines = path.read_text(encoding='utf-8-sig').splitlines()
+    some = ['\t'.join([f'text {i}', 'more' * has, str(i % 2), str(i)]) for i, has in enumerate(rows)]
+    path.write_text('\n'.join([header, *some]))
+    assert streamed('text_classification', pairs) is None
+
+
+def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(sources, '_PART', 500)
+    peaks = []
+    for rows in (4000, 16_000):
+        folder = synthetic_pairs(tmp_path / str(rows), rows)
+        tracemalloc.start()
+        assert streamed('answer_selection', folder)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / 12_000 < 200, 'bytes a row'
 
 
 def test_contradictions_and_overlap_by_hand(reviews):

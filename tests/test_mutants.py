@@ -365,6 +365,20 @@ MUTANTS = [
         'kinds = np.bincount(of, minlength=len(n))',
         'test_large_corpora.py::test_contradictions_and_overlap_by_hand',
     ),
+    Mutant(
+        'ids that occur twice in different parts',
+        'tasks.sources',
+        'n[self.rules.unique] < rows',
+        'False',
+        'test_large_corpora.py::test_what_is_wrong_is_left_to_the_reader_of_whole_files',
+    ),
+    Mutant(
+        'ids that begin anew with each part',
+        'tasks.sources',
+        'rules.complete(rows, missing, state)',
+        'rules.complete(rows, missing)',
+        'test_large_corpora.py::test_parts_of_a_table_are_the_whole_of_it',
+    ),
 ]
 
 

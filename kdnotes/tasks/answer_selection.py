@@ -16,9 +16,9 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, EncodedPairs, all_apart
-from .columns import Columns, Texts, codes, numbers
+from .columns import Columns, Texts, codes, numbers, ranks
 from .embedded import embedded_answer_selection
-from ..core.files import sha256_text
+from ..core.files import sha256_texts
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
 from kdnotes.tasks.ranking_metrics import (
     UNIT_METRICS,
@@ -73,11 +73,13 @@ HUB_COLUMNS = dict(
 def make_up_ids(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
+    state: dict | None = None,  # of a source that comes in parts: what they have had so far
 ) -> None:
     "Ids from the order of the rows: questions by text, documents by title, sentences by place."
-    questions = {}
-    documents = {}
-    sizes = {}
+    state = {} if state is None else state
+    questions = state.setdefault('questions', {})
+    documents = state.setdefault('documents', {})
+    sizes = state.setdefault('sizes', {})
     for row in rows:
         if 'question_id' in missing:
             row['question_id'] = f"Q{questions.setdefault(row['question'], len(questions))}"
@@ -141,14 +143,13 @@ def check_split(
         raise CorpusError(
             f'{where}: there is no row below the header; a split needs at least one question with candidates'
         )
-    labels = {}
-    for row in rows:
-        labels.setdefault(row['question_id'], set()).add(int(row['label']))
-    if not any(1 in found for found in labels.values()):
+    of, ids = codes(rows, 'question_id')
+    right = np.bincount(of, numbers(rows, 'label'), len(ids))
+    if not right.any():
         raise CorpusError(
             f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column'
         )
-    if split != 'train' and not any(len(found) == 2 for found in labels.values()):
+    if split != 'train' and not ((right > 0) & (right < np.bincount(of))).any():
         raise CorpusError(
             f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add '
             'candidates'
@@ -159,25 +160,16 @@ def fingerprint(
     splits: dict[str, Rows],  # checked rows
 ) -> str:  # 64 hex digits
     "The sha256 of all that can change a number."
-    parts = []
-    for split in SPLITS:
-        documents = {}
-        place = {}
-        for question, sentence in sorted((r['question_id'], r['sentence_id']) for r in splits[split]):
-            place[question, sentence] = len(place)
-        for r in splits[split]:
-            document = documents.setdefault(r['document_id'], len(documents))
-            parts += [
-                split,
-                r['question_id'],
-                r['question'],
-                r['document_title'],
-                r['sentence'],
-                str(r['label']),
-                str(document),
-                str(place[r['question_id'], r['sentence_id']]),
-            ]
-    return sha256_text(*parts)
+    return sha256_texts(part for split in SPLITS for part in _parts(split, splits[split]))
+
+
+def _parts(split: str, rows: Rows) -> Iterator[str]:
+    "What a fingerprint is made of."
+    document, _ = codes(rows, 'document_id')
+    places = ranks(rows, 'question_id', 'sentence_id')
+    for r, number, place in zip(rows, document, places):
+        yield from (split, r['question_id'], r['question'], r['document_title'], r['sentence'])
+        yield from (str(r['label']), str(number), str(place))
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
@@ -202,6 +194,8 @@ CORPORA = CorpusRules(
     columns=TSV_COLUMNS,
     hub_columns=HUB_COLUMNS,
     tables=True,
+    unique=('question_id', 'sentence_id'),
+    common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
     complete=make_up_ids,
     check_rows=check_rows,

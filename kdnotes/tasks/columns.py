@@ -4,15 +4,16 @@
 
 # %% ../../nbs/tasks/00_columns.ipynb #2c784ad3
 from __future__ import annotations
+import contextlib
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 import numpy as np
 
 # %% auto #0
-__all__ = ['Columns', 'Texts', 'numbers', 'codes', 'write_columns', 'open_columns']
+__all__ = ['Columns', 'Texts', 'numbers', 'codes', 'ranks', 'write_columns', 'write_parts', 'open_columns']
 
 # %% ../../nbs/tasks/00_columns.ipynb #adc692c5
 _AT_ONCE = 20_000  # rows that are Python's own objects at a time
@@ -109,23 +110,52 @@ def codes(
     of = np.array([place.setdefault(row[key], len(place)) for row in rows], dtype=np.int64)
     return of, list(place)
 
+
+def ranks(
+    rows: Sequence[dict] | Columns,
+    *keys: str,  # of columns of texts that together no two rows share
+) -> np.ndarray:  # (n,) int64
+    "The place of each row when all are sorted by these texts."
+    if isinstance(rows, Columns):
+        import pyarrow.compute as pc
+
+        # bytes of UTF-8 have the order of their characters
+        order = pc.sort_indices(rows.table, [(key, 'ascending') for key in keys]).to_numpy()
+    else:
+        order = sorted(range(len(rows)), key=lambda i: tuple(rows[i][key] for key in keys))
+    place = np.empty(len(rows), dtype=np.int64)
+    place[order] = np.arange(len(rows))
+    return place
+
 # %% ../../nbs/tasks/00_columns.ipynb #86a833bc
 def write_columns(
     path: Path,
     rows: Sequence[dict],  # one at least; texts, and whole numbers below 2^63
 ) -> None:
     "Write rows as an Arrow file, and bring it to the disk."
+    write_parts(path, (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)))
+
+
+def write_parts(
+    path: Path,
+    parts: Iterable[Sequence[dict]],  # of rows; one at least in each
+) -> None:
+    "The same of rows that never are in memory together."
     import pyarrow as pa
 
-    schema = pa.schema(
-        [(name, pa.large_string() if isinstance(cell, str) else pa.int64()) for name, cell in rows[0].items()]
-    )
-    with open(path, 'wb') as f:
-        with pa.ipc.new_file(f, schema) as out:
-            for start in range(0, len(rows), _AT_ONCE):
-                part = rows[start : start + _AT_ONCE]
-                cells = [pa.array([row[of.name] for row in part], of.type) for of in schema]
-                out.write_batch(pa.record_batch(cells, schema=schema))
+    with open(path, 'wb') as f, contextlib.ExitStack() as stack:
+        out = None
+        for part in parts:
+            if out is None:
+                kinds = {
+                    name: pa.large_string() if isinstance(cell, str) else pa.int64()
+                    for name, cell in part[0].items()
+                }
+                schema = pa.schema(list(kinds.items()))
+                out = stack.enter_context(pa.ipc.new_file(f, schema))
+            cells = [pa.array([row[of.name] for row in part], of.type) for of in schema]
+            out.write_batch(pa.record_batch(cells, schema=schema))
+        stack.close()  # the end of the file says where its batches are
         f.flush()
         os.fsync(f.fileno())
 

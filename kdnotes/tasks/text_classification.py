@@ -25,9 +25,9 @@ from kdnotes.tasks.sources import (
     read_split,
 )
 from .batching import Batch, EncodedPairs, all_apart
-from .columns import Texts
+from .columns import Texts, codes
 from .embedded import embedded_text_classification
-from ..core.files import sha256_text
+from ..core.files import sha256_text, sha256_texts
 from ..losses.targets import hard_target_ce
 from kdnotes.tasks.base import (
     Answer,
@@ -60,9 +60,13 @@ COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cl
 def complete(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
+    state: dict | None = None,  # of a source that comes in parts: what they have had so far
 ) -> None:
     "Ids from the order of the rows; every example a cluster of its own."
-    for i, row in enumerate(rows):
+    state = {} if state is None else state
+    before = state.get('rows', 0)
+    state['rows'] = before + len(rows)
+    for i, row in enumerate(rows, before):
         if 'id' in missing:
             row['id'] = f'T{i}'
         if 'second' in missing:
@@ -100,7 +104,7 @@ def check_split(
     "Refuse a split that cannot be trained or scored on."
     if not rows:
         raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
-    if split == 'train' and len({row['label'] for row in rows}) < 2:
+    if split == 'train' and len(set(Texts(rows, 'label'))) < 2:
         raise CorpusError(
             f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
             "label column"
@@ -111,18 +115,14 @@ def fingerprint(
     splits: dict[str, Rows],  # checked rows
 ) -> str:  # 64 hex digits
     "The sha256 of texts, labels, order, and which examples share a cluster; ids are left out."
-    parts = []
-    for split in SPLITS:
-        clusters = {}
-        for r in splits[split]:
-            parts += [
-                split,
-                r['text'],
-                r['second'],
-                r['label'],
-                str(clusters.setdefault(r['cluster'], len(clusters))),
-            ]
-    return sha256_text(*parts)
+    return sha256_texts(part for split in SPLITS for part in _parts(split, splits[split]))
+
+
+def _parts(split: str, rows: Rows) -> Iterator[str]:
+    "What a fingerprint is made of."
+    cluster, _ = codes(rows, 'cluster')
+    for r, number in zip(rows, cluster):
+        yield from (split, r['text'], r['second'], r['label'], str(number))
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
@@ -161,6 +161,8 @@ CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text', label='label'),
     tables=True,
+    unique=('id',),
+    all_or_none=('second',),
     optional=frozenset({'id', 'second', 'cluster'}),
     complete=complete,
     check_rows=check_rows,
