@@ -340,7 +340,7 @@ def test_parts_of_a_table_are_the_whole_of_it(pairs, parts, kind):
         rewritten(pairs, columns)
     whole = load_corpus(task, str(pairs))
     found = streamed(task, pairs)
-    assert same_but_rows(found, whole)
+    assert found is not None and same_but_rows(found, whole)
     assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
 
 
