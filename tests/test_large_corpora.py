@@ -193,11 +193,7 @@ def test_a_file_that_changes_while_it_is_read(pairs, monkeypatch, size):
         check(rows, *more)
 
     monkeypatch.setattr(sources, '_check_characters', slow)
-    with pytest.raises(
-        CorpusError, match='train.tsv changed while it was read; start the same command again'
-    ):
-        load_corpus('answer_selection', str(pairs))
-    assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
+    assert 'train.tsv changed while it was read; start the same command again' in refused(pairs)
 
 
 def test_a_file_that_changes_while_another_is_read(pairs, large, monkeypatch):
