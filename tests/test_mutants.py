@@ -430,6 +430,48 @@ MUTANTS = [
         'if True:\n',
         'test_bench.py::test_the_first_round_on_a_gpu_is_left_out',
     ),
+    Mutant(
+        'a corpus kept whatever its files are now',
+        'tasks.sources',
+        "key = sha256_text('corpus-1', read_as, json.dumps(state, sort_keys=True))",
+        "key = sha256_text('corpus-1', read_as)",
+        'test_large_corpora.py::test_a_file_that_changed_is_another_corpus',
+    ),
+    Mutant(
+        'columns that nobody vouches for',
+        'tasks.sources',
+        "if any(sha256_file(folder / f'{split}.arrow') != of for split, of in files.items()):",
+        'if False:',
+        'test_large_corpora.py::test_a_kept_corpus_that_was_damaged_is_read_again',
+    ),
+    Mutant(
+        'a corpus kept after its files changed',
+        'tasks.sources',
+        'if not path.exists() or _state_of(path) != before:',
+        'if False:',
+        'test_large_corpora.py::test_a_file_that_changes_while_it_is_read',
+    ),
+    Mutant(
+        'contradictions counted by labels',
+        'tasks.sources',
+        'kinds = np.bincount(of[order][new != 0], minlength=len(n))',
+        'kinds = np.bincount(of, minlength=len(n))',
+        'test_large_corpora.py::test_contradictions_and_overlap_by_hand',
+    ),
+    Mutant(
+        'ids that occur twice in different parts',
+        'tasks.sources',
+        'n[self.rules.unique] < rows',
+        'False',
+        'test_large_corpora.py::test_what_is_wrong_is_left_to_the_reader_of_whole_files',
+    ),
+    Mutant(
+        'ids that begin anew with each part',
+        'tasks.sources',
+        'rules.complete(rows, missing, state)',
+        'rules.complete(rows, missing)',
+        'test_large_corpora.py::test_parts_of_a_table_are_the_whole_of_it',
+    ),
 ]
 
 

@@ -20,9 +20,13 @@ __all__ = ['Leftover', 'leftovers', 'clean', 'size_in_words']
 class Leftover:
     "Something that no run needs."
 
-    kind: str  # 'checkpoints', "teacher's outputs" or 'tokens'
+    kind: str  # 'checkpoints', "teacher's outputs", 'tokens' or 'corpora'
     path: Path
     size: int  # bytes
+
+
+# kinds that are made of texts alone, and folders of `cache_path` that hold them; a lock lies beside each
+_OF_TEXTS = ('tokens', 'corpora')
 
 
 def _size(path: Path) -> int:
@@ -85,8 +89,9 @@ def leftovers() -> list[Leftover]:
         return found
     found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
     if not waiting:
-        tokens = [path for path in sorted((cache_path() / 'tokens').glob('*')) if path.suffix != '.lock']
-        found += [Leftover('tokens', path, _size(path)) for path in tokens]
+        for kind in _OF_TEXTS:
+            paths = [path for path in sorted((cache_path() / kind).glob('*')) if path.suffix != '.lock']
+            found += [Leftover(kind, path, _size(path)) for path in paths]
     return found
 
 # %% ../../nbs/experiment/10_clean.ipynb #340fefcf
@@ -106,11 +111,11 @@ def _remove(leftover: Leftover) -> bool:
     if leftover.kind == 'checkpoints':
         held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
     else:
-        held = lock(path.with_suffix('.lock') if leftover.kind == 'tokens' else path / '.lock', 0.0)
+        held = lock(path.with_suffix('.lock') if leftover.kind in _OF_TEXTS else path / '.lock', 0.0)
     try:
         with held:
             shutil.rmtree(path)
-            if leftover.kind == 'tokens':
+            if leftover.kind in _OF_TEXTS:
                 path.with_suffix('.lock').unlink()
     except (BusyError, OSError):  # it stays, and is not counted
         return False

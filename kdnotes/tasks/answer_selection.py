@@ -16,8 +16,9 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
 from .batching import Batch, EncodedPairs, all_apart
+from .columns import Columns, Texts, codes, numbers, ranks
 from .embedded import embedded_answer_selection
-from ..core.files import sha256_text
+from ..core.files import sha256_texts
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
 from kdnotes.tasks.ranking_metrics import (
     UNIT_METRICS,
@@ -72,11 +73,13 @@ HUB_COLUMNS = dict(
 def make_up_ids(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
+    state: dict | None = None,  # of a source that comes in parts: what they have had so far
 ) -> None:
     "Ids from the order of the rows: questions by text, documents by title, sentences by place."
-    questions = {}
-    documents = {}
-    sizes = {}
+    state = {} if state is None else state
+    questions = state.setdefault('questions', {})
+    documents = state.setdefault('documents', {})
+    sizes = state.setdefault('sizes', {})
     for row in rows:
         if 'question_id' in missing:
             row['question_id'] = f"Q{questions.setdefault(row['question'], len(questions))}"
@@ -140,14 +143,13 @@ def check_split(
         raise CorpusError(
             f'{where}: there is no row below the header; a split needs at least one question with candidates'
         )
-    labels = {}
-    for row in rows:
-        labels.setdefault(row['question_id'], set()).add(int(row['label']))
-    if not any(1 in found for found in labels.values()):
+    of, ids = codes(rows, 'question_id')
+    right = np.bincount(of, numbers(rows, 'label'), len(ids))
+    if not right.any():
         raise CorpusError(
             f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column'
         )
-    if split != 'train' and not any(len(found) == 2 for found in labels.values()):
+    if split != 'train' and not ((right > 0) & (right < np.bincount(of))).any():
         raise CorpusError(
             f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add '
             'candidates'
@@ -158,25 +160,16 @@ def fingerprint(
     splits: dict[str, Rows],  # checked rows
 ) -> str:  # 64 hex digits
     "The sha256 of all that can change a number."
-    parts = []
-    for split in SPLITS:
-        documents = {}
-        place = {}
-        for question, sentence in sorted((r['question_id'], r['sentence_id']) for r in splits[split]):
-            place[question, sentence] = len(place)
-        for r in splits[split]:
-            document = documents.setdefault(r['document_id'], len(documents))
-            parts += [
-                split,
-                r['question_id'],
-                r['question'],
-                r['document_title'],
-                r['sentence'],
-                str(r['label']),
-                str(document),
-                str(place[r['question_id'], r['sentence_id']]),
-            ]
-    return sha256_text(*parts)
+    return sha256_texts(part for split in SPLITS for part in _parts(split, splits[split]))
+
+
+def _parts(split: str, rows: Rows) -> Iterator[str]:
+    "What a fingerprint is made of."
+    document, _ = codes(rows, 'document_id')
+    places = ranks(rows, 'question_id', 'sentence_id')
+    for r, number, place in zip(rows, document, places):
+        yield from (split, r['question_id'], r['question'], r['document_title'], r['sentence'])
+        yield from (str(r['label']), str(number), str(place))
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
@@ -200,6 +193,9 @@ def _squad_folder(folder: Path) -> dict[str, Rows]:
 CORPORA = CorpusRules(
     columns=TSV_COLUMNS,
     hub_columns=HUB_COLUMNS,
+    tables=True,
+    unique=('question_id', 'sentence_id'),
+    common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
     complete=make_up_ids,
     check_rows=check_rows,
@@ -299,7 +295,7 @@ def _check(config: RunConfig) -> None:
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #e07b7e27
 def _front(
-    rows: list[dict],
+    rows: Rows,
     examples: int,  # at most about so many rows
     questions: int,  # at most so many questions
 ) -> list[dict]:  # whole questions in the split's order
@@ -314,12 +310,15 @@ def _front(
     return [row for row, q in zip(rows, all_of.of) if q in set(picked[:n])]
 
 
-def _choose_rows(splits: dict[str, list[dict]], train_questions: str, smoke: bool) -> dict[str, list[dict]]:
+def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> dict[str, Rows]:
     "The rows the settings ask for."
     if train_questions not in ('all', 'answered'):
         raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
-    answered = {r['question_id'] for r in splits['train'] if r['label']}
-    train = [r for r in splits['train'] if train_questions == 'all' or r['question_id'] in answered]
+    train = splits['train']
+    if train_questions == 'answered':
+        of, _ = codes(train, 'question_id')
+        index = np.flatnonzero(np.isin(of, of[numbers(train, 'label') == 1]))
+        train = train.take(index) if isinstance(train, Columns) else [train[i] for i in index.tolist()]
     if not smoke:
         return splits | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {
@@ -362,24 +361,20 @@ class AnswerSelection:
         self.settings = settings
         self.smoke = smoke
         self.rows = _choose_rows(corpus.splits, settings.train_questions, smoke)
-        self.questions = {split: as_questions(rows) for split, rows in self.rows.items()}
+        self.questions = {
+            split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()
+        }
         # (2,)
         self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
+        keys = ('document_title', 'sentence') if self.settings.document_title else ('sentence',)
         texts = {
-            split: ([r['question'] for r in rows], [self._candidate(r) for r in rows])
+            split: (Texts(rows, 'question'), Texts(rows, *keys, between=' : '))
             for split, rows in self.rows.items()
         }
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
-
-    def _candidate(self, row: dict) -> str:
-        return (
-            f"{row['document_title']} : {row['sentence']}"
-            if self.settings.document_title
-            else row['sentence']
-        )
 
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each pair."

@@ -129,8 +129,8 @@ def tokenizer_rules(tokenizer) -> str:
 
 def _encode_pairs(tokenizer, first, second, max_length):
     encoded = tokenizer(
-        first,
-        second,
+        list(first),
+        None if second is None else list(second),
         truncation='longest_first',
         max_length=max_length,
         split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
@@ -163,8 +163,8 @@ def _part(
 ) -> dict[str, np.ndarray]:
     "What the rows from `start` on add to each array; `state` counts the tokens."
     rows = slice(start, start + ROWS_AT_ONCE)
-    seconds = None if second is None else list(second[rows])
-    ids, begin = _encode_pairs(tokenizer, list(first[rows]), seconds, max_length)
+    seconds = None if second is None else second[rows]
+    ids, begin = _encode_pairs(tokenizer, first[rows], seconds, max_length)
     ends = state['total'] + ids.offsets[1 if start else 0 :]
     state['total'] += len(ids.values)
     return dict(values=ids.values, offsets=ends, second=begin)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from .sources import SPLITS, Corpus
+from .columns import Texts, codes, numbers
+from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
 __all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'ranking_metrics', 'best_threshold',
@@ -43,20 +44,21 @@ class Questions:
 
 
 def as_questions(
-    rows: list[dict],  # of one split
+    rows: Rows,  # of one split
+    ranked: bool = True,  # False: rows are trained on and not ranked; items and ties stay empty
 ) -> Questions:
     "Group rows by question."
-    number = {}
-    of = np.array([number.setdefault(r['question_id'], len(number)) for r in rows], dtype=np.int64)
-    documents = {r['question_id']: r['document_id'] for r in reversed(rows)}
-    items = np.array([r['sentence_id'] for r in rows], dtype=str)
+    of, ids = codes(rows, 'question_id')
+    _, first = np.unique(of, return_index=True)
+    document, names = codes(rows, 'document_id')
+    items = np.array(list(Texts(rows, 'sentence_id')) if ranked else [], dtype=str)
     _, tie = np.unique(items, return_inverse=True)
     return Questions(
-        np.array(list(number)),
-        np.array([documents[q] for q in number]),
+        np.array(ids),
+        np.array(names)[document[first]],
         of,
         items,
-        np.array([r['label'] for r in rows], dtype=np.int64),
+        numbers(rows, 'label'),
         tie,
     )
 

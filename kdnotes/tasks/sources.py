@@ -10,23 +10,41 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
+import numpy as np
 import pandas as pd
 from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
-from ..core.files import root, sha256_text, without_password
+from kdnotes.core.files import (
+    FileError,
+    cache_path,
+    check_room,
+    file_errors,
+    lock,
+    read_json,
+    root,
+    sha256_file,
+    sha256_text,
+    sync_tree,
+    without_password,
+    write_json,
+)
+from .columns import Texts, open_columns, write_columns, write_parts
 
 # %% auto #0
-__all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'CorpusError', 'Corpus', 'MadeCorpus',
+__all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus', 'MadeCorpus',
            'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
            'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy',
            'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
@@ -36,7 +54,8 @@ class CorpusError(KdnotesError):
     "A corpus that is missing, malformed, or does not come."
 
 
-Rows = list[dict[str, Any]]  # of one split, in the source's order
+# of one split, in the source's order: a list, or `Columns` where it is large
+Rows = Sequence[dict[str, Any]]
 SPLITS = ('train', 'dev', 'test')
 
 
@@ -74,7 +93,8 @@ class CorpusRules:
     columns: dict[str, str]  # key of a row -> what a folder's files call the column
     hub_columns: dict[str, str]  # the same for the hub; keys that are not here are made up
     optional: frozenset[str]  # keys that `complete` makes up where there is no such column
-    complete: Callable[[Rows, set[str]], None]  # (rows, keys without a column): fills them in, in place
+    # (rows, keys without a column, what is remembered from the part before): fills them in, in place
+    complete: Callable[..., None]
     # (rows, where row i is, names of the columns): refuses the first wrong one
     check_rows: Callable[[Rows, Callable[[int], str], dict[str, str]], None]
     # (split, checked rows, where): refuses a split that cannot be trained or scored on
@@ -94,6 +114,12 @@ class CorpusRules:
     # splits of a folder that holds another thing than three tables; None: it holds tables
     from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
     from_folder_words: str = ''  # what that other thing is, for a folder without either
+    tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
+    # of rows that are checked part by part: keys that together no two rows share; a key, and another that
+    # all rows with one of its texts have in common; keys that all rows have, or none
+    unique: tuple[str, ...] = ()
+    common: tuple[tuple[str, str], ...] = ()
+    all_or_none: tuple[str, ...] = ()
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
 
@@ -187,6 +213,16 @@ def check_regular(path: Path) -> None:
         )
 
 
+def _state_of(path: Path) -> list[int]:
+    "What changes when a file is written."
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ino]
+
+
+def _changed(path: Path) -> CorpusError:
+    return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
+
+
 def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
     check_regular(path)
@@ -258,9 +294,14 @@ def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of colum
             f"{', '.join(map(shown, needed))}, separated by tabs; where a column has another name, say so "
             "with columns="
         )
+    return _tsv_table(path, header, enumerate(lines[1:], 2))
+
+
+def _tsv_table(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> Table:  # numbered lines
+    "The rows of a tab-separated file, below its header."
     rows = []
     numbers = []
-    for number, line in enumerate(lines[1:], 2):
+    for number, line in lines:
         if not line:
             continue
         fields = line.split('\t')
@@ -434,13 +475,17 @@ def read_split(
     names = column_names(columns, rules.columns)
     needed = [name for key, name in names.items() if key not in rules.optional]
     check_regular(path)
+    before = _state_of(path) if path.exists() else None
     if path.suffix == '.tsv':
         table = _read_tsv(path, needed)
     elif path.suffix == '.jsonl':
         table = _read_jsonl(path)
     else:
         table = _read_with_datasets(path)
-    return _rows_of(table, split, rules, names, _mapped(columns))
+    rows = _rows_of(table, split, rules, names, _mapped(columns))
+    if not path.exists() or _state_of(path) != before:
+        raise _changed(path)
+    return rows
 
 
 def check_filled(
@@ -507,10 +552,7 @@ def _mapped(columns: str | None) -> set[str]:
 
 def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str], mapped: set[str]) -> Rows:
     "The rows of a table with these columns, or with columns called as the keys are, checked."
-    names = {
-        key: key if key not in mapped and name not in table.names and key in table.names else name
-        for key, name in names.items()
-    }
+    names = _names_in(table.names, names, mapped)
     missing = {key for key, name in names.items() if name not in table.names}
     if lost := [
         names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)
@@ -521,7 +563,25 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
             f"{', '.join(map(shown, table.names))}; rename the column that holds it to {key}, or say "
             f"which it is: columns='{key}=<your column>' (--columns of a command, COLUMNS= of make)"
         )
-    kept = [key for key in names if key not in missing]
+    rows = _dicts(table, names, [key for key in names if key not in missing])
+    rules.complete(rows, missing)
+    _check_characters(rows, table.place, names)
+    rules.check_rows(rows, table.place, names)
+    _check_names(rows, table.place, names)
+    rules.check_split(split, rows, table.where)
+    return rows
+
+
+def _names_in(there: list[str], names: dict[str, str], mapped: set[str]) -> dict[str, str]:
+    "What columns are called: as they usually are, or as the keys are where the table has those."
+    return {
+        key: key if key not in mapped and name not in there and key in there else name
+        for key, name in names.items()
+    }
+
+
+def _dicts(table: Table, names: dict[str, str], kept: list[str]) -> list[dict]:
+    "The rows of a table's columns of these keys."
     for key in kept:
         cells = table.cells[names[key]]
         if None in cells:
@@ -529,16 +589,10 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
                 f'{table.place(cells.index(None))}: {names[key]} holds a list, a record or bytes, and a '
                 'text or a number is needed; write it out as one'
             )
-    rows = [
+    return [
         dict(zip(kept, cells, strict=True))
         for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)
     ]
-    rules.complete(rows, missing)
-    _check_characters(rows, table.place, names)
-    rules.check_rows(rows, table.place, names)
-    _check_names(rows, table.place, names)
-    rules.check_split(split, rows, table.where)
-    return rows
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
@@ -820,12 +874,21 @@ def load_corpus(
     score_on: Sequence[str] = (),  # evaluation sets; those that are no split of the corpus are added
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
-    loaded = load_by_rules(task_info(task).corpora, resolve_corpus(task, corpus), columns)
-    loaded = _with_sets(loaded, task_info(task).corpora, score_on)
-    texts = {
-        split: [tuple(text.strip() for text in task_info(task).texts(row)) for row in rows]
-        for split, rows in loaded.splits.items()
-    }
+    name = resolve_corpus(task, corpus)
+    if files := _large_files(task_info(task).corpora, name):
+        return _kept(task, name, columns, files)
+    return _read(task, name, columns, score_on)
+
+
+def _read(task: str, name: str, columns: str | None, score_on: Sequence[str] = ()) -> Corpus:
+    "A corpus from its source."
+    loaded = load_by_rules(task_info(task).corpora, name, columns)
+    return _counted(task, _with_sets(loaded, task_info(task).corpora, score_on))
+
+
+def _counted(task: str, loaded: Corpus) -> Corpus:
+    "A corpus, and what its rows have in common."
+    texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
     return replace(
         loaded,
         overlap=_overlap(texts),
@@ -853,26 +916,35 @@ def _with_sets(corpus: Corpus, rules: CorpusRules, score_on: Sequence[str]) -> C
     )
 
 
-def _shared(rows: list[tuple], others: list[tuple]) -> int:  # the texts of each row
+def _hashes(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # (n,) int64
+    "The texts of each row as one number: of ten million rows two would be alike by chance once in 300,000."
+    found = (hash(tuple(text.strip() for text in texts_of(row))) for row in rows)
+    return np.fromiter(found, dtype=np.int64, count=len(rows))
+
+
+def _shared(texts: np.ndarray, others: np.ndarray) -> int:  # of `_hashes`
     "How many rows have the texts of one of the others."
-    known = set(others)
-    return sum(of in known for of in rows)
+    return int(np.isin(texts, others).sum())
 
 
-def _overlap(texts: dict[str, list[tuple]]) -> dict[str, int]:  # of each row, by split
+def _overlap(texts: dict[str, np.ndarray]) -> dict[str, int]:  # of `_hashes`, by split
     "How many rows of each evaluation split have the texts of a row of train."
     found = {split: _shared(rows, texts['train']) for split, rows in texts.items() if split != 'train'}
     return {split: n for split, n in found.items() if n}
 
 
-def _contradictions(splits: dict[str, Rows], texts: dict[str, list[tuple]]) -> dict[str, int]:
+def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> dict[str, int]:
     "How many rows of each split have the texts of another of its rows, and another label."
     found = {}
     for split, rows in splits.items():
-        labels: dict[tuple, set] = {}
-        for of, row in zip(texts[split], rows, strict=True):
-            labels.setdefault(of, set()).add(row.get('label', row.get('answers')))
-        found[split] = sum(len(labels[of]) > 1 for of in texts[split])
+        said = (hash(row.get('label', row.get('answers'))) for row in rows)
+        labels = np.fromiter(said, dtype=np.int64, count=len(rows))
+        _, of, n = np.unique(texts[split], return_inverse=True, return_counts=True)
+        order = np.lexsort((labels, of))
+        # each label once for each of the texts it is given to
+        new = np.diff(of[order], prepend=-1) | np.diff(labels[order], prepend=0)
+        kinds = np.bincount(of[order][new != 0], minlength=len(n))
+        found[split] = int(n[kinds > 1].sum())
     return {split: n for split, n in found.items() if n}
 
 
@@ -969,6 +1041,195 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         rules.check_split(split, rows, f'{name} {split}')
     return splits
 
+# %% ../../nbs/tasks/04_sources.ipynb #de69c797
+_PART = 20_000  # rows
+
+
+class _Doubt(Exception):
+    "Something that the reader of whole files must judge."
+
+
+class _Seen:
+    "What is remembered of the rows of a split that went by."
+
+    def __init__(self, rules: CorpusRules, names: Iterable[str]):
+        self.rules = rules
+        self.ids = [key for key in names if key in ('label', 'cluster') or key.endswith('id')]
+        self.hashes: dict[tuple[str, ...], list[np.ndarray]] = {}
+        self.filled: dict[str, set[bool]] = {key: set() for key in rules.all_or_none}
+
+    def add(self, rows: list[dict]) -> None:
+        "Look at a part, which was checked by itself."
+        for key in self.ids:
+            if any(_alike(row[key]) != row[key] for row in rows if isinstance(row.get(key), str)):
+                raise _Doubt  # it may be like another one
+        for key, filled in self.filled.items():
+            filled |= {bool(row[key].strip()) for row in rows}
+        for keys in {self.rules.unique, *self.rules.common, *((key,) for key, _ in self.rules.common)}:
+            found = np.fromiter((hash(tuple(row[key] for key in keys)) for row in rows), np.int64, len(rows))
+            self.hashes.setdefault(keys, []).append(found)
+
+    def check(self) -> None:
+        "Look at all parts together."
+        n = {keys: len(np.unique(np.concatenate(parts))) for keys, parts in self.hashes.items()}
+        rows = sum(map(len, self.hashes[self.rules.unique]))
+        if (
+            n[self.rules.unique] < rows
+            or any(n[keys] != n[keys[:1]] for keys in self.rules.common)
+            or any(len(filled) > 1 for filled in self.filled.values())
+        ):
+            raise _Doubt
+
+
+def _alike(name: str) -> str:
+    "What names that look the same have in common."
+    return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
+
+
+def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
+    "The checked rows of a tab-separated file, part by part."
+    state: dict = {}
+    with open(path, encoding='utf-8-sig', newline='\n') as f:
+        lines = ((number, line.removesuffix('\n').removesuffix('\r')) for number, line in enumerate(f, 1))
+        _, first = next(lines, (1, ''))
+        header = first.split('\t')
+        usual = column_names(columns, rules.columns)
+        mapped = _mapped(columns)
+        if '\r' in first or _twice(header) or {usual[key] for key in {*usual} - rules.optional} - {*header}:
+            raise _Doubt
+        names = _names_in(header, usual, mapped)
+        missing = {key for key, name in names.items() if name not in header}
+        if missing & mapped:
+            raise _Doubt
+        kept = [key for key in names if key not in missing]
+        seen = _Seen(rules, names)
+        while some := list(islice(lines, _PART)):
+            table = _tsv_table(path, header, some)
+            if not table.cells[header[0]]:
+                continue  # blank lines
+            rows = _dicts(table, names, kept)
+            rules.complete(rows, missing, state)
+            _check_characters(rows, table.place, names)
+            rules.check_rows(rows, table.place, names)
+            _check_names(rows, table.place, names)
+            seen.add(rows)
+            yield rows
+    if not seen.hashes:
+        raise _Doubt
+    seen.check()
+
+
+def _streamed(
+    task: str, name: str, columns: str | None, files: dict[str, Path], folder: Path
+) -> Corpus | None:  # None: it has to be read as a whole
+    "A corpus of tab-separated files, written to columns as it is read."
+    rules = task_info(task).corpora
+    if not rules.unique or any(path.suffix != '.tsv' for path in files.values()):
+        return None
+    splits = {}
+    try:
+        for split, source in files.items():
+            with _named(folder / f'{split}.arrow') as path:
+                write_parts(path, _parts(source, rules, columns))
+            splits[split] = open_columns(path)
+            rules.check_split(split, splits[split], str(source))
+    except (_Doubt, CorpusError, UnicodeDecodeError):
+        return None
+    sha256 = rules.fingerprint(splits)
+    where = str(files['train'].parent)
+    named = rules.known.get(sha256, rules.published if name == rules.hub_id else name)
+    return _counted(task, Corpus(named, 'folder', where, splits, sha256))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[Path]:
+    "Inside, an error of the file system says which file it is about."
+    try:
+        yield path
+    except OSError as e:
+        e.filename = e.filename or str(path)
+        raise
+
+# %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
+LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
+_COLUMNS_A_BYTE = 1.5  # bytes of columns for one of a file, at most
+
+
+def _large_files(rules: CorpusRules, name: str) -> dict[str, Path]:
+    "The files of a corpus whose rows are better kept as columns, by split; {}: there are none."
+    if not rules.tables or name == 'embedded' or name in rules.made:
+        return {}
+    folder = local_copy(name, rules) if name in rules.names else Path(name)
+    if folder is None or not folder.is_absolute() or importlib.util.find_spec('pyarrow') is None:
+        return {}
+    try:
+        files = split_files(folder, rules) or {}
+        size = sum(path.stat().st_size for path in files.values())
+    except (CorpusError, OSError):
+        return {}  # who reads them says what is wrong
+    return files if size >= LARGE else {}
+
+
+def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
+    "A large corpus as columns, read by one process while the others wait for it."
+    state = {split: [str(path), *_state_of(path)] for split, path in files.items()}
+    read_as = json.dumps([task, name, columns, list(task_info(task).corpora.columns)])
+    key = sha256_text('corpus-1', read_as, json.dumps(state, sort_keys=True))
+    folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
+    if found := _open_kept(folder):
+        return found
+    with file_errors(), lock(folder.with_suffix('.lock')):
+        if found := _open_kept(folder):
+            return found
+        size = sum(path.stat().st_size for path in files.values())
+        check_room(folder.parent, _COLUMNS_A_BYTE * size, f'the columns of corpus {name}')
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            found = _streamed(task, name, columns, files, folder)
+            if found is None:
+                found = _read(task, name, columns)
+                _write(found, folder)
+            for split, path in files.items():
+                if [str(path), *_state_of(path)] != state[split]:
+                    raise _changed(path)
+            _vouch(found, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if found := _open_kept(folder):
+            return found
+    raise CorpusError(f'{folder} was changed while it was written; start the same command again')
+
+
+def _write(corpus: Corpus, folder: Path) -> None:
+    "Write a corpus' columns."
+    for split, rows in corpus.splits.items():
+        with _named(folder / f'{split}.arrow') as path:
+            write_columns(path, rows)
+
+
+def _vouch(corpus: Corpus, folder: Path) -> None:
+    "Write what says that a corpus' columns are whole."
+    known = {name: value for name, value in vars(corpus).items() if name != 'splits'}
+    known['files'] = {split: sha256_file(folder / f'{split}.arrow') for split in corpus.splits}
+    sync_tree(folder)
+    write_json(folder / 'meta.json', known | dict(signed=sha256_text(json.dumps(known, sort_keys=True))))
+
+
+def _open_kept(folder: Path) -> Corpus | None:  # None: not there, not whole, or not what was written
+    "A corpus of `_keep`, memory-mapped."
+    try:
+        known = read_json(folder / 'meta.json')
+        if known.pop('signed') != sha256_text(json.dumps(known, sort_keys=True)):
+            return None
+        files = known.pop('files')
+        if any(sha256_file(folder / f'{split}.arrow') != of for split, of in files.items()):
+            return None
+        return Corpus(splits={split: open_columns(folder / f'{split}.arrow') for split in files}, **known)
+    except (FileError, OSError, KeyError, TypeError, ValueError):
+        return None
+
 # %% ../../nbs/tasks/04_sources.ipynb #ce72c335
 def split_sizes(
     corpus: Corpus,
@@ -977,7 +1238,7 @@ def split_sizes(
     "How much there is of each split."
     of = task_info(task).rows_of
     return {
-        split: dict(rows=len(rows)) | ({of[0]: len({row[of[1]] for row in rows})} if of else {})
+        split: dict(rows=len(rows)) | ({of[0]: len(set(Texts(rows, of[1])))} if of else {})
         for split, rows in corpus.splits.items()
     }
 

@@ -25,8 +25,9 @@ from kdnotes.tasks.sources import (
     read_split,
 )
 from .batching import Batch, EncodedPairs, all_apart
+from .columns import Texts, codes
 from .embedded import embedded_text_classification
-from ..core.files import sha256_text
+from ..core.files import sha256_text, sha256_texts
 from ..losses.targets import hard_target_ce
 from kdnotes.tasks.base import (
     Answer,
@@ -59,9 +60,13 @@ COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cl
 def complete(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
+    state: dict | None = None,  # of a source that comes in parts: what they have had so far
 ) -> None:
     "Ids from the order of the rows; every example a cluster of its own."
-    for i, row in enumerate(rows):
+    state = {} if state is None else state
+    before = state.get('rows', 0)
+    state['rows'] = before + len(rows)
+    for i, row in enumerate(rows, before):
         if 'id' in missing:
             row['id'] = f'T{i}'
         if 'second' in missing:
@@ -99,7 +104,7 @@ def check_split(
     "Refuse a split that cannot be trained or scored on."
     if not rows:
         raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
-    if split == 'train' and len({row['label'] for row in rows}) < 2:
+    if split == 'train' and len(set(Texts(rows, 'label'))) < 2:
         raise CorpusError(
             f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
             "label column"
@@ -110,18 +115,14 @@ def fingerprint(
     splits: dict[str, Rows],  # checked rows
 ) -> str:  # 64 hex digits
     "The sha256 of texts, labels, order, and which examples share a cluster; ids are left out."
-    parts = []
-    for split in SPLITS:
-        clusters = {}
-        for r in splits[split]:
-            parts += [
-                split,
-                r['text'],
-                r['second'],
-                r['label'],
-                str(clusters.setdefault(r['cluster'], len(clusters))),
-            ]
-    return sha256_text(*parts)
+    return sha256_texts(part for split in SPLITS for part in _parts(split, splits[split]))
+
+
+def _parts(split: str, rows: Rows) -> Iterator[str]:
+    "What a fingerprint is made of."
+    cluster, _ = codes(rows, 'cluster')
+    for r, number in zip(rows, cluster):
+        yield from (split, r['text'], r['second'], r['label'], str(number))
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
@@ -159,6 +160,9 @@ def _imdb_hub(data) -> dict[str, Rows]:
 CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text', label='label'),
+    tables=True,
+    unique=('id',),
+    all_or_none=('second',),
     optional=frozenset({'id', 'second', 'cluster'}),
     complete=complete,
     check_rows=check_rows,
@@ -175,7 +179,7 @@ def class_names(
     rows: Rows,  # of the training split
 ) -> list[str]:  # in the order of the logits
     "The classes there are."
-    names = {row['label'] for row in rows}
+    names = set(Texts(rows, 'label'))
     try:
         return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are two names of one number
     except ValueError:
@@ -193,6 +197,11 @@ def _number(text: str) -> float | None:
     return value if abs(value) <= _LARGEST else None
 
 
+def _label_numbers(rows: Rows) -> np.ndarray:  # (n,)
+    "Labels that are numbers."
+    return np.fromiter(map(float, Texts(rows, 'label')), np.float64, len(rows))
+
+
 def _label_of(corpus: Corpus, split: str, row: dict) -> str:
     "An example and its label, as a refusal begins."
     return f"{corpus.name} {split}, example {shown(row['id'])}: label {shown(row['label'])}"
@@ -200,14 +209,17 @@ def _label_of(corpus: Corpus, split: str, row: dict) -> str:
 
 def _check_numbers(corpus: Corpus) -> None:
     "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
-    rows = [(split, row) for split in SPLITS for row in corpus.splits[split]]
-    for split, row in rows:
+
+    def rows() -> Iterator[tuple[str, dict]]:
+        return ((split, row) for split in SPLITS for row in corpus.splits[split])
+
+    for split, row in rows():
         if _number(row['label']) is None:
             raise CorpusError(
                 f'{_label_of(corpus, split, row)} is no number, and target=number needs one of at most '
                 '3.4e38; correct it, or use target=classes'
             )
-    trained = np.array([float(row['label']) for row in corpus.splits['train']])
+    trained = _label_numbers(corpus.splits['train'])
     mean = trained.mean()
     spread = trained.std()
     if not np.ptp(trained) > 0:  # of equal ones the deviation may be a rounding error
@@ -215,7 +227,7 @@ def _check_numbers(corpus: Corpus) -> None:
             f'{corpus.name} train: all labels are {trained[0]:g}, and target=number learns them in units of '
             'their standard deviation; check the label column'
         )
-    for split, row in rows:
+    for split, row in rows():
         if abs(float(row['label']) - mean) > _LARGEST * spread:
             raise CorpusError(
                 f'{_label_of(corpus, split, row)} is too far from the labels of train, whose standard '
@@ -372,7 +384,7 @@ class TextClassification:
         if self.classes:
             number = {name: i for i, name in enumerate(self.classes)}
             self.labels = {
-                split: np.array([number[r['label']] for r in rows], dtype=np.int64)
+                split: np.fromiter((number[label] for label in Texts(rows, 'label')), np.int64, len(rows))
                 for split, rows in self.rows.items()
             }
             counts = np.bincount(self.labels['train'], minlength=len(self.classes))
@@ -380,7 +392,7 @@ class TextClassification:
             self.label_prior = (counts + 1) / (counts + 1).sum()
             self.head_config = labels_config(self.classes)
             return
-        values = np.array([float(r['label']) for r in corpus.splits['train']])
+        values = _label_numbers(corpus.splits['train'])
         self.mean = float(values.mean())
         self.deviation = float(values.std())
         # the output times the deviation, plus the mean, is the number
@@ -388,9 +400,7 @@ class TextClassification:
             problem_type='regression', target_mean=self.mean, target_deviation=self.deviation
         )
         self.labels = {
-            split: ((np.array([float(r['label']) for r in rows]) - self.mean) / self.deviation).astype(
-                np.float32
-            )
+            split: ((_label_numbers(rows) - self.mean) / self.deviation).astype(np.float32)
             for split, rows in self.rows.items()
         }
         self.label_prior = None
@@ -399,8 +409,8 @@ class TextClassification:
         "Tokenise every example once."
         texts = {}
         for split, rows in self.rows.items():
-            second = [r['second'] for r in rows] if rows[0]['second'] else None
-            texts[split] = ([r['text'] for r in rows], second)
+            second = Texts(rows, 'second') if rows[0]['second'] else None
+            texts[split] = (Texts(rows, 'text'), second)
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
 
     def lengths(self, split: str) -> np.ndarray:

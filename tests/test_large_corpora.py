@@ -1,0 +1,410 @@
+"""Corpora that are kept as columns: the same rows, numbers and refusals as of lists of dicts, read once on a
+machine."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import tracemalloc
+from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
+import numpy as np
+import pytest
+from synthetic import synthetic_pairs
+from kdnotes.core import files
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.files import FileError, cache_path
+from kdnotes.tasks import sources
+from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
+from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, write_columns, write_parts
+from kdnotes.tasks.ranking_metrics import as_questions
+from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
+from kdnotes.tasks.text_classification import TextClassification
+from test_batching import of_letters
+
+ROWS = 600
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    return tmp_path / 'home'
+
+
+@pytest.fixture
+def pairs(tmp_path, home):
+    return synthetic_pairs(tmp_path / 'pairs', ROWS)
+
+
+@pytest.fixture
+def reviews(tmp_path, home):
+    folder = tmp_path / 'reviews'
+    folder.mkdir()
+    for split in SPLITS:
+        rows = [dict(text=f'{split[:3]} a b {i % 50}', label=str(i % 3)) for i in range(120)]
+        (folder / f'{split}.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
+    return folder
+
+
+@pytest.fixture
+def large(monkeypatch):
+    "Every corpus of tables counts as large."
+    monkeypatch.setattr(sources, 'LARGE', 1)
+
+
+def both(task, folder, monkeypatch):
+    "A corpus as lists, and as columns."
+    small = load_corpus(task, str(folder))
+    monkeypatch.setattr(sources, 'LARGE', 1)
+    return small, load_corpus(task, str(folder))
+
+
+def same_but_rows(one, other):
+    "Are two corpora the same in all but what their rows are kept as?"
+    return {k: v for k, v in vars(one).items() if k != 'splits'} == {
+        k: v for k, v in vars(other).items() if k != 'splits'
+    }
+
+
+def refused(folder):
+    "The sentence that refuses a corpus; '' where none does."
+    try:
+        load_corpus('answer_selection', str(folder))
+    except KdnotesError as e:
+        return str(e)
+    return ''
+
+
+def refuse_reading(monkeypatch):
+    def read(*_):
+        raise AssertionError('the corpus was read again')
+
+    monkeypatch.setattr(sources, 'load_by_rules', read)
+    monkeypatch.setattr(sources, '_streamed', read)
+
+
+def test_columns_are_the_rows(pairs, monkeypatch):
+    small, found = both('answer_selection', pairs, monkeypatch)
+    assert same_but_rows(small, found)
+    for split, rows in small.splits.items():
+        kept = found.splits[split]
+        assert isinstance(rows, list) and isinstance(kept, Columns)
+        assert list(kept) == rows and len(kept) == len(rows)
+        assert [kept[i] for i in (0, 7, -1)] == [rows[i] for i in (0, 7, -1)]
+        assert list(kept[3:9]) == rows[3:9] and list(kept[::-5]) == rows[::-5] and not list(kept[5:2])
+        assert list(kept.take(np.array([4, 1]))) == [rows[4], rows[1]]
+        for of in (kept, rows):
+            assert list(Texts(of, 'question', 'sentence', between='|')) == [
+                f"{row['question']}|{row['sentence']}" for row in rows
+            ]
+        assert codes(kept, 'question_id')[1] == codes(rows, 'question_id')[1]
+        assert (codes(kept, 'question_id')[0] == codes(rows, 'question_id')[0]).all()
+        assert (numbers(kept, 'label') == numbers(rows, 'label')).all()
+        with pytest.raises(IndexError, match='no row'):
+            kept[len(rows)]
+
+
+@pytest.mark.parametrize('smoke', (False, True))
+@pytest.mark.parametrize('questions', ('all', 'answered'))
+def test_a_task_of_columns_is_that_of_lists(pairs, tmp_path, monkeypatch, questions, smoke):
+    made = []
+    for corpus in both('answer_selection', pairs, monkeypatch):
+        settings = AnswerSelectionSettings(train_questions=questions, document_title=True)
+        task = AnswerSelection(corpus, settings=settings, smoke=smoke)
+        task.encode(of_letters(), tmp_path / 'tokens')
+        made.append(task)
+    one, other = made
+    assert len(list((tmp_path / 'tokens').glob('*.tokens'))) == 3, 'the same texts'
+    assert (one.label_prior == other.label_prior).all()
+    for split in SPLITS:
+        assert list(one.rows[split]) == list(other.rows[split])
+        assert (one.lengths(split) == other.lengths(split)).all()
+        for name in ('ids', 'documents', 'of', 'items', 'labels', 'tie'):
+            assert np.array_equal(
+                getattr(one.questions[split], name), getattr(other.questions[split], name)
+            ), name
+    whole = as_questions(one.rows['dev'])
+    assert len(whole.items) == len(whole.tie) == len(one.rows['dev'])
+
+
+@pytest.mark.parametrize('target', ('classes', 'number'))
+def test_text_classification_of_columns(reviews, tmp_path, monkeypatch, target):
+    corpora = both('text_classification', reviews, monkeypatch)
+    assert same_but_rows(*corpora) and corpora[0].contradictions
+    made = [TextClassification(corpus, target=target) for corpus in corpora]
+    for task in made:
+        task.encode(of_letters(), tmp_path / 'tokens')
+    one, other = made
+    assert one.classes == other.classes and one.head_config == other.head_config
+    for split in SPLITS:
+        assert np.array_equal(one.labels[split], other.labels[split])
+        assert np.array_equal(one.lengths(split), other.lengths(split))
+
+
+def test_a_kept_corpus_is_not_read_again(pairs, large, monkeypatch):
+    first = load_corpus('answer_selection', str(pairs))
+    refuse_reading(monkeypatch)
+    again = load_corpus('answer_selection', str(pairs))
+    assert same_but_rows(first, again) and list(again.splits['dev']) == list(first.splits['dev'])
+
+
+def test_a_small_corpus_is_not_kept(pairs):
+    load_corpus('answer_selection', str(pairs))
+    load_corpus('answer_selection', 'embedded')
+    assert not (cache_path() / 'corpora').exists()
+
+
+def test_without_pyarrow_rows_are_lists(pairs, large, monkeypatch):
+    found = sources.importlib.util.find_spec
+    monkeypatch.setattr(
+        sources.importlib.util, 'find_spec', lambda name: None if name == 'pyarrow' else found(name)
+    )
+    assert isinstance(load_corpus('answer_selection', str(pairs)).splits['train'], list)
+
+
+def test_a_file_that_changed_is_another_corpus(pairs, large):
+    first = load_corpus('answer_selection', str(pairs))
+    path = pairs / 'dev.tsv'
+    text = path.read_text()
+    path.write_text(text.replace('what ', 'who '))
+    assert load_corpus('answer_selection', str(pairs)).sha256 != first.sha256
+    path.write_text(text)
+    assert load_corpus('answer_selection', str(pairs)).sha256 == first.sha256
+
+
+def test_other_columns_are_read_anew(reviews, large):
+    for split in SPLITS:
+        path = reviews / f'{split}.jsonl'
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text('\n'.join(json.dumps(row | dict(other=f"b {row['text']}")) for row in rows))
+    found = [load_corpus('text_classification', str(reviews), of) for of in (None, 'text=other')]
+    assert len({corpus.sha256 for corpus in found}) == 2
+
+
+@pytest.mark.parametrize('size', ('small', 'large'))
+def test_a_file_that_changes_while_it_is_read(pairs, monkeypatch, size):
+    if size == 'large':
+        monkeypatch.setattr(sources, 'LARGE', 1)
+    check = sources._check_characters
+
+    def slow(rows, *more):
+        with open(pairs / 'train.tsv', 'a') as f:
+            f.write('Q\t')
+        check(rows, *more)
+
+    monkeypatch.setattr(sources, '_check_characters', slow)
+    assert 'train.tsv changed while it was read; start the same command again' in refused(pairs)
+
+
+def test_a_file_that_changes_while_another_is_read(pairs, large, monkeypatch):
+    "It was read whole, and is not what was read any more."
+    read = sources._streamed
+
+    def slow(*given):
+        found = read(*given)
+        os.utime(pairs / 'train.tsv', (1, 1))
+        return found
+
+    monkeypatch.setattr(sources, '_streamed', slow)
+    assert 'train.tsv changed while it was read' in refused(pairs)
+    assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
+
+
+@pytest.mark.parametrize('name', ('train.arrow', 'dev.arrow', 'meta.json'))
+def test_a_kept_corpus_that_was_damaged_is_read_again(pairs, large, name):
+    right = load_corpus('answer_selection', str(pairs))
+    rows = list(right.splits['train'])
+    [path] = (cache_path() / 'corpora').glob(f'*.corpus/{name}')
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()  # what is mapped stays as it is
+    path.write_bytes(data)
+    again = load_corpus('answer_selection', str(pairs))
+    assert same_but_rows(again, right) and list(again.splits['train']) == rows
+
+
+def test_a_wrong_row_is_refused_in_the_same_words(pairs, monkeypatch):
+    path = pairs / 'test.tsv'
+    lines = path.read_text().splitlines()
+    lines[5] = lines[5].rsplit('\t', 1)[0] + '\t7'
+    path.write_text('\n'.join(lines))
+    sentences = []
+    for at_least in (1 << 25, 1):
+        monkeypatch.setattr(sources, 'LARGE', at_least)
+        with pytest.raises(CorpusError) as refusal:
+            load_corpus('answer_selection', str(pairs))
+        sentences.append(str(refusal.value))
+    assert sentences[0] == sentences[1] and 'test.tsv, line 6: Label is' in sentences[0]
+
+
+def test_a_disk_that_is_too_small_for_columns(pairs, large, monkeypatch):
+    refuse_reading(monkeypatch)
+    monkeypatch.setattr(files.shutil, 'disk_usage', lambda path: SimpleNamespace(free=10))
+    with pytest.raises(
+        FileError, match='the columns of corpus .* take about .* free some room, or set KDNOTES_HOME'
+    ):
+        load_corpus('answer_selection', str(pairs))
+
+
+def test_a_disk_that_fills_up_leaves_no_corpus(pairs, large, monkeypatch):
+    def full(path, rows):
+        if path.name == 'dev.arrow':
+            raise OSError(28, 'No space left on device')
+        write_parts(path, rows)
+
+    monkeypatch.setattr(sources, 'write_parts', full)
+    assert 'dev.arrow: the disk is full' in refused(pairs)
+    assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
+    monkeypatch.setattr(sources, 'write_parts', write_parts)
+    assert len(load_corpus('answer_selection', str(pairs)).splits['train']) == ROWS
+
+
+def read_it(folder):
+    "What each of several processes does."
+    sources.LARGE = 1
+    read = sources._streamed
+    times = []
+
+    def counted(*given):
+        times.append(1)
+        return read(*given)
+
+    sources._streamed = counted
+    return load_corpus('answer_selection', str(folder)).sha256, len(times)
+
+
+def test_a_corpus_is_read_once_on_a_machine(pairs):
+    with ProcessPoolExecutor(3, multiprocessing.get_context('spawn')) as pool:
+        found = list(pool.map(read_it, [pairs] * 3))
+    assert len({sha256 for sha256, _ in found}) == 1 and sum(n for _, n in found) == 1
+
+
+def test_columns_hold_what_they_were_given(tmp_path):
+    rows = [dict(a='', b=-1), dict(a='ü\u2028\n\t', b=2**62), dict(a='x' * 10**5, b=0)]
+    write_columns(tmp_path / 'a.arrow', rows)
+    assert list(open_columns(tmp_path / 'a.arrow')) == rows
+    shutil.rmtree(tmp_path)
+
+
+def streamed(task, folder, columns=None):
+    "Is a corpus read part by part?"
+    to = folder.parent / 'streamed'
+    to.mkdir(exist_ok=True)
+    paths = {split: folder / f'{split}.tsv' for split in SPLITS}
+    return sources._streamed(task, str(folder), columns, paths, to)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(sources, '_PART', 7)  # rows
+
+
+TABLES = {
+    'all columns': ('answer_selection', None),
+    'no ids': ('answer_selection', ('Question', 'Sentence', 'Label')),
+    'no documents': ('answer_selection', ('QuestionID', 'Question', 'Sentence', 'Label')),
+    'titles': ('answer_selection', ('Question', 'DocumentTitle', 'Sentence', 'Label')),
+    'keys': ('answer_selection', ('question_id', 'Question', 'Sentence', 'Label')),
+    'texts': ('text_classification', ('text', 'label')),
+    'pairs': ('text_classification', ('text', 'second', 'label', 'cluster')),
+}
+FROM = dict(
+    question_id='QuestionID',
+    question='Question',
+    sentence='Sentence',
+    label='Label',
+    text='Sentence',
+    second='Question',
+    cluster='DocumentID',
+)
+
+
+def rewritten(pairs, columns):
+    "The same tables with these columns alone."
+    for split in SPLITS:
+        path = pairs / f'{split}.tsv'
+        header, *lines = [line.split('\t') for line in path.read_text().splitlines()]
+        places = [header.index(FROM.get(name, name)) for name in columns]
+        rows = ['\t'.join(columns), *('\t'.join(line[i] for i in places) for line in lines)]
+        path.write_text('\ufeff' + '\r\n'.join(rows) + '\r\n\r\n')
+
+
+@pytest.mark.parametrize('kind', TABLES)
+def test_parts_of_a_table_are_the_whole_of_it(pairs, parts, kind):
+    task, columns = TABLES[kind]
+    if columns:
+        rewritten(pairs, columns)
+    whole = load_corpus(task, str(pairs))
+    found = streamed(task, pairs)
+    assert found is not None and same_but_rows(found, whole)
+    assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
+
+
+WRONG = {
+    'an id twice': lambda lines: [*lines, lines[3]],
+    'another text': lambda lines: [*lines[:-1], lines[-1].replace('what ', 'who ')],
+    'a label': lambda lines: [*lines[:-1], lines[-1][:-1] + '2'],
+    'no label': lambda lines: [lines[0], *(line[:-1] + '0' for line in lines[1:])],
+    'a field': lambda lines: [*lines, 'Q\tR'],
+    'no text': lambda lines: [*lines[:-1], '\t'.join(['Q', '', *lines[-1].split('\t')[2:]])],
+    'quotes': lambda lines: [*lines, '\t'.join(['N', '"say ""yes"""', 'D', 't', 'D-1', 'yes', '1'])],
+    'ids that look alike': lambda lines: [
+        *lines,
+        *('\t'.join([q, 'x', 'D', 't', f'{q}1', 'yes', '1']) for q in ('Ａ', 'A')),
+    ],
+    'a control character': lambda lines: [*lines, '\t'.join(['a\x07', 'x', 'D', 't', 'D-1', 'yes', '1'])],
+    'no header': lambda lines: lines[1:],
+    'two columns of a name': lambda lines: [lines[0].replace('Sentence', 'Question', 1), *lines[1:]],
+    'nothing': lambda lines: [],
+    'a header alone': lambda lines: lines[:1],
+    'half a character': None,
+}
+
+
+@pytest.mark.parametrize('split', ('train', 'test'))
+@pytest.mark.parametrize('kind', WRONG)
+def test_what_is_wrong_is_left_to_the_reader_of_whole_files(pairs, parts, monkeypatch, kind, split):
+    path = pairs / f'{split}.tsv'
+    if WRONG[kind]:
+        path.write_text('\n'.join(WRONG[kind](path.read_text().splitlines())))
+    else:
+        path.write_bytes(path.read_bytes().replace(b'what', b'wh\xff', 1))
+    sentence = refused(pairs)
+    assert sentence and streamed('answer_selection', pairs) is None
+    monkeypatch.setattr(sources, 'LARGE', 1)
+    assert refused(pairs) == sentence
+
+
+@pytest.mark.parametrize('rows', ([1] * 9 + [0], [0] + [1] * 9, [1, 0] * 5))
+def test_second_texts_in_some_parts_only(pairs, parts, rows):
+    rewritten(pairs, TABLES['pairs'][1])
+    path = pairs / 'dev.tsv'
+    header, *lines = path.read_text(encoding='utf-8-sig').splitlines()
+    some = ['\t'.join([f'text {i}', 'more' * has, str(i % 2), str(i)]) for i, has in enumerate(rows)]
+    path.write_text('\n'.join([header, *some]))
+    assert streamed('text_classification', pairs) is None
+
+
+def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(sources, '_PART', 500)
+    peaks = []
+    for rows in (4000, 16_000):
+        folder = synthetic_pairs(tmp_path / str(rows), rows)
+        tracemalloc.start()
+        assert streamed('answer_selection', folder)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / 12_000 < 200, 'bytes a row'
+
+
+def test_contradictions_and_overlap_by_hand(reviews):
+    for split, rows in dict(
+        train=[('a', '0'), ('a', '1'), ('a', '1'), ('b', '0'), ('b', '0'), ('c', '1')],
+        dev=[(' a ', '0'), ('d', '0'), ('d', '1')],
+        test=[('d', '0'), ('e', '1'), ('b', '1')],
+    ).items():
+        lines = [json.dumps(dict(text=text, label=label)) for text, label in rows]
+        (reviews / f'{split}.jsonl').write_text('\n'.join(lines))
+    found = load_corpus('text_classification', str(reviews))
+    assert found.contradictions == dict(train=3, dev=2)
+    assert (found.overlap, found.test_in_dev) == (dict(dev=1, test=1), 1)
