@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.appended import Appended, made_once
+from ..core.progress import followed
 from ..core.files import check_room, sha256_texts
 
 # %% auto #0
@@ -108,7 +109,8 @@ def encode_pairs(
 
     def add_parts(made: Appended) -> None:
         _check_room(made, tokenizer, first, second, max_length)
-        for start in range(made.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE):
+        parts = range(made.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE)
+        for start in followed(parts, 'tokenising', len(parts), f'parts of {ROWS_AT_ONCE:,} rows'):
             made.add(_part(made.state, tokenizer, first, second, max_length, start))
 
     files = _files(tokenizer, max_length)

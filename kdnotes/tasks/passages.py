@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
+from ..core.progress import followed
 from ..core.files import check_room, sha256_text, sha256_texts
 from .batching import Ragged, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
@@ -392,7 +393,8 @@ def encode_windows(
     key = sha256_texts(chain(rules, texts))
 
     def add_parts(made: Appended) -> None:
-        for start in range(made.parts * _AT_ONCE, len(rows), _AT_ONCE):
+        parts = range(made.parts * _AT_ONCE, len(rows), _AT_ONCE)
+        for start in followed(parts, 'tokenising', len(parts), f'parts of {_AT_ONCE:,} questions'):
             part = _windows_of(tokenizer, rows, start, max_length, stride, made.state)
             if not start:
                 size = sum(array.size * np.dtype(files[name]).itemsize for name, array in part.items())

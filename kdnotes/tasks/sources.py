@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
+from ..core.progress import followed
 from kdnotes.core.files import (
     FileError,
     cache_path,
@@ -1119,6 +1120,12 @@ def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list
     seen.check()
 
 
+def _n_lines(path: Path) -> int:
+    "How many lines a file has, about."
+    with open(path, 'rb') as f:
+        return sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
+
+
 def _streamed(
     task: str, name: str, columns: str | None, files: dict[str, Path], folder: Path
 ) -> Corpus | None:  # None: it has to be read as a whole
@@ -1130,7 +1137,8 @@ def _streamed(
     try:
         for split, source in files.items():
             with _named(folder / f'{split}.arrow') as path:
-                write_parts(path, _parts(source, rules, columns))
+                parts = _parts(source, rules, columns)
+                write_parts(path, followed(parts, f'reading {split}', _n_lines(source), 'rows', len))
             splits[split] = open_columns(path)
             rules.check_split(split, splits[split], str(source))
     except (_Doubt, CorpusError, UnicodeDecodeError):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from ..core.appended import Appended, made_once
 from ..core.config import KdnotesError
+from ..core.progress import followed
 from ..core.files import check_room, sha256_texts
 from ..core.streams import stream
 from .batching import tokenizer_rules
@@ -230,7 +231,8 @@ def token_roles(
 def _add_parts(made: Appended, tokenizer, documents: Sequence[str]) -> None:
     "The groups of pieces of a text, from where an earlier call was interrupted."
     done = made.parts
-    for number, group in enumerate(_groups(documents)):
+    groups = followed(_groups(documents), 'tokenising', None, 'parts')
+    for number, group in enumerate(groups):
         if number < done:
             continue
         part = _tokens_of(tokenizer, group, made.state)
