@@ -45,7 +45,9 @@ def make_record(
     curve=True,
     **parameters,
 ):
-    "A whole record; `parameters` go to the configuration."
+    "A whole record; `parameters` go to the configuration, with ranks as in a study that varies them."
+    if MODES[mode].ranks == 'auto':
+        parameters = dict(ranks=2) | parameters
     c = resolve(make_config(mode=mode, seed=seed, study=study, **parameters), Machine('cpu', cores=2), corpus)
     student = MODES[mode].network == 'student'
     kd = MODES[mode].kd

@@ -56,7 +56,7 @@ def test_a_training_with_them_loses_what_torchs_loses():
     torchs = losses(TORCHS)
     widened = losses(WIDENED)
     fp32 = losses(FP32)
-    assert np.abs(widened - torchs).max() < np.abs(torchs - fp32).max() < 0.05
+    assert np.abs(widened - torchs).mean() < np.abs(torchs - fp32).mean() < 0.05
 
 
 @pytest.mark.parametrize(

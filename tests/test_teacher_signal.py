@@ -33,6 +33,7 @@ from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.losses.targets import soft_target_kl
+from kdnotes.distill.needed_positions import first_position
 from kdnotes.distill.models import call, tokenizer_sha256, weights_sha256
 from kdnotes.distill.teacher_cache import (
     SignalError,
@@ -188,8 +189,9 @@ def test_cached_is_online_to_the_stated_precision(task, teacher, tmp_path, dtype
 
 
 def test_a_teacher_in_bf16_is_itself_in_bf16(task, teacher, batch, alone, tmp_path):
-    with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16):
-        by_hand = tiny_teacher().eval()(**batch.inputs).logits.float()
+    plain = tiny_teacher().eval()
+    with torch.no_grad(), torch.autocast('cpu', dtype=torch.bfloat16), first_position(plain):
+        by_hand = plain(**batch.inputs).logits.float()
     online = online_signal(task, teacher, 'bf16')
     seen = online(batch)['logits']
     assert torch.equal(seen, by_hand) and seen.dtype == torch.float32
