@@ -144,7 +144,8 @@ def here(record, wall_s=None):
 
 def test_a_time_is_told_by_runs_of_the_same_kind_on_this_machine_alone():
     record = make_record('full_kd', epochs=2.0)
-    config = resolve(make_config(mode='full_kd', seed=5, epochs=4.0, learning_rate=1e-3), cpu(), 'embedded')
+    given = dict(seed=5, epochs=4.0, learning_rate=1e-3, ranks=record['settings']['ranks'])
+    config = resolve(make_config(mode='full_kd', **given), cpu(), 'embedded')
     work = es.work_planned(config, record['corpus_sha256'])
     machine = record['environment']
 
