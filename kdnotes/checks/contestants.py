@@ -241,6 +241,8 @@ def in_blocks(
 ) -> TaskView:
     "A task whose steps are made of random blocks of examples."
 
+    # asked for in every step
+    @functools.cache
     def groups(split: str) -> np.ndarray:
         n = len(task.groups(split))
         return stream(0, 'data').permutation(n) // size
