@@ -85,12 +85,13 @@ def test_any_other_setting_takes_the_factors_name_away(change):
     )
 
 
-def test_a_teacher_in_another_format_is_no_other_factors_effect():
+def test_a_teacher_in_another_format_is_a_factor_and_no_others_effect():
     rounded = make_record('full_kd', forward_dtype='bf16')
     x = attribute(make_record('full_kd'), rounded)
-    assert x.factor is None and not x.factors and set(x.others) == {'forward_dtype'}
+    assert x.factor == 'signal_dtype' and label(x) == 'effect of signal_dtype' and not x.others
+    assert x.factors['signal_dtype'] == ('fp32', 'fp32, computed in bf16')
     x = attribute(rounded, make_record('mixed_kd'))
-    assert x.factor is None and list(x.factors) == ['precision'] and set(x.others) == {'forward_dtype'}
+    assert x.factor is None and list(x.factors) == ['precision', 'signal_dtype'] and not x.others
     x = attribute(make_record('full_student'), rounded)  # part of whether there is a teacher
     assert x.factor == 'kd' and x.part_of['forward_dtype'] == ('kd',)
     x = attribute(make_record('full_kd'), make_record('full_kd', signal_dtype='bf16', forward_dtype='bf16'))

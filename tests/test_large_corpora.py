@@ -1,6 +1,7 @@
 """Corpora that are kept as columns: the same rows, numbers and refusals as of lists of dicts, read once on a
 machine."""
 
+import csv
 import json
 import multiprocessing
 import os
@@ -9,10 +10,11 @@ import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic import synthetic_pairs
 from kdnotes.core import files
-from kdnotes.core.config import KdnotesError
+from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.tasks import sources
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
@@ -290,7 +292,7 @@ def streamed(task, folder, columns=None):
     "Is a corpus read part by part?"
     to = folder.parent / 'streamed'
     to.mkdir(exist_ok=True)
-    paths = {split: folder / f'{split}.tsv' for split in SPLITS}
+    paths = sources.split_files(folder, task_info(task).corpora)
     return sources._streamed(task, str(folder), columns, paths, to)
 
 
@@ -329,11 +331,29 @@ def rewritten(pairs, columns):
         path.write_text('\ufeff' + '\r\n'.join(rows) + '\r\n\r\n')
 
 
+def as_format(folder, end):
+    "The same tables in files of another format."
+    for split in SPLITS:
+        path = folder / f'{split}.tsv'
+        table = pd.read_csv(path, sep='\t', dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE)
+        other = path.with_suffix(f'.{end}')
+        if end == 'csv':
+            table.to_csv(other, index=False)
+        elif end == 'jsonl':
+            table.to_json(other, orient='records', lines=True)
+        elif end == 'parquet':
+            table.to_parquet(other, row_group_size=11)
+        if end != 'tsv':
+            path.unlink()
+
+
+@pytest.mark.parametrize('end', sources.FORMATS)
 @pytest.mark.parametrize('kind', TABLES)
-def test_parts_of_a_table_are_the_whole_of_it(pairs, parts, kind):
+def test_parts_of_a_table_are_the_whole_of_it(pairs, parts, kind, end):
     task, columns = TABLES[kind]
     if columns:
         rewritten(pairs, columns)
+    as_format(pairs, end)
     whole = load_corpus(task, str(pairs))
     found = streamed(task, pairs)
     assert found is not None and same_but_rows(found, whole)
@@ -373,6 +393,62 @@ def test_what_is_wrong_is_left_to_the_reader_of_whole_files(pairs, parts, monkey
     assert sentence and streamed('answer_selection', pairs) is None
     monkeypatch.setattr(sources, 'LARGE', 1)
     assert refused(pairs) == sentence
+
+
+ODD = {
+    'csv': 'text,label\r\n"a ""b"", \n\r c",NA\n\n007,"NA"\n  x  ,007\n',
+    'jsonl': '{"text": "a\\u2028", "label": 1}\n\n{"label": 1.0, "text": 7}\n{"text": "b", "label": false}\n',
+    'tsv': 'text\tlabel\r\n"a\t1\r\n\r\nb\u2028\t0\n',
+}
+
+
+@pytest.mark.parametrize('end', ODD)
+def test_odd_cells_are_the_same_in_parts(tmp_path, home, monkeypatch, end):
+    monkeypatch.setattr(sources, '_PART', 1)
+    for split in SPLITS:
+        (tmp_path / f'{split}.{end}').write_text(ODD[end], newline='')
+    whole = load_corpus('text_classification', str(tmp_path))
+    found = streamed('text_classification', tmp_path)
+    assert found is not None and same_but_rows(found, whole)
+    assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
+
+
+LATER = {
+    'a member that comes later': ('jsonl', '{"text": "a", "label": 0, "second": "b"}\n'),
+    'a member that is missing later': ('jsonl', '{"text": "a"}\n'),
+    'a list': ('jsonl', '{"text": ["a"], "label": 0}\n'),
+    'no JSON': ('jsonl', '{"text": \n'),
+    'a field too many': ('csv', 'a,0,1\n'),
+    'an open quote': ('csv', '"a,0\n'),
+    'no UTF-8': ('csv', b'\xff,0\n'),
+}
+
+
+@pytest.mark.parametrize('kind', LATER)
+def test_a_later_part_of_another_kind_is_left_to_the_reader_of_whole_files(tmp_path, home, monkeypatch, kind):
+    end, more = LATER[kind]
+    monkeypatch.setattr(sources, '_PART', 2)
+    good = {
+        'csv': 'text,label\n' + ''.join(f'text {i},{i % 2}\n' for i in range(4)),
+        'jsonl': ''.join(f'{{"text": "text {i}", "label": {i % 2}}}\n' for i in range(4)),
+    }[end]
+    for split in SPLITS:
+        (tmp_path / f'{split}.{end}').write_text(good)
+    assert streamed('text_classification', tmp_path) is not None
+    with open(tmp_path / f'dev.{end}', 'ab') as f:
+        f.write(more if isinstance(more, bytes) else more.encode())
+    assert streamed('text_classification', tmp_path) is None
+
+
+@pytest.mark.parametrize('end', ('csv', 'jsonl', 'parquet'))
+def test_a_file_that_ends_too_early_is_told_as_without_parts(pairs, home, monkeypatch, end):
+    as_format(pairs, end)
+    path = pairs / f'dev.{end}'
+    path.write_bytes(path.read_bytes()[:-40])
+    sentence = refused(pairs)
+    assert streamed('answer_selection', pairs) is None
+    monkeypatch.setattr(sources, 'LARGE', 1)
+    assert sentence and refused(pairs) == sentence
 
 
 @pytest.mark.parametrize('rows', ([1] * 9 + [0], [0] + [1] * 9, [1, 0] * 5))

@@ -184,12 +184,18 @@ def test_projections_that_are_not_plain_are_called():
         setattr(own, name, plain)
 
 
-def test_whoever_hooks_into_keys_gets_them():
-    model = random_model(config_of('bert')).eval()
+@pytest.mark.parametrize('when', ('forward', 'forward_pre', 'full_backward', 'full_backward_pre'))
+def test_whoever_hooks_into_keys_gets_them(when):
+    model = random_model(config_of('bert'))
     found = []
-    attentions(model)[-1].module.key.register_forward_hook(lambda *seen: found.append(seen[-1].shape[1]))
+
+    def note(module, *seen):
+        tensor = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+        found.append(tensor.shape[1])
+
+    getattr(attentions(model)[-1].module.key, f'register_{when}_hook')(note)
     with first_position(model):
-        call(model, batch())
+        gradients(model, batch())
     assert found == [21]
 
 

@@ -266,9 +266,16 @@ def factors(
         kd=mode.kd,
         ranks=config.ranks,
         init=init,
-        signal_dtype=config.signal_dtype if mode.kd else None,
+        signal_dtype=_signal_formats(config) if mode.kd else None,
         transfer=None if config.transfer == 'none' else config.transfer,
     )
+
+
+def _signal_formats(config: RunConfig) -> str:  # say 'fp32' or 'bf16, computed in bf16'
+    "The number formats of the teacher's outputs: the one they are stored in, and a coarser one before it."
+    stored = config.signal_dtype
+    computed = config.forward_dtype
+    return stored if computed == 'fp32' else f'{stored}, computed in {computed}'
 
 
 def losses_in_words(

@@ -73,18 +73,18 @@ def _attend_by_weights(
     by_head = query.flatten(0, 1).unflatten(-1, (-1, size)).transpose(0, 1)
     heads = len(by_head)
     # q (W x + b) = (W^T q) x + q b
-    of_states = _swap(torch.bmm(by_head, key.weight.unflatten(0, (-1, size))), n)
-    of_bias = _swap((by_head * key.bias.unflatten(0, (-1, 1, size))).sum(-1, keepdim=True), n)
-    scores = (torch.bmm(of_states, states.transpose(1, 2)) + of_bias) * module.scaling
+    asked = _swap(torch.bmm(by_head, key.weight.unflatten(0, (-1, size))), n)
+    offset = _swap((by_head * key.bias.unflatten(0, (-1, 1, size))).sum(-1, keepdim=True), n)
+    scores = (torch.bmm(asked, states.transpose(1, 2)) + offset) * module.scaling
     if mask is not None:
         row = mask[:, 0, :1]
         scores = scores.masked_fill(~row, float('-inf')) if row.dtype == torch.bool else scores + row
     # (n, heads * k, length)
     weights = module.dropout(scores.softmax(-1))
     # sum of p (W x + b) = W (sum of p x) + b (sum of p); dropout leaves sums that are not 1
-    of_states = torch.bmm(_swap(torch.bmm(weights, states), heads), value.weight.unflatten(0, (-1, size)).mT)
-    of_bias = _swap(weights.sum(-1, keepdim=True), heads) * value.bias.unflatten(0, (-1, 1, size))
-    return (of_states + of_bias).transpose(0, 1).flatten(1).unflatten(0, (n, k))
+    taken = torch.bmm(_swap(torch.bmm(weights, states), heads), value.weight.unflatten(0, (-1, size)).mT)
+    offset = _swap(weights.sum(-1, keepdim=True), heads) * value.bias.unflatten(0, (-1, 1, size))
+    return (taken + offset).transpose(0, 1).flatten(1).unflatten(0, (n, k))
 
 # %% ../../nbs/distill/01_needed_positions.ipynb #20b18f57
 def _goes_by_weights(
@@ -105,7 +105,12 @@ def without_keys(
 
 def _is_plain(projection: nn.Module) -> bool:
     "Does its output follow from its weights alone, with nobody who looks at it?"
-    hooks = (projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks)
+    hooks = (
+        projection._forward_hooks,
+        projection._forward_pre_hooks,
+        projection._backward_hooks,
+        projection._backward_pre_hooks,
+    )
     return type(projection) is nn.Linear and projection.bias is not None and not any(hooks)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from ..core.progress import followed
 from ..core.streams import stream
 from ..losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
 from .base import Forward
@@ -99,7 +100,8 @@ def hidden_scores(
     shape = (n, labels.shape[1])
     # positions, labels and nats of the hidden tokens, then the nats of all
     found = np.zeros((n, 3 * shape[1] + 1))
-    for index in micro_batches(np.arange(n), np.full(n, length), tokens, forward.rank, forward.ranks):
+    batches = micro_batches(np.arange(n), np.full(n, length), tokens, forward.rank, forward.ranks)
+    for index in followed(batches, f'scoring {text.name}', sum(map(len, batches)), 'blocks', len):
         found[index] = _of_batch(forward, text, index, batch_of(index))
     found = forward.sum(found)
     k = shape[1]
@@ -159,7 +161,7 @@ def sampled_scores(
     "Scores of n positions, each hidden by itself."
     asked = Asked(*sample_positions(text, n))
     rows = block_rows(text.blocks)
-    nll = alone_nll(forward, rows, asked, mask_id, tokens)
+    nll = alone_nll(forward, rows, asked, mask_id, tokens, f'scoring tokens of {text.name}')
     return Sampled(asked.rows, asked.positions, rows.tokens_at(asked), rows.documents_of(asked), nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #3b8c6ada

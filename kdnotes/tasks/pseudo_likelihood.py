@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from ..core.appended import Appended, open_appended
+from ..core.progress import followed
 from ..losses.vocabulary import vocabulary_nll
 from .base import Forward
 from .batching import Batch, micro_batches
@@ -150,18 +151,25 @@ def alone_nll(
     asked: Asked,
     mask_id: int,
     tokens: int = 8192,  # of a batch, padding included
+    what: str | None = None,  # is said to be done while it lasts; None: nothing is said
 ) -> np.ndarray:  # (n,) float64 nats, on every rank
     "What each token costs that is hidden by itself."
     nll = np.zeros(len(asked.rows))
     lengths = rows.lengths()[asked.rows]
     # rows of one length together: to some architectures padding is not invisible
-    for length in np.unique(lengths):
-        alike = np.flatnonzero(lengths == length)
-        for index in micro_batches(alike, lengths, tokens, forward.rank, forward.ranks):
-            batch = single_mask(rows, asked.part(index), mask_id)
-            logits = forward.at(batch)
-            right = batch.labels[:, 0].to(logits.device)
-            nll[index] = vocabulary_nll(logits, right).double().cpu().numpy()
+    batches = [
+        index
+        for length in np.unique(lengths)
+        for index in micro_batches(
+            np.flatnonzero(lengths == length), lengths, tokens, forward.rank, forward.ranks
+        )
+    ]
+    n = sum(map(len, batches))
+    for index in followed(batches, what, n, 'tokens', len) if what else batches:
+        batch = single_mask(rows, asked.part(index), mask_id)
+        logits = forward.at(batch)
+        right = batch.labels[:, 0].to(logits.device)
+        nll[index] = vocabulary_nll(logits, right).double().cpu().numpy()
     return forward.sum(nll)
 
 # %% ../../nbs/tasks/11_pseudo_likelihood.ipynb #2462d752

@@ -359,10 +359,18 @@ def _json_row(line: str) -> dict[str, Any]:
 
 def _read_jsonl(path: Path) -> Table:
     "A file with one JSON object a line; a member that a line lacks is an empty cell."
+    # not splitlines, which also splits at U+0085 and the like
+    table = _jsonl_table(path, enumerate(read_text(path).split('\n'), 1))
+    if not table.names:
+        raise CorpusError(f'{path} is empty; it needs a row at least')
+    return table
+
+
+def _jsonl_table(path: Path, lines: Iterable[tuple[int, str]]) -> Table:  # numbered lines
+    "The rows of a file's lines; without a name of a column where all of them are blank."
     rows = []
     numbers = []
-    # not splitlines, which also splits at U+0085 and the like
-    for number, line in enumerate(read_text(path).split('\n'), 1):
+    for number, line in lines:
         if not line.strip():
             continue
         try:
@@ -373,8 +381,6 @@ def _read_jsonl(path: Path) -> Table:
                 '{"text": "...", "label": 1}'
             ) from None
         numbers.append(number)
-    if not rows:
-        raise CorpusError(f'{path} is empty; it needs a row at least')
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = {name: [_as_text(row.get(name)) for row in rows] for name in names}
     return Table(str(path), names, cells, lambda i: f'{path}, line {numbers[i]}')
@@ -390,17 +396,17 @@ def _csv(path: str, **options):
     "A CSV file with every cell a text: neither `NA` nor `007` is anything else."
     import datasets
 
-    header = _csv_header(Path(path))
+    header = _csv_header(Path(path), io.StringIO(read_text(Path(path)), newline=''))
     texts = datasets.Features(dict.fromkeys(header, datasets.Value('string')))
     return datasets.Dataset.from_csv(
         path, features=texts, keep_default_na=False, index_col=False, names=header, header=0, **options
     )
 
 
-def _csv_header(path: Path) -> list[str]:
+def _csv_header(path: Path, lines: Iterable[str]) -> list[str]:
     "The names of a CSV file's columns, which each row has as many fields as."
     csv.field_size_limit(2**31 - 1)
-    rows = csv.reader(io.StringIO(read_text(path), newline=''))
+    rows = csv.reader(lines)
     header = next(rows)
     _check_header(path, header)
     row = 0
@@ -564,12 +570,24 @@ def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str]
             f"{', '.join(map(shown, table.names))}; rename the column that holds it to {key}, or say "
             f"which it is: columns='{key}=<your column>' (--columns of a command, COLUMNS= of make)"
         )
+    rows = _checked_rows(table, rules, names, missing)
+    rules.check_split(split, rows, table.where)
+    return rows
+
+
+def _checked_rows(
+    table: Table,
+    rules: CorpusRules,
+    names: dict[str, str],  # what the table calls a key
+    missing: set[str],  # the keys without a column
+    *state: dict,  # what is remembered from the part before, where the table is a part
+) -> list[dict]:
+    "The rows of a table, each of them checked."
     rows = _dicts(table, names, [key for key in names if key not in missing])
-    rules.complete(rows, missing)
+    rules.complete(rows, missing, *state)
     _check_characters(rows, table.place, names)
     rules.check_rows(rows, table.place, names)
     _check_names(rows, table.place, names)
-    rules.check_split(split, rows, table.where)
     return rows
 
 
@@ -1087,41 +1105,104 @@ def _alike(name: str) -> str:
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
 
-def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
-    "The checked rows of a tab-separated file, part by part."
-    state: dict = {}
+def _tsv_tables(path: Path) -> Iterator[Table]:
+    "A tab-separated file, part by part."
     with open(path, encoding='utf-8-sig', newline='\n') as f:
         lines = ((number, line.removesuffix('\n').removesuffix('\r')) for number, line in enumerate(f, 1))
         _, first = next(lines, (1, ''))
         header = first.split('\t')
-        usual = column_names(columns, rules.columns)
-        mapped = _mapped(columns)
-        if '\r' in first or _twice(header) or {usual[key] for key in {*usual} - rules.optional} - {*header}:
+        if '\r' in first or _twice(header):
             raise _Doubt
-        names = _names_in(header, usual, mapped)
-        missing = {key for key, name in names.items() if name not in header}
-        if missing & mapped:
-            raise _Doubt
-        kept = [key for key in names if key not in missing]
-        seen = _Seen(rules, names)
         while some := list(islice(lines, _PART)):
-            table = _tsv_table(path, header, some)
-            if not table.cells[header[0]]:
-                continue  # blank lines
-            rows = _dicts(table, names, kept)
-            rules.complete(rows, missing, state)
-            _check_characters(rows, table.place, names)
-            rules.check_rows(rows, table.place, names)
-            _check_names(rows, table.place, names)
-            seen.add(rows)
-            yield rows
-    if not seen.hashes:
+            yield _tsv_table(path, header, some)
+
+
+def _jsonl_tables(path: Path) -> Iterator[Table]:
+    "A file of JSON lines, part by part."
+    with open(path, encoding='utf-8-sig', newline='\n') as f:
+        lines = enumerate(f, 1)
+        while some := list(islice(lines, _PART)):
+            yield _jsonl_table(path, some)
+
+
+def _csv_tables(path: Path) -> Iterator[Table]:
+    "A CSV file, part by part, by the reader that `datasets` uses too."
+    with open(path, encoding='utf-8-sig', newline='') as f:
+        header = _csv_header(path, f)
+    as_texts = dict(dtype=str, keep_default_na=False, index_col=False, names=header, header=0)
+    with pd.read_csv(path, chunksize=_PART, **as_texts) as parts:
+        for part in parts:
+            cells = {name: part[name].tolist() for name in header}
+            yield Table(str(path), header, cells, lambda i, first=part.index[0]: f'{path}, row {first + i + 1}')
+
+
+def _parquet_tables(path: Path) -> Iterator[Table]:
+    "A Parquet file, part by part."
+    from pyarrow.parquet import ParquetFile
+
+    first = 1
+    with ParquetFile(path) as f:
+        names = f.schema_arrow.names
+        if _twice(names):
+            raise _Doubt
+        for part in f.iter_batches(_PART):
+            cells = {name: [_as_text(cell) for cell in part.column(name).to_pylist()] for name in names}
+            yield Table(str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}')
+            first += len(part)
+
+
+_TABLES = {'.tsv': _tsv_tables, '.csv': _csv_tables, '.jsonl': _jsonl_tables, '.parquet': _parquet_tables}
+
+
+def _tables(path: Path) -> Iterator[Table]:  # with a row at least
+    "A file, part by part; what such a reader stumbles over is left to that of whole files."
+    try:
+        for table in _TABLES[path.suffix](path):
+            if table.names and table.cells[table.names[0]]:
+                yield table
+    except (CorpusError, OSError):
+        raise
+    except Exception as e:
+        raise _Doubt from e
+
+
+def _layout(
+    table: Table, usual: dict[str, str], mapped: set[str]
+) -> tuple[dict[str, str], set[str]]:  # key -> its column; the keys without one
+    "Which columns a table has."
+    names = _names_in(table.names, usual, mapped)
+    return names, {key for key, name in names.items() if name not in table.names}
+
+
+def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
+    "The checked rows of a file, part by part."
+    state: dict = {}
+    usual = column_names(columns, rules.columns)
+    mapped = _mapped(columns)
+    needed = {usual[key] for key in usual if key not in rules.optional}
+    seen = layout = None
+    for table in _tables(path):
+        layout = layout or _layout(table, usual, mapped)
+        names, missing = layout
+        if layout != _layout(table, usual, mapped) or missing & mapped or missing - rules.optional:
+            raise _Doubt
+        if path.suffix == '.tsv' and needed - {*table.names}:
+            raise _Doubt
+        seen = seen or _Seen(rules, names)
+        rows = _checked_rows(table, rules, names, missing, state)
+        seen.add(rows)
+        yield rows
+    if seen is None:
         raise _Doubt
     seen.check()
 
 
-def _n_lines(path: Path) -> int:
-    "How many lines a file has, about."
+def _n_rows(path: Path) -> int:
+    "How many rows a file has, about: its lines, or what a Parquet file says."
+    if path.suffix == '.parquet':
+        from pyarrow.parquet import read_metadata
+
+        return read_metadata(path).num_rows
     with open(path, 'rb') as f:
         return sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
 
@@ -1129,19 +1210,19 @@ def _n_lines(path: Path) -> int:
 def _streamed(
     task: str, name: str, columns: str | None, files: dict[str, Path], folder: Path
 ) -> Corpus | None:  # None: it has to be read as a whole
-    "A corpus of tab-separated files, written to columns as it is read."
+    "A corpus of files, written to columns as it is read."
     rules = task_info(task).corpora
-    if not rules.unique or any(path.suffix != '.tsv' for path in files.values()):
+    if not rules.unique:
         return None
     splits = {}
     try:
         for split, source in files.items():
             with _named(folder / f'{split}.arrow') as path:
                 parts = _parts(source, rules, columns)
-                write_parts(path, followed(parts, f'reading {split}', _n_lines(source), 'rows', len))
+                write_parts(path, followed(parts, f'reading {split}', _n_rows(source), 'rows', len))
             splits[split] = open_columns(path)
             rules.check_split(split, splits[split], str(source))
-    except (_Doubt, CorpusError, UnicodeDecodeError):
+    except (_Doubt, CorpusError, ValueError):  # the last: rows of a broken file cannot be counted
         return None
     sha256 = rules.fingerprint(splits)
     where = str(files['train'].parent)
@@ -1160,7 +1241,8 @@ def _named(path: Path) -> Iterator[Path]:
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
 LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
-_COLUMNS_A_BYTE = 1.5  # bytes of columns for one of a file, at most
+# bytes of columns for one of a file, at most, by its ending: Parquet is compressed
+_COLUMNS_A_BYTE = {'.tsv': 1.5, '.csv': 1.5, '.jsonl': 1.5, '.parquet': 8}
 
 
 def _large_files(rules: CorpusRules, name: str) -> dict[str, Path]:
@@ -1189,8 +1271,8 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     with file_errors(), lock(folder.with_suffix('.lock')):
         if found := _open_kept(folder):
             return found
-        size = sum(path.stat().st_size for path in files.values())
-        check_room(folder.parent, _COLUMNS_A_BYTE * size, f'the columns of corpus {name}')
+        size = sum(_COLUMNS_A_BYTE[path.suffix] * path.stat().st_size for path in files.values())
+        check_room(folder.parent, size, f'the columns of corpus {name}')
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
