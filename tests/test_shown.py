@@ -2,8 +2,12 @@
 
 import json
 import re
+import signal
 from html import escape
+import nbformat
+import papermill
 import pytest
+from jupyter_core.utils import run_sync
 from handmade import make_record, write_run
 from kdnotes.analysis import estimate as es
 from kdnotes.analysis.figures import FIGURES, draw_evidence, run_curves
@@ -16,7 +20,7 @@ from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
-from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
+from kdnotes.experiment.shown import SMOKE_RUN, Kernels, make_here, run_box
 from kdnotes.experiment.forecast import time_in_words, to_make
 from kdnotes.experiment.study import plan_table
 from kdnotes.telemetry.summary import environment
@@ -270,3 +274,67 @@ def test_co2_without_an_energy_needs_its_reason(home):
         check_record(record)
     record['energy']['co2_g'] = None
     check_record(json.loads(json.dumps(record)))
+
+
+# kernels of notebooks that are executed one after the other
+
+
+def executed(kernels, folder, source, **environment):
+    "What a notebook of one cell prints."
+    path = folder / 'one.ipynb'
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
+    options = dict(progress_bar=False, log_output=False, kernel_name='python3', cwd=str(folder))
+    with kernels.one(**environment) as kernel:
+        made = papermill.execute_notebook(path, path, km=kernel, **options)
+    cell = made.cells[0]
+    assert cell.execution_count == 1
+    return cell.outputs[0].text.split()
+
+
+@pytest.fixture
+def kernels():
+    made = Kernels()
+    yield made
+    made.close()
+
+
+LOOK = "import os\nprint(os.getpid(), 'x' in globals(), os.environ['OF'], os.getcwd())\nx = 1"
+
+
+def test_a_kernel_is_used_again_and_knows_nothing_of_before(kernels, tmp_path, monkeypatch):
+    process, *known = executed(kernels, tmp_path, LOOK, OF='first')
+    assert known == ['False', 'first', str(tmp_path)]
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    assert executed(kernels, tmp_path, LOOK, OF='second') == [process, 'False', 'second', str(tmp_path)]
+
+
+def test_two_notebooks_at_once_have_a_kernel_each(kernels):
+    with kernels.one() as first, kernels.one() as second:
+        assert first is not second
+    assert len(kernels.idle) == 2
+
+
+def test_a_kernel_is_not_used_again_after_an_error(kernels, tmp_path):
+    with pytest.raises(papermill.PapermillExecutionError, match='ZeroDivisionError'):
+        executed(kernels, tmp_path, '1 / 0')
+    assert kernels.idle == []
+    assert executed(kernels, tmp_path, LOOK, OF='next')[1:] == ['False', 'next', str(tmp_path)]
+
+
+def test_a_kernel_that_died_waiting_is_replaced(kernels, tmp_path):
+    process, *_ = executed(kernels, tmp_path, LOOK, OF='first')
+    [kernel] = kernels.idle
+    run_sync(kernel.signal_kernel)(signal.SIGKILL)
+    run_sync(kernel.provisioner.wait)()
+    assert executed(kernels, tmp_path, LOOK, OF='second')[0] != process
+
+
+def test_no_kernel_and_no_socket_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    kernels = Kernels()
+    with kernels.one() as kernel:
+        pass
+    assert list(tmp_path.glob('kdnotes-*/kernel-*'))
+    kernels.close()
+    assert not list(tmp_path.iterdir()) and not run_sync(kernel.is_alive)()

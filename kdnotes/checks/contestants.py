@@ -52,9 +52,9 @@ from ..train.precision import set_matmul_precision
 from ..tasks.base import Reader, Task, TaskInfo, TaskView
 
 # %% auto #0
-__all__ = ['RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'GROUPS', 'HEATS', 'QUALITY_EPOCHS',
-           'QUALITY_SEEDS', 'CLEAR', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks', 'Place',
-           'train_kdnotes', 'run_kdnotes', 'train_library', 'train_whole', 'try_formats', 'signal_parts',
+__all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'GROUPS', 'HEATS',
+           'QUALITY_EPOCHS', 'QUALITY_SEEDS', 'CLEAR', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks',
+           'Place', 'train_kdnotes', 'run_kdnotes', 'train_library', 'train_whole', 'try_formats', 'signal_parts',
            'time_teacher', 'time_scores', 'measure_matmuls', 'time_answers', 'prepare', 'RaceSetting', 'contestant_job',
            'trial_job']
 
@@ -85,6 +85,7 @@ class Contestant:
         return self.library or self.trains
 
 
+LONGER = 8  # times the steps of a turn: a user's run writes a hundred rows, and is longer than a turn
 RACE = {
     'machine': Contestant('matmuls', 'matmuls: large ones, and of the shapes the student has'),
     'teacher': Contestant('signal', "making the teacher's signal in fp32"),
@@ -93,7 +94,9 @@ RACE = {
     ),
     'kdnotes': Contestant('kdnotes', 'the signal read from the cache (warm)', split=True, shares=True),
     'kdnotes_as_run': Contestant(
-        'run', "the same as a user's run: run folder, rows, telemetry, ranks=auto", library='kdnotes'
+        'run',
+        f"the same as a user's run, of {LONGER} times the steps: run folder, rows, telemetry, ranks=auto",
+        library='kdnotes',
     ),
     'student_alone': Contestant('kdnotes', 'no distillation', 'mixed_student', split=True),
     'kdnotes_fp32': Contestant('kdnotes', 'warm, in fp32', 'full_kd', split=True),
@@ -378,9 +381,9 @@ def run_kdnotes(
     place: Place,
     turn: int,  # from 0; the seed
 ) -> dict:  # as `train_kdnotes`, and ranks, threads, run_s, memory
-    "One training as `kdnotes run` makes it."
+    "A training as `kdnotes run` makes it."
     usual = os.environ.get('KDNOTES_HOME', str(root()))
-    epochs = place.turn_config(turn).epochs
+    epochs = with_steps(place.task, place.config, LONGER * place.total, seed=turn).epochs
     given = dict(teacher=str(place.folder / 'teacher'), teacher_mode='given', seed=turn, study='as-run')
     config = make_config(**place.job['asked'] | given | dict(epochs=epochs))
     os.environ['KDNOTES_HOME'] = str(_own_home(place.folder))

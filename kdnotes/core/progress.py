@@ -22,7 +22,7 @@ __all__ = ['QUIET_S', 'EVERY_S', 'Sink', 'Report', 'stage', 'followed', 'reporti
            'Lines', 'Bar', 'Output', 'usual_sink', 'ReportFile', 'ReportFollower']
 
 # %% ../../nbs/core/08_progress.ipynb #7b06b661
-QUIET_S = 2.0  # a stage that is over by then is not heard of
+QUIET_S = 5.0  # a stage that is over by then is not heard of
 EVERY_S = 0.5  # at least, between two reports
 
 
@@ -185,7 +185,7 @@ class Bar:
 
 
 class Output:
-    "A sink for a notebook: one output a stage, that changes."
+    "A sink for a notebook: one output a stage, that changes; papermill's log shows what it is at first."
 
     def __init__(self) -> None:
         self.handles: dict[str, Any] = {}
@@ -193,8 +193,9 @@ class Output:
     def __call__(self, report: Report) -> None:
         from IPython.display import display
 
-        text = {'text/plain': in_words(report) if report.over else meter(report)}
-        if report.stage in self.handles:
+        known = report.stage in self.handles
+        text = {'text/plain': meter(report) if known and not report.over else in_words(report)}
+        if known:
             self.handles[report.stage].update(text, raw=True)
         else:
             self.handles[report.stage] = display(text, raw=True, display_id=True)

@@ -1133,7 +1133,9 @@ def _csv_tables(path: Path) -> Iterator[Table]:
     with pd.read_csv(path, chunksize=_PART, **as_texts) as parts:
         for part in parts:
             cells = {name: part[name].tolist() for name in header}
-            yield Table(str(path), header, cells, lambda i, first=part.index[0]: f'{path}, row {first + i + 1}')
+            yield Table(
+                str(path), header, cells, lambda i, first=part.index[0]: f'{path}, row {first + i + 1}'
+            )
 
 
 def _parquet_tables(path: Path) -> Iterator[Table]:
