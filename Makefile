@@ -179,7 +179,7 @@ fuzz: setup   ## try 10,000 malformed corpora, configurations, records and check
 mutation: setup  ## change the code in small ways, one at a time, and count the changes that a quick test sees: MODULE=train.loop SAMPLE=150
 	python tests/mutation.py --module $(call quoted,$(MODULE)) --sample $(call quoted,$(SAMPLE))
 
-bench: setup  ## compare kdnotes with other libraries on this machine, 35 to 40 minutes: CONTESTANTS=all|race|quality|inference|scaling|scoring|names ALTERNATIONS=5 STEPS=50
+bench: setup  ## compare kdnotes with other libraries on this machine, 40 minutes: CONTESTANTS=all|race|quality|inference|scaling|scoring|names ALTERNATIONS=5 STEPS=50
 	@mkdir -p $(call quoted,$(RUNS)/bench)
 	@papermill nbs/bench.ipynb $(call quoted,$(RUNS)/bench/bench.ipynb) --cwd . --no-progress-bar --log-output -r contestants $(call quoted,$(CONTESTANTS)) \
 	    -p alternations $(call quoted,$(ALTERNATIONS)) -p steps $(call quoted,$(STEPS)) \
