@@ -1,5 +1,6 @@
 """A finished run at a glance, the time that a study will take, and callbacks that cost no run."""
 
+import gc
 import json
 import re
 import signal
@@ -307,6 +308,15 @@ def test_a_kernel_is_used_again_and_knows_nothing_of_before(kernels, tmp_path, m
     (tmp_path / 'elsewhere').mkdir()
     monkeypatch.chdir(tmp_path / 'elsewhere')
     assert executed(kernels, tmp_path, LOOK, OF='second') == [process, 'False', 'second', str(tmp_path)]
+
+
+def test_connections_to_a_kernel_end_with_its_notebook(kernels, tmp_path, caplog):
+    for number in range(2):
+        executed(kernels, tmp_path, LOOK, OF=str(number))
+        gc.collect()
+    assert 'destroy' not in caplog.text
+    [kernel] = kernels.idle
+    assert kernel.clients == ()
 
 
 def test_two_notebooks_at_once_have_a_kernel_each(kernels):

@@ -260,6 +260,7 @@ class Kernels:
         except BaseException:
             _shut_down(kernel)
             raise
+        _hang_up(kernel)
         self.idle.append(kernel)
 
     def _waiting(self) -> Any | None:
@@ -284,7 +285,15 @@ def _kernel_manager() -> Any:
     from jupyter_client import AsyncKernelManager
     from traitlets.config import Config
 
-    kernel = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=dict(transport='ipc')))
+    class Kernel(AsyncKernelManager):
+        clients = ()
+
+        def client(self, **options):
+            made = super().client(**options)
+            self.clients = *self.clients, made
+            return made
+
+    kernel = Kernel(kernel_name='python3', config=Config(KernelManager=dict(transport='ipc')))
     kernel.ip = str(Path(tempfile.mkdtemp(prefix='kdnotes-')) / 'kernel')  # of its sockets, from wherever
     kernel.client_class = 'jupyter_client.asynchronous.AsyncKernelClient'
     return kernel
@@ -301,10 +310,18 @@ def _run_cell(kernel: Any, source: str) -> None:
         client.execute_cell(notebook.cells[0], 0)
 
 
+def _hang_up(kernel: Any) -> None:
+    "End the connections to a kernel: who executes a notebook leaves them open."
+    for client in kernel.clients:
+        client.stop_channels()
+    kernel.clients = ()
+
+
 def _shut_down(kernel: Any) -> None:
     "End a kernel, whatever became of it."
     from jupyter_core.utils import run_sync
 
+    _hang_up(kernel)
     with contextlib.suppress(RuntimeError, OSError):
         run_sync(kernel.shutdown_kernel)(now=True)
     shutil.rmtree(Path(kernel.ip).parent, ignore_errors=True)
