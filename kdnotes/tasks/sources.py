@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
-from ..core.progress import followed
+from ..core.progress import followed, stage
 from kdnotes.core.files import (
     FileError,
     cache_path,
@@ -1060,49 +1060,12 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         rules.check_split(split, rows, f'{name} {split}')
     return splits
 
-# %% ../../nbs/tasks/04_sources.ipynb #de69c797
+# %% ../../nbs/tasks/04_sources.ipynb #d956219f
 _PART = 20_000  # rows
 
 
 class _Doubt(Exception):
     "Something that the reader of whole files must judge."
-
-
-class _Seen:
-    "What is remembered of the rows of a split that went by."
-
-    def __init__(self, rules: CorpusRules, names: Iterable[str]):
-        self.rules = rules
-        self.ids = [key for key in names if key in ('label', 'cluster') or key.endswith('id')]
-        self.hashes: dict[tuple[str, ...], list[np.ndarray]] = {}
-        self.filled: dict[str, set[bool]] = {key: set() for key in rules.all_or_none}
-
-    def add(self, rows: list[dict]) -> None:
-        "Look at a part, which was checked by itself."
-        for key in self.ids:
-            if any(_alike(row[key]) != row[key] for row in rows if isinstance(row.get(key), str)):
-                raise _Doubt  # it may be like another one
-        for key, filled in self.filled.items():
-            filled |= {bool(row[key].strip()) for row in rows}
-        for keys in {self.rules.unique, *self.rules.common, *((key,) for key, _ in self.rules.common)}:
-            found = np.fromiter((hash(tuple(row[key] for key in keys)) for row in rows), np.int64, len(rows))
-            self.hashes.setdefault(keys, []).append(found)
-
-    def check(self) -> None:
-        "Look at all parts together."
-        n = {keys: len(np.unique(np.concatenate(parts))) for keys, parts in self.hashes.items()}
-        rows = sum(map(len, self.hashes[self.rules.unique]))
-        if (
-            n[self.rules.unique] < rows
-            or any(n[keys] != n[keys[:1]] for keys in self.rules.common)
-            or any(len(filled) > 1 for filled in self.filled.values())
-        ):
-            raise _Doubt
-
-
-def _alike(name: str) -> str:
-    "What names that look the same have in common."
-    return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
 
 def _tsv_tables(path: Path) -> Iterator[Table]:
@@ -1141,18 +1104,19 @@ def _csv_tables(path: Path) -> Iterator[Table]:
 def _parquet_tables(path: Path) -> Iterator[Table]:
     "A Parquet file, part by part."
     from pyarrow.parquet import ParquetFile
+    from pyarrow.types import is_map
 
     first = 1
     with ParquetFile(path) as f:
         names = f.schema_arrow.names
-        if _twice(names):
+        if _twice(names) or any(is_map(kind) for kind in f.schema_arrow.types):
             raise _Doubt
         for part in f.iter_batches(_PART):
             cells = {name: [_as_text(cell) for cell in part.column(name).to_pylist()] for name in names}
             yield Table(str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}')
             first += len(part)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #78e01dcb
 _TABLES = {'.tsv': _tsv_tables, '.csv': _csv_tables, '.jsonl': _jsonl_tables, '.parquet': _parquet_tables}
 
 
@@ -1162,12 +1126,48 @@ def _tables(path: Path) -> Iterator[Table]:  # with a row at least
         for table in _TABLES[path.suffix](path):
             if table.names and table.cells[table.names[0]]:
                 yield table
-    except (CorpusError, OSError):
-        raise
-    except Exception as e:
+    # what csv, pandas, pyarrow and the decoding of UTF-8 raise
+    except (ValueError, NotImplementedError, csv.Error) as e:
         raise _Doubt from e
 
+# %% ../../nbs/tasks/04_sources.ipynb #4d207a65
+class _Seen:
+    "What is remembered of the rows of a split that went by."
 
+    def __init__(self, rules: CorpusRules, names: Iterable[str]):
+        self.rules = rules
+        self.ids = [key for key in names if key in ('label', 'cluster') or key.endswith('id')]
+        self.hashes: dict[tuple[str, ...], list[np.ndarray]] = {}
+        self.filled: dict[str, set[bool]] = {key: set() for key in rules.all_or_none}
+
+    def add(self, rows: list[dict]) -> None:
+        "Look at a part, which was checked by itself."
+        for key in self.ids:
+            if any(_alike(row[key]) != row[key] for row in rows if isinstance(row.get(key), str)):
+                raise _Doubt  # it may be like another one
+        for key, filled in self.filled.items():
+            filled |= {bool(row[key].strip()) for row in rows}
+        for keys in {self.rules.unique, *self.rules.common, *((key,) for key, _ in self.rules.common)}:
+            found = np.fromiter((hash(tuple(row[key] for key in keys)) for row in rows), np.int64, len(rows))
+            self.hashes.setdefault(keys, []).append(found)
+
+    def check(self) -> None:
+        "Look at all parts together."
+        n = {keys: len(np.unique(np.concatenate(parts))) for keys, parts in self.hashes.items()}
+        rows = sum(map(len, self.hashes[self.rules.unique]))
+        if (
+            n[self.rules.unique] < rows
+            or any(n[keys] != n[keys[:1]] for keys in self.rules.common)
+            or any(len(filled) > 1 for filled in self.filled.values())
+        ):
+            raise _Doubt
+
+
+def _alike(name: str) -> str:
+    "What names that look the same have in common."
+    return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
+
+# %% ../../nbs/tasks/04_sources.ipynb #6f1c8bed
 def _layout(
     table: Table, usual: dict[str, str], mapped: set[str]
 ) -> tuple[dict[str, str], set[str]]:  # key -> its column; the keys without one
@@ -1182,31 +1182,46 @@ def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list
     usual = column_names(columns, rules.columns)
     mapped = _mapped(columns)
     needed = {usual[key] for key in usual if key not in rules.optional}
-    seen = layout = None
+    first = None
     for table in _tables(path):
-        layout = layout or _layout(table, usual, mapped)
+        layout = _layout(table, usual, mapped)
         names, missing = layout
-        if layout != _layout(table, usual, mapped) or missing & mapped or missing - rules.optional:
+        if first is None:
+            first = layout
+            seen = _Seen(rules, names)
+        # a TSV file has the task's own names of columns, or those of `columns`
+        unnamed = needed - {*table.names} if path.suffix == '.tsv' else missing - rules.optional
+        if layout != first or missing & mapped or unnamed:
             raise _Doubt
-        if path.suffix == '.tsv' and needed - {*table.names}:
-            raise _Doubt
-        seen = seen or _Seen(rules, names)
         rows = _checked_rows(table, rules, names, missing, state)
         seen.add(rows)
         yield rows
-    if seen is None:
+    if first is None:
         raise _Doubt
     seen.check()
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #174d7208
 def _n_rows(path: Path) -> int:
     "How many rows a file has, about: its lines, or what a Parquet file says."
     if path.suffix == '.parquet':
         from pyarrow.parquet import read_metadata
 
-        return read_metadata(path).num_rows
+        try:
+            return read_metadata(path).num_rows
+        except ValueError as e:
+            raise _Doubt from e
     with open(path, 'rb') as f:
-        return sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
+        lines = sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
+    return lines - (path.suffix != '.jsonl')  # the header is no row
+
+
+def _with_room(parts: Iterable[list[dict]], path: Path, n: int) -> Iterator[list[dict]]:
+    "Parts that are written to a file, n rows in all; refused when the first has shown what they take."
+    for number, rows in enumerate(parts):
+        yield rows
+        if number == 0:
+            written = path.stat().st_size
+            check_room(path.parent, written * (n / len(rows) - 1), f'the columns of {n:,} rows')
 
 
 def _streamed(
@@ -1220,11 +1235,12 @@ def _streamed(
     try:
         for split, source in files.items():
             with _named(folder / f'{split}.arrow') as path:
-                parts = _parts(source, rules, columns)
-                write_parts(path, followed(parts, f'reading {split}', _n_rows(source), 'rows', len))
+                n = _n_rows(source)
+                parts = _with_room(_parts(source, rules, columns), path, n)
+                write_parts(path, followed(parts, f'reading {split}', n, 'rows', len))
             splits[split] = open_columns(path)
             rules.check_split(split, splits[split], str(source))
-    except (_Doubt, CorpusError, ValueError):  # the last: rows of a broken file cannot be counted
+    except (_Doubt, CorpusError):
         return None
     sha256 = rules.fingerprint(splits)
     where = str(files['train'].parent)
@@ -1243,8 +1259,6 @@ def _named(path: Path) -> Iterator[Path]:
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
 LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
-# bytes of columns for one of a file, at most, by its ending: Parquet is compressed
-_COLUMNS_A_BYTE = {'.tsv': 1.5, '.csv': 1.5, '.jsonl': 1.5, '.parquet': 8}
 
 
 def _large_files(rules: CorpusRules, name: str) -> dict[str, Path]:
@@ -1273,14 +1287,16 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     with file_errors(), lock(folder.with_suffix('.lock')):
         if found := _open_kept(folder):
             return found
-        size = sum(_COLUMNS_A_BYTE[path.suffix] * path.stat().st_size for path in files.values())
+        size = sum(path.stat().st_size for path in files.values())  # columns take this much at least
         check_room(folder.parent, size, f'the columns of corpus {name}')
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             found = _streamed(task, name, columns, files, folder)
             if found is None:
-                found = _read(task, name, columns)
+                with stage(f'reading {name} as a whole', None, 'splits') as advance:
+                    found = _read(task, name, columns)
+                    advance(len(found.splits))
                 _write(found, folder)
             for split, path in files.items():
                 if [str(path), *_state_of(path)] != state[split]:
