@@ -481,7 +481,7 @@ MUTANTS = [
     ),
     Mutant(
         'a kernel that remembers the notebook before',
-        'experiment.shown',
+        'experiment.kernels',
         'get_ipython().reset(new_session=True)\n',
         '',
         'test_shown.py::test_a_kernel_is_used_again_and_knows_nothing_of_before',

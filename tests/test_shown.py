@@ -21,7 +21,8 @@ from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
-from kdnotes.experiment.shown import SMOKE_RUN, Kernels, make_here, run_box
+from kdnotes.experiment.kernels import Kernels
+from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
 from kdnotes.experiment.forecast import time_in_words, to_make
 from kdnotes.experiment.study import plan_table
 from kdnotes.telemetry.summary import environment
@@ -299,7 +300,12 @@ def kernels():
     made.close()
 
 
-LOOK = "import os\nprint(os.getpid(), 'x' in globals(), os.environ['OF'], os.getcwd())\nx = 1"
+LOOK = """
+import os
+print(os.getpid(), 'x' in globals(), os.environ['OF'], os.getcwd())
+x = os.environ['OF'] = 'another'
+os.chdir('/')
+"""
 
 
 def test_a_kernel_is_used_again_and_knows_nothing_of_before(kernels, tmp_path, monkeypatch):
@@ -316,7 +322,7 @@ def test_connections_to_a_kernel_end_with_its_notebook(kernels, tmp_path, caplog
         gc.collect()
     assert 'destroy' not in caplog.text
     [kernel] = kernels.idle
-    assert kernel.clients == ()
+    assert kernel.clients == []
 
 
 def test_two_notebooks_at_once_have_a_kernel_each(kernels):
@@ -335,8 +341,8 @@ def test_a_kernel_is_not_used_again_after_an_error(kernels, tmp_path):
 def test_a_kernel_that_died_waiting_is_replaced(kernels, tmp_path):
     process, *_ = executed(kernels, tmp_path, LOOK, OF='first')
     [kernel] = kernels.idle
-    run_sync(kernel.signal_kernel)(signal.SIGKILL)
-    run_sync(kernel.provisioner.wait)()
+    run_sync(kernel.manager.signal_kernel)(signal.SIGKILL)
+    run_sync(kernel.manager.provisioner.wait)()
     assert executed(kernels, tmp_path, LOOK, OF='second')[0] != process
 
 

@@ -4,21 +4,15 @@
 
 # %% ../../nbs/experiment/09_shown.ipynb #c6344bdd
 from __future__ import annotations
-import contextlib
 import html
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 import pandas as pd
 from ..analysis.compare import differences
 from ..analysis.in_use import in_percent, in_use, rests_on, saves, trivial, use_table
 from ..analysis.intervals import scaled
 from ..core.config import primary_name
-from ..core.files import root
 from ..analysis.tables import Evidence, arm_values
 from ..analysis.wording import unit_of
 from ..core.processes import Stopped
@@ -28,7 +22,7 @@ from ..records.schema import RecordError
 from ..records.store import TABLES, RunFolder, find_record, find_run_model, records, units
 
 # %% auto #0
-__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link', 'Kernels']
+__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link']
 
 # %% ../../nbs/experiment/09_shown.ipynb #c82b13bb
 def run_evidence(
@@ -233,95 +227,3 @@ def notebook_link(
         return f'{text} (`nbs/{name}.ipynb`)'
     here = Path(output).absolute().parent if output else Path.cwd()
     return f'[{text}]({Path(os.path.relpath(target, here)).as_posix()})'
-
-# %% ../../nbs/experiment/09_shown.ipynb #e7e4d79a
-_AS_NEW = """
-get_ipython().reset(new_session=True)
-__import__('os').environ.update({environment!r})
-"""
-
-
-class Kernels:
-    "Kernels for notebooks that are executed one after the other: what all of them import is imported once."
-
-    def __init__(self) -> None:
-        self.idle: list = []  # managers of kernels that wait
-
-    @contextlib.contextmanager
-    def one(
-        self,
-        **environment: str,  # variables that are set in the kernel
-    ) -> Iterator[Any]:  # a `jupyter_client.AsyncKernelManager`; with an error it is not used again
-        "A kernel in which nothing is defined yet: one that waits, or a new one."
-        kernel = self._waiting() or _kernel_manager()
-        try:
-            _run_cell(kernel, _AS_NEW.format(environment=environment))
-            yield kernel
-        except BaseException:
-            _shut_down(kernel)
-            raise
-        _hang_up(kernel)
-        self.idle.append(kernel)
-
-    def _waiting(self) -> Any | None:
-        "A kernel that waits and lives."
-        from jupyter_core.utils import run_sync
-
-        while self.idle:
-            kernel = self.idle.pop()
-            if run_sync(kernel.is_alive)():
-                return kernel
-            _shut_down(kernel)
-        return None
-
-    def close(self) -> None:
-        "Shut down the kernels that wait."
-        while self.idle:
-            _shut_down(self.idle.pop())
-
-
-def _kernel_manager() -> Any:
-    "A kernel that is started when it is first used; nobody else on this machine can listen to it."
-    from jupyter_client import AsyncKernelManager
-    from traitlets.config import Config
-
-    class Kernel(AsyncKernelManager):
-        clients = ()
-
-        def client(self, **options):
-            made = super().client(**options)
-            self.clients = *self.clients, made
-            return made
-
-    kernel = Kernel(kernel_name='python3', config=Config(KernelManager=dict(transport='ipc')))
-    kernel.ip = str(Path(tempfile.mkdtemp(prefix='kdnotes-')) / 'kernel')  # of its sockets, from wherever
-    kernel.client_class = 'jupyter_client.asynchronous.AsyncKernelClient'
-    return kernel
-
-
-def _run_cell(kernel: Any, source: str) -> None:
-    "Run a cell that no notebook shows."
-    from nbclient import NotebookClient
-    from nbformat.v4 import new_code_cell, new_notebook
-
-    notebook = new_notebook(cells=[new_code_cell(source)])
-    client = NotebookClient(notebook, km=kernel)
-    with client.setup_kernel(cwd=str(root())):
-        client.execute_cell(notebook.cells[0], 0)
-
-
-def _hang_up(kernel: Any) -> None:
-    "End the connections to a kernel: who executes a notebook leaves them open."
-    for client in kernel.clients:
-        client.stop_channels()
-    kernel.clients = ()
-
-
-def _shut_down(kernel: Any) -> None:
-    "End a kernel, whatever became of it."
-    from jupyter_core.utils import run_sync
-
-    _hang_up(kernel)
-    with contextlib.suppress(RuntimeError, OSError):
-        run_sync(kernel.shutdown_kernel)(now=True)
-    shutil.rmtree(Path(kernel.ip).parent, ignore_errors=True)
