@@ -59,7 +59,7 @@ def test_a_log_gets_two_lines_a_stage(clock):
                     clock[0] += 1.0
                     advance()
     assert [line.partition(':')[0] for line in said] == ['reading'] * 2 + ['scoring'] * 2
-    assert said[0] == 'reading: 5 of 100 rows in 5.0 s, about 95 seconds left'
+    assert said[0] == 'reading: 5 of 100 rows in 5.0 s, about 2 minutes left'
     assert said[1] == 'reading: 100 rows in 100.0 s'
 
 
@@ -79,7 +79,7 @@ def test_a_notebook_gets_one_output_a_stage_whose_first_state_is_a_sentence(cloc
         for _ in range(100):
             clock[0] += 1.0
             advance()
-    assert shown[0] == 'reading: 5 of 100 rows in 5.0 s, about 95 seconds left'
+    assert shown[0] == 'reading: 5 of 100 rows in 5.0 s, about 2 minutes left'
     assert shown[1].startswith('reading:   6%|') and shown[-1] == 'reading: 100 rows in 100.0 s'
 
 

@@ -251,9 +251,10 @@ def ratios(
 
 
 AIMS = (  # contestant, against, at least
-    ('kdnotes_cold', 'hf_default', 5.0),
+    ('kdnotes_cold', 'hf_default', 4.0),
+    ('kdnotes_cold_bf16', 'hf_default', 4.0),
     ('kdnotes_cold', 'hf_grouped', 2.5),
-    ('kdnotes', 'hf_default', 6.0),
+    ('kdnotes', 'hf_default', 5.5),
     ('kdnotes_cold', 'hf_best', 1.5),
     ('kdnotes_cold_bf16', 'hf_best', 1.5),
     ('kdnotes', 'hf_best', 2.0),

@@ -85,7 +85,7 @@ class Contestant:
         return self.library or self.trains
 
 
-LONGER = 8  # times the steps of a turn: a user's run writes a hundred rows, and is longer than a turn
+LONGER = 8  # times the steps of a turn, for a run: it is measured in a new process, and a user's is longer
 RACE = {
     'machine': Contestant('matmuls', 'matmuls: large ones, and of the shapes the student has'),
     'teacher': Contestant('signal', "making the teacher's signal in fp32"),

@@ -147,7 +147,8 @@ def _left(report: Report) -> str:
     if not report.total or not report.done:
         return ''
     seconds = report.elapsed_s * max(report.total - report.done, 0) / report.done
-    return f', about {counted(max(1, round(seconds)), "second")} left'
+    left = counted(max(1, round(seconds)), 'second') if seconds < 90 else f'{round(seconds / 60)} minutes'
+    return f', about {left} left'
 
 
 def in_words(report: Report) -> str:

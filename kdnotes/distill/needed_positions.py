@@ -83,8 +83,8 @@ def _attend_by_weights(
     weights = module.dropout(scores.softmax(-1))
     # sum of p (W x + b) = W (sum of p x) + b (sum of p); dropout leaves sums that are not 1
     taken = torch.bmm(_swap(torch.bmm(weights, states), heads), value.weight.unflatten(0, (-1, size)).mT)
-    offset = _swap(weights.sum(-1, keepdim=True), heads) * value.bias.unflatten(0, (-1, 1, size))
-    return (taken + offset).transpose(0, 1).flatten(1).unflatten(0, (n, k))
+    of_bias = _swap(weights.sum(-1, keepdim=True), heads) * value.bias.unflatten(0, (-1, 1, size))
+    return (taken + of_bias).transpose(0, 1).flatten(1).unflatten(0, (n, k))
 
 # %% ../../nbs/distill/01_needed_positions.ipynb #20b18f57
 def _goes_by_weights(
