@@ -440,6 +440,52 @@ def test_a_later_part_of_another_kind_is_left_to_the_reader_of_whole_files(tmp_p
     assert streamed('text_classification', tmp_path) is None
 
 
+@pytest.mark.parametrize('end', ('csv', 'parquet'))
+def test_a_folder_whose_name_looks_like_a_pattern_is_read_and_no_other(pairs, end):
+    as_format(pairs, end)
+    here = pairs.parent / 'pairs[1]'
+    for folder, rows in ((here, ROWS), (pairs.parent / 'pairs1', ROWS // 2)):
+        folder.mkdir()
+        for split in SPLITS:
+            table = getattr(pd, f'read_{end}')(pairs / f'{split}.{end}')[:rows]
+            getattr(table, f'to_{end}')(folder / f'{split}.{end}', index=False)
+    assert (
+        load_corpus('answer_selection', str(here)).sha256
+        == load_corpus('answer_selection', str(pairs)).sha256
+    )
+
+
+def test_rows_without_a_member_are_not_lost(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(sources, '_PART', 4)
+    for split in SPLITS:
+        rows = ''.join(f'{{"text": "text {i}", "label": {i % 2}}}\n' for i in range(4))
+        (tmp_path / f'{split}.jsonl').write_text(rows + '{}\n' * (split == 'train'))
+    assert streamed('text_classification', tmp_path) is None
+    with pytest.raises(CorpusError, match='line 5'):
+        load_corpus('text_classification', str(tmp_path))
+
+
+@pytest.mark.parametrize('kind', ('pipe', 'folder'))
+def test_a_split_that_is_no_file_is_told_as_without_parts(pairs, monkeypatch, kind):
+    (pairs / 'dev.tsv').unlink()
+    if kind == 'pipe':
+        os.mkfifo(pairs / 'dev.tsv')
+    else:
+        (pairs / 'dev.tsv').mkdir()
+    sentence = refused(pairs)
+    monkeypatch.setattr(sources, 'LARGE', 1)
+    assert 'is no ordinary file' in sentence and refused(pairs) == sentence
+
+
+def test_room_is_asked_for_when_the_first_part_has_shown_what_rows_take(pairs, large, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sources, '_PART', ROWS // 3)
+    monkeypatch.setattr(sources, 'check_room', lambda folder, needed, what: asked.append(needed))
+    load_corpus('answer_selection', str(pairs))
+    size = (next((cache_path() / 'corpora').glob('*.corpus')) / 'train.arrow').stat().st_size
+    assert 0.5 * size < asked[1] < 2 * size
+
+
 @pytest.mark.parametrize('end', ('csv', 'jsonl', 'parquet'))
 def test_a_file_that_ends_too_early_is_told_as_without_parts(pairs, home, monkeypatch, end):
     as_format(pairs, end)

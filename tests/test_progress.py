@@ -164,3 +164,16 @@ def test_a_launcher_shows_the_stages_of_its_ranks(tmp_path, monkeypatch, ends, a
     expected = [(1, False), (2, False), (3, False), (3, True)] if alone else []
     assert [(r.done, r.over) for r in heard] == expected
     assert not stage_file(folder).exists()
+
+
+@pytest.mark.parametrize('stderr', (None, 'closed'))
+def test_work_without_a_place_for_errors_goes_on(clock, monkeypatch, stderr):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(P.sys, 'stderr', None if stderr is None else closed)
+    monkeypatch.setattr(P, '_told', [])
+    with stage('reading', 10, 'rows') as advance:
+        for _ in range(10):
+            clock[0] += 2.0
+            advance()
+    assert stderr is None or P._told == []

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -65,7 +66,7 @@ class _Stage:
         self.due = now + EVERY_S
         self.heard_of = True
         report = replace(self.so_far, done=self.done, elapsed_s=now - self.began, over=over)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # a place that is gone, a file that is closed
             _sink()(report)
 
 
@@ -179,7 +180,8 @@ class Bar:
         self.width = 0  # of what stands there
 
     def __call__(self, report: Report) -> None:
-        text = in_words(report) if report.over else meter(report, 100)
+        width = min(100, shutil.get_terminal_size().columns - 1)
+        text = in_words(report) if report.over else meter(report, width)
         self.terminal.write('\r' + text.ljust(self.width) + '\n' * report.over)
         self.terminal.flush()
         self.width = 0 if report.over else len(text)
@@ -219,6 +221,8 @@ def usual_sink() -> Sink:
     "Where a process reports that was told nothing else."
     if _in_kernel():
         return Output()
+    if sys.stderr is None:
+        return silent
     return Bar(sys.stderr) if sys.stderr.isatty() else Lines(_tell)
 
 # %% ../../nbs/core/08_progress.ipynb #6c18409c

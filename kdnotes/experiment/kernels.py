@@ -107,11 +107,12 @@ class Kernels:
         self.idle.append(kernel)
 
     def _waiting(self) -> _Kernel | None:
-        while self.idle:
-            kernel = self.idle.pop()
-            if kernel.lives():
-                return kernel
-            kernel.end()
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                kernel = self.idle.pop()
+                if kernel.lives():
+                    return kernel
+                kernel.end()
         return None
 
     def close(self) -> None:

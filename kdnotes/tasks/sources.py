@@ -392,14 +392,14 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
 
-def _csv(path: str, **options):
+def _csv(path: Path, alias: str, **options):
     "A CSV file with every cell a text: neither `NA` nor `007` is anything else."
     import datasets
 
-    header = _csv_header(Path(path), io.StringIO(read_text(Path(path)), newline=''))
+    header = _csv_header(path, io.StringIO(read_text(path), newline=''))
     texts = datasets.Features(dict.fromkeys(header, datasets.Value('string')))
     return datasets.Dataset.from_csv(
-        path, features=texts, keep_default_na=False, index_col=False, names=header, header=0, **options
+        alias, features=texts, keep_default_na=False, index_col=False, names=header, header=0, **options
     )
 
 
@@ -426,14 +426,14 @@ def _csv_header(path: Path, lines: Iterable[str]) -> list[str]:
     return header
 
 
-def _parquet(path: str, **options):
+def _parquet(path: Path, alias: str, **options):
     "A Parquet file with a row at least: of one without, `datasets` says something else."
     import datasets
     from pyarrow.parquet import read_metadata
 
     if not read_metadata(path).num_rows:
         raise CorpusError(f'{path}: there is no row; a split needs at least one example')
-    return datasets.Dataset.from_parquet(path, **options)
+    return datasets.Dataset.from_parquet(alias, **options)
 
 
 def _read_with_datasets(path: Path) -> Table:
@@ -454,7 +454,12 @@ def _read_with_datasets(path: Path) -> Table:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the sentence below says it
     try:
         with tempfile.TemporaryDirectory() as cache:  # no second copy of a user's texts stays behind
-            table = read(str(path), cache_dir=cache, keep_in_memory=True)
+            # `datasets` takes a path for a pattern, and would read other folders where a name holds [, ? or *
+            alias = Path(cache) / f'table{path.suffix}'
+            alias.symlink_to(path.absolute())
+            table = read(path, str(alias), cache_dir=cache, keep_in_memory=True)
+            names = table.column_names
+            cells = {name: [_as_text(cell) for cell in table[name]] for name in names}
     except CorpusError:
         raise
     except Exception as e:
@@ -465,8 +470,7 @@ def _read_with_datasets(path: Path) -> Table:
         datasets.logging.set_verbosity(verbosity)
         if bars:
             datasets.enable_progress_bars()
-    cells = {name: [_as_text(cell) for cell in table[name]] for name in table.column_names}
-    return Table(str(path), table.column_names, cells, lambda i: f'{path}, row {i + 1}')
+    return Table(str(path), names, cells, lambda i: f'{path}, row {i + 1}')
 
 
 FORMATS = ('tsv', 'csv', 'jsonl', 'parquet')
@@ -894,7 +898,9 @@ def load_corpus(
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     name = resolve_corpus(task, corpus)
-    if files := _large_files(task_info(task).corpora, name):
+    rules = task_info(task).corpora
+    own = name not in rules.names or not columns  # else it is refused
+    if own and (files := _large_files(rules, name)):
         return _kept(task, name, columns, files)
     return _read(task, name, columns, score_on)
 
@@ -1085,7 +1091,10 @@ def _jsonl_tables(path: Path) -> Iterator[Table]:
     with open(path, encoding='utf-8-sig', newline='\n') as f:
         lines = enumerate(f, 1)
         while some := list(islice(lines, _PART)):
-            yield _jsonl_table(path, some)
+            table = _jsonl_table(path, some)
+            if not table.names and any(line.strip() for _, line in some):
+                raise _Doubt  # rows without a member
+            yield table
 
 
 def _csv_tables(path: Path) -> Iterator[Table]:
@@ -1101,15 +1110,22 @@ def _csv_tables(path: Path) -> Iterator[Table]:
             )
 
 
+def _is_unusual(kind: Any) -> bool:
+    "Does `datasets` read a column of this type otherwise, or not at all?"
+    import pyarrow as pa
+
+    names = ('map', 'list_view', 'large_list_view', 'decimal32', 'decimal64')
+    return isinstance(kind, pa.BaseExtensionType) or str(kind).startswith(names)
+
+
 def _parquet_tables(path: Path) -> Iterator[Table]:
     "A Parquet file, part by part."
     from pyarrow.parquet import ParquetFile
-    from pyarrow.types import is_map
 
     first = 1
     with ParquetFile(path) as f:
         names = f.schema_arrow.names
-        if _twice(names) or any(is_map(kind) for kind in f.schema_arrow.types):
+        if _twice(names) or any(map(_is_unusual, f.schema_arrow.types)):
             raise _Doubt
         for part in f.iter_batches(_PART):
             cells = {name: [_as_text(cell) for cell in part.column(name).to_pylist()] for name in names}
@@ -1126,8 +1142,8 @@ def _tables(path: Path) -> Iterator[Table]:  # with a row at least
         for table in _TABLES[path.suffix](path):
             if table.names and table.cells[table.names[0]]:
                 yield table
-    # what csv, pandas, pyarrow and the decoding of UTF-8 raise
-    except (ValueError, NotImplementedError, csv.Error) as e:
+    # what csv, pandas, pyarrow, the decoding of UTF-8 and a file that cannot be opened raise
+    except (ValueError, NotImplementedError, OverflowError, csv.Error, OSError) as e:
         raise _Doubt from e
 
 # %% ../../nbs/tasks/04_sources.ipynb #4d207a65
@@ -1234,11 +1250,12 @@ def _streamed(
     splits = {}
     try:
         for split, source in files.items():
+            check_regular(source)
             with _named(folder / f'{split}.arrow') as path:
                 n = _n_rows(source)
                 parts = _with_room(_parts(source, rules, columns), path, n)
                 write_parts(path, followed(parts, f'reading {split}', n, 'rows', len))
-            splits[split] = open_columns(path)
+                splits[split] = open_columns(path)
             rules.check_split(split, splits[split], str(source))
     except (_Doubt, CorpusError):
         return None
