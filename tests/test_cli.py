@@ -16,6 +16,7 @@ from handmade import make_record, write_run
 from notebooks import ROOT, surroundings
 from kdnotes import cli
 from kdnotes.analysis.overview import list_runs
+from kdnotes.commands import output
 from kdnotes.commands.refusals import EXIT_CODES
 from kdnotes.core import processes
 from kdnotes.core.arms import USUAL
@@ -469,3 +470,33 @@ def test_json_of_what_examines_the_machine_is_alone_on_standard_output(words, ke
     done = typed(home, *words.split(), '--json', wait_s=1800)
     found = json.loads(done.stdout)
     assert isinstance(found, dict) and keys <= found.keys(), done.stderr
+
+
+class Bars:
+    "What is said to a terminal's progress."
+
+    def __init__(self):
+        self.said = []
+
+    def add_task(self, title, total, loss):
+        self.said.append(('add', total))
+        return 0
+
+    def update(self, bar, completed, loss=''):
+        self.said.append(('at', completed))
+
+    def remove_task(self, bar):
+        self.said.append(('remove', bar))
+
+
+def test_the_bar_of_a_training_that_goes_on_begins_where_it_was():
+    bars = Bars()
+    on_row = output._bar(bars, print)
+    on_row(dict(kind='start', ranks=1, precision='fp32', steps=0))
+    on_row(dict(kind='end'))
+    assert bars.said == [], 'a model that is taken as it is'
+    on_row(dict(kind='start', ranks=1, precision='fp32', steps=100))
+    on_row(dict(kind='resume', step=26))
+    on_row(dict(kind='step', step=27, loss=0.5, examples=32, elapsed_s=1.0))
+    on_row(dict(kind='end'))
+    assert bars.said == [('add', 100), ('at', 26), ('at', 27), ('remove', 0)]

@@ -19,6 +19,7 @@ from kdnotes.train.loop import (
     Objective,
     accumulate,
     evaluate,
+    log_interval,
     make_optimizer,
     predict,
     rank_micro_batches,
@@ -521,3 +522,11 @@ def test_a_gradient_that_is_not_finite_ends_a_training_whose_loss_is():
     with pytest.raises(TrainingError, match='^loss or gradients are not finite at step 1; '):
         trained(Steep(), model=model)
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ('steps', 'between'), [(1, 1), (99, 1), (1084, 10), (2000, 20), (8000, 20), (28_125, 28), (312_500, 312)]
+)
+def test_rows_of_a_long_training_come_often_and_are_at_most_a_thousand(steps, between):
+    assert log_interval(steps) == between
+    assert steps // between <= 1050 or steps < 1000

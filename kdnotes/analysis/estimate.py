@@ -127,7 +127,7 @@ def in_words(
     if not found.told_by:
         return (
             f'not known: no run like the {runs} to be made was finished on this machine; the first run of '
-            'each arm will tell'
+            'each arm will tell, and kdnotes doctor forecasts one beforehand'
         )
     told = f'{found.told_by} finished run{"s" * (found.told_by > 1)} on this machine'
     known = f'{found.known} of {runs}' if found.unknown else runs

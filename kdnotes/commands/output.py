@@ -186,11 +186,13 @@ def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  
 
     def on_row(row: dict) -> None:
         nonlocal bar
-        if row['kind'] == 'start':
+        if row['kind'] == 'start' and row['steps']:  # a model that is taken as it is has no step
             title = f"{counted(row['ranks'], 'rank')}, {row['precision']}"
             bar = progress.add_task(title, total=row['steps'], loss='')
         elif bar is None:
             return
+        elif row['kind'] == 'resume':
+            progress.update(bar, completed=row['step'])
         elif row['kind'] == 'step':
             loss = 'loss unknown' if row['loss'] is None else f"loss {row['loss']:.3f}"
             rate = row['examples'] / row['elapsed_s']

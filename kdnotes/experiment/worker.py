@@ -578,11 +578,13 @@ def _of_shape(model) -> dict:
 
 def _lost_rows(rows: list[dict], result) -> dict[str, str]:
     "Why the timeline of a resumed run begins late: `rows.jsonl` was lost before it went on."
+    from kdnotes.train.loop import log_interval
+
     if not result.resumed_at:
         return {}
     resumed = result.resumed_at[0]
     first = min((row['step'] for row in rows if row['kind'] == 'step'), default=0)
-    rows_expected = resumed >= max(1, result.steps // 100)  # a row every hundredth of the training
+    rows_expected = resumed >= log_interval(result.steps)
     if first <= resumed or not rows_expected:
         return {}
     return dict(timeline=f'the rows up to step {resumed} were lost')

@@ -49,7 +49,8 @@ from kdnotes.train.state import (
 
 # %% auto #0
 __all__ = ['schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'rank_micro_batches', 'accumulate',
-           'evaluation_batches', 'predict', 'ModelForward', 'evaluate', 'loss_weights', 'prepare', 'train']
+           'evaluation_batches', 'predict', 'ModelForward', 'evaluate', 'loss_weights', 'log_interval', 'prepare',
+           'train']
 
 # %% ../../nbs/train/09_loop.ipynb #a1e044b0
 def schedule_steps(
@@ -300,6 +301,13 @@ def _dropout_seed(config: RunConfig, runtime: Runtime) -> int:
     return torch_seed(config.seed, 'dropout', runtime.rank, *draw)
 
 
+def log_interval(
+    total_steps: int,
+) -> int:  # steps
+    "From one `step` row to the next: a hundred rows of a training, of a long one up to a thousand."
+    return max(1, min(total_steps // 100, max(20, total_steps // 1000)))
+
+
 def prepare(
     task: Task,  # encoded
     student: nn.Module,  # on the runtime's device, weights in fp32
@@ -339,7 +347,7 @@ def prepare(
         loss_scale=scaler.get_scale(),
         loss_weights=weights,
         total_steps=total_steps,
-        log_every=max(1, total_steps // 100),
+        log_every=log_interval(total_steps),
         meter=ProgressMeter(runtime, warmup=min(5, total_steps // 3)),
         result=TrainResult(steps=total_steps),
         waits=Waits(runtime, trained, config.gradient_sync == 'every'),
