@@ -292,11 +292,11 @@ def test_a_small_race(home, tiny):
     here = ['hf_best'] * (not baselines.missing('huggingface'))
     teachers = ['teacher', 'teacher_bf16']
     assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
+    order = ['machine', *teachers, 'kdnotes', 'kdnotes_as_run', 'student_alone', *here]
     assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [
-        (n, t)
-        for t in range(2)
-        for n in ('machine', *teachers, 'kdnotes', 'kdnotes_as_run', 'student_alone', *here)
-    ]
+        *((name, 0) for name in order),
+        *((name, 1) for name in reversed(order)),
+    ], 'there and back'
     (saved,) = (home / 'runs' / 'bench').glob('*/bench.json')
     assert json.loads(saved.read_text()) == json.loads(json.dumps(results))
     shown = table(results)

@@ -209,7 +209,8 @@ def heat(
         for name, job in jobs.items():
             crews[name] = Crew(name, job)
         for turn in range(alternations):
-            for name in list(crews):
+            # there and back: nobody is always the neighbour before
+            for name in list(crews)[:: -1 if turn % 2 else 1]:
                 take(name, turn)
         for watch in ('split', 'shares'):
             for name in list(crews):
