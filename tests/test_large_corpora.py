@@ -455,6 +455,17 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_read_and_no_other(pairs, en
     )
 
 
+def test_ids_that_later_parts_lack_are_not_made_up(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(sources, '_PART', 2)
+    rows = [dict(id=f'r{i}', text=f'text {i}', label=i % 2) for i in range(4)]
+    rows += [dict(text=f'text {i}', label=i % 2) for i in range(4, 6)]
+    for split in SPLITS:
+        (tmp_path / f'{split}.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    assert streamed('text_classification', tmp_path) is None
+    with pytest.raises(CorpusError, match='line 5: id'):
+        load_corpus('text_classification', str(tmp_path))
+
+
 def test_rows_without_a_member_are_not_lost(tmp_path, home, monkeypatch):
     monkeypatch.setattr(sources, '_PART', 4)
     for split in SPLITS:

@@ -63,6 +63,8 @@ class Appended:
                     return False
         except (FileError, OSError, KeyError, TypeError, ValueError, AttributeError):
             return False
+        for left in self.folder.glob('.ledger.json.*.tmp'):  # of a ledger that a kill kept from being written
+            left.unlink(missing_ok=True)
         self.parts = known['parts']
         self.state = known['state']
         self._sizes = sizes
