@@ -519,7 +519,9 @@ def test_the_command_with_every_mode(patient):
 @pytest.mark.exhaustive
 def test_the_command_on_a_broken_trainer(patient, tmp_path):
     package = copy_package(tmp_path / 'package', KNOWN['forward past DDP in call'])
-    done = kdnotes(patient['home'], 'doctor', '--mode', 'full_kd', *given(patient), package=package)
+    done = kdnotes(
+        patient['home'], 'doctor', '--mode', 'full_kd', *given(patient | dict(ranks=2)), package=package
+    )
     assert done.returncode == 1 and not done.stderr, done.stderr
     assert re.search(r"^wrapper +FAIL +0 of the student's", done.stdout, re.M) and re.search(
         r'^\d+ of \d+ checks failed', last_line(done.stdout)
@@ -540,7 +542,7 @@ def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(patient, tmp_path):
         'doctor',
         '--mode',
         'full_kd',
-        *given(patient),
+        *given(patient | dict(ranks=2)),
         package=copy_package(tmp_path / 'package', mutant),
     )
     assert done.returncode == 1, done.stderr

@@ -589,7 +589,7 @@ def test_a_study_without_notebooks(made_study, home):
     """Where the notebook's runs are done, the same table and nothing trained; other arms are trained
     without papermill, at the same time.
     """
-    asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true')
+    asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true', '-p', f'ranks={RANKS}')
     table = (home / 'runs/default-smoke/table.txt').read_text()
     before = contents(home / 'runs/default-smoke/figures')
     done = command(home, *asked)
