@@ -107,7 +107,8 @@ def test_a_model_without_a_single_output_has_none_to_make_two_of():
 
 @pytest.mark.parametrize('outputs', one_of_each([1, 2]))
 def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_path):
-    folder = teacher_with(tmp_path, outputs)
+    trained_on = dict(problem_type='regression') if outputs == 1 else {}
+    folder = teacher_with(tmp_path, outputs, **trained_on)
     before = files_of(folder)
     said = []
     student = run(asked(folder, 'full_kd'), say=said.append)
@@ -276,8 +277,13 @@ def test_a_head_that_names_other_classes_is_refused(tmp_path):
     refused(classification(turned), 'names its classes .*, and the corpus has .*, in this order')
     many = teacher_with(tmp_path / 'many', 2, problem_type='multi_label_classification')
     refused(asked(many), 'multi_label_classification')
-    numbers = teacher_with(tmp_path / 'numbers', 1, problem_type='regression')
-    refused(asked(numbers), 'was trained to give numbers')
+    numbers = teacher_with(tmp_path / 'numbers', 1, 'distilbert', problem_type='regression')
+    refused(classification(numbers), 'was trained to give numbers .* the task has [0-9]+ classes')
+    assert plan(asked(numbers), CPU).initial['weights_sha256'], 'to rank, a number is a score like another'
+    two = teacher_with(tmp_path / 'two', 2, problem_type='regression')
+    refused(asked(two), 'was trained to give numbers')
+    sigmoid = teacher_with(tmp_path / 'sigmoid', 1, problem_type='multi_label_classification')
+    assert plan(asked(sigmoid), CPU).initial['weights_sha256']
 
 
 def test_a_plain_encoder_is_refused(tmp_path):

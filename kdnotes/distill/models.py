@@ -44,12 +44,12 @@ from .heads import as_configured, attention_width
 from ..tasks.base import Task
 
 # %% auto #0
-__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'hub_answers', 'find_model', 'source_sha256',
-           'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
-           'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'two_outputs',
-           'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth',
-           'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states', 'check_reload',
-           'check_student', 'count_parameters', 'forward_flops', 'call']
+__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'weight_files', 'hub_answers', 'find_model',
+           'source_sha256', 'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'longest_text', 'check_batches',
+           'tokenizer_sha256', 'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model',
+           'two_outputs', 'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs',
+           'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers', 'build_model',
+           'check_hidden_states', 'check_reload', 'check_student', 'count_parameters', 'forward_flops', 'call']
 
 # %% ../../nbs/distill/02_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -62,12 +62,17 @@ MINILM_SHA256 = '53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 HUB_TIMEOUT_S = 5.0  # for the first answer
 
 
+def _state(path: Path) -> tuple[int, int, int]:
+    "Size and times, one of which is another where a file has changed."
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
 def _file_sha256(
     path: Path,
 ) -> str:  # 64 hex digits
     "The sha256 of a big file, computed again only when the file has changed."
-    stat = path.stat()
-    key = sha256_text(str(path.resolve()), str(stat.st_size), str(stat.st_mtime_ns), str(stat.st_ctime_ns))
+    key = sha256_text(str(path.resolve()), *map(str, _state(path)))
     known = cache_path() / 'sha256' / f'{key[:32]}.json'
     try:
         return read_json(known)['sha256']
@@ -88,12 +93,12 @@ def _check_folder(
     advice: str = '',  # what to do about wrong weights
 ) -> Path:
     "The folder, if it holds a model."
-    for name in ('config.json', 'model.safetensors'):
-        if not (folder / name).is_file():
-            raise ModelError(
-                f"{source!r} is no model: {folder} has no {name}; "
-                "give a folder that a model's save_pretrained has written"
-            )
+    if not (folder / 'config.json').is_file():
+        raise ModelError(
+            f"{source!r} is no model: {folder} has no config.json; "
+            "give a folder that a model's save_pretrained has written"
+        )
+    weight_files(folder, source)
     _check_pointers(folder)
     if sha256 and (found := _file_sha256(folder / 'model.safetensors')) != sha256:
         raise ModelError(
@@ -103,14 +108,71 @@ def _check_folder(
     return folder
 
 
+def weight_files(
+    folder: Path,  # of a model
+    source: str = '',  # what the user asked for; '': the folder
+) -> list[Path]:  # one, or its shards by their names
+    "The files that hold a model's weights; says how other kinds become one of them."
+    source = source or str(folder)
+    if (folder / 'model.safetensors').is_file():
+        return [folder / 'model.safetensors']
+    index = folder / 'model.safetensors.index.json'
+    if not index.is_file():
+        raise _no_weights(folder, source)
+    try:
+        names = sorted(set(read_json(index)['weight_map'].values()))
+        known = bool(names) and all(Path(name).name == name for name in names)
+    except (FileError, KeyError, AttributeError, TypeError, ValueError):
+        known = False
+    if not known:
+        raise ModelError(
+            f'{index} does not say which files beside it hold the weights; '
+            'copy or download it again, or write the folder with save_pretrained'
+        )
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ModelError(
+            f'{source!r} is not whole: of the {counted(len(names), "file")} that {index} names, '
+            f'{", ".join(missing[:3])}{", ..." * (len(missing) > 3)} '
+            f'{"is" if len(missing) == 1 else "are"} missing; copy or download the folder again'
+        )
+    return [folder / name for name in names]
+
+
+def _no_weights(folder: Path, source: str) -> ModelError:
+    "What is done with a folder that has none that are read; a pickle may run code, so it is not opened."
+    pickles = sorted(path.name for path in folder.glob('pytorch_model*.bin'))
+    if not pickles and Path(os.path.expanduser(source)).is_dir():
+        return ModelError(
+            f"{source!r} is no model: {folder} has no model.safetensors; "
+            "give a folder that a model's save_pretrained has written"
+        )
+    found = _read_config(folder).get('architectures')
+    named = isinstance(found, list) and len(found) == 1 and isinstance(found[0], str)
+    name = found[0] if named and hasattr(transformers, found[0]) else 'AutoModel'
+    there = (
+        f'has no model.safetensors, and {pickles[0]} is a pickle, which may run code when it is loaded and '
+        'is not read; if you trust it'
+        if pickles
+        else 'has no model.safetensors on the hub; if it has a pickle (pytorch_model.bin) that you trust'
+    )
+    to = str(folder) if pickles else '<a new folder>'
+    return ModelError(
+        f'{source!r} {there}, convert it in Python: import transformers; '
+        f'transformers.{name}.from_pretrained({source!r}).save_pretrained({to!r})'
+    )
+
+
+def _read_config(folder: Path) -> dict:  # {}: it cannot be read, and `load_config` says why
+    "What a config.json says."
+    try:
+        return read_json(folder / 'config.json')
+    except FileError:
+        return {}
+
+
 def _check_pointers(folder: Path) -> None:
     "Refuse a config.json that names other weights than those that are hashed, or code that builds the model."
-    try:
-        config = json.loads((folder / 'config.json').read_text())
-    except (OSError, ValueError, RecursionError):
-        return  # `load_config` says what is wrong
-    if not isinstance(config, dict):
-        return
+    config = _read_config(folder)
     if 'transformers_weights' in config:
         raise ModelError(
             f"{folder / 'config.json'} names the weights' file in transformers_weights, and only "
@@ -140,7 +202,13 @@ _TOKENIZER_FILES = [
     'sentencepiece*',
     'spiece.model',
 ]
-_HUB_FILES = ['config.json', 'model.safetensors', *_TOKENIZER_FILES]
+_HUB_FILES = [
+    'config.json',
+    'model.safetensors',
+    'model.safetensors.index.json',
+    'model-*-of-*.safetensors',
+    *_TOKENIZER_FILES,
+]
 
 
 def hub_answers(
@@ -205,7 +273,7 @@ def _find_hub(
 
 def find_model(
     source: str | Path,  # a folder, a hub id, or `MINILM`
-) -> Path:  # a folder with config.json and model.safetensors
+) -> Path:  # a folder with config.json and weights
     "Where a model's files are."
     name = str(source)
     if name == MINILM:
@@ -229,8 +297,11 @@ def find_model(
 def source_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the weights' file a source stands for."
-    return _file_sha256(find_model(source) / 'model.safetensors')
+    "The sha256 of the weights a source stands for: of their file, or of its shards by their names."
+    files = weight_files(find_model(source))
+    if len(files) == 1:
+        return _file_sha256(files[0])
+    return sha256_text(*(part for path in files for part in (path.name, _file_sha256(path))))
 
 
 def config_sha256(
@@ -290,11 +361,56 @@ def _check_builds(
 ) -> nn.Module:  # without weights
     "Refuse a config of which no model can be built; it is tried without memory for the weights."
     try:
-        with torch.device('meta'):
-            return transformers.AutoModel.from_config(
-                config, attn_implementation='eager', trust_remote_code=False
-            )
+        return build_model(config, 'AutoModel', attention='eager')
     except Exception as e:  # an activation that there is not, sizes that do not fit
+        raise _not_loaded(folder, 'a model', e) from None
+
+
+_LAYER = re.compile(r'(?:^|\.)layers?\.(\d+)\.')
+
+
+def _check_sizes(
+    folder: Path,
+    model: nn.Module,  # of its config, without weights
+) -> None:
+    "Refuse a config whose model is larger or smaller than the weights beside it."
+    stored = _stored(folder)
+    built = model.state_dict()
+    layers, of_file = (
+        len({found[1] for name in of if (found := _LAYER.search(name))}) for of in (built, stored)
+    )
+    if layers and of_file and layers != of_file:
+        raise ModelError(
+            f"{folder / 'config.json'} makes a model of {counted(layers, 'layer')}, and the weights have "
+            f'{of_file}; put num_hidden_layers right, or give a folder whose files belong together'
+        )
+    for name, tensor in built.items():
+        path, _, shape = stored.get(name) or stored.get(f'{model.base_model_prefix}.{name}') or ('', '', None)
+        if shape is not None and shape != tuple(tensor.shape):
+            raise _other_size(folder, model.config, name, tuple(tensor.shape), path, shape)
+
+
+def _other_size(folder: Path, config, name: str, asked: tuple, path: Path, found: tuple) -> ModelError:
+    "By the field of the config that a tensor's size comes from."
+    wrong = set(asked) - set(found)
+    said = [f'{name}={size}' for name in _SIZES if (size := getattr(config, name, None)) in wrong]
+    return ModelError(
+        f"{folder / 'config.json'} says {', '.join(said) or 'other sizes'}, which makes {name} a tensor of "
+        f'{asked}, and {path} has {found}; give a folder whose files belong together'
+    )
+
+
+def _check_runs(folder: Path, config, length: int) -> None:
+    "Refuse a model whose forward fails; it is tried without memory for the weights."
+    if getattr(config, 'is_encoder_decoder', False):
+        return  # needs a text for each of the two
+
+    def look(model, device):
+        model(input_ids=torch.full((1, length), 3, device=device))
+
+    try:
+        _forward_anywhere(config, 'AutoModel', look, 'eager')
+    except Exception as e:  # any field may be at fault
         raise _not_loaded(folder, 'a model', e) from None
 
 
@@ -310,8 +426,23 @@ def longest_text(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # tokens; None: no limit is known
     "How long the texts of a model may be."
-    config = load_config(source)
-    return _longest(config, _check_builds(find_model(source), config))
+    folder = find_model(source)
+    files = [folder / 'config.json', *weight_files(folder)]
+    return _longest_of(folder, tuple((str(path), *_state(path)) for path in files))
+
+
+@functools.lru_cache(maxsize=16)
+def _longest_of(
+    folder: Path,
+    files: tuple,  # that it depends on, and their states: runs of a study ask again and again
+) -> int | None:
+    "As `longest_text`; refuses a config that does not fit its weights, and a model that cannot be run."
+    config = load_config(folder)
+    model = _check_builds(folder, config)
+    _check_sizes(folder, model)
+    longest = _longest(config, model)
+    _check_runs(folder, config, min(8, longest or 8))
+    return longest
 
 
 def check_batches(
@@ -405,16 +536,37 @@ def _check_finite(model: nn.Module, source: str | Path) -> None:
             )
 
 
+def _stored(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
+    "The tensors that a folder's weights hold: name -> its file, type and shape; refuses torn files."
+    found = {}
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, 'pt') as weights:
+                for name in weights.keys():
+                    tensor = weights.get_slice(name)
+                    found[name] = path, tensor.get_dtype(), tuple(tensor.get_shape())
+        except (SafetensorError, OSError) as e:
+            raise ModelError(
+                f'{path} could not be loaded: it is torn or of another kind '
+                f'({str(e).rstrip(".")}); copy or download it again'
+            ) from None
+    return found
+
+
 def _check_numbers(folder: Path) -> None:
     "Refuse quantised weights, which would be taken for numbers as they are."
-    with safe_open(folder / 'model.safetensors', 'pt') as weights:
-        for name in weights.keys():
-            kind = weights.get_slice(name).get_dtype()
-            if not kind.startswith(('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'BOOL')):
-                raise ModelError(
-                    f"{folder / 'model.safetensors'} holds {name} as {kind}, and quantised weights are not "
-                    'read; give a model of 16 or 32 bits'
-                )
+    for name, (path, kind, _) in _stored(folder).items():
+        if not kind.startswith(('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'BOOL')):
+            raise ModelError(
+                f'{path} holds {name} as {kind}, and quantised weights are not '
+                'read; give a model of 16 or 32 bits'
+            )
+
+
+def _weights_in_words(folder: Path) -> str:
+    "A model's file of weights, or its shards."
+    files = weight_files(folder)
+    return str(files[0]) if len(files) == 1 else f'{folder} in its {len(files)} files of weights'
 
 
 def _check_loaded(
@@ -423,7 +575,6 @@ def _check_loaded(
     folder: Path,
 ) -> None:
     "Refuse a model whose encoder is not the file's."
-    _check_numbers(folder)
     base = model.base_model_prefix + '.'
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     lost = [k for k in new if '.pooler.' not in k]
@@ -436,7 +587,7 @@ def _check_loaded(
     ):
         if keys:
             raise ModelError(
-                f"{folder / 'model.safetensors'} {what} {len(keys)} tensors of {type(model).__name__} "
+                f"{_weights_in_words(folder)} {what} {len(keys)} tensors of {type(model).__name__} "
                 f"({keys[0]}, ...); its config.json belongs to other weights, "
                 "or the head to another task: give a folder whose files belong together"
             )
@@ -486,17 +637,61 @@ def load_config(
 ):  # a transformers config
     "The config of a model, without its weights."
     folder = find_model(source)
+    _check_fields(folder)
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # torn files, a config of an unknown kind
         raise _not_loaded(folder, 'a model', e) from e
 
 
+# sizes in a config.json, by the names that architectures have for them, and the smallest that there is
+_SIZES = dict.fromkeys(
+    (
+        *('hidden_size', 'dim', 'embedding_size', 'intermediate_size', 'hidden_dim', 'vocab_size'),
+        *('num_attention_heads', 'n_heads', 'num_hidden_layers', 'n_layers', 'max_position_embeddings'),
+    ),
+    1,
+) | dict(type_vocab_size=0)
+_MOST_LAYERS = 1000  # to build more takes minutes
+
+
+def _check_fields(folder: Path) -> None:
+    "Refuse sizes that no model has, by the name of their field, before anything is built of them."
+    said = _read_config(folder)
+    where = folder / 'config.json'
+    advice = 'put it right, or restore the file that belongs to the weights'
+    for name, least in _SIZES.items():
+        size = said.get(name)
+        if size is not None and (type(size) is not int or size < least):
+            raise ModelError(
+                f'{where} says {name}={shown(size)}, and a whole number from {least} on is needed; {advice}'
+            )
+        if 'layers' in name and size is not None and size > _MOST_LAYERS:
+            raise ModelError(
+                f'{where} says {name}={size}, and nothing of more than {_MOST_LAYERS:,} layers is built; '
+                f'{advice}'
+            )
+    for name, share in said.items():
+        number = type(share) in (int, float)
+        if name.endswith(('dropout', 'dropout_prob')) and number and not 0 <= share <= 1:
+            raise ModelError(f'{where} says {name}={share}, and a share between 0 and 1 is needed; {advice}')
+    padding, words = (said.get(name) for name in ('pad_token_id', 'vocab_size'))
+    if type(padding) is int and words is not None and padding >= words:
+        raise ModelError(
+            f'{where} says pad_token_id={padding}, and vocab_size={words} has no such word; {advice}'
+        )
+
+
 def _not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
     "An error of transformers as one sentence."
-    reason = str(error).strip().split('\n')[0][:200] or type(error).__name__
+    lines = str(error).strip().split('\n')
+    reason = (
+        ' '.join(line.strip() for line in lines[: 1 + lines[0].endswith(':')])[:200] or type(error).__name__
+    )
     if isinstance(error, KeyError):
-        reason = f'its config.json names {reason}, which transformers does not have'
+        fields = [name for name, value in _read_config(folder).items() if repr(value) == reason]
+        where = ' in ' * bool(fields) + ' and '.join(fields)
+        reason = f'its config.json names {reason}{where}, which transformers does not have'
     return ModelError(
         f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; '
         'give a folder that save_pretrained has written'
@@ -563,6 +758,7 @@ def _load(
 ) -> tuple[nn.Module, dict]:  # the model and transformers' loading info
     "A model as transformers loads it, with the global random state put back."
     config = load_config(folder)
+    _check_numbers(folder)
     attention = attention_of(config, auto_class)
     plain = _model_class(config, auto_class)
     shaped = getattr(config, 'kept_heads', None) is not None
@@ -713,15 +909,10 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
             f'{source!s} cannot be given as a teacher of numbers, since the scale of its output is not '
             'known; train a teacher by leaving teacher_mode=given out'
         )
-    if model.config.problem_type == 'multi_label_classification':
+    if model.config.problem_type == 'multi_label_classification' and found > 1:
         raise ModelError(
             f'the head of {source!s} gives each label a probability of its own (multi_label_classification), '
             f'and the task has {outputs} classes of which one is right; give a model of one label an example'
-        )
-    if model.config.problem_type == 'regression':
-        raise ModelError(
-            f'the head of {source!s} was trained to give numbers (problem_type in its config.json is '
-            f'regression), and the task has {outputs} classes; give a model that was trained on classes'
         )
     if found != outputs and (found, outputs) != (1, 2):
         fitting = '2 outputs, or 1' if outputs == 2 else f'{outputs} outputs'
@@ -743,10 +934,18 @@ def check_given(
     source: str | Path,  # as for `find_model`
     auto_class: str,  # the transformers head
     labels: Sequence[str] | None = None,  # as for `load_given`
+    ranks: bool = False,  # does the task compare scores with each other alone? then a number is as good
 ) -> None:
     "Refuse a model that cannot be taken as it is, in seconds."
     folder = find_model(source)
-    load_config(source)  # a broken one would be called the tokenizer's fault
+    config = load_config(source)  # a broken one would be called the tokenizer's fault
+    numbers = labels and config.problem_type == 'regression'
+    if numbers and not (ranks and config.num_labels == 1):
+        raise ModelError(
+            f'the head of {source!s} was trained to give numbers (problem_type in its config.json is '
+            f'regression), and the task has {counted(len(labels), "class", "classes")}; '
+            'give a model that was trained on classes'
+        )
     words = len(load_tokenizer(source))
     config_file = sha256_file(folder / 'config.json')
     names = None if labels is None else tuple(labels)

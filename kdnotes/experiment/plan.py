@@ -453,7 +453,8 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
             'leave it out'
         )
     task = make_task(config, corpus)
-    check_given(config.teacher, task.auto_class, task.head_labels)
+    ranks = task_info(config.task).use.ranks_pairs
+    check_given(config.teacher, task.auto_class, task.head_labels, ranks)
 
 
 def _check_batches(config: RunConfig) -> None:
