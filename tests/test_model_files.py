@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError, flat, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import ModelError, load_config, load_model
 from kdnotes.experiment.launch import RunError, execute, make_runs, run
@@ -87,6 +87,20 @@ def test_a_model_that_cannot_be_run_is_refused_in_the_plan(home, monkeypatch):
     monkeypatch.setattr(transformers.BertModel, 'forward', fails)
     with pytest.raises(ModelError, match='could not be loaded as a model: no forward'):
         plan(make_config(teacher=str(folder), max_length=64, corpus='embedded'))
+
+
+@pytest.mark.parametrize('task, stride', [('answer_selection', None), ('extractive_qa', 32)])
+def test_texts_are_as_long_as_a_model_reads_where_nothing_else_is_given(home, task, stride):
+    given = dict(teacher=str(write_model(home / 'model')), task=task, corpus='embedded')  # of 96 positions
+    student = plan(make_config(mode='full_kd', student_layers=(1,), **given))
+    alone = plan(make_config(mode='baseline', **given))
+    assert student.teacher.run_id == alone.run_id
+    assert {p.config.max_length for p in (student, student.teacher, alone)} == {96}
+    assert flat(alone.config).get('stride') == stride
+    assert plan(alone.asked).run_id == alone.run_id, 'said aloud it is the same run'
+    for mode in ('baseline', 'full_kd'):
+        with pytest.raises(ModelError, match='of at most 96 tokens, and max_length=100; use max_length=96'):
+            plan(make_config(mode=mode, max_length=100, **given))
 
 
 def test_a_model_answers_by_name_whatever_its_config_says(home):

@@ -230,6 +230,13 @@ def test_heads_are_drawn_by_the_pruning_seed_alone():
     assert kept[0] == kept[1] != kept[2]
 
 
+def test_a_new_heads_number_is_none_that_the_architecture_has():
+    "A layer that has lost its last heads would else call a new one by the number of one that is gone."
+    pruned = set_heads(tiny_bert(), [[0], [0]])
+    of = pruned.config.num_attention_heads
+    assert set_heads(pruned, [[0, 1], [0, 1, 2]]).config.kept_heads == [[0, of], [0, of, of + 1]]
+
+
 @pytest.mark.parametrize('shape', [dict(layers=6), dict(heads=5), dict(feed_forward=40)])
 def test_new_weights_are_drawn_by_the_runs_seed(shape):
     first, same, other = (shaped(**shape, seed=seed) for seed in (0, 0, 1))

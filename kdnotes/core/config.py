@@ -407,7 +407,9 @@ class RunConfig(BaseModel):
     def _typed(cls, values: dict) -> dict:
         task = values.get('task', FIRST_TASK)
         usual = task_info(task).usual(values) if task in TASKS else {}
-        return read_texts(usual | values, cls.model_fields)
+        # a task's own settings come whole, those that follow others among them
+        own = {name: value for name, value in usual.items() if name == 'task_settings'}
+        return read_texts(usual | values | own, cls.model_fields)
 
     @model_validator(mode='after')
     def _agree(self):

@@ -363,7 +363,7 @@ def plan(
     _, reason = resolve_precision(
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
-    asked = config
+    asked = config = _as_read(config)
     corpora = {} if corpora is None else corpora
     config, corpus = _resolve_on_corpus(asked, on, corpora)
     task_info(config.task).check_corpus(corpus, config)
@@ -399,6 +399,20 @@ def plan(
         test_in_dev=corpus.test_in_dev,
         clusters=_clusters(config, corpus),
     )
+
+
+def _as_read(asked: RunConfig) -> RunConfig:
+    "The same; texts no longer than its model reads, where that is less than usual and nothing else is given."
+    from kdnotes.distill.models import longest_text
+
+    of_task = task_info(asked.task).usual(dict(mode=asked.mode)).get('max_length')
+    given = 'max_length' in asked.model_fields_set and asked.max_length != of_task
+    if given or asked.teacher is None:
+        return asked  # a profile's models read what is usual
+    longest = longest_text(asked.teacher)
+    if longest is None or longest >= asked.max_length:
+        return asked
+    return make_config(**flat(asked, changed=True) | dict(max_length=longest))
 
 
 def _resolve_on_corpus(

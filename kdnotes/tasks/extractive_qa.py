@@ -50,7 +50,8 @@ __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 
 class ExtractiveQASettings(TaskSettings):
     "What extractive question answering reads besides the settings of every task."
 
-    # tokens of a long passage that neighbouring windows share
+    # tokens of a long passage that neighbouring windows share; less, where max_length is short and nothing
+    # else is given
     stride: int = parameter(128, ge=0, le=400, shared=True)
     # most tokens of an answer that is predicted
     answer_length: int = parameter(30, ge=1, le=512, shared=True)
@@ -62,11 +63,24 @@ class ExtractiveQASettings(TaskSettings):
     qa_dropout: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
 
 
+_QUESTION = 16  # tokens of a window that are left for a question, at least
+
+
 def usual(
     given: dict,  # values of a `RunConfig`
 ) -> dict:
-    "What a run takes by itself: windows of 384 tokens, as BERT's authors took."
-    return dict(max_length=384)
+    """What a run takes by itself: windows of 384 tokens, of which neighbours share 128, as BERT's authors
+    took; of shorter ones, a third.
+    """
+    own = given.get('task_settings')
+    try:
+        length = int(given.get('max_length', 384))
+    except (TypeError, ValueError):
+        length = 384  # refused elsewhere
+    found: dict[str, Any] = dict(max_length=384)
+    if own is not None and 'stride' not in own.model_fields_set and own.stride > length - _QUESTION:
+        found['task_settings'] = own.model_copy(update=dict(stride=max(0, length // 3)))
+    return found
 
 
 def check(
@@ -74,7 +88,7 @@ def check(
 ) -> None:
     "Refuse settings that cannot be meant."
     own = config.task_settings
-    if own.stride > config.max_length - 16:
+    if own.stride > config.max_length - _QUESTION:
         raise ValueError(
             f'stride={own.stride} leaves no room for a question in windows of max_length={config.max_length} '
             'tokens; use a smaller stride'
