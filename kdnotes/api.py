@@ -18,7 +18,14 @@ from .core.config import ConfigError, make_config, score_name, shown, task_info
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
-from .tasks.sources import Corpus, CorpusError, load_corpus, sizes_in_words, split_sizes
+from kdnotes.tasks.sources import (
+    Corpus,
+    CorpusError,
+    load_corpus,
+    needed_columns,
+    sizes_in_words,
+    split_sizes,
+)
 
 # %% auto #0
 __all__ = ['SPLITS', 'Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'compare', 'doctor']
@@ -28,6 +35,7 @@ SPLITS = ('train', 'dev', 'test')
 _TOGETHER = (
     'cluster',
     'question_id',
+    'context',
     'question',
     'id',
 )  # the first of these that a table has is dealt out whole
@@ -99,13 +107,11 @@ def _of_table(sentence: str, folder: Path) -> str:
 
 def _check_columns(table: pd.DataFrame, task: str) -> None:
     "Refuse a table without a column that the task needs."
-    rules = task_info(task).corpora
-    for key, usual in rules.columns.items():
-        if key not in rules.optional and key not in table and usual not in table:
-            raise ConfigError(
-                f'there is no column {key!r} among {", ".join(map(shown, table.columns))}; rename the one '
-                f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"
-            )
+    for key in needed_columns(task_info(task).corpora, table.columns):
+        raise ConfigError(
+            f'there is no column {key!r} among {", ".join(map(shown, table.columns[:20]))}; rename the one '
+            f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"
+        )
 
 
 def _tables(

@@ -59,15 +59,15 @@ def replaced(i, old, new):
 FAULTS = {
     'missing column': (
         dict(lines=['\t'.join(line.split('\t')[:5] + line.split('\t')[6:]) for line in [HEADER, *GOOD]]),
-        ['line 1', "'Sentence'"],
+        ["no column 'sentence' among 'QuestionID', 'Question'"],
     ),
-    'no header': (dict(lines=GOOD), ['line 1', "'Question'"]),
+    'no header': (dict(lines=GOOD), ["no column 'question' among 'Q1', 'What is salt?'"]),
     'label not 0/1': (dict(lines=replaced(1, '\t0', '\t2')), ['line 3', "'2'", '0 or 1']),
     'label empty': (dict(lines=replaced(1, '\t0', '\t')), ['line 3', "''", '0 or 1']),
     'label a word': (dict(lines=replaced(4, '\t0', '\tno')), ['line 6', "'no'"]),
     'broken encoding': (dict(encoding='cp1252'), ['line 3', '0x96', 'UTF-8']),
     'utf-16': (dict(encoding='utf-16'), ['line 1', 'UTF-8']),
-    'empty file': (dict(lines=[]), ['is empty', 'Question', 'Sentence', 'Label']),
+    'empty file': (dict(lines=[]), ['is empty; it needs the names of its columns']),
     'header alone': (dict(lines=[HEADER]), ['no row']),
     'short row': (
         dict(lines=[HEADER, *GOOD[:3], 'Q3\tWhat is a sea?\tD2', *GOOD[4:]]),
@@ -178,11 +178,10 @@ def test_a_long_cell_is_not_repeated_in_full(tmp_path, case):
     assert 'xxx...' in sentence and len(sentence) < 1000
 
 
-@pytest.mark.parametrize('lines, said', [([HEADER, *GOOD], 'has no column'), ([], 'is empty')])
-def test_a_long_name_of_a_column_is_not_repeated_in_full(tmp_path, lines, said):
-    write(tmp_path, names=['train.tsv'], lines=lines)
+def test_a_long_name_of_a_column_is_not_repeated_in_full(tmp_path):
+    write(tmp_path, names=['train.tsv'], lines=[HEADER, *GOOD])
     sentence = refused(lambda: read_split(tmp_path / 'train.tsv', 'train', CORPORA, f'sentence={LONG}'))
-    assert said in sentence and len(sentence) < 1000
+    assert 'there is no column' in sentence and len(sentence) < 1000
 
 
 def test_a_long_name_of_a_member_is_not_repeated_in_full(tmp_path):

@@ -9,11 +9,13 @@ import os
 import string
 from types import SimpleNamespace
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
 from handmade import make_record
 from test_doctor import write_model
+from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
@@ -42,7 +44,15 @@ from kdnotes.tasks.passages import (
     room_for_questions,
     split_articles,
 )
-from kdnotes.tasks.sources import Corpus, CorpusError, load_by_rules, load_corpus, read_folder, resolve_corpus
+from kdnotes.tasks.sources import (
+    Corpus,
+    CorpusError,
+    hub_rows,
+    load_by_rules,
+    load_corpus,
+    read_folder,
+    resolve_corpus,
+)
 from kdnotes.tasks.squad import from_hub, read_squad
 from kdnotes.tasks.span_metrics import (
     answer_scores,
@@ -374,6 +384,76 @@ def test_tables_of_one_s_own(tmp_path):
     rows = read_folder(tmp_path, CORPORA)['dev']
     assert [row['answers'] for row in rows] == [((8, 13),), (), ((7, 10),)]
     assert rows[0]['cluster'] == rows[1]['cluster'] != rows[2]['cluster']
+
+
+def hub_rows_of(folder) -> dict[str, list[dict]]:
+    "The questions of train.json, dev.json and test.json, as the hub has them."
+    return {
+        split: [
+            dict(id=q['id'], title=article['title'], context=paragraph['context'], question=q['question'])
+            | dict(answers={key: [a[key] for a in q['answers']] for key in ('text', 'answer_start')})
+            for article in json.loads((folder / f'{split}.json').read_text())['data']
+            for paragraph in article['paragraphs']
+            for q in paragraph['qas']
+        ]
+        for split in ('train', 'dev', 'test')
+    }
+
+
+@pytest.mark.parametrize('kind', ['jsonl', 'parquet', 'other name', 'frames', 'datasets'])
+def test_the_hub_s_own_shape_is_that_of_the_files(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    for split in ('train', 'dev', 'test'):
+        questions = question('p', 'Salt'), question('q'), question('r', 'white', 8)
+        write_squad(tmp_path / 'own', *questions, name=f'{split}.json')
+    rows = hub_rows_of(tmp_path / 'own')
+    frames = {split: pd.DataFrame(of) for split, of in rows.items()}
+    name = 'golds' if kind == 'other name' else 'answers'
+    (tmp_path / 'hub').mkdir()
+    for split, frame in frames.items():
+        if kind == 'parquet':
+            frame.to_parquet(tmp_path / 'hub' / f'{split}.parquet')
+        else:
+            text = frame.rename(columns=dict(answers=name)).to_json(orient='records', lines=True)
+            (tmp_path / 'hub' / f'{split}.jsonl').write_text(text)
+    source = tmp_path / 'hub'
+    if kind == 'frames':
+        source = frames
+    elif kind == 'datasets':
+        datasets = pytest.importorskip('datasets', reason='the hub is read with the package datasets')
+        source = {split: datasets.Dataset.from_list(of) for split, of in rows.items()}
+    data = load_data(source, TASK, columns=dict(answers=name) if name != 'answers' else None)
+    found = load_corpus(TASK, data.corpus, data.columns)
+    expected = load_corpus(TASK, str(tmp_path / 'own'))
+    assert found.splits == expected.splits and found.sha256 == expected.sha256
+
+
+BAD_ANSWERS = {
+    'more starts than texts': dict(text=['Salt'], answer_start=[0, 1]),
+    'no list': 'Salt',
+    'nothing': None,
+    'a text alone': dict(text='Salt', answer_start=0),
+    'another place': dict(text=['Salt'], answer_start=[3]),
+    'no number': dict(text=['Salt'], answer_start=['x']),
+}
+
+
+@pytest.mark.parametrize('kind', BAD_ANSWERS)
+def test_answers_of_the_hub_that_do_not_hold_together(tmp_path, kind):
+    row = dict(id='q', context='Salt is white.', question='What?', answers=BAD_ANSWERS[kind])
+    for split in ('train', 'dev', 'test'):
+        (tmp_path / f'{split}.jsonl').write_text(json.dumps(row))
+    sentence = refused(lambda: read_folder(tmp_path, CORPORA), CorpusError)
+    assert 'train.jsonl, line 1: ' in sentence and "'q'" in sentence and 'answer' in sentence
+
+
+def test_a_table_of_the_hub_s_shape_on_the_hub():
+    table = dict(
+        id=['a', 'b'], title=['Salt_1'] * 2, context=['Salt is white.'] * 2, question=['What?', 'Why?']
+    )
+    table |= dict(answers=[dict(text=['Salt'], answer_start=[0]), dict(text=[], answer_start=[])])
+    rows = hub_rows(table, 'train', 'someone/salt', CORPORA)
+    assert [(row['answers'], row['cluster']) for row in rows] == [(((0, 4),), 'Salt 1'), ((), 'Salt 1')]
 
 
 # ---- windows ----

@@ -541,3 +541,82 @@ def test_contradictions_and_overlap_by_hand(reviews):
     found = load_corpus('text_classification', str(reviews))
     assert found.contradictions == dict(train=3, dev=2)
     assert (found.overlap, found.test_in_dev) == (dict(dev=1, test=1), 1)
+
+
+# ---- what a file will cost is asked before it is read ----
+
+
+@pytest.mark.parametrize('end', [*sources.FORMATS, 'hub'])
+def test_columns_that_nobody_needs_are_not_read(reviews, monkeypatch, end):
+    "One of ten thousand columns takes no longer than one of three."
+    wide = {f'c{i}': 'x' for i in range(300)}
+    for split in SPLITS:
+        path = reviews / f'{split}.jsonl'
+        table = pd.DataFrame([json.loads(line) | wide for line in path.read_text().splitlines()])
+        table.to_csv(reviews / f'{split}.tsv', sep='\t', index=False)
+        path.unlink()
+    if end != 'hub':
+        as_format(reviews, end)
+    asked = []
+    as_text = sources._as_text
+    monkeypatch.setattr(sources, '_as_text', lambda cell: asked.append(cell) or as_text(cell))
+    if end == 'hub':
+        datasets = pytest.importorskip('datasets', reason='the hub is read with the package datasets')
+        rules = task_info('text_classification').corpora
+        formatted = []
+        table = datasets.Dataset.from_pandas(table)
+        table.set_transform(lambda part: formatted.extend(part) or part)
+        assert len(sources.hub_rows(table, 'test', 'someone/wide', rules)) == 120
+        assert set(formatted) == {'text', 'label'}
+    else:
+        load_corpus('text_classification', str(reviews))
+        assert len(asked) == 3 * 120 * 2
+    assert 'x' not in asked
+
+
+@pytest.mark.parametrize('end', ('tsv', 'csv', 'parquet'))
+def test_a_missing_column_is_told_before_any_row_is_read(reviews, end):
+    "And not with the names of all the others."
+    table = pd.DataFrame({f'column {i}': ['a', 'b'] for i in range(300)})
+    (reviews / 'train.jsonl').unlink()
+    path = reviews / f'train.{end}'
+    if end == 'parquet':
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, sep='\t' if end == 'tsv' else ',', index=False)
+        path.write_bytes(path.read_bytes() + b'x' * 10**5 + b'\xff')  # what a reader of rows would come upon
+    with pytest.raises(CorpusError, match=r"no column 'text' among .* and 280 more; rename") as refusal:
+        load_corpus('text_classification', str(reviews))
+    assert len(str(refusal.value)) < 800
+
+
+def many_equal_rows(path, rows):
+    "A file of a few kilobytes."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(['salt is white']))
+    label = pa.DictionaryArray.from_arrays(
+        pa.array(np.arange(rows, dtype=np.int32) % 2), pa.array(['a', 'b'])
+    )
+    pq.write_table(pa.table(dict(text=text, label=label)), path)
+
+
+def test_a_small_file_of_many_rows_is_large(tmp_path, home):
+    rules = task_info('text_classification').corpora
+    for split in SPLITS:
+        many_equal_rows(tmp_path / f'{split}.parquet', 200_000)
+    assert sum(path.stat().st_size for path in tmp_path.glob('*.parquet')) < 1 << 20
+    assert sources._large_files(rules, str(tmp_path), None)
+
+
+@pytest.mark.parametrize('end', sources.FORMATS)
+def test_rows_that_memory_has_no_room_for_are_refused_before_they_are_read(pairs, monkeypatch, end):
+    as_format(pairs, end)
+    tables = sources._tables
+    monkeypatch.setattr(sources, 'free_memory', lambda: 1000)
+    monkeypatch.setattr(sources, '_tables', None)
+    assert 'would take about' in refused(pairs) and 'GB of memory, and 0.0 GB are free' in refused(pairs)
+    monkeypatch.setattr(sources, '_tables', tables)
+    monkeypatch.setattr(sources, 'LARGE', 1)
+    assert not refused(pairs), 'in parts there is room for it'

@@ -28,7 +28,7 @@ from ..train import emulated_bf16, loop as tr
 from ..distill import teacher_cache as te
 from ..core.config import RunConfig
 from ..tasks.batching import Batch, micro_batches
-from ..core.files import sha256_text
+from ..core.files import free_memory, sha256_text
 from ..distill.models import call, count_parameters, model_inputs, quiet_loading, save_model
 from ..losses.vocabulary import as_tensor
 from ..train.distributed import Runtime
@@ -482,14 +482,7 @@ def free_bytes(device: torch.device) -> int:
     "Memory a run could have."
     if device.type == 'cuda':
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    free = psutil.virtual_memory().available
-    group = Path('/sys/fs/cgroup')
-    with contextlib.suppress(OSError, ValueError):  # a container's own limit; 'max' is none
-        held = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
-        limit = int((group / 'memory.max').read_text())
-        used = int((group / 'memory.current').read_text()) - int(held['inactive_file'])
-        free = min(free, limit - used)
-    return free + psutil.Process().memory_info().rss  # this process ends before the run begins
+    return free_memory() + psutil.Process().memory_info().rss  # this process ends before the run begins
 
 # %% ../../nbs/checks/02_probes.ipynb #102ce46e
 _TEMPORARY = 1.25  # activations and what a backward needs for a moment

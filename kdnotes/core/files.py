@@ -15,15 +15,16 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+import psutil
 from .config import KdnotesError, is_unicode, shown
 
 # %% auto #0
-__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'sha256_file', 'sha256_bytes',
-           'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named', 'root', 'runs_path',
-           'cache_path', 'figures_path', 'evidence_path', 'without_password']
+__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'free_memory', 'sha256_file',
+           'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named', 'root',
+           'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -139,6 +140,18 @@ def check_room(
 
 def _gigabytes(n: float) -> str:
     return f'{n / 1e9:,.1f} GB' if n >= 1e8 else f'{n / 1e6:,.1f} MB'
+
+# %% ../../nbs/core/04_files.ipynb #0f221182
+def free_memory() -> int:  # bytes
+    "What this process could have beside what it holds."
+    free = psutil.virtual_memory().available
+    group = Path('/sys/fs/cgroup')
+    with suppress(OSError, ValueError):  # a container's own limit; 'max' is none
+        held = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
+        limit = int((group / 'memory.max').read_text())
+        used = int((group / 'memory.current').read_text()) - int(held['inactive_file'])
+        free = min(free, limit - used)
+    return free
 
 # %% ../../nbs/core/04_files.ipynb #c1881b1b
 def sha256_file(

@@ -26,12 +26,12 @@ from kdnotes.tasks.sources import (
     check_filled,
     check_regular,
 )
-from .squad import Paragraph, SquadError, from_hub, read_squad
+from .squad import Paragraph, SquadError, answer_spans, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split',
-           'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions',
-           'encode_windows']
+__all__ = ['COLUMNS', 'LARGEST_PASSAGE', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows',
+           'check_split', 'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows',
+           'room_for_questions', 'encode_windows']
 
 # %% ../../nbs/tasks/15_passages.ipynb #62a637c6
 COLUMNS = dict(
@@ -40,23 +40,29 @@ COLUMNS = dict(
     context='context',
     answer='answer',
     answer_start='answer_start',
+    answers='answers',
+    title='title',
     cluster='cluster',
 )
+LARGEST_PASSAGE = 1_000_000  # characters: some hundred pages, and a thousand windows a question
 
 
 def complete(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
 ) -> None:
-    "Ids from the order of the rows; questions about one context are a cluster."
+    "Ids from the order of the rows; questions about one context are a cluster, or those of a hub's article."
     contexts: dict[str, int] = {}
     for i, row in enumerate(rows):
+        title = row.pop('title', None)
         if 'id' in missing:
             row['id'] = f'Q{i}'
-        if 'answer_start' in missing:
-            row['answer_start'] = ''
-        if 'cluster' in missing:
-            row['cluster'] = f"C{contexts.setdefault(row['context'], len(contexts))}"
+        if 'answer' not in missing:
+            row.pop('answers', None)
+            row.setdefault('answer_start', '')
+        elif 'cluster' in missing and title:
+            row['cluster'] = title.replace('_', ' ')
+        row.setdefault('cluster', f"C{contexts.setdefault(row['context'], len(contexts))}")
 
 
 def check_rows(
@@ -67,8 +73,26 @@ def check_rows(
     "Refuse the first row that is wrong, and find the answers of the others."
     check_filled(rows, ('id', 'question', 'context', 'cluster'), 'question', place, names)
     for i, row in enumerate(rows):
+        if len(row['context']) > LARGEST_PASSAGE:
+            raise CorpusError(
+                f"{place(i)}: the passage of question {shown(row['id'])} has {len(row['context']):,} "
+                f'characters, and {LARGEST_PASSAGE:,} are the most; cut it, say into chapters, and keep the '
+                'one that answers'
+            )
         if 'answers' not in row:
             row['answers'] = _answers(row, place(i), names)
+        elif not isinstance(row['answers'], tuple):  # as the hub has them
+            row |= _of_hub(row, place(i))
+
+
+def _of_hub(row: dict, where: str) -> dict:
+    "The question and the answers of a row in the hub's shape, as those of the official file."
+    row.pop('answer_start', None)
+    try:
+        spans = answer_spans(where, row['id'], row['context'], row['answers'])
+    except SquadError as e:
+        raise CorpusError(str(e)) from None
+    return dict(question=' '.join(row['question'].split()), answers=spans)
 
 
 def _answers(row: dict, where: str, names: dict[str, str]) -> tuple[tuple[int, int], ...]:
@@ -280,8 +304,9 @@ NOTES = {
 
 CORPORA = CorpusRules(
     columns=COLUMNS,
-    hub_columns={key: key for key in ('id', 'question', 'context', 'answer', 'answer_start')},
-    optional=frozenset({'id', 'answer_start', 'cluster'}),
+    hub_columns={key: key for key in COLUMNS if key != 'cluster'},
+    optional=frozenset({'id', 'answer_start', 'answers', 'title', 'cluster'}),
+    instead=dict(answer='answers'),
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,

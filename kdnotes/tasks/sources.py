@@ -6,22 +6,21 @@
 from __future__ import annotations
 import csv
 import importlib.util
-import io
 import json
 import os
 import re
 import shutil
-import tempfile
 import threading
 import unicodedata
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from difflib import get_close_matches
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -33,6 +32,7 @@ from kdnotes.core.files import (
     cache_path,
     check_room,
     file_errors,
+    free_memory,
     lock,
     read_json,
     root,
@@ -47,8 +47,9 @@ from .columns import Texts, open_columns, write_columns, write_parts
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus', 'MadeCorpus',
            'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
-           'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows', 'read_hub', 'local_copy',
-           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
+           'needed_columns', 'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows',
+           'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes',
+           'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -115,6 +116,8 @@ class CorpusRules:
     # splits of a folder that holds another thing than three tables; None: it holds tables
     from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
     from_folder_words: str = ''  # what that other thing is, for a folder without either
+    # a key -> the one that stands for it where its column is missing: of lists or records, kept as they come
+    instead: dict[str, str] = field(default_factory=dict)
     tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
     # of rows that are checked part by part: keys that together no two rows share; a key, and another that
     # all rows with one of its texts have in common; keys that all rows have, or none
@@ -150,11 +153,12 @@ class CorpusRules:
 # %% ../../nbs/tasks/04_sources.ipynb #a4dd3549
 def _meant_key(key: str, usual: Iterable[str]) -> str:
     "What may have been meant with a key that rows of the task do not have."
+    keys = f"the keys are {', '.join(usual)}"
     if near := get_close_matches(key, usual, 1):
-        return f'is it {near[0]!r}?'
+        return f'is it {near[0]!r}? {keys}'
     if others := [task for task in TASKS if key in task_info(task).corpora.columns]:
-        return f"it is a key of task={others[0]}: is that task meant?"
-    return f"the keys are {', '.join(usual)}"
+        return f"it is a key of task={others[0]}: is that task meant? {keys}"
+    return keys
 
 
 def column_names(
@@ -195,15 +199,24 @@ def column_names(
     return names
 
 # %% ../../nbs/tasks/04_sources.ipynb #60eeca39
+_PART = 20_000  # rows
+
+
 @dataclass(frozen=True)
 class Table:
-    "A file's cells as texts."
+    "A file's cells, or those of a part of it."
 
     where: str  # the file, for messages
-    names: list[str]  # of its columns
-    # name -> its cells, '' for a missing one, None for what is no text (a list, a record, bytes)
+    names: list[str]  # of all its columns
+    # name -> what stands there, None for a missing one; of the columns that may be needed
     cells: dict[str, list]
     place: Callable[[int], str]  # says where row i is
+    rows: int
+
+    @classmethod
+    def without_rows(cls, where: Path | str, names: list[str], possible: Container[str]) -> Table:
+        "The columns of a file, before its rows come."
+        return cls(str(where), names, {name: [] for name in names if name in possible}, str, 0)
 
 
 def check_regular(path: Path) -> None:
@@ -224,22 +237,46 @@ def _changed(path: Path) -> CorpusError:
     return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
 
 
+def _unreadable(path: Path, error: OSError) -> CorpusError:
+    return CorpusError(
+        f'{path} cannot be read ({error.strerror}); check that it is a file and its permissions'
+    )
+
+
+def _check_memory(needed: int, what: str) -> None:  # bytes; in the singular or the plural of 'take'
+    "Refuse to begin what the memory has no room for."
+    if needed > (free := free_memory()):
+        raise CorpusError(
+            f'{what} would take about {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; '
+            'give less of it, or use a larger machine'
+        )
+
+
 def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
     check_regular(path)
     try:
+        _check_memory(2 * path.stat().st_size, f'the text of {path}')
         data = path.read_bytes()
     except OSError as e:
-        raise CorpusError(
-            f'{path} cannot be read ({e.strerror}); check that it is a file and its permissions'
-        ) from None
+        raise _unreadable(path, e) from None
     try:
         return data.decode('utf-8').removeprefix('\ufeff')
-    except UnicodeDecodeError as e:
-        line = data.count(b'\n', 0, e.start) + 1
-        raise CorpusError(
-            f'{path}, line {line}: byte 0x{data[e.start]:02x} is not UTF-8; save the file as UTF-8'
-        ) from None
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+
+
+def _not_utf8(path: Path) -> CorpusError:
+    "Where a file's first byte is that is not UTF-8."
+    with open(path, 'rb') as f:
+        for number, line in enumerate(f, 1):
+            try:
+                line.decode('utf-8')
+            except UnicodeDecodeError as e:
+                return CorpusError(
+                    f'{path}, line {number}: byte 0x{line[e.start]:02x} is not UTF-8; save the file as UTF-8'
+                )
+    return _changed(path)
 
 
 def _twice(names: Iterable[str]) -> list[str]:
@@ -262,45 +299,41 @@ def _check_line_ends(path: Path, first: str) -> None:
         )
 
 
-def _check_quotes(path: Path, number: int, row: dict[str, str]) -> None:
+def _check_quotes(path: Path, number: int, name: str, cell: str) -> None:
     "Refuse what CSV means by quotes: in a TSV file they are part of a text."
-    for name, cell in row.items():
-        inner = cell[1:-1]
-        quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
-        if quoted and '""' in inner and '"' not in inner.replace('""', ''):
-            raise CorpusError(
-                f'{path}, line {number}: {name} stands in double quotes, with those inside it doubled, as '
-                'CSV writes a text; in a .tsv file quotes are part of the text: '
-                'save the table as .csv, or write '
-                'it without quotes'
-            )
-
-
-def _read_tsv(path: Path, needed: list[str]) -> Table:  # needed: names of columns that must be there
-    "A tab-separated file."
-    text = read_text(path)
-    if not text.strip():
+    inner = cell[1:-1]
+    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
+    if quoted and '""' in inner and '"' not in inner.replace('""', ''):
         raise CorpusError(
-            f"{path} is empty; it must begin with the header {', '.join(map(shown, needed))}, separated by "
-            "tabs"
+            f'{path}, line {number}: {name} stands in double quotes, with those inside it doubled, as CSV '
+            'writes a text; in a .tsv file quotes are part of the text: save the table as .csv, or write it '
+            'without quotes'
         )
-    # not splitlines, which also splits at U+2028 and the like
-    lines = [line.removesuffix('\r') for line in text.split('\n')]
-    _check_line_ends(path, lines[0])
-    header = lines[0].split('\t')
-    _check_header(path, header)
-    if missing := [name for name in needed if name not in header]:
-        raise CorpusError(
-            f"{path}, line 1: the header has no column {shown(missing[0])}; it must name "
-            f"{', '.join(map(shown, needed))}, separated by tabs; where a column has another name, say so "
-            "with columns="
-        )
-    return _tsv_table(path, header, enumerate(lines[1:], 2))
 
 
-def _tsv_table(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> Table:  # numbered lines
+def _tsv_tables(path: Path, possible: set[str]) -> Iterator[Table]:  # names of columns that may be needed
+    "A tab-separated file, part by part."
+    with open(path, encoding='utf-8-sig', newline='\n') as f:
+        lines = ((number, line.removesuffix('\n').removesuffix('\r')) for number, line in enumerate(f, 1))
+        _, first = next(lines, (1, ''))
+        _check_line_ends(path, first)
+        header = first.split('\t')
+        _check_header(path, header)
+        if first.strip():
+            yield Table.without_rows(path, header, possible)
+        while some := list(islice(lines, _PART)):
+            yield _tsv_table(path, header, some, possible)
+
+
+def _tsv_table(
+    path: Path,
+    header: list[str],
+    lines: list[tuple[int, str]],  # numbered
+    possible: set[str],
+) -> Table:
     "The rows of a tab-separated file, below its header."
-    rows = []
+    kept = [(i, name) for i, name in enumerate(header) if name in possible]
+    cells = {name: [] for _, name in kept}
     numbers = []
     for number, line in lines:
         if not line:
@@ -311,11 +344,11 @@ def _tsv_table(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) 
                 f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete '
                 'the row or remove it (fields are separated by one tab)'
             )
-        _check_quotes(path, number, dict(zip(header, fields)))
-        rows.append(fields)
+        for i, name in kept:
+            _check_quotes(path, number, name, fields[i])
+            cells[name].append(fields[i])
         numbers.append(number)
-    cells = {name: [row[i] for row in rows] for i, name in enumerate(header)}
-    return Table(str(path), header, cells, lambda i: f'{path}, line {numbers[i]}')
+    return Table(str(path), header, cells, lambda i: f'{path}, line {numbers[i]}', len(numbers))
 
 # %% ../../nbs/tasks/04_sources.ipynb #b73d20e4
 def _as_text(cell: Any) -> str | None:
@@ -357,33 +390,34 @@ def _json_row(line: str) -> dict[str, Any]:
     return row
 
 
-def _read_jsonl(path: Path) -> Table:
-    "A file with one JSON object a line; a member that a line lacks is an empty cell."
-    # not splitlines, which also splits at U+0085 and the like
-    table = _jsonl_table(path, enumerate(read_text(path).split('\n'), 1))
-    if not table.names:
-        raise CorpusError(f'{path} is empty; it needs a row at least')
-    return table
+def _jsonl_tables(path: Path, possible: set[str]) -> Iterator[Table]:
+    "A file with one JSON object a line, part by part; a member that a line lacks is an empty cell."
+    with open(path, encoding='utf-8-sig', newline='\n') as f:
+        lines = enumerate((line.removesuffix('\n') for line in f), 1)
+        while some := list(islice(lines, _PART)):
+            yield _jsonl_table(path, some, possible)
 
 
-def _jsonl_table(path: Path, lines: Iterable[tuple[int, str]]) -> Table:  # numbered lines
-    "The rows of a file's lines; without a name of a column where all of them are blank."
+def _jsonl_table(path: Path, lines: list[tuple[int, str]], possible: set[str]) -> Table:  # numbered lines
+    "The rows of some lines."
     rows = []
     numbers = []
+    names: dict[str, None] = {}
     for number, line in lines:
         if not line.strip():
             continue
         try:
-            rows.append(_json_row(line))
+            row = _json_row(line)
         except ValueError as e:
             raise CorpusError(
                 f'{path}, line {number}: {e}; write one JSON object a line, as in '
                 '{"text": "...", "label": 1}'
             ) from None
+        names |= dict.fromkeys(row)
+        rows.append({name: row[name] for name in row if name in possible})
         numbers.append(number)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = {name: [_as_text(row.get(name)) for row in rows] for name in names}
-    return Table(str(path), names, cells, lambda i: f'{path}, line {numbers[i]}')
+    cells = {name: [row.get(name) for row in rows] for name in names if name in possible}
+    return Table(str(path), list(names), cells, lambda i: f'{path}, line {numbers[i]}', len(rows))
 
 # %% ../../nbs/tasks/04_sources.ipynb #aed14ebc
 def _reason(error: BaseException) -> str:
@@ -392,88 +426,146 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
 
-def _csv(path: Path, alias: str, **options):
-    "A CSV file with every cell a text: neither `NA` nor `007` is anything else."
-    import datasets
-
-    header = _csv_header(path, io.StringIO(read_text(path), newline=''))
-    texts = datasets.Features(dict.fromkeys(header, datasets.Value('string')))
-    return datasets.Dataset.from_csv(
-        alias, features=texts, keep_default_na=False, index_col=False, names=header, header=0, **options
-    )
-
-
-def _csv_header(path: Path, lines: Iterable[str]) -> list[str]:
-    "The names of a CSV file's columns, which each row has as many fields as."
+def _csv_tables(path: Path, possible: set[str]) -> Iterator[Table]:
+    "A CSV file, part by part, with every cell a text: neither `NA` nor `007` is anything else."
     csv.field_size_limit(2**31 - 1)
-    rows = csv.reader(lines)
-    header = next(rows)
-    _check_header(path, header)
+    with open(path, encoding='utf-8-sig', newline='') as f:
+        rows = filter(None, csv.reader(f))  # without blank lines
+        header = next(rows, [])
+        _check_header(path, header)
+        yield Table.without_rows(path, header, possible)
+        if header:
+            _check_fields(path, header, rows)
+    if not (kept := [name for name in header if name in possible]):
+        return
+    as_texts = dict(dtype=str, keep_default_na=False, index_col=False, names=header, header=0, usecols=kept)
+    with pd.read_csv(path, chunksize=_PART, **as_texts) as parts:
+        for part in parts:
+            cells = {name: part[name].tolist() for name in kept}
+            first = part.index[0] + 1
+            yield Table(
+                str(path), header, cells, lambda i, first=first: f'{path}, row {first + i}', len(part)
+            )
+
+
+def _check_fields(path: Path, header: list[str], rows: Iterable[list[str]]) -> None:
+    "Refuse a CSV file whose rows have not as many fields as its header, or that has no rows."
     row = 0
-    for fields in rows:
-        if not fields:
-            continue
-        row += 1
+    for row, fields in enumerate(rows, 1):
         if len(fields) != len(header):
-            if len(header) == 1 and '\t' in header[0]:
-                raise CorpusError(f'{path}: its columns are separated by tabs; name the file {path.stem}.tsv')
             raise CorpusError(
                 f'{path}, row {row}: {len(fields)} fields where the header has {len(header)}; put a text '
                 'that holds commas in double quotes'
             )
     if not row:
         raise CorpusError(f'{path}: there is no row below the header; a split needs at least one example')
-    return header
 
 
-def _parquet(path: Path, alias: str, **options):
-    "A Parquet file with a row at least: of one without, `datasets` says something else."
-    import datasets
-    from pyarrow.parquet import read_metadata
-
-    if not read_metadata(path).num_rows:
-        raise CorpusError(f'{path}: there is no row; a split needs at least one example')
-    return datasets.Dataset.from_parquet(alias, **options)
-
-
-def _read_with_datasets(path: Path) -> Table:
-    "A CSV or Parquet file."
-    if importlib.util.find_spec('datasets') is None:
+def _parquet_tables(path: Path, possible: set[str]) -> Iterator[Table]:
+    "A Parquet file, part by part."
+    if importlib.util.find_spec('pyarrow') is None:
         raise CorpusError(
-            f"{path} needs the package datasets, which is not installed; pip install 'kdnotes[data]', or "
-            f"save the table as {path.stem}.tsv"
+            f"{path} needs the package pyarrow, which is not installed; pip install 'kdnotes[data]', or save "
+            f"the table as {path.stem}.tsv"
         )
-    if path.suffix == '.csv' and not read_text(path).strip():
-        raise CorpusError(f'{path} is empty; it needs a row at least')
-    import datasets
+    from pyarrow.parquet import ParquetFile
 
-    read = {'.csv': _csv, '.parquet': _parquet}[path.suffix]
-    bars = datasets.utils.is_progress_bar_enabled()
-    verbosity = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the sentence below says it
+    with ParquetFile(path) as f:
+        names = f.schema_arrow.names
+        _check_header(path, names)
+        if not f.metadata.num_rows:
+            raise CorpusError(f'{path}: there is no row; a split needs at least one example')
+        yield Table.without_rows(path, names, possible)
+        kept = [name for name in names if name in possible]
+        first = 1
+        for part in f.iter_batches(_PART, columns=kept) if kept else ():
+            cells = {name: part.column(name).to_pylist() for name in kept}
+            yield Table(str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}', len(part))
+            first += len(part)
+
+
+_READERS = {'.tsv': _tsv_tables, '.csv': _csv_tables, '.jsonl': _jsonl_tables, '.parquet': _parquet_tables}
+_OF_OTHERS = ('.csv', '.parquet')  # read by packages that have errors of their own
+FORMATS = tuple(end[1:] for end in _READERS)
+
+
+def _tables(path: Path, possible: set[str]) -> Iterator[Table]:
+    "A file, part by part: its rows, and the names of its columns."
+    named = False
     try:
-        with tempfile.TemporaryDirectory() as cache:  # no second copy of a user's texts stays behind
-            # `datasets` takes a path for a pattern, and would read other folders where a name holds [, ? or *
-            alias = Path(cache) / f'table{path.suffix}'
-            alias.symlink_to(path.absolute())
-            table = read(path, str(alias), cache_dir=cache, keep_in_memory=True)
-            names = table.column_names
-            cells = {name: [_as_text(cell) for cell in table[name]] for name in names}
+        for table in _READERS[path.suffix](path, possible):
+            named = named or bool(table.names)
+            yield table
     except CorpusError:
         raise
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
     except Exception as e:
+        if isinstance(e, OSError) and e.errno is not None:
+            raise _unreadable(path, e) from None
+        if path.suffix not in _OF_OTHERS:
+            raise
         raise CorpusError(
-            f'{path} cannot be read as {path.suffix[1:]} ({_reason(e.__cause__ or e)}); correct the file'
+            f'{path} cannot be read as {path.suffix[1:]} ({_reason(e)}); correct the file'
         ) from None
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if bars:
-            datasets.enable_progress_bars()
-    return Table(str(path), names, cells, lambda i: f'{path}, row {i + 1}')
+    if not named:
+        raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
 
 
-FORMATS = ('tsv', 'csv', 'jsonl', 'parquet')
+def _joined(tables: list[Table]) -> Table:
+    "The parts of a file, together."
+    names = list(dict.fromkeys(name for table in tables for name in table.names))
+    kept = dict.fromkeys(name for table in tables for name in table.cells)
+    cells = {
+        name: [cell for table in tables for cell in table.cells.get(name) or [None] * table.rows]
+        for name in kept
+    }
+    ends = list(accumulate(table.rows for table in tables))
+
+    def place(i: int) -> str:
+        part = bisect_right(ends, i)
+        return tables[part].place(i - (ends[part] - tables[part].rows))
+
+    return Table(tables[0].where, names, cells, place, ends[-1])
+
+
+def _possible(names: dict[str, str]) -> set[str]:
+    "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
+    return {*names, *names.values()}
+
+
+def _n_rows(path: Path) -> int:
+    "How many rows a file has, about: its lines, or what a Parquet file says; 0 where it cannot be read."
+    try:
+        if path.suffix == '.parquet':
+            from pyarrow.parquet import read_metadata
+
+            return read_metadata(path).num_rows
+        with open(path, 'rb') as f:
+            lines = sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
+    except (ImportError, ValueError, OSError):  # who reads it says what is wrong
+        return 0
+    return lines - (path.suffix != '.jsonl')  # the header is no row
+
+
+_COLUMNS_ROW = 64  # bytes of a row that is kept in columns, at the least
+_DICT_ROW = 500  # of one that is a dict
+
+
+def _size_of(path: Path, possible: set[str]) -> int:  # bytes
+    "How much a file holds, without reading it: a Parquet file may be a millionth of that."
+    if path.suffix != '.parquet':
+        return path.stat().st_size
+    from pyarrow.parquet import read_metadata
+
+    try:
+        found = read_metadata(path)
+    except (ValueError, OSError):  # who reads it says what is wrong
+        return path.stat().st_size
+    groups = [found.row_group(i) for i in range(found.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    needed = [of.total_uncompressed_size for of in columns if of.path_in_schema.split('.')[0] in possible]
+    return max(sum(needed), found.num_rows * _COLUMNS_ROW)
 
 
 def read_split(
@@ -484,16 +576,18 @@ def read_split(
 ) -> Rows:  # checked, in the file's order
     "A split from a file."
     names = column_names(columns, rules.columns)
-    needed = [name for key, name in names.items() if key not in rules.optional]
     check_regular(path)
     before = _state_of(path) if path.exists() else None
-    if path.suffix == '.tsv':
-        table = _read_tsv(path, needed)
-    elif path.suffix == '.jsonl':
-        table = _read_jsonl(path)
-    else:
-        table = _read_with_datasets(path)
-    rows = _rows_of(table, split, rules, names, _mapped(columns))
+    n = _n_rows(path)
+    if before:
+        _check_memory(_size_of(path, _possible(names)) + n * _DICT_ROW, f'the {n:,} rows of {path}')
+    parts = []
+    tables = _tables(path, _possible(names))
+    for table in followed(tables, f'reading {split}', n, 'rows', lambda table: table.rows):
+        if path.suffix != '.jsonl':  # each line of that has names of its own
+            _check_layout(table, rules, names, _mapped(columns))
+        parts.append(table)
+    rows = _rows_of(_joined(parts), split, rules, names, _mapped(columns))
     if not path.exists() or _state_of(path) != before:
         raise _changed(path)
     return rows
@@ -563,20 +657,64 @@ def _mapped(columns: str | None) -> set[str]:
 
 def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str], mapped: set[str]) -> Rows:
     "The rows of a table with these columns, or with columns called as the keys are, checked."
-    names = _names_in(table.names, names, mapped)
-    missing = {key for key, name in names.items() if name not in table.names}
-    if lost := [
-        names[key] for key in names if key in missing and (key not in rules.optional or key in mapped)
-    ]:
-        key = next(k for k in names if names[k] == lost[0])
-        raise CorpusError(
-            f"{table.where}: there is no column {shown(lost[0] if key in mapped else key)} among "
-            f"{', '.join(map(shown, table.names))}; rename the column that holds it to {key}, or say "
-            f"which it is: columns='{key}=<your column>' (--columns of a command, COLUMNS= of make)"
-        )
+    names, missing = _check_layout(table, rules, names, mapped)
     rows = _checked_rows(table, rules, names, missing)
     rules.check_split(split, rows, table.where)
     return rows
+
+
+def _check_layout(
+    table: Table, rules: CorpusRules, usual: dict[str, str], mapped: set[str]
+) -> tuple[dict[str, str], set[str]]:
+    "`_layout` of a table that has all columns that its rows need; any other is refused."
+    names, missing, lost = _layout(table, rules, usual, mapped)
+    if lost and len(table.names) == 1 and '\t' in table.names[0]:
+        raise CorpusError(
+            f'{table.where}: its columns are separated by tabs; name the file {Path(table.where).stem}.tsv'
+        )
+    if lost:
+        key = lost[0]
+        raise CorpusError(
+            f"{table.where}: there is no column {shown(names[key] if key in mapped else key)} among "
+            f"{_listed(table.names)}; rename the column that holds it to {key}, or say "
+            f"which it is: columns='{key}=<your column>' (--columns of a command, COLUMNS= of make)"
+        )
+    return names, missing
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    "Names in a sentence, however many there are."
+    more = f' and {len(names) - most:,} more' if len(names) > most else ''
+    return ', '.join(map(shown, names[:most])) + more
+
+
+def _layout(
+    table: Table, rules: CorpusRules, usual: dict[str, str], mapped: set[str]
+) -> tuple[dict[str, str], set[str], list[str]]:
+    "Which columns a table has: key -> its column; the keys without one; those of them that rows need."
+    names = {
+        key: key if key not in mapped and name not in table.names and key in table.names else name
+        for key, name in usual.items()
+    }
+    missing = {key for key, name in names.items() if name not in table.names}
+    # a column that is named for a key counts more than one that merely has the usual name
+    missing |= {
+        key for key, other in rules.instead.items() if other in mapped - missing and key not in mapped
+    }
+    replaced = {key for key, other in rules.instead.items() if other in names and other not in missing}
+    lost = [
+        key for key in names if key in missing and (key in mapped or key not in rules.optional | replaced)
+    ]
+    return names, missing, lost
+
+
+def needed_columns(
+    rules: CorpusRules,
+    there: Iterable[str],  # names of a table's columns
+) -> list[str]:  # keys; []: all that a row needs is there
+    "The keys whose columns a table lacks."
+    _, _, lost = _layout(Table.without_rows('', list(there), ()), rules, rules.columns, set())
+    return lost
 
 
 def _checked_rows(
@@ -587,7 +725,9 @@ def _checked_rows(
     *state: dict,  # what is remembered from the part before, where the table is a part
 ) -> list[dict]:
     "The rows of a table, each of them checked."
-    rows = _dicts(table, names, [key for key in names if key not in missing])
+    kept = [key for key in names if key not in missing]
+    cells = [_cells(table, names[key], key in rules.instead.values()) for key in kept]
+    rows = [dict(zip(kept, row, strict=True)) for row in zip(*cells, strict=True)]
     rules.complete(rows, missing, *state)
     _check_characters(rows, table.place, names)
     rules.check_rows(rows, table.place, names)
@@ -595,27 +735,17 @@ def _checked_rows(
     return rows
 
 
-def _names_in(there: list[str], names: dict[str, str], mapped: set[str]) -> dict[str, str]:
-    "What columns are called: as they usually are, or as the keys are where the table has those."
-    return {
-        key: key if key not in mapped and name not in there and key in there else name
-        for key, name in names.items()
-    }
-
-
-def _dicts(table: Table, names: dict[str, str], kept: list[str]) -> list[dict]:
-    "The rows of a table's columns of these keys."
-    for key in kept:
-        cells = table.cells[names[key]]
-        if None in cells:
-            raise CorpusError(
-                f'{table.place(cells.index(None))}: {names[key]} holds a list, a record or bytes, and a '
-                'text or a number is needed; write it out as one'
-            )
-    return [
-        dict(zip(kept, cells, strict=True))
-        for cells in zip(*(table.cells[names[key]] for key in kept), strict=True)
-    ]
+def _cells(table: Table, name: str, nested: bool) -> list:
+    "A table's column as texts, or as it came."
+    if nested:
+        return table.cells[name]
+    cells = [_as_text(cell) for cell in table.cells[name]]
+    if None in cells:
+        raise CorpusError(
+            f'{table.place(cells.index(None))}: {name} holds a list, a record or bytes, and a text or a '
+            'number is needed; write it out as one'
+        )
+    return cells
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
@@ -787,19 +917,15 @@ def hub_rows(
 ) -> Rows:  # checked, in the hub's order
     "A split from a table of the hub."
     names = column_names(columns, rules.columns | rules.hub_columns if columns else rules.hub_columns)
-    cells = {
-        name: [_as_text(cell) for cell in table[name]]
-        for name in (getattr(table, 'column_names', None) or list(table))
-        if name in names.values()
-    }
-    listed = Table(
-        where, getattr(table, 'column_names', None) or list(table), cells, lambda i: f'{where}, row {i}'
-    )
-    rows_names = {
-        key: name for key, name in (rules.columns | names).items() if key in names or key in rules.optional
-    }
-    all_names = {key: names.get(key, '') for key in rows_names}
-    return _rows_of(listed, split, rules, all_names, _mapped(columns))
+    known = {key: names.get(key, '') for key in rules.columns if key in names or key in rules.optional}
+    there = getattr(table, 'column_names', None) or list(table)
+    possible = [name for name in there if name in _possible(known)]
+    if hasattr(table, 'select_columns'):  # else each column would be read with all others beside it
+        table = table.select_columns(possible)
+    cells = {name: list(table[name]) for name in possible}
+    n = len(next(iter(cells.values()), ()))
+    listed = Table(where, there, cells, lambda i: f'{where}, row {i}', n)
+    return _rows_of(listed, split, rules, known, _mapped(columns))
 
 
 def read_hub(
@@ -900,7 +1026,7 @@ def load_corpus(
     name = resolve_corpus(task, corpus)
     rules = task_info(task).corpora
     own = name not in rules.names or not columns  # else it is refused
-    if own and (files := _large_files(rules, name)):
+    if own and (files := _large_files(rules, name, columns)):
         return _kept(task, name, columns, files)
     return _read(task, name, columns, score_on)
 
@@ -1067,84 +1193,8 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
     return splits
 
 # %% ../../nbs/tasks/04_sources.ipynb #d956219f
-_PART = 20_000  # rows
-
-
 class _Doubt(Exception):
-    "Something that the reader of whole files must judge."
-
-
-def _tsv_tables(path: Path) -> Iterator[Table]:
-    "A tab-separated file, part by part."
-    with open(path, encoding='utf-8-sig', newline='\n') as f:
-        lines = ((number, line.removesuffix('\n').removesuffix('\r')) for number, line in enumerate(f, 1))
-        _, first = next(lines, (1, ''))
-        header = first.split('\t')
-        if '\r' in first or _twice(header):
-            raise _Doubt
-        while some := list(islice(lines, _PART)):
-            yield _tsv_table(path, header, some)
-
-
-def _jsonl_tables(path: Path) -> Iterator[Table]:
-    "A file of JSON lines, part by part."
-    with open(path, encoding='utf-8-sig', newline='\n') as f:
-        lines = enumerate(f, 1)
-        while some := list(islice(lines, _PART)):
-            table = _jsonl_table(path, some)
-            if not table.names and any(line.strip() for _, line in some):
-                raise _Doubt  # rows without a member
-            yield table
-
-
-def _csv_tables(path: Path) -> Iterator[Table]:
-    "A CSV file, part by part, by the reader that `datasets` uses too."
-    with open(path, encoding='utf-8-sig', newline='') as f:
-        header = _csv_header(path, f)
-    as_texts = dict(dtype=str, keep_default_na=False, index_col=False, names=header, header=0)
-    with pd.read_csv(path, chunksize=_PART, **as_texts) as parts:
-        for part in parts:
-            cells = {name: part[name].tolist() for name in header}
-            yield Table(
-                str(path), header, cells, lambda i, first=part.index[0]: f'{path}, row {first + i + 1}'
-            )
-
-
-def _is_unusual(kind: Any) -> bool:
-    "Does `datasets` read a column of this type otherwise, or not at all?"
-    import pyarrow as pa
-
-    names = ('map', 'list_view', 'large_list_view', 'decimal32', 'decimal64')
-    return isinstance(kind, pa.BaseExtensionType) or str(kind).startswith(names)
-
-
-def _parquet_tables(path: Path) -> Iterator[Table]:
-    "A Parquet file, part by part."
-    from pyarrow.parquet import ParquetFile
-
-    first = 1
-    with ParquetFile(path) as f:
-        names = f.schema_arrow.names
-        if _twice(names) or any(map(_is_unusual, f.schema_arrow.types)):
-            raise _Doubt
-        for part in f.iter_batches(_PART):
-            cells = {name: [_as_text(cell) for cell in part.column(name).to_pylist()] for name in names}
-            yield Table(str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}')
-            first += len(part)
-
-# %% ../../nbs/tasks/04_sources.ipynb #78e01dcb
-_TABLES = {'.tsv': _tsv_tables, '.csv': _csv_tables, '.jsonl': _jsonl_tables, '.parquet': _parquet_tables}
-
-
-def _tables(path: Path) -> Iterator[Table]:  # with a row at least
-    "A file, part by part; what such a reader stumbles over is left to that of whole files."
-    try:
-        for table in _TABLES[path.suffix](path):
-            if table.names and table.cells[table.names[0]]:
-                yield table
-    # what csv, pandas, pyarrow, the decoding of UTF-8 and a file that cannot be opened raise
-    except (ValueError, NotImplementedError, OverflowError, csv.Error, OSError) as e:
-        raise _Doubt from e
+    "Something that must be judged with all rows at hand."
 
 # %% ../../nbs/tasks/04_sources.ipynb #4d207a65
 class _Seen:
@@ -1184,30 +1234,20 @@ def _alike(name: str) -> str:
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
 # %% ../../nbs/tasks/04_sources.ipynb #6f1c8bed
-def _layout(
-    table: Table, usual: dict[str, str], mapped: set[str]
-) -> tuple[dict[str, str], set[str]]:  # key -> its column; the keys without one
-    "Which columns a table has."
-    names = _names_in(table.names, usual, mapped)
-    return names, {key for key, name in names.items() if name not in table.names}
-
-
 def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
     "The checked rows of a file, part by part."
     state: dict = {}
     usual = column_names(columns, rules.columns)
-    mapped = _mapped(columns)
-    needed = {usual[key] for key in usual if key not in rules.optional}
     first = None
-    for table in _tables(path):
-        layout = _layout(table, usual, mapped)
-        names, missing = layout
+    for table in _tables(path, _possible(usual)):
+        if not table.rows:
+            continue
+        layout = _layout(table, rules, usual, _mapped(columns))
+        names, missing, lost = layout
         if first is None:
             first = layout
             seen = _Seen(rules, names)
-        # a TSV file has the task's own names of columns, or those of `columns`
-        unnamed = needed - {*table.names} if path.suffix == '.tsv' else missing - rules.optional
-        if layout != first or missing & mapped or unnamed:
+        if layout != first or lost:
             raise _Doubt
         rows = _checked_rows(table, rules, names, missing, state)
         seen.add(rows)
@@ -1217,20 +1257,6 @@ def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list
     seen.check()
 
 # %% ../../nbs/tasks/04_sources.ipynb #174d7208
-def _n_rows(path: Path) -> int:
-    "How many rows a file has, about: its lines, or what a Parquet file says."
-    if path.suffix == '.parquet':
-        from pyarrow.parquet import read_metadata
-
-        try:
-            return read_metadata(path).num_rows
-        except ValueError as e:
-            raise _Doubt from e
-    with open(path, 'rb') as f:
-        lines = sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
-    return lines - (path.suffix != '.jsonl')  # the header is no row
-
-
 def _with_room(parts: Iterable[list[dict]], path: Path, n: int) -> Iterator[list[dict]]:
     "Parts that are written to a file, n rows in all; refused when the first has shown what they take."
     for number, rows in enumerate(parts):
@@ -1278,7 +1304,7 @@ def _named(path: Path) -> Iterator[Path]:
 LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
 
 
-def _large_files(rules: CorpusRules, name: str) -> dict[str, Path]:
+def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str, Path]:
     "The files of a corpus whose rows are better kept as columns, by split; {}: there are none."
     if not rules.tables or name == 'embedded' or name in rules.made:
         return {}
@@ -1287,10 +1313,15 @@ def _large_files(rules: CorpusRules, name: str) -> dict[str, Path]:
         return {}
     try:
         files = split_files(folder, rules) or {}
-        size = sum(path.stat().st_size for path in files.values())
+        size = _size_of_all(files, rules, columns)
     except (CorpusError, OSError):
         return {}  # who reads them says what is wrong
     return files if size >= LARGE else {}
+
+
+def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None) -> int:  # bytes
+    possible = _possible(column_names(columns, rules.columns))
+    return sum(_size_of(path, possible) for path in files.values())
 
 
 def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
@@ -1304,7 +1335,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     with file_errors(), lock(folder.with_suffix('.lock')):
         if found := _open_kept(folder):
             return found
-        size = sum(path.stat().st_size for path in files.values())  # columns take this much at least
+        size = _size_of_all(files, task_info(task).corpora, columns)  # columns take this much at least
         check_room(folder.parent, size, f'the columns of corpus {name}')
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.config import KdnotesError, shown
+from ..core.progress import followed
 
 # %% auto #0
-__all__ = ['SquadError', 'Question', 'Paragraph', 'read_squad', 'from_hub', 'sentence_spans', 'answer_sentences']
+__all__ = ['LARGEST', 'SquadError', 'Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans',
+           'answer_sentences']
 
 # %% ../../nbs/tasks/02_squad.ipynb #2f35fae0
 class SquadError(KdnotesError):
@@ -118,13 +120,29 @@ def _paragraph(where: str, title: str, paragraph: Any) -> Paragraph:
     )
 
 
+LARGEST = 1 << 30  # bytes of a file, unpacked: 25 times SQuAD 2.0, and some gigabytes of memory
+
+
+def _content(path: Path) -> bytearray:
+    "A file's bytes, unpacked; no more of them are ever in memory than a file may have."
+    found = bytearray()
+    with gzip.open(path) if path.suffix == '.gz' else open(path, 'rb') as file:
+        for piece in followed(iter(lambda: file.read(1 << 20), b''), f'reading {path.name}', None, 'MiB'):
+            found += piece
+            if len(found) > LARGEST:
+                raise SquadError(
+                    f'{path} holds more than {LARGEST / 1e9:.1f} GB, and a file in the shape of SQuAD is '
+                    'read as a whole; give less of it, or train, dev and test as .jsonl, a question a line'
+                )
+    return found
+
+
 def read_squad(
     path: Path,  # JSON in SQuAD's shape, gzipped if it ends in .gz
 ) -> list[Paragraph]:  # in the file's order
     "The paragraphs of a SQuAD file."
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
-        articles = json.loads(data)['data']
+        articles = json.loads(_content(path))['data']
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise SquadError(f'{path} cannot be read, since it is no whole gzip file; fetch it again') from None
     except OSError as e:
@@ -154,16 +172,36 @@ _SECOND_COPY = '629df765b1980a5e'
 _HUB_COLUMNS = ('id', 'title', 'context', 'question', 'answers')
 
 
-def _check_hub_row(id: Any, title: Any, context: Any, answers: Any) -> None:
-    "Refuse a row of the hub that is not of SQuAD's kind."
-    texts = isinstance(title, str) and isinstance(context, str)
-    try:
-        whole = len(answers['text']) == len(answers['answer_start']) and None not in answers['answer_start']
-    except (KeyError, TypeError):
-        whole = False
-    if not (texts and whole):
-        what = 'answers with as many starts as texts' if texts else 'a title and a context'
-        raise SquadError(f'the hub: question {shown(id)} lacks {what}; correct the table')
+def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
+    "Answers of the hub, `{text: [...], answer_start: [...]}`, as those of a file; a list is one already."
+    if isinstance(answers, list):
+        return answers
+    texts, starts = (
+        answers.get(key) if isinstance(answers, dict) else None for key in ('text', 'answer_start')
+    )
+    if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
+        raise SquadError(
+            f'{where}: question {shown(id)} lacks answers with as many starts as texts, both empty where '
+            f'there is none; it has {shown(answers)}; correct the table'
+        )
+    return [dict(text=text, answer_start=_whole(start)) for text, start in zip(texts, starts)]
+
+
+def _whole(start: Any) -> Any:
+    "A whole number, also where it came as a text or a float."
+    digits = str(start).removesuffix('.0')
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else start
+
+
+def answer_spans(
+    where: str,  # the row, for messages
+    id: str,  # of the question
+    context: str,
+    # {text: [...], answer_start: [...]}, or a list of {text, answer_start}; empty: there is none
+    answers: Any,
+) -> tuple[tuple[int, int], ...]:  # (begin, end) of each in the context, in characters
+    "Where the answers of a table's row stand."
+    return tuple(_span(where, id, context, answer) for answer in _hub_answers(where, id, answers))
 
 
 def from_hub(
@@ -181,7 +219,8 @@ def from_hub(
     found = []
     before = None
     for id, title, context, question, answers in zip(*(list(table[name]) for name in _HUB_COLUMNS)):
-        _check_hub_row(id, title, context, answers)
+        if not (isinstance(title, str) and isinstance(context, str)):
+            raise SquadError(f'the hub: question {shown(id)} lacks a title and a context; correct the table')
         here = title.replace('_', ' '), context
         if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY):
             found.append((*here, []))
@@ -189,11 +228,8 @@ def from_hub(
             dict(
                 id=id,
                 question=question,
-                answers=[
-                    dict(text=t, answer_start=int(s))
-                    for t, s in zip(answers['text'], answers['answer_start'])
-                ],
-                is_impossible=not answers['text'],
+                answers=(listed := _hub_answers('the hub', id, answers)),
+                is_impossible=not listed,
             )
         )
         before = here
