@@ -204,12 +204,40 @@ def test_a_file_that_changes_while_another_is_read(pairs, large, monkeypatch):
 
     def slow(*given):
         found = read(*given)
-        os.utime(pairs / 'train.tsv', (1, 1))
+        with open(pairs / 'train.tsv', 'a') as f:
+            f.write('Q\t')
         return found
 
     monkeypatch.setattr(sources, '_streamed', slow)
     assert 'train.tsv changed while it was read' in refused(pairs)
     assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
+
+
+def edited_in_place(path, old: bytes, new: bytes):
+    "Other letters at the first place of these, and the size and the time of before."
+    before = path.stat()
+    assert len(old) == len(new)
+    with open(path, 'r+b') as f:
+        f.seek(f.read().index(old))
+        f.write(new)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
+
+
+def test_a_corpus_that_was_edited_in_place_is_read_again(reviews, large, monkeypatch):
+    before = load_corpus('text_classification', str(reviews))
+    edited_in_place(reviews / 'train.jsonl', b'tra a b 7', b'tra b a 7')
+    after = load_corpus('text_classification', str(reviews))
+    texts = [row['text'] for row in after.splits['train']]
+    assert 'tra b a 7' in texts and after.sha256 != before.sha256
+    os.utime(reviews / 'train.jsonl')  # touched: what is in it is what was read
+    refuse_reading(monkeypatch)
+    assert load_corpus('text_classification', str(reviews)).sha256 == after.sha256
 
 
 @pytest.mark.parametrize('name', ('train.arrow', 'dev.arrow', 'meta.json'))

@@ -24,7 +24,7 @@ from .config import KdnotesError, is_unicode, shown
 # %% auto #0
 __all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'free_memory', 'sha256_file',
            'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named', 'root',
-           'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'without_password']
+           'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -288,6 +288,36 @@ def figures_path(study: str) -> Path:
 
 def evidence_path() -> Path:
     return root() / 'thesis' / 'data'
+
+# %% ../../nbs/core/04_files.ipynb #26282c0c
+_UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling
+
+
+def sha256_big_file(
+    path: str | Path,
+) -> str:  # 64 hex digits
+    "The sha256 of a big file, computed again only when the file has changed."
+    path = Path(path)
+    stat = path.stat()
+    known = _remembered(path, stat)
+    try:
+        return read_json(known)['sha256']
+    except (FileError, KeyError):
+        pass
+    digest = sha256_file(path)
+    settled = stat.st_ctime_ns < time.time_ns() - _UNSETTLED_NS
+    if settled and _remembered(path, path.stat()) == known:
+        try:
+            write_json(known, dict(path=str(path), sha256=digest))
+        except OSError:
+            pass  # a folder one cannot write to costs time, not the run
+    return digest
+
+
+def _remembered(path: Path, stat: os.stat_result) -> Path:
+    "Where the hash of a file in this state is remembered."
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    return cache_path() / 'sha256' / f'{sha256_text(str(path.resolve()), *map(str, state))[:32]}.json'
 
 # %% ../../nbs/core/04_files.ipynb #7d5a1f01
 def without_password(

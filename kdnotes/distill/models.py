@@ -32,8 +32,8 @@ from transformers.models.auto import modeling_auto
 from ..core.config import KdnotesError, RunConfig, counted, shown
 from kdnotes.core.files import (
     FileError,
-    cache_path,
     read_json,
+    sha256_big_file,
     sha256_file,
     sha256_text,
     without_password,
@@ -67,24 +67,6 @@ def _state(path: Path) -> tuple[int, int, int]:
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
-
-def _file_sha256(
-    path: Path,
-) -> str:  # 64 hex digits
-    "The sha256 of a big file, computed again only when the file has changed."
-    key = sha256_text(str(path.resolve()), *map(str, _state(path)))
-    known = cache_path() / 'sha256' / f'{key[:32]}.json'
-    try:
-        return read_json(known)['sha256']
-    except (FileError, KeyError):
-        pass
-    digest = sha256_file(path)
-    try:
-        write_json(known, dict(path=str(path), sha256=digest))
-    except OSError:
-        pass  # a folder one cannot write to costs time, not the run
-    return digest
-
 # %% ../../nbs/distill/02_models.ipynb #4d3a5ca2
 def _check_folder(
     folder: Path,
@@ -100,7 +82,7 @@ def _check_folder(
         )
     weight_files(folder, source)
     _check_pointers(folder)
-    if sha256 and (found := _file_sha256(folder / 'model.safetensors')) != sha256:
+    if sha256 and (found := sha256_big_file(folder / 'model.safetensors')) != sha256:
         raise ModelError(
             f"{folder / 'model.safetensors'} is not the file {source!r} promises: "
             f"its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}"
@@ -300,8 +282,8 @@ def source_sha256(
     "The sha256 of the weights a source stands for: of their file, or of its shards by their names."
     files = weight_files(find_model(source))
     if len(files) == 1:
-        return _file_sha256(files[0])
-    return sha256_text(*(part for path in files for part in (path.name, _file_sha256(path))))
+        return sha256_big_file(files[0])
+    return sha256_text(*(part for path in files for part in (path.name, sha256_big_file(path))))
 
 
 def config_sha256(

@@ -36,6 +36,7 @@ from kdnotes.core.files import (
     lock,
     read_json,
     root,
+    sha256_big_file,
     sha256_file,
     sha256_text,
     sync_tree,
@@ -228,9 +229,9 @@ def check_regular(path: Path) -> None:
 
 
 def _state_of(path: Path) -> list[int]:
-    "What changes when a file is written."
+    "What changes when a file is written; its time of writing alone can be set back."
     found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def _changed(path: Path) -> CorpusError:
@@ -1324,15 +1325,18 @@ def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None
     return sum(_size_of(path, possible) for path in files.values())
 
 
+@file_errors()
 def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
     "A large corpus as columns, read by one process while the others wait for it."
-    state = {split: [str(path), *_state_of(path)] for split, path in files.items()}
+    for path in files.values():
+        check_regular(path)
+    state = {split: [str(path), sha256_big_file(path)] for split, path in files.items()}
     read_as = json.dumps([task, name, columns, list(task_info(task).corpora.columns)])
-    key = sha256_text('corpus-1', read_as, json.dumps(state, sort_keys=True))
+    key = sha256_text('corpus-2', read_as, json.dumps(state, sort_keys=True))
     folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
     if found := _open_kept(folder):
         return found
-    with file_errors(), lock(folder.with_suffix('.lock')):
+    with lock(folder.with_suffix('.lock')):
         if found := _open_kept(folder):
             return found
         size = _size_of_all(files, task_info(task).corpora, columns)  # columns take this much at least
@@ -1347,7 +1351,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
                     advance(len(found.splits))
                 _write(found, folder)
             for split, path in files.items():
-                if [str(path), *_state_of(path)] != state[split]:
+                if [str(path), sha256_big_file(path)] != state[split]:
                     raise _changed(path)
             _vouch(found, folder)
         except BaseException:
