@@ -21,10 +21,14 @@ from .embedded import embedded_answer_selection
 from ..core.files import sha256_texts
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
 from kdnotes.tasks.ranking_metrics import (
+    BM25,
     UNIT_METRICS,
     as_questions,
     choose_thresholds,
     evaluate_split,
+    random_order,
+    shared_words,
+    unit_tables,
 )
 from .squad import SquadError, answer_sentences, from_hub, read_squad
 from kdnotes.tasks.base import (
@@ -43,6 +47,7 @@ from kdnotes.tasks.base import (
     SEQUENCE_HEAD,
     sequence_head_flops,
     soft_targets,
+    some_rows,
     worst_units,
 )
 
@@ -361,6 +366,8 @@ class AnswerSelection:
         self.settings = settings
         self.smoke = smoke
         self.rows = _choose_rows(corpus.splits, settings.train_questions, smoke)
+        # what words are counted in, whichever questions are trained on
+        self.every_row = corpus.splits['train']
         self.questions = {
             split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()
         }
@@ -369,12 +376,15 @@ class AnswerSelection:
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
-        keys = ('document_title', 'sentence') if self.settings.document_title else ('sentence',)
         texts = {
-            split: (Texts(rows, 'question'), Texts(rows, *keys, between=' : '))
-            for split, rows in self.rows.items()
+            split: (Texts(rows, 'question'), self._candidates(rows)) for split, rows in self.rows.items()
         }
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
+
+    def _candidates(self, rows: Rows) -> Texts:
+        "What a model reads of each candidate."
+        keys = ('document_title', 'sentence') if self.settings.document_title else ('sentence',)
+        return Texts(rows, *keys, between=' : ')
 
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each pair."
@@ -479,6 +489,27 @@ class AnswerSelection:
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each pair is enough: scores and evaluate')
+
+    def floors(self) -> dict[str, Evaluation]:
+        "Candidates in a random order, by the words they share with the question, and by BM25."
+        counted = BM25(self._candidates(some_rows(self.every_row)[0]))
+        sets = {split: self.rows[split] for split in self.evaluation_sets}
+        pairs = {split: (Texts(rows, 'question'), self._candidates(rows)) for split, rows in sets.items()}
+        return dict(
+            random_order=self._random_order(),
+            shared_words=self.evaluate({split: shared_words(*texts) for split, texts in pairs.items()}),
+            bm25=self.evaluate({split: counted.scores(*texts) for split, texts in pairs.items()}),
+        )
+
+    def _random_order(self) -> Evaluation:
+        "The mean over all orders; without scores there are no thresholds."
+        found = {
+            split: unit_tables(split, self.questions[split], random_order(self.questions[split]))
+            for split in self.evaluation_sets
+        }
+        metrics = {split: its for split, (its, _) in found.items()}
+        units = pd.concat([table for _, table in found.values()], ignore_index=True)
+        return Evaluation(metrics, units, pd.DataFrame())
 
     def head_flops(self, config, lengths: np.ndarray) -> float:
         "One dense layer (BERT's pooler) and the classifier, on the first token of each pair."
@@ -633,6 +664,8 @@ TASK = TaskInfo(
         'trigger_recall': 'of the questions with a right candidate, the share that is answered so',
         'trigger_f1': 'F1 of the two',
     },
+    floors={'random_order': 'a random order', 'shared_words': 'shared words', 'bm25': 'BM25'},
+    floor_settings=('document_title',),
     margins={'map': (0.05, 0.02)},
     reach={'map': 1.0},
     examples=worst,

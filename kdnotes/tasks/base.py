@@ -4,7 +4,8 @@
 
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,14 +14,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.config import KdnotesError, RunConfig
+from ..core.files import sha256_text
+from .columns import Columns
+from .sources import Rows
 from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
 from ..losses.conventions import dialect_weights
 from ..losses.targets import soft_target_kl
 
 # %% auto #0
-__all__ = ['SEQUENCE_HEAD', 'INPUTS', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets', 'labels_config',
-           'sequence_head_flops', 'worst_units', 'Forward', 'Task', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes',
-           'TaskInfo', 'TaskView']
+__all__ = ['SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'INPUTS', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets',
+           'labels_config', 'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'some_rows', 'floor_table',
+           'Forward', 'Task', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes', 'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -120,6 +124,60 @@ def worst_units(
     chosen = units[(units['split'] == where) & (units['metric'] == metric)]
     return chosen.sort_values(['value', 'unit'], ascending=[higher_is_better, True]).head(n)
 
+# %% ../../nbs/tasks/05_base.ipynb #1ce991d5
+def words_of(
+    text: str,
+) -> list[str]:
+    "The words of a text in their order, in small letters."
+    return re.findall(r'\w+', text.lower())
+
+
+def floors_key(
+    info: TaskInfo,
+    corpus_sha256: str,
+    settings: Mapping[str, Any],  # flat, of a run
+) -> str:  # 12 hex digits
+    "The name of what a corpus' trivial models score under the settings of a run."
+    defaults = {name: field.default for name, field in info.settings.model_fields.items()}
+    values = {name: settings.get(name, defaults.get(name)) for name in info.floor_settings}
+    values['smoke'] = bool(settings.get('smoke'))
+    texts = [f'{name}={list(v) if isinstance(v, (list, tuple)) else v}' for name, v in values.items()]
+    return sha256_text(info.name, corpus_sha256, *texts)[:12]
+
+
+_COUNTED = 200_000  # rows of a training split that words are counted in
+
+
+def some_rows(
+    rows: Rows,  # of a training split
+) -> tuple[Rows, np.ndarray]:  # in their order, and which they are
+    "Enough rows to know how frequent words are: all, or so many that are evenly far apart."
+    index = np.arange(len(rows))
+    if len(rows) <= _COUNTED:
+        return rows, index
+    index = index[np.linspace(0, len(rows) - 1, _COUNTED).astype(np.int64)]
+    return rows.take(index) if isinstance(rows, Columns) else [rows[i] for i in index.tolist()], index
+
+
+FLOOR_COLUMNS = ('floor', 'split', 'set', 'unit', 'cluster', 'metric', 'value')
+
+
+def floor_table(
+    found: Mapping[str, Evaluation],  # of `Task.floors`
+) -> pd.DataFrame:  # columns of FLOOR_COLUMNS; a row without a unit is a metric, which may be no mean
+    "What trivial models score, as one table."
+    parts = []
+    for name, evaluation in found.items():
+        rows = [
+            dict(split=split, set='', unit='', cluster='', metric=metric, value=value)
+            for split, metrics in evaluation.metrics.items()
+            for metric, value in metrics.items()
+            if value is not None
+        ]
+        parts += [table.assign(floor=name) for table in (pd.DataFrame(rows), evaluation.units)]
+    whole = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=FLOOR_COLUMNS)
+    return whole[list(FLOOR_COLUMNS)]
+
 # %% ../../nbs/tasks/05_base.ipynb #e9878379
 class Forward(Protocol):
     "A model in eval mode, without gradients, as one rank of several sees it."
@@ -178,6 +236,9 @@ class Task(Protocol):
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation: ...
     # called on every rank
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation: ...
+    # what models that have learnt nothing score on the evaluation sets, of `TaskInfo.floors`; one that means
+    # nothing on this corpus is not there
+    def floors(self) -> dict[str, Evaluation]: ...
     # operations of the head in one forward of examples of these lengths (tokens); `config` is the model's
     def head_flops(self, config, lengths: np.ndarray) -> float: ...
 
@@ -303,8 +364,10 @@ class TaskInfo:
     metric_notes: dict[str, str] = field(default_factory=dict)
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
     exp_of: dict[str, str] = field(default_factory=dict)
-    # the metric that a model has which learnt nothing, and that model in words; None: none is recorded
-    trivial: tuple[str, str] | None = None
+    # models that have learnt nothing, of `Task.floors` -> what they are called
+    floors: dict[str, str]
+    # settings that change what these score on a corpus
+    floor_settings: tuple[str, ...] = ()
     # metrics that are shares, which tables show in percent
     percent: frozenset[str] = frozenset()
     # metrics that are shown of every evaluation set; (): all of the primary one's set, none of the others

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a84fc718
 from __future__ import annotations
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from kdnotes.tasks.base import (
     SignalSpec,
     TaskInfo,
     Use,
+    words_of,
 )
 from .batching import Batch, all_apart, flat_ids, pad_pairs
 from .passages import CORPORA, Windows, encode_windows, room_for_questions
@@ -43,8 +45,8 @@ from kdnotes.tasks.span_metrics import (
 
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'window_scores', 'Targets', 'ExtractiveQA', 'Predicted', 'worst', 'found_answer',
-           'default_setting', 'make', 'targets_in_words']
+           'best_spans', 'window_scores', 'Targets', 'ExtractiveQA', 'Predicted', 'near_phrase', 'near_phrases',
+           'worst', 'found_answer', 'default_setting', 'make', 'targets_in_words']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #eacb6a1d
 class ExtractiveQASettings(TaskSettings):
@@ -303,9 +305,12 @@ class ExtractiveQA:
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
-        found = {
-            split: _predictions(self.rows[split], self.windows[split], of) for split, of in scores.items()
-        }
+        return self._evaluation(
+            {split: _predictions(self.rows[split], self.windows[split], of) for split, of in scores.items()}
+        )
+
+    def _evaluation(self, found: dict[str, Predicted]) -> Evaluation:
+        "The same of answers that are there, by evaluation set."
         threshold = found['dev'].threshold() if 'dev' in found else _EVEN
         metrics = {}
         units = []
@@ -318,6 +323,18 @@ class ExtractiveQA:
         return Evaluation(
             metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True)
         )
+
+    def floors(self) -> dict[str, Evaluation]:
+        "Never answering; and a name or number near the question's words, from as many words in common on."
+        sets = {split: self.rows[split] for split in self.evaluation_sets}
+        nothing = {
+            split: (np.zeros((len(rows), 2), int), np.zeros(len(rows))) for split, rows in sets.items()
+        }
+        near = {split: near_phrases(rows) for split, rows in sets.items()}
+        return {
+            name: self._evaluation({split: _predicted(sets[split], *of) for split, of in found.items()})
+            for name, found in dict(never=nothing, near_phrase=near).items()
+        }
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each window is enough: scores and evaluate')
@@ -378,11 +395,19 @@ def _predictions(
     best = order[np.searchsorted(windows.row, np.arange(n))]
     first, last = scores[best, 2:].astype(np.int64).T
     spans = windows.characters(best, first, last)
+    return _predicted(rows, spans, scores[best, 1] - none)
+
+
+def _predicted(
+    rows: Rows,
+    spans: np.ndarray,  # (n, 2) characters of each context
+    log_odds: np.ndarray,  # (n,) that there is an answer
+) -> Predicted:
+    "Spans and how sure they are, with their scores."
     answers = {row['id']: [row['context'][low:high] for low, high in row['answers']] for row in rows}
     texts = {row['id']: row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist())}
-    log_odds = (scores[best, 1] - none).astype(np.float32)
     answered = np.array([bool(row['answers']) for row in rows])
-    return Predicted(spans, log_odds, span_scores(answers, texts), answered)
+    return Predicted(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
 
 
 def _units(
@@ -420,6 +445,37 @@ def _table(split: str, rows: Rows, predicted: Predicted) -> pd.DataFrame:
             score=predicted.log_odds,
         )
     )
+
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #a6b8ec9e
+_SENTENCE = re.compile(r'[^.!?]+(?:[.!?](?!\s)[^.!?]*)*')
+_PHRASE = re.compile(r'(?:[A-Z][\w\'’-]*|\d[\d,.]*\w*)(?:\s(?:[A-Z][\w\'’-]*|\d[\d,.]*\w*))*')
+
+
+def near_phrase(
+    question: str,
+    context: str,
+) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
+    "A name or number of the sentence that has most of a question's words, else that sentence."
+    asked = set(words_of(question))
+    sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
+    shared = [len(asked.intersection(words_of(context[slice(*at)]))) for at in sentences]
+    begin, end = sentences[shared.index(max(shared))]
+    score = max(shared) / max(1, len(asked))
+    first = context[begin:end].split(maxsplit=1)[:1]
+    for phrase in _PHRASE.finditer(context, begin, end):
+        # one word at the beginning of a sentence has its capital from there
+        if [phrase[0]] != first and not asked.issuperset(words_of(phrase[0])):
+            return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
+    inside = context[begin:end]
+    return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
+
+
+def near_phrases(
+    rows: Rows,
+) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
+    "The same of each question."
+    found = [near_phrase(row['question'], row['context']) for row in rows]
+    return np.array([of[:2] for of in found]), np.array([of[2] for of in found])
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a1d146e4
 _SHOWN = 300  # characters of a passage
@@ -632,7 +688,7 @@ TASK = TaskInfo(
         'threshold': 'log-odds from which on it answers',
     },
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
-    trivial=('always_unanswerable', 'a model that never answers'),
+    floors={'never': 'never answering', 'near_phrase': 'a nearby name or number'},
     of_every_set=(
         'exact',
         'f1',

@@ -21,7 +21,7 @@ from .text_blocks import Blocks, Masking, mask_blocks
 
 # %% auto #0
 __all__ = ['TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'Sampled', 'sample_positions',
-           'sampled_scores', 'perplexity', 'score_metrics', 'score_tables']
+           'sampled_scores', 'perplexity', 'score_metrics', 'unigram_scores', 'score_tables']
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #e6a2ea92
 class TextSet(NamedTuple):
@@ -198,6 +198,32 @@ def score_metrics(
     if sampled is not None:
         found |= _both('pseudo_', float(sampled.nll.mean()), text.pieces_a_word)
     return found
+
+
+def unigram_scores(
+    text: TextSet,
+    # positions in `text.chosen` -> a batch with its hidden tokens' positions and labels
+    batch_of: Callable[[np.ndarray], Batch],
+    n: int,  # positions that are hidden by themselves; 0: none
+    unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
+    blocks: int = 1024,  # at once
+) -> tuple[Hidden, Sampled | None]:
+    "What knowing how frequent each piece is says of the tokens that models are asked."
+    nats = -np.log(np.where(unigram > 0, unigram, 1.0))
+    parts = []
+    for start in range(0, len(text.chosen), blocks):
+        index = np.arange(start, min(start + blocks, len(text.chosen)))
+        batch = batch_of(index)
+        asked = text.blocks.maskable(text.chosen[index])
+        every = np.where(asked, nats[text.blocks.ids(text.chosen[index])], 0.0).sum(1) / asked.sum(1)
+        parts.append((batch.positions.numpy(), batch.labels.numpy(), nats[batch.labels.numpy()], every))
+    hidden = Hidden(*map(np.concatenate, zip(*parts)))
+    if not n:
+        return hidden, None
+    asked = Asked(*sample_positions(text, n))
+    rows = block_rows(text.blocks)
+    labels = rows.tokens_at(asked)
+    return hidden, Sampled(asked.rows, asked.positions, labels, rows.documents_of(asked), nats[labels])
 
 
 def score_tables(

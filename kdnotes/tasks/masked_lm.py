@@ -39,6 +39,8 @@ from kdnotes.tasks.base import (
 from .batching import Batch, Ragged, all_apart
 from .documents import CORPORA, MORE_SETS
 from kdnotes.tasks.lm_scores import (
+    Hidden,
+    Sampled,
     hidden_scores,
     masked_batch,
     sampled_scores,
@@ -46,6 +48,7 @@ from kdnotes.tasks.lm_scores import (
     score_tables,
     scored_batch,
     text_set,
+    unigram_scores,
 )
 from .sources import Corpus, CorpusError
 from kdnotes.tasks.text_blocks import (
@@ -430,14 +433,39 @@ class MaskedLM:
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         "Scores of the texts given."
+
+        def scored(name: str) -> tuple[Hidden, Sampled | None]:
+            text = self.texts[name]
+            hidden = hidden_scores(forward, text, lambda index: self.batch(name, index))
+            n = self._sampled(name)
+            return hidden, sampled_scores(forward, text, n, self.mask_id) if n else None
+
+        return self._evaluation({name: scored(name) for name in sets})
+
+    def floors(self) -> dict[str, Evaluation]:
+        "A model that knows how frequent each piece is in the text that is trained on."
+        scored = {
+            name: unigram_scores(
+                self.texts[name],
+                lambda index, name=name: self.batch(name, index),
+                self._sampled(name),
+                self.unigram,
+            )
+            for name in self.evaluation_sets
+        }
+        return dict(unigram=self._evaluation(scored))
+
+    def _sampled(self, name: str) -> int:
+        "How many positions of a set are hidden by themselves."
+        return 0 if name == 'dev' else 16 if self.smoke else self.settings.pseudo_sample
+
+    def _evaluation(self, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
+        "Scores of texts as metrics, units and predictions."
         metrics = {}
         units = []
         predictions = []
-        for name in sets:
+        for name, (hidden, sampled) in scored.items():
             text = self.texts[name]
-            hidden = hidden_scores(forward, text, lambda index, name=name: self.batch(name, index))
-            n = 0 if name == 'dev' else 16 if self.smoke else self.settings.pseudo_sample
-            sampled = sampled_scores(forward, text, n, self.mask_id) if n else None
             metrics[name] = score_metrics(text, hidden, sampled, self.unigram)
             of_units, of_predictions = score_tables(text, hidden, sampled)
             units.append(of_units)
@@ -658,6 +686,16 @@ TASK = TaskInfo(
         'pseudo_perplexity',
         'perplexity_word',
         'pseudo_perplexity_word',
+    ),
+    floors={'unigram': 'a unigram model'},
+    # which pieces are asked for, and in what text they are counted; `rare_power` hides others in training
+    floor_settings=(
+        'max_length',
+        'score_on',
+        'score_blocks',
+        'pseudo_sample',
+        'mask_share',
+        'train_tokens',
     ),
     margins={'nll': (0.05, 0.02)},
     examples=worst,

@@ -4,15 +4,19 @@
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #23230514
 from __future__ import annotations
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
+from .base import words_of
 from .columns import Texts, codes, numbers
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'ranking_metrics', 'best_threshold',
-           'precision_recall_f1', 'choose_thresholds', 'threshold_metrics', 'evaluate_split']
+__all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'ranking_metrics', 'random_order',
+           'shared_words', 'BM25', 'best_threshold', 'precision_recall_f1', 'choose_thresholds', 'threshold_metrics',
+           'unit_tables', 'evaluate_split']
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #42fe9f38
 @dataclass(frozen=True)
@@ -115,6 +119,84 @@ def ranking_metrics(
     np.minimum.at(first, question[right == 1], rank[right == 1])
     return dict(map=precision, mrr=1 / first, p_at_1=right[top].astype(float))
 
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #e55dbdcd
+def random_order(
+    questions: Questions,
+) -> dict[str, np.ndarray]:  # map, mrr, p_at_1: (q,) each in [0, 1]; 0 for a question without a positive
+    "What `ranking_metrics` gives on average over all orders of the candidates."
+    n = questions.sizes.astype(np.float64)
+    right = questions.positives.astype(np.float64)
+    harmonic = np.cumsum(1 / np.arange(1, questions.sizes.max() + 1))[questions.sizes - 1]
+    # of one candidate there is one order
+    precision = (harmonic + (right - 1) / np.maximum(n - 1, 1) * (n - harmonic)) / n
+    found = dict(map=precision, mrr=_first_right(questions.sizes, questions.positives), p_at_1=right / n)
+    return {name: np.where(questions.answered, values, 0.0) for name, values in found.items()}
+
+
+def _first_right(
+    sizes: np.ndarray,  # (q,) candidates
+    positives: np.ndarray,  # (q,) right ones
+) -> np.ndarray:  # (q,)
+    "The mean of 1 / rank of the first right candidate over all orders."
+    found = np.zeros(len(sizes))
+    # of those that have no right one so far: the chance that the next is right
+    waiting = np.ones(len(sizes))
+    for rank in range(1, int(sizes.max()) + 1):
+        left = sizes - rank + 1
+        chance = np.where(left > 0, np.minimum(positives / np.maximum(left, 1), 1.0), 0.0)
+        found += waiting * chance / rank
+        waiting *= 1 - chance
+    return found
+
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #039efc74
+def shared_words(
+    questions: Sequence[str],  # (n,)
+    candidates: Sequence[str],  # (n,)
+) -> np.ndarray:  # (n,) in [0, 1]
+    "The share of each question's different words that its candidate has."
+    pairs = ((set(words_of(q)), set(words_of(c))) for q, c in zip(questions, candidates))
+    return np.array([len(q & c) / max(1, len(q)) for q, c in pairs])
+
+
+class BM25:
+    "Scores candidates by the words that they have in common with a question."
+
+    def __init__(
+        self,
+        texts: Iterable[str],  # that words are counted in, each different one once
+        k1: float = 1.2,
+        b: float = 0.75,
+    ):
+        self.k1 = k1
+        self.b = b
+        counted = [words_of(text) for text in dict.fromkeys(texts)]
+        self.n = len(counted)
+        self.length = sum(map(len, counted)) / max(1, self.n)
+        self.texts_with = Counter(word for words in counted for word in set(words))
+
+    def weight(self, word: str) -> float:
+        "How much a word tells: the rarer, the more."
+        have = self.texts_with[word]
+        return float(np.log1p((self.n - have + 0.5) / (have + 0.5)))
+
+    def score(self, question: str, candidate: str) -> float:
+        words = words_of(candidate)
+        times = Counter(words)
+        slow = self.k1 * (1 - self.b + self.b * len(words) / max(self.length, 1e-9))
+        return sum(
+            self.weight(w) * times[w] * (self.k1 + 1) / (times[w] + slow)
+            for w in sorted(set(words_of(question)))
+            if times[w]
+        )
+
+    def scores(
+        self,
+        questions: Sequence[str],  # (n,)
+        candidates: Sequence[str],  # (n,)
+    ) -> np.ndarray:  # (n,)
+        "The score of each pair."
+        return np.array([self.score(q, c) for q, c in zip(questions, candidates)])
+
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #11235bba
 def best_threshold(
     scores: np.ndarray,  # (k,) float32, of what may be predicted
@@ -190,14 +272,12 @@ UNIT_METRICS = {
 }
 
 
-def evaluate_split(
+def unit_tables(
     split: str,  # 'dev' | 'test'
     questions: Questions,
-    scores: np.ndarray,  # (n,) or (n, 1)
-    thresholds: dict[str, float] | None,  # from dev
-) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:  # metrics, units, predictions
-    "Metrics of a split, what they average over, and the scores."
-    values = ranking_metrics(questions, scores)
+    values: dict[str, np.ndarray],  # of `ranking_metrics`
+) -> tuple[dict[str, float], pd.DataFrame]:
+    "The metrics that are means of questions, and the questions' values."
     sets = dict(
         clean=questions.clean, answered=questions.answered, raw=np.ones(len(questions.ids), dtype=bool)
     )
@@ -219,6 +299,17 @@ def evaluate_split(
             )
         )
         metrics[metric] = float(value.mean())
+    return metrics, pd.concat(units, ignore_index=True)
+
+
+def evaluate_split(
+    split: str,  # 'dev' | 'test'
+    questions: Questions,
+    scores: np.ndarray,  # (n,) or (n, 1)
+    thresholds: dict[str, float] | None,  # from dev
+) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:  # metrics, units, predictions
+    "Metrics of a split, what they average over, and the scores."
+    metrics, units = unit_tables(split, questions, ranking_metrics(questions, scores))
     predictions = pd.DataFrame(
         dict(
             split=split,
@@ -228,8 +319,4 @@ def evaluate_split(
             score=np.asarray(scores, dtype=np.float32).ravel(),
         )
     )
-    return (
-        metrics | threshold_metrics(questions, scores, thresholds),
-        pd.concat(units, ignore_index=True),
-        predictions,
-    )
+    return metrics | threshold_metrics(questions, scores, thresholds), units, predictions

@@ -44,12 +44,14 @@ from kdnotes.tasks.base import (
     SEQUENCE_HEAD,
     sequence_head_flops,
     soft_targets,
+    some_rows,
+    words_of,
     worst_units,
 )
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'complete', 'check_rows', 'check_split',
-           'fingerprint', 'class_names', 'check_labels', 'class_metrics', 'number_metrics',
+           'fingerprint', 'class_names', 'check_labels', 'class_metrics', 'number_metrics', 'of_group', 'shared_tenths',
            'TextClassificationSettings', 'default_setting', 'TextClassification', 'worst', 'classified', 'make',
            'row_texts']
 
@@ -305,6 +307,32 @@ def number_metrics(
     metrics['spearman'] = float(spearmanr(outputs, targets).statistic) if varies else None
     return metrics, values
 
+# %% ../../nbs/tasks/08_text_classification.ipynb #9ebf71a6
+def of_group(
+    of: np.ndarray,  # (n,) int: the group of each training example
+    labels: np.ndarray,  # (n,) of these: numbers of classes, or standardised numbers
+    groups: np.ndarray,  # (k,) the group of each example that is predicted
+    classes: int | None,  # how many there are; None: labels are numbers
+) -> np.ndarray:  # (k, classes) log-probabilities, or (k, 1) numbers
+    "What the training examples of the same group are; one more of the whole split belongs to each group."
+    n = 1 + max(of.max(), groups.max())
+    if classes is None:
+        sums = np.bincount(of, labels, n) + labels.mean()
+        return (sums / (np.bincount(of, minlength=n) + 1))[groups][:, None]
+    counts = np.bincount(of * classes + labels, minlength=n * classes).reshape(n, classes)
+    # of each class one more, so that one that does not occur has a logarithm
+    prior = counts.sum(0) + 1.0
+    share = counts + prior / prior.sum()
+    return np.log(share / share.sum(1, keepdims=True))[groups]
+
+
+def shared_tenths(
+    rows: Rows,  # pairs of texts
+) -> np.ndarray:  # (n,) int, 0 to 9
+    "How much of all their words two texts have in common, in tenths."
+    pairs = ((set(words_of(r['text'])), set(words_of(r['second']))) for r in rows)
+    return np.array([min(9, 10 * len(a & b) // max(1, len(a | b))) for a, b in pairs])
+
 # %% ../../nbs/tasks/08_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
     "What text classification reads besides the settings of every task."
@@ -520,6 +548,26 @@ class TextClassification:
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each example is enough: scores and evaluate')
 
+    def floors(self) -> dict[str, Evaluation]:
+        "The training labels without a look at the texts; of pairs also those of pairs that share as much."
+        train = self.labels['train']
+        sets = ('dev', 'test')
+        alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in ('train', *sets)}
+        name = 'majority' if self.classes else 'mean'
+        found = {name: self._by_group(alike['train'], train, alike)}
+        if self.rows['train'][0]['second']:
+            rows, index = some_rows(self.rows['train'])
+            shared = {split: shared_tenths(self.rows[split]) for split in sets}
+            found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
+        return found
+
+    def _by_group(self, of: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
+        "Each example gets what the training labels of its group are."
+        classes = self.outputs if self.classes else None
+        return self.evaluate(
+            {split: of_group(of, labels, groups[split], classes) for split in ('dev', 'test')}
+        )
+
     def head_flops(self, config, lengths: np.ndarray) -> float:
         "One dense layer (BERT's pooler) and the classifier, on the first token of each example."
         return sequence_head_flops(config, len(lengths))
@@ -649,6 +697,12 @@ TASK = TaskInfo(
         'mse': 'squared error',
         'mae': 'absolute error',
     },
+    floors={
+        'majority': 'the largest class',
+        'mean': 'the mean of the training labels',
+        'shared_words': 'how many words a pair shares',
+    },
+    floor_settings=('target',),
     margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)},
     reach={'accuracy': 1.0},
     examples=worst,
