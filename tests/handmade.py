@@ -4,11 +4,12 @@ import hashlib
 import numpy as np
 import pandas as pd
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import make_config
+from kdnotes.core.config import make_config, task_info
 from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
-from kdnotes.records.store import RunFolder
+from kdnotes.records.store import RunFolder, keep_floors
 from kdnotes.records.schema import SCHEMA, of_this_schema
 from kdnotes.analysis.intervals import compact_curve
+from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 
 
 def make_units(value, seed, n=40):
@@ -171,3 +172,18 @@ def write_run(record):
     )
     folder.write_record(record)
     return folder
+
+
+def write_floors(record, **values):
+    "What trivial models score beside a run, by name; they find the same units hard."
+    p = record['primary']
+    found = {
+        name: Evaluation(
+            {p['set']: {p['metric']: value}},
+            make_units(value, 99).assign(split=p['set'], metric=p['metric']),
+            pd.DataFrame(),
+        )
+        for name, value in values.items()
+    }
+    key = floors_key(task_info(record['task']), record['corpus_sha256'], record['settings'])
+    return keep_floors(record['study'], key, floor_table(found))

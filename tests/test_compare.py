@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from handmade import make_record, units_of
+from handmade import make_record, make_units, units_of
 from kdnotes.analysis.compare import (
     ONE_SEED,
     TIMES,
@@ -808,8 +808,50 @@ def test_a_sentence_has_estimate_interval_corrected_p_and_what_it_rests_on():
     slower = sentence(corrected_pair(0.72, train_s=10.0), 'train_s')
     assert slower.startswith(
         'No difference between full_student and full_kd in the time of training was detected: 1.00 '
-        '[1.00, 1.00] times as fast (95% interval, 5 seeds; p = 1.000'
+        '[1.00, 1.00] times as fast, 2 epochs each (95% interval, 5 seeds; p = 1.000'
     )
+
+
+def test_epochs_stand_in_every_sentence_about_training_time():
+    a, b = arm('baseline', range(3), epochs=3, train_s=40.0), arm('full_kd', range(3), epochs=2, train_s=20.0)
+    c = study_comparisons(a + b, units_of(a + b))[0][1]
+    assert c.epochs == (3, 2)
+    for text in (sentence(c, 'train_s'), sentence(c, 'total_s'), explain(c)):
+        assert 'times as fast' in text and ', 2 epochs against 3' in text
+    one = study_comparisons(a[:1] + b[:1], None)[0][1]
+    assert 'as that of baseline, 2 epochs against 3; nothing is known' in sentence(one, 'train_s')
+
+
+def test_a_comparison_of_one_seed_makes_no_family_larger():
+    "It cannot be tested, so that nobody can be wrong about it."
+    several = [*arm('full_student', range(5)), *arm('full_kd', range(5), value=0.72)]
+    alone = [*arm('mixed_student', (0,)), *arm('mixed_kd', (0,))]
+    runs = several + alone
+    found = {(c.a, c.b): c for _, c in study_comparisons(runs, units_of(runs))}
+    tested, single = found['full_student', 'full_kd'], found['mixed_student', 'mixed_kd']
+    assert tested.family.members == ('full_student -> full_kd',) and tested.p_holm == tested.p
+    assert verdict_on(single).code == 'not_tested' and single.family is None and single.p_holm is None
+    # five seeds that have no value were to be tested, and stay in it
+    lost = [r | dict(primary=r['primary'] | dict(value=None)) for r in arm('mixed_student', range(5))]
+    both = [*several, *lost, *arm('mixed_kd', range(5))]
+    with_lost = {
+        (c.a, c.b): c for _, c in study_comparisons(both, units_of([r for r in both if r not in lost]))
+    }
+    assert len(with_lost['full_student', 'full_kd'].family.members) > 1
+
+
+def test_a_comparison_at_the_floor_says_that_it_tells_nothing():
+    runs = [*arm('full_student', range(5)), *arm('full_kd', range(5), value=0.72)]
+
+    def told(value):
+        of_set = dict(split='test', set='', unit='', cluster='', metric='map', value=value)
+        table = pd.concat([pd.DataFrame([of_set]), make_units(value, 99)]).assign(floor='bm25', key='k')
+        return study_comparisons(runs, units_of(runs), table)[0][1]
+
+    both, one, none = (told(value) for value in (0.75, 0.71, 0.5))
+    assert both.at_floor and sentence(both).endswith('is above BM25, so that this tells nothing.')
+    assert 'so that this tells nothing' in explain(both)
+    assert one.at_floor is None and none.at_floor is None and 'tells nothing' not in sentence(none)
 
 
 def test_the_corrected_p_decides_the_words():

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from handmade import make_record, make_units, write_run
+from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.analysis import in_use
 from kdnotes.analysis.intervals import StatsError
-from kdnotes.analysis.report import report
-from kdnotes.analysis.tables import Evidence, arm_values, evidence
+from kdnotes.analysis.report import report, report_as_dict
+from kdnotes.analysis.tables import evidence
 from kdnotes.core.arms import USUAL
 
 
@@ -16,10 +16,13 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-VALUES = dict(baseline=0.8, full_student=0.7, full_kd=0.72, mixed_kd=0.72)
+VALUES = dict(baseline=0.8, mixed_baseline=0.8, full_student=0.7, full_kd=0.72, mixed_kd=0.72)
 
 
-def write_study(modes=USUAL, seeds=(0, 1, 2), change=lambda record: None):
+FLOORS = dict(random_order=0.3, bm25=0.5)
+
+
+def write_study(modes=USUAL, seeds=(0, 1, 2), change=lambda record: None, floors=FLOORS):
     for mode in modes:
         for seed in seeds:
             made = make_record(mode, seed, VALUES[mode] + 0.004 * seed, 40.0 if mode == 'baseline' else 10.0)
@@ -28,17 +31,72 @@ def write_study(modes=USUAL, seeds=(0, 1, 2), change=lambda record: None):
             made['latency'] = dict(batch_1_ms=ms, batch_32_ms=20 * ms, batch_1_tokens=50, batch_32_tokens=60)
             change(made)
             write_run(made)
+    if floors:
+        write_floors(made, **floors)
     return evidence('made')
 
 
-def test_a_share_is_of_the_teachers_mean_over_the_same_seeds_and_units():
+def test_a_share_is_of_what_the_teacher_gains_over_the_best_floor():
     e = write_study()
     found = in_use.kept_share(e, 'mixed_kd')
-    students = [make_units(0.72 + 0.004 * s, s)['value'].mean() for s in range(3)]
-    teachers = [make_units(0.8 + 0.004 * s, s)['value'].mean() for s in range(3)]
+    floor = make_units(0.5, 99)['value'].mean()
+    students = [make_units(0.72 + 0.004 * s, s)['value'].mean() - floor for s in range(3)]
+    teachers = [make_units(0.8 + 0.004 * s, s)['value'].mean() - floor for s in range(3)]
     assert found.estimate == pytest.approx(np.mean(students) / np.mean(teachers), abs=1e-4)
+    assert found.estimate == pytest.approx((0.724 - 0.5) / (0.804 - 0.5), abs=1e-4)
     assert (found.n, found.units) == (3, 40) and found.low < found.estimate < found.high
     assert in_use.kept_share(e, 'baseline') is None
+    assert [floor.name for floor in e.trivial] == ['bm25', 'random_order']
+
+
+def test_the_interval_of_a_share_above_a_floor_is_that_of_its_gains():
+    e = write_study()
+    kept = in_use.in_use(e).kept['mixed_kd']
+    s, t = (np.array([make_units(v + 0.004 * i, i)['value'] for i in range(3)]) for v in (0.72, 0.8))
+    f = make_units(0.5, 99)['value'].to_numpy()
+    right = in_use.share_interval(s - f, t - f)
+    assert kept.share.low == pytest.approx(right.low, abs=1e-4)
+    assert kept.share.high == pytest.approx(right.high, abs=1e-4)
+    assert kept.teacher.estimate == pytest.approx(0.304, abs=1e-4)
+
+
+AT_THE_FLOOR = {  # the best floor -> code, begin of the headline, cell of the table
+    0.81: ('teacher_at_floor', 'baseline, the teacher, is not above BM25', 'teacher at the floor'),
+    0.73: ('student_at_floor', 'mixed_kd is not above BM25', 'at the floor'),
+}
+
+
+@pytest.mark.parametrize('value', AT_THE_FLOOR)
+def test_there_is_no_share_at_the_floor(value):
+    e = write_study(floors=dict(bm25=value))
+    code, begins, cell = AT_THE_FLOOR[value]
+    use = in_use.in_use(e)
+    kept = use.kept['mixed_kd']
+    assert (kept.code, kept.share) == (code, None) and in_use.kept_share(e, 'mixed_kd') is None
+    keeps = in_use.headline(use)[0]
+    assert keeps.startswith(begins) and f'BM25 {value}' in keeps and 'mixed_kd keeps' not in keeps
+    assert 'kdnotes tune' in keeps  # something to try
+    assert in_use.use_table(use).loc['mixed_kd', "of its teacher's gain over BM25, %"] == cell
+    told = report_as_dict(report('made'))
+    assert told['kept']['mixed_kd']['code'] == code and told['kept']['mixed_kd']['share'] is None
+    assert told['floors']['bm25']['test']['map'] == value
+    # full_kd -> mixed_kd: neither is above it
+    [low] = [text for text in told['sentences'] if text.startswith('full_kd -> mixed_kd')]
+    assert 'either full_kd nor mixed_kd is above BM25, so that this tells nothing' in low
+
+
+def test_a_given_teacher_at_the_floor_is_asked_for_its_labels():
+    def given(record):
+        if record['mode'] == 'baseline':
+            record['factors']['init'] = 'given'
+
+    keeps = in_use.headline(in_use.in_use(write_study(floors=dict(bm25=0.9), change=given)))[0]
+    assert 'look whether it was fine-tuned for this task' in keeps
+
+
+def test_without_a_floor_nothing_is_kept():
+    keeps = in_use.headline(in_use.in_use(write_study(floors={})))[0]
+    assert keeps.startswith('How much of what baseline has learnt mixed_kd keeps is not known')
 
 
 @pytest.mark.parametrize('share', [0.7, 0.95])
@@ -70,9 +128,11 @@ def test_a_share_needs_pairs_and_a_teacher_above_nought():
 def test_the_headline_says_what_is_kept_what_is_saved_and_how_sure_that_is():
     e = write_study()
     keeps, saves, sure = in_use.headline(in_use.in_use(e))
-    assert keeps.startswith('mixed_kd keeps 90.') and 'its teacher baseline 0.80' in keeps
+    assert keeps.startswith('mixed_kd keeps 73.7 % [') and 'of what its teacher gains over BM25' in keeps
+    assert 'its teacher baseline 0.80' in keeps and 'BM25 0.500.' in keeps
     assert '25 % of the parameters (5.0 M of 20.0 M)' in saves
     assert 'answers one example of 50 tokens 3.00' in saves and 'was trained 4.00' in saves
+    assert 'times as fast as baseline (2 epochs against 3)' in saves and 'in one number format' not in saves
     assert sure.startswith('This rests on 3 seeds and 40 questions.') and 'full_kd' in sure
     said = str(report('made'))
     assert said.startswith(keeps) and 'one example of 50 tokens, ms' in said
@@ -81,7 +141,7 @@ def test_the_headline_says_what_is_kept_what_is_saved_and_how_sure_that_is():
 def test_the_undistilled_student_stands_beside_the_distilled_one():
     e = write_study(('baseline', 'full_student', 'full_kd'))
     keeps = in_use.headline(in_use.in_use(e))[0]
-    assert 'full_kd keeps 90.' in keeps and 'without distillation, full_student keeps 87.' in keeps
+    assert 'full_kd keeps 73.7' in keeps and 'without distillation, full_student keeps 67.1' in keeps
 
 
 def test_a_headline_says_what_its_study_cannot_tell():
@@ -91,13 +151,24 @@ def test_a_headline_says_what_its_study_cannot_tell():
     assert 'nothing is known about other seeds' in sure and 'add the arm full_student' in sure
 
 
-def test_a_metric_where_less_is_better_has_no_share():
+def test_where_less_is_better_a_share_is_of_what_is_less_than_the_floor():
     for mode, value in (('baseline', 3.0), ('full_kd', 3.2)):
-        write_run(make_record(mode, 0, value, higher=False))
+        for seed in range(2):
+            made = make_record(mode, seed, value + 0.01 * seed, higher=False)
+            write_run(made)
+    write_floors(made, random_order=5.0, bm25=3.8)
     e = evidence('made')
-    assert in_use.kept_share(e, 'full_kd') is None
+    assert e.trivial[0].name == 'bm25'  # the lowest
+    assert in_use.kept_share(e, 'full_kd').estimate == pytest.approx((3.8 - 3.205) / (3.8 - 3.005), abs=1e-3)
     said = in_use.headline(in_use.in_use(e))[0]
-    assert 'full_kd 3.200 [' in said and 'its teacher baseline 3.000 [' in said and 'keeps' not in said
+    assert 'full_kd keeps 74.8 %' in said and 'BM25 3.800' in said
+
+
+def test_training_beside_the_teachers_network_in_the_same_format_stands_beside_it():
+    modes = ('baseline', 'mixed_baseline', 'mixed_kd')
+    saves = in_use.headline(in_use.in_use(write_study(modes)))[1]
+    assert 'as baseline (2 epochs against 3), its teacher\'s own training not counted' in saves
+    assert 'in one number format, 1.00' in saves and 'as mixed_baseline (2 epochs against 3)' in saves
 
 
 def test_a_study_of_one_network_has_no_headline():
@@ -106,17 +177,4 @@ def test_a_study_of_one_network_has_no_headline():
     assert (
         in_use.headline(in_use.in_use(e)) == ()
         and in_use.use_table(in_use.in_use(e)).loc['baseline', 'parameters, M']
-    )
-
-
-def test_what_a_model_has_that_learnt_nothing_stands_beside_the_share():
-    runs = [
-        make_record(mode, 0, value, metric='exact') for mode, value in (('baseline', 0.6), ('full_kd', 0.5))
-    ]
-    for r in runs:
-        r['task'] = 'extractive_qa'
-        r['metrics']['test']['always_unanswerable'] = 0.51
-    e = Evidence('made', runs, make_units(0.5, 0).iloc[:0].assign(run_id=''), arm_values(runs, None), [])
-    assert in_use.headline(in_use.in_use(e))[0].endswith(
-        'its teacher baseline 60.0, a model that never answers 51.0.'
     )

@@ -9,7 +9,7 @@ import nbformat
 import papermill
 import pytest
 from jupyter_core.utils import run_sync
-from handmade import make_record, write_run
+from handmade import make_record, write_floors, write_run
 from kdnotes.analysis import estimate as es
 from kdnotes.analysis.figures import FIGURES, draw_evidence, run_curves
 from kdnotes.analysis.plotting import SMOKE_MARK, figure_bytes, mark_smoke
@@ -56,8 +56,10 @@ def pair(**more):
 def test_a_student_stands_beside_its_teacher_whatever_study_that_is_of():
     teacher = written('baseline', 0.8, study='another')
     student = written('full_kd', 0.72, lambda r: r.update(teacher_run_id=teacher['run_id']))
+    write_floors(teacher, bm25=0.6)  # kept where the teacher is
     box = run_box(student)
-    assert box.title.startswith(f"{student['run_id']}: MAP on the test set 0.720, 90.0 % [")
+    assert box.title.startswith(f"{student['run_id']}: MAP on the test set 0.720, 60.0 % [")
+    assert box.title.endswith("of its teacher's gain over BM25, BM25 0.600")
     assert box.table.loc['parameters, M'].tolist() == ['5.0', '20.0']
     assert '25 % of the parameters' in box.lines['saved'] and '3.00 times as fast' in box.lines['saved']
     sure = box.lines['how sure']

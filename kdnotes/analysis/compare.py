@@ -39,6 +39,7 @@ from kdnotes.analysis.intervals import (
     differing_units,
     few_differ,
     crossed_interval,
+    difference_interval,
     mean_interval,
     ratio_interval,
 )
@@ -49,8 +50,9 @@ from .comparable import HARDWARE, Timed, timed, trained
 # %% auto #0
 __all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
            'check_arm', 'commits', 'uncommitted', 'matched_pairs', 'by_cluster', 'unit_matrix', 'units_alike',
-           'independent_name', 'Remark', 'metric_differences', 'Comparison', 'compare', 'Verdict', 'verdict_on',
-           'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
+           'independent_name', 'Floor', 'floors_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'Remark',
+           'metric_differences', 'Comparison', 'compare', 'Verdict', 'verdict_on', 'difference_table',
+           'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
 # %% ../../nbs/analysis/06_compare.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -312,12 +314,98 @@ def independent_name(
     task = task_info(records[0]['task'])
     return task.cluster_name if units_alike(records, units) else task.unit_name
 
+# %% ../../nbs/analysis/06_compare.ipynb #a35c35fa
+@dataclass(frozen=True)
+class Floor:
+    "What a model that has learnt nothing scores on a study's units."
+
+    name: str  # of `TaskInfo.floors`
+    words: str  # what it is called: 'BM25'
+    record: dict  # the keys of a run's that say what it scored: run_id, task, primary, metrics
+    units: pd.DataFrame  # as of a run
+
+    @property
+    def value(self) -> float:
+        return self.record['primary']['value']
+
+
+def floors_of(
+    records: Sequence[dict],  # of one study
+    table: pd.DataFrame | None,  # of `records.store.floors`; None: not measured
+) -> list[Floor]:  # the best by the primary metric first; []: not known
+    "A study's trivial models, as if they were runs."
+    primary = records[0]['primary']
+    found = []
+    for name, own in () if table is None else table.groupby('floor', sort=False):
+        of_sets = own[own['unit'] == '']
+        metrics = {split: dict(zip(its['metric'], its['value'])) for split, its in of_sets.groupby('split')}
+        value = metrics.get(primary['set'], {}).get(primary['metric'])
+        if value is None:
+            continue
+        words = task_info(records[0]['task']).floors.get(name, name)
+        record = dict(
+            run_id=f'floor {name}',
+            task=records[0]['task'],
+            primary=primary | dict(value=float(value)),
+            metrics=metrics,
+        )
+        units = own[own['unit'] != ''].assign(run_id=record['run_id'])
+        found.append(Floor(name, words, record, units))
+    return sorted(found, key=lambda floor: floor.value, reverse=primary['higher_is_better'])
+
+
+def gain(
+    runs: Sequence[dict],  # of one arm
+    floor: Floor,
+    units: pd.DataFrame | None,  # of these runs
+) -> (
+    np.ndarray | None
+):  # (runs, units), or (runs,) where the units are not the same; None: a run has no value
+    "How much better than a trivial model runs are by the primary metric, be more of it better or less."
+    if any(r['primary']['value'] is None for r in runs):
+        return None
+    sign = 1 if floor.record['primary']['higher_is_better'] else -1
+    own = unit_matrix(runs, units)
+    its = unit_matrix([floor.record], floor.units)
+    if own is None or its is None or set(own.columns) != set(its.columns) or own.isna().any(axis=None):
+        return sign * (np.array([r['primary']['value'] for r in runs]) - floor.value)
+    return sign * (own.to_numpy() - its[own.columns].to_numpy())
+
+
+def gain_interval(
+    runs: Sequence[dict],  # of one arm
+    floor: Floor,
+    units: pd.DataFrame | None,  # of these runs
+) -> Interval | None:  # None: a run has no value
+    "The mean gain over a trivial model, seeds and units both sampled."
+    found = gain(runs, floor, units)
+    return None if found is None else interval_of_gain(found, runs, units)
+
+
+def interval_of_gain(
+    found: np.ndarray,  # of `gain`
+    runs: Sequence[dict],  # of the study
+    units: pd.DataFrame | None,  # of these runs
+) -> Interval:
+    "The interval of gains that are known already."
+    if found.ndim == 1:
+        return mean_interval(found)
+    return difference_interval(found, np.random.default_rng(SEED), _reach(runs, units))
+
+
+def is_above(
+    gained: Interval | None,  # of `gain_interval`
+) -> bool:
+    "Is a model above a trivial one, as far as its interval tells?"
+    return gained is not None and gained.low is not None and gained.low > 0
+
 # %% ../../nbs/analysis/06_compare.ipynb #279ce639
 @dataclass(frozen=True)
 class Remark:
     "What a reader should know, and its code."
 
-    # excluded | one_seed | one_teacher | commits | no_value | own_values | times_excluded | no_time | busy
+    # excluded | one_seed | one_teacher | commits | no_value | own_values | times_excluded | no_time | busy |
+    # at_floor
     code: str
     text: str  # a clause
 
@@ -488,6 +576,8 @@ class Comparison:
     # corrected over the same comparisons of that time
     p_times_holm: dict[str, float | None] = field(default_factory=dict)
     unit_name: str = 'units'  # what the metric averages over
+    # of a's training and of b's; None: a model that was given
+    epochs: tuple[float | None, float | None] = (None, None)
     task: str = FIRST_TASK  # whose names the metrics have
 
     @property
@@ -497,6 +587,11 @@ class Comparison:
     @property
     def n_units(self) -> int | None:
         return self.difference.units if self.difference else None
+
+    @property
+    def at_floor(self) -> str | None:
+        "What the difference tells where neither arm has learnt anything that a trivial model has not."
+        return next((w.text for w in self.warnings if w.code == 'at_floor'), None)
 
     @property
     def identical(self) -> bool:
@@ -617,6 +712,7 @@ def compare(
         **found,
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
         unit_name=independent_name(runs, units),
+        epochs=tuple(r['settings'].get('epochs') if trained(r) else None for r in pairs[0]),
         task=task.name,
     )
 
@@ -696,6 +792,7 @@ def difference_table(
 def study_comparisons(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
+    floors: pd.DataFrame | None = None,  # of `records.store.floors`; None: not measured
 ) -> list[tuple[str, Comparison]]:  # (chain | control | procedures | variant, comparison)
     "All comparisons the arms of a study allow."
     arms: dict[str, list[dict]] = {}
@@ -716,7 +813,30 @@ def study_comparisons(
     # an arm that no step leads to or from
     steps += [('procedures', first, arm) for arm in others if arm not in compared]
     times = timed(records)
-    return corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
+    found = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
+    best = floors_of(records, floors)[:1] if records else []
+    return _beside_floor(found, best[0], arms, units) if best else found
+
+
+def _beside_floor(
+    comparisons: list[tuple[str, Comparison]],
+    floor: Floor,
+    arms: dict[str, list[dict]],
+    units: pd.DataFrame | None,
+) -> list[tuple[str, Comparison]]:
+    "Comparisons with a remark where neither arm is above the floor."
+    gains = {arm: gain_interval(runs, floor, units) for arm, runs in arms.items()}
+    low = {arm for arm, gained in gains.items() if gained is not None and not is_above(gained)}
+
+    def remark(c: Comparison) -> Remark:
+        return Remark(
+            'at_floor', f'neither {c.a} nor {c.b} is above {floor.words}, so that this tells nothing'
+        )
+
+    return [
+        (kind, replace(c, warnings=(*c.warnings, remark(c))) if c.difference and {c.a, c.b} <= low else c)
+        for kind, c in comparisons
+    ]
 
 
 # name -> kinds of comparisons
@@ -754,7 +874,13 @@ def _margins_corrected(members: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Comparison]:
-    "Comparisons with the p-values of a family of that name, which they make up."
+    """Comparisons with the p-values of a family of that name, which they make up;
+    one seed cannot be tested, so that a comparison of one makes no family larger.
+    """
+    single = [c for c in members if len(c.seeds) == 1]
+    if single:
+        others = iter(_corrected_together(name, [c for c in members if len(c.seeds) != 1]))
+        return [c if len(c.seeds) == 1 else next(others) for c in members]
     if not members:
         return []
     steps = [f'{c.a} -> {c.b}' for c in members]

@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
-from .compare import Comparison, independent_name, unit_matrix
+from kdnotes.analysis.compare import (
+    Comparison,
+    Floor,
+    gain,
+    independent_name,
+    interval_of_gain,
+    is_above,
+)
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
@@ -23,12 +30,13 @@ from kdnotes.analysis.intervals import (
 from .plotting import arms_of
 from .tables import Evidence
 from .wording import sentence, times_as, unit_of
-from ..core.config import metric_name, task_info
+from ..core.config import metric_name
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'share_of_pairs', 'InUse', 'in_use',
-           'kept_share', 'use_table', 'student_arm', 'in_percent', 'trivial', 'saves', 'rests_on', 'headline']
+__all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'Kept', 'kept_of_pairs',
+           'share_of_pairs', 'InUse', 'in_use', 'kept_share', 'use_table', 'student_arm', 'in_percent', 'trivial',
+           'saves', 'rests_on', 'headline']
 
 # %% ../../nbs/analysis/13_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -84,6 +92,53 @@ def share_interval(
     )
 
 
+@dataclass(frozen=True)
+class Kept:
+    "What students have of their teachers' gain over the best trivial model."
+
+    # of KEPT: why there is no share, or that there is one
+    code: str
+    floor: Floor | None = None  # None: none was measured
+    teacher: Interval | None = None  # how much better than the floor; None: there is no value, or no floor
+    student: Interval | None = None
+    share: Interval | None = None  # of the gain
+
+
+KEPT = {  # code -> in a table's cell
+    'kept': '',
+    'no_value': '-',
+    'no_floor': 'no floor known',
+    'teacher_at_floor': 'teacher at the floor',
+    'student_at_floor': 'at the floor',
+    'not_told': 'one value',
+}
+
+
+def kept_of_pairs(
+    pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`, at least one
+    floor: Floor | None,  # of `compare.floors_of`: the first
+    gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
+    interval: Callable[[np.ndarray], Interval],  # of such a gain
+) -> Kept:
+    "How much of their teachers' gain some runs keep, or why nobody can say."
+    if any(r['primary']['value'] is None for pair in pairs for r in pair):
+        return Kept('no_value', floor)
+    if floor is None:
+        return Kept('no_floor')
+    s, t = (gained(runs) for runs in zip(*pairs))
+    student, teacher = interval(s), interval(t)
+    known = dict(floor=floor, teacher=teacher, student=student)
+    if None in (student.low, teacher.low):
+        return Kept('not_told', **known)
+    if not is_above(teacher):
+        return Kept('teacher_at_floor', **known)
+    if not is_above(student):
+        return Kept('student_at_floor', **known)
+    if s.shape != t.shape:  # units of one side alone
+        s, t = (x if x.ndim == 1 else x.mean(1) for x in (s, t))
+    return Kept('kept', share=share_interval(s, t), **known)
+
+
 def share_of_pairs(
     pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`
     matrix: Callable[[Sequence[dict]], pd.DataFrame | None],  # runs -> their `unit_matrix`
@@ -110,7 +165,16 @@ class InUse:
     evidence: Evidence
     teacher: str | None  # the arm; None: no run is of the teacher's architecture
     pairs: dict[str, list[tuple[dict, dict]]]  # arm -> of `with_teachers`; []: the teacher's own arm
-    shares: dict[str, Interval | None]  # arm -> of `share_of_pairs`
+    kept: dict[str, Kept | None]  # arm -> what it keeps; None: it has no teacher among the runs
+
+    @property
+    def floor(self) -> Floor | None:
+        return next(iter(self.evidence.trivial), None)
+
+    @property
+    def shares(self) -> dict[str, Interval | None]:
+        "Arm -> the share of its teacher's gain that it keeps; None: there is none."
+        return {arm: kept and kept.share for arm, kept in self.kept.items()}
 
 
 def in_use(
@@ -118,26 +182,31 @@ def in_use(
 ) -> InUse:
     "Pair the runs of a study, and compute what each arm keeps."
     teacher = teacher_arm(e.records)
-    matrices: dict[tuple[str, ...], pd.DataFrame | None] = {}
+    floor = next(iter(e.trivial), None)
+    gains: dict[tuple[str, ...], np.ndarray | None] = {}
 
-    def matrix(runs: Sequence[dict]) -> pd.DataFrame | None:
+    def gained(runs: Sequence[dict]) -> np.ndarray | None:
         run_ids = tuple(r['run_id'] for r in runs)
-        if run_ids not in matrices:  # all arms have the same teachers
-            matrices[run_ids] = unit_matrix(runs, e.units)
-        return matrices[run_ids]
+        if run_ids not in gains:  # all arms have the same teachers
+            gains[run_ids] = gain(runs, floor, e.units)
+        return gains[run_ids]
+
+    def interval(found: np.ndarray) -> Interval:
+        return interval_of_gain(found, e.records, e.units)
 
     pairs = {
         arm: [] if teacher in (None, arm) else with_teachers(runs, e.arms[teacher])
         for arm, runs in e.arms.items()
     }
-    return InUse(e, teacher, pairs, {arm: share_of_pairs(its, matrix) for arm, its in pairs.items()})
+    kept = {arm: kept_of_pairs(its, floor, gained, interval) if its else None for arm, its in pairs.items()}
+    return InUse(e, teacher, pairs, kept)
 
 
 def kept_share(
     e: Evidence,
     student: str,  # an arm
-) -> Interval | None:  # None: lower is better, no teacher is among the runs, or a run has no value
-    "The share of its teacher's primary metric that an arm keeps."
+) -> Interval | None:  # None: there is none; `in_use(e).kept[student].code` says why
+    "The share of its teacher's gain over the best trivial model that an arm keeps."
     return in_use(e).shares[student]
 
 # %% ../../nbs/analysis/13_in_use.ipynb #249cff6c
@@ -160,8 +229,11 @@ def _tokens(e: Evidence, size: int) -> str:
     return f' of {known.pop()} tokens' if len(known) == 1 else ''
 
 
-def _text(interval: Interval | None, spec: str) -> str:
-    return '-' if interval is None else format(interval, spec)
+def _kept_cell(kept: Kept | None) -> str:
+    "A share in percent, or in words why there is none."
+    if kept is None:
+        return '-'
+    return KEPT[kept.code] if kept.share is None else format(scaled(kept.share, 100.0), '.1f')
 
 
 def use_table(
@@ -169,18 +241,18 @@ def use_table(
 ) -> pd.DataFrame:  # one row an arm, cells are text
     "What each arm's model is for its user; the share is with its interval, times are means over runs."
     e = use.evidence
+    over = f' over {use.floor.words}' if use.floor else ''
     rows = {}
     for arm, runs in e.arms.items():
         one = _latencies(e, runs, 'batch_1_ms')
         many = [32_000 / ms for ms in _latencies(e, runs, 'batch_32_ms')]
-        share = use.shares[arm]
         parameters = runs[0]['params_total']
         rows[arm] = {
             'parameters, M': f'{parameters / 1e6:.1f}',
             'weights, MiB': f'{_BYTES * parameters / MIB:.0f}',
             f'one example{_tokens(e, 1)}, ms': f'{np.mean(one):.1f}' if one else '-',
             f'32 at once{_tokens(e, 32)}, examples/s': f'{np.mean(many):.0f}' if many else '-',
-            "of its teacher's metric, %": _text(share and scaled(share, 100.0), '.1f'),
+            f"of its teacher's gain{over}, %": _kept_cell(use.kept[arm]),
         }
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
@@ -207,15 +279,55 @@ def _keeps(use: InUse, student: str) -> str:
         return f'What {student} keeps of {teacher} is not known, since there is no {name}.'
     unit = _unit_of_metric(e)
     s, t = (format(scaled(v, unit.factor), f'.{unit.digits - 1}f') for v in values)
-    share = use.shares[student]
     percent = ' in percent' if unit.factor != 1 else ''
     values = f'{name[0].upper()}{name[1:]}{percent}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
-    if share is None:
-        return values
+    kept = use.kept[student]
+    return values if kept is None else f'{_kept_in_words(use, student, kept)} {values}'
+
+
+_NO_SHARE = {  # code of KEPT -> a sentence: why there is no share, and what to try
+    'no_value': 'What {student} keeps of {teacher} is not known, since a run has no value.',
+    'no_floor': (
+        'How much of what {teacher} has learnt {student} keeps is not known, since no model that has learnt '
+        'nothing was scored beside these runs: the same `kdnotes study` again does that, and trains nothing.'
+    ),
+    'not_told': 'Whether {student} is above {floor} cannot be told from single values: run more seeds.',
+    'teacher_at_floor': (
+        '{teacher}, the teacher, is not above {floor}, which takes no training, so that no share of it '
+        'means anything: {advice}'
+    ),
+    'student_at_floor': (
+        '{student} is not above {floor}, which takes no training, so that nothing it keeps of its teacher '
+        'can be shown: train it longer or at another learning rate (`kdnotes tune`), give it more layers, or '
+        'score it on more {units}.'
+    ),
+}
+_ADVICE = {  # is the teacher a model that was given?
+    True: 'look whether it was fine-tuned for this task and these labels.',
+    False: 'train it longer, at another learning rate (`kdnotes tune`), from other weights or on more texts.',
+}
+
+
+def _kept_in_words(use: InUse, student: str, kept: Kept) -> str:
+    "What a student keeps of its teacher's gain; where there is no share, why, and what to try."
+    e = use.evidence
+    floor = kept.floor.words if kept.floor else ''
+    if kept.share is None:
+        return _NO_SHARE[kept.code].format(
+            student=student,
+            teacher=use.teacher,
+            floor=floor,
+            advice=_ADVICE[e.arms[use.teacher][0]['factors'].get('init') == 'given'],
+            units=independent_name(e.records, e.units),
+        )
     c = _effect_of_kd(e, student)
-    beside = use.shares[c.a] if c and c.b == student else None
-    alone = f'; without distillation, {c.a} keeps {in_percent(beside)}' if beside else ''
-    return f'{student} keeps {in_percent(share)} of its teacher{alone}. {values}'
+    beside = use.kept[c.a] if c and c.b == student else None
+    alone = ''
+    if beside is not None and beside.share is not None:
+        alone = f'; without distillation, {c.a} keeps {in_percent(beside.share)}'
+    elif beside is not None and beside.code == 'student_at_floor':
+        alone = f'; without distillation, {c.a} is not above {floor}'
+    return f'{student} keeps {in_percent(kept.share)} of what its teacher gains over {floor}{alone}.'
 
 
 def in_percent(
@@ -230,20 +342,53 @@ def in_percent(
 
 def trivial(
     e: Evidence,
-) -> str:  # a clause behind a comma; '': the task knows of none
-    "What a model that has learnt nothing has of the metric: most of a share may be its own."
-    task = task_info(e.records[0]['task'])
-    if task.trivial is None:
+) -> str:  # a clause behind a comma; '': not measured
+    "What the best model scores that has learnt nothing."
+    if not e.trivial:
         return ''
-    metric, words = task.trivial
-    found = e.records[0]['metrics'][e.records[0]['primary']['set']].get(metric)
     unit = _unit_of_metric(e)
-    return '' if found is None else f', {words} {unit.factor * found:.{unit.digits - 1}f}'
+    best = e.trivial[0]
+    return f', {best.words} {unit.factor * best.value:.{unit.digits - 1}f}'
 
 
 def _unit_of_metric(e: Evidence):
     "How values of the primary metric are written."
     return unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
+
+
+def _trained_as(use: InUse, pairs: Sequence[tuple[dict, dict]], other: str) -> str:
+    "How fast students were trained beside other runs, and in how many epochs each; '': not comparable."
+    e = use.evidence
+    timed = [pair for pair in pairs if all(e.times.has(r, 'train_s') and r['time']['train_s'] for r in pair)]
+    if not timed:
+        return ''
+    seconds = [[r['time']['train_s'] for r in runs] for runs in zip(*timed)]
+    ratio = ratio_interval(seconds[1], seconds[0])
+    fewer = f' ({ratio.n} seeds)' if ratio.n != len(pairs) else ''
+    own, its = (r['settings'].get('epochs') for r in timed[0])
+    if None in (own, its):
+        return f'{times_as(ratio)}{fewer} as {other}'
+    epochs = f'{own:g} epochs each' if own == its else f'{own:g} epochs against {its:g}'
+    return f'{times_as(ratio)}{fewer} as {other} ({epochs})'
+
+
+def _in_one_format(use: InUse, student: str) -> str:
+    "The same beside the teacher's network in the student's number format, where that is another; '': none."
+    e = use.evidence
+    precision = e.arms[student][0]['factors']['precision']
+    if precision == e.arms[use.teacher][0]['factors']['precision']:
+        return ''
+    alike = [
+        arm
+        for arm, runs in e.arms.items()
+        if (runs[0]['factors']['network'], runs[0]['factors']['precision']) == ('teacher', precision)
+    ]
+    for arm in alike:
+        by_seed = {r['seed']: r for r in e.arms[arm]}
+        pairs = [(r, by_seed[r['seed']]) for r in e.arms[student] if r['seed'] in by_seed]
+        if told := _trained_as(use, pairs, arm):
+            return f'; in one number format, {told}'
+    return ''
 
 
 def saves(
@@ -263,19 +408,15 @@ def saves(
         ms = [[r['latency']['batch_1_ms'] for r in runs] for runs in zip(*both)]
         faster = times_as(ratio_interval(ms[1], ms[0]))
         said.append(f'answers one example{_tokens(e, 1)} {faster} ({np.mean(ms[0]):.1f} ms, batch 1, fp32)')
-    trained = [
-        pair for pair in pairs if all(e.times.has(r, 'train_s') and r['time']['train_s'] for r in pair)
-    ]
-    if trained:
-        seconds = [[r['time']['train_s'] for r in runs] for runs in zip(*trained)]
-        ratio = ratio_interval(seconds[1], seconds[0])
-        fewer = f' ({ratio.n} seeds)' if ratio.n != len(pairs) else ''
-        said.append(f'was trained {times_as(ratio)}{fewer}, its teacher not counted')
+    told = _trained_as(use, pairs, use.teacher)
+    if told:
+        beside = _in_one_format(use, student)
+        said.append(f'was trained {told}, its teacher\'s own training not counted{beside}')
     timed = all((r.get('latency') or {}).get('batch_1_ms') for pair in pairs for r in pair)
     why = 'cannot be compared, for the runs were not made alike' if timed else 'was not measured'
     unknown = '' if both else f'; how fast it answers {why}'
-    busy = any(is_busy(r.get('machine') or {}) for pair in [*both, *trained] for r in pair)
-    careful = '; others used the machine during these runs, so that times are unreliable' * busy
+    busy = (both or told) and any(is_busy(r.get('machine') or {}) for pair in pairs for r in pair)
+    careful = '; others used the machine during these runs, so that times are unreliable' * bool(busy)
     return f"{', '.join(said[:-1])}{' and ' * (len(said) > 1)}{said[-1]}{unknown}{careful}."
 
 

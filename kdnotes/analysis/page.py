@@ -119,6 +119,9 @@ def page_of(
         metrics.append(_table(found.sets, 'Every evaluation set.'))
     if len(found.progress):
         metrics.append(_table(found.progress, 'The primary metric on the way, means over seeds.'))
+    floors = (_table(found.floors, 'Models that have learnt nothing, on the same units.'),) * bool(
+        len(found.floors)
+    )
     differ = tuple(
         _table(t, f'Settings that differ: {name}.', index=False)
         for name, t in found.differences.items()
@@ -127,7 +130,7 @@ def page_of(
     parts = (
         Part(
             'What each model is for its user',
-            tables=(_turned(found.use, 'Means over runs; shares with their intervals.'),),
+            tables=(_turned(found.use, 'Means over runs; shares with their intervals.'), *floors),
         ),
         Part('What it took to train', tables=(_turned(found.arms, 'Mean ± half of the interval.'),)),
         Part('How it was trained', found.setting),

@@ -6,13 +6,13 @@
 from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
 from .comparable import timed
 from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
-from .in_use import headline, in_use, use_table
+from .in_use import Kept, headline, in_use, use_table
 from .intervals import LEVEL, Interval
 from .plotting import arms_of
 from kdnotes.analysis.tables import (
@@ -21,6 +21,7 @@ from kdnotes.analysis.tables import (
     comparison_table,
     energy_note,
     evidence,
+    floors_table,
     metrics_table,
     nearer_sentence,
     nearer_to_teacher,
@@ -44,6 +45,7 @@ class Report:
     about: str  # what was run, on what
     headline: tuple[str, ...]  # sentences: what a student keeps, what it saves, how sure; (): no student
     use: pd.DataFrame  # a row an arm, text: what its model is for its user
+    floors: pd.DataFrame  # a row a model that has learnt nothing, text; empty: not measured
     arms: pd.DataFrame  # a row an arm, text
     metrics: pd.DataFrame  # a row a metric, text
     sets: pd.DataFrame  # a row an evaluation set and metric, text; empty: the task has one set that counts
@@ -56,6 +58,10 @@ class Report:
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # the comparisons as numbers, of `compare.chain_table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
+    # a model that has learnt nothing -> set -> metric -> value; the best one first
+    trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    # arm -> what it keeps of its teacher's gain over the best of them; None: it has no teacher here
+    kept: dict[str, Kept | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = [
@@ -63,6 +69,7 @@ class Report:
             self.about,
             '\n'.join(self.setting),
             self.use.to_string(),
+            self.floors.to_string() if len(self.floors) else '',
             self.arms.to_string(),
             self.metrics.to_string() if self.sets.empty else self.sets.to_string(),
             '' if self.progress.empty else self.progress.to_string(),
@@ -197,6 +204,7 @@ def report_of(
         _about(study, e.records),
         headline(use),
         use_table(use),
+        floors_table(e),
         arms_table(e.records, e.values),
         metrics_table(e.records),
         sets_table(e),
@@ -209,6 +217,8 @@ def report_of(
         e.values,
         chain_table(e.comparisons),
         _setting(e),
+        {floor.name: floor.record['metrics'] for floor in e.trivial},
+        use.kept,
     )
 
 # %% ../../nbs/analysis/14_report.ipynb #4bfb3743
@@ -216,12 +226,21 @@ def report_as_dict(
     found: Report,
 ) -> dict:  # JSON-able; a number that is not known is null
     "A report for programs: what is said, and the comparisons as numbers."
-    values = {
-        arm: {
-            name: dict(estimate=i.estimate, low=i.low, high=i.high, level=i.level, n=i.n)
-            for name, i in known.items()
-        }
-        for arm, known in found.values.items()
+
+    def numbers(i: Interval | None) -> dict | None:
+        return i and dict(estimate=i.estimate, low=i.low, high=i.high, level=i.level, n=i.n)
+
+    values = {arm: {name: numbers(i) for name, i in known.items()} for arm, known in found.values.items()}
+    kept = {
+        arm: k
+        and dict(
+            code=k.code,
+            floor=k.floor and k.floor.name,
+            share=numbers(k.share),
+            student_gain=numbers(k.student),
+            teacher_gain=numbers(k.teacher),
+        )
+        for arm, k in found.kept.items()
     }
     return dict(
         study=found.study,
@@ -229,6 +248,8 @@ def report_as_dict(
         setting=list(found.setting),
         headline=list(found.headline),
         arms=values,
+        floors=found.trivial,
+        kept=kept,
         comparisons=json.loads(found.numbers.to_json(orient='records')),
         sentences=list(found.sentences),
         notes=list(found.notes),

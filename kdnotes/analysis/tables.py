@@ -14,7 +14,9 @@ from .calibration import NOT_CALIBRATED, TauGain, agreement, reliability, tau_ga
 from .comparable import Timed, timed
 from kdnotes.analysis.compare import (
     Comparison,
+    Floor,
     check_arm,
+    floors_of,
     label,
     study_comparisons,
     unit_matrix,
@@ -38,21 +40,23 @@ from ..core.files import evidence_path, runs_path
 from kdnotes.records.store import (
     RecordError,
     RunFolder,
+    floors,
     predictions,
     read_csv,
     records,
     units,
     without_repeats,
 )
+from ..tasks.base import floors_key
 from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
-__all__ = ['QUANTITIES', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
-           'primary_interval', 'arm_values', 'Evidence', 'evidence', 'arms_table', 'over_seeds', 'metrics_table',
-           'comparison_table', 'set_interval', 'sets_table', 'progress_table', 'why_none', 'confidence', 'pareto_front',
-           'curve_points', 'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught',
-           'taught_and_not', 'agreement_table', 'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence',
-           'run_table', 'corpus_of', 'run_worst']
+__all__ = ['QUANTITIES', 'BOUNDED', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
+           'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_floors', 'floors_table', 'arms_table',
+           'over_seeds', 'metrics_table', 'comparison_table', 'set_interval', 'sets_table', 'progress_table',
+           'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set', 'phase_seconds',
+           'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not', 'agreement_table', 'reliability_table',
+           'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -203,10 +207,15 @@ class Evidence:
     units: pd.DataFrame  # of `records.store.units`
     values: dict[str, dict[str, Interval]]  # of `arm_values`
     comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
+    floors: pd.DataFrame | None = None  # of `records.store.floors`; None: not measured
 
     @property
     def arms(self) -> dict[str, list[dict]]:
         return arms_of(self.records)
+
+    @cached_property
+    def trivial(self) -> list[Floor]:
+        return floors_of(self.records, self.floors)  # the best first; []: not measured
 
     @cached_property
     def times(self) -> Timed:
@@ -222,13 +231,60 @@ def evidence(
     found = records(study, None if run_ids is None else list(run_ids))
     check_study(study, found)
     its_units = units(study, [r['run_id'] for r in found])
+    its_floors = known_floors(study, found)
     return Evidence(
         study,
         found,
         its_units,
         arm_values(found, its_units),
-        study_comparisons(found, its_units),
+        study_comparisons(found, its_units, its_floors),
+        its_floors,
     )
+
+
+def known_floors(
+    study: str,
+    records: Sequence[dict],  # of it
+) -> pd.DataFrame | None:  # None: not measured
+    "What the trivial models of a study's task score on its sets, kept by the study or by one of its runs'."
+    for r in records:
+        key = floors_key(task_info(r['task']), r['corpus_sha256'], r['settings'])
+        for home in dict.fromkeys([study, r['study']]):
+            if len(found := floors(home, key)):
+                return found
+    return None
+
+
+def floors_table(
+    e: Evidence,
+) -> (
+    pd.DataFrame
+):  # one row a trivial model, one column a set and metric, cells are text; empty: not measured
+    "What models score that have learnt nothing, the best first: every metric that is a mean of units."
+    task = e.records[0]['task']
+    measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
+
+    def cell(metric: str, value: float | None) -> str:
+        scale = _name_and_scale(task, metric)[1]
+        return '-' if value is None else f'{scale * value:.{3 if scale == 1.0 else 1}f}'
+
+    columns = dict.fromkeys(
+        (where, metric)
+        for floor in e.trivial
+        for where, metrics in floor.record['metrics'].items()
+        for metric in metrics
+        if metric in measured
+    )
+    rows = {
+        floor.words: {
+            f'{where} {_name_and_scale(task, metric)[0]}': cell(
+                metric, floor.record['metrics'].get(where, {}).get(metric)
+            )
+            for where, metric in columns
+        }
+        for floor in e.trivial
+    }
+    return pd.DataFrame.from_dict(rows, orient='index').rename_axis('learnt nothing')
 
 # %% ../../nbs/analysis/11_tables.ipynb #f6b22454
 def _cell(interval: Interval | None, spec: str) -> str:
@@ -316,6 +372,10 @@ def metrics_table(
     ).rename_axis(f'{where}, over seeds')
 
 
+# behind a change whose interval is that of a bounded mean
+BOUNDED = '(bounded)'
+
+
 def comparison_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `compare.study_comparisons`
 ) -> pd.DataFrame:  # one row a comparison, cells are text
@@ -333,6 +393,9 @@ def comparison_table(
     def cell(interval, spec):
         return '-' if interval is None else f'{interval:{spec}}'
 
+    def mark(c):
+        return f' {BOUNDED}' * bool(c.difference is not None and c.few_differ)
+
     def times(c, key):
         its = c.speedup.get(key)
         fewer = its is not None and its.n != c.n_seeds
@@ -342,7 +405,7 @@ def comparison_table(
         return {
             'comparison': f'{c.a} -> {c.b}',
             'pairs': len(c.seeds),
-            f'change of {metric}{", percentage points" * percent}': change(c.difference),
+            f'change of {metric}{", percentage points" * percent}': change(c.difference) + mark(c),
             'verdict': verdict_on(c).words,
             'training, times as fast': times(c, 'train_s'),
             'in all, times as fast': times(c, 'total_s'),

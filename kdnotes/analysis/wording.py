@@ -92,6 +92,14 @@ def _sense(c: Comparison) -> str:
     return f'{where}{found.words}, since {found.reason}'
 
 
+def _epochs(c: Comparison) -> str:
+    "How long each arm was trained, behind a comma: a time says little without it."
+    a, b = c.epochs
+    if None in (a, b):
+        return ''
+    return f', {a:g} epochs each' if a == b else f', {b:g} epochs against {a:g}'
+
+
 def _result(c: Comparison) -> list[str]:
     "The clauses on accuracy and time."
     name = _metric(c)
@@ -105,8 +113,9 @@ def _result(c: Comparison) -> list[str]:
         if c.few_differ:
             said.append(f'{c.n_units} {c.unit_name}{_differing(c)}')
     if c.speedup:
-        names = {'train_s': 'training', 'total_s': 'in all'}
-        said.append(' and '.join(f'{w} {times_as(c.speedup[k])}' for k, w in names.items() if k in c.speedup))
+        ways = [f'training {times_as(c.speedup["train_s"])}{_epochs(c)}'] * ('train_s' in c.speedup)
+        ways += [f'in all {times_as(c.speedup["total_s"])}'] * ('total_s' in c.speedup)
+        said.append(', and '.join(ways))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
 
 # %% ../../nbs/analysis/07_wording.ipynb #b5d856f5
@@ -185,7 +194,9 @@ def sentence(
     why = c.reasons.get('comparison') or (c.reasons.get('difference') if about == 'primary' else None)
     if why:
         return f'{c.a} and {c.b} are not compared, since {why}.'
-    return (_metric_sentence(c) if about == 'primary' else _time_sentence(c, about)) + '.'
+    if about != 'primary':
+        return f'{_time_sentence(c, about)}.'
+    return f'{_metric_sentence(c)}{f"; {c.at_floor}" if c.at_floor else ""}.'
 
 
 def _differing(c: Comparison) -> str:
@@ -248,17 +259,17 @@ def _time_sentence(c: Comparison, about: str) -> str:
     found = verdict_on(c, about)
     if i.n == 1:
         return (
-            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}; nothing is '
-            'known about other seeds'
+            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}{_epochs(c)}; '
+            'nothing is known about other seeds'
         )
     p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
     rests = f'{i.level:.0%} interval, {i.n} seeds{p}'
     if found.code == 'not_significant':
         return (
-            f'No difference between {c.a} and {c.b} in the time of {name} was detected: {times_as(i)} '
-            f'({rests})'
+            f'No difference between {c.a} and {c.b} in the time of {name} was detected: '
+            f'{times_as(i)}{_epochs(c)} ({rests})'
         )
-    said = f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a} ({rests})'
+    said = f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a}{_epochs(c)} ({rests})'
     if found.code == 'not_tested':
         return f'{said}; the difference was {found.words}, since {found.reason}'
     return f'{said}{_called(c)}'

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from ..analysis.compare import differences
-from ..analysis.in_use import in_percent, in_use, rests_on, saves, trivial, use_table
+from ..analysis.in_use import KEPT, in_percent, in_use, rests_on, saves, trivial, use_table
 from ..analysis.intervals import scaled
 from ..core.config import primary_name
-from ..analysis.tables import Evidence, arm_values
+from ..analysis.tables import Evidence, arm_values, known_floors
 from ..analysis.wording import unit_of
 from ..core.processes import Stopped
 from .launch import execute, goes_on, progress
 from .plan import Plan
+from .worker import have_floors
 from ..records.schema import RecordError
 from ..records.store import TABLES, RunFolder, find_record, find_run_model, records, units
 
@@ -32,7 +33,8 @@ def run_evidence(
     found = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
     pair = [record, *([found[0]] if found else [])]
     its_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
-    return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [])
+    floors = known_floors(record['study'], pair)
+    return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [], floors)
 
 
 def _units_of(record: dict) -> pd.DataFrame:
@@ -156,7 +158,7 @@ def run_box(
     warning = SMOKE_RUN if record['settings'].get('smoke') else ''
     names = {arm: arm} | {other: f'{other}, its teacher' for other in e.arms if other != arm}
     table = pd.DataFrame({name: _column(e, its) for its, name in names.items()})
-    return Box(_title(record, e, use.shares[arm]), pd.concat([table, _of_use(use, names)]), told, warning)
+    return Box(_title(record, e, use.kept[arm]), pd.concat([table, _of_use(use, names)]), told, warning)
 
 
 def _column(e: Evidence, arm: str) -> dict[str, str]:
@@ -176,14 +178,18 @@ def _of_use(use, names: dict[str, str]) -> pd.DataFrame:
     return found.loc[list(names)].rename(names).T
 
 
-def _title(record: dict, e: Evidence, share) -> str:
+def _title(record: dict, e: Evidence, kept) -> str:
     "A run's result in a line."
     value = e.records[0]['primary']['value']
     if value is None:
         why = record['reasons'].get('primary.value', 'no reason recorded')
         return f'{record["run_id"]}: no {_metric(record)}, since {why}'
-    kept = f", {in_percent(share)} of its teacher's" if share else ''
-    return f'{record["run_id"]}: {_metric(record)} {_value(record)}{kept}{trivial(e)}'
+    share = ''
+    if kept and kept.share:
+        share = f", {in_percent(kept.share)} of its teacher's gain over {kept.floor.words}"
+    elif kept and kept.floor:
+        share = f', {KEPT[kept.code]}'
+    return f'{record["run_id"]}: {_metric(record)} {_value(record)}{share}{trivial(e)}'
 
 # %% ../../nbs/experiment/09_shown.ipynb #5d0c8bd7
 def make_here(
@@ -191,7 +197,9 @@ def make_here(
 ) -> dict:  # the record
     "Make a planned run under the eyes of a notebook, or find it done."
     try:
-        return execute(planned, on_row=progress(), say=print)
+        record = execute(planned, on_row=progress(), say=print)
+        have_floors(planned.config, planned.corpus_sha256)
+        return record
     except KeyboardInterrupt:
         stopped = _in_work(planned)
         folder = RunFolder(stopped.config.study, stopped.run_id)

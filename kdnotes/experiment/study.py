@@ -19,6 +19,7 @@ from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from .forecast import Forecast, forecast, time_in_words
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
+from .worker import have_floors
 from ..records.store import RunFolder
 
 # %% auto #0
@@ -111,6 +112,7 @@ def run_study(
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.study
+    have_floors(plans[0].config, plans[0].corpus_sha256)
     made = [p.run_id for p in plans if p.run_id not in failed]
     # a teacher that was made or measured for this study stands beside its students
     teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]

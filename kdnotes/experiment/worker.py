@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, counted, is_given, make_config
+from ..core.config import KdnotesError, RunConfig, counted, is_given, make_config, task_info
 from ..core.files import cache_path, file_errors
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
@@ -24,7 +24,8 @@ from ..core.streams import torch_seed
 from .launch import RunError, stage_file
 from .plan import make_task
 from ..records.schema import LATER, SCHEMA, SHARED_MASKS
-from ..records.store import RunFolder, checked_run_model
+from ..records.store import RunFolder, checked_run_model, floors, keep_floors
+from ..tasks.base import floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import carbon, environment, summarise, together, without_sums
@@ -32,7 +33,7 @@ from ..telemetry.timeline import compact_gradients, compact_timeline
 from ..train.failures import STOP
 
 # %% auto #0
-__all__ = ['Rank', 'Outcome', 'worker', 'encoded_task', 'starting_model', 'main']
+__all__ = ['Rank', 'Outcome', 'worker', 'encoded_task', 'starting_model', 'have_floors', 'main']
 
 # %% ../../nbs/experiment/03_worker.ipynb #3536d29d
 @dataclass(frozen=True)
@@ -590,6 +591,34 @@ def _lost_rows(rows: list[dict], result) -> dict[str, str]:
     return dict(timeline=f'the rows up to step {resumed} were lost')
 
 
+def have_floors(
+    config: RunConfig,  # resolved
+    corpus_sha256: str,
+) -> None:
+    "Score the trivial models of a study's corpus, where no run of it has done so."
+
+    def make():  # a `tasks.base.Task`; None: the corpus is another one today
+        from kdnotes.distill.models import load_tokenizer
+
+        corpus = corpus_of(config)
+        if corpus.sha256 != corpus_sha256:
+            return None
+        task = make_task(config, corpus)
+        task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
+        return task
+
+    _keep_floors(config, corpus_sha256, make)
+
+
+def _keep_floors(config: RunConfig, corpus_sha256: str, make: Callable) -> None:
+    "Keep what trivial models score beside the runs of a study, once for all of them."
+    key = floors_key(task_info(config.task), corpus_sha256, settings(config))
+    if len(floors(config.study, key)):
+        return
+    if task := make():
+        keep_floors(config.study, key, floor_table(task.floors()))
+
+
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.heads import is_pruned, whole_model
@@ -608,6 +637,7 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     record = _record(rank, task, model, outcome)
     tb_record(folder.path, record)
     folder.write_record(record)
+    _keep_floors(rank.config, record['corpus_sha256'], lambda: task)
     # the record is there: nothing will go on from them
     shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)
 

@@ -47,9 +47,9 @@ from kdnotes.records.schema import (
 )
 
 # %% auto #0
-__all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'RowFollower', 'without_repeats', 'write_csv', 'read_csv',
+__all__ = ['TABLES', 'STATUSES', 'FLOORS', 'append_row', 'read_rows', 'RowFollower', 'without_repeats', 'write_csv', 'read_csv',
            'RunFolder', 'lock_run', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
-           'predictions', 'forget']
+           'predictions', 'keep_floors', 'floors', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -163,7 +163,7 @@ TABLES = {  # table -> (its columns, digits of its floats)
     'predictions': (('split', 'unit', 'item', 'label', 'score'), 9),
 }
 _RUN_COLUMNS = ('run_id', 'arm', 'seed')
-_TEXT = ('run_id', 'arm', 'split', 'set', 'unit', 'cluster', 'metric', 'item')
+_TEXT = ('run_id', 'arm', 'split', 'set', 'unit', 'cluster', 'metric', 'item', 'key', 'floor')
 
 
 def write_csv(
@@ -368,11 +368,11 @@ def lock_run(
     return lock(folder.path / '.lock', wait_s)
 
 # %% ../../nbs/records/02_store.ipynb #fb1e3560
-_EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz')
+_EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz', 'floors.csv.gz')
 
 
-def _evidence(study: str) -> tuple[Path, Path, Path]:
-    "The exported records, units and predictions of a study."
+def _evidence(study: str) -> tuple[Path, Path, Path, Path]:
+    "The exported records, units and predictions of a study, and what its corpus' trivial models score."
     return tuple(evidence_path() / f'{study}.{name}' for name in _EVIDENCE)
 
 
@@ -451,7 +451,7 @@ def _contents(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> di
     "The evidence of a study that holds these runs and no others; whatever is refused is refused here."
     if not found:
         return {}
-    records_path, units_path, predictions_path = _evidence(study)
+    records_path, units_path, predictions_path, floors_path = _evidence(study)
     wide = _wide(
         _tables(
             'predictions',
@@ -463,9 +463,11 @@ def _contents(study: str, found: dict[str, tuple[dict, RunFolder | None]]) -> di
         json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False)
         for record, _ in found.values()
     ]
+    known = floors(study)
     return {
         units_path: _csv_bytes(units(study, found), TABLES['units'][1]),
         predictions_path: _csv_bytes(wide, 5),
+        **({floors_path: _csv_bytes(known, TABLES['units'][1])} if len(known) else {}),
         records_path: ''.join(line + '\n' for line in lines).encode(),
     }
 
@@ -654,6 +656,55 @@ def _tables(name: str, study: str, run_ids: Iterable[str] | None) -> pd.DataFram
             table = exported[home][i]
         tables.append(table.assign(**{c: record[c] for c in _RUN_COLUMNS})[columns])
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+
+# %% ../../nbs/records/02_store.ipynb #d5a66320
+FLOORS = (
+    'key',
+    'floor',
+    *TABLES['units'][0],
+)  # columns; a row without a unit is a metric, not a unit's value
+
+
+def keep_floors(
+    study: str,
+    key: str,  # of `tasks.base.floors_key`
+    table: pd.DataFrame,  # of `tasks.base.floor_table`
+) -> Path:  # the file
+    "Keep what trivial models score beside a study's runs; what has the key already is replaced."
+    path = _floors_path(study)
+    with lock(runs_path() / '.locks' / f'floors-{study}.lock', wait_s=60):
+        known = _read_floors(path)
+        others = known[known['key'] != key]
+        both = [part for part in (others, table.assign(key=key)) if len(part)]
+        return write_csv(path, pd.concat(both, ignore_index=True)[list(FLOORS)], TABLES['units'][1])
+
+
+def floors(
+    study: str,
+    key: str | None = None,  # None: all that the study has
+) -> pd.DataFrame:  # columns of FLOORS; empty: not measured
+    "What trivial models score on a study's corpus, from its folder or its evidence."
+    own = _read_floors(_floors_path(study))
+    exported = _read_floors(_checked_evidence(_evidence(study)[3]))
+    left = exported[~exported['key'].isin(own['key'])]
+    both = pd.concat([part for part in (own, left) if len(part)] or [own], ignore_index=True)
+    return both if key is None else both[both['key'] == key].reset_index(drop=True)
+
+
+def _floors_path(study: str) -> Path:
+    return runs_path() / study / 'floors.csv.gz'
+
+
+def _read_floors(path: Path) -> pd.DataFrame:
+    "The file, or no rows where there is none."
+    if not path.exists():
+        return pd.DataFrame(columns=FLOORS)
+    try:
+        return read_csv(path, FLOORS)
+    except RecordError as e:
+        raise RecordError(
+            f'{str(e).partition("; ")[0]}; delete it, and `kdnotes study` measures what it held again'
+        ) from None
 
 # %% ../../nbs/records/02_store.ipynb #a923ac26
 _CANDIDATE = ['split', 'unit', 'item', 'label']
