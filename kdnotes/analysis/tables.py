@@ -257,34 +257,31 @@ def known_floors(
 
 def floors_table(
     e: Evidence,
-) -> (
-    pd.DataFrame
-):  # one row a trivial model, one column a set and metric, cells are text; empty: not measured
+) -> pd.DataFrame:  # one row a set and metric, one column a trivial model, cells are text; empty: not measured
     "What models score that have learnt nothing, the best first: every metric that is a mean of units."
     task = e.records[0]['task']
     measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
-
-    def cell(metric: str, value: float | None) -> str:
-        scale = _name_and_scale(task, metric)[1]
-        return '-' if value is None else f'{scale * value:.{3 if scale == 1.0 else 1}f}'
-
-    columns = dict.fromkeys(
+    scores = {floor.words: floor.record['metrics'] for floor in e.trivial}
+    rows = dict.fromkeys(
         (where, metric)
-        for floor in e.trivial
-        for where, metrics in floor.record['metrics'].items()
+        for by_set in scores.values()
+        for where, metrics in by_set.items()
         for metric in metrics
         if metric in measured
     )
-    rows = {
-        floor.words: {
-            f'{where} {_name_and_scale(task, metric)[0]}': cell(
-                metric, floor.record['metrics'].get(where, {}).get(metric)
-            )
-            for where, metric in columns
+
+    def cell(value: float | None, metric: str) -> str:
+        scale = _name_and_scale(task, metric)[1]
+        return '-' if value is None else f'{scale * value:.{3 if scale == 1.0 else 1}f}'
+
+    table = {
+        words: {
+            f'{where} {_name_and_scale(task, metric)[0]}': cell(by_set.get(where, {}).get(metric), metric)
+            for where, metric in rows
         }
-        for floor in e.trivial
+        for words, by_set in scores.items()
     }
-    return pd.DataFrame.from_dict(rows, orient='index').rename_axis('learnt nothing')
+    return pd.DataFrame(table).rename_axis('models that learnt nothing')
 
 # %% ../../nbs/analysis/11_tables.ipynb #f6b22454
 def _cell(interval: Interval | None, spec: str) -> str:
