@@ -190,6 +190,28 @@ def test_a_long_name_of_a_member_is_not_repeated_in_full(tmp_path):
     assert "xxx' is there twice" in sentence and len(sentence) < 1000
 
 
+@pytest.mark.parametrize('task', ['text_classification', TASK, 'extractive_qa'])
+def test_a_text_that_no_network_reads_is_refused_where_it_stands(tmp_path, task):
+    "It would be tokenised whole: of ten million characters that took gigabytes."
+    rows = [
+        dict(text='a', question='Is it a?', sentence='a', context='a', answer='a', label=i) for i in (0, 1)
+    ]
+    for split in SPLITS:
+        (tmp_path / f'{split}.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    load_corpus(task, str(tmp_path))
+    key = {'text_classification': 'text', TASK: 'sentence', 'extractive_qa': 'context'}[task]
+    rows[1][key] *= 1_000_001
+    (tmp_path / 'dev.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    sentence = refused(lambda: load_corpus(task, str(tmp_path)))
+    assert f'dev.jsonl, line 2: {key} has 1,000,001 characters, and 1,000,000 are the most; cut' in sentence
+
+
+def test_a_book_may_be_long(tmp_path):
+    for split in SPLITS:
+        (tmp_path / f'{split}.txt').write_text(f'{split} ' * 200_000)
+    assert len(load_corpus('masked_lm', str(tmp_path)).splits['train'][0]['text']) > 1_000_000
+
+
 # what is no ordinary file
 
 

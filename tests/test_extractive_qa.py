@@ -7,6 +7,7 @@ import json
 import math
 import os
 import string
+import tracemalloc
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
@@ -53,6 +54,7 @@ from kdnotes.tasks.sources import (
     read_folder,
     resolve_corpus,
 )
+from kdnotes.tasks import squad
 from kdnotes.tasks.squad import from_hub, read_squad
 from kdnotes.tasks.span_metrics import (
     answer_scores,
@@ -519,6 +521,29 @@ def test_a_question_longer_than_a_window(tokenizer):
     assert windows.ids.lengths.max() <= 64
     sentence = refused(lambda: check_tokens(corpus_of_one(room + 1), config, lambda: tokenizer), CorpusError)
     assert f"question 'q' has {room + 1} tokens" in sentence and f'have room for {room}' in sentence
+
+
+def test_a_question_of_300_kb_is_refused_wherever_it_is_tokenised(tokenizer):
+    "The tokenizer's own words were 'Truncation error', without the question."
+    row = dict(id='q', question='salt ' * 60_000, context='Salt is white.', answers=(), cluster='c')
+    words = "question 'q' has 60,000 tokens, and windows of max_length=64 with stride=16 have room for 44"
+    assert words in refused(lambda: encode_windows(tokenizer, [row], 64, 16), CorpusError)
+
+
+def test_a_packed_file_is_not_unpacked_to_its_end(tmp_path, monkeypatch):
+    write_squad(tmp_path / 'own', question('p', 'Salt'))
+    content = (tmp_path / 'own' / 'all.json').read_bytes()
+    (tmp_path / 'packed').mkdir()
+    (tmp_path / 'packed' / 'all.json.gz').write_bytes(gzip.compress(content + b' ' * (20 << 20)))
+    assert (tmp_path / 'packed' / 'all.json.gz').stat().st_size < 1 << 15
+    monkeypatch.setattr(squad, 'LARGEST', 1 << 20)
+    tracemalloc.start()
+    sentence = refused(lambda: load_corpus(TASK, str(tmp_path / 'packed')), CorpusError)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert (
+        'all.json.gz holds more than 0.0 GB, and a file in the shape of SQuAD is read as a whole' in sentence
+    )
 
 
 def test_a_tokenizer_that_does_not_say_where_tokens_stand():

@@ -648,3 +648,9 @@ def test_rows_that_memory_has_no_room_for_are_refused_before_they_are_read(pairs
     monkeypatch.setattr(sources, '_tables', tables)
     monkeypatch.setattr(sources, 'LARGE', 1)
     assert not refused(pairs), 'in parts there is room for it'
+
+
+def test_a_contradiction_behind_a_row_whose_label_is_one_more():
+    "Labels that are numbers: from row to row the text's number may rise by what the label falls."
+    splits = dict(train=[dict(label=label) for label in (1, 0, 1)])
+    assert sources._contradictions(splits, dict(train=np.array([5, 6, 6]))) == dict(train=2)

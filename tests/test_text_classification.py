@@ -385,7 +385,47 @@ NUMBERS = dict.fromkeys(SIZES, dict(label=['1', '2.', '-.5', '+3.4E38']))
 def test_a_label_that_is_no_number_of_a_model_is_refused(label, home, tmp_path):
     changes = NUMBERS | {'test': dict(label=['1', '2', '3', label])}
     said = refused(write_tables(tmp_path / 'own', changes), target='number')
-    assert f"test, example 'T3': label {label!r} is no number" in said
+    assert f'test.jsonl, row 4: label {label!r} is no number' in said
+
+
+# labels of train, and of test -> what is said, and of which row
+NO_LABELS = {
+    'SNLI': (
+        ['0', '1', '2', '-1'],
+        list('0120'),
+        "train.jsonl, row 4: label '-1' .* 1 row of train; drop such",
+    ),
+    'GLUE': (list('0101'), ['-1'] * 4, "test.jsonl, row 1: label '-1' .* 4 rows of test; take a split that"),
+    'some of test': (list('abab'), list('a?b?'), r"test.jsonl, row 2: label '\?' .* 2 rows of test; drop"),
+    'nan': (['a', 'nan', 'a', 'b'], list('abab'), "train.jsonl, row 2: label 'nan' says that nobody"),
+    'null': (list('abab'), ['a', 'b', 'a', 'null'], "test.jsonl, row 4: label 'null' says that nobody"),
+    'NA': (['a', 'NA', 'NA', 'b'], list('abab'), "train.jsonl, row 2: label 'NA' .* 2 rows of train; drop"),
+    'empty': (['a', '', 'a', 'b'], list('abab'), 'train.jsonl, line 2: label is empty; fill it in or remove'),
+    'None': (
+        ['a', None, 'a', 'b'],
+        list('abab'),
+        'train.jsonl, line 2: label is empty; fill it in or remove',
+    ),
+    'another class': (
+        list('abab'),
+        list('acac'),
+        "test.jsonl, row 2: label 'c' is no class .* and 2 rows of",
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', NO_LABELS)
+def test_a_row_without_a_label_is_of_no_class(kind, home, tmp_path):
+    train, test, words = NO_LABELS[kind]
+    changes = dict(train=dict(label=train), dev=dict(label=[train[0]] * 4), test=dict(label=test))
+    assert re.search(words, refused(write_tables(tmp_path / 'own', changes)))
+
+
+@pytest.mark.parametrize('labels', [['-1', '1'] * 2, ['-1', '0', '1', '1'], ['none', 'some'] * 2])
+def test_labels_of_two_sides_are_classes(labels, home, tmp_path):
+    folder = str(write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=labels))))
+    asked = make_config(task='text_classification', corpus=folder, mode='baseline')
+    assert plan(asked, Machine('cpu', 2)).explain()
 
 
 def test_labels_that_people_write_are_numbers(home, tmp_path):
@@ -398,7 +438,7 @@ def test_a_label_that_overflows_in_units_of_the_deviation_is_refused(home, tmp_p
     numbers = dict.fromkeys(SIZES, dict(label=['1e-9', '2e-9', '1e-9', '3e-9']))
     numbers['test'] = dict(label=['1e-9', '1e38', '1e-9', '3e-9'])
     said = refused(write_tables(tmp_path / 'own', numbers), target='number')
-    assert "test, example 'T1': label '1e38' is too far from the labels of train" in said
+    assert "test.jsonl, row 2: label '1e38' is too far from the labels of train" in said
 
 
 LONG = 'x' * 100_000

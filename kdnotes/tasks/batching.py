@@ -5,7 +5,7 @@
 # %% ../../nbs/tasks/01_batching.ipynb #ff9ab8a9
 from __future__ import annotations
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.appended import Appended, made_once
-from ..core.progress import followed
+from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
 
 # %% auto #0
-__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'token_dtype', 'flat_ids',
-           'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps', 'micro_batches']
+__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'groups_of', 'token_dtype',
+           'flat_ids', 'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -46,6 +46,12 @@ class Ragged:
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(r) for r in rows], out=offsets[1:])
         return cls(np.fromiter((v for r in rows for v in r), dtype=dtype, count=int(offsets[-1])), offsets)
+
+    @classmethod
+    def joined(cls, parts: list[Ragged]) -> Ragged:
+        "Several, end to end."
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(np.concatenate([part.values for part in parts]), np.cumsum([0, *lengths]))
 
 # %% ../../nbs/tasks/01_batching.ipynb #5e353e33
 def to_device(
@@ -89,6 +95,7 @@ class Batch:
 
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
 ROWS_AT_ONCE = 10_000  # that are tokenised together
+_CHARACTERS = 1 << 21  # that are tokenised together: each takes some hundred bytes for a moment
 _SAMPLE = 1000  # rows by which the size of a map is foreseen
 
 
@@ -110,8 +117,9 @@ def encode_pairs(
     def add_parts(made: Appended) -> None:
         _check_room(made, tokenizer, first, second, max_length)
         parts = range(made.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE)
-        for start in followed(parts, 'tokenising', len(parts), f'parts of {ROWS_AT_ONCE:,} rows'):
-            made.add(_part(made.state, tokenizer, first, second, max_length, start))
+        with stage('tokenising', len(first) - parts.start, 'rows') as advance:
+            for start in parts:
+                made.add(_part(made.state, tokenizer, first, second, max_length, start, advance))
 
     files = _files(tokenizer, max_length)
     found = made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts)
@@ -129,19 +137,44 @@ def tokenizer_rules(tokenizer) -> str:
     )
 
 
-def _encode_pairs(tokenizer, first, second, max_length):
-    encoded = tokenizer(
-        list(first),
-        None if second is None else list(second),
-        truncation='longest_first',
-        max_length=max_length,
-        split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
-        return_token_type_ids=True,
-        return_attention_mask=False,
-    )
-    ids = Ragged.from_rows(encoded['input_ids'])
-    types = encoded.get('token_type_ids') or [[0] * n for n in ids.lengths]
-    return ids, np.array([t.index(1) if 1 in t else len(t) for t in types], dtype=np.int32)
+def groups_of(
+    sizes: Iterable[int],  # of things in a row, one at least
+    most: int,  # size of a group, unless it is of one
+) -> Iterator[slice]:
+    "Neighbours that are worked on together."
+    start = total = end = 0
+    for end, size in enumerate(sizes):
+        if end > start and total + size > most:
+            yield slice(start, end)
+            start = end
+            total = 0
+        total += size
+    yield slice(start, end + 1)
+
+
+def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: None):
+    first = list(first)
+    sizes = map(len, first)
+    if second is not None:
+        second = list(second)
+        sizes = (len(a) + len(b) for a, b in zip(first, second, strict=True))
+    ids = []
+    begin = []
+    for rows in groups_of(sizes, _CHARACTERS):
+        encoded = tokenizer(
+            first[rows],
+            None if second is None else second[rows],
+            truncation='longest_first',
+            max_length=max_length,
+            split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
+            return_token_type_ids=True,
+            return_attention_mask=False,
+        )
+        ids.append(Ragged.from_rows(encoded['input_ids']))
+        types = encoded.get('token_type_ids') or [[0] * n for n in ids[-1].lengths]
+        begin += [t.index(1) if 1 in t else len(t) for t in types]
+        advance(len(first[rows]))
+    return Ragged.joined(ids), np.array(begin, dtype=np.int32)
 
 
 def token_dtype(
@@ -161,12 +194,18 @@ def _files(tokenizer, max_length: int) -> dict[str, type]:
 
 
 def _part(
-    state: dict, tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int, start: int
+    state: dict,
+    tokenizer,
+    first: Sequence[str],
+    second: Sequence[str] | None,
+    max_length: int,
+    start: int,
+    advance: Callable[[int], None],  # is told of each row
 ) -> dict[str, np.ndarray]:
     "What the rows from `start` on add to each array; `state` counts the tokens."
     rows = slice(start, start + ROWS_AT_ONCE)
     seconds = None if second is None else second[rows]
-    ids, begin = _encode_pairs(tokenizer, first[rows], seconds, max_length)
+    ids, begin = _encode_pairs(tokenizer, first[rows], seconds, max_length, advance)
     ends = state['total'] + ids.offsets[1 if start else 0 :]
     state['total'] += len(ids.values)
     return dict(values=ids.values, offsets=ends, second=begin)

@@ -266,6 +266,7 @@ CORPORA = CorpusRules(
     from_folder=books_of,
     from_folder_words='.txt files',
     more_sets=lambda name: more_set(name),
+    longest=None,
 )
 
 # %% ../../nbs/tasks/10_documents.ipynb #443aa860

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 import numpy as np
 import pandas as pd
 import torch
@@ -31,7 +30,7 @@ from kdnotes.tasks.base import (
     words_of,
 )
 from .batching import Batch, all_apart, flat_ids, pad_pairs
-from .passages import CORPORA, Windows, encode_windows, room_for_questions
+from .passages import CORPORA, Windows, check_questions, encode_windows, room_for_questions
 from .sources import Corpus, CorpusError, Rows
 from kdnotes.tasks.span_metrics import (
     UNIT_METRICS,
@@ -117,18 +116,9 @@ def check_tokens(
             f'the tokenizer of {config.teacher} does not begin a text with its {pieces.cls_token}, which '
             'stands for no answer; take a model such as BERT or RoBERTa'
         )
-    stride = config.task_settings.stride
-    room = room_for_questions(pieces, config.max_length, stride)
     for split, rows in corpus.splits.items():
-        # no tokenizer makes more tokens of a text than it has bytes in its longest form
-        long = [row for row in rows if len(normalize('NFKD', row['question']).encode()) >= room]
-        for row in long:
-            if (n := len(pieces(row['question'], add_special_tokens=False)['input_ids'])) > room:
-                raise CorpusError(
-                    f'{corpus.name} {split}: question {row["id"]!r} has {n} tokens, and windows of '
-                    f'max_length={config.max_length} with stride={stride} have room for {room}; shorten it, '
-                    'or use a larger max_length or a smaller stride'
-                )
+        stride = config.task_settings.stride
+        check_questions(pieces, rows, config.max_length, stride, f'{corpus.name} {split}')
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #3c06ce8a
 _NEVER = -1e9  # a logit whose probability is exactly 0 at every temperature, and whose logarithm is finite

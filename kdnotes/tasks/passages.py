@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from unicodedata import normalize
 import numpy as np
 from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
-from ..core.progress import followed
+from ..core.progress import stage
 from ..core.files import check_room, sha256_text, sha256_texts
-from .batching import Ragged, token_dtype, tokenizer_rules
+from .batching import Ragged, groups_of, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
 from kdnotes.tasks.sources import (
     FORMATS,
@@ -29,9 +30,9 @@ from kdnotes.tasks.sources import (
 from .squad import Paragraph, SquadError, answer_spans, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['COLUMNS', 'LARGEST_PASSAGE', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows',
-           'check_split', 'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows',
-           'room_for_questions', 'encode_windows']
+__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split',
+           'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions',
+           'check_questions', 'encode_windows']
 
 # %% ../../nbs/tasks/15_passages.ipynb #62a637c6
 COLUMNS = dict(
@@ -44,7 +45,6 @@ COLUMNS = dict(
     title='title',
     cluster='cluster',
 )
-LARGEST_PASSAGE = 1_000_000  # characters: some hundred pages, and a thousand windows a question
 
 
 def complete(
@@ -73,12 +73,6 @@ def check_rows(
     "Refuse the first row that is wrong, and find the answers of the others."
     check_filled(rows, ('id', 'question', 'context', 'cluster'), 'question', place, names)
     for i, row in enumerate(rows):
-        if len(row['context']) > LARGEST_PASSAGE:
-            raise CorpusError(
-                f"{place(i)}: the passage of question {shown(row['id'])} has {len(row['context']):,} "
-                f'characters, and {LARGEST_PASSAGE:,} are the most; cut it, say into chapters, and keep the '
-                'one that answers'
-            )
         if 'answers' not in row:
             row['answers'] = _answers(row, place(i), names)
         elif not isinstance(row['answers'], tuple):  # as the hub has them
@@ -393,7 +387,30 @@ def room_for_questions(
     return max_length - stride - 1 - tokenizer.num_special_tokens_to_add(pair=True)
 
 
-_AT_ONCE = 500  # questions that are tokenised together: offsets are Python's own numbers at first
+def check_questions(
+    tokenizer,  # a fast Hugging Face tokenizer
+    rows: Rows,
+    max_length: int,  # tokens of a window
+    stride: int,  # tokens that neighbours share
+    where: str,  # the rows are from, as a sentence begins
+) -> None:
+    "Refuse a question that no window has room for."
+    room = room_for_questions(tokenizer, max_length, stride)
+    for row in rows:
+        # no tokenizer makes more tokens of a text than it has bytes in its longest form
+        if len(normalize('NFKD', row['question']).encode()) < room:
+            continue
+        n = len(tokenizer(row['question'], add_special_tokens=False, verbose=False)['input_ids'])
+        if n > room:
+            raise CorpusError(
+                f'{where}: question {shown(row["id"])} has {n:,} tokens, and windows of '
+                f'max_length={max_length} with stride={stride} have room for {room}; shorten it, or use a '
+                'larger max_length or a smaller stride'
+            )
+
+
+_AT_ONCE = 500  # questions that are kept together
+_CHARACTERS = 1 << 20  # that are tokenised together: offsets are Python's own numbers at first
 
 
 def encode_windows(
@@ -406,6 +423,7 @@ def encode_windows(
     "Tokenise questions with their contexts, or read them from the cache."
     files = dict.fromkeys(('second', 'row', 'context', 'places'), np.int32)
     files |= dict(values=token_dtype(tokenizer), offsets=np.int64)
+    check_questions(tokenizer, rows, max_length, stride, 'the corpus')
     if cache_dir is None:
         state = dict(total=0)
         parts = [
@@ -419,13 +437,14 @@ def encode_windows(
 
     def add_parts(made: Appended) -> None:
         parts = range(made.parts * _AT_ONCE, len(rows), _AT_ONCE)
-        for start in followed(parts, 'tokenising', len(parts), f'parts of {_AT_ONCE:,} questions'):
-            part = _windows_of(tokenizer, rows, start, max_length, stride, made.state)
-            if not start:
-                size = sum(array.size * np.dtype(files[name]).itemsize for name, array in part.items())
-                all_of = size * len(rows) / min(len(rows), _AT_ONCE)
-                check_room(made.folder.parent, 1.1 * all_of, f'the windows of {len(rows):,} questions')
-            made.add(part)
+        with stage('tokenising', len(rows) - parts.start, 'questions') as advance:
+            for start in parts:
+                part = _windows_of(tokenizer, rows, start, max_length, stride, made.state, advance)
+                if not start:
+                    size = sum(array.size * np.dtype(files[name]).itemsize for name, array in part.items())
+                    all_of = size * len(rows) / min(len(rows), _AT_ONCE)
+                    check_room(made.folder.parent, 1.1 * all_of, f'the windows of {len(rows):,} questions')
+                made.add(part)
 
     return _as_windows(made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts))
 
@@ -439,13 +458,57 @@ def _as_windows(arrays: dict[str, np.ndarray]) -> Windows:
 
 
 def _windows_of(
-    tokenizer, rows: Rows, start: int, max_length: int, stride: int, state: dict
+    tokenizer,
+    rows: Rows,
+    start: int,
+    max_length: int,
+    stride: int,
+    state: dict,
+    advance: Callable[[int], None] = lambda questions: None,
 ) -> dict[str, np.ndarray]:  # flat
     "What the rows from `start` on add to each array; `state` counts the tokens."
     part = rows[start : start + _AT_ONCE]
-    encoded = tokenizer(
-        [row['question'] for row in part],
-        [row['context'] for row in part],
+    ids = []
+    second = []
+    of = []
+    contexts = []
+    places = []
+    for some in groups_of((len(row['question']) + len(row['context']) for row in part), _CHARACTERS):
+        encoded = _overflowing(tokenizer, part[some], max_length, stride)
+        ids.append(Ragged.from_rows(encoded['input_ids']))
+        for i, row in enumerate(encoded['overflow_to_sample_mapping']):
+            sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(i)])
+            tokens = np.flatnonzero(sequence == 1)
+            if not len(tokens):
+                raise CorpusError(
+                    f'the context of question {part[some][row]["id"]!r} has no token of this tokenizer; '
+                    'remove the question, or give a context with words'
+                )
+            low, high = (tokens[0], tokens[-1] + 1)
+            types = encoded['token_type_ids'][i]
+            second.append(types.index(1) if 1 in types else len(types))
+            of.append(start + some.start + row)
+            contexts.append((low, high))
+            places.append(np.array(encoded['offset_mapping'][i], dtype=np.int32)[low:high])
+        advance(len(part[some]))
+    joined = Ragged.joined(ids)
+    ends = state['total'] + joined.offsets[1 if start else 0 :]
+    state['total'] += len(joined.values)
+    return dict(
+        values=joined.values,
+        offsets=ends,
+        second=np.array(second, dtype=np.int32),
+        row=np.array(of, dtype=np.int32),
+        context=np.array(contexts, dtype=np.int32).ravel(),
+        places=np.concatenate(places).ravel(),
+    )
+
+
+def _overflowing(tokenizer, rows: Rows, max_length: int, stride: int):  # a `BatchEncoding`
+    "Questions with their contexts, a window after another."
+    return tokenizer(
+        [row['question'] for row in rows],
+        [row['context'] for row in rows],
         truncation='only_second',
         max_length=max_length,
         stride=stride,
@@ -454,32 +517,4 @@ def _windows_of(
         return_token_type_ids=True,
         return_attention_mask=False,
         split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
-    )
-    second = []
-    contexts = []
-    places = []
-    of = encoded['overflow_to_sample_mapping']
-    for i, row in enumerate(of):
-        sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(i)])
-        tokens = np.flatnonzero(sequence == 1)
-        if not len(tokens):
-            raise CorpusError(
-                f'the context of question {part[row]["id"]!r} has no token of this tokenizer; remove the '
-                'question, or give a context with words'
-            )
-        low, high = (tokens[0], tokens[-1] + 1)
-        types = encoded['token_type_ids'][i]
-        second.append(types.index(1) if 1 in types else len(types))
-        contexts.append((low, high))
-        places.append(np.array(encoded['offset_mapping'][i], dtype=np.int32)[low:high])
-    ids = Ragged.from_rows(encoded['input_ids'])
-    ends = state['total'] + ids.offsets[1 if start else 0 :]
-    state['total'] += len(ids.values)
-    return dict(
-        values=ids.values,
-        offsets=ends,
-        second=np.array(second, dtype=np.int32),
-        row=start + np.array(of, dtype=np.int32),
-        context=np.array(contexts, dtype=np.int32).ravel(),
-        places=np.concatenate(places).ravel(),
     )

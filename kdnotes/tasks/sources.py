@@ -48,9 +48,9 @@ from .columns import Texts, open_columns, write_columns, write_parts
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus', 'MadeCorpus',
            'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
-           'needed_columns', 'find_folder', 'split_files', 'read_folder', 'ask_hub', 'fetch_hub', 'hub_rows',
-           'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes',
-           'sizes_in_words']
+           'needed_columns', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
+           'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules',
+           'split_sizes', 'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -119,6 +119,8 @@ class CorpusRules:
     from_folder_words: str = ''  # what that other thing is, for a folder without either
     # a key -> the one that stands for it where its column is missing: of lists or records, kept as they come
     instead: dict[str, str] = field(default_factory=dict)
+    # characters of a text: some hundred pages, of which a network reads one; None: it reads them all
+    longest: int | None = 1_000_000
     tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
     # of rows that are checked part by part: keys that together no two rows share; a key, and another that
     # all rows with one of its texts have in common; keys that all rows have, or none
@@ -638,11 +640,20 @@ def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str])
                 )
 
 
-def _check_characters(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
-    "Refuse half a character, as JSON can write one: UTF-8 has none, so nothing can be made of it."
+def _check_characters(
+    rows: Rows, place: Callable[[int], str], names: dict[str, str], longest: int | None
+) -> None:
+    "Refuse too many, and half a one, as JSON can write it: UTF-8 has none, so nothing can be made of it."
     for i, row in enumerate(rows):
         for key, value in row.items():
-            if not isinstance(value, str) or value.isascii():  # as most are: a search would take longer
+            if not isinstance(value, str):
+                continue
+            if longest and len(value) > longest:
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} has {len(value):,} characters, and {longest:,} are '
+                    'the most; cut it, and keep the part that counts'
+                )
+            if value.isascii():  # as most are: a search would take longer
                 continue
             if half := re.search('[\ud800-\udfff]', value):
                 raise CorpusError(
@@ -730,7 +741,7 @@ def _checked_rows(
     cells = [_cells(table, names[key], key in rules.instead.values()) for key in kept]
     rows = [dict(zip(kept, row, strict=True)) for row in zip(*cells, strict=True)]
     rules.complete(rows, missing, *state)
-    _check_characters(rows, table.place, names)
+    _check_characters(rows, table.place, names, rules.longest)
     rules.check_rows(rows, table.place, names)
     _check_names(rows, table.place, names)
     return rows
@@ -806,6 +817,21 @@ def split_files(
             f"one of {', '.join(FORMATS)}"
         )
     return {split: files[0] for split, files in found.items()}
+
+
+def place_of(
+    corpus: Corpus,
+    split: str,  # 'train' | 'dev' | 'test'
+    i: int,  # which of its rows, from 0
+    rules: CorpusRules,
+) -> str:  # for a message
+    "Where a row was read."
+    folder = Path(corpus.where)
+    own = corpus.kind == 'folder' and corpus.name not in rules.made and folder.is_absolute()
+    files = split_files(folder, rules) if own else None
+    if files:
+        return f'{files[split]}, row {i + 1}'
+    return f"{corpus.name} {split}, example {shown(corpus.splits[split][i]['id'])}"
 
 
 def read_folder(
@@ -1187,7 +1213,7 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         def place(i: int, split: str = split) -> str:
             return f'{name} {split}, row {i}'
 
-        _check_characters(rows, place, rules.columns)
+        _check_characters(rows, place, rules.columns, rules.longest)
         rules.check_rows(rows, place, rules.columns)
         _check_names(rows, place, rules.columns)
         rules.check_split(split, rows, f'{name} {split}')

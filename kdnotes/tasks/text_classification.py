@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from ..core.config import RunConfig, TaskSettings, parameter, shown
+from ..core.config import RunConfig, TaskSettings, counted, parameter, shown
 from kdnotes.tasks.sources import (
     SPLITS,
     Corpus,
@@ -22,6 +22,7 @@ from kdnotes.tasks.sources import (
     MadeCorpus,
     Rows,
     check_filled,
+    place_of,
     read_split,
 )
 from .batching import Batch, EncodedPairs, all_apart
@@ -204,21 +205,56 @@ def _label_numbers(rows: Rows) -> np.ndarray:  # (n,)
     return np.fromiter(map(float, Texts(rows, 'label')), np.float64, len(rows))
 
 
-def _label_of(corpus: Corpus, split: str, row: dict) -> str:
-    "An example and its label, as a refusal begins."
-    return f"{corpus.name} {split}, example {shown(row['id'])}: label {shown(row['label'])}"
+def _label_of(corpus: Corpus, split: str, i: int) -> str:
+    "Where an example was read, and its label, as a refusal begins."
+    return f"{place_of(corpus, split, i, CORPORA)}: label {shown(corpus.splits[split][i]['label'])}"
+
+
+# beside names of classes; 'none' is one of them in many corpora
+_NO_LABEL = {'nan', 'null', 'na', 'n/a', '<na>', '?', '-'}
+
+
+def _is_no_label(
+    label: str,
+    classes: set[str],  # labels of the training split
+) -> bool:
+    "Does a label say that nobody has given one? -1 does, beside numbers from 0 on that are no scale with it."
+    others = classes - {label}
+    numbers = all(re.fullmatch(r'\d+', other, re.ASCII) for other in others)
+    scale = label in classes and (others == {'0', '1'} or len(others) == 1)  # -1, 0, 1 or -1, 1
+    return label.casefold() in _NO_LABEL or (label == '-1' and numbers and not scale)
+
+
+def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusError:
+    "The refusal of a row without a label."
+    n = labels.count(labels[i])
+    value = labels[i] if labels[i] == '-1' else f"'{labels[i]}'"
+    drop = (
+        f"drop such rows, as by table[table['label'] != {value}] of pandas, or by .filter(lambda row: "
+        f"row['label'] != {value}) of datasets"
+    )
+    if n == len(labels):
+        drop = 'take a split that has labels: of GLUE and the like only train and validation have them'
+    return CorpusError(
+        f'{_label_of(corpus, split, i)} says that nobody has labelled this row, as it does of '
+        f'{counted(n, "row")} of {split}; {drop}; a class needs a name of another kind'
+    )
 
 
 def _check_numbers(corpus: Corpus) -> None:
     "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
 
-    def rows() -> Iterator[tuple[str, dict]]:
-        return ((split, row) for split in SPLITS for row in corpus.splits[split])
+    def labels() -> Iterator[tuple[str, int, str]]:
+        return (
+            (split, i, label)
+            for split in SPLITS
+            for i, label in enumerate(Texts(corpus.splits[split], 'label'))
+        )
 
-    for split, row in rows():
-        if _number(row['label']) is None:
+    for split, i, label in labels():
+        if _number(label) is None:
             raise CorpusError(
-                f'{_label_of(corpus, split, row)} is no number, and target=number needs one of at most '
+                f'{_label_of(corpus, split, i)} is no number, and target=number needs one of at most '
                 '3.4e38; correct it, or use target=classes'
             )
     trained = _label_numbers(corpus.splits['train'])
@@ -229,10 +265,10 @@ def _check_numbers(corpus: Corpus) -> None:
             f'{corpus.name} train: all labels are {trained[0]:g}, and target=number learns them in units of '
             'their standard deviation; check the label column'
         )
-    for split, row in rows():
-        if abs(float(row['label']) - mean) > _LARGEST * spread:
+    for split, i, label in labels():
+        if abs(float(label) - mean) > _LARGEST * spread:
             raise CorpusError(
-                f'{_label_of(corpus, split, row)} is too far from the labels of train, whose standard '
+                f'{_label_of(corpus, split, i)} is too far from the labels of train, whose standard '
                 f'deviation is {spread:g}; correct it, or use target=classes'
             )
 
@@ -262,12 +298,25 @@ def check_labels(
             f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "
             "training examples, too many for classes; use target=number, or check the label column"
         )
-    for split in ('dev', 'test'):
-        for row in corpus.splits[split]:
-            if row['label'] not in names:
+    _check_classes(corpus, names)
+
+
+def _check_classes(corpus: Corpus, names: list[str]) -> None:  # of the training split
+    "Refuse rows without a label, and classes that are not learnt."
+    classes = set(names)
+    marks = {name for name in classes if _is_no_label(name, classes)}
+    for split in SPLITS:
+        labels = list(Texts(corpus.splits[split], 'label'))
+        if not (marks or set(labels) - classes):
+            continue
+        for i, label in enumerate(labels):
+            if label in marks or (label not in classes and _is_no_label(label, classes)):
+                raise _no_label(corpus, split, i, labels)
+            if label not in classes:
                 raise CorpusError(
-                    f"{_label_of(corpus, split, row)} is no class of the training split "
-                    f"({', '.join(map(shown, names[:10]))}); correct it or remove the row"
+                    f'{_label_of(corpus, split, i)} is no class of the training split '
+                    f'({", ".join(map(shown, names[:10]))}), and {counted(labels.count(label), "row")} of '
+                    f'{split} have it; correct them or drop them'
                 )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e075aa02
