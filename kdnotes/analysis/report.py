@@ -45,7 +45,9 @@ class Report:
     about: str  # what was run, on what
     headline: tuple[str, ...]  # sentences: what a student keeps, what it saves, how sure; (): no student
     use: pd.DataFrame  # a row an arm, text: what its model is for its user
-    floors: pd.DataFrame  # a row a metric, a column a model that has learnt nothing, text; empty: not measured
+    floors: (
+        pd.DataFrame
+    )  # a row a metric, a column a model that has learnt nothing, text; empty: not measured
     arms: pd.DataFrame  # a row an arm, text
     metrics: pd.DataFrame  # a row a metric, text
     sets: pd.DataFrame  # a row an evaluation set and metric, text; empty: the task has one set that counts

@@ -257,7 +257,9 @@ def known_floors(
 
 def floors_table(
     e: Evidence,
-) -> pd.DataFrame:  # one row a set and metric, one column a trivial model, cells are text; empty: not measured
+) -> (
+    pd.DataFrame
+):  # one row a set and metric, one column a trivial model, cells are text; empty: not measured
     "What models score that have learnt nothing, the best first: every metric that is a mean of units."
     task = e.records[0]['task']
     measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
