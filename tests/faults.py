@@ -5,6 +5,7 @@
 import os
 import resource
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 EVERY = 3  # steps between checkpoints
@@ -80,3 +81,14 @@ if __name__ == '__main__':
     ranks = int(os.environ['WORLD_SIZE'])
     notes = train_in(folder, kill_at=None if again.exists() else int(sys.argv[2]), ranks=ranks, again=again)
     (folder / f"{os.environ['RANK']}.pkl").write_bytes(pickle.dumps(notes))
+
+
+@contextmanager
+def files_no_larger_than(size: int):  # bytes
+    "What is written beyond that is refused by the system, as by a disk that is full."
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)

@@ -2,15 +2,16 @@
 and what kept tokens are named by.
 """
 
-import errno
 import multiprocessing
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from faults import files_no_larger_than
 from test_fuzz import Speller
-from kdnotes.core import appended, files
+from kdnotes.core import files
 from kdnotes.core.arms import PROFILES
 from kdnotes.distill.models import load_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -397,6 +398,23 @@ def test_kept_tokens_that_were_damaged_are_made_anew(tmp_path, chunks, name):
     assert same_pairs(encode_pairs(tokenizer, MANY, None, 9, tmp_path), right) and tokenizer.rows
 
 
+@pytest.mark.parametrize('finished', (True, False))
+def test_kept_tokens_of_other_texts_are_not_taken(tmp_path, chunks, finished):
+    "Whole as they are, or begun: somebody put them there."
+    others = [text[::-1] + 'z' for text in MANY]
+    right = encode_pairs(of_letters(), MANY, None, 9, tmp_path)[0].values.tolist()
+    [mine] = tmp_path.glob('*.tokens')
+    if finished:
+        encode_pairs(of_letters(), others, None, 9, tmp_path)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            encode_pairs(Counted(stop_at=3), others, None, 9, tmp_path)
+    [other] = [path for path in tmp_path.glob('*.tokens') if path != mine]
+    shutil.rmtree(mine)
+    shutil.copytree(other, mine)
+    assert encode_pairs(of_letters(), MANY, None, 9, tmp_path)[0].values.tolist() == right
+
+
 def test_a_disk_that_is_too_small_is_told_of_before(tmp_path, chunks, monkeypatch):
     tokenizer = Counted()
     monkeypatch.setattr(files.shutil, 'disk_usage', lambda path: SimpleNamespace(free=100))
@@ -422,19 +440,15 @@ def test_the_size_that_is_foreseen_is_that_of_the_map(tmp_path, chunks, monkeypa
     assert [1.0 <= needed / size <= 1.1 for needed in foreseen] == [True]
 
 
-def test_a_disk_that_fills_up_leaves_nothing_half_used(tmp_path, chunks, monkeypatch):
-    append = appended._append
-
-    def full(path, data):
-        if path.name == 'second' and path.exists() and path.stat().st_size > 10:
-            raise OSError(errno.ENOSPC, 'No space left on device', str(path))
-        append(path, data)
-
-    monkeypatch.setattr(appended, '_append', full)
-    with pytest.raises(files.FileError, match='second: the disk is full, .* start the same command again'):
+@pytest.mark.parametrize('size', (0, 30, 60, 200))
+def test_tokens_that_cannot_be_written_leave_nothing_half_used(tmp_path, chunks, size):
+    "The system refuses more bytes, whichever file and write they are of."
+    with (
+        files_no_larger_than(size),
+        pytest.raises(files.FileError, match='it would be larger than a file may'),
+    ):
         encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
     assert not list(tmp_path.glob('*.tokens/meta.json'))
-    monkeypatch.setattr(appended, '_append', append)
     kept = encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
     assert same_pairs(kept, encode_pairs(of_letters(), MANY, MANY, 9))
 

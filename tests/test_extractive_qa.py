@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import string
 import tracemalloc
 from types import SimpleNamespace
@@ -15,12 +16,14 @@ import pytest
 import torch
 import transformers
 from handmade import make_record
+from faults import files_no_larger_than
 from test_doctor import write_model
 from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
 from kdnotes.core.config import ConfigError, flat, make_config
+from kdnotes.core.files import FileError
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.model_settings import head_dropout
 from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
@@ -521,6 +524,36 @@ def test_a_question_longer_than_a_window(tokenizer):
     assert windows.ids.lengths.max() <= 64
     sentence = refused(lambda: check_tokens(corpus_of_one(room + 1), config, lambda: tokenizer), CorpusError)
     assert f"question 'q' has {room + 1} tokens" in sentence and f'have room for {room}' in sentence
+
+
+@pytest.mark.parametrize('damage', ['flip', 'cut', 'empty', 'remove', 'of others', 'no room'])
+def test_kept_windows_are_whole_or_made_anew(tokenizer, tmp_path, damage):
+    rows = [corpus_of_one(i).splits['dev'][0] | dict(id=f'q{i}') for i in range(1, 9)]
+    others = encode_windows(tokenizer, rows[::-1], 64, 16, tmp_path)
+    [other] = tmp_path.glob('*.tokens')
+    right = encode_windows(tokenizer, rows, 64, 16)
+    for name in ('values', 'offsets', 'second', 'row', 'context', 'places', 'meta.json'):
+        encode_windows(tokenizer, rows, 64, 16, tmp_path)
+        [folder] = [path for path in tmp_path.glob('*.tokens') if path != other]
+        path = folder / name
+        data = path.read_bytes()
+        path.unlink()  # what is mapped stays as it is
+        if damage == 'flip':
+            path.write_bytes(
+                data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+            )
+        elif damage in ('cut', 'empty'):
+            path.write_bytes(data[:-2] if damage == 'cut' else b'')
+        elif damage == 'of others':
+            shutil.rmtree(folder)
+            shutil.copytree(other, folder)
+        elif damage == 'no room':
+            with files_no_larger_than(40), pytest.raises(FileError, match='larger than a file may be'):
+                encode_windows(tokenizer, rows, 64, 16, tmp_path)
+        found = encode_windows(tokenizer, rows, 64, 16, tmp_path)
+        assert found.ids.values.tolist() == right.ids.values.tolist() != others.ids.values.tolist()
+        for array in ('second', 'row', 'context', 'places'):
+            assert np.array_equal(getattr(found, array), getattr(right, array)), (name, array)
 
 
 def test_a_question_of_300_kb_is_refused_wherever_it_is_tokenised(tokenizer):

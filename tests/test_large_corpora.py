@@ -5,6 +5,7 @@ import csv
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
@@ -12,13 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from faults import files_no_larger_than
 from synthetic import synthetic_pairs
 from kdnotes.core import files
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.tasks import sources
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
-from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, write_columns, write_parts
+from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, write_columns
 from kdnotes.tasks.ranking_metrics import as_questions
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
 from kdnotes.tasks.text_classification import TextClassification
@@ -276,17 +278,24 @@ def test_a_disk_that_is_too_small_for_columns(pairs, large, monkeypatch):
         load_corpus('answer_selection', str(pairs))
 
 
-def test_a_disk_that_fills_up_leaves_no_corpus(pairs, large, monkeypatch):
-    def full(path, rows):
-        if path.name == 'dev.arrow':
-            raise OSError(28, 'No space left on device')
-        write_parts(path, rows)
-
-    monkeypatch.setattr(sources, 'write_parts', full)
-    assert 'dev.arrow: the disk is full' in refused(pairs)
+@pytest.mark.parametrize('size', (0, 1000, 30_000, 100_000))
+def test_columns_that_cannot_be_written_leave_no_corpus(pairs, large, size):
+    "The system refuses more bytes, whichever file and write they are of."
+    with files_no_larger_than(size):
+        assert re.search(r'\.(arrow|json|lock): it would be larger than a file may be; raise', refused(pairs))
     assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
-    monkeypatch.setattr(sources, 'write_parts', write_parts)
     assert len(load_corpus('answer_selection', str(pairs)).splits['train']) == ROWS
+
+
+def test_columns_of_another_corpus_are_not_taken(pairs, reviews, large):
+    "Whole as they are: somebody put them there."
+    kept = []
+    for task, folder in (('answer_selection', pairs), ('text_classification', reviews)):
+        load_corpus(task, str(folder))
+        kept += [path for path in (cache_path() / 'corpora').glob('*.corpus') if path not in kept]
+    shutil.rmtree(kept[0])
+    shutil.copytree(kept[1], kept[0])
+    assert 'question' in load_corpus('answer_selection', str(pairs)).splits['train'][0]
 
 
 def read_it(folder):

@@ -49,7 +49,10 @@ class Appended:
         "Go on from the ledger; False: there is none, or it vouches for other bytes."
         try:
             known = read_json(self.folder / 'ledger.json')
-            if known.pop('sha256') != _digest(known):
+            if (
+                known.pop('sha256') != _digest(known)
+                or known.get('name', self.folder.name) != self.folder.name
+            ):
                 return False
             sizes = {name: int(known['sizes'][name]) for name in self.dtypes}
             sums = {name: int(known['sums'][name]) for name in self.dtypes}
@@ -82,7 +85,8 @@ class Appended:
             self._sizes[name] += len(data)
             self._sums[name] = zlib.crc32(data, self._sums[name])
         self.parts += 1
-        known = dict(parts=self.parts, state=self.state, sizes=self._sizes, sums=self._sums)
+        known = dict(name=self.folder.name, parts=self.parts, state=self.state)
+        known |= dict(sizes=self._sizes, sums=self._sums)
         write_json(self.folder / 'ledger.json', known | dict(sha256=_digest(known)))
 
     def finish(self) -> None:
@@ -93,7 +97,8 @@ class Appended:
                     f'{self.folder / name} was changed while it was written; start the same command again'
                 )
         digests = {name: sha256_file(self.folder / name) for name in self.dtypes}
-        write_json(self.folder / 'meta.json', dict(sha256=digests, state=self.state))
+        vouched = dict(name=self.folder.name, sha256=digests, state=self.state)
+        write_json(self.folder / 'meta.json', vouched)
         (self.folder / 'ledger.json').unlink(missing_ok=True)
 
 
@@ -130,7 +135,11 @@ def open_appended(
     "Arrays that are finished."
     folder = Path(folder)
     try:
-        digests = read_json(folder / 'meta.json')['sha256']
+        known = read_json(folder / 'meta.json')
+        digests = known['sha256']
+        # files of another folder, put here by hand; older ones have no name
+        if known.get('name', folder.name) != folder.name:
+            return None
         if any(sha256_file(folder / name) != digests[name] for name in dtypes):
             return None
         # an empty file cannot be mapped

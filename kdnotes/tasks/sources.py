@@ -1398,6 +1398,7 @@ def _write(corpus: Corpus, folder: Path) -> None:
 def _vouch(corpus: Corpus, folder: Path) -> None:
     "Write what says that a corpus' columns are whole."
     known = {name: value for name, value in vars(corpus).items() if name != 'splits'}
+    known['folder'] = folder.name
     known['files'] = {split: sha256_file(folder / f'{split}.arrow') for split in corpus.splits}
     sync_tree(folder)
     write_json(folder / 'meta.json', known | dict(signed=sha256_text(json.dumps(known, sort_keys=True))))
@@ -1410,6 +1411,8 @@ def _open_kept(folder: Path) -> Corpus | None:  # None: not there, not whole, or
         if known.pop('signed') != sha256_text(json.dumps(known, sort_keys=True)):
             return None
         files = known.pop('files')
+        if known.pop('folder') != folder.name:  # columns of another corpus, put here by hand
+            return None
         if any(sha256_file(folder / f'{split}.arrow') != of for split, of in files.items()):
             return None
         return Corpus(splits={split: open_columns(folder / f'{split}.arrow') for split in files}, **known)
