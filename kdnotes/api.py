@@ -4,6 +4,7 @@
 
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
+import os
 import re
 import textwrap
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,10 +20,13 @@ from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
 from kdnotes.tasks.sources import (
+    FORMATS,
     Corpus,
     CorpusError,
+    column_names,
     load_corpus,
     needed_columns,
+    read_split,
     sizes_in_words,
     split_sizes,
 )
@@ -56,21 +60,28 @@ class Data:
 
 
 def load_data(
-    # a DataFrame with a column `split` or without one, a dict of three of them (train, dev, test), a
-    # Dataset or DatasetDict of `datasets`; a folder, a published corpus' name or a hub id
+    # a DataFrame or a list of dicts, with a column `split` or without one, a dict of three of them (train,
+    # dev, test), a Dataset or DatasetDict of `datasets`; a folder, one file with a table, a published
+    # corpus' name or a hub id
     source: Any,
     task: str = 'answer_selection',  # of `config.TASKS`
-    columns: Mapping[str, str] | None = None,  # key of the task -> the column that holds it
+    # key of the task -> the column that holds it; or as on the command line: 'key=column,key=column'
+    columns: Mapping[str, str] | str | None = None,
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1),  # of train, dev and test, where nothing says so
     seed: int = 0,  # of that dealing
+    say: Callable[[str], None] = print,  # is told how one table was dealt out
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
-    columns = _mapping(columns)
+    columns = _mapping(columns, task)
     if isinstance(source, (str, Path)):
         typed = ','.join(f'{key}={column}' for key, column in columns.items()) or None
-        found = load_corpus(task, str(source), typed)
-        return Data(task, str(source), typed, _about(found, task))
-    tables = {name: _whole(table, name) for name, table in _tables(source, columns, shares, seed).items()}
+        file = Path(os.path.expanduser(source))
+        if not os.path.isfile(file):
+            found = load_corpus(task, str(source), typed)
+            return Data(task, str(source), typed, _about(found, task))
+        source, columns = _of_file(file, task, typed), {}
+    found_tables, dealt = _tables(source, columns, shares, seed)
+    tables = {name: _whole(table, name) for name, table in found_tables.items()}
     _check_columns(tables['train'], task)
     lines = {name: _json_lines(table, name) for name, table in tables.items()}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
@@ -80,7 +91,18 @@ def load_data(
         found = load_corpus(task, str(folder))
     except CorpusError as e:
         raise CorpusError(_of_table(str(e), folder)) from None
-    return Data(task, str(folder), None, _about(found, task))
+    if dealt:
+        say(dealt)
+    return Data(task, str(folder), None, '\n'.join(filter(None, [_about(found, task), dealt])))
+
+
+def _of_file(path: Path, task: str, columns: str | None) -> pd.DataFrame:
+    "The rows of one file, with what a split's file is checked for."
+    if path.suffix.removeprefix('.') not in FORMATS:
+        raise ConfigError(
+            f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}, or a folder'
+        )
+    return pd.DataFrame(list(read_split(path, 'train', task_info(task).corpora, columns)))
 
 
 def _about(corpus: Corpus, task: str) -> str:
@@ -116,8 +138,8 @@ def _check_columns(table: pd.DataFrame, task: str) -> None:
 
 def _tables(
     source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int
-) -> dict[str, pd.DataFrame]:
-    "train, dev and test of whatever holds tables."
+) -> tuple[dict[str, pd.DataFrame], str]:
+    "train, dev and test of whatever holds tables, and how they were dealt out; '': they were given."
     if isinstance(source, Mapping):
         names = {'validation': 'dev'} if 'dev' not in source else {}
         found = {names.get(name, name): _frame(table, columns) for name, table in source.items()}
@@ -125,7 +147,7 @@ def _tables(
             raise ConfigError(
                 f"the data have {', '.join(map(str, source))} and no {', '.join(missing)}; give all three"
             )
-        return {name: found[name] for name in SPLITS}
+        return {name: found[name] for name in SPLITS}, ''
     table = _frame(source, columns)
     if 'split' not in table:
         return _dealt(table, shares, seed)
@@ -138,11 +160,14 @@ def _tables(
 
 
 def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
-    "A table of pandas or of datasets, under the task's own names."
+    "A table of pandas or of datasets, or rows as dicts, under the task's own names."
     found = table.to_pandas() if hasattr(table, 'to_pandas') else table
+    if isinstance(found, (list, tuple)) and found and all(isinstance(row, Mapping) for row in found):
+        found = pd.DataFrame(list(found))
     if not isinstance(found, pd.DataFrame):
         raise ConfigError(
-            f'data of type {type(table).__name__} are no table; give a DataFrame or a datasets.Dataset'
+            f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
+            'datasets.Dataset'
         )
     if missing := [column for column in columns.values() if column not in found]:
         raise ConfigError(
@@ -157,8 +182,12 @@ def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
     return named
 
 
-def _mapping(columns: Any) -> dict[str, str]:
+def _mapping(columns: Any, task: str) -> dict[str, str]:
     "key -> column, each column once."
+    if isinstance(columns, str):
+        usual = task_info(task).corpora.columns
+        names = column_names(columns, usual)
+        return {key: name for key, name in names.items() if name != usual[key]}
     if columns is not None and not isinstance(columns, Mapping):
         raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
     columns = dict(columns or {})
@@ -179,7 +208,9 @@ def _json_lines(table: pd.DataFrame, split: str) -> str:
         ) from None
 
 
-def _dealt(table: pd.DataFrame, shares: Sequence[float], seed: int) -> dict[str, pd.DataFrame]:
+def _dealt(
+    table: pd.DataFrame, shares: Sequence[float], seed: int
+) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence that says so
     "One table dealt out at random, what belongs together in one part."
     if not _are_shares(shares):
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
@@ -201,7 +232,12 @@ def _dealt(table: pd.DataFrame, shares: Sequence[float], seed: int) -> dict[str,
         raise ConfigError(
             f"{len(groups)} groups of rows are too few to give some to {', '.join(empty)}; give three tables"
         )
-    return found
+    sizes = ', '.join(f'{len(part):,} to {name}' for name, part in found.items())
+    together = '' if key is None else f', those of one {key} together'
+    return found, (
+        f'{len(table):,} rows were dealt out at random (seed={seed}): {sizes}{together}; a column `split` or '
+        'three tables say it otherwise'
+    )
 
 
 def _are_shares(shares: Any) -> bool:
@@ -252,13 +288,32 @@ class Run:
 
     def predict(
         self,
-        # question and candidates, question and passage, or text (and pair); `beside=` another model
-        **asked: Any,
+        # question and candidates, question and passage, or text (and pair), in this order or by these names
+        *texts: Any,
+        **asked: Any,  # and `beside=` another model
     ):  # an `experiment.predict.Prediction`
         "Ask its model."
         from kdnotes.experiment.predict import predict
 
-        return predict(self.run_id, **asked)
+        use = task_info(self.record['task']).use
+        names = (*use.takes, *use.may_take)
+        twice = [f'{name} is given twice' for name in names[: len(texts)] if name in asked]
+        if len(texts) > len(names) or twice:
+            wrong = f'{len(texts)} are given' if len(texts) > len(names) else twice[0]
+            raise ConfigError(f'its model is asked with {" and ".join(names)}, in this order, and {wrong}')
+        return predict(self.run_id, **dict(zip(names, texts)) | asked)
+
+    def evaluate(
+        self,
+        text: str | Path | None = None,  # a text file or a corpus, for a language model; None: its own sets
+        **parameters: Any,  # of `experiment.score.score`: by, length, sample, ...
+    ):  # its metrics, by evaluation set; of a text an `experiment.score.Score`
+        "What it scored, or how well it knows another text."
+        if text is None:
+            return self.metrics
+        from kdnotes.experiment.score import score
+
+        return score(self.run_id, str(text), **parameters)[0]
 
     def curves(self) -> pd.DataFrame:  # a row a step or evaluation
         "How it went: losses, learning rates and evaluations along the steps."
@@ -277,10 +332,29 @@ class Run:
         int8: bool = False,  # and with 8 bits, their loss measured
     ) -> Path:
         "Write its model for use elsewhere."
+        self.export(to, onnx=onnx, int8=int8)
+        return Path(to)
+
+    def export(
+        self,
+        to: str | Path,  # a folder that is new or empty
+        **parameters: Any,  # of `experiment.export.export_model`: onnx, int8, teacher, say
+    ) -> dict:  # what `export.json` holds
+        "Write its model for use elsewhere, and say what was measured of it."
         from kdnotes.experiment.export import export_model
 
-        export_model(self.run_id, str(to), onnx=onnx or int8, int8=int8)
-        return Path(to)
+        return export_model(self.run_id, str(to), **parameters)
+
+    def push(
+        self,
+        repo: str,  # 'user/name' on the hub
+        sure: bool = False,  # False: nothing is sent, and why is said
+        **parameters: Any,  # of `experiment.export.push_model`: public, int8, say
+    ) -> str:  # the address of the commit
+        "Put its model on the hub."
+        from kdnotes.experiment.export import push_model
+
+        return push_model(self.run_id, repo, sure, **parameters)
 
     def _shown(self) -> dict[str, str]:
         "What one asks first, in words."

@@ -1,5 +1,6 @@
 """The names that `import kdnotes` gives: data of a user, a teacher, its student, their comparison."""
 
+import shutil
 import subprocess
 import sys
 import pandas as pd
@@ -48,6 +49,29 @@ def test_a_table_is_dealt_out_by_question_and_the_same_way_again():
     assert kd.load_data(questions(), columns=COLUMNS, seed=1) != data
 
 
+def test_rows_as_dicts_and_one_file_are_dealt_out_as_a_frame_is_and_it_is_said(tmp_path):
+    of_frame = kd.load_data(questions(), columns=COLUMNS)
+    said = []
+    typed = ','.join(f'{key}={column}' for key, column in COLUMNS.items())
+    assert kd.load_data(questions().to_dict('records'), columns=typed, say=said.append) == of_frame
+    assert len(said) == 1 and 'those of one question together' in said[0] and said[0] in of_frame.about
+    rows = {tuple(r[k] for k in COLUMNS) for r in load_corpus(of_frame.task, of_frame.corpus).splits['train']}
+    for ending, write in (('csv', 'to_csv'), ('parquet', 'to_parquet')):
+        getattr(questions(), write)(tmp_path / f'all.{ending}', index=False)
+        data = kd.load_data(tmp_path / f'all.{ending}', columns=typed, say=said.append)
+        found = load_corpus(data.task, data.corpus).splits
+        asked = {name: {row['question'] for row in part} for name, part in found.items()}
+        assert {name: len(part) for name, part in asked.items()} == dict(train=48, dev=6, test=6)
+        assert not asked['train'] & (asked['dev'] | asked['test']) and 'question' in said[-1]
+        assert kd.load_data(tmp_path / f'all.{ending}', columns=COLUMNS, say=said.append) == data
+    assert len(rows) == 144 and len(said) == 5
+    with pytest.raises(ConfigError, match='all.xlsx is no table; give a file that ends in .tsv, .csv'):
+        (tmp_path / 'all.xlsx').touch()
+        kd.load_data(tmp_path / 'all.xlsx')
+    with pytest.raises(CorpusError, match=r"all.csv.* no column 'sentence'"):
+        kd.load_data(tmp_path / 'all.csv', columns='question=q')
+
+
 def test_a_folder_whose_columns_are_called_as_the_keys_needs_no_names(tmp_path):
     for name in ('train', 'dev', 'test'):
         (tmp_path / f'{name}.csv').write_text('question,sentence,label\nwho,she,1\nwho,nobody,0\n')
@@ -83,7 +107,7 @@ def test_a_split_that_is_given_is_kept():
         ),
         (questions(1), COLUMNS, 'groups of rows are too few'),
         ({'train': questions()}, COLUMNS, 'no dev, test; give all three'),
-        ([1, 2, 3], COLUMNS, 'of type list are no table'),
+        ([1, 2, 3], COLUMNS, 'of type list are no table; give a DataFrame, a list of dicts'),
     ],
 )
 def test_data_that_cannot_be_meant_are_refused_in_one_sentence(source, columns, told):
@@ -104,12 +128,35 @@ def test_from_a_table_to_a_student_that_answers(tmp_path):
     assert student.record['params_total'] < teacher.record['params_total']
     assert kd.load_run(student.run_id) == student and any(student.run_id in line for line in said)
     found = student.predict(question='what is thing number 3', candidates=['thing 3 is 0 and red', 'no'])
-    assert len(found.answer.values) and found.latency_ms > 0
+    assert len(found.answer.values) and found.latency_ms > 0 and repr(found) == str(found)
+    typed = student.predict('what is thing number 3', ['thing 3 is 0 and red', 'no'])
+    assert typed.answer == found.answer and student.evaluate() == student.metrics
+    with pytest.raises(
+        ConfigError, match='asked with question and candidates, in this order, and question is'
+    ):
+        student.predict('what', ['a'], question='what')
+    with pytest.raises(ConfigError, match='and 3 are given'):
+        student.predict('what', ['a'], 'b')
+    with pytest.raises(KdnotesError, match='nothing was sent: .*sure=True'):
+        student.push('nobody/nothing')
+    with pytest.raises(KdnotesError, match='has no cls.predictions'):
+        student.evaluate('embedded')
     assert set(student.curves()['kind']) <= {'step', 'eval'} and student.card().startswith('---')
-    assert (student.save(tmp_path / 'out') / 'model').exists() or list((tmp_path / 'out').iterdir())
+    assert (student.save(tmp_path / 'out') / 'model.safetensors').is_file()
+    assert student.export(tmp_path / 'again')['run_id'] == student.run_id
     assert student.run_id in student._repr_html_() and student.run_id in repr(student)
     c = kd.compare(alone, student)
     assert (c.n_seeds, c.attribution.factor) == (1, 'kd')
+    # the same texts in a folder are the same corpus, and its runs are not made again
+    shutil.copytree(data.corpus, tmp_path / 'copy')
+    again = kd.load_data(tmp_path / 'copy')
+    study = kd.study(again, 1, 'baseline,full_kd', **small)
+    made = kd.study(data, 1, 'baseline,full_kd,mixed_kd', **small)
+    assert {p.run_id for p in study.plans} < {p.run_id for p in made.plans} and not made.failure
+    assert (
+        repr(made) == str(made.report) == repr(made.report) and made.plans[0].run_id not in repr(made)[:200]
+    )
+    assert made._repr_html_().count('<table') >= 3
 
 
 def test_a_run_that_is_not_there_is_refused():
@@ -127,7 +174,9 @@ def table(**columns):
 @pytest.mark.parametrize(
     ('source', 'given', 'said'),
     [
-        (table(), dict(columns='sentence=answer'), 'is no mapping'),
+        (table(), dict(columns=['sentence']), 'is no mapping'),
+        (table(), dict(columns='sentence'), 'must be pairs key=column'),
+        (table(), dict(columns='sentence=answer'), "no column 'answer'"),
         (table(), dict(columns=dict(question='sentence', sentence='sentence')), 'one column for two keys'),
         (table(), dict(columns=dict(question='sentence')), "more than one column is meant by 'question'"),
         (table(), dict(shares=5), 'three numbers above 0'),
@@ -167,7 +216,10 @@ def test_data_show_how_much_there_is_and_their_first_rows():
     said = repr(kd.load_data(table)).split('\n')
     assert said[0].startswith('Data for answer_selection: ')
     assert said[1] == 'train 16 questions (32 rows), dev 2 questions (4 rows), test 2 questions (4 rows)'
-    assert said[2].split() == ['question', '|', 'sentence', '|', 'label'] and len(said) == 5
+    assert said[2].split() == ['question', '|', 'sentence', '|', 'label'] and len(said) == 6
+    assert said[5].startswith(
+        '40 rows were dealt out at random (seed=0): 32 to train, 4 to dev, 4 to test, those of one '
+    )
     wrong = table.rename(columns=dict(sentence='answer'))
     with pytest.raises(
         KdnotesError, match=r"no column 'sentence' among .* columns=.'sentence': '<your column>'."

@@ -49,10 +49,10 @@ from .comparable import HARDWARE, Timed, timed, trained
 
 # %% auto #0
 __all__ = ['TIMES', 'SEED', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'recorded', 'differences', 'Attribution', 'attribute', 'label',
-           'check_arm', 'commits', 'uncommitted', 'matched_pairs', 'by_cluster', 'unit_matrix', 'units_alike',
-           'independent_name', 'Floor', 'floors_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'Remark',
-           'metric_differences', 'Comparison', 'compare', 'Verdict', 'verdict_on', 'difference_table',
-           'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
+           'check_arm', 'commits', 'uncommitted', 'corpus_names', 'matched_pairs', 'by_cluster', 'unit_matrix',
+           'units_alike', 'independent_name', 'Floor', 'floors_of', 'gain', 'gain_interval', 'interval_of_gain',
+           'is_above', 'Remark', 'metric_differences', 'Comparison', 'compare', 'Verdict', 'verdict_on',
+           'difference_table', 'study_comparisons', 'corrected', 'chain_table', 'study_factorial']
 
 # %% ../../nbs/analysis/06_compare.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -189,9 +189,17 @@ def uncommitted(
     return (record['environment'].get('git') or '').endswith('-dirty')
 
 
+def corpus_names(
+    records: Sequence[dict],
+) -> dict[str, str]:  # sha256 -> a name for people
+    "The corpora of some runs: equal content is one corpus, whatever folder it came from."
+    return {r['corpus_sha256']: f"{r['corpus']} ({r['corpus_sha256'][:8]})" for r in records}
+
+
 def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
     "Why two arms cannot be compared at all."
     both = [*a, *b]
+    corpora = corpus_names(both)
 
     def values(key):
         return sorted({str(key(r)) for r in both})
@@ -199,7 +207,7 @@ def _refusal(a: Sequence[dict], b: Sequence[dict]) -> str | None:
     for name, key in (
         ('schemas', lambda r: r['schema']),
         ('tasks', lambda r: r['task']),
-        ('corpora', lambda r: f"{r['corpus']} ({r['corpus_sha256'][:8]})"),
+        ('corpora', lambda r: corpora[r['corpus_sha256']]),
         ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}"),
     ):
         if len(v := values(key)) > 1:

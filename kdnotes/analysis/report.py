@@ -84,6 +84,8 @@ class Report:
         ]
         return '\n\n'.join(p for p in parts if p)
 
+    __repr__ = __str__
+
 
 def _setting(e: Evidence) -> tuple[str, ...]:
     "How the arms were trained, and on how much they were scored."

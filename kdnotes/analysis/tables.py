@@ -16,6 +16,7 @@ from kdnotes.analysis.compare import (
     Comparison,
     Floor,
     check_arm,
+    corpus_names,
     floors_of,
     label,
     study_comparisons,
@@ -77,9 +78,10 @@ def check_study(
             f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
             'train some first, with nbs/run.ipynb or nbs/study.ipynb'
         )
+    corpora = corpus_names(records)
     for name, key in (
         ('tasks', lambda r: r['task']),
-        ('corpora', lambda r: f"{r['corpus']} ({r['corpus_sha256'][:8]})"),
+        ('corpora', lambda r: corpora[r['corpus_sha256']]),
         ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}"),
         ('smoke', lambda r: 'smoke runs' if r['settings'].get('smoke') else 'full runs'),
     ):

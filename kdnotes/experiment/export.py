@@ -591,7 +591,7 @@ def push_model(
     if not sure:
         raise ExportError(
             f'nothing was sent: weights, card and scores of {run} would be seen by {seen} as {repo} on '
-            f'{huggingface_hub.constants.ENDPOINT}; add --yes to send them'
+            f'{huggingface_hub.constants.ENDPOINT}; add --yes (in Python sure=True) to send them'
         )
     find_source(run)  # what is no run is refused before the hub is asked
     if not hub_answers():

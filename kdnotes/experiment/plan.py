@@ -377,6 +377,11 @@ def plan(
         if config.transfer != 'none' and _starts_pretrained(config)
         else None
     )
+    if first is not None and first.corpus_sha256 == corpus.sha256:
+        raise ConfigError(
+            f'transfer={config.transfer!r} holds the same texts as corpus={config.corpus!r}; name another '
+            'corpus, or transfer=none'
+        )
     loses = _check_student(config) if MODES[config.mode].network == 'student' else ''
     initial = _initial(config, teacher, first)
     stands_on = initial | {'teacher': teacher.run_id if teacher else None}

@@ -147,6 +147,8 @@ class Prediction:
     def __str__(self) -> str:
         return '\n'.join(prediction_lines(self))
 
+    __repr__ = __str__
+
 
 def load_reader(
     source: Source,

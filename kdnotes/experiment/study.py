@@ -6,6 +6,7 @@
 from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from threading import Lock
 import pandas as pd
@@ -61,6 +62,17 @@ class StudyResult:
     def failure(self) -> str:
         "What failed, in a sentence; empty if nothing did."
         return failures(self.failed, len(self.plans)) if self.failed else ''
+
+    def __repr__(self) -> str:
+        return '\n\n'.join(filter(None, [self.failure, str(self.report)]))
+
+    def _repr_html_(self) -> str:
+        "Its headline and tables, in a notebook."
+        sentences = [line for line in (self.failure, *self.report.headline, self.report.about) if line]
+        tables = (self.report.use, self.report.arms, self.report.metrics, self.report.comparisons)
+        return ''.join(
+            [*(f'<p>{escape(line)}</p>' for line in sentences), *(t.to_html() for t in tables if len(t))]
+        )
 
 
 @file_errors()
