@@ -20,12 +20,15 @@ _MEASURED = {
     'loaded, W': 'loaded',
     'J / 1,000 examples': 'board',
     'examples/s': 'speed',
+    'GPU, %': 'busy',
 }
 
 
 def measured_modes(
     table: dict,  # head and rows, text: `energy` of `thesis.build.gpu_facts`
-) -> dict[str, dict]:  # mode -> format, idle and loaded (W), board and above (J for 1,000 examples), speed
+) -> dict[
+    str, dict
+]:  # mode -> format, idle and loaded (W), board and above (J for 1,000 examples), speed, busy (%)
     "What each mode drew, as numbers."
     found = {}
     for cells in table['rows']:
@@ -73,6 +76,7 @@ def energy_table(
                 'format': m['format'],
                 'at rest, W': f"{m['idle']:.0f}",
                 'training, W': f"{m['loaded']:.0f}",
+                'GPU busy, %': f"{m['busy']:.1f}",
                 'examples/s': f"{m['speed']:,.0f}",
                 'board, J': f"{m['board']:.1f}",
                 'above rest, J': f"{m['above']:.1f}",

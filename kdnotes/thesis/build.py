@@ -42,7 +42,7 @@ from .language import batch_values, language_values
 from .language_facts import is_score, score_facts, size_facts, text_facts, texts_table
 from .question_figures import draw_questions
 from .questions import question_values
-from .rates import at_rates, draw_rates, rates_values
+from .rates import at_rates, draw_rates, rates_values, scored_questions
 from .roles import with_role_steps
 from .steps import MARGINS, PRECISION_STEPS, STEPS
 from .values import part_values, transfer_values, trial_values
@@ -96,6 +96,7 @@ PARTS = (
     'qa_transfer',
     'rates',
     'rates_embedded',
+    'rounding',
 )
 # parts of the study of language models, which is one of its own and supports no other
 LANGUAGE = ('mlm', 'mlm_fp32', 'mlm_batch')
@@ -103,8 +104,9 @@ LANGUAGE = ('mlm', 'mlm_fp32', 'mlm_batch')
 QUESTIONS = ('qa', 'qa_preset')
 # parts whose runs are listed one by one, with no comparison and no figure
 LISTED = ('tuning', 'transfer', 'gpu_transfer', 'mlm_batch', 'qa_transfer')
-# parts that ask what a number format changes at each of several learning rates
-RATES = ('rates', 'rates_embedded')
+# parts that ask what a number format changes at each of several learning rates -> the pairs that every rate
+# must have; in `rounding` fp32 is beside itself with its sums in another order, as far as it was trained
+RATES = {'rates': ('format', 'draw'), 'rates_embedded': ('format', 'draw'), 'rounding': ()}
 
 
 def planned(
@@ -650,14 +652,18 @@ def _listed(part: str, found: Sequence[dict], main: Sequence[dict]) -> dict:
     return trial_values(found, its_units, main) if part == 'tuning' else batch_values(found, its_units)
 
 
-def _by_rate(found: Sequence[dict], where: Path) -> dict:
-    "The values of a study of several learning rates, and its figure."
+def _by_rate(part: str, found: Sequence[dict], where: Path) -> dict:
+    "The values of a study of several learning rates, and its figure; {} where no run has its pair yet."
     study = found[0]['study']
     ids = [r['run_id'] for r in found]
     its_units = units(study, ids)
-    rates = at_rates(found, its_units, dict(list(predictions(study, ids).groupby('run_id'))))
-    figure = draw_rates(rates, where / 'figures' / study, ids)
-    return rates_values(found, its_units, rates) | dict(figures={'rates': _placed(figure, study)})
+    predicted = dict(list(predictions(study, ids).groupby('run_id')))
+    rates = at_rates(found, its_units, predicted, RATES[part])
+    if not rates:
+        return {}
+    scored = scored_questions(rates[0].fp32[0], predicted)
+    figure = draw_rates(rates, where / 'figures' / study, ids, scored)
+    return rates_values(found, its_units, rates, scored) | dict(figures={'rates': _placed(figure, study)})
 
 
 def _of_part(part: str, runs: dict[str, list[dict]], plan: dict, facts: dict, where: Path) -> dict:
@@ -666,7 +672,7 @@ def _of_part(part: str, runs: dict[str, list[dict]], plan: dict, facts: dict, wh
     if part in LISTED:
         return _listed(part, found, runs['main'])
     if part in RATES:
-        return _by_rate(found, where)
+        return _by_rate(part, found, where)
     e = evidence(found[0]['study'], [r['run_id'] for r in found])
     return _compared(part, e, plan, facts, where)
 
@@ -713,24 +719,31 @@ def _first_sentence(text: str) -> str:
 
 
 def said_differently(
-    before: Sequence[dict],  # of thesis/said_before.json: before, why, and a key of values or now
+    # of thesis/said_before.json: before, why, and a key of values or now; {key} or {key:format} is a value
+    before: Sequence[dict],
     values: dict,  # flat
 ) -> dict:  # tables
     "What an edition says otherwise than the one before it, sentence by sentence."
 
-    def estimate(found: re.Match) -> str:
-        numbers = (values[f'{found[1]}.{end}'] for end in ('estimate', 'low', 'high'))
-        return '{:.3f} [{:.3f}, {:.3f}]'.format(*numbers)
+    def number(found: re.Match) -> str:
+        key, spec = found[1], found[2] or '.3f'
+        if key in values:
+            return f'{values[key]:g}' if isinstance(values[key], float) else str(values[key])
+        low, high = (format(values[f'{key}.{end}'], spec) for end in ('low', 'high'))
+        return f"{values[f'{key}.estimate']:{spec}} [{low}, {high}]"
+
+    def filled(text: str) -> str:
+        return re.sub(r'{([\w.]+)(?::([^}]+))?}', number, text)
 
     rows = []
     for row in before:
-        now = values.get(row['key']) if 'key' in row else re.sub(r'{([\w.]+)}', estimate, row['now'])
+        now = values.get(row['key']) if 'key' in row else filled(row['now'])
         if now is None:
             raise ThesisError(f"thesis/said_before.json names {row['key']}, which is no value; take it out")
         now = _first_sentence(now) if 'key' in row else now
         if now == row['before']:
             raise ThesisError(f"thesis/said_before.json has what is said again: {now[:80]!r}; take it out")
-        rows.append({'before': row['before'], 'now': now, 'why': row['why']})
+        rows.append({'before': row['before'], 'now': now, 'why': filled(row['why'])})
     return dict(tables=dict(differently=pd.DataFrame(rows)))
 
 
@@ -780,7 +793,8 @@ USAGE = (
     'usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] '
     '[without_transfer=<study>] [without_bf16=<study>] [gpu=<study>] [tuning=<study>] [transfer=<study>] '
     '[gpu_transfer=<study>] [mlm=<study>] [mlm_fp32=<study>] [mlm_batch=<study>] [qa=<study>] '
-    '[qa_preset=<study>] [qa_transfer=<study>] [rates=<study>] [rates_embedded=<study>] | '
+    '[qa_preset=<study>] [qa_transfer=<study>] [rates=<study>] [rates_embedded=<study>] '
+    '[rounding=<study>] | '
     'facts corpus | coverage | texts | sizes | in_use | '
     '<bench.json, gpu_check.json, or what kdnotes score --json printed> ...'
 )

@@ -21,7 +21,7 @@ from .values import aim_value, effects_table, notes_on
 # %% auto #0
 __all__ = ['PUBLISHED', 'FOUND_AIM', 'percent', 'percent_arms', 'percent_effects', 'beyond_never', 'threshold_values',
            'threshold_table', 'refused_shares', 'refusal_values', 'refusal_table', 'counted', 'counted_table',
-           'published_values', 'score_table', 'question_values']
+           'published_values', 'score_table', 'never_verdict', 'question_values']
 
 # %% ../../nbs/thesis/07_questions.ipynb #69b01580
 def percent(
@@ -277,11 +277,23 @@ def score_table(
     return pd.DataFrame(rows)
 
 
+def never_verdict(
+    gain: Interval,
+) -> str:  # 'better' | 'worse' | 'open' | 'one_seed', which is no test
+    "What a gain over never answering amounts to."
+    return 'one_seed' if gain.n == 1 else side(gain, True)
+
+
 def _never(e: Evidence, where: str) -> dict[str, dict]:
-    "What arms gain over never answering: arm -> difference, verdict, one_seed."
+    "What arms gain over never answering: arm -> difference, verdict, side: of the interval; one_seed."
     found = {arm: beyond_never(e, runs, where) for arm, runs in e.arms.items()}
     return {
-        arm: dict(difference=gain, verdict=side(gain, True), one_seed=len(e.arms[arm]) == 1)
+        arm: dict(
+            difference=gain,
+            verdict=never_verdict(gain),
+            side=side(gain, True),
+            one_seed=len(e.arms[arm]) == 1,
+        )
         for arm, gain in found.items()
         if gain is not None
     }
@@ -295,7 +307,7 @@ def _never_table(e: Evidence, never: dict[str, dict], where: str) -> pd.DataFram
             'exact, %': percent(set_interval(e, e.arms[arm], where, 'exact')),
             'never answering, %': percent(over_seeds(e.arms[arm], where, 'always_unanswerable')),
             'points': percent(its['difference'], '+'),
-            'by its interval': its['verdict'],
+            'by its interval': its['verdict'].replace('one_seed', 'one seed, not tested'),
         }
         for arm, its in never.items()
     ]

@@ -13,7 +13,9 @@ from kdnotes.analysis.compare import (
     TIMES,
     VERDICTS,
     Comparison,
+    Effect,
     Verdict,
+    compare,
     metric_differences,
     unit_matrix,
     verdict_on,
@@ -21,14 +23,15 @@ from kdnotes.analysis.compare import (
 from ..analysis.coverage import resampled_rates
 from ..analysis.wording import sentence, times_as, unit_of
 from ..core.config import KdnotesError, metric_name, task_info
-from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_words
-from ..analysis.intervals import Interval, difference_interval, ratio_interval, scaled
+from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_text, p_words
+from ..analysis.intervals import Interval, difference_interval, mean_interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'RESAMPLED_SEEDS', 'PRECISION_STEPS', 'verdict', 'pace', 'keeps', 'short',
-           'step_values', 'borderline', 'pairs_by_seed', 'changed_pairs', 'other_questions', 'quiet_times',
-           'resampled_table', 'memory_ratio', 'memory_values', 'amp_values']
+__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'ONE_FORMAT', 'RESAMPLED_SEEDS', 'PRECISION_STEPS', 'DECISIONS', 'DECISION_STEPS',
+           'INTERACTION', 'KD_EFFECT', 'verdict', 'pace', 'keeps', 'agreed', 'short', 'step_values', 'one_format',
+           'borderline', 'pairs_by_seed', 'changed_pairs', 'other_questions', 'quiet_times', 'resampled_table',
+           'memory_ratio', 'memory_values', 'decision_values', 'decisions_table', 'effect_values', 'amp_values']
 
 # %% ../../nbs/thesis/02_steps.ipynb #a3e0b939
 NOT_RUN = 'one of them has no runs'
@@ -79,6 +82,16 @@ def keeps(
     if comparison is None:
         return False
     return any(e.margin == margin and e.noninferior for e in comparison.equivalences)
+
+# %% ../../nbs/thesis/02_steps.ipynb #a7c8d6d6
+def agreed(
+    verdicts: Sequence[str],  # of tests of one question
+) -> str:  # the verdict of all that were made | 'mixed': they differ | 'not_tested': none was made
+    "One verdict of several tests: what one of them finds is not what all find."
+    found = {v for v in verdicts if v != 'not_tested'}
+    if not found:
+        return 'not_tested'
+    return found.pop() if len(found) == 1 else 'mixed'
 
 # %% ../../nbs/thesis/02_steps.ipynb #d609a9ac
 STEPS = {  # key -> (a, b)
@@ -174,6 +187,23 @@ def step_values(
         train_ratio=c.speedup.get('train_s'),
         total_ratio=c.speedup.get('total_s'),
     )
+
+# %% ../../nbs/thesis/02_steps.ipynb #b8014507
+ONE_FORMAT = ('mixed_baseline', 'mixed_kd')
+
+
+def one_format(
+    arms: dict[str, list[dict]],  # arm -> its runs
+    its_units: pd.DataFrame,
+) -> dict:  # a, b, train and difference, uncorrected; {} where they cannot be paired
+    "The distilled student beside its teacher's network, both in mixed precision."
+    a, b = ONE_FORMAT
+    if not (arms.get(a) and arms.get(b)):
+        return {}
+    c = compare(arms[a], arms[b], its_units)
+    ratio = c.speedup.get('train_s')
+    said = {} if ratio is None else dict(train=f'{times_as(ratio)}', seeds=ratio.n)
+    return dict(a=a, b=b, difference=c.difference) | said
 
 # %% ../../nbs/thesis/02_steps.ipynb #56b9e240
 def borderline(
@@ -376,6 +406,80 @@ def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | No
         ),
     )
     return values | (dict(verdict_reason=result.reason) if result.reason else {})
+
+# %% ../../nbs/thesis/02_steps.ipynb #f2d515f1
+DECISIONS = tuple(f'{of}_{name}' for of in ('pair', 'trigger') for name in ('precision', 'recall', 'f1'))
+DECISION_STEPS = ('kd', 'precision', 'procedure_3')
+
+
+def decision_values(
+    arms: dict[str, list[dict]],  # arm -> its runs
+    # step -> metric -> difference, p, p_holm, over the seeds that both arms have; {} for tasks without these
+) -> dict[str, dict[str, dict]]:
+    "What steps do to precision, recall and F1 of decisions: Student's t over seeds."
+    found = {}
+    for step in DECISION_STEPS:
+        for a, b in pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step])):
+            where = a['primary']['set']
+            for name in DECISIONS:
+                values = [r['metrics'][where].get(name) for r in (a, b)]
+                if None not in values:
+                    found.setdefault((step, name), []).append(values[1] - values[0])
+    intervals = {key: mean_interval(differences) for key, differences in found.items()}
+    p = {key: interval_test(interval).p for key, interval in intervals.items()}
+    corrected = holm(p, Family('decisions', tuple(p)))
+    return {
+        step: {
+            name: dict(difference=intervals[step, name], p=p[step, name], p_holm=corrected[step, name])
+            for name in DECISIONS
+            if (step, name) in found
+        }
+        for step in DECISION_STEPS
+        if any(step == of for of, _ in found)
+    }
+
+
+def decisions_table(
+    found: dict[str, dict[str, dict]],  # of `decision_values`
+) -> pd.DataFrame:  # a row a metric, two columns a step, text
+    "The same as a table."
+
+    def of(step: str, name: str) -> dict[str, str]:
+        its = found[step][name]
+        a, b = STEPS[step]
+        return {
+            f'{a} → {b}': f"{its['difference']:+.3f}",
+            f"p{' ' * list(found).index(step)}": p_text(its['p_holm']),
+        }
+
+    names = [name for name in DECISIONS if any(name in of_step for of_step in found.values())]
+    rows = []
+    for name in names:
+        row = {'': name}
+        for step in found:
+            row |= of(step, name)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+# %% ../../nbs/thesis/02_steps.ipynb #836255cc
+INTERACTION = 'precision x kd (students)'
+KD_EFFECT = 'kd (students, mean over precisions)'
+
+
+def effect_values(
+    effects: Sequence[Effect],  # of `compare.study_factorial`
+    name: str,  # of one of them
+    # verdict: 'more' | 'less' | 'open', by the corrected p where there is one | 'not_tested' with its reason;
+    # difference, p, p_holm
+) -> dict:
+    "An effect or an interaction, as a text asks for it."
+    e = next(e for e in effects if e.name == name)
+    p = e.p if e.p_holm is None else e.p_holm
+    if e.interval is None or p is None:
+        return dict(verdict='not_tested', verdict_reason=e.reason or ONE_SEED, difference=e.interval)
+    significant = 'more' if e.interval.estimate > 0 else 'less'
+    verdict = significant if p < ALPHA else 'open'
+    return dict(verdict=verdict, difference=e.interval, p=e.p, p_holm=e.p_holm)
 
 # %% ../../nbs/thesis/02_steps.ipynb #43326e80
 def amp_values(

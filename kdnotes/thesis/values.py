@@ -17,6 +17,7 @@ from kdnotes.analysis.calibration import (
 from ..analysis.comparable import of_one_machine, timed
 from kdnotes.analysis.compare import (
     Comparison,
+    Effect,
     commits,
     matched_pairs,
     metric_differences,
@@ -24,17 +25,20 @@ from kdnotes.analysis.compare import (
     unit_matrix,
 )
 from kdnotes.analysis.costs import (
+    Sizes,
     Table,
     amortised,
     cost_table,
     mean_cost,
+    payback,
     payback_table,
+    ratio_of_means,
     signal_cost,
     sizes_of,
     training_cost,
 )
-from ..records.schema import OWN_MASKS, dropout_masks
-from ..analysis.intervals import Interval, variance_components
+from ..records.schema import OWN_MASKS, dropout_masks, widened
+from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..analysis.in_use import share_of_pairs, with_teachers
 from ..analysis.plotting import arms_of
 from ..analysis.power import power, power_table
@@ -50,7 +54,7 @@ from kdnotes.analysis.tables import (
     score_kind,
 )
 from ..analysis.tests import p_text
-from ..analysis.wording import sentence
+from ..analysis.wording import sentence, times_as
 from ..core.arms import MODES
 from ..core.config import task_info
 from ..records.store import RecordError, predictions
@@ -66,24 +70,32 @@ from kdnotes.thesis.facts import (
     tuned_table,
 )
 from kdnotes.thesis.steps import (
+    INTERACTION,
+    KD_EFFECT,
     MARGINS,
     PRECISION_STEPS,
     STEPS,
+    agreed,
     amp_values,
     borderline,
     changed_pairs,
+    decision_values,
+    decisions_table,
+    effect_values,
     memory_values,
+    one_format,
     other_questions,
+    pairs_by_seed,
     quiet_times,
     resampled_table,
     step_values,
 )
 
 # %% auto #0
-__all__ = ['POWER_STEPS', 'FIRST_SCALE', 'SAID_ONCE', 'costs_table', 'shared_table', 'cost_values', 'fidelity_row',
-           'fidelity_values', 'effects_table', 'beside_table', 'factorial_table', 'power_values', 'transfer_seconds',
-           'gradient_values', 'notes_on', 'part_values', 'own_searches', 'trial_values', 'transfer_values', 'aim_value',
-           'kept_by', 'aim_values']
+__all__ = ['POWER_STEPS', 'FIRST_SCALE', 'SAID_ONCE', 'costs_table', 'shared_table', 'paid_with_transfer', 'cost_values',
+           'fidelity_row', 'fidelity_values', 'effects_table', 'beside_table', 'factorial_table', 'power_values',
+           'transfer_seconds', 'from_weights', 'start_groups', 'gradient_values', 'notes_on', 'part_values',
+           'own_searches', 'trial_values', 'transfer_values', 'aim_value', 'kept_by', 'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #c0d36bd1
 def _interval(i: Interval | None, spec: str) -> str:
@@ -93,6 +105,7 @@ def _interval(i: Interval | None, spec: str) -> str:
 def costs_table(
     costs: Table,  # of `cost_table`
     payback: Table,  # of `payback_table`
+    with_transfer: dict[str, Interval] | None = None,  # of `paid_with_transfer`
 ) -> pd.DataFrame:  # a row an arm, text; energy only where some was read
     "What each arm costs, and after how many predictions a student has paid back its making."
     names = {
@@ -116,7 +129,8 @@ def costs_table(
             for key, (unit, spec) in units.items()
             for k, title in names.items()
         }
-        return {'arm': arm} | cells | {'paid back after': paid_back(arm)}
+        whole = {'with its transfer': _interval(with_transfer.get(arm), ',.0f')} if with_transfer else {}
+        return {'arm': arm} | cells | {'paid back after': paid_back(arm)} | whole
 
     return pd.DataFrame([row(arm) for arm in costs.table.index])
 
@@ -145,6 +159,28 @@ def shared_table(
     return pd.DataFrame(rows)
 
 
+def paid_with_transfer(
+    found: Sequence[dict],  # of one machine, teachers among them
+    sizes: Sizes,
+) -> dict[str, Interval]:  # arm -> predictions; {} without a transfer of students
+    """After how many predictions students have paid back their training, their signal and their own transfer,
+    which is what the student's transfer took beyond that of its teacher.
+    """
+    transfer = transfer_seconds(found)
+    if not {'student', 'teacher'} <= transfer.keys():
+        return {}
+    own = transfer['student'] - transfer['teacher']
+    by_id = {r['run_id']: r for r in found}
+    paid = {}
+    for arm, runs in arms_of(found).items():
+        taught = [(r, by_id[r['teacher_run_id']]) for r in runs if r['teacher_run_id'] in by_id]
+        each = [payback(r, teacher, sizes, found) for r, teacher in taught]
+        if each and all(p.seconds is not None for p in each):
+            extra, saved = ([getattr(p, part).seconds for p in each] for part in ('extra', 'saved'))
+            paid[arm] = ratio_of_means([seconds + own for seconds in extra], saved)
+    return paid
+
+
 def cost_values(
     evidence: Evidence,
 ) -> dict:  # tables, or the reason why there is none
@@ -169,8 +205,11 @@ def cost_values(
         )
     costs = cost_table(found, sizes)
     payback = payback_table(found, sizes)
+    whole = paid_with_transfer(found, sizes)
+    alone = {arm: payback.table.at[arm, 'seconds'] for arm in payback.table.index}
     return values | dict(
-        table=costs_table(costs, payback),
+        paid={arm: dict(alone=alone[arm], with_transfer=paid) for arm, paid in whole.items()},
+        table=costs_table(costs, payback, whole),
         reasons=sorted(
             {why for k, why in (costs.reasons | payback.reasons).items() if not k.endswith('joules')}
         ),
@@ -310,8 +349,7 @@ def beside_table(
 
 
 def factorial_table(
-    found: Sequence[dict],
-    its_units: pd.DataFrame,
+    effects: Sequence[Effect],  # of `compare.study_factorial`
 ) -> pd.DataFrame:  # a row an effect, text
     """Effects and interactions of the factors, as contrasts of arms;
     the interactions' p is corrected too, as a family of their own.
@@ -341,7 +379,7 @@ def factorial_table(
                 'p (Holm)': p_text(e.p_holm),
                 'remark': remark(e),
             }
-            for e in study_factorial(found, its_units)
+            for e in effects
         ]
     )
 
@@ -386,6 +424,48 @@ def transfer_seconds(
 ) -> dict[str, float]:
     "What was waited for each network's first weights: that run's `total_s`, the same in all arms and seeds."
     return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
+
+# %% ../../nbs/thesis/03_values.ipynb #502c91b2
+def from_weights(
+    measured: dict[str, list[dict]],  # arm -> its runs, of one machine
+    # a, b: seconds, of arms with nothing but published weights; ratio: as text; {} where no student has a
+    # transfer of its own, or no seed both arms
+) -> dict:
+    "What a student takes beside its teacher's network, the transfer counted."
+    a, b = STEPS['procedure_3']
+    transfer = transfer_seconds([r for arm in (a, b) for r in measured.get(arm, ())])
+    pairs = pairs_by_seed(measured.get(a, ()), measured.get(b, ()))
+    if not pairs or len(transfer) < 2:
+        return {}
+    seconds = {
+        arm: [r['time']['total_s'] + transfer[r['factors']['network']] for r in runs]
+        for arm, runs in zip((a, b), zip(*pairs))
+    }
+    ratio = ratio_interval(seconds[a], seconds[b])
+    return {arm: float(np.mean(of)) for arm, of in seconds.items()} | dict(
+        ratio=times_as(ratio), seeds=ratio.n
+    )
+
+# %% ../../nbs/thesis/03_values.ipynb #e81aaa3f
+def start_groups(
+    arms: dict[str, list[dict]],  # arm -> its runs
+    # first, again -> seeds, n, widened (bf16 products in fp32), arm -> mean of the primary metric; {}: they
+    # share one start
+) -> dict:
+    "The seeds by the weights that the first procedure starts from."
+    by_start: dict[str, list[int]] = {}
+    for r in arms.get('baseline', ()):
+        by_start.setdefault(r['initial'].get('start_sha256', ''), []).append(r['seed'])
+    if len(by_start) != 2:
+        return {}
+
+    def group(seeds):
+        own = {arm: [r for r in runs if r['seed'] in seeds] for arm, runs in arms.items()}
+        means = {arm: float(np.mean([r['primary']['value'] for r in of])) for arm, of in own.items() if of}
+        of_format = [r for runs in own.values() for r in runs if r['precision'] == 'bf16']
+        return dict(seeds=among(seeds), n=len(seeds), widened=any(map(widened, of_format)), mean=means)
+
+    return dict(zip(('first', 'again'), map(group, by_start.values())))
 
 # %% ../../nbs/thesis/03_values.ipynb #a5ede471
 FIRST_SCALE = 16  # log2 of the loss scale fp16 begins with
@@ -484,6 +564,8 @@ def part_values(
     arms = arms_of(evidence.records)
     measured = arms_of(evidence.times.runs)
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
+    effects = study_factorial(e.records, e.units)
+    decisions = decision_values(arms)
     steps = {
         key: step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
         | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units)
@@ -497,12 +579,22 @@ def part_values(
             | dict(
                 n=len(runs),
                 steps=runs[0].get('steps'),
+                epochs=runs[0]['settings']['epochs'],
                 params=runs[0]['params_total'] / 1e6,
                 pairs=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1),
             )
             for arm, runs in arms.items()
         },
         steps=steps,
+        kd=dict(
+            verdict=agreed([steps[k]['verdict'] for k in ('kd', 'kd_mixed')]),
+            both=effect_values(effects, KD_EFFECT),
+        ),
+        interaction=effect_values(effects, INTERACTION),
+        one_format=one_format(arms, e.units),
+        from_weights=from_weights(measured),
+        starts=start_groups(arms),
+        decisions=decisions,
         aims=aim_values(e.values, arms, aims, e.records[0]['primary']['higher_is_better'], e.units),
         kept_plain=kept_by('full_student', arms, e.units),
         variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'],
@@ -528,7 +620,8 @@ def part_values(
             models=models_table(e.records),
             machine=machine_table(e.records),
             beside=beside_table(e.comparisons),
-            factorial=factorial_table(e.records, e.units),
+            factorial=factorial_table(effects),
+            decisions=decisions_table(decisions),
             resampled=resampled_table([c for _, c in e.comparisons], arms, e.units),
         ),
         power=power_values(arms, e.units),
