@@ -20,50 +20,80 @@ def rows(study, what):
 
 
 def arms_by_rate(study):
-    "rate -> part -> seed -> run_id, of the students."
+    "rate -> part -> seed -> run_id, of the students; the usual layout is the smallest."
     found = {}
-    for line in (ROOT / f'thesis/data/{study}.records.jsonl').read_text().splitlines():
-        r = json.loads(line)
-        if r['factors']['network'] == 'teacher':
-            continue
-        drawn = r['settings'].get('dropout_draw', 0)
-        part = 'draw' if drawn else 'fp32' if r['precision'] == 'fp32' else 'format'
-        found.setdefault(r['settings']['learning_rate'], {}).setdefault(part, {})[r['seed']] = r['run_id']
+    students = [
+        r
+        for r in map(json.loads, (ROOT / f'thesis/data/{study}.records.jsonl').read_text().splitlines())
+        if r['factors']['network'] == 'student'
+    ]
+    threads = min(r['settings']['threads_per_rank'] for r in students)
+    for r in students:
+        s = r['settings']
+        part = 'masks' if s.get('dropout_draw') else 'format' if r['precision'] != 'fp32' else 'fp32'
+        if part == 'fp32' and s['threads_per_rank'] > threads:
+            part = 'order'
+        found.setdefault(s['learning_rate'], {}).setdefault(part, {})[r['seed']] = r['run_id']
     return dict(sorted(found.items()))
 
 
-@pytest.mark.parametrize('part', ['rates', 'rates_embedded'])
+def test_scores(study):
+    "run_id -> scores of the test set's pairs; how many questions these are of."
+    tables = [[r for r in rows(study, 'predictions') if r['split'] == 'test']]
+    runs = [i for table in tables for i in table[0] if i not in ('split', 'unit', 'item', 'label')]
+    (table,) = tables
+    return {run: np.array([float(r[run]) for r in table]) for run in runs}, len({r['unit'] for r in table})
+
+
+test_scores.__test__ = False
+NAMES = {'format': 'format', 'masks': 'draw', 'order': 'order'}  # in tables -> in keys
+
+
+@pytest.mark.parametrize('part', ['rates', 'rates_embedded', 'rounding'])
 def test_movements_follow_from_the_evidence(part):
     if part not in PLAN['parts']:
         pytest.skip(f'the thesis has no part {part}')
     study = PLAN['parts'][part]['study']
-    scores = {
-        run: np.array([float(r[run]) for r in table])
-        for table in [[r for r in rows(study, 'predictions') if r['split'] == 'test']]
-        for run in table[0]
-        if run not in ('split', 'unit', 'item', 'label')
-    }
+    scores, questions = test_scores(study)
+    assert VALUES[f'{part}.scored'] == questions >= VALUES[f'{part}.units']
     units = {}
     for r in rows(study, 'units'):
         if (r['split'], r['set'], r['metric']) == ('test', 'clean', 'map'):
             units.setdefault(r['run_id'], {})[r['unit']] = r['value']
-    rates = arms_by_rate(study)
-    movement = VALUES[f'{part}.tables.movement']['rows']
-    assert [float(row[0]) for row in movement] == list(rates)
+    table = VALUES[f'{part}.tables.movement']
+    kinds = [name.split(', ')[1] for name in table['head'] if name.startswith('moved, ')]
+    rates = {rate: arms for rate, arms in arms_by_rate(study).items() if {*kinds} <= arms.keys()}
+    assert [float(row[0]) for row in table['rows']] == list(rates)
     moved = {}
-    for row, (rate, arms) in zip(movement, rates.items()):
-        for column, other in ((1, 'format'), (2, 'draw')):
-            seeds = sorted({*arms['fp32']} & {*arms[other]})
-            pairs = [(arms['fp32'][s], arms[other][s]) for s in seeds]
+    for cells, (rate, arms) in zip(table['rows'], rates.items()):
+        row = dict(zip(table['head'], cells))
+        for kind in kinds:
+            seeds = sorted({*arms['fp32']} & {*arms[kind]})
+            pairs = [(arms['fp32'][s], arms[kind][s]) for s in seeds]
             changed = [sum(units[a][q] != units[b][q] for q in units[a]) for a, b in pairs]
-            assert row[column] == f'{np.mean(changed):.1f} ({min(changed)} to {max(changed)})'
-            moved[rate, other] = {s: np.abs(scores[a] - scores[b]).mean() for s, (a, b) in zip(seeds, pairs)}
-            assert float(row[column + 2]) == pytest.approx(np.mean([*moved[rate, other].values()]), abs=1e-4)
-    low, high = list(rates)[0], list(rates)[-1]
-    for other in ('format', 'draw'):
-        logs = [np.log(moved[high, other][s] / moved[low, other][s]) for s in moved[low, other]]
-        grown = VALUES[f'{part}.grows.{other}.ratio.estimate']
-        assert grown == pytest.approx(np.exp(np.mean(logs)), rel=1e-3)
+            assert row[f'changed, {kind}'] == f'{np.mean(changed):.1f} ({min(changed)} to {max(changed)})'
+            moved[rate, kind] = {s: np.abs(scores[a] - scores[b]).mean() for s, (a, b) in zip(seeds, pairs)}
+            mean = np.mean([*moved[rate, kind].values()])
+            assert float(row[f'moved, {kind}']) == pytest.approx(mean, rel=0.05, abs=1e-4)
+
+    def grown(kind, low, high):
+        both = moved[low, kind].keys() & moved[high, kind].keys()
+        return np.exp(np.mean([np.log(moved[high, kind][s] / moved[low, kind][s]) for s in both]))
+
+    first, *_, last_but_one, last = list(rates)
+    for kind in kinds:
+        spans = dict(whole=(first, last), before=(first, last_but_one), last=(last_but_one, last))
+        for span, ends in spans.items():
+            measured = VALUES[f'{part}.grows.{span}.{NAMES[kind]}.ratio.estimate']
+            assert measured == pytest.approx(grown(kind, *ends), rel=1e-3)
+
+
+def test_what_the_format_does_is_a_cliff_and_below_another_draw():
+    "A line through the ends hid it: most of the rise is in the last doubling, past the best mean."
+    assert VALUES['rates.shape.format'] == 'cliff' and VALUES['rates.shape.draw'] != 'cliff'
+    assert VALUES['rates.past_best'] and float(VALUES['rates.best']) < float(VALUES['rates.highest'])
+    assert VALUES['rates.grows.last.format.ratio.low'] > VALUES['rates.grows.before.format.ratio.high']
+    assert VALUES['rates.beside.draw.all_less'] and VALUES['rates.beside.draw.high'] < 1
 
 
 def test_decisions_are_dated_by_their_commits():

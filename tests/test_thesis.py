@@ -443,6 +443,46 @@ def test_a_difference_of_energy_within_that_of_one_configuration_from_itself_is_
         assert 'facts.gpu.mixed' not in path.read_text(), path.name
 
 
+def runs_of(part: str, study_part: str = 'main') -> dict[int, dict]:
+    "seed -> record, of an arm that the thesis rests on."
+    planned = {i for arm, _, i in th.planned(PLAN, study_part) if arm == part}
+    lines = (ROOT / 'thesis/data' / f"{PLAN['parts'][study_part]['study']}.records.jsonl").read_text()
+    return {r['seed']: r for r in map(json.loads, lines.splitlines()) if r['run_id'] in planned}
+
+
+def test_what_the_corrections_say_follows_from_the_records():
+    values = read_json(ROOT / 'thesis/generated/values.json')
+    names = ('mixed_kd', 'full_kd', 'mixed_student', 'full_student', 'baseline')
+    for part in ('main', 'gpu'):
+        runs = {arm: runs_of(arm, part) for arm in names}
+        seeds = sorted(set.intersection(*(set(runs[arm]) for arm in names)))
+        value = {arm: np.mean([runs[arm][s]['primary']['value'] for s in seeds]) for arm in names}
+        found = value['mixed_kd'] - value['full_kd'] - value['mixed_student'] + value['full_student']
+        assert values[f'{part}.interaction.difference.estimate'] == pytest.approx(found, abs=2e-5)
+    runs = {arm: runs_of(arm) for arm in names}
+    pair_f1 = [
+        [r['metrics']['test']['pair_f1'] for _, r in sorted(runs[arm].items())]
+        for arm in ('baseline', 'mixed_kd')
+    ]
+    found = values['main.decisions.procedure_3.pair_f1.difference.estimate']
+    assert found == pytest.approx(np.mean(pair_f1[1]) - np.mean(pair_f1[0]))
+    # of one machine: the seeds whose times the thesis rests on
+    timed = [r for s, r in runs['mixed_kd'].items() if s in range(values['main.from_weights.seeds'])]
+    own = values['main.transfer_s.student'] - values['main.transfer_s.teacher']
+    extra = np.mean([r['time']['train_s'] + r['time']['teacher_s'] for r in timed])
+    alone, whole = (values[f'main.costs.paid.mixed_kd.{k}.estimate'] for k in ('alone', 'with_transfer'))
+    assert whole / alone == pytest.approx((extra + own) / extra, rel=1e-3)
+    waited = np.mean([r['time']['total_s'] + r['time']['transfer_s'] for r in timed])
+    assert values['main.from_weights.mixed_kd'] == pytest.approx(waited)
+
+
+def test_no_chapter_chooses_one_of_two_tests_of_a_question():
+    "What soft targets do is tested in fp32 and in mixed precision: words follow the verdict of both."
+    for path in [*CHAPTERS, ROOT / 'thesis' / 'lib.typ']:
+        chosen = re.findall(r'#?by\("(?:main|gpu)\.steps\.kd(?:_mixed)?\.verdict"', path.read_text())
+        assert chosen == [], path.name
+
+
 def test_an_estimate_without_its_n_stops_the_build(copy, monkeypatch):
     values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
     assert th.with_sizes(values) is values
