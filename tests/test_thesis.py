@@ -15,8 +15,9 @@ import pytest
 from kdnotes.analysis.compare import ONE_SEED
 from kdnotes.checks.energy import energy_values
 from kdnotes.thesis import build as th
-from kdnotes.core.config import KdnotesError
+from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.files import read_json, sha256_file, write_json
+from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.thesis.steps import PRECISION_STEPS, STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -474,6 +475,22 @@ def test_what_the_corrections_say_follows_from_the_records():
     assert whole / alone == pytest.approx((extra + own) / extra, rel=1e-3)
     waited = np.mean([r['time']['total_s'] + r['time']['transfer_s'] for r in timed])
     assert values['main.from_weights.mixed_kd'] == pytest.approx(waited)
+
+
+# settings whose names are younger than the evidence; the layout, which is the machine's; and the seed
+APART = {'document_title', 'teacher_questions', 'ranks', 'threads_per_rank', 'teacher_seed'}
+
+
+@pytest.mark.parametrize('part', ['without_transfer', 'main'])
+def test_the_readmes_command_has_the_settings_of_its_column(part):
+    transfer, init = ('squad1', 'transferred') if part == 'main' else ('none', 'teacher_finetuned')
+    for arm in ('baseline', 'full_student', 'mixed_student', 'full_kd', 'mixed_kd', 'mixed_baseline'):
+        of_students = dict(student_init=init) if arm.endswith(('student', 'kd')) else {}
+        config = make_config(mode=arm, corpus='wikiqa', transfer=transfer, **of_students)
+        today = settings(resolve(config, Machine('cpu', cores=2, bf16=True), 'wikiqa', transfer))
+        for record in runs_of(arm, part).values():
+            then = {k: v for k, v in record['settings'].items() if k not in APART}
+            assert then == {k: today[k] for k in then}
 
 
 def test_no_chapter_chooses_one_of_two_tests_of_a_question():

@@ -13,7 +13,7 @@ from .intervals import Interval, number_texts, scaled
 from .tests import Family, p_words
 
 # %% auto #0
-__all__ = ['PLAIN', 'PERCENT', 'times_as', 'Unit', 'unit_of', 'explain', 'sentence']
+__all__ = ['PLAIN', 'PERCENT', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -92,7 +92,9 @@ def _sense(c: Comparison) -> str:
     return f'{where}{found.words}, since {found.reason}'
 
 
-def _epochs(c: Comparison) -> str:
+def epochs_words(
+    c: Comparison,
+) -> str:
     "How long each arm was trained, behind a comma: a time says little without it."
     a, b = c.epochs
     if None in (a, b):
@@ -113,7 +115,7 @@ def _result(c: Comparison) -> list[str]:
         if c.few_differ:
             said.append(f'{c.n_units} {c.unit_name}{_differing(c)}')
     if c.speedup:
-        ways = [f'training {times_as(c.speedup["train_s"])}{_epochs(c)}'] * ('train_s' in c.speedup)
+        ways = [f'training {times_as(c.speedup["train_s"])}{epochs_words(c)}'] * ('train_s' in c.speedup)
         ways += [f'in all {times_as(c.speedup["total_s"])}'] * ('total_s' in c.speedup)
         said.append(', and '.join(ways))
     return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
@@ -259,7 +261,7 @@ def _time_sentence(c: Comparison, about: str) -> str:
     found = verdict_on(c, about)
     if i.n == 1:
         return (
-            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}{_epochs(c)}; '
+            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}{epochs_words(c)}; '
             'nothing is known about other seeds'
         )
     p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
@@ -267,9 +269,11 @@ def _time_sentence(c: Comparison, about: str) -> str:
     if found.code == 'not_significant':
         return (
             f'No difference between {c.a} and {c.b} in the time of {name} was detected: '
-            f'{times_as(i)}{_epochs(c)} ({rests})'
+            f'{times_as(i)}{epochs_words(c)} ({rests})'
         )
-    said = f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a}{_epochs(c)} ({rests})'
+    said = (
+        f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a}{epochs_words(c)} ({rests})'
+    )
     if found.code == 'not_tested':
         return f'{said}; the difference was {found.words}, since {found.reason}'
     return f'{said}{_called(c)}'

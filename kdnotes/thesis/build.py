@@ -583,7 +583,7 @@ def models_table_in_use(
                 'parameters, M': f'{parameters / 1e6:.1f}',
                 'weights, MiB': f'{4 * parameters / MIB:.0f}',
                 'a question, ms': f"{times[network]['value']:.1f}" if times else '-',
-                "of its teacher's MAP, %": format(scaled(share, 100.0), '.1f') if share else '-',
+                "of its teacher's gain, %": format(scaled(share, 100.0), '.1f') if share else '-',
             }
         )
     return pd.DataFrame(rows)

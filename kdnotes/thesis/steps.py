@@ -21,7 +21,7 @@ from kdnotes.analysis.compare import (
     verdict_on,
 )
 from ..analysis.coverage import resampled_rates
-from ..analysis.wording import sentence, times_as, unit_of
+from ..analysis.wording import epochs_words, sentence, times_as, unit_of
 from ..core.config import KdnotesError, metric_name, task_info
 from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_text, p_words
 from ..analysis.intervals import Interval, difference_interval, mean_interval, ratio_interval, scaled
@@ -134,7 +134,8 @@ def short(
             name = {'train_s': 'training', 'total_s': 'total'}[key]
             its = c.speedup[key]
             fewer = f' ({its.n} seeds)' if its.n != c.n_seeds else ''
-            said.append(f'{name} {times_as(its)}{fewer}{corrected(c.p_times_holm.get(key))}')
+            of_work = epochs_words(c) if key == 'train_s' else ''
+            said.append(f'{name} {times_as(its)}{of_work}{fewer}{corrected(c.p_times_holm.get(key))}')
     if c.n_seeds > 1:
         seeds = f'{c.n_seeds} seeds'
     else:
@@ -186,6 +187,7 @@ def step_values(
         bootstrap=c.bootstrap,
         train_ratio=c.speedup.get('train_s'),
         total_ratio=c.speedup.get('total_s'),
+        took={key: f'{times_as(ratio)}{epochs_words(c)}' for key, ratio in c.speedup.items()},
     )
 
 # %% ../../nbs/thesis/02_steps.ipynb #b8014507
@@ -202,7 +204,7 @@ def one_format(
         return {}
     c = compare(arms[a], arms[b], its_units)
     ratio = c.speedup.get('train_s')
-    said = {} if ratio is None else dict(train=f'{times_as(ratio)}', seeds=ratio.n)
+    said = {} if ratio is None else dict(train=f'{times_as(ratio)}{epochs_words(c)}', seeds=ratio.n)
     return dict(a=a, b=b, difference=c.difference) | said
 
 # %% ../../nbs/thesis/02_steps.ipynb #56b9e240

@@ -39,7 +39,7 @@ from kdnotes.analysis.costs import (
 )
 from ..records.schema import OWN_MASKS, dropout_masks, widened
 from ..analysis.intervals import Interval, ratio_interval, variance_components
-from ..analysis.in_use import share_of_pairs, with_teachers
+from ..analysis.in_use import in_use, share_of_pairs, with_teachers
 from ..analysis.plotting import arms_of
 from ..analysis.power import power, power_table
 from ..analysis.report import starts_made_again
@@ -597,6 +597,8 @@ def part_values(
         decisions=decisions,
         aims=aim_values(e.values, arms, aims, e.records[0]['primary']['higher_is_better'], e.units),
         kept_plain=kept_by('full_student', arms, e.units),
+        floor=dict(words=e.trivial[0].words, value=e.trivial[0].value) if e.trivial else {},
+        above={arm: share for arm, share in in_use(e).shares.items() if share},
         variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'],
         notes=notes_on(e.records, e.units, e.comparisons),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)),
