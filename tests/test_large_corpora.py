@@ -390,8 +390,10 @@ def test_parts_of_a_table_are_the_whole_of_it(pairs, parts, kind, end):
     task, columns = TABLES[kind]
     if columns:
         rewritten(pairs, columns)
+    plain = load_corpus(task, str(pairs)).sha256
     as_format(pairs, end)
     whole = load_corpus(task, str(pairs))
+    assert whole.sha256 == plain
     found = streamed(task, pairs)
     assert found is not None and same_but_rows(found, whole)
     assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
@@ -438,6 +440,12 @@ ODD = {
     'tsv': 'text\tlabel\r\n"a\t1\r\n\r\nb\u2028\t0\n',
 }
 
+SAID = {  # text, label of the rows above
+    'csv': [('a "b", \n\r c', 'NA'), ('007', 'NA'), ('  x  ', '007')],
+    'jsonl': [('a\u2028', '1'), ('7', '1'), ('b', '0')],
+    'tsv': [('"a', '1'), ('b\u2028', '0')],
+}
+
 
 @pytest.mark.parametrize('end', ODD)
 def test_odd_cells_are_the_same_in_parts(tmp_path, home, monkeypatch, end):
@@ -445,6 +453,7 @@ def test_odd_cells_are_the_same_in_parts(tmp_path, home, monkeypatch, end):
     for split in SPLITS:
         (tmp_path / f'{split}.{end}').write_text(ODD[end], newline='')
     whole = load_corpus('text_classification', str(tmp_path))
+    assert [(row['text'], row['label']) for row in whole.splits['train']] == SAID[end]
     found = streamed('text_classification', tmp_path)
     assert found is not None and same_but_rows(found, whole)
     assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
@@ -663,3 +672,12 @@ def test_a_contradiction_behind_a_row_whose_label_is_one_more():
     "Labels that are numbers: from row to row the text's number may rise by what the label falls."
     splits = dict(train=[dict(label=label) for label in (1, 0, 1)])
     assert sources._contradictions(splits, dict(train=np.array([5, 6, 6]))) == dict(train=2)
+
+
+def test_a_fault_of_a_file_that_memory_has_no_room_for_is_told(pairs, large, monkeypatch):
+    "It cannot be read once more as a whole, and what was found is not lost."
+    path = pairs / 'dev.tsv'
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join([*lines[:-1], lines[-1][:-1] + '7']))
+    monkeypatch.setattr(sources, 'free_memory', lambda: 1000)
+    assert f"dev.tsv, line {len(lines)}: Label is '7' and must be 0 or 1" in refused(pairs)

@@ -433,8 +433,8 @@ MUTANTS = [
     Mutant(
         'a corpus kept whatever its files are now',
         'tasks.sources',
-        "key = sha256_text('corpus-1', read_as, json.dumps(state, sort_keys=True))",
-        "key = sha256_text('corpus-1', read_as)",
+        "key = sha256_text('corpus-2', read_as, json.dumps(state, sort_keys=True))",
+        "key = sha256_text('corpus-2', read_as)",
         'test_large_corpora.py::test_a_file_that_changed_is_another_corpus',
     ),
     Mutant(
@@ -459,6 +459,13 @@ MUTANTS = [
         'test_large_corpora.py::test_contradictions_and_overlap_by_hand',
     ),
     Mutant(
+        'a text that is new and a label that is another cancel out',
+        'tasks.sources',
+        'prepend=-1) | np.diff(',
+        'prepend=-1) + np.diff(',
+        'test_large_corpora.py::test_a_contradiction_behind_a_row_whose_label_is_one_more',
+    ),
+    Mutant(
         'ids that occur twice in different parts',
         'tasks.sources',
         'n[self.rules.unique] < rows',
@@ -468,8 +475,8 @@ MUTANTS = [
     Mutant(
         'columns that later parts lack are made up',
         'tasks.sources',
-        'if layout != first or missing',
-        'if missing',
+        'if layout != first or lost:',
+        'if lost:',
         'test_large_corpora.py::test_ids_that_later_parts_lack_are_not_made_up',
     ),
     Mutant(

@@ -552,7 +552,7 @@ def _n_rows(path: Path) -> int:
 
 
 _COLUMNS_ROW = 64  # bytes of a row that is kept in columns, at the least
-_DICT_ROW = 500  # of one that is a dict
+_DICT_ROW = 1000  # of one that is a dict
 
 
 def _size_of(path: Path, possible: set[str]) -> int:  # bytes
@@ -571,6 +571,11 @@ def _size_of(path: Path, possible: set[str]) -> int:  # bytes
     return max(sum(needed), found.num_rows * _COLUMNS_ROW)
 
 
+def _in_memory(path: Path, possible: set[str]) -> int:  # bytes
+    "What a file takes at the least that is read as a whole."
+    return _size_of(path, possible) + _n_rows(path) * _DICT_ROW
+
+
 def read_split(
     path: Path,  # ends in one of FORMATS
     split: str,  # 'train' | 'dev' | 'test': what it is used for
@@ -583,7 +588,7 @@ def read_split(
     before = _state_of(path) if path.exists() else None
     n = _n_rows(path)
     if before:
-        _check_memory(_size_of(path, _possible(names)) + n * _DICT_ROW, f'the {n:,} rows of {path}')
+        _check_memory(_in_memory(path, _possible(names)), f'the {n:,} rows of {path}')
     parts = []
     tables = _tables(path, _possible(names))
     for table in followed(tables, f'reading {split}', n, 'rows', lambda table: table.rows):
@@ -1310,7 +1315,12 @@ def _streamed(
                 write_parts(path, followed(parts, f'reading {split}', n, 'rows', len))
                 splits[split] = open_columns(path)
             rules.check_split(split, splits[split], str(source))
-    except (_Doubt, CorpusError):
+    except _Doubt:
+        return None
+    except CorpusError:
+        possible = _possible(column_names(columns, rules.columns))
+        if max(_in_memory(path, possible) for path in files.values()) > free_memory():
+            raise  # the first fault, or a later one: nobody can look at all rows together
         return None
     sha256 = rules.fingerprint(splits)
     where = str(files['train'].parent)
