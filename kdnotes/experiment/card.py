@@ -12,6 +12,8 @@ from typing import Any
 import pandas as pd
 import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
+from ..analysis.compare import floors_of, gain_interval, is_above
+from ..analysis.tables import known_floors
 from ..analysis.wording import unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
@@ -104,6 +106,22 @@ def _metric_in_words(task: str, metric: str) -> str:
     note = task_info(task).metric_notes.get(metric)
     key = '' if name == metric else f' (`{metric}`)'
     return f'{f"`{metric}`" if name == metric else name}{key}{f": {note}" if note else ""}'
+
+
+def _floor_rows(record: dict, units: pd.DataFrame) -> list[str]:
+    "What models score that take no training, and whether this one is above them; []: not measured."
+    found = floors_of([record], known_floors(record['study'], [record]))
+    if not found:
+        return []
+    name = metric_name(record['primary']['metric'], record['task'])
+    own = units.assign(run_id=record['run_id'])
+    above = is_above(gain_interval([record], found[0], own))
+    texts = _score_texts(record['task'], record['primary']['metric'], [floor.value for floor in found])
+    said = ', '.join(f'{floor.words} {text}' for floor, text in zip(found, texts))
+    verdict = (
+        'This model is above the best of them' if above else '**This model is not above the best of them**'
+    )
+    return ['', f'Without any training, {name} on {record["primary"]["set"]}: {said}. {verdict}.']
 
 
 def _score_rows(record: dict, units: pd.DataFrame) -> list[str]:
@@ -315,6 +333,7 @@ def _text(record: dict, config: RunConfig, units: pd.DataFrame, model: Path) -> 
             *_score_rows(record, units),
             '',
             'Intervals are over the units of the set (Student t, over clusters), of this one training.',
+            *_floor_rows(record, units),
         ],
         'What it took': _of_costs(record, model),
         'Limits': _limits(record),

@@ -604,7 +604,8 @@ def have_floors(
         if corpus.sha256 != corpus_sha256:
             return None
         task = make_task(config, corpus)
-        task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
+        if task.evaluates_itself:  # its floors count word pieces; those of the others read rows
+            task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
         return task
 
     _keep_floors(config, corpus_sha256, make)
