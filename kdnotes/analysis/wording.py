@@ -261,8 +261,8 @@ def _time_sentence(c: Comparison, about: str) -> str:
     found = verdict_on(c, about)
     if i.n == 1:
         return (
-            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}{epochs_words(c)}; '
-            'nothing is known about other seeds'
+            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}'
+            f'{epochs_words(c)}; nothing is known about other seeds'
         )
     p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
     rests = f'{i.level:.0%} interval, {i.n} seeds{p}'
