@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
 import shutil
 import tempfile
 import time
@@ -22,7 +21,7 @@ from torch.nn import functional
 from . import baselines
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, make_config, task_info
-from ..core.files import cache_path, read_json, root, runs_path, write_json
+from ..core.files import at_home, cache_path, read_json, root, runs_path, write_json
 from ..core.resolve import Machine, resolve, resolved_dtype
 from ..core.streams import stream, torch_seed
 from ..tasks.sources import corpus_of
@@ -382,16 +381,12 @@ def run_kdnotes(
     turn: int,  # from 0; the seed
 ) -> dict:  # as `train_kdnotes`, and ranks, threads, run_s, memory
     "A training as `kdnotes run` makes it."
-    usual = os.environ.get('KDNOTES_HOME', str(root()))
     epochs = with_steps(place.task, place.config, LONGER * place.total, seed=turn).epochs
     given = dict(teacher=str(place.folder / 'teacher'), teacher_mode='given', seed=turn, study='as-run')
     config = make_config(**place.job['asked'] | given | dict(epochs=epochs))
-    os.environ['KDNOTES_HOME'] = str(_own_home(place.folder))
-    try:
+    with at_home(_own_home(place.folder)):
         record = run(config)
         shutil.rmtree(runs_path() / 'as-run' / record['run_id'])
-    finally:
-        os.environ['KDNOTES_HOME'] = usual
     rates = record['throughput']
     if rates['examples_per_s'] is None:
         raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')

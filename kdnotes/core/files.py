@@ -13,9 +13,12 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO
 import psutil
@@ -24,7 +27,8 @@ from .config import KdnotesError, is_unicode, shown
 # %% auto #0
 __all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'free_memory', 'sha256_file',
            'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named', 'root',
-           'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'sha256_big_file', 'without_password']
+           'checkout', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder', 'at_home',
+           'with_evidence', 'own_home', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -267,11 +271,16 @@ def root() -> Path:
         if not is_unicode(home):
             raise FileError(f'KDNOTES_HOME={shown(home)} is not written in UTF-8; rename the folder')
         return Path(home).resolve()
+    return checkout() or Path.cwd().resolve()
+
+
+def checkout() -> Path | None:
+    "The nearest folder upwards that is a checkout of kdnotes."
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
         if (folder / 'settings.ini').exists() and (folder / 'nbs').is_dir():
             return folder
-    return here
+    return None
 
 
 def runs_path() -> Path:
@@ -288,6 +297,127 @@ def figures_path(study: str) -> Path:
 
 def evidence_path() -> Path:
     return root() / 'thesis' / 'data'
+
+# %% ../../nbs/core/04_files.ipynb #8416acbf
+_OWNER = '.owner'  # in a temporary folder: locked by those it belongs to
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class OwnFolder:
+    "A temporary folder, and the lock that says it is in use."
+
+    path: Path
+    descriptor: int  # a process that is given it keeps the folder, too
+
+    def remove(self) -> None:
+        "Remove it with all that is in it."
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # closed already
+            os.close(self.descriptor)
+
+
+def own_folder(
+    what: str,  # it is for, as 'ranks'
+) -> OwnFolder:
+    "A new temporary folder; those whose owners have died are removed."
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f'kdnotes-{what}-'))
+        descriptor = os.open(path / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)
+        with suppress(OSError):  # a file system without locks: nobody can take it, either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if is_named(descriptor, path / _OWNER):  # another may have found it before it was locked
+            return OwnFolder(path, descriptor)
+        os.close(descriptor)
+
+
+def _remove_abandoned(place: Path) -> None:
+    "Remove this user's temporary folders that belong to nobody who lives."
+    for folder in place.glob('kdnotes-*'):
+        with suppress(OSError):  # another was quicker, or it is no folder
+            if folder.lstat().st_uid == os.getuid():
+                _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        if time.time() - folder.lstat().st_mtime > _DAY_S:
+            folder.rmdir()  # of an older version, where it is empty; else it is somebody's
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
+
+# %% ../../nbs/core/04_files.ipynb #e86441e3
+@contextmanager
+def at_home(
+    folder: str | Path,  # what `root` is inside
+) -> Iterator[Path]:
+    "Take a folder for the home, whatever KDNOTES_HOME says."
+    before = os.environ.get('KDNOTES_HOME')
+    os.environ['KDNOTES_HOME'] = str(folder)
+    try:
+        yield Path(folder)
+    finally:
+        if before is None:
+            del os.environ['KDNOTES_HOME']
+        else:
+            os.environ['KDNOTES_HOME'] = before
+
+
+def with_evidence(
+    home: str | Path,  # a folder without runs
+    where: Path,  # a checkout
+) -> Path:  # the home
+    "Let a home have the committed evidence of a checkout, file by file: a new one stays in the home."
+    evidence = Path(home) / 'thesis' / 'data'
+    evidence.mkdir(parents=True)
+    for path in (where / 'thesis' / 'data').glob('*'):
+        (evidence / path.name).symlink_to(path.resolve())
+    return Path(home)
+
+# %% ../../nbs/core/04_files.ipynb #cd2c538e
+# where the hub's libraries look before they look into XDG_CACHE_HOME
+_NAMED_CACHES = (
+    'HF_HOME',
+    'HF_HUB_CACHE',
+    'HUGGINGFACE_HUB_CACHE',
+    'HF_DATASETS_CACHE',
+    'HF_ASSETS_CACHE',
+    'HF_XET_CACHE',
+    'TRANSFORMERS_CACHE',
+)
+_places: dict[int, Path] = {}  # by process: a fork has one of its own
+
+
+def own_home() -> Path:  # without runs; beside it the evidence of the checkout
+    "A new home, and until this process ends a data folder and caches of its own."
+    place = _own_place()
+    home = Path(tempfile.mkdtemp(prefix='home-', dir=place))
+    if here := checkout():
+        with_evidence(home, here)
+    for name in _NAMED_CACHES:
+        os.environ.pop(name, None)
+    os.environ.update(
+        KDNOTES_HOME=str(home), KDNOTES_DATA=str(place / 'data'), XDG_CACHE_HOME=str(place / 'cache')
+    )
+    return home
+
+
+def _own_place() -> Path:
+    "The folder of this process, which goes with it."
+    if os.getpid() not in _places:
+        folder = own_folder('lessons')
+        (folder.path / 'data').mkdir()
+        # at the end of a worker, too
+        Finalize(None, shutil.rmtree, (folder.path,), dict(ignore_errors=True), exitpriority=0)
+        _places[os.getpid()] = folder.path
+    return _places[os.getpid()]
 
 # %% ../../nbs/core/04_files.ipynb #26282c0c
 _UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling

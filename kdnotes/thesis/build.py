@@ -5,7 +5,6 @@
 # %% ../../nbs/thesis/11_build.ipynb #f58c9437
 from __future__ import annotations
 import inspect
-import os
 import re
 import shutil
 import sys
@@ -23,7 +22,7 @@ from ..analysis.in_use import MIB, in_use
 from ..analysis.intervals import FEW_DIFFER, scaled
 from ..analysis.coverage import ENOUGH_SEEDS, SETTINGS, coverage_table, outside
 from ..core.config import KdnotesError
-from ..core.files import root
+from ..core.files import at_home, root, with_evidence
 from ..tasks.sources import Corpus, load_corpus, local_copy
 from ..analysis.plotting import FigureFile, arms_of
 from ..analysis.figures import draw_evidence
@@ -63,20 +62,8 @@ def evidence_alone(
     where: Path,  # the checkout
 ) -> Iterator[Path]:  # an empty home beside its evidence
     "Make the library see the committed evidence and no runs."
-    before = os.environ.get('KDNOTES_HOME')
-    with TemporaryDirectory() as folder:
-        (Path(folder) / 'thesis').mkdir()
-        (Path(folder) / 'thesis' / 'data').symlink_to(
-            (where / 'thesis' / 'data').resolve(), target_is_directory=True
-        )
-        os.environ['KDNOTES_HOME'] = folder
-        try:
-            yield Path(folder)
-        finally:
-            if before is None:
-                del os.environ['KDNOTES_HOME']
-            else:
-                os.environ['KDNOTES_HOME'] = before
+    with TemporaryDirectory() as folder, at_home(with_evidence(folder, where)) as home:
+        yield home
 
 # %% ../../nbs/thesis/11_build.ipynb #43911376
 PARTS = (
