@@ -1,5 +1,5 @@
-"""What every test needs: the environment's own commands, the real corpora where there are any,
-and a share of the tests on request.
+"""What every test needs: the environment's own commands, a home of the tests' own, the real corpora where
+there are any, and a share of the tests on request.
 """
 
 import hashlib
@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 import pytest
+from kdnotes.core.files import own_home
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.pop('VIRTUAL_ENV', None)  # IPython would mix in the packages of an environment named here
@@ -14,10 +15,8 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that wait leave the cores to other tests
 os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get('PATH', '')])
 # absolute, for tests change the folder they run in
-if data := os.environ.get('KDNOTES_DATA'):
-    os.environ['KDNOTES_DATA'] = str(Path(data).resolve())
-elif (ROOT.parent / 'shared' / 'data').is_dir():
-    os.environ['KDNOTES_DATA'] = str(ROOT.parent / 'shared' / 'data')
+CORPORA = Path(os.environ.get('KDNOTES_DATA') or ROOT.parent / 'shared' / 'data').resolve()
+own_home()  # before any test, and what it starts, looks for runs, corpora or models
 
 # Files that take longest begin first, so that no worker is left alone with one at the end; the others follow
 # by name.
@@ -38,12 +37,18 @@ def project() -> Path:
 
 
 @pytest.fixture(scope='session')
-def corpora() -> Path:
+def real_corpora() -> Path:
     "The folder of the real corpora."
-    folder = os.environ.get('KDNOTES_DATA')
-    if not folder or not Path(folder).is_dir():
+    if not CORPORA.is_dir():
         pytest.skip('no real corpora here: KDNOTES_DATA names no folder')
-    return Path(folder)
+    return CORPORA
+
+
+@pytest.fixture
+def corpora(real_corpora, monkeypatch) -> Path:
+    "The same, where the library looks for it: in this test."
+    monkeypatch.setenv('KDNOTES_DATA', str(real_corpora))
+    return real_corpora
 
 
 @pytest.fixture(scope='session')

@@ -110,9 +110,9 @@ def shared(ours: dict[str, str], corpora: list[Path]) -> list[str]:
 
 
 @pytest.fixture(scope='module')
-def texts(corpora) -> list[Path]:
+def texts(real_corpora) -> list[Path]:
     "The files of the corpora, without what merely describes them."
-    return [p for p in sorted(corpora.rglob('*')) if p.is_file() and p.suffix not in BINARY | {'.md'}]
+    return [p for p in sorted(real_corpora.rglob('*')) if p.is_file() and p.suffix not in BINARY | {'.md'}]
 
 
 def test_no_tracked_file_has_eight_words_in_a_row_of_a_corpus(texts):

@@ -8,7 +8,6 @@ import pytest
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.tasks.ranking_metrics import counts
-from kdnotes.core.files import root
 from kdnotes.tasks.answer_selection import WIKIQA_SHA256
 from kdnotes.tasks.sources import load_corpus, local_copy
 
@@ -20,13 +19,11 @@ PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
 
 
 @pytest.fixture(scope='module')
-def corpus():
-    beside = root().parent / 'shared' / 'data'
+def corpus(real_corpora):
     with pytest.MonkeyPatch.context() as patch:
-        if not local_copy('wikiqa', CORPORA) and (beside / 'wikiqa').is_dir():
-            patch.setenv('KDNOTES_DATA', str(beside))
+        patch.setenv('KDNOTES_DATA', str(real_corpora))
         if not local_copy('wikiqa', CORPORA):
-            pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa, data/wikiqa or ../shared/data/wikiqa')
+            pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa')
         yield load_corpus('answer_selection', 'wikiqa')
 
 
