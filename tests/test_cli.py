@@ -189,6 +189,39 @@ def test_a_list_says_how_far_each_run_is_and_survives_a_damaged_one(home, capsys
     assert cli.main(['show', second.run_id]) == 1
 
 
+@pytest.mark.parametrize('torn', ['state.json', 'record.json'])
+def test_a_torn_file_of_one_study_stops_no_other(home, capsys, torn):
+    [first, second] = write_study(seeds=(0,))[:2]
+    (first.path / torn).write_text('{"status": "don')
+    assert first.run_id not in {record['run_id'] for record in finished_runs()}
+    assert second.run_id in {record['run_id'] for record in finished_runs()}
+    assert cli.main(['study', '--seeds', '1', '--corpus', 'embedded', '--study', 'other', '--dry-run']) == 0
+    assert cli.main(['list']) == 0
+    assert 'damaged' in capsys.readouterr().out
+    assert cli.main(['show', first.run_id]) == 1  # who needs this run is told
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(first.path / torn) in line and 'is not valid JSON' in line
+
+
+def test_a_smoke_study_is_found_by_the_name_it_was_given(home, capsys):
+    "`kdnotes study --study mine --smoke` makes mine-smoke, unless there is a mine."
+    write_study('smoke-smoke', (0,))
+    assert cli.main(['report', 'smoke', '--no-pdf']) == 0
+    assert 'smoke-smoke/report.html' in capsys.readouterr().out
+    assert as_json(capsys, 'list', 'smoke')['runs'] == as_json(capsys, 'list', 'smoke-smoke')['runs']
+    write_study('smoke', (1,))
+    assert {run['seed'] for run in as_json(capsys, 'list', 'smoke')['runs']} == {1}
+
+
+def test_nothing_that_is_listed_commands_a_terminal(home, capsys):
+    [first] = write_study('made', (0,))[:1]
+    shutil.copytree(first.path, home / 'runs' / 'made\x1b]0;yours\x07\x1b[2J' / first.run_id)
+    for command in (['list'], ['list', '--json'], ['list', 'mine\x9b2J'], ['compare', 'made\x1b[2J', 'made']):
+        cli.main(command)
+        printed = ''.join(capsys.readouterr())
+        assert printed.replace('\n', '').isprintable() and printed.count('\\'), command
+
+
 def test_a_list_tells_of_evidence_and_names_its_runs(home, capsys):
     kept = write_study('mine')
     assert cli.main(['evidence', 'mine']) == 0

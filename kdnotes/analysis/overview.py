@@ -16,8 +16,8 @@ from ..core.files import evidence_path, runs_path
 from ..records.store import RecordError, RunFolder, find_record, records
 
 # %% auto #0
-__all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studies', 'check_study_is_there', 'list_runs',
-           'list_as_dict', 'when_in_words', 'find_run', 'run_folders', 'in_words', 'record_in_words']
+__all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'list_as_dict',
+           'when_in_words', 'find_run', 'run_folders', 'in_words', 'record_in_words']
 
 # %% ../../nbs/analysis/17_overview.ipynb #1d78e89d
 def _is_alive(pid: object) -> bool:
@@ -116,11 +116,14 @@ def evidence_studies() -> list[str]:  # sorted
     return sorted(p.name.removesuffix('.records.jsonl') for p in evidence_path().glob('*.records.jsonl'))
 
 
-def check_study_is_there(study: str) -> None:
-    "Refuse the name of a study that nobody has, and name those that are there."
+def find_study(
+    study: str,  # as it was named when it was made: smoke runs have a study of their own, NAME-smoke
+) -> str:  # as its folder is called
+    "The study that a name means; one that nobody has is refused, and those that are there are named."
     known = sorted({*studies(), *evidence_studies()})
-    if study in known:
-        return
+    for name in (study, f'{study}-smoke'):
+        if name in known:
+            return name
     near = get_close_matches(study, known, 1)
     if near:
         advice = f'is it {near[0]}?'
@@ -136,7 +139,7 @@ def list_runs(
 ) -> list[RunLine]:  # by study, the newest last
     "The runs under `runs/`, begun or finished; of one study also those that are kept as evidence alone."
     if study is not None:
-        check_study_is_there(study)
+        study = find_study(study)
     lines = [_line(folder) for name in ([study] if study else studies()) for folder in _folders(name)]
     there = {line.run_id for line in lines}
     lines += [_line_of(study, r, 'evidence') for r in _kept(study) if r['run_id'] not in there]

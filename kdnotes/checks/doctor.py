@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from ..train import distributed as rt
 from ..core.arms import MODES
 from ..core.config import ConfigError, KdnotesError, RunConfig, counted, is_given, task_info
+from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
@@ -142,9 +142,12 @@ def doctor(
     configs = [config] if isinstance(config, RunConfig) else list(config)
     if not configs:
         raise ConfigError('there is no configuration to check; give at least one')
-    with tempfile.TemporaryDirectory(prefix='kdnotes-doctor-') as folder:
-        jobs, notes = _jobs(configs, Path(folder))
-        found = [f for job in jobs for f in _launch(job, Path(folder), on_finding, begin + timeout_s)]
+    place = own_folder('doctor')
+    try:
+        jobs, notes = _jobs(configs, place.path)
+        found = [f for job in jobs for f in _launch(job, place.path, on_finding, begin + timeout_s)]
+    finally:
+        place.remove()
     load = os.getloadavg()[0]
     cores = rt.machine().cores
     if load > cores + 0.5:

@@ -88,7 +88,7 @@ def doctor(
         notes = [*diagnosis.notes, *skipped]
         print_json(dict(ok=diagnosis.ok, findings=findings, notes=notes, seconds=diagnosis.seconds))
     else:
-        print(diagnosis, *skipped, sep='\n')
+        say(diagnosis, *skipped)
     return 0 if diagnosis.ok else 1
 
 # %% ../../nbs/commands/08_machine.ipynb #d10ab28c

@@ -71,7 +71,7 @@ def predict(
         text=text,
         pair=pair,
     )
-    print_json(prediction_as_dict(found)) if as_json else print(*prediction_lines(found), sep='\n')
+    print_json(prediction_as_dict(found)) if as_json else say(*prediction_lines(found))
     return 0
 
 
@@ -156,7 +156,7 @@ def score(
     found, tokens = score_text(
         model, text, by=by, length=length, sample=sample, dtype=dtype, budget=budget, say=tell
     )
-    print_json(score_as_dict(found)) if as_json else print(*score_lines(found), sep='\n')
+    print_json(score_as_dict(found)) if as_json else say(*score_lines(found))
     if file is not None:
         write_csv(file, tokens, digits=9)
     return 0
@@ -203,7 +203,7 @@ def export(
         print_json(dict(found, folder=str(Path(os.path.expanduser(to)).resolve())))
         return 0
     say(f"{found['run_id']} is in {to}: {', '.join(found['files'])}, export.json")
-    print(*export_lines(found)[2:], sep='\n')
+    say(*export_lines(found)[2:])
     return 0
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from ..core.processes import Stopped
-from ..core.config import counted
+from ..core.config import counted, visible
 from ..core.progress import Report, reporting_to
 
 # %% auto #0
@@ -21,15 +21,15 @@ __all__ = ['Follow', 'say', 'tell', 'speaker', 'print_json', 'plain_table', 'pri
            'following', 'saved_in_words', 'resumable']
 
 # %% ../../nbs/commands/04_output.ipynb #28789e3c
-def say(text: str) -> None:
-    "A line, whole also where several threads speak."
-    print(f'{text}\n', end='', flush=True)
+def say(*lines: object) -> None:
+    "Lines, whole also where several threads speak."
+    print(''.join(f'{visible(line)}\n' for line in lines), end='', flush=True)
 
 
 def tell(text: str) -> None:
     "A line on standard error, if somebody still reads it."
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
 
 def speaker(
@@ -42,7 +42,7 @@ def speaker(
 def print_json(
     found: Any,  # JSON-able
 ) -> None:
-    print(json.dumps(found, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False))
+    say(json.dumps(found, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False))
 
 # %% ../../nbs/commands/04_output.ipynb #16612d3a
 def plain_table(
@@ -65,19 +65,19 @@ def print_table(
     if not rows:
         return
     if not sys.stdout.isatty():
-        print(*filter(None, [title, plain_table(rows)]), sep='\n')
+        say(*filter(None, [title, plain_table(rows)]))
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=visible(title) or None, title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         # a run_id is copied from here, so it is never broken
-        table.add_column(Text(name), overflow='fold', no_wrap=name in ('run', 'run_id'))
+        table.add_column(Text(visible(name)), overflow='fold', no_wrap=name in ('run', 'run_id'))
     for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))  # a text, so that [x] is no markup
+        table.add_row(*(Text(visible(value)) for value in row.values()))  # a text, so that [x] is no markup
     Console().print(table)
 
 
@@ -115,16 +115,16 @@ def print_report(
 ) -> None:
     "A study's report: tables that fold on a terminal, the text of `table.txt` in a pipe."
     if not sys.stdout.isatty():
-        print(found)
+        say(found)
         return
-    print(*found.headline, '', found.about, sep='\n')
+    say(*found.headline, '', found.about)
     tables = [found.use, found.arms, found.metrics if found.sets.empty else found.sets, found.progress]
     for table in tables:
         if len(table):
             print_table(_rows(table.reset_index()))
     print_table(_rows(found.comparisons))
-    print(*found.sentences, *(f'note: {note}' for note in found.notes), sep='\n')
-    print(*(f'figure: {path}' for path in found.figures.values()), sep='\n')
+    say(*found.sentences, *(f'note: {note}' for note in found.notes))
+    say(*(f'figure: {path}' for path in found.figures.values()))
 
 
 def _rows(table: Any) -> list[dict[str, str]]:

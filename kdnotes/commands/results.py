@@ -118,13 +118,12 @@ def compare(
 
 def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and its runs (None: all)
     "What names of studies and runs stand for."
-    from kdnotes.analysis.overview import check_study_is_there, evidence_studies, find_run, studies
+    from kdnotes.analysis.overview import evidence_studies, find_run, find_study, studies
     from kdnotes.records.store import records
 
     known = {*studies(), *evidence_studies()}
     if len(names) == 1:
-        check_study_is_there(names[0])
-        return names[0], None
+        return find_study(names[0]), None
     run_ids = []
     for name in names:
         if name in known:
@@ -160,17 +159,17 @@ def report(
 
     Writes report.html, one file that needs no network, and report.pdf: what the student keeps and saves,
     tables, figures, every comparison in words, the runs, and what was left out and why."""
-    from kdnotes.analysis.overview import check_study_is_there
+    from kdnotes.analysis.overview import find_study
     from kdnotes.analysis.page import save_report
 
-    check_study_is_there(study)
+    study = find_study(study)
     folder = None if to is None else Path(os.path.expanduser(to))
     saved = save_report(study, run_id or None, folder, pdf=not no_pdf)
     if as_json:
         pdf = None if saved.pdf is None else str(saved.pdf)
         print_json(dict(study=study, headline=list(saved.page.headline), html=str(saved.html), pdf=pdf))
     else:
-        print(*saved.page.headline, '', saved.html, *filter(None, [saved.pdf]), sep='\n')
+        say(*saved.page.headline, '', saved.html, *filter(None, [saved.pdf]))
     return 0
 
 # %% ../../nbs/commands/06_results.ipynb #5d3e469c
@@ -180,10 +179,10 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     Writes them to thesis/data/STUDY.*: records, units and scores, small enough for git, no text of a corpus
     among them. A clone compares and draws them without training; runs that are there already stay."""
     from kdnotes.core.files import evidence_path
-    from kdnotes.analysis.overview import check_study_is_there
+    from kdnotes.analysis.overview import find_study
     from kdnotes.records.store import export
 
-    check_study_is_there(study)
+    study = find_study(study)
     kept = export(study)
     if as_json:
         print_json(dict(study=study, runs=kept, folder=str(evidence_path())))

@@ -16,10 +16,10 @@ from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'KdnotesError', 'ConfigError', 'shown',
-           'counted', 'task_info', 'metric_name', 'primary_name', 'score_name', 'About', 'parameter', 'about',
-           'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher', 'teachers_mode',
-           'is_given', 'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat',
-           'NamesBefore', 'fresh', 'parameters_from']
+           'visible', 'counted', 'task_info', 'metric_name', 'primary_name', 'score_name', 'About', 'parameter',
+           'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher',
+           'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config',
+           'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -29,7 +29,7 @@ class KdnotesError(Exception):
     exit_code = 2
 
     def _render_traceback_(self, *args, **kwargs) -> list[str]:
-        return [f'{type(self).__name__}: {self}']
+        return [f'{type(self).__name__}: {visible(self)}']
 
 
 class ConfigError(KdnotesError, ValueError):
@@ -42,6 +42,22 @@ def shown(
     "A value as a sentence quotes it: its middle is left out where it is long."
     quoted = repr(value)
     return quoted if len(quoted) <= 120 else f'{quoted[:60]}...{quoted[-20:]}'
+
+
+# what a terminal obeys or what turns the order of letters, but line breaks and tabs
+_OBEYED = [
+    c
+    for c in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if c not in (9, 10)
+]
+_AS_WRITTEN = {c: f'\\u{c:04x}' for c in _OBEYED}
+
+
+def visible(
+    text: object,  # with names of folders and labels, which others may have chosen
+) -> str:  # of JSON, the same JSON
+    "A text in which nothing is hidden from a reader, and nothing commands a terminal."
+    return str(text).translate(_AS_WRITTEN)
 
 # %% ../../nbs/core/02_config.ipynb #7fc61999
 def counted(

@@ -10,14 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from .config import KdnotesError
-from .files import root
+from .files import own_folder, root
 
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S',
@@ -187,8 +186,8 @@ class Ranks:
         self._environment = process_environment(threads)
         self._restarts_left = restarts
         self._finished = finished
-        self._holds = tuple(holds)
-        self._folder = tempfile.TemporaryDirectory(prefix='kdnotes-ranks-')
+        self._folder = own_folder('ranks')
+        self._holds = (*holds, self._folder.descriptor)
         self._log = open(log, 'wb', buffering=0)
         self._processes = []
         self._cause = None
@@ -203,7 +202,7 @@ class Ranks:
         self._cause = None  # the exit code that decides on the others' fate
         self._deadline = None  # after it ranks are not waited for
         self._processes = []
-        store = Path(self._folder.name) / f'store-{self._restarts_left}'
+        store = self._folder.path / f'store-{self._restarts_left}'
         for rank in range(self._ranks):
             process = subprocess.Popen(
                 self._command,
@@ -287,7 +286,7 @@ class Ranks:
     def _close(self) -> None:
         _running.discard(self)
         self._log.close()
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 def _as_stop(code: int | None) -> int | None:

@@ -6,13 +6,12 @@
 from __future__ import annotations
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from ..core.files import root
+from ..core.files import OwnFolder, own_folder, root
 
 # %% auto #0
 __all__ = ['Kernels']
@@ -23,7 +22,7 @@ class _Kernel:
     "A kernel, and who has talked to it."
 
     manager: Any  # a `jupyter_client.AsyncKernelManager`
-    folder: Path  # of its sockets
+    folder: OwnFolder  # of its sockets
     clients: list = field(default_factory=list)
 
     def hang_up(self) -> None:
@@ -43,7 +42,7 @@ class _Kernel:
         with contextlib.suppress(RuntimeError, OSError):
             self.hang_up()
             run_sync(self.manager.shutdown_kernel)(now=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove()
 
 
 def _new_kernel() -> _Kernel:
@@ -53,8 +52,8 @@ def _new_kernel() -> _Kernel:
 
     manager = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=dict(transport='ipc')))
     manager.client_class = 'jupyter_client.asynchronous.AsyncKernelClient'
-    made = _Kernel(manager, Path(tempfile.mkdtemp(prefix='kdnotes-')))
-    manager.ip = str(made.folder / 'kernel')  # absolute: a notebook may be executed from another folder
+    made = _Kernel(manager, own_folder('kernel'))
+    manager.ip = str(made.folder.path / 'kernel')  # absolute: a notebook may be executed from another folder
     connect = manager.client
 
     def noted(**options: Any) -> Any:

@@ -315,7 +315,15 @@ class RunFolder:
                 )
 
     def _read(self, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
-        return check(read_json(path), str(path)) if (path := self.path / name).exists() else None
+        "A file of the run. One that is torn is an error of this run: who looks through all passes over it."
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            found = read_json(path)
+        except FileError as e:
+            raise RecordError(str(e)) from None
+        return check(found, str(path))
 
 # %% ../../nbs/records/02_store.ipynb #9e604fda
 def _write_table(folder: Path, name: str, df: pd.DataFrame) -> None:
@@ -755,7 +763,7 @@ def _standing_on(run_ids: list[str]) -> Iterator[RunFolder]:
             continue
         try:
             stands = _foundations(folder.config()).intersection(run_ids)
-        except FileError:
+        except RecordError:
             continue  # no run can be trained from such a file
         if stands:
             yield folder

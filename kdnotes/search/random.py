@@ -31,8 +31,9 @@ from ..records.store import records, units
 from ..analysis.intervals import Interval, crossed_interval
 
 # %% auto #0
-__all__ = ['TUNING_SEED', 'Space', 'SPACES', 'Follow', 'LogUniform', 'OneOf', 'draws', 'tuning_id', 'Search', 'plan_search',
-           'as_judged', 'from_the_best', 'judge', 'space_of', 'plan_trials', 'search', 'tuned_plans', 'train_tuned']
+__all__ = ['TUNING_SEED', 'Space', 'SPACES', 'MOST_TRIALS', 'Follow', 'LogUniform', 'OneOf', 'draws', 'tuning_id', 'Search',
+           'plan_search', 'as_judged', 'from_the_best', 'judge', 'space_of', 'plan_trials', 'search', 'tuned_plans',
+           'train_tuned']
 
 # %% ../../nbs/search/01_random.ipynb #81ae8338
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
@@ -67,6 +68,9 @@ SPACES: dict[str, Space] = {
 }
 
 # %% ../../nbs/search/01_random.ipynb #1be6ff05
+MOST_TRIALS = 10_000
+
+
 def draws(
     space: Space,
     trials: int,  # >= 1
@@ -75,6 +79,10 @@ def draws(
     "The settings of a search."
     if not isinstance(trials, int) or trials < 1:
         raise ConfigError(f'trials={trials!r} must be a number of settings, at least 1')
+    if trials > MOST_TRIALS:
+        raise ConfigError(
+            f'trials={trials} is more than the {MOST_TRIALS:,} that a search takes; each is a training'
+        )
     points = Sobol(len(space), rng=np.random.default_rng(seed))
     names = sorted(space)
     found = []
