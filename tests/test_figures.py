@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -228,7 +229,7 @@ def test_one_seed_is_drawn_hollow_and_said():
         for line in axes.lines
         if line.get_marker() in {m for _, m in LOOKS.values()}
     ]
-    assert len(marks) == 14 and {line.get_fillstyle() for line in marks} == {'none'}
+    assert len(marks) == 14 and {line.get_markerfacecolor() for line in marks} == {'white'}
     made = figures('effects', 'throughput')
     assert (
         'Hollow markers rest on a single seed' in made['effects'].caption
@@ -257,6 +258,78 @@ def test_the_forest_shows_the_comparisons_numbers():
         and 'kd (3 seeds)\nfull_student → full_kd' in names
     )
     assert [t for t in left.get_yticks()] == sorted(left.get_yticks()) and left.yaxis_inverted()
+
+
+def test_an_interval_of_few_units_looks_different_and_is_explained():
+    "Its length cannot be held against that of an interval from a variance."
+    commit(study(('baseline', 'full_student', 'full_kd', 'mixed_kd')))
+    e = tb.evidence('made')
+    kd = next(c for _, c in e.comparisons if (c.a, c.b) == ('full_student', 'full_kd'))
+    few = replace(kd, differing=3, difference=replace(kd.difference, se=None))
+    assert few.few_differ and not kd.few_differ
+    bounded = replace(e, comparisons=[(k, few if c is kd else c) for k, c in e.comparisons])
+
+    def dashed(figure):
+        return [
+            bar.lines[2][0].get_linestyle()[0][1] is not None
+            for axes in figure.axes
+            for bar in axes.containers
+        ]
+
+    figure = fg.effects_figure(bounded)
+    place = [c.b for kind, c in e.comparisons if kind in fg._GROUPS].index('full_kd')
+    assert [n for n, is_dashed in enumerate(dashed(figure)) if is_dashed] == [place]  # of the accuracy alone
+    (legend,) = figure.legends
+    assert 'few units differ' in legend.get_texts()[1].get_text()
+    assert 'Dashed bars' in fg.FIGURES['effects'].caption(bounded)
+    plain = fg.effects_figure(e)
+    assert not any(dashed(plain)) and not plain.legends
+    assert 'Dashed' not in fg.FIGURES['effects'].caption(e)
+
+
+def test_many_arms_can_be_told_apart():
+    "Fourteen arms of one mode: a row each, in accuracy and in courses, and no name on another."
+    names = [f'full_student_rate_{n}e-5' for n in range(1, 15)]
+    commit(
+        [
+            run('full_student', s, 0.7 + n / 99, 40 + n, arm=a, learning_rate=1e-5 * (n + 1))
+            for n, a in enumerate(names)
+            for s in (0, 1)
+        ]
+    )
+    e = tb.evidence('made')
+    accuracy = fg.accuracy_figure(e.records, e.values)
+    curves = fg.curves_figure(e.records)
+    for figure in (accuracy, curves):
+        assert figure.get_figheight() <= 9.2
+    rows = [t for t in accuracy.axes[0].get_yticklabels()]
+    assert sorted(t.get_text() for t in rows) == sorted(f'{a} (2)' for a in names)
+    bold = [t.get_text() for t in rows if t.get_fontweight() == 'bold']
+    assert bold == [f'{a} (2)' for a in e.arms if a in pareto_front(e.values)]
+    labels = [axes.yaxis.label for axes in curves.axes[::2]]
+    assert [t.get_text().replace('\n', '_') for t in labels] == list(e.arms)
+    for texts in (rows, labels):
+        boxes = [t.get_window_extent() for t in texts]
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize('higher', [True, False])
+def test_trivial_models_are_rows_and_the_best_a_line(higher):
+    records = [
+        r | dict(primary=r['primary'] | dict(higher_is_better=higher)) for r in study(('baseline',), (0, 1))
+    ]
+    commit(records)
+    e = tb.evidence('made')
+    floors = {'random order': 0.39, 'shared words': 0.52}
+    figure = fg.accuracy_figure(e.records, e.values, floors=floors)
+    metric, cost = figure.axes
+    names = [t.get_text() for t in metric.get_yticklabels()]
+    assert names == ['baseline (2)', 'floor: random order', 'floor: shared words']
+    (line,) = (x for x in metric.lines if x.get_linestyle() == ':')
+    assert line.get_xdata()[0] == (0.52 if higher else 0.39)
+    assert not any(x.get_linestyle() == ':' for x in cost.lines)
+    left, right = metric.get_xlim()
+    assert left < 0.39 and right > 0.52
 
 
 def test_a_confounded_step_has_a_star():

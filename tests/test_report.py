@@ -286,8 +286,8 @@ def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
     e = tb.evidence('made')
     # the slowest arm has the smallest error: read as an accuracy, only the fastest would be on the front
     assert tb.pareto_front(e.values, 'train_s', False) == ['full_student', 'full_kd', 'baseline']
-    label = fg.accuracy_figure(e.records, e.values).axes[0].get_ylabel()
-    assert label == 'squared error on test (lower is better)'
+    label = fg.accuracy_figure(e.records, e.values).axes[0].get_xlabel()
+    assert label == 'squared error on test\n(lower is better)'
     assert fg.effects_figure(e).axes[0].get_xlabel().endswith('(left: better)')
     front = [s for s in rp.report('made').sentences if 'full_student -> full_kd' in s]
     assert 'better in' not in front[0] and 'squared error on the test set -0.1' in front[0]

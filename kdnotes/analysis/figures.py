@@ -5,29 +5,35 @@
 # %% ../../nbs/analysis/12_figures.ipynb #374fd646
 from __future__ import annotations
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from .comparable import timed
 from .compare import Comparison, independent_name
-from .intervals import Interval
+from .intervals import FEW_DIFFER, LEVEL, Interval
 from kdnotes.analysis.plotting import (
+    LINE,
     LOOKS,
+    QUIET,
     SMALLEST,
     WIDTH,
     FigureFile,
     NotDrawn,
     arms_of,
+    course_grid,
     drawing,
+    grid,
+    interval_row,
+    interval_rows,
     look,
     make_figure,
     mark_smoke,
-    span,
 )
 from kdnotes.analysis.tables import (
     COSTS,
@@ -54,82 +60,57 @@ from ..core.config import primary_name, task_info
 from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'smoothed', 'run_curves',
-           'effects_figure', 'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure',
-           'reliability_figure', 'StudyFigure', 'study_figures', 'draw_evidence']
+__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'put_course', 'in_mixed_precision',
+           'curves_figure', 'smoothed', 'run_curves', 'effects_figure', 'timelines_figure', 'phases_figure',
+           'gradients_figure', 'fidelity_figure', 'reliability_figure', 'StudyFigure', 'study_figures', 'draw_evidence']
 
 # %% ../../nbs/analysis/12_figures.ipynb #bd20987b
+_FLOOR_LOOKS = (LINE, '|')
+
+
+def _floor_rows(panel: str, floors: Mapping[str, float]) -> list[dict]:
+    "A row a trivial model."
+    points = {name: Interval(value, None, None, 1, LEVEL, 'measured') for name, value in floors.items()}
+    return [interval_row(f'floor: {name}', panel, point, _FLOOR_LOOKS) for name, point in points.items()]
+
+
 @drawing
 def accuracy_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
     cost: str = 'train_s',  # of COSTS
+    floors: Mapping[str, float] | None = None,  # trivial model -> its primary metric
 ) -> Figure:
-    "The primary metric against what it costs, an arm a point, with the Pareto front."
-    arms = arms_of(records)
+    "The primary metric and what it costs, a row an arm, the Pareto front in bold."
     p = records[0]['primary']
-    place = QUANTITIES[cost][2]
+    higher = p['higher_is_better']
     times = timed(records)
-    if not (front := pareto_front(values, cost, p['higher_is_better'])):
+    if not (front := pareto_front(values, cost, higher)):
         raise NotDrawn(why_none(records, cost))
-    figure = Figure(figsize=(WIDTH, 3.6))
-    axes = figure.subplots()
-    for arm, runs in arms.items():
-        if not {'primary', cost} <= values[arm].keys():
-            continue
-        colour, marker = look(arm, arms)
-        x = values[arm][cost]
-        y = values[arm]['primary']
-        seen = [
-            (r[place][cost], r['primary']['value'])
-            for r in runs
-            if times.has(r, cost) and None not in (r[place][cost], r['primary']['value'])
-        ]
-        axes.plot(
-            *zip(*seen),
-            linestyle='',
-            marker=marker,
-            color=colour,
-            markersize=3,
-            alpha=0.6,
-            markeredgewidth=0,
-            zorder=3,
-        )
-        axes.errorbar(
-            x.estimate,
-            y.estimate,
-            xerr=span(x),
-            yerr=span(y),
-            marker=marker,
-            color=colour,
-            linestyle='',
-            linewidth=1,
-            label=f'{arm} ({len(runs)})',
-            markeredgecolor='white',
-            markeredgewidth=0.5,
-        )
-    axes.set_title(f'mean and {confidence(values)} interval; small: single runs', loc='left')
-    axes.set(
-        xlabel=COSTS[cost],
-        ylabel=(
-            f"{primary_name(records[0])} on {p['set']} "
-            f"({'higher' if p['higher_is_better'] else 'lower'} is better)"
-        ),
-    )
-    axes.set_xlim(0, axes.get_xlim()[1])
-    best = [values[arm] for arm in front]
-    axes.step(
-        [v[cost].estimate for v in best] + [axes.get_xlim()[1]],
-        [v['primary'].estimate for v in [*best, best[-1]]],
-        where='post',
-        color='#777777',
-        linewidth=0.9,
-        linestyle=(0, (5, 2)),
-        zorder=1,
-        label='Pareto front',
-    )
-    front_line, *others = zip(*axes.get_legend_handles_labels())
-    figure.legend(*zip(*others, front_line), loc='outside right upper', title='arm (seeds)')
+    arms = {arm: runs for arm, runs in arms_of(records).items() if {'primary', cost} <= values[arm].keys()}
+    names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
+    metric = f"{primary_name(records[0])} on {p['set']}\n({'higher' if higher else 'lower'} is better)"
+    panels = {'primary': metric, cost: COSTS[cost]}
+    rows = [
+        interval_row(names[arm], name, values[arm][key], look(arm, arms))
+        for arm in arms
+        for key, name in panels.items()
+    ]
+    seen = [
+        (names[arm], name, r[place][key])
+        for arm, runs in arms.items()
+        for r in runs
+        for key, place, name in (('value', 'primary', metric), (cost, QUANTITIES[cost][2], COSTS[cost]))
+        if r[place][key] is not None and (key == 'value' or times.has(r, cost))
+    ]
+    floors = dict(floors or {})
+    bold = [names[arm] for arm in front]
+    figure, axes = interval_rows([*rows, *_floor_rows(metric, floors)], bold, seen)
+    if floors:
+        best = (max if higher else min)(floors.values())
+        axes[metric].axvline(best, color=LINE, linewidth=1.1, linestyle=':', zorder=1)
+    axes[COSTS[cost]].set_xlim(left=0)
+    axes[metric].set_title(f'mean and {confidence(values)} interval; points: runs', loc='left')
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #7f09eb7b
@@ -138,85 +119,83 @@ def throughput_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
 ) -> Figure:
-    "Training examples per second, a bar an arm and a point a run."
-    arms = {
-        arm: runs for arm, runs in arms_of(timed(records).runs).items() if 'examples_per_s' in values[arm]
-    }
+    "Training examples per second, a row an arm and a point a run."
+    key = 'examples_per_s'
+    arms = {arm: runs for arm, runs in arms_of(timed(records).runs).items() if key in values[arm]}
     if not arms:
-        raise NotDrawn(why_none(records, 'examples_per_s'))
-    figure = Figure(figsize=(WIDTH, 0.8 + 0.34 * len(arms)))
-    axes = figure.subplots()
-    for row, (arm, runs) in enumerate(arms.items()):
-        colour, marker = look(arm, arms)
-        rate = values[arm]['examples_per_s']
-        seen = [v for r in runs if (v := r['throughput']['examples_per_s']) is not None]
-        axes.barh(
-            row,
-            rate.estimate,
-            color=colour,
-            alpha=0.75,
-            height=0.7,
-            xerr=span(rate) if rate.low is not None else None,
-            error_kw=dict(linewidth=1, ecolor='#333333'),
-        )
-        axes.plot(
-            seen,
-            row + np.linspace(-0.2, 0.2, len(seen)) if len(seen) > 1 else [row],
-            linestyle='',
-            marker=marker,
-            markersize=4,
-            color='white',
-            markeredgecolor='#333333',
-            markeredgewidth=0.7,
-        )
-    axes.set_yticks(range(len(arms)), list(arms))
-    axes.invert_yaxis()
-    axes.grid(axis='y', visible=False)
-    axes.set_xlim(left=0)
-    axes.set_title(f"mean and {confidence(values)} interval; points: single runs", loc='left')
-    axes.set_xlabel('training examples per second')
+        raise NotDrawn(why_none(records, key))
+    panel = 'training examples per second'
+    rows = [interval_row(arm, panel, values[arm][key], look(arm, arms)) for arm in arms]
+    seen = [
+        (arm, panel, value)
+        for arm, runs in arms.items()
+        for r in runs
+        if (value := r['throughput'][key]) is not None
+    ]
+    figure, axes = interval_rows(rows, runs=seen)
+    axes[panel].set_xlim(left=0)
+    axes[panel].set_title(f'mean and {confidence(values)} interval; points: runs', loc='left')
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #5c6897e9
+def put_course(
+    axes: Axes,
+    points: pd.DataFrame,  # step and value, of several seeds
+    looks: tuple[str, str],  # of `look`
+    mixed: bool,  # dashed: equal courses of two precisions stay visible
+    **how,  # of the line
+) -> None:
+    "The mean of the seeds by step, from the lowest to the highest."
+    band = points.groupby('step')['value'].agg(['mean', 'min', 'max'])
+    often = max(1, len(band) // 5) if len(band) > 12 else 1
+    colour, marker = looks
+    line = dict(color=colour, marker=marker, markevery=often, markersize=4, linestyle='--' if mixed else '-')
+    axes.plot(band.index, band['mean'], **line | how)
+    axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
+
+
+def in_mixed_precision(
+    runs: Sequence[dict],  # of one arm
+) -> bool:
+    "Is an arm's mode one in mixed precision?"
+    return MODES[runs[0]['mode']].precision == 'mixed'
+
+
+def _courses(records: Sequence[dict]) -> pd.DataFrame:
+    "Losses and the metric on the way of all runs: arm, key, step, value."
+    points = [
+        (r['arm'], key, p['step'], p[key])
+        for r in records
+        for p in curve_of(r)
+        for key in ('loss', 'value')
+        if p[key] is not None
+    ]
+    return pd.DataFrame(points, columns=['arm', 'key', 'step', 'value'])
+
+
 @drawing
 def curves_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
-    "Training loss and the metric on the way against optimizer steps, with bands over seeds."
+    "Training loss and the metric on the way against optimizer steps, a row an arm among all others."
     arms = arms_of(records)
-    if not any(curve_of(r) for r in records):
+    points = _courses(records)
+    if not len(points):
         raise NotDrawn('no run has a training curve or rows to take one from')
-    figure = Figure(figsize=(WIDTH, 3.2))
-    panels = dict(zip(('loss', 'value'), figure.subplots(1, 2, sharex=True)))
-    for arm, runs in arms.items():
-        colour, marker = look(arm, arms)
-        points = pd.DataFrame([p for r in runs for p in curve_of(r)], columns=['step', 'loss', 'value'])
-        for key, axes in panels.items():
-            band = points.dropna(subset=[key]).groupby('step')[key].agg(['mean', 'min', 'max'])
-            if not len(band):
-                continue
-            # equal curves of two precisions stay visible
-            dashes = '--' if MODES[runs[0]['mode']].precision == 'mixed' else '-'
-            axes.plot(
-                band.index,
-                band['mean'],
-                color=colour,
-                linestyle=dashes,
-                marker=marker,
-                markevery=1 if key == 'value' else max(1, len(band) // 5),
-                markersize=4,
-                label=arm if key == 'loss' else None,
-            )
-            axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
-    panels['loss'].set_ylabel("training loss (each arm's own)")
-    panels['value'].set_ylabel(f'{primary_name(records[0])} on {curve_set(records)}')
-    for axes in panels.values():
-        axes.set_xlabel('optimizer steps')
-    panels['loss'].set_xlim(left=0)
-    if any(len(runs) > 1 for runs in arms.values()):
-        panels['loss'].set_title('line: mean of the seeds; band: lowest to highest', loc='left')
-    if len(arms) > 1:
-        figure.legend(loc='outside lower center', ncols=max(1, min(4, 100 // (8 + max(map(len, arms))))))
+    titles = dict(
+        loss="training loss (each arm's own)", value=f'{primary_name(records[0])} on {curve_set(records)}'
+    )
+    height = max(0.35, min(1.9, 0.42 + 2.2 / len(arms), 8.4 / len(arms)))
+    figure, panels = course_grid(list(arms), list(titles.values()), height, 'optimizer steps')
+    means = points.groupby(['arm', 'key', 'step'])['value'].mean()
+    for (arm, title), axes in panels.items():
+        key = 'loss' if title == titles['loss'] else 'value'
+        for other in arms:
+            if other != arm and (other, key) in means.index:
+                axes.plot(means[other, key], color='#CCCCCC', linewidth=0.8, zorder=1)
+        own = points[(points['arm'] == arm) & (points['key'] == key)]
+        put_course(axes, own, look(arm, arms), in_mixed_precision(arms[arm]))
+    axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #669df4ca
@@ -233,46 +212,33 @@ def run_curves(
     record: dict,
 ) -> Figure:
     "Training loss and the primary metric of one run along its steps."
-    points = curve_points(record)
-    losses = [(p['step'], p['loss']) for p in points if p.get('loss') is not None]
-    scores = [p for p in points if p.get('value') is not None]
-    if not (losses or scores):
+    points = pd.DataFrame(curve_points(record), columns=['step', 'loss', 'set', 'value'])
+    losses = points.dropna(subset='loss')
+    # an epoch's end may be a step of `score_every`, too
+    scores = points.dropna(subset='value').fillna({'set': ''}).drop_duplicates(['set', 'step'], keep='last')
+    if not len(losses) + len(scores):
         raise NotDrawn('the run has no training curve and no rows to take one from')
-    figure = Figure(figsize=(WIDTH, 2.8))
-    loss_axes, score_axes = figure.subplots(1, 2, sharex=True)
-    if losses:
-        steps, values = zip(*losses)
-        loss_axes.plot(steps, values, color='#0072B2', alpha=0.35, linewidth=0.9)
-        loss_axes.plot(steps, smoothed(values), color='#0072B2')
-        loss_axes.set_title('thin: as logged; thick: smoothed', loc='left')
     unit = unit_of(record['task'], record['primary']['metric'])
-    for (where, its), (colour, marker) in zip(_by_set(scores).items(), LOOKS.values()):
-        score_axes.plot(
-            list(its),
-            [unit.factor * value for value in its.values()],
-            color=colour,
-            marker=marker,
-            markersize=4,
-            label=where,
-        )
-    if len(_by_set(scores)) > 1:
-        score_axes.legend()
-    loss_axes.set_ylabel('training loss')
+    sets = list(scores['set'].unique())
     percent = ', %' if unit.factor != 1 else ''
-    shown = f' on {next(iter(_by_set(scores)))}' if len(_by_set(scores)) == 1 else ''
-    score_axes.set_ylabel(f'{primary_name(record)}{shown}{percent}')
-    for axes in (loss_axes, score_axes):
-        axes.set_xlabel('optimizer steps')
+    shown = f' on {sets[0]}' if len(sets) == 1 else ''
+    names = ['training loss', f'{primary_name(record)}{shown}{percent}']
+    figure, panels = grid(names, 2, 2.3, 'optimizer steps', sharex=True)
+    loss_axes, score_axes = panels.values()
+    colour = LOOKS['full_kd'][0]
+    loss_axes.plot(losses['step'], losses['loss'], color=colour, alpha=0.35, linewidth=0.9)
+    loss_axes.plot(losses['step'], smoothed(losses['loss']), color=colour)
+    if len(losses):
+        loss_axes.set_title('training loss (thin: as logged; thick: smoothed)', loc='left')
+    for where, (colour, marker) in zip(sets, LOOKS.values()):
+        its = scores[scores['set'] == where]
+        score_axes.plot(
+            its['step'], unit.factor * its['value'], color=colour, marker=marker, markersize=4, label=where
+        )
+    if len(sets) > 1:
+        score_axes.legend()
     loss_axes.set_xlim(left=0)
     return mark_smoke(figure, [record])
-
-
-def _by_set(scores: Sequence[dict]) -> dict[str, dict[int, float]]:
-    "Evaluation set -> step -> value; an epoch's end may be a step of `score_every`, too."
-    found: dict[str, dict[int, float]] = {}
-    for p in scores:
-        found.setdefault(p.get('set') or '', {})[p['step']] = p['value']
-    return found
 
 # %% ../../nbs/analysis/12_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
@@ -285,18 +251,30 @@ def _effect_name(c: Comparison) -> str:
     return c.attribution.factor or f"{' + '.join(c.attribution.factors) or 'other settings'}*"
 
 
+def _effect_row(c: Comparison) -> str:
+    "What a row of the forest is called."
+    seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) != 1)}"
+    return f'{_effect_name(c)} ({seeds})\n{c.a} → {c.b}'
+
+
 def _effect_rows(
     comparisons: Iterable[tuple[str, Comparison]],
-) -> list[tuple[float, str | None, Comparison | None]]:
-    "(height, title of a group, comparison): groups from the top, with room above each."
+    panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
+    arms: dict[str, list[dict]],  # of `arms_of`
+) -> list[dict]:  # of `interval_row`
+    "A title a group and its comparisons below it, and then what is drawn of them, panel by panel."
     rows = []
-    y = 0.0
+    found = []
     for kind, title in _GROUPS.items():
-        if not (its := [c for k, c in comparisons if k == kind]):
-            continue
-        rows.append((y, title, None))
-        rows += [(y + 0.8 + i, None, c) for i, c in enumerate(its)]
-        y += 0.8 + len(its)
+        its = [c for k, c in comparisons if k == kind]
+        rows += [dict(row=name) for name in ([title] if its else []) + [_effect_row(c) for c in its]]
+        found += its
+    for key, panel in panels.items():
+        for c in found:
+            interval = c.difference if key == 'difference' else c.speedup.get(key)
+            marks = dict(hollow=len(c.seeds) == 1, bounded=key == 'difference' and c.few_differ)
+            if interval:
+                rows.append(interval_row(_effect_row(c), panel, interval, look(c.b, arms), **marks))
     return rows
 
 
@@ -316,75 +294,30 @@ def _times_axis(axes, ratios: list[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f'{v:g}'))
 
 # %% ../../nbs/analysis/12_figures.ipynb #d6c2d54a
-def _effect_panels(figure: Figure, rows: list, arms: dict[str, list[dict]], times: bool) -> dict:
-    "Key of a quantity -> axes, with an error bar for each comparison that has it and a line at no effect."
-    keys = ('difference', 'train_s')
-    panels = dict(zip(keys, figure.subplots(1, 1 + times, sharey=True, squeeze=False)[0]))
-    for y, _, c in rows:
-        if c is None:
-            continue
-        colour, marker = look(c.b, arms)
-        for key, interval in (('difference', c.difference), ('train_s', c.speedup.get('train_s'))):
-            if interval is None or key not in panels:
-                continue
-            panels[key].errorbar(
-                interval.estimate,
-                y,
-                xerr=span(interval),
-                marker=marker,
-                color=colour,
-                linestyle='',
-                linewidth=1.1,
-                fillstyle='none' if len(c.seeds) == 1 else 'full',
-                markersize=5.5,
-            )
-    for axes, no_effect in zip(panels.values(), (0, 1)):
-        axes.axvline(no_effect, color='#444444', linewidth=0.9, zorder=1)
-        axes.grid(axis='y', visible=False)
-        axes.tick_params(axis='y', length=0)
-    return panels
-
-
-def _name_effects(axes, rows: list) -> None:
-    "Titles of groups in bold, and under them the comparisons with their factor and seeds."
-
-    def name(title, c):
-        if title:
-            return title
-        seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) != 1)}"
-        return f'{_effect_name(c)} ({seeds})\n{c.a} → {c.b}'
-
-    names = [name(title, c) for _, title, c in rows]
-    axes.set_yticks([y for y, _, _ in rows], names, fontsize=SMALLEST)
-    for tick, (_, title, _) in zip(axes.get_yticklabels(), rows):
-        tick.set_fontweight('bold' if title else 'normal')
-    axes.set_ylim(rows[-1][0] + 0.6, -0.5)
-
-
 @drawing
 def effects_figure(
     e: Evidence,
 ) -> Figure:
     "A forest plot: what each factor does to the primary metric and to training time."
-    rows = _effect_rows(e.comparisons)
-    found = [c for _, _, c in rows if c]
+    found = [c for kind, c in e.comparisons if kind in _GROUPS]
     if not found:
         raise NotDrawn('the study has no two arms that are a step of the chain or a control')
     if not any(c.difference or c.speedup for c in found):
         raise NotDrawn('no two arms of the study can be compared')
-    ratios = [i for c in found if (i := c.speedup.get('train_s'))]
-    figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * (rows[-1][0] + 1)))
-    panels = _effect_panels(figure, rows, e.arms, bool(ratios))
     primary = e.records[0]['primary']
     metric = f"{primary_name(e.records[0])} on {primary['set']}"
     better = 'right' if primary['higher_is_better'] else 'left'
-    first = panels['difference']
-    _name_effects(first, rows)
-    first.set_xlabel(f'change of {metric}\n({better}: better)')
-    first.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    panels = dict(difference=f'change of {metric}\n({better}: better)')
+    ratios = [i for c in found if (i := c.speedup.get('train_s'))]
     if ratios:
-        panels['train_s'].set_xlabel('training, times as fast\n(right: faster)')
-        _times_axis(panels['train_s'], [v for i in ratios for v in (i.estimate, i.low, i.high) if v])
+        panels['train_s'] = 'training, times as fast\n(right: faster)'
+    rows = _effect_rows(e.comparisons, panels, e.arms)
+    figure, axes = interval_rows(rows, _GROUPS.values(), height=0.36)
+    for key, no_effect in (('difference', 0), ('train_s', 1)):
+        if panels.get(key) in axes:
+            axes[panels[key]].axvline(no_effect, color=LINE, linewidth=0.9, zorder=1)
+    if ratios:
+        _times_axis(axes[panels['train_s']], [v for i in ratios for v in (i.estimate, i.low, i.high) if v])
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #baa14c09
@@ -404,46 +337,28 @@ def timelines_figure(
     "Utilisation and power, or memory, over the time of each run."
     if not e.times.runs:
         raise NotDrawn(e.times.note)
-    arms = {
+    lines = {
         arm: its
         for arm, runs in arms_of(e.times.runs).items()
-        if (its := [r['timeline'] for r in runs if r.get('timeline')])
+        if (its := [pd.DataFrame(r['timeline']) for r in runs if r.get('timeline')])
     }
-    if not arms:
+    if not lines:
         raise NotDrawn('no record has a timeline')
-    have = [
-        key
-        for key in _TRACES
-        if any(p.get(key) is not None for its in arms.values() for line in its for p in line)
-    ][:2]
+    whole = pd.concat([line for its in lines.values() for line in its])
+    have = [key for key in _TRACES if key in whole and whole[key].notna().any()][:2]
     if not have:
         raise NotDrawn('no timeline holds utilisation, power or memory')
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.56 * len(arms)))
-    panels = figure.subplots(len(arms), len(have), sharex=True, sharey='col', squeeze=False)
-    unit, name = (
-        (60, 'minutes')
-        if max(line[-1]['elapsed_s'] for its in arms.values() for line in its) > 180
-        else (1, 'seconds')
-    )
-    for row, (arm, its) in zip(panels, arms.items()):
-        for axes, key in zip(row, have):
-            for line in its:
-                axes.plot(
-                    [p['elapsed_s'] / unit for p in line],
-                    [np.nan if p.get(key) is None else p[key] / _TRACES[key][1] for p in line],
-                    color=look(arm, e.arms)[0],
-                    linewidth=0.9,
-                    alpha=0.75,
-                )
-        row[0].set_ylabel(
-            arm.replace('_', '\n', len(arm) > 8), rotation=0, ha='right', va='center', fontsize=8
-        )
-    for column, key in zip(panels.T, have):
-        column[0].set_title(_TRACES[key][0], loc='left', fontsize=9)
-        column[0].set_ylim(0, 1.1 * max(axes.dataLim.ymax for axes in column))
-    for axes in panels[-1]:
-        axes.set(xlabel=f'{name} since the start', xlim=(0, None))
-    figure.align_ylabels(panels[:, 0])
+    unit, name = (60, 'minutes') if whole['elapsed_s'].max() > 180 else (1, 'seconds')
+    titles = {_TRACES[key][0]: key for key in have}
+    figure, panels = course_grid(list(lines), list(titles), 0.56, f'{name} since the start')
+    for (arm, title), axes in panels.items():
+        key = titles[title]
+        divisor = _TRACES[key][1]
+        for line in lines[arm]:
+            values = line[key].astype(float) / divisor
+            axes.plot(line['elapsed_s'] / unit, values, color=look(arm, e.arms)[0], linewidth=0.9, alpha=0.75)
+        axes.set_ylim(0, 1.1 * whole[key].max() / divisor)
+    axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
 
 # %% ../../nbs/analysis/12_figures.ipynb #f11c6160
@@ -464,37 +379,21 @@ def phases_figure(
     "What each arm's time goes into, as stacked bars."
     if not e.times.runs:
         raise NotDrawn(e.times.note)
-    table = pd.DataFrame(
-        {
-            arm: pd.DataFrame([phase_seconds(r) for r in its]).mean()
-            for arm, runs in e.arms.items()
-            if (
-                its := [
-                    r
-                    for r in runs
-                    if r.get('phases') and not r.get('resumed_at') and e.times.has(r, 'total_s')
-                ]
-            )
-        }
-    )
-    if not len(table.columns):
+    parts = [
+        dict(arm=r['arm']) | phase_seconds(r)
+        for r in e.records
+        if r.get('phases') and not r.get('resumed_at') and e.times.has(r, 'total_s')
+    ]
+    if not parts:
         raise NotDrawn('no record holds the phases of its run')
-    figure = Figure(figsize=(WIDTH, 1.15 + 0.3 * len(table.columns)))
+    table = pd.DataFrame(parts).groupby('arm').mean()
+    table = table.loc[[arm for arm in e.arms if arm in table.index], table.any()]
+    figure = Figure(figsize=(WIDTH, 1.15 + 0.3 * len(table)))
     axes = figure.subplots()
-    left = 0.0
-    for name, row in table.iterrows():
-        if row.any():
-            axes.barh(
-                table.columns,
-                row,
-                left=left,
-                color=PHASE_COLOURS[name],
-                edgecolor='#777777',
-                linewidth=0.5,
-                height=0.7,
-                label=name,
-            )
-        left = left + row
+    starts = table.cumsum(axis=1) - table
+    bar = dict(edgecolor=QUIET, linewidth=0.5, height=0.7)
+    for name in table:
+        axes.barh(table.index, table[name], left=starts[name], color=PHASE_COLOURS[name], label=name, **bar)
     axes.invert_yaxis()
     axes.grid(axis='y', visible=False)
     axes.set_xlabel('seconds, mean of the seeds')
@@ -514,45 +413,25 @@ def gradients_figure(
     }
     if not arms:
         raise NotDrawn('no run recorded its gradients (gradient_stats=0)')
-    columns = min(3, len(arms))
     layers = max(len(t.columns) for t in arms.values())
-    figure = Figure(figsize=(WIDTH, 0.5 + math.ceil(len(arms) / columns) * (0.45 + 0.19 * layers)))
-    panels = figure.subplots(math.ceil(len(arms) / columns), columns, sharex=True, squeeze=False).ravel()
+    figure, panels = grid(list(arms), 3, 0.45 + 0.19 * layers, sharex=True)
     shown = [t.index[t.max(axis=1) > 1e-5] for t in arms.values()]
     left = min(-30, *(i.min() for i in shown))
     right = max(-8, *(i.max() for i in shown)) + 2
-    for n, (axes, (arm, table)) in enumerate(zip(panels, arms.items())):
+    for (arm, table), axes in zip(arms.items(), panels.values()):
+        colour = look(arm, e.arms)[0]
         for y, layer in enumerate(table.columns):
-            axes.fill_between(
-                table.index + 1,
-                y,
-                y - 0.85 * table[layer] / table[layer].max(),
-                step='mid',
-                color=look(arm, e.arms)[0],
-                alpha=0.6,
-                linewidth=0,
-            )
-            axes.text(
-                1.01,
-                y - 0.1,
-                f'{table[layer][table.index < -24].sum():.1%}',
-                fontsize=SMALLEST,
-                transform=axes.get_yaxis_transform(),
-            )
+            top = y - 0.85 * table[layer] / table[layer].max()
+            axes.fill_between(table.index + 1, y, top, step='mid', color=colour, alpha=0.6, linewidth=0)
+            lost = f'{table[layer][table.index < -24].sum():.1%}'
+            axes.text(1.01, y - 0.1, lost, fontsize=SMALLEST, transform=axes.get_yaxis_transform())
         for border, dashes in ((-24, '-'), (-14, '--')):
-            axes.axvline(border, color='#444444', linewidth=0.8, linestyle=dashes)
-        axes.set_yticks(
-            np.arange(len(table.columns)) - 0.2,
-            [str(name).replace('layer ', '') for name in table.columns],
-            fontsize=SMALLEST,
-        )
-        axes.set(ylim=(len(table.columns) - 0.6, -1), xlim=(max(-60, left), right))
+            axes.axvline(border, color=LINE, linewidth=0.8, linestyle=dashes)
+        names = [str(name).replace('layer ', '') for name in table.columns]
+        axes.set_yticks(np.arange(len(names)) - 0.2, names, fontsize=SMALLEST)
+        axes.set(ylim=(len(names) - 0.6, -1), xlim=(max(-60, left), right))
         axes.tick_params(axis='y', length=0)
-        axes.tick_params(axis='x', labelbottom=n + columns >= len(arms))
-        axes.set_title(arm, loc='left')
         axes.grid(axis='y', visible=False)
-    for axes in panels[len(arms) :]:
-        axes.set_visible(False)
     figure.supxlabel(
         "log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9
     )
@@ -561,36 +440,25 @@ def gradients_figure(
 # %% ../../nbs/analysis/12_figures.ipynb #fd853eb1
 @drawing
 def fidelity_figure(
-    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), a row each
+    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), control; a row each
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
-    "How well students agree with their teachers, a panel a measure."
+    "How well students agree with their teachers, a row an arm and a panel a measure."
     shown = [arm for arm in arms if arm in set(table['arm'])]
     if not shown:
         raise NotDrawn('no arm has a teacher whose predictions are there')
-    measures = list(dict.fromkeys(table['measure']))
-    figure = Figure(figsize=(WIDTH, 0.8 + 0.3 * len(shown)))
-    for axes, measure in zip(figure.subplots(1, len(measures), sharey=True, squeeze=False)[0], measures):
-        for row in table[table['measure'] == measure].to_dict('records'):
-            colour, marker = look(row['arm'], arms)
-            low, high = (row['estimate'] if pd.isna(row[k]) else row[k] for k in ('low', 'high'))
-            axes.errorbar(
-                row['estimate'],
-                shown.index(row['arm']),
-                xerr=[[row['estimate'] - low], [high - row['estimate']]],
-                marker=marker,
-                color=colour,
-                linestyle='',
-                linewidth=1.1,
-                markerfacecolor='white' if row.get('control') else colour,
-            )
-        axes.set_yticks(range(len(shown)), shown)
-        axes.set(ylim=(len(shown) - 0.5, -0.5), xlabel=measure)
-        axes.grid(axis='y', visible=False)
-        axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        # a factor common to all ticks would be written over the label
-        axes.ticklabel_format(axis='x', style='plain', useOffset=False)
-    return figure
+    rows = [
+        interval_row(arm, i['measure'], _interval(i), look(arm, arms), hollow=bool(i.get('control')))
+        for arm in shown
+        for i in table[table['arm'] == arm].to_dict('records')
+    ]
+    return interval_rows(rows)[0]
+
+
+def _interval(row: dict) -> Interval:
+    "A table's row as an interval."
+    low, high = (None if pd.isna(row[k]) else row[k] for k in ('low', 'high'))
+    return Interval(row['estimate'], low, high, 1, LEVEL, 'of a table')
 
 # %% ../../nbs/analysis/12_figures.ipynb #580acfb2
 @drawing
@@ -602,31 +470,17 @@ def reliability_figure(
     shown = [arm for arm in arms if arm in set(bins['arm'])]
     if not shown:
         raise NotDrawn('no predictions of these runs are there')
-    columns = min(4, len(shown))
-    figure = Figure(figsize=(WIDTH, 0.35 + 1.75 * math.ceil(len(shown) / columns)))
-    panels = figure.subplots(
-        math.ceil(len(shown) / columns), columns, sharex=True, sharey=True, squeeze=False
-    ).ravel()
-    for n, (axes, arm) in enumerate(zip(panels, shown)):
+    figure, panels = grid(shown, min(4, len(shown)), 1.75, sharex=True, sharey=True)
+    for arm, axes in panels.items():
         its = bins[bins['arm'] == arm]
         colour, marker = look(arm, arms)
         axes.bar(its['confidence'], 0.3 * its['n'] / its['n'].max(), width=0.05, color='#BBBBBB', zorder=1)
-        axes.plot([0, 1], [0, 1], color='#777777', linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
+        axes.plot([0, 1], [0, 1], color=QUIET, linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
         low, high = (its[k].astype(float).fillna(its['accuracy']) for k in ('low', 'high'))
-        axes.errorbar(
-            its['confidence'],
-            its['accuracy'],
-            yerr=[its['accuracy'] - low, high - its['accuracy']],
-            marker=marker,
-            color=colour,
-            linewidth=1,
-            markersize=4,
-        )
+        error = [its['accuracy'] - low, high - its['accuracy']]
+        how = dict(marker=marker, color=colour, linewidth=1, markersize=4)
+        axes.errorbar(its['confidence'], its['accuracy'], yerr=error, **how)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-        axes.tick_params(axis='x', labelbottom=n + columns >= len(shown))
-        axes.set_title(arm, loc='left')
-    for axes in panels[len(shown) :]:
-        axes.set_visible(False)
     figure.supxlabel('predicted probability', fontsize=9)
     figure.supylabel('share that is right', fontsize=9)
     return figure
@@ -677,18 +531,26 @@ def _machine(e: Evidence) -> str:
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
     return (
-        f"{_metric(e)} against {COSTS[cost].split(',')[0]}. Large markers are means with "
+        f"{_metric(e)} (left) and {COSTS[cost].split(',')[0]} (right). Large markers are means with "
         f"{confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the "
-        "cost; small ones are single runs. The dashed line is the Pareto front of the means: "
-        f"{_listed(front)}. {_seeds(e)} {_machine(e)}"
+        "cost; small ones are single runs. In bold is the Pareto front of the means: "
+        f"{_listed(front)}.{_floors(e)} {_seeds(e)} {_machine(e)}"
         + (f' {energy_note(e.records)}.' if cost == 'device_j' else '')
     )
+
+
+def _floors(e: Evidence) -> str:
+    "What the dotted line is, where there is one."
+    if not e.trivial:
+        return ''
+    return f' The dotted line is the floor: the best model that has learnt nothing, {e.trivial[0].words}.'
 
 
 def _effects_caption(e: Evidence) -> str:
     shown = [c for kind, c in e.comparisons if kind in _GROUPS]
     hollow = any(len(c.seeds) == 1 for c in shown)
     star = any(c.attribution and not c.attribution.factor for c in shown)
+    bounded = any(c.few_differ for c in shown)
     times = ' and to training time (right: how many times as fast, log axis)' * any(
         'train_s' in c.speedup for c in shown
     )
@@ -700,6 +562,11 @@ def _effects_caption(e: Evidence) -> str:
         )
         + f' {_machine(e)}' * bool(times and e.times.note)
         + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow
+        + (
+            f' Dashed bars: fewer than {FEW_DIFFER} differ, so that the interval is a bound from the largest '
+            'difference there can be, and longer than one from the variance.'
+        )
+        * bounded
         + ' A star: other settings differ between the arms, too.' * star
     )
 
@@ -709,7 +576,7 @@ def _curves_caption(e: Evidence) -> str:
         f"Training loss (left) and {primary_name(e.records[0])} on the "
         f"{curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. "
         "Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines "
-        "are arms in mixed precision. "
+        "are arms in mixed precision, grey ones the means of the other arms. "
         'Losses with and without distillation are different quantities and can be compared by shape '
         f'only. {_seeds(e)}'
     )
@@ -806,42 +673,36 @@ class StudyFigure:
     producer: str  # the function that draws it
 
 
+def _figure(of: Callable[..., Figure], caption: Callable, draw: Callable | None = None) -> StudyFigure:
+    "A drawing function with its caption; `draw` where it asks for more than evidence, or less."
+    return StudyFigure(draw or of, caption, f'kdnotes.analysis.figures.{of.__name__}')
+
+
+def _against(cost: str) -> StudyFigure:
+    "Accuracy and one cost."
+    return _figure(
+        accuracy_figure,
+        lambda e: _accuracy_caption(e, cost),
+        lambda e: accuracy_figure(e.records, e.values, cost, {f.words: f.value for f in e.trivial[:1]}),
+    )
+
+
 FIGURES = {  # name of the file -> figure, in the order of the argument
-    'accuracy_time': StudyFigure(
-        lambda e: accuracy_figure(e.records, e.values),
-        lambda e: _accuracy_caption(e, 'train_s'),
-        'kdnotes.analysis.figures.accuracy_figure',
+    'accuracy_time': _against('train_s'),
+    'accuracy_energy': _against('device_j'),
+    'effects': _figure(effects_figure, _effects_caption),
+    'curves': _figure(curves_figure, _curves_caption, lambda e: curves_figure(e.records)),
+    'throughput': _figure(
+        throughput_figure, _throughput_caption, lambda e: throughput_figure(e.records, e.values)
     ),
-    'accuracy_energy': StudyFigure(
-        lambda e: accuracy_figure(e.records, e.values, 'device_j'),
-        lambda e: _accuracy_caption(e, 'device_j'),
-        'kdnotes.analysis.figures.accuracy_figure',
+    'phases': _figure(phases_figure, _phases_caption),
+    'timelines': _figure(timelines_figure, _timelines_caption),
+    'gradients': _figure(gradients_figure, _gradients_caption),
+    'fidelity': _figure(
+        fidelity_figure, _fidelity_caption, lambda e: fidelity_figure(agreement_table(e), e.arms)
     ),
-    'effects': StudyFigure(effects_figure, _effects_caption, 'kdnotes.analysis.figures.effects_figure'),
-    'curves': StudyFigure(
-        lambda e: curves_figure(e.records), _curves_caption, 'kdnotes.analysis.figures.curves_figure'
-    ),
-    'throughput': StudyFigure(
-        lambda e: throughput_figure(e.records, e.values),
-        _throughput_caption,
-        'kdnotes.analysis.figures.throughput_figure',
-    ),
-    'phases': StudyFigure(phases_figure, _phases_caption, 'kdnotes.analysis.figures.phases_figure'),
-    'timelines': StudyFigure(
-        timelines_figure, _timelines_caption, 'kdnotes.analysis.figures.timelines_figure'
-    ),
-    'gradients': StudyFigure(
-        gradients_figure, _gradients_caption, 'kdnotes.analysis.figures.gradients_figure'
-    ),
-    'fidelity': StudyFigure(
-        lambda e: fidelity_figure(agreement_table(e), e.arms),
-        _fidelity_caption,
-        'kdnotes.analysis.figures.fidelity_figure',
-    ),
-    'reliability': StudyFigure(
-        lambda e: reliability_figure(reliability_table(e), e.arms),
-        _reliability_caption,
-        'kdnotes.analysis.figures.reliability_figure',
+    'reliability': _figure(
+        reliability_figure, _reliability_caption, lambda e: reliability_figure(reliability_table(e), e.arms)
     ),
 }
 

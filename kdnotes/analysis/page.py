@@ -153,7 +153,8 @@ _STYLE = """
 :root { color-scheme: light dark;
   --ink: #1c2024; --soft: #5b6570; --line: #d9dee3; --paper: #fff; --card: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ec; --soft: #9aa5b1; --line: #38414a; --paper: #14171a; --card: #1d2226; } }
+  :root { --ink: #e6e9ec; --soft: #9aa5b1; --line: #38414a; --paper: #14171a; --card: #1d2226; }
+  figure img { filter: invert(0.91) hue-rotate(180deg); } }
 body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 60rem; margin: 0 auto; padding: 1.2rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }

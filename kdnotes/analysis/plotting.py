@@ -5,13 +5,19 @@
 # %% ../../nbs/analysis/05_plotting.ipynb #b009e7ab
 from __future__ import annotations
 import io
-from collections.abc import Callable, Iterable
+import math
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 import matplotlib
+import numpy as np
+import pandas as pd
 from PIL import Image
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from ..core.arms import MODES
 from ..core.config import KdnotesError
 
@@ -20,9 +26,10 @@ from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, 
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'SMOKE_MARK', 'arms_of', 'look', 'span', 'figure_bytes',
-           'notebook_png', 'drawing', 'mark_smoke', 'NotDrawn', 'FigureFile', 'save_figure', 'bind_figures',
-           'make_figure']
+__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'QUIET', 'LINE', 'BOUNDED', 'SMOKE_MARK', 'arms_of', 'look', 'span',
+           'theme', 'figure_bytes', 'notebook_png', 'drawing', 'put_interval', 'explain_bounded', 'interval_row',
+           'interval_rows', 'grid', 'course_grid', 'mark_smoke', 'NotDrawn', 'FigureFile', 'save_figure',
+           'bind_figures', 'make_figure']
 
 # %% ../../nbs/analysis/05_plotting.ipynb #1a246311
 ORDER = (
@@ -88,6 +95,8 @@ STYLE = {
 }
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
+QUIET = '#777777'  # what others are compared with: fronts, floors, the other arms
+LINE = '#444444'  # no effect, borders
 
 
 def look(
@@ -114,7 +123,8 @@ def span(
     )
 
 # %% ../../nbs/analysis/05_plotting.ipynb #bfc206bf
-def _style():
+def theme():
+    "The one style, whatever a user's settings are, while a figure is drawn or written."
     return matplotlib.rc_context(
         {**matplotlib.rcParamsDefault, 'backend': matplotlib.rcParams['backend'], **STYLE}
     )
@@ -129,7 +139,7 @@ def figure_bytes(
 ) -> bytes:  # of a file
     "A figure as the bytes of a file, which depend on nothing but the figure."
     buffer = io.BytesIO()
-    with _style():
+    with theme():
         figure.savefig(
             buffer,
             format=kind,
@@ -159,7 +169,7 @@ def drawing(
 
     @wraps(draw)
     def styled(*args, **kwargs):
-        with _style():
+        with theme():
             figure = draw(*args, **kwargs)
             figure.draw_without_rendering()
             # places are found once: a second search, when it is saved again, would end elsewhere
@@ -168,6 +178,124 @@ def drawing(
         return figure
 
     return styled
+
+# %% ../../nbs/analysis/05_plotting.ipynb #1594c685
+BOUNDED = (0, (2, 1.3))  # dashes
+
+
+def put_interval(
+    axes: Axes,
+    x: float,
+    y: float,
+    error: list[list[float]],  # of `span`
+    looks: tuple[str, str],  # of `look`
+    along: str = 'x',  # the direction of the error bar, or 'y'
+    hollow: bool = False,
+    bounded: bool = False,  # not an interval from a variance
+) -> None:
+    "An estimate with its interval, in the marks of all figures."
+    colour, marker = looks
+    face = 'white' if hollow else colour
+    how = dict(marker=marker, color=colour, markerfacecolor=face, markersize=5.5, linewidth=1.1)
+    drawn = axes.errorbar(x, y, **{f'{along}err': error}, linestyle='', **how)
+    if bounded:
+        drawn.lines[2][0].set_linestyle(BOUNDED)
+
+
+def explain_bounded(
+    figure: Figure,
+) -> None:
+    "Say what dashed bars are, below a figure that has some."
+    kinds = {'interval from the variance': '-', 'bound, since few units differ': BOUNDED}
+    lines = [Line2D([], [], color=LINE, linestyle=dashes, linewidth=1.1) for dashes in kinds.values()]
+    figure.legend(lines, list(kinds), loc='outside lower right', ncols=2, handlelength=2.6)
+
+# %% ../../nbs/analysis/05_plotting.ipynb #f3e7717f
+def interval_row(
+    row: str,  # its name at the left
+    panel: str,  # what is below its panel
+    interval: Interval,
+    looks: tuple[str, str],  # of `look`
+    **marks: bool,  # hollow, bounded
+) -> dict:
+    "A line of the frame that `interval_rows` draws."
+    return dict(row=row, panel=panel, estimate=interval.estimate, error=span(interval), looks=looks) | marks
+
+
+def interval_rows(
+    rows: Sequence[dict],  # of `interval_row`, or a title alone, in order from the top
+    bold: Collection[str] = (),  # rows and titles
+    runs: Sequence[tuple[str, str, float]] = (),  # row, panel, value: small points
+    height: float = 0.3,  # inches a row
+) -> tuple[Figure, dict[str, Axes]]:  # panel -> its axes
+    "A row a name, a panel a quantity, an interval in each."
+    frame = pd.DataFrame(rows, columns=['row', 'panel', 'estimate', 'error', 'looks', 'hollow', 'bounded'])
+    frame[['hollow', 'bounded']] = frame[['hollow', 'bounded']].eq(True)
+    places = {row: y for y, row in enumerate(frame['row'].unique())}
+    names = frame['panel'].dropna().unique()
+    figure = Figure(figsize=(WIDTH, 0.85 + height * len(places)))
+    panels = dict(zip(names, figure.subplots(1, len(names), sharey=True, squeeze=False)[0]))
+    for i in frame.dropna(subset='panel').itertuples():
+        put_interval(panels[i.panel], i.estimate, places[i.row], i.error, i.looks, 'x', i.hollow, i.bounded)
+    for row, panel, value in runs:
+        panels[panel].plot(value, places[row] + 0.28, '.', color=LINE, markersize=3.5, alpha=0.7)
+    for name, axes in panels.items():
+        lines = [textwrap.fill(line, 76 // len(panels)) for line in name.split('\n')]
+        axes.set_xlabel('\n'.join(lines))
+        axes.grid(axis='y', visible=False)
+        axes.tick_params(axis='y', length=0)
+        axes.locator_params(axis='x', nbins=max(4, 10 // len(panels)), steps=[1, 2, 2.5, 5, 10])
+        # a factor common to all ticks would be written over the label
+        axes.ticklabel_format(axis='x', style='plain', useOffset=False)
+    first = next(iter(panels.values()))
+    first.set_yticks(list(places.values()), list(places))
+    first.set_ylim(len(places) - 0.4, -0.6)
+    for label in first.get_yticklabels():
+        label.set_fontweight('bold' if label.get_text() in bold else 'normal')
+    if frame['bounded'].any():
+        explain_bounded(figure)
+    return figure, panels
+
+# %% ../../nbs/analysis/05_plotting.ipynb #03b50d2a
+def grid(
+    names: Sequence[str],  # a panel each
+    columns: int,  # at most
+    height: float,  # inches a panel
+    below: str = '',  # what the horizontal axis is, where each column says it
+    **shared: bool,  # sharex, sharey
+) -> tuple[Figure, dict[str, Axes]]:
+    "Panels in rows, with numbers below the lowest of each column where they share them."
+    columns = min(columns, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(WIDTH, 0.5 + height * rows))
+    found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
+    for n, (axes, name) in enumerate(zip(found, names)):
+        axes.set_title(name, loc='left')
+        lowest = n + columns >= len(names)
+        axes.tick_params(axis='x', labelbottom=lowest)
+        axes.set_xlabel(below if lowest else '')
+    for axes in found[len(names) :]:
+        axes.set_visible(False)
+    return figure, dict(zip(names, found))
+
+
+def course_grid(
+    arms: Sequence[str],  # a row each
+    quantities: Sequence[str],  # a column each
+    height: float,  # inches a row
+    below: str,  # what the common horizontal axis is
+) -> tuple[Figure, dict[tuple[str, str], Axes]]:  # (arm, quantity) -> its axes
+    "A row an arm, a column a quantity, all of a column on the same axes."
+    figure = Figure(figsize=(WIDTH, 0.7 + height * len(arms)))
+    found = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
+    for arm, axes in zip(arms, found):
+        name = textwrap.fill(arm.replace('_', ' '), 14, break_long_words=False).replace(' ', '_')
+        axes[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=8)
+    for quantity, axes in zip(quantities, found.T):
+        axes[0].set_title(quantity, loc='left')
+        axes[-1].set_xlabel(below)
+    figure.align_ylabels(found[:, 0])
+    return figure, {(a, q): axes for a, row in zip(arms, found) for q, axes in zip(quantities, row)}
 
 # %% ../../nbs/analysis/05_plotting.ipynb #182374e5
 SMOKE_MARK = 'smoke run: means nothing'

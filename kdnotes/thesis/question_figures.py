@@ -13,17 +13,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from kdnotes.analysis.plotting import (
+    LINE,
     SMALLEST,
     WIDTH,
     FigureFile,
     NotDrawn,
     arms_of,
     drawing,
+    grid,
     look,
     make_figure,
 )
+from ..analysis.figures import in_mixed_precision, put_course
 from ..analysis.tables import Evidence, curve_of, curve_set
-from ..core.arms import MODES, PROFILES
+from ..core.arms import PROFILES
 from ..core.config import metric_name, task_info
 
 # %% auto #0
@@ -51,43 +54,26 @@ def _metrics(record: dict) -> list[str]:
     return list(dict.fromkeys([record['primary']['metric'], *task_info(record['task']).curve_metrics]))
 
 
-def _band(axes: Axes, points: pd.DataFrame, key: str, arm: str, runs: Sequence[dict], arms: dict) -> None:
-    "An arm's mean of a quantity by step, from its lowest to its highest seed."
-    band = points.dropna(subset=[key]).groupby('step')[key].agg(['mean', 'min', 'max'])
-    if not len(band):
-        return
-    colour, marker = look(arm, arms)
-    dashes = '--' if MODES[runs[0]['mode']].precision == 'mixed' else '-'
-    often = 1 if key != 'loss' else max(1, len(band) // 5)
-    how = dict(color=colour, linestyle=dashes, marker=marker, markevery=often, markersize=4)
-    axes.plot(band.index, band['mean'], label=arm if key == 'loss' else None, **how)
-    axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
-
-
 @drawing
 def progress_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Loss and scores along the optimizer steps, a panel each."
     arms = arms_of(records)
-    ways = {arm: pd.concat([way_of(r) for r in runs]) for arm, runs in arms.items()}
-    whole = pd.concat(ways.values())
-    keys = [key for key in ('loss', *_metrics(records[0])) if whole[key].notna().any()]
+    points = pd.concat([way_of(r).assign(arm=r['arm']) for r in records])
+    keys = [key for key in ('loss', *_metrics(records[0])) if points[key].notna().any()]
     if not keys:
         raise NotDrawn('no run has a training curve')
-    rows = (len(keys) + 2) // 3
-    figure = Figure(figsize=(WIDTH, 0.6 + 2.0 * rows))
-    panels = figure.subplots(rows, 3, squeeze=False).flat
-    for axes, key in zip(panels, keys):
+    task = records[0]['task']
+    names = ['training loss' if key == 'loss' else f'{metric_name(key, task)}, %' for key in keys]
+    figure, panels = grid(names, 3, 1.9, 'optimizer steps', sharex=True)
+    for key, axes in zip(keys, panels.values()):
         for arm, runs in arms.items():
-            _band(axes, ways[arm], key, arm, runs, arms)
-        name = 'training loss' if key == 'loss' else f"{metric_name(key, records[0]['task'])}, %"
-        axes.set_title(name, loc='left')
-        axes.set_xlabel('optimizer steps')
-        axes.set_xlim(left=0)
-    for axes in list(figure.axes)[len(keys) :]:
-        axes.set_visible(False)
-    figure.legend(loc='outside lower center', ncols=4)
+            own = points[points['arm'] == arm].rename(columns={key: 'value'}).dropna(subset='value')
+            put_course(axes, own, look(arm, arms), in_mixed_precision(runs), label=arm)
+    axes.set_xlim(left=0)  # of all panels, once all is drawn
+    lines = [handle for handle, _ in zip(next(iter(panels.values())).lines, arms)]
+    figure.legend(lines, list(arms), loc='outside lower center', ncols=4)
     return figure
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #a6a9ba02
@@ -109,7 +95,6 @@ class Box(NamedTuple):
 
 _OWN = '#FCE9D9'  # what is trained
 _DONE = '#EAF1F7'
-_LINE = '#444444'
 
 
 def canvas(
@@ -135,7 +120,7 @@ def put(
         box.height,
         boxstyle='round,pad=0,rounding_size=0.8',
         facecolor='white' if box.dashed else box.colour,
-        edgecolor=_LINE,
+        edgecolor=LINE,
         linewidth=0.8,
         linestyle='--' if box.dashed else '-',
     )
@@ -163,7 +148,7 @@ def arrow(
 ) -> None:
     "An arrow from one box to another, perhaps with a word on it."
     a, b = _edge(start, end), _edge(end, start)
-    how = dict(arrowstyle='-|>', color=_LINE, linewidth=0.9, linestyle='--' if dashed else '-')
+    how = dict(arrowstyle='-|>', color=LINE, linewidth=0.9, linestyle='--' if dashed else '-')
     axes.annotate('', b, a, arrowprops=how | dict(shrinkA=1, shrinkB=1))
     if text:
         place = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
@@ -344,7 +329,7 @@ def search_figure(
     )
     for start, end in ((planner, setting), (setting, student), (student, measured)):
         arrow(axes, start, end, dashed=not searched)
-    how = dict(arrowstyle='-|>', color=_LINE, linewidth=0.9, linestyle='-' if searched else '--')
+    how = dict(arrowstyle='-|>', color=LINE, linewidth=0.9, linestyle='-' if searched else '--')
     corner = how | dict(connectionstyle='angle,angleA=-90,angleB=0', shrinkA=1, shrinkB=1)
     axes.annotate('', (75, 4.5), (91.5, 16), arrowprops=corner)
     axes.annotate(

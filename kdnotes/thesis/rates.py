@@ -15,7 +15,16 @@ from matplotlib.figure import Figure
 from ..analysis.compare import Comparison, compare
 from ..analysis.intervals import Interval
 from ..analysis.movement import Movement, movement, times_as_far
-from ..analysis.plotting import LOOKS, WIDTH, FigureFile, drawing, make_figure, span
+from kdnotes.analysis.plotting import (
+    LOOKS,
+    FigureFile,
+    drawing,
+    explain_bounded,
+    grid,
+    make_figure,
+    put_interval,
+    span,
+)
 from ..analysis.tables import score_kind
 from ..analysis.tests import Family, holm, interval_test
 from ..core.config import KdnotesError, primary_name
@@ -241,35 +250,30 @@ def rates_figure(
     rates: Sequence[AtRate],
 ) -> Figure:
     "Changed questions, moved scores, and the change of the mean, by learning rate."
-    figure = Figure(figsize=(WIDTH, 2.5))
-    changed, moved, mean = figure.subplots(1, 3)
+    titles = ['questions that change, %', 'a score moves by', f'{primary_name(rates[0].fp32[0])}, change']
+    figure, panels = grid(titles, 3, 2.3, 'learning rate')
+    changed, moved, mean = panels.values()
     kinds = kinds_of(rates)
     for place, kind in enumerate(kinds):
         of = [x.moved[kind] for x in rates]
         _points(changed, rates, [[100 * n / m.units for n in m.changed] for m in of], kind)
         _points(moved, rates, [m.moved for m in of], kind)
-        colour, marker = _LOOK[kind]
         aside = 1 + 0.08 * (place - (len(kinds) - 1) / 2)
         for x in rates:
-            difference = x.compared[kind].difference
-            bar = dict(color=colour, marker=marker, markersize=4, linestyle='none')
-            if difference is not None:
-                mean.errorbar(x.rate * aside, difference.estimate, yerr=span(difference), **bar)
-    name = primary_name(rates[0].fp32[0])
-    for axes, title in (
-        (changed, 'questions that change, %'),
-        (moved, 'a score moves by'),
-        (mean, f'{name}, change'),
-    ):
-        axes.set_title(title, loc='left')
+            c = x.compared[kind]
+            if c.difference is not None:
+                at = (x.rate * aside, c.difference.estimate)
+                put_interval(mean, *at, span(c.difference), _LOOK[kind], 'y', bounded=c.few_differ)
+    for axes in panels.values():
         axes.set_xscale('log')
         axes.set_xticks([x.rate for x in rates], [f'{x.rate:g}' for x in rates], rotation=40)
         axes.minorticks_off()
-        axes.set_xlabel('learning rate')
     moved.set_yscale('log')
     mean.axhline(0, color='#444444', linewidth=0.8)
     changed.set_ylim(bottom=0)
-    figure.legend(*changed.get_legend_handles_labels(), loc='outside lower center', ncols=len(kinds))
+    figure.legend(*changed.get_legend_handles_labels(), loc='outside upper right', ncols=len(kinds))
+    if any(x.compared[kind].few_differ for x in rates for kind in kinds):
+        explain_bounded(figure)
     return figure
 
 
