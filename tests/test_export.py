@@ -9,12 +9,18 @@ import http.server
 import importlib.util
 import io
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import numpy as np
 import pytest
 import torch
 import transformers
+from faults import files_no_larger_than
 from kdnotes.cli import main
 from kdnotes.core.config import task_info
 from kdnotes.core.files import sha256_file
@@ -22,7 +28,7 @@ from kdnotes.distill.models import load_model, save_model, weights_sha256
 from kdnotes.experiment import export
 from kdnotes.experiment.export import ExportError, OnnxModel, export_model, write_onnx
 from kdnotes.experiment.predict import predict
-from kdnotes.records.store import RunFolder, find_record
+from kdnotes.records.store import RunFolder, find_record, find_run_model
 from kdnotes.train.distributed import Runtime
 
 QUESTION = 'What is iron?'
@@ -168,7 +174,21 @@ def test_without_its_teacher_a_student_is_measured_alone_and_its_card_tells_how_
     expected = predict(run_id, 'none', **asked).answer.values['candidates']
     scores = [row['score'] for row in sorted(expected, key=lambda row: row['place'])]
     assert np.allclose(np.fromstring(printed.getvalue().strip('[]\n '), sep=' '), scores, atol=1e-4)
-    assert '`cross-encoder/` itself is not written as ONNX' in card
+    # the reranker's file has the same scores, and stands where sentence_transformers looks for it
+    ranker = tmp_path / 'out' / 'cross-encoder'
+    assert found['cross_encoder_onnx']['largest_difference'] <= 1e-4
+    assert found['files']['cross-encoder/onnx/model.onnx'] == sha256_file(ranker / 'onnx' / 'model.onnx')
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ranker)
+    candidates = asked['candidates']
+    texts = tokenizer([asked['question']] * len(candidates), candidates, padding=True, return_tensors='pt')
+    one = OnnxModel(ranker / 'onnx' / 'model.onnx', 1)(**texts).logits
+    assert one.shape == (len(candidates), 1) and np.allclose(one[:, 0].numpy(), scores, atol=1e-4)
+    assert 'CrossEncoder("FOLDER/cross-encoder", backend="onnx")' in card
+    backend = pytest.importorskip(
+        'sentence_transformers.backend.utils', reason='it comes with the extra `bench`'
+    )
+    looked = backend.backend_should_export(ranker, True, {}, 'model.onnx', '*.onnx', 'ONNX')
+    assert looked == (False, dict(subfolder='onnx', file_name='model.onnx'))
 
 
 def assert_exported(capsys, run_id, folder, *more):
@@ -215,6 +235,47 @@ def test_a_graph_that_gives_something_else_is_not_kept(small_run, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_a_disk_that_is_full_is_told_and_leaves_no_folder(small_run, tmp_path, capsys):
+    run_id = small_run('text_classification')
+    size = (find_run_model(run_id) / 'model.safetensors').stat().st_size
+    for room in (size // 2, size + 2**12):  # for half of the weights; for them, and not for a graph beside
+        with files_no_larger_than(room):
+            assert main(['export', run_id, '--to', str(tmp_path / 'out'), '--onnx', '--no-teacher']) in (1, 2)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert str(tmp_path) in said and 'start the same command again' in said and 'as ONNX by' not in said
+        assert list(tmp_path.iterdir()) == []
+
+
+KILLED = '''
+import os, signal, sys, torch
+from kdnotes.cli import main
+
+def dies(model, tensors, path, **more):
+    path.write_bytes(b'the beginning')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+torch.onnx.export = dies
+main(['export', sys.argv[1], '--to', sys.argv[2], '--onnx', '--no-teacher'])
+'''
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_a_kill_while_onnx_is_written_leaves_no_half_folder_and_nothing_for_good(small_run, tmp_path):
+    run_id = small_run('text_classification')
+    done = subprocess.run([sys.executable, '-c', KILLED, run_id, str(tmp_path / 'out')], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    [left] = tmp_path.iterdir()  # of a process that is gone
+    alive = tmp_path / f'.out-{os.getpid()}-abc'
+    alive.mkdir()
+    assert left.name.startswith('.out-') and list(left.rglob('model.onnx'))
+    export_model(run_id, str(tmp_path / 'out'))
+    assert sorted(tmp_path.iterdir()) == sorted([alive, tmp_path / 'out'])
+
+
 # ---- the hub ----
 
 
@@ -242,6 +303,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
         self.server.asked.append((self.path, body, self.headers.get('Authorization')))
+        if self.server.breaks and '/commit/' in self.path:
+            return self.server.breaks(self)
         address = f'http://127.0.0.1:{self.server.server_port}/me/mine'
         if self.path.endswith('/preupload/main'):
             files = json.loads(body)['files']
@@ -259,6 +322,7 @@ def hub(monkeypatch):
 
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
     server.asked = []
+    server.breaks = None  # what happens instead of a commit
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setattr(huggingface_hub.constants, 'ENDPOINT', f'http://127.0.0.1:{server.server_port}')
@@ -290,3 +354,49 @@ def test_what_is_pushed_is_what_is_exported_and_nothing_without_yes(small_run, h
     for name in wanted:
         content = base64.b64decode(files[name]['content'])
         assert hashlib.sha256(content).hexdigest() == said['files'][name]
+
+
+def hangs_up(handler):
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+
+
+def refuses(handler):
+    handler.send_response(403)
+    handler.send_header('Content-Length', '0')
+    handler.end_headers()
+
+
+def talks_nonsense(handler):
+    handler.send_response(200)
+    handler.send_header('Content-Length', '5')
+    handler.end_headers()
+    handler.wfile.write(b'<html')
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_a_push_that_fails_half_way_says_so_and_can_be_done_again(small_run, hub, monkeypatch, capsys):
+    run_id = small_run('text_classification')
+    monkeypatch.delenv('HF_HUB_OFFLINE')
+    monkeypatch.setattr('huggingface_hub.utils._http.time.sleep', lambda seconds: None)
+    before = files_under(find_run_model(run_id).parent)
+    for breaks, told in (
+        (hangs_up, 'holds all of them or none: start the same command again'),
+        (talks_nonsense, 'holds all of them or none: start the same command again'),
+        (refuses, 'log in with `hf auth login`'),
+    ):
+        hub.breaks = breaks
+        assert main(['push', run_id, 'me/mine', '--yes']) == 2
+        said = capsys.readouterr()
+        assert (
+            'me/mine could not be written' in said.err.splitlines()[-1] and told in said.err.splitlines()[-1]
+        )
+        assert 'Traceback' not in said.err and said.out == ''
+    assert files_under(find_run_model(run_id).parent) == before
+    hub.breaks = None
+    assert main(['push', run_id, 'me/mine', '--yes']) == 0
+
+
+def files_under(folder) -> dict[str, str]:
+    return {str(path): sha256_file(path) for path in folder.rglob('*') if path.is_file()}

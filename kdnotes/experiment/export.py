@@ -5,6 +5,8 @@
 # %% ../../nbs/experiment/08_export.ipynb #f55caeec
 from __future__ import annotations
 import contextlib
+import errno
+import glob
 import importlib.metadata
 import importlib.util
 import itertools
@@ -21,12 +23,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 from ..analysis.intervals import LEVEL, Interval, cluster_interval, scaled
 from ..analysis.wording import PERCENT, unit_of
 from ..core.config import KdnotesError, counted, make_config, metric_name, shown, task_info
-from ..core.files import atomic_write, cache_path, sha256_file, write_json
+from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
 from .card import model_card
 from .plan import make_task
 from .predict import Source, find_source
@@ -194,12 +197,23 @@ def write_onnx(
                 verbose=False,
             )
     except Exception as e:  # of many kinds: what an architecture does that a graph cannot
+        if full := _of_files(e):
+            full.filename = full.filename or str(path)
+            raise full from None
         told = e.__cause__ or e  # the exporter's own words are advice for its programmers
         reason = str(told).strip().split('\n')[0][:200] or type(told).__name__
         raise ExportError(
             f'{type(model).__name__} cannot be written as ONNX by torch {torch.__version__} ({reason}); '
             'leave --onnx and --int8 out'
         ) from e
+
+
+def _of_files(error: BaseException | None) -> OSError | None:
+    "The error of the file system behind another: a full disk is no matter of the architecture."
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    while error is not None and not (isinstance(error, OSError) and error.errno in full):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @torch.inference_mode()
@@ -508,7 +522,9 @@ def onnx_lines(
         lines += [
             '',
             'This difference is the one output of the model in `cross-encoder/`, whose order is the same '
-            'therefore; `cross-encoder/` itself is not written as ONNX.',
+            'therefore. That model is written as ONNX, too, in float32: '
+            '`sentence_transformers.CrossEncoder("FOLDER/cross-encoder", backend="onnx")` reads it where '
+            '`pip install "sentence-transformers[onnx]"` was run.',
         ]
     return lines
 
@@ -517,6 +533,9 @@ def _onnx_too(
     source: Source, run: RunFolder, model: nn.Module, made: Path, int8: bool, teacher: bool, say
 ) -> dict:
     "ONNX files of an exported model, and what was measured of it and of its teacher."
+    from kdnotes.distill.models import one_output
+
+    ranks = (made / 'cross-encoder').is_dir()
     run_id = source.record['teacher_run_id']
     beside = teacher and run_id is not None and find_run_model(run_id) is not None
     if beside:
@@ -524,14 +543,26 @@ def _onnx_too(
             f'its teacher {run_id} is measured, too, for the card to compare with; --no-teacher leaves it out'
         )
     of_each = 5 if int8 else 2
-    job = _job(source, run, _in_turn(say, of_each * (1 + beside)))
+    job = _job(source, run, _in_turn(say, of_each * (1 + beside) + ranks))
     found = _measured(job, model, made, made / 'onnx', int8)
+    if ranks:
+        of_ranker = _as_onnx(job, one_output(model), made / 'cross-encoder', made / 'cross-encoder' / 'onnx')
+        found['cross_encoder_onnx'] = dict(largest_difference=of_ranker[1], tolerance=TOLERANCE)
     its = (
         _of_teacher(replace(job, say=lambda line: job.say(f'its teacher: {line}')), int8) if beside else None
     )
     return found | dict(teacher=its, threads=job.runtime.threads)
 
 
+def _remove_left(folder: Path) -> None:
+    "Remove what exports that were killed have left beside a folder; one that is alive keeps its own."
+    for left in folder.parent.glob(f'.{glob.escape(folder.name)}-*-*'):
+        pid = left.name.removeprefix(f'.{folder.name}-').partition('-')[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@file_errors()
 def export_model(
     run: str,  # run_id or folder of a finished run
     to: str,  # the folder to write, which must be new or empty
@@ -552,7 +583,9 @@ def export_model(
     known = find_record(record['run_id'])
     if known is None or known[1] is None:
         raise ExportError(f'the folder of {record["run_id"]} is not under runs/; put it there')
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f'.{folder.name}-') as scratch:
+    _remove_left(folder)
+    prefix = f'.{folder.name}-{os.getpid()}-'
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as scratch:
         made = Path(scratch) / 'model'
         model = _save_plain(source, made)
         found = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
@@ -607,10 +640,14 @@ def push_model(
         try:
             api.create_repo(repo, private=not public, exist_ok=True)
             sent = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f'{run}, by kdnotes')
-        except (huggingface_hub.errors.HfHubHTTPError, OSError, ValueError) as e:
+        except Exception as e:  # of many kinds: the network's, the hub's, of an answer that is none
             reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+            status = getattr(getattr(e, 'response', None), 'status_code', None)
             raise ExportError(
                 f'{repo} could not be written ({reason}); log in with `hf auth login` to an account that '
                 'may write there'
+                if status in (401, 403, 404)
+                else f'{repo} could not be written ({reason}); all files are one commit, so it holds all of '
+                'them or none: start the same command again'
             ) from e
     return sent.commit_url
