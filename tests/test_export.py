@@ -243,7 +243,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_folder(small_run, tmp_path, c
     size = (find_run_model(run_id) / 'model.safetensors').stat().st_size
     for room in (size // 2, size + 2**12):  # for half of the weights; for them, and not for a graph beside
         with files_no_larger_than(room):
-            assert main(['export', run_id, '--to', str(tmp_path / 'out'), '--onnx', '--no-teacher']) in (1, 2)
+            assert main(['export', run_id, '--to', str(tmp_path / 'out'), '--onnx', '--no-teacher']) == 1
         said = capsys.readouterr().err.splitlines()[-1]
         assert str(tmp_path) in said and 'start the same command again' in said and 'as ONNX by' not in said
         assert list(tmp_path.iterdir()) == []

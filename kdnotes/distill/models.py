@@ -1039,7 +1039,7 @@ def save_model(
                 tokenizer.save_pretrained(folder)
                 _make_portable(folder, tokenizer, unwrap(model), max_length)
     except SafetensorError as e:  # it has no class for a full disk
-        raise ModelError(
+        raise FileError(
             f'{folder} could not be written ({e}); free some room and start the same command again'
         ) from e
     umask = os.umask(0)
