@@ -1380,12 +1380,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            found = _streamed(task, name, columns, files, folder)
-            if found is None:
-                with stage(f'reading {name} as a whole', None, 'splits') as advance:
-                    found = _read(task, name, columns)
-                    advance(len(found.splits))
-                _write(found, folder)
+            found = _streamed(task, name, columns, files, folder) or _at_once(task, name, columns, folder)
             for split, path in files.items():
                 if [str(path), sha256_big_file(path)] != state[split]:
                     raise _changed(path)
@@ -1398,11 +1393,15 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     raise CorpusError(f'{folder} was changed while it was written; start the same command again')
 
 
-def _write(corpus: Corpus, folder: Path) -> None:
-    "Write a corpus' columns."
+def _at_once(task: str, name: str, columns: str | None, folder: Path) -> Corpus:
+    "A corpus of files that is read as a whole, and then written to columns."
+    with stage(f'reading {name} as a whole', None, 'splits') as advance:
+        corpus = _read(task, name, columns)
+        advance(len(corpus.splits))
     for split, rows in corpus.splits.items():
         with _named(folder / f'{split}.arrow') as path:
             write_columns(path, rows)
+    return corpus
 
 
 def _vouch(corpus: Corpus, folder: Path) -> None:
