@@ -172,7 +172,7 @@ def test_weights_that_are_not_the_records_are_refused(small_run, tmp_path):
     with torch.no_grad():
         model.classifier.bias += 1
     model.save_pretrained(copy / 'model')
-    with pytest.raises(Exception, match='are not those of baseline'):
+    with pytest.raises(Exception, match='model.safetensors is not what its run wrote'):
         predict(str(copy), text='iron')
 
 

@@ -20,7 +20,7 @@ from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.distill.models import MINILM, ModelError, find_model
 from kdnotes.experiment.plan import plan
-from kdnotes.records.schema import SCHEMA
+from kdnotes.records.schema import NAMING
 
 DATA = Path(__file__).parent.parent / 'thesis/data'
 STUDIES = sorted(
@@ -41,8 +41,8 @@ def records_of(study):
 def named_under(record):
     "The schema under which a run got its name; its record may have been migrated since."
     if record['task'] != 'answer_selection':
-        return SCHEMA  # other tasks came later
-    return SCHEMA if SINCE_SCHEMA_2 <= record['settings'].keys() else 1
+        return NAMING  # other tasks came later
+    return NAMING if SINCE_SCHEMA_2 <= record['settings'].keys() else 1
 
 
 def initial_of(record):
@@ -106,8 +106,8 @@ def test_from_the_configuration(study):
         if schema == 1:
             found = {k: v for k, v in found.items() if k not in SINCE_SCHEMA_2}
         assert found == record['settings'], record['run_id']
-        if schema == SCHEMA:
-            assert run_id(config, record['corpus_sha256'], initial_of(record), SCHEMA) == record['run_id']
+        if schema == NAMING:
+            assert run_id(config, record['corpus_sha256'], initial_of(record), NAMING) == record['run_id']
 
 
 OTHER = dict(  # for each setting a value that no committed run of these modes has
@@ -124,7 +124,7 @@ OTHER = dict(  # for each setting a value that no committed run of these modes h
 def test_another_setting_is_another_run(name):
     [record] = [r for r in records_of('wikiqa') if r['arm'] == 'mixed_kd' and r['seed'] == 0]
     config = configuration_of(record, **{name: OTHER[name]})
-    assert run_id(config, record['corpus_sha256'], initial_of(record), SCHEMA) != record['run_id']
+    assert run_id(config, record['corpus_sha256'], initial_of(record), NAMING) != record['run_id']
 
 
 TWO_CORES = Machine('cpu', cores=2)

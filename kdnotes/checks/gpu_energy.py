@@ -40,6 +40,7 @@ def _signal(job: dict, pair: Pair, device: str, watch: Telemetry) -> Callable:
     config = pair.config
     parts = dict(
         weights_sha256=weights_sha256(pair.teacher),
+        config_sha256='',
         corpus_sha256=job['corpus'],
         tokenizer_sha256='',
         split='train',

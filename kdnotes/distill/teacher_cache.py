@@ -21,7 +21,7 @@ from ..core.config import FIRST_TASK, KdnotesError, RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
 from ..core.progress import stage
 from ..core.files import FileError, lock, read_json, sha256_file, sha256_text, write_json
-from .models import call, tokenizer_sha256, weights_sha256
+from .models import call, config_text, tokenizer_sha256, unwrap, weights_sha256
 from .needed_positions import first_position
 from ..tasks.base import SignalSpec, Task
 
@@ -81,11 +81,12 @@ def online_signal(
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #0d5b6407
 SIGNAL_SCHEMA = 2  # of the files; a signal of another one is made again
-_KEY_SCHEMA = 1  # of the names
+_KEY_SCHEMA = 2  # of the names
 
 
 def signal_key(
     weights_sha256: str,  # of the teacher's weights
+    config_sha256: str,  # of how they are read
     corpus_sha256: str,  # of the corpus' content
     tokenizer_sha256: str,  # of how texts become tokens
     split: str,  # 'train'
@@ -100,6 +101,7 @@ def signal_key(
             [
                 _KEY_SCHEMA,
                 weights_sha256,
+                config_sha256,
                 corpus_sha256,
                 tokenizer_sha256,
                 split,
@@ -127,6 +129,7 @@ def key_parts(
         subset += f'-{config.task}'
     return dict(
         weights_sha256=weights_sha256(teacher),
+        config_sha256=sha256_text(config_text(json.loads(unwrap(teacher).config.to_json_string()))),
         corpus_sha256=corpus_sha256,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         split=split,

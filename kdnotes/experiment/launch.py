@@ -73,6 +73,7 @@ def execute(
 ) -> dict:  # the record
     "Make a planned run, or find it done."
     folder = RunFolder(plan.config.study, plan.run_id)
+    _check_foundations(plan)
     if _complete(folder):
         _check_source(plan, folder.record())
         _bind(folder)
@@ -147,6 +148,7 @@ def make_runs(
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
     done = {r['run_id']: r for r in records(plans[0].config.study)}
     for p in plans:
+        _check_foundations(p)
         if p.run_id in done:
             _check_source(p, done[p.run_id])
             _bind(RunFolder(p.config.study, p.run_id))
@@ -292,7 +294,9 @@ def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
 
 # %% ../../nbs/experiment/02_launch.ipynb #9dfd2e76
 def _check_source(plan: Plan, record: dict) -> None:
-    "Refuse a finished run whose model would be built otherwise today: its name tells the weights alone."
+    "Refuse a finished run of schema 2, whose name tells its weights alone, if they are read otherwise today."
+    if record['models'].get('reading_sha256'):
+        return  # its name tells it
     for key, files in (
         ('config_sha256', 'config.json of the model that it starts from'),
         ('vocabulary_sha256', 'tokenizer of its teacher'),
@@ -305,6 +309,16 @@ def _check_source(plan: Plan, record: dict) -> None:
                 f'changed: restore it, or have the run made again: kdnotes forget {record["study"]} '
                 f'{plan.run_id}'
             )
+
+
+def _check_foundations(plan: Plan) -> None:
+    "The same of all that a run stands on, as far as its model is there."
+    for first in (plan.teacher, plan.transfer):
+        if first is None:
+            continue
+        if model := find_run_model(first.run_id):
+            _check_source(first, RunFolder(model.parent.parent.name, first.run_id).record())
+        _check_foundations(first)
 
 
 def _complete(folder: RunFolder) -> bool:
@@ -376,6 +390,7 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
             overlap=plan.overlap,
             config_sha256=plan.config_sha256,
             vocabulary_sha256=plan.vocabulary_sha256,
+            reading_sha256=plan.reading_sha256,
             times=_times_before(plan),
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             jobs=jobs,

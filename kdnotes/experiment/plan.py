@@ -43,7 +43,7 @@ from kdnotes.core.resolve import (
 )
 from ..core.streams import stream
 from ..tasks.sources import Corpus, corpus_of, resolve_corpus, sizes_in_words, split_sizes
-from ..records.schema import SCHEMA
+from ..records.schema import NAMING
 
 # %% auto #0
 __all__ = ['make_task', 'study_name', 'smoke_name', 'overlap_in_words', 'contradictions_in_words', 'Plan', 'teacher_origin',
@@ -129,6 +129,7 @@ class Plan:
     # of the config.json beside the weights it starts from; None: another run's
     config_sha256: str | None = None
     vocabulary_sha256: str = ''  # of the tokenizer's files
+    reading_sha256: str = ''  # of all that says how weights and texts are read
     # evaluation split -> (rows whose texts are in train too, all rows); only splits that have such rows
     overlap: dict[str, tuple[int, int]] = field(default_factory=dict)
     # split -> (rows whose texts stand there with another label too, all rows); only splits that have any
@@ -356,7 +357,7 @@ def plan(
     corpora: dict[str, Corpus] | None = None,
 ) -> Plan:
     "Resolve a configuration and everything its run stands on; refuses what cannot be run."
-    from kdnotes.distill.models import load_tokenizer, vocabulary_sha256
+    from kdnotes.distill.models import config_sha256, load_tokenizer, reading_sha256, vocabulary_sha256
     from kdnotes.train.distributed import machine
 
     on = on or machine()
@@ -388,7 +389,7 @@ def plan(
     return Plan(
         asked=asked,
         config=config,
-        run_id=run_id(config, corpus.sha256, stands_on, SCHEMA),
+        run_id=run_id(config, corpus.sha256, stands_on, NAMING),
         corpus_sha256=corpus.sha256,
         initial=initial,
         reason=reason,
@@ -396,8 +397,9 @@ def plan(
         transfer=first,
         loses=loses,
         last_layer=_last_layer_in_words(config),
-        config_sha256=_source_config(config) if 'weights_sha256' in initial else None,
+        config_sha256=config_sha256(_source(config)) if 'weights_sha256' in initial else None,
         vocabulary_sha256=vocabulary_sha256(config.teacher),
+        reading_sha256=reading_sha256(_source(config), config.teacher),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
@@ -492,8 +494,7 @@ def _last_layer_in_words(config: RunConfig) -> str:
     from kdnotes.distill.models import load_config
     from kdnotes.distill.needed_positions import why_trained_whole
 
-    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
-    network = load_config(config.student if from_hub else config.teacher)
+    network = load_config(_source(config))
     why = why_trained_whole(config, network, task_info(config.task).auto_class)
     return f'at all tokens: {why}' if why else 'at the first token alone, as the classifier reads no other'
 
@@ -512,31 +513,33 @@ def _all_layers(config: RunConfig) -> range:
     return range(depth(load_config(config.teacher)))
 
 
-def _source_config(config: RunConfig) -> str:
-    "The sha256 of what says how the weights are to be read: another one makes another model of them."
-    from kdnotes.distill.models import config_sha256
-
+def _source(config: RunConfig) -> str:
+    "The model whose files a run's network is made of, directly or by way of the runs that it stands on."
     from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
-    return config_sha256(config.student if from_hub else config.teacher)
+    return config.student if from_hub else config.teacher
+
+
+def _of_files(config: RunConfig) -> dict:
+    "Weights from files, and what reads them where it is not what the project's own come with."
+    from kdnotes.distill.models import is_pinned, reading_sha256, source_sha256
+
+    weights = source_sha256(_source(config))
+    reading = reading_sha256(_source(config), config.teacher)
+    named = {} if is_pinned(weights, reading) else dict(reading_sha256=reading)
+    return dict(weights_sha256=weights) | named
 
 
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:
     "What the weights start from."
-    from kdnotes.distill.models import source_sha256
-
     student = MODES[config.mode].network == 'student'
     if student and config.student_init == 'hub':
-        return dict(weights_sha256=source_sha256(config.student))
+        return _of_files(config)
     layers = dict(layers=list(config.student_layers or _all_layers(config))) if student else {}
     if student and config.student_init == 'teacher_finetuned':
         return dict(teacher_run_id=teacher.run_id) | layers
     if student and config.student_init == 'transferred':
         return dict(transfer_run_id=transfer.run_id)
-    return (
-        dict(transfer_run_id=transfer.run_id)
-        if transfer
-        else dict(weights_sha256=source_sha256(config.teacher))
-    ) | layers
+    return (dict(transfer_run_id=transfer.run_id) if transfer else _of_files(config)) | layers
 
 # %% ../../nbs/experiment/01_plan.ipynb #958c600b
 def _teacher_depth(config: RunConfig) -> int | None:

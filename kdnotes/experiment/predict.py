@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info
-from ..core.files import read_json
 from .score import RUN_ID, check_run_id
-from ..records.schema import check_read
-from ..records.store import checked_run_model, find_run_model
+from ..records.store import RunFolder, checked_run_model, find_run_model, saved_model
 from ..tasks.base import INPUTS, Answer, Reader, TaskInfo
 
 # %% auto #0
@@ -46,23 +44,16 @@ def find_source(
                 f'there is no run {name} with its weights under runs/; make it again, or give a folder of a '
                 'model'
             )
-        return Source(name, str(folder), _record(folder.parent))
+        return Source(name, str(folder), RunFolder(folder.parent.parent.name, name).record())
     path = Path(os.path.expanduser(name))
     if not os.path.isdir(path):
         return Source(name, name)
-    if (path / 'record.json').is_file():
-        return Source(name, str(path / 'model'), _record(path))
+    if found := saved_model(path):
+        model, record = found
+        return Source(name, str(model), record if model.name == 'model' else None)
     if (path / 'rows.jsonl').is_file() or (path / 'state.json').is_file():
         raise PredictError(f'{name} is the folder of a run that is not done; make the run first')
-    if path.resolve().name == 'model' and (path.resolve().parent / 'record.json').is_file():
-        return Source(name, name, _record(path.resolve().parent))
     return Source(name, name)
-
-
-def _record(folder: Path) -> dict:
-    "The record in a run's folder."
-    path = folder / 'record.json'
-    return check_read(read_json(path), str(path))
 
 # %% ../../nbs/experiment/07_predict.ipynb #30b741ce
 def check_asked(
@@ -179,7 +170,7 @@ def load_reader(
         )
     runtime = alone('fp32')
     model = model.to(runtime.device).eval()
-    metrics = record['metrics'][record['primary']['set']] if record else {}
+    metrics = record['metrics'].get(record['primary']['set'], {}) if record else {}
     reader = Reader(
         ModelForward(model, runtime), runtime.device, tokenizer, model.config, max_length, settings, metrics
     )

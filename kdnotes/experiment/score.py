@@ -19,7 +19,7 @@ from ..analysis.overview import find_run
 from ..core.config import KdnotesError, counted, is_unicode, make_config, shown
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
-from ..records.store import RunFolder, checked_run_model
+from ..records.store import RunFolder, checked_run_model, saved_model
 from ..tasks.batching import Batch, tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from ..tasks.lm_scores import hidden_scores, scored_batch, text_set
@@ -82,13 +82,20 @@ def model_source(
     "Where a model is."
     check_run_id(name)
     if not RUN_ID.fullmatch(name):
-        return name
+        return _of_folder(name)
     folder = checked_run_model(name)
     if folder is None:
         raise ScoreError(
             f'there is no run {name} with its weights under runs/; make it again, or give a folder of a model'
         )
     return str(folder)
+
+
+def _of_folder(name: str) -> str:
+    "A name that is no run_id; the folder of a run must hold what the run saved."
+    path = Path(os.path.expanduser(name))
+    found = saved_model(path) if os.path.isdir(path) else None
+    return str(found[0]) if found else name
 
 
 def load_scorer(

@@ -485,6 +485,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
             attention=model.config._attn_implementation,
             config_sha256=job.get('config_sha256'),
             vocabulary_sha256=job.get('vocabulary_sha256'),
+            reading_sha256=job.get('reading_sha256'),
         ),
     )
 

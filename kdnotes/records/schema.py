@@ -13,9 +13,9 @@ from ..core.arms import MODES
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['SCHEMA', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER', 'SHARED_MASKS',
-           'OWN_MASKS', 'RecordError', 'of_this_schema', 'wrong', 'make_row', 'check_row', 'made_on_cpu',
-           'dropout_masks', 'check_record', 'check_read', 'widened']
+__all__ = ['SCHEMA', 'NAMING', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER',
+           'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'wrong', 'make_row', 'check_row',
+           'made_on_cpu', 'dropout_masks', 'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/records/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -24,7 +24,8 @@ class RecordError(KdnotesError):
     exit_code = 1
 
 # %% ../../nbs/records/01_schema.ipynb #cd6780c3
-SCHEMA = 2
+SCHEMA = 3
+NAMING = 2  # the rule by which `core.resolve.run_id` names a run
 # by schema 2, in rows of kind telemetry
 ADDED_TELEMETRY = ('temperature_c', 'sm_mhz', 'memory_mhz', 'throttle', 'load_average')
 ADDED = {  # by schema 2: key of a record -> the keys it holds
@@ -42,11 +43,7 @@ ADDED = {  # by schema 2: key of a record -> the keys it holds
 def _from_1(old: dict) -> dict:
     "A record of schema 1 with nulls for what it did not hold, and the reason; a row or a state as it is."
     if 'run_id' not in old:
-        return (
-            dict.fromkeys(ADDED_TELEMETRY if old.get('kind') == 'telemetry' else ())
-            | old
-            | dict(schema=SCHEMA)
-        )
+        return dict.fromkeys(ADDED_TELEMETRY if old.get('kind') == 'telemetry' else ()) | old
     blanks = {key: dict.fromkeys(inner) if inner else None for key, inner in ADDED.items()}
     reasons = {
         f'{key}.{name}': 'schema 1 did not record it'
@@ -54,18 +51,19 @@ def _from_1(old: dict) -> dict:
         for name in inner
         if key not in old
     }
-    return (
-        blanks
-        | old
-        | dict(
-            schema=SCHEMA,
-            reasons=reasons | old['reasons'] if isinstance(old.get('reasons'), dict) else old.get('reasons'),
-        )
-    )
+    given = old.get('reasons')
+    return blanks | old | dict(reasons=reasons | given if isinstance(given, dict) else given)
+
+
+def _from_2(old: dict) -> dict:
+    "A record of schema 2, which said of what reads its weights no more than the bytes of some files."
+    if isinstance(old.get('models'), dict):
+        old = old | dict(models=dict(reading_sha256=None) | old['models'])
+    return old | dict(schema=SCHEMA)
 
 
 # schema of an old record, row or state -> function that makes it one of SCHEMA
-MIGRATIONS: dict[int, Callable[[dict], dict]] = {1: _from_1}
+MIGRATIONS: dict[int, Callable[[dict], dict]] = {1: lambda old: _from_2(_from_1(old)), 2: _from_2}
 
 
 def of_this_schema(
@@ -93,6 +91,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a val
         isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
     ),
     'a whole number': lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63,
+    'a whole number above 0': lambda v: _is(v, 'a whole number') and v > 0,
     'an object': lambda v: isinstance(v, dict),
     'a list of objects': lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
     'texts by name': lambda v: isinstance(v, dict) and all(_is(x, 'a text') for x in v.values()),
@@ -292,7 +291,7 @@ _RECORD_KINDS = {
             'primary.metric',
             'dropout_masks',
         ],
-        'a name or null': ['teacher_run_id', 'tuning_id'],
+        'a name or null': ['teacher_run_id', 'tuning_id', 'models.reading_sha256'],
         'a text': ['corpus', 'precision', 'precision_reason', 'model_sha256'],
         'a text or null': [
             'environment.torch',
@@ -312,7 +311,12 @@ _RECORD_KINDS = {
             'energy.grid_g_per_kwh',
         ],
         'true or false': ['primary.higher_is_better', 'widened'],
-        'an object': ['settings', 'initial'],
+        'a whole number above 0 or null': [
+            'settings.max_length',
+            'settings.stride',
+            'settings.answer_length',
+        ],
+        'an object': ['settings', 'initial', 'models'],
         'texts by name': ['reasons'],
         'numbers by name': [
             'overlap',
@@ -360,6 +364,8 @@ def _fault(record: dict) -> tuple[str, str]:
             if record[key][name] is None and not record['reasons'].get(f'{key}.{name}'):
                 return f"'{key}.{name}' is null without a reason", f"give one in reasons['{key}.{name}']"
     p = record['primary']
+    if record['metrics'] and p['set'] not in record['metrics']:
+        return f"'primary.set' is none of metrics ({', '.join(record['metrics'])})", 'name one'
     if p['value'] is not None and p['value'] != record['metrics'].get(p['set'], {}).get(p['metric']):
         return f"'primary.value' is not metrics[{p['set']!r}][{p['metric']!r}]", 'copy it from there'
     return '', ''

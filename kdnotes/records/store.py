@@ -48,8 +48,8 @@ from kdnotes.records.schema import (
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'FLOORS', 'append_row', 'read_rows', 'RowFollower', 'without_repeats', 'write_csv', 'read_csv',
-           'RunFolder', 'lock_run', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
-           'predictions', 'keep_floors', 'floors', 'forget']
+           'RunFolder', 'saved_model', 'lock_run', 'export', 'find_record', 'find_run_model', 'checked_run_model',
+           'records', 'units', 'predictions', 'keep_floors', 'floors', 'forget']
 
 # %% ../../nbs/records/02_store.ipynb #860726f5
 def append_row(
@@ -291,13 +291,7 @@ class RunFolder:
         _write_record(self, record)
 
     def record(self) -> dict | None:
-        bound = (self.state() or {}).get('record_sha256')
-        if bound and self.done and sha256_file(self.path / 'record.json') != bound:
-            raise RecordError(
-                f'{self.path / "record.json"} is not what its run wrote (state.json has its sha256); '
-                f'restore it, or have the run made again: kdnotes forget {self.study} {self.run_id}'
-            )
-        return self._read('record.json', partial(check_read, study=self.study, run_id=self.run_id))
+        return _bound_record(self.path, self._again, study=self.study, run_id=self.run_id)
 
     def check(self) -> None:
         "Refuse a finished run whose tables or model are not what it wrote."
@@ -305,25 +299,72 @@ class RunFolder:
 
     def _check_files(self, prefix: str) -> None:
         "Compare the files of a finished run, those whose path begins so, with what its record says of them."
-        known = (self.record() or {}).get('files', {})
-        for name, expected in known.items():
-            file = self.path / name
-            if name.startswith(prefix) and (not file.is_file() or sha256_file(file) != expected):
-                raise RecordError(
-                    f'{file} is not what its run wrote; restore it, or have the run made again: '
-                    f'kdnotes forget {self.study} {self.run_id}'
-                )
+        _check_files(self.path, self.record() or {}, prefix, self._again)
+
+    @property
+    def _again(self) -> str:
+        "What to do about a file that was changed."
+        return f'restore it, or have the run made again: kdnotes forget {self.study} {self.run_id}'
 
     def _read(self, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
-        "A file of the run. One that is torn is an error of this run: who looks through all passes over it."
-        path = self.path / name
-        if not path.exists():
-            return None
-        try:
-            found = read_json(path)
-        except FileError as e:
-            raise RecordError(str(e)) from None
-        return check(found, str(path))
+        return _read_if_there(self.path / name, check)
+
+
+def _read_if_there(path: Path, check: Callable = lambda obj, where: obj) -> dict | None:
+    "A file of a run. One that is torn is an error of this run: who looks through all passes over it."
+    if not path.exists():
+        return None
+    try:
+        found = read_json(path)
+    except FileError as e:
+        raise RecordError(str(e)) from None
+    return check(found, str(path))
+
+
+def _bound_record(
+    folder: Path,  # of a run
+    advice: str,
+    **home: str,  # as of `check_read`
+) -> dict | None:
+    "The record in a folder, which is the one that its state vouches for."
+    bound = (_read_if_there(folder / 'state.json', _check_state) or {}).get('record_sha256')
+    path = folder / 'record.json'
+    if bound and path.exists() and sha256_file(path) != bound:
+        raise RecordError(f'{path} is not what its run wrote (state.json has its sha256); {advice}')
+    return _read_if_there(path, partial(check_read, **home))
+
+
+# what a model or a tokenizer is read from
+_READ = {'.json', '.txt', '.model', '.safetensors'}
+
+
+def _check_files(folder: Path, record: dict, prefix: str, advice: str) -> None:
+    "Compare the files of a finished run, those whose path begins so, with what its record says of them."
+    known = record.get('files', {})
+    for name, expected in known.items():
+        file = folder / name
+        if name.startswith(prefix) and (not file.is_file() or sha256_file(file) != expected):
+            raise RecordError(f'{file} is not what its run wrote; {advice}')
+    for kind in {name.split('/')[0] for name in known if '/' in name and name.startswith(prefix)}:
+        there = sorted(path for path in (folder / kind).iterdir() if path.suffix in _READ)
+        if more := [path for path in there if path.relative_to(folder).as_posix() not in known]:
+            raise RecordError(f'{more[0]} was not written by the run whose folder it is in; move it away')
+
+
+def saved_model(
+    folder: Path,  # of a run, wherever it lies, or of the model in it
+) -> tuple[Path, dict] | None:  # the model's folder, and the record; None: it is no finished run's
+    "A run's model by its folder: like that by its run_id it is what the run saved, or refused."
+    at = folder.resolve()
+    inside = at.name in ('model', 'pruned') and not (at / 'record.json').is_file()
+    run = at.parent if inside else at
+    if not (run / 'record.json').is_file():
+        return None
+    advice = 'restore it, or copy the folder again from where the run was made'
+    record = _bound_record(run, advice)
+    model = at if inside else run / 'model'
+    _check_files(run, record, f'{model.name}/', advice)
+    return model, record
 
 # %% ../../nbs/records/02_store.ipynb #9e604fda
 def _write_table(folder: Path, name: str, df: pd.DataFrame) -> None:

@@ -131,10 +131,11 @@ def encode_pairs(
 def tokenizer_rules(tokenizer) -> str:
     "How a tokenizer cuts texts, without the truncation and padding that an earlier call left behind."
     if not tokenizer.is_fast:
-        return repr(tokenizer)
-    return json.dumps(
-        json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None), sort_keys=True
-    )
+        return json.dumps([type(tokenizer).__name__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)])
+    rules = json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None)
+    if tokenizer.truncation_side != 'right':  # which end of a long text is cut is said beside the rules
+        rules['truncation_side'] = tokenizer.truncation_side
+    return json.dumps(rules, sort_keys=True)
 
 
 def groups_of(
