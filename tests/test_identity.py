@@ -1,6 +1,8 @@
-"""What is computed is named by all that can change it: each file of a model and of a corpus is changed once, in
-every task and for every kind of teacher, and nothing that was made before is used."""
+"""What is computed is named by all that can change it: each file of a model is changed once, in every task
+and for every kind of teacher, and nothing that was made before is used. (Of a corpus: test_large_corpora.py.)
+"""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -12,15 +14,16 @@ from architectures import small_bert
 from kdnotes.core.config import KdnotesError, make_config, task_info
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
-from kdnotes.distill.models import MINILM, find_model, is_pinned, load_given, load_tokenizer
-from kdnotes.distill.models import reading_sha256, source_sha256
-from kdnotes.distill.teacher_cache import key_parts
-from kdnotes.experiment.launch import RunError, make_runs, run
+from kdnotes.distill.models import load_given, load_tokenizer
+from kdnotes.distill.teacher_cache import key_parts, signal_key
+from kdnotes.experiment.clean import clean, leftovers, stale
+from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task, plan
-from kdnotes.records.store import RunFolder, find_record
-from kdnotes.tasks.batching import tokenizer_rules
+from kdnotes.records.store import find_record
 from kdnotes.tasks.sources import load_corpus
+from kinds import one_of_each
 from test_doctor import write_corpus, write_model
+from test_run_ids import initial_of, named_under
 
 ON = Machine('cpu', 2)
 TASKS = ('answer_selection', 'text_classification', 'masked_lm', 'extractive_qa')
@@ -148,14 +151,19 @@ def first_corpus(task: str, folder: Path) -> None:
         if task == 'masked_lm':
             (folder / f'{split}.txt').write_text('\n\n'.join(row['text'] for row in rows[:3]))
         else:
-            few = [{k: v for k, v in row.items() if k in _COLUMNS[task]} for row in rows[:40]]
-            (folder / f'{split}.jsonl').write_text('\n'.join(map(json.dumps, few)))
+            (folder / f'{split}.jsonl').write_text(
+                '\n'.join(json.dumps(_as_given(task, row)) for row in rows)
+            )
 
 
-_COLUMNS = dict(
-    text_classification=('text', 'label'),
-    extractive_qa=('id', 'question', 'context', 'answer', 'answer_start'),
-)
+def _as_given(task: str, row: dict) -> dict:
+    "A row as a user has it."
+    if task == 'text_classification':
+        return {key: row[key] for key in ('text', 'label')}
+    spans = row['answers']
+    texts = [row['context'][begin:end] for begin, end in spans]
+    answers = dict(text=texts, answer_start=[begin for begin, _ in spans])
+    return {key: row[key] for key in ('id', 'question', 'context')} | dict(answers=answers)
 
 
 def names(config, corpora: dict) -> tuple[str, ...]:
@@ -205,8 +213,14 @@ def table_of(task: str, kind: str, place: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize('task', TASKS)
-@pytest.mark.parametrize('kind', KINDS)
+# each task and each kind once
+CASES = sorted(
+    ((task, kind) for task in TASKS for kind in KINDS),
+    key=lambda of: TASKS.index(of[0]) != KINDS.index(of[1]),
+)
+
+
+@pytest.mark.parametrize('task, kind', one_of_each(CASES, lambda case: case[0]))
 def test_no_changed_file_is_read_under_the_old_name(task, kind, home):
     found = table_of(task, kind, home)
     # the tokenizer is the teacher's: a student from files is read by another's
@@ -215,6 +229,87 @@ def test_no_changed_file_is_read_under_the_old_name(task, kind, home):
     assert {name for name in CHANGES.keys() - unread if found[name] == 'used'} == set()
     assert {found[name] for name in SAME} == {'used'}
     assert all(found[name] == 'refused' for name in found if name.endswith(('torn', 'gone')))
+
+
+def kept_names(place: Path, corpus) -> tuple[str, set[str]]:
+    "The name of a teacher's outputs, and those of the tokens."
+    config = plan(asked('answer_selection', 'given', place), ON, {'embedded': corpus}).config
+    task = make_task(config, corpus)
+    tokenizer = load_tokenizer(config.teacher)
+    teacher = load_given(config.teacher, task.auto_class, task.head_labels)
+    task.encode(tokenizer, place / 'tokens')
+    tokens = {path.name for path in (place / 'tokens').glob('*.tokens')}
+    return signal_key(**key_parts(task, config, teacher, tokenizer, corpus.sha256)), tokens
+
+
+@pytest.mark.parametrize(
+    'name, signal, tokens',
+    [
+        ('config.json: hidden_act', True, False),
+        ('config.json: id2label', True, False),
+        ('tokenizer.json: two words', True, True),
+        ('tokenizer_config.json: truncation_side', True, True),
+        ('special_tokens_map.json', True, False),
+        ('model.safetensors: a weight', True, False),
+        ('where and with what it was written', False, False),
+        ('the same of the tokenizer', False, False),
+    ],
+)
+def test_outputs_and_tokens_are_named_by_what_they_are_made_of(name, signal, tokens, home):
+    folder = model_for('answer_selection', home / 'model')
+    corpus = load_corpus('answer_selection', 'embedded')
+    before, first = kept_names(home, corpus)
+    (CHANGES | SAME)[name](folder)
+    after, second = kept_names(home, corpus)
+    assert (after != before, second > first) == (signal, tokens)
+
+
+def test_the_projects_own_weights_have_no_second_name_and_all_others_have(home):
+    model_for('answer_selection', home / 'model')
+    config = asked('answer_selection', 'fine-tuned', home)
+    assert plan(config, ON).teacher.initial.keys() == {'weights_sha256', 'reading_sha256'}
+    pinned = plan(make_config(mode='baseline', corpus='embedded', smoke=True), ON)
+    assert pinned.initial.keys() == {'weights_sha256'} and len(pinned.reading_sha256) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_given_teacher_that_computes_otherwise_is_measured_and_asked_anew(home):
+    folder = write_model(home / 'model')
+    given = dict(corpus=str(write_corpus(home / 'corpus')), teacher=str(folder), teacher_mode='given')
+    given |= dict(max_length=64, smoke=True, student_layers=(1,), threads_per_rank=1, ranks=1)
+    first = run(make_config(mode='full_kd', **given))
+    config = (folder / 'config.json').read_text()
+    said('config.json', hidden_act='relu')(folder)
+    other = run(make_config(mode='full_kd', **given))
+    teachers = [find_record(student['teacher_run_id'])[0] for student in (first, other)]
+    assert teachers[0]['model_sha256'] == teachers[1]['model_sha256'], 'the same weights'
+    assert teachers[0]['metrics'] != teachers[1]['metrics']
+    assert first['model_sha256'] != other['model_sha256']
+    signals = [path for path in (cache_path() / 'signals').iterdir() if path.is_dir()]
+    assert len(signals) == 2 and not stale()
+    # put back, the first is found again, also by another student
+    (folder / 'config.json').write_text(config)
+    assert plan(make_config(mode='full_kd', **given)).run_id == first['run_id']
+    again = plan(make_config(mode='full_kd', alpha=0.3, **given))
+    assert again.teacher.run_id == first['teacher_run_id']
+    # a name follows from what the record says
+    for record in teachers:
+        science = record['settings'] | dict(
+            seed=record['seed'],
+            corpus_sha256=record['corpus_sha256'],
+            initial=initial_of(record),
+            schema=named_under(record),
+        )
+        digest = hashlib.sha256(json.dumps(science, sort_keys=True).encode()).hexdigest()
+        assert record['run_id'] == f'baseline-s0-{digest[:12]}'
+        assert record['models']['reading_sha256'] == record['initial']['reading_sha256']
+    # outputs under a name that did not tell how a model is read
+    meta = json.loads((signals[0] / 'meta.json').read_text())
+    meta['key_parts'].pop('config_sha256')
+    (signals[0] / 'meta.json').write_text(json.dumps(meta))
+    assert [leftover.path for leftover in stale()] == [signals[0]]
+    assert signals[0] in [leftover.path for leftover in clean(leftovers())] and not stale()
 
 
 if __name__ == '__main__':  # prints the table: python tests/test_identity.py

@@ -173,9 +173,20 @@ def other_config(folder):
         (other_config, 'the config.json of the model that it starts from has changed'),
     ],
 )
-def test_runs_of_two_models_under_one_name_are_no_study(home, given, change, words):
-    run(make_config(mode='baseline', **given))
+def test_runs_of_two_models_under_one_name_are_no_study(home, given, change, words, monkeypatch):
+    "Under schema 2 the weights alone were in a name, as now of the project's own."
+    monkeypatch.setattr('kdnotes.distill.models.is_pinned', lambda weights, reading: True)
+    made = run(make_config(mode='baseline', **given))
+    folder = RunFolder(made['study'], made['run_id'])
+    rewrite(
+        folder.path / 'record.json',
+        lambda record: (record.update(schema=2), record['models'].pop('reading_sha256')),
+    )
+    folder.write_state('done')
     change(home / 'teacher')
+    student = make_config(mode='full_kd', **given)
+    with pytest.raises(RunError, match=words):
+        run(student)  # what it stands on counts, too
     plans = plan_study(1, 'baseline,parallel_baseline', **given)
     with pytest.raises(RunError, match=words):
         make_runs(plans, lambda p, jobs: pytest.fail('nothing is made'))

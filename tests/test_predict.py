@@ -15,7 +15,10 @@ from kdnotes.cli import main
 from kdnotes.core.config import TASKS, task_info
 from kdnotes.core.files import runs_path
 from kdnotes.distill.models import MINILM, load_tokenizer, save_model
+from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import find_source, predict
+from kdnotes.experiment.score import model_source
+from kdnotes.records.schema import RecordError
 from kdnotes.records.store import RunFolder, find_record, predictions
 from kdnotes.tasks.base import INPUTS
 from kdnotes.tasks.sources import load_corpus
@@ -173,6 +176,72 @@ def test_weights_that_are_not_the_records_are_refused(small_run, tmp_path):
         model.classifier.bias += 1
     model.save_pretrained(copy / 'model')
     with pytest.raises(Exception, match='model.safetensors is not what its run wrote'):
+        predict(str(copy), text='iron')
+
+
+def rewrite(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.slow
+def test_a_runs_folder_is_held_to_its_record_as_its_run_id_is(small_run, tmp_path):
+    run_id = small_run('text_classification')
+    copy = tmp_path / 'copy'
+    shutil.copytree(RunFolder('small', run_id).path, copy)
+    config = copy / 'model' / 'config.json'
+
+    def exchange(content):
+        labels = content['id2label']
+        labels['0'], labels['1'] = labels['1'], labels['0']
+
+    def refused(words):
+        for folder in (copy, copy / 'model'):
+            for use in (find_source, model_source, lambda name: export_model(name, str(tmp_path / 'out'))):
+                with pytest.raises(RecordError, match=words):
+                    use(str(folder))
+
+    before = config.read_bytes()
+    rewrite(config, exchange)
+    refused('config.json is not what its run wrote; restore it')
+    config.write_bytes(before)
+    (copy / 'model' / 'added_tokens.json').write_text('{"iron": 5}')
+    refused('added_tokens.json was not written by the run whose folder it is in; move it away')
+    (copy / 'model' / 'added_tokens.json').unlink()
+    assert predict(str(copy), text='iron').answer.values == predict(run_id, text='iron').answer.values
+    # without a record it is a folder like others
+    shutil.copytree(copy / 'model', tmp_path / 'alone')
+    rewrite(tmp_path / 'alone' / 'config.json', exchange)
+    assert find_source(str(tmp_path / 'alone')).record is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'key, value, words',
+    [
+        *(
+            ('max_length', value, "'settings.max_length' is not a whole number above 0")
+            for value in ('64', -5, 12.5, [1], True)
+        ),
+        ('set', 'nowhere', "'primary.set' is none of metrics"),
+    ],
+)
+def test_values_of_a_record_that_nobody_wrote(small_run, tmp_path, key, value, words):
+    run_id = small_run('text_classification')
+    copy = tmp_path / 'copy'
+    shutil.copytree(RunFolder('small', run_id).path, copy)
+    (copy / 'state.json').unlink()  # it would vouch for the record
+
+    def change(record):
+        if key == 'set':
+            record['primary'] |= dict(set=value, value=None)
+            record['reasons']['primary.value'] = 'unknown'
+        else:
+            record['settings'][key] = value
+
+    rewrite(copy / 'record.json', change)
+    with pytest.raises(RecordError, match=words):
         predict(str(copy), text='iron')
 
 

@@ -19,6 +19,7 @@ from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
+from ..experiment.clean import size_in_words, stale
 from ..experiment.launch import why_ended
 from ..experiment.plan import plan
 from ..distill.intermediate import uses_intermediate_layers
@@ -154,6 +155,11 @@ def doctor(
         notes.append(
             f'the machine is busy (load average {load:.1f} on {cores} cores): an idle one is faster than the '
             'forecasts'
+        )
+    if old := stale():
+        notes.append(
+            f'{counted(len(old), "kept folder")} ({size_in_words(old)}) of changed files or earlier versions '
+            'will not be used; `kdnotes clean` removes them'
         )
     modes = list(dict.fromkeys(case['label'] for job in jobs for case in job['cases']))
     order = {mode: i for i, mode in enumerate(MODES)}

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from ..core.config import KdnotesError
-from ..core.files import BusyError, FileError, cache_path, lock, read_json, runs_path
+from ..core.files import BusyError, FileError, cache_path, lock, read_json, runs_path, sha256_big_file
 from ..records.store import RunFolder, lock_run
 
 # %% auto #0
-__all__ = ['Leftover', 'leftovers', 'clean', 'size_in_words']
+__all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'size_in_words']
 
 # %% ../../nbs/experiment/10_clean.ipynb #e2e0480d
 @dataclass(frozen=True)
@@ -76,6 +76,40 @@ def _signals(waiting: set[str]) -> Iterator[Path]:
             yield folder
 
 
+def stale() -> list[Leftover]:
+    "What no name leads to any more: it was made under older rules, or of files that have changed since."
+    signals = [
+        path for path in (cache_path() / 'signals').glob('*') if _is_own_folder(path) and _is_older(path)
+    ]
+    corpora = [path for path in (cache_path() / 'corpora').glob('*.corpus') if _has_changed(path)]
+    return [
+        Leftover(kind, path, _size(path))
+        for kind, found in (("teacher's outputs", signals), ('corpora', corpora))
+        for path in sorted(found)
+    ]
+
+
+def _is_older(signal: Path) -> bool:
+    "Are a teacher's outputs named without what reads its weights?"
+    try:
+        return 'config_sha256' not in read_json(signal / 'meta.json')['key_parts']
+    except (FileError, KeyError, TypeError):
+        return False  # half made
+
+
+def _has_changed(corpus: Path) -> bool:
+    "Were columns made of files that are others now?"
+    try:
+        read = read_json(corpus / 'meta.json').get('read', {})
+        return not read or any(
+            not Path(path).is_file() or sha256_big_file(path) != of for path, of in read.values()
+        )
+    except FileError:
+        return False  # half made
+    except (OSError, ValueError, AttributeError):
+        return True  # a file that is gone
+
+
 def leftovers() -> list[Leftover]:
     "What finished runs no longer need."
     folders = _run_folders()
@@ -84,14 +118,18 @@ def leftovers() -> list[Leftover]:
         saved = folder.path / 'checkpoints'
         if _is_own_folder(saved) and _is_finished(folder):
             found.append(Leftover('checkpoints', saved, _size(saved)))
+    old = stale()
+    found += old
     waiting = _waiting(folders)
     if waiting is None:
         return found
-    found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
+    known = {leftover.path for leftover in old}
+    signals = [path for path in _signals(waiting) if path not in known]
+    found += [Leftover("teacher's outputs", path, _size(path)) for path in signals]
     if not waiting:
         for kind in _OF_TEXTS:
             paths = [path for path in sorted((cache_path() / kind).glob('*')) if path.suffix != '.lock']
-            found += [Leftover(kind, path, _size(path)) for path in paths]
+            found += [Leftover(kind, path, _size(path)) for path in paths if path not in known]
     return found
 
 # %% ../../nbs/experiment/10_clean.ipynb #340fefcf

@@ -1384,7 +1384,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
             for split, path in files.items():
                 if [str(path), sha256_big_file(path)] != state[split]:
                     raise _changed(path)
-            _vouch(found, folder)
+            _vouch(found, folder, state)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -1404,10 +1404,11 @@ def _at_once(task: str, name: str, columns: str | None, folder: Path) -> Corpus:
     return corpus
 
 
-def _vouch(corpus: Corpus, folder: Path) -> None:
+def _vouch(corpus: Corpus, folder: Path, state: dict[str, list[str]]) -> None:
     "Write what says that a corpus' columns are whole."
     known = {name: value for name, value in vars(corpus).items() if name != 'splits'}
     known['folder'] = folder.name
+    known['read'] = state
     known['files'] = {split: sha256_file(folder / f'{split}.arrow') for split in corpus.splits}
     sync_tree(folder)
     write_json(folder / 'meta.json', known | dict(signed=sha256_text(json.dumps(known, sort_keys=True))))
@@ -1419,6 +1420,7 @@ def _open_kept(folder: Path) -> Corpus | None:  # None: not there, not whole, or
         known = read_json(folder / 'meta.json')
         if known.pop('signed') != sha256_text(json.dumps(known, sort_keys=True)):
             return None
+        known.pop('read')
         files = known.pop('files')
         if known.pop('folder') != folder.name:  # columns of another corpus, put here by hand
             return None
