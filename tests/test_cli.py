@@ -262,7 +262,9 @@ def test_runs_of_several_studies_are_compared(home, capsys):
 def signal(corpus_sha256, name):
     folder = cache_path() / 'signals' / name
     folder.mkdir(parents=True)
-    (folder / 'meta.json').write_text(json.dumps(dict(key_parts=dict(corpus_sha256=corpus_sha256))))
+    (folder / 'meta.json').write_text(
+        json.dumps(dict(key_parts=dict(corpus_sha256=corpus_sha256, config_sha256='f')))
+    )
     (folder / 'logits.npy').write_bytes(bytes(2**20))
     return folder
 

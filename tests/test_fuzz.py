@@ -630,6 +630,7 @@ def signal(home):
     )
     key = dict(
         weights_sha256='w',
+        config_sha256='f',
         corpus_sha256='c',
         tokenizer_sha256='t',
         split='train',

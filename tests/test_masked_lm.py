@@ -311,6 +311,7 @@ def test_a_cached_signal_is_the_online_one(tmp_path, here):
     teacher = tiny_lm(7).eval()
     parts = dict(
         weights_sha256='a',
+        config_sha256='f',
         corpus_sha256='b',
         tokenizer_sha256='c',
         split='train',

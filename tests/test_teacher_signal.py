@@ -28,13 +28,14 @@ from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
+from kdnotes.core.files import sha256_text
 from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.distill.needed_positions import first_position
-from kdnotes.distill.models import call, tokenizer_sha256, weights_sha256
+from kdnotes.distill.models import call, config_text, tokenizer_sha256, weights_sha256
 from kdnotes.distill.teacher_cache import (
     SignalError,
     Workers,
@@ -48,6 +49,7 @@ from kdnotes.distill.teacher_cache import (
 
 KEY = dict(
     weights_sha256='w',
+    config_sha256='f',
     corpus_sha256='c',
     tokenizer_sha256='t',
     split='train',
@@ -271,26 +273,25 @@ def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
     )
 
 
-def test_signals_that_were_stored_before_are_found(teacher, tokenizer):
-    "The key as it was built when the first signals were stored."
-
-    def before(**own):
+def test_a_signal_is_named_by_all_it_was_made_of(teacher, tokenizer):
+    def built(**own):
         parts = dict(
             weights_sha256=weights_sha256(teacher),
+            config_sha256=sha256_text(config_text(json.loads(teacher.config.to_json_string()))),
             corpus_sha256='c',
             tokenizer_sha256=tokenizer_sha256(tokenizer),
             split='train',
             max_length=128,
             forward_dtype='fp32',
             storage_dtype='fp32',
-            subset='all',
+            subset='all-answer_selection',
         )
         return signal_key(**parts | own)
 
-    assert named(teacher, tokenizer) == before()
+    assert named(teacher, tokenizer) == built()
     assert named(
         teacher, tokenizer, train_questions='answered', document_title=True, smoke=True, signal_dtype='bf16'
-    ) == before(subset='answered-titles-smoke', storage_dtype='bf16')
+    ) == built(subset='answered-titles-smoke-answer_selection', storage_dtype='bf16')
 
 
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):

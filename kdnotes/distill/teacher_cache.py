@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.config import FIRST_TASK, KdnotesError, RunConfig
+from ..core.config import KdnotesError, RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
 from ..core.progress import stage
 from ..core.files import FileError, lock, read_json, sha256_file, sha256_text, write_json
@@ -124,9 +124,6 @@ def key_parts(
     storage_dtype: str | None = None,  # None: the configuration's
 ) -> dict:  # the arguments of `signal_key`
     "What names the signal of a configuration."
-    subset = task.signal_key()
-    if config.task != FIRST_TASK:  # the first task's signals keep the names they have
-        subset += f'-{config.task}'
     return dict(
         weights_sha256=weights_sha256(teacher),
         config_sha256=sha256_text(config_text(json.loads(unwrap(teacher).config.to_json_string()))),
@@ -136,7 +133,7 @@ def key_parts(
         max_length=config.max_length,
         forward_dtype=config.forward_dtype,
         storage_dtype=storage_dtype or config.signal_dtype,
-        subset=subset,
+        subset=f'{task.signal_key()}-{config.task}',
     )
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #4d60a5ef
