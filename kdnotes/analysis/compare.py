@@ -597,6 +597,11 @@ class Comparison:
         return self.difference.units if self.difference else None
 
     @property
+    def interval_kind(self) -> str:  # 'bounded' | 'crossed' | 'seeds'
+        "What the interval of the difference is made of."
+        return 'bounded' if self.few_differ else 'crossed' if self.n_units else 'seeds'
+
+    @property
     def at_floor(self) -> str | None:
         "What the difference tells where neither arm has learnt anything that a trivial model has not."
         return next((w.text for w in self.warnings if w.code == 'at_floor'), None)
@@ -909,8 +914,9 @@ def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Compar
 # %% ../../nbs/analysis/06_compare.ipynb #92b3747e
 def chain_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `study_comparisons`
-    # kind, a, b, factor, label, pairs, units, differing, difference, p, ..., verdict, verdict_train_s,
-    # verdict_total_s (codes of VERDICTS), effect_size, train_s, total_s (with _low and _high), note
+    # kind, a, b, factor, label, pairs, units, differing, interval, difference, p, ..., verdict,
+    # verdict_train_s, verdict_total_s (codes of VERDICTS), effect_size, train_s, total_s (with _low, _high),
+    # note
 ) -> pd.DataFrame:
     "Comparisons as numbers, one row each."
 
@@ -939,6 +945,7 @@ def chain_table(
             pairs=len(c.seeds),
             units=c.n_units,
             differing=c.differing,
+            interval=None if c.difference is None else c.interval_kind,
             **cells('difference', c.difference),
             p=c.p,
             p_holm=c.p_holm,

@@ -16,6 +16,7 @@ from .in_use import Kept, headline, in_use, use_table
 from .intervals import LEVEL, Interval
 from .plotting import arms_of
 from kdnotes.analysis.tables import (
+    BOUNDED,
     Evidence,
     arms_table,
     comparison_table,
@@ -170,6 +171,18 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
         notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")
     return tuple(dict.fromkeys(n for n in notes if n))
 
+
+def _bounded(e: Evidence) -> tuple[str, ...]:
+    "What the mark behind a change means, where it stands."
+    marked = [f'{c.a} -> {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]
+    if not marked:
+        return ()
+    return (
+        f'{BOUNDED}: so few units differ that no variance is known; the interval allows for one more that '
+        'changes as much as the metric can; it is not to be read beside the others, which may be narrower '
+        f'where more has changed: {", ".join(marked)}',
+    )
+
 # %% ../../nbs/analysis/14_report.ipynb #73e16142
 FIRST_LOOK = ('accuracy_time', 'throughput', 'curves')  # of `figures.FIGURES`
 
@@ -216,7 +229,7 @@ def report_of(
         comparison_table(e.comparisons),
         (*(explain(c) for _, c in e.comparisons), *_nearness(e)),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
-        _notes(e.records),
+        (*_notes(e.records), *_bounded(e)),
         figures,
         e.values,
         chain_table(e.comparisons),
