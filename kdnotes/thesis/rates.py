@@ -168,9 +168,11 @@ def _signed(interval: Interval | None) -> str:
     return f'{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]'
 
 
-def _changed_mean(rates: Sequence[AtRate]) -> dict[str, float | None]:  # rate -> p
+def _changed_mean(rates: Sequence[AtRate]) -> dict[str, float | None]:  # rate -> p; {} without a format
     "p of the format's change of the mean, corrected over the rates."
-    p = {f'{x.rate:g}': x.compared['format'].p for x in rates if 'format' in x.compared}
+    if 'format' not in kinds_of(rates):
+        return {}
+    p = {f'{x.rate:g}': x.compared['format'].p for x in rates}
     return holm(p, Family('format', tuple(p)))
 
 
@@ -336,6 +338,7 @@ def rates_values(
 ) -> dict:
     "What chapters ask for: the study, each rate, what grows with it, and tables."
     kinds = kinds_of(rates)
+    students = [r for r in found if r['factors']['network'] == 'student']
     seeds = _pair_seeds(rates)
     means = {x.rate: float(np.mean([r['primary']['value'] for r in x.fp32])) for x in rates}
     best = max(means, key=means.get)
@@ -343,7 +346,7 @@ def rates_values(
     p = _changed_mean(rates)
     grown = growth(rates) if len(rates) > 1 else {}
     return {name: about[name] for name in ('study', 'corpus_name', 'n_runs', 'formats', 'metric')} | dict(
-        other_format=among(r['precision'] for r in found if r['precision'] != 'fp32'),
+        other_format=among(r['precision'] for r in students if r['precision'] != 'fp32'),
         kinds={kind: kind in kinds for kind in KINDS},
         lowest=f'{rates[0].rate:g}',
         last_but_one=f'{rates[-2].rate:g}' if len(rates) > 1 else None,
