@@ -511,6 +511,8 @@ def papermill_study(home, tmp_path, **parameters):
     return papermill(home, 'nbs/study.ipynb', tmp_path / 'study.ipynb', *given.items())
 
 
+@slow
+@pytest.mark.exhaustive  # test_bad_input.py has a notebook that refuses
 def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
     done = papermill_study(home, tmp_path, columns='text=comment,label=stars')
     last = [line for line in done.stderr.splitlines() if line.strip()][-1]
