@@ -562,6 +562,17 @@ def _remove_left(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def _finished_run(run: str) -> tuple[Source, RunFolder]:
+    "What is exported, and the folder of its run."
+    source = find_source(run)
+    if source.record is None:
+        raise ExportError(f'{run} is no finished run, of which a record tells; give a run_id')
+    known = find_record(source.record['run_id'])
+    if known is None or known[1] is None:
+        raise ExportError(f'the folder of {source.record["run_id"]} is not under runs/; put it there')
+    return source, known[1]
+
+
 @file_errors()
 def export_model(
     run: str,  # run_id or folder of a finished run
@@ -576,13 +587,8 @@ def export_model(
     onnx = onnx or int8
     if onnx:
         _check_installed()
-    source = find_source(run)
-    if source.record is None:
-        raise ExportError(f'{run} is no finished run, of which a record tells; give a run_id')
+    source, run_folder = _finished_run(run)
     record = source.record
-    known = find_record(record['run_id'])
-    if known is None or known[1] is None:
-        raise ExportError(f'the folder of {record["run_id"]} is not under runs/; put it there')
     _remove_left(folder)
     prefix = f'.{folder.name}-{os.getpid()}-'
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as scratch:
@@ -592,7 +598,7 @@ def export_model(
             cross_encoder=(made / 'cross-encoder').is_dir()
         )
         if onnx:
-            found |= _onnx_too(source, known[1], model, made, int8, teacher, say)
+            found |= _onnx_too(source, run_folder, model, made, int8, teacher, say)
         code = ['', *onnx_lines(record['task'])] if onnx else []
         card = model_card(record['run_id'], '\n'.join([*export_lines(found), *code]))
         atomic_write(made / 'README.md', card.content.encode())
