@@ -244,6 +244,34 @@ def _cancel(made: Sequence[Future]) -> None:
         future.cancel()
 
 
+def _check_source(plan: Plan, record: dict) -> None:
+    "Refuse a finished run of schema 2, whose name tells its weights alone, if they are read otherwise today."
+    if record['models'].get('reading_sha256'):
+        return  # its name tells it
+    for key, files in (
+        ('config_sha256', 'config.json of the model that it starts from'),
+        ('vocabulary_sha256', 'tokenizer of its teacher'),
+    ):
+        known = record['models'].get(key)
+        today = getattr(plan, key)
+        if known and today and known != today:
+            raise RunError(
+                f'{plan.run_id} is done already in study {record["study"]!r}, and since then the {files} has '
+                f'changed: restore it, or have the run made again: kdnotes forget {record["study"]} '
+                f'{plan.run_id}'
+            )
+
+
+def _check_foundations(plan: Plan) -> None:
+    "The same of all that a run stands on, as far as its model is there."
+    for first in (plan.teacher, plan.transfer):
+        if first is None:
+            continue
+        if model := find_run_model(first.run_id):
+            _check_source(first, RunFolder(model.parent.parent.name, first.run_id).record())
+        _check_foundations(first)
+
+
 def _record_of(p: Plan) -> dict:
     "The record that a run has just left."
     found = find_record(p.run_id)
@@ -293,34 +321,6 @@ def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
     return [[p for number, p in found.values() if number == stage] for stage in numbers]
 
 # %% ../../nbs/experiment/02_launch.ipynb #9dfd2e76
-def _check_source(plan: Plan, record: dict) -> None:
-    "Refuse a finished run of schema 2, whose name tells its weights alone, if they are read otherwise today."
-    if record['models'].get('reading_sha256'):
-        return  # its name tells it
-    for key, files in (
-        ('config_sha256', 'config.json of the model that it starts from'),
-        ('vocabulary_sha256', 'tokenizer of its teacher'),
-    ):
-        known = record['models'].get(key)
-        today = getattr(plan, key)
-        if known and today and known != today:
-            raise RunError(
-                f'{plan.run_id} is done already in study {record["study"]!r}, and since then the {files} has '
-                f'changed: restore it, or have the run made again: kdnotes forget {record["study"]} '
-                f'{plan.run_id}'
-            )
-
-
-def _check_foundations(plan: Plan) -> None:
-    "The same of all that a run stands on, as far as its model is there."
-    for first in (plan.teacher, plan.transfer):
-        if first is None:
-            continue
-        if model := find_run_model(first.run_id):
-            _check_source(first, RunFolder(model.parent.parent.name, first.run_id).record())
-        _check_foundations(first)
-
-
 def _complete(folder: RunFolder) -> bool:
     return folder.record() is not None and (folder.path / 'model' / 'model.safetensors').is_file()
 
