@@ -13,7 +13,7 @@ from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.worker import have_floors
 from kdnotes.records.store import floors, read_csv, records
 from kdnotes.tasks.base import floor_table, floors_key
-from kdnotes.tasks.ranking_metrics import as_questions, random_order, ranking_metrics
+from kdnotes.tasks.ranking_metrics import as_questions, random_order, ranking_metrics, shared_words
 from kdnotes.tasks.sources import Corpus, corpus_of
 from kdnotes.tasks.text_classification import TextClassification
 from tiny_lm import tiny_corpus, tiny_lm_config, tiny_tokenizer
@@ -211,3 +211,21 @@ def test_how_tos_have_the_numbers_of_floors(name, request):
         found = {metric_name(m, task): v for m, v in zip(table['metric'], table['value'])}
         right = f'{100 * found[metric]:.1f} %' if value.endswith('%') else f'{found[metric]:.3f}'
         assert value == right, (corpus, metric, floor)
+
+
+def test_ties_and_the_order_of_the_text_are_told_beside_the_floors(corpora):
+    rows = task_of('answer_selection', 'wikiqa').rows['test']
+    questions = as_questions(rows)
+
+    def score(values):
+        return ranking_metrics(questions, np.asarray(values))['map'][questions.clean].mean()
+
+    text = (ROOT / 'nbs/howto/own_texts.ipynb').read_text(encoding='utf-8')
+    in_order = score(-np.arange(len(rows)))
+    assert f'has {in_order:.3f} there' in text
+    shared = shared_words([r['question'] for r in rows], [r['sentence'] for r in rows])
+    rng = np.random.default_rng(0)
+    # less than one word is apart
+    at_random = np.mean([score(shared + 1e-3 * rng.random(len(rows))) for _ in range(40)])
+    said = float(re.search(r'shared words have ([.0-9]+) on `wikiqa`', text)[1])
+    assert at_random == pytest.approx(said, abs=0.003) and at_random > score(shared)
