@@ -294,6 +294,10 @@ def test_clean_removes_what_no_run_needs_and_says_how_much(home, capsys):
     assert kept <= {p for p in home.rglob('*') if p.is_file()}
     assert cli.main(['clean', '--yes']) == 0
     assert capsys.readouterr().out == 'there is nothing that no run needs\n'
+    # a run whose config is torn may want any corpus: nothing of theirs goes, and cleaning goes on
+    (begun.path / 'config.json').write_text('{')
+    later = signal('other', 'c')
+    assert cli.main(['clean', '--yes']) == 0 and later.is_dir()
 
 
 # ---- the same as the other doors ----

@@ -133,6 +133,11 @@ def test_other_weights_than_those_that_are_hashed_are_not_loaded(home):
     rewrite(folder / 'config.json', lambda c: c.update(transformers_weights='other.safetensors'))
     with pytest.raises(ModelError, match='transformers_weights'):
         load_config(folder)
+    rewrite(folder / 'config.json', lambda c: c.pop('transformers_weights'))
+    # where peft is installed, transformers loads what an adapter says instead
+    (folder / 'adapter_config.json').write_text('{"base_model_name_or_path": "/elsewhere"}')
+    with pytest.raises(ModelError, match='only model.safetensors is read; merge it'):
+        load_config(folder)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,11 @@ def _check_pointers(folder: Path) -> None:
             f"{folder / 'config.json'} names the weights' file in transformers_weights, and only "
             'model.safetensors is read; remove the key, or rename the file'
         )
+    if (folder / 'adapter_config.json').exists():  # transformers would load the weights that it names
+        raise ModelError(
+            f"{folder / 'adapter_config.json'} names an adapter, and only model.safetensors is read; "
+            'merge it into the weights (merge_and_unload of peft) and save those, or remove the file'
+        )
     if 'auto_map' in config and config.get('model_type') not in transformers.CONFIG_MAPPING:
         raise ModelError(
             f"{folder / 'config.json'} needs Python code of the model's own (auto_map), which is never "

@@ -52,7 +52,7 @@ def _waiting(folders: Sequence[RunFolder]) -> set[str] | None:  # None: nobody k
             continue
         try:
             found.add(folder.config()['corpus_sha256'])
-        except (FileError, KeyError):
+        except (KdnotesError, KeyError):
             return None
     return found
 
