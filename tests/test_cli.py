@@ -408,7 +408,7 @@ def test_it_is_a_module_too(home, module):
 def test_help_loads_no_heavy_package(home):
     code = (
         "import sys; from kdnotes.cli import main; main(['--help']); main(['study', '--help']); "
-        "heavy = {'torch', 'transformers', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules); "
+        "heavy = {'torch', 'transformers', 'pandas', 'matplotlib', 'seaborn', 'scipy'} & set(sys.modules); "
         'assert not heavy, heavy'
     )
     done = subprocess.run(

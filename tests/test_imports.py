@@ -202,7 +202,7 @@ def test_core_needs_no_torch():
 # one module.
 ALONE = """
 import json, os, sys, traceback
-import matplotlib.pyplot, pandas, pydantic, scipy.stats, torch, transformers
+import matplotlib.pyplot, pandas, pydantic, scipy.stats, seaborn, torch, transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 def alone(module):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -60,7 +61,7 @@ from ..core.config import primary_name, task_info
 from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'put_course', 'in_mixed_precision',
+__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'put_course', 'put_lines', 'in_mixed_precision',
            'curves_figure', 'smoothed', 'run_curves', 'effects_figure', 'timelines_figure', 'phases_figure',
            'gradients_figure', 'fidelity_figure', 'reliability_figure', 'StudyFigure', 'study_figures', 'draw_evidence']
 
@@ -143,15 +144,22 @@ def put_course(
     points: pd.DataFrame,  # step and value, of several seeds
     looks: tuple[str, str],  # of `look`
     mixed: bool,  # dashed: equal courses of two precisions stay visible
-    **how,  # of the line
 ) -> None:
     "The mean of the seeds by step, from the lowest to the highest."
-    band = points.groupby('step')['value'].agg(['mean', 'min', 'max'])
-    often = max(1, len(band) // 5) if len(band) > 12 else 1
+    steps = points['step'].nunique()
     colour, marker = looks
-    line = dict(color=colour, marker=marker, markevery=often, markersize=4, linestyle='--' if mixed else '-')
-    axes.plot(band.index, band['mean'], **line | how)
-    axes.fill_between(band.index, band['min'], band['max'], color=colour, alpha=0.18, linewidth=0)
+    marks = dict(marker=marker, markevery=max(1, steps // 5) if steps > 12 else 1, markersize=4, mec=colour)
+    band = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))
+    put_lines(axes, points, color=colour, linestyle='--' if mixed else '-', **marks, **band)
+
+
+def put_lines(
+    axes: Axes,
+    points: pd.DataFrame,  # step and value
+    **how,  # of `seaborn.lineplot`
+) -> None:
+    "Lines without the columns' names as labels."
+    sns.lineplot(x=points['step'].to_numpy(), y=points['value'].to_numpy(), ax=axes, legend=False, **how)
 
 
 def in_mixed_precision(
@@ -187,12 +195,12 @@ def curves_figure(
     )
     height = max(0.35, min(1.9, 0.42 + 2.2 / len(arms), 8.4 / len(arms)))
     figure, panels = course_grid(list(arms), list(titles.values()), height, 'optimizer steps')
-    means = points.groupby(['arm', 'key', 'step'])['value'].mean()
+    means = points.groupby(['arm', 'key', 'step'], as_index=False)['value'].mean()
+    grey = dict(estimator=None, color='#CCCCCC', linewidth=0.8, zorder=1)
     for (arm, title), axes in panels.items():
         key = 'loss' if title == titles['loss'] else 'value'
-        for other in arms:
-            if other != arm and (other, key) in means.index:
-                axes.plot(means[other, key], color='#CCCCCC', linewidth=0.8, zorder=1)
+        others = means[(means['arm'] != arm) & (means['key'] == key)]
+        put_lines(axes, others, units=others['arm'].to_numpy(), **grey)
         own = points[(points['arm'] == arm) & (points['key'] == key)]
         put_course(axes, own, look(arm, arms), in_mixed_precision(arms[arm]))
     axes.set_xlim(left=0)  # of all panels, once all is drawn
@@ -337,26 +345,28 @@ def timelines_figure(
     "Utilisation and power, or memory, over the time of each run."
     if not e.times.runs:
         raise NotDrawn(e.times.note)
-    lines = {
-        arm: its
+    lines = [
+        pd.DataFrame(r['timeline']).assign(arm=arm, run_id=r['run_id'])
         for arm, runs in arms_of(e.times.runs).items()
-        if (its := [pd.DataFrame(r['timeline']) for r in runs if r.get('timeline')])
-    }
+        for r in runs
+        if r.get('timeline')
+    ]
     if not lines:
         raise NotDrawn('no record has a timeline')
-    whole = pd.concat([line for its in lines.values() for line in its])
+    whole = pd.concat(lines)
     have = [key for key in _TRACES if key in whole and whole[key].notna().any()][:2]
     if not have:
         raise NotDrawn('no timeline holds utilisation, power or memory')
     unit, name = (60, 'minutes') if whole['elapsed_s'].max() > 180 else (1, 'seconds')
     titles = {_TRACES[key][0]: key for key in have}
-    figure, panels = course_grid(list(lines), list(titles), 0.56, f'{name} since the start')
+    figure, panels = course_grid(whole['arm'].unique(), list(titles), 0.56, f'{name} since the start')
     for (arm, title), axes in panels.items():
         key = titles[title]
         divisor = _TRACES[key][1]
-        for line in lines[arm]:
-            values = line[key].astype(float) / divisor
-            axes.plot(line['elapsed_s'] / unit, values, color=look(arm, e.arms)[0], linewidth=0.9, alpha=0.75)
+        its = whole[whole['arm'] == arm]
+        line = pd.DataFrame(dict(step=its['elapsed_s'] / unit, value=its[key].astype(float) / divisor))
+        how = dict(color=look(arm, e.arms)[0], linewidth=0.9, alpha=0.75)
+        put_lines(axes, line, units=its['run_id'].to_numpy(), estimator=None, **how)
         axes.set_ylim(0, 1.1 * whole[key].max() / divisor)
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure

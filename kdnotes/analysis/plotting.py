@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from PIL import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -67,6 +68,7 @@ LOOKS = {
 }
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 STYLE = {
+    **sns.axes_style('ticks'),
     'font.family': 'DejaVu Sans',
     'font.size': 9,
     'axes.titlesize': 8,
@@ -79,7 +81,6 @@ STYLE = {
     'axes.spines.top': False,
     'axes.spines.right': False,
     'axes.grid': True,
-    'axes.axisbelow': True,
     'grid.color': '#DDDDDD',
     'grid.linewidth': 0.6,
     'axes.linewidth': 0.8,
@@ -87,7 +88,6 @@ STYLE = {
     'lines.markersize': 6,
     'errorbar.capsize': 2,
     'figure.constrained_layout.use': True,
-    'figure.facecolor': 'white',
     'text.hinting': 'none',  # letters are as wide at any resolution, so that places found at one hold at all
     'svg.fonttype': 'path',
     'svg.hashsalt': 'kdnotes',
@@ -225,7 +225,7 @@ def interval_row(
 def interval_rows(
     rows: Sequence[dict],  # of `interval_row`, or a title alone, in order from the top
     bold: Collection[str] = (),  # rows and titles
-    runs: Sequence[tuple[str, str, float]] = (),  # row, panel, value: small points
+    runs: Iterable[tuple[str, str, float]] = (),  # row, panel, value: small points
     height: float = 0.3,  # inches a row
 ) -> tuple[Figure, dict[str, Axes]]:  # panel -> its axes
     "A row a name, a panel a quantity, an interval in each."
@@ -237,8 +237,11 @@ def interval_rows(
     panels = dict(zip(names, figure.subplots(1, len(names), sharey=True, squeeze=False)[0]))
     for i in frame.dropna(subset='panel').itertuples():
         put_interval(panels[i.panel], i.estimate, places[i.row], i.error, i.looks, 'x', i.hollow, i.bounded)
-    for row, panel, value in runs:
-        panels[panel].plot(value, places[row] + 0.28, '.', color=LINE, markersize=3.5, alpha=0.7)
+    points = pd.DataFrame(runs, columns=['row', 'panel', 'value'])
+    for name, its in points.groupby('panel'):
+        below = its['row'].map(places) + 0.28
+        dots = dict(color=LINE, s=8, alpha=0.7, linewidth=0)
+        sns.scatterplot(x=its['value'], y=below.to_numpy(), ax=panels[name], **dots)
     for name, axes in panels.items():
         lines = [textwrap.fill(line, 76 // len(panels)) for line in name.split('\n')]
         axes.set_xlabel('\n'.join(lines))

@@ -70,7 +70,7 @@ def progress_figure(
     for key, axes in zip(keys, panels.values()):
         for arm, runs in arms.items():
             own = points[points['arm'] == arm].rename(columns={key: 'value'}).dropna(subset='value')
-            put_course(axes, own, look(arm, arms), in_mixed_precision(runs), label=arm)
+            put_course(axes, own, look(arm, arms), in_mixed_precision(runs))
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     lines = [handle for handle, _ in zip(next(iter(panels.values())).lines, arms)]
     figure.legend(lines, list(arms), loc='outside lower center', ncols=4)
