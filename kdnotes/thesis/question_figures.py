@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 from kdnotes.analysis.plotting import (
     LINE,
@@ -72,7 +73,11 @@ def progress_figure(
             own = points[points['arm'] == arm].rename(columns={key: 'value'}).dropna(subset='value')
             put_course(axes, own, look(arm, arms), in_mixed_precision(runs))
     axes.set_xlim(left=0)  # of all panels, once all is drawn
-    lines = [handle for handle, _ in zip(next(iter(panels.values())).lines, arms)]
+    # an arm without points draws no line, so that handles are made from the looks
+    lines = [
+        Line2D([], [], color=c, marker=m, markersize=4, linestyle='--' if in_mixed_precision(runs) else '-')
+        for (c, m), runs in ((look(arm, arms), runs) for arm, runs in arms.items())
+    ]
     figure.legend(lines, list(arms), loc='outside lower center', ncols=4)
     return figure
 
