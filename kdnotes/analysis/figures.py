@@ -553,7 +553,7 @@ def _floors(e: Evidence) -> str:
     "What the dotted line is, where there is one."
     if not e.trivial:
         return ''
-    return f' The dotted line is the floor: the best model that has learnt nothing, {e.trivial[0].words}.'
+    return f' The dotted line is the floor: the best trivial model scored, {e.trivial[0].words}.'
 
 
 def _effects_caption(e: Evidence) -> str:

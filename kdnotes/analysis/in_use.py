@@ -343,7 +343,7 @@ def in_percent(
 def trivial(
     e: Evidence,
 ) -> str:  # a clause behind a comma; '': not measured
-    "What the best model scores that has learnt nothing."
+    "What the best of the trivial models scores."
     if not e.trivial:
         return ''
     unit = _unit_of_metric(e)
