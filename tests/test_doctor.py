@@ -449,7 +449,7 @@ def test_memory_that_is_not_there(patient, tmp_path):
     mutant = Mutant(
         'a small machine',
         'checks.probes',
-        'return free + psutil.Process().memory_info().rss',
+        'return free_memory() + psutil.Process().memory_info().rss',
         'return 2 ** 20',
         '',
     )

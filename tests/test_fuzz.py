@@ -664,9 +664,10 @@ class Speller:
     "A tokenizer of letters."
 
     is_fast = False
+    init_kwargs: dict = {}
 
-    def __repr__(self):
-        return 'Speller()'
+    def get_vocab(self):
+        return {}
 
     def __call__(self, first, second, **_):
         return dict(

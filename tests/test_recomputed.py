@@ -169,8 +169,10 @@ def test_differences_their_intervals_and_p_values(part):
         return  # their steps are named by what they compare in each study
     for row in table['rows']:
         step = (row[0], row[1])
-        family = [s for s in p_values if (s in ONE_FACTOR) == (step in ONE_FACTOR)]
-        rising = sorted(family, key=lambda s: 1.0 if p_values[s] is None else p_values[s])
+        family = [
+            s for s, p in p_values.items() if p is not None and (s in ONE_FACTOR) == (step in ONE_FACTOR)
+        ]  # what one seed cannot test makes no family larger
+        rising = sorted(family, key=p_values.get)
         if p_values[step] is not None and numbers(row[6]) and '<' not in row[6]:
             before = rising[: rising.index(step) + 1]
             holm = max(p_values[s] * (len(family) - rising.index(s)) for s in before)

@@ -372,7 +372,8 @@ def test_with_its_evidence_the_chapter_is_there(tmp_path, monkeypatch):
     th.build(copy)
     values = read_json(copy / 'thesis' / 'generated' / 'values.json')
     assert len(values['claims.table']['rows']) == len(CLAIMS)
-    assert values['claims.order.verdict'] == 'consistent' and values['claims.batches.verdict'] == 'consistent'
+    assert values['claims.order.verdict'] == 'consistent'
+    assert values['claims.batches.verdict'] == 'open'  # of one seed
     said = dict(shown(copy))
     assert {
         'mlm.steps.kd.sentence',

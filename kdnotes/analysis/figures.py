@@ -223,7 +223,8 @@ def run_curves(
     points = pd.DataFrame(curve_points(record), columns=['step', 'loss', 'set', 'value'])
     losses = points.dropna(subset='loss')
     # an epoch's end may be a step of `score_every`, too
-    scores = points.dropna(subset='value').fillna({'set': ''}).drop_duplicates(['set', 'step'], keep='last')
+    scores = points.dropna(subset='value').astype({'set': object}).fillna({'set': ''})
+    scores = scores.drop_duplicates(['set', 'step'], keep='last')
     if not len(losses) + len(scores):
         raise NotDrawn('the run has no training curve and no rows to take one from')
     unit = unit_of(record['task'], record['primary']['metric'])

@@ -118,13 +118,13 @@ def run_study(
             say(f'   left: {told}')
 
     failed = make_runs(plans, make, say, jobs)
+    have_floors(plans[0].config, plans[0].corpus_sha256)
     return _compared(plans, failed)
 
 
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.study
-    have_floors(plans[0].config, plans[0].corpus_sha256)
     made = [p.run_id for p in plans if p.run_id not in failed]
     # a teacher that was made or measured for this study stands beside its students
     teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]
