@@ -14,7 +14,7 @@ os.environ.pop('VIRTUAL_ENV', None)  # IPython would mix in the packages of an e
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that wait leave the cores to other tests
 os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get('PATH', '')])
-# absolute, for tests change the folder they run in; said to workers, which inherit the tests' own KDNOTES_DATA
+# absolute, for tests change the folder they run in; workers inherit KDNOTES_DATA as `own_home` leaves it
 GIVEN = Path(os.environ.get('KDNOTES_DATA') or ROOT.parent / 'shared' / 'data').resolve()
 CORPORA = Path(os.environ.setdefault('KDNOTES_TESTS_CORPORA', str(GIVEN)))
 own_home()  # before any test, and what it starts, looks for runs, corpora or models
