@@ -34,6 +34,7 @@ from kdnotes.core.files import (
     FileError,
     read_json,
     sha256_big_file,
+    sha256_bytes,
     sha256_file,
     sha256_text,
     without_password,
@@ -346,12 +347,17 @@ def reading_sha256(
 
 def _what_it_says(path: Path) -> str:
     "Of JSON what changes a result, however it is written; of other files the sha256."
-    if path.suffix != '.json':
-        return sha256_file(path)
+    data = path.read_bytes()
+    return _what_json_says(data) if path.suffix == '.json' else sha256_bytes(data)
+
+
+@functools.lru_cache(maxsize=16)  # all plans of a study read the same vocabulary
+def _what_json_says(data: bytes) -> str:
     try:
-        return config_text(read_json(path))
-    except FileError:  # no object: who loads it says what is wrong
-        return sha256_file(path)
+        said = json.loads(data)
+    except (ValueError, RecursionError):  # who loads it says what is wrong
+        said = None
+    return config_text(said) if isinstance(said, dict) else sha256_bytes(data)
 
 
 def config_text(
