@@ -9,6 +9,7 @@ import os
 import shutil
 import string
 import tracemalloc
+from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ from kdnotes.core.files import FileError
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.model_settings import head_dropout
 from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
+from kdnotes.experiment.card import snippet
 from kdnotes.records.store import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.tasks.extractive_qa import (
@@ -61,6 +63,7 @@ from kdnotes.tasks import squad
 from kdnotes.tasks.squad import from_hub, read_squad
 from kdnotes.tasks.span_metrics import (
     answer_scores,
+    answer_threshold,
     no_answer_probability,
     normalised,
     squad_evaluation,
@@ -744,6 +747,39 @@ def test_the_threshold_comes_from_dev(small):
         units = found.units[(found.units['split'] == 'test') & (found.units['metric'] == metric)]
         assert units['value'].mean() == pytest.approx(found.metrics['test'][metric])
         assert set(units['cluster']) <= {row['cluster'] for row in small.rows['test']}
+
+
+def test_of_equally_good_thresholds_the_lowest():
+    "A right answer, two wrong ones to questions with an answer, and one where there is none."
+    scores = np.array([1.0, 0, 0, 0])
+    answered = np.array([True, True, True, False])
+    odds = np.float32([4, 3, 2, 1])
+    every = np.ones(4, dtype=bool)
+    assert answer_threshold(scores, answered, odds, every) == 2
+    assert answer_threshold(0 * scores, answered, odds, every) == 2  # no worse than silence
+    assert answer_threshold(0 * scores, ~answered, odds, every) == 5  # best is silence
+
+
+def test_where_every_question_has_an_answer_none_is_withdrawn(tokenizer):
+    "SQuAD 1.1's shape: a model that is seldom right, and then sure."
+    whole = load_by_rules(CORPORA, 'embedded')
+    splits = {name: [row for row in rows if row['answers']] for name, rows in whole.splits.items()}
+    task = ExtractiveQA(replace(whole, splits=splits), 64, ExtractiveQASettings(stride=16), smoke=True)
+    task.encode(tokenizer)
+    scores = {}
+    for split in task.evaluation_sets:
+        windows = task.windows[split]
+        scores[split] = np.zeros((len(windows.row), 4), dtype=np.float32)
+        right = (windows.row == 0) & task.labels[split].any(axis=1)
+        scores[split][:, 1] = np.where(right, 9, -9)
+        scores[split][:, 2:] = np.where(right[:, None], task.labels[split], windows.context[:, :1])
+    found = task.evaluate(scores).metrics['test']
+    assert found['threshold'] is None and found['exact'] == found['best_exact'] > 0
+    assert found['f1'] == pytest.approx(found['best_f1']) and found['f1'] >= found['exact']
+    assert task.floors()['near_phrase'].metrics['test']['threshold'] is None
+    record = dict(primary=dict(set='test'), task=TASK, settings=dict(answer_length=30))
+    code = snippet(record | dict(metrics=dict(test=found)), 'here')
+    assert "float('-inf')" in code and compile(code, 'snippet', 'exec')
 
 
 def test_evidence_holds_no_text(small):

@@ -168,6 +168,37 @@ def test_counts_of_a_corpus():
     )
 
 
+# ids that a file does not have
+
+
+@pytest.mark.parametrize('given', ['', 'question_id,document_title,'])
+def test_without_ids_no_measure_depends_on_the_order_of_the_file(tmp_path, given):
+    "A right sentence first or last, and one of two equal sentences right: a constant scorer gains nothing."
+    told = 'Q{q},T{q},' if given else ''
+    candidates = [
+        [(f'text {i}', int(i == q % 4)) for i in range(4)] + [('twice', q % 2), ('twice', 0)]
+        for q in range(20)
+    ]
+
+    def metrics(name, order):
+        lines = [
+            f'{told.format(q=q)}question {q},{text},{label}'
+            for q, own in enumerate(candidates)
+            for text, label in order(own)
+        ]
+        folder = tmp_path / name
+        folder.mkdir()
+        for split in ('train', 'dev', 'test'):
+            (folder / f'{split}.csv').write_text('\n'.join([f'{given}question,sentence,label', *lines, '']))
+        task = AnswerSelection(load_corpus('answer_selection', str(folder)))
+        return task.evaluate({s: np.zeros(len(task.rows[s])) for s in ('dev', 'test')}).metrics['test']
+
+    last = metrics('last', lambda own: sorted(own, key=lambda of: of[1]))
+    first = metrics('first', lambda own: sorted(own, key=lambda of: -of[1]))
+    assert first == last == metrics('as they are', list)
+    assert 0.25 < last['map'] < 0.75
+
+
 # thresholds, by definition
 
 

@@ -9,7 +9,8 @@ from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.tasks.answer_selection import WIKIQA_SHA256
-from kdnotes.tasks.sources import load_corpus, local_copy
+from kdnotes.tasks import sources
+from kdnotes.tasks.sources import load_by_rules, load_corpus, local_copy
 
 PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
     'train': dict(pairs=20360, positives=1040, questions=2118, answered=873, clean=857),
@@ -48,6 +49,21 @@ def test_sentence_ids_are_what_the_hub_reader_makes(corpus):
             == len({r['document_title'] for r in rows})
             == len({(r['document_id'], r['document_title']) for r in rows})
         )
+
+
+def test_the_hubs_copy_is_the_published_corpus(corpus, monkeypatch):
+    "It lacks the ids of sentences and documents, and gets those back."
+    tables = {
+        dict(dev='validation').get(split, split): {
+            name: [r[key] for r in rows] for key, name in CORPORA.hub_columns.items()
+        }
+        for split, rows in corpus.splits.items()
+    }
+    monkeypatch.setattr(sources, 'fetch_hub', lambda hub_id: tables)
+    monkeypatch.setattr(sources, 'local_copy', lambda name, rules: None)
+    for name in ('wikiqa', CORPORA.hub_id):
+        of_hub = load_by_rules(CORPORA, name)
+        assert (of_hub.name, of_hub.kind, of_hub.sha256) == ('wikiqa', 'hub', WIKIQA_SHA256)
 
 
 def test_a_perfect_and_a_constant_scorer(corpus):

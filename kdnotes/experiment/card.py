@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/00_card.ipynb #93f0c9f5
 from __future__ import annotations
+import math
 import os
 import shlex
 from collections import defaultdict
@@ -302,7 +303,8 @@ def snippet(
 ) -> str:
     "Python that asks the model with transformers alone."
     where = record['primary']['set']
-    metrics = {name: value for name, value in record['metrics'][where].items() if value is not None}
+    # a threshold that does not exist is below every score
+    metrics = {name: -math.inf if v is None else v for name, v in record['metrics'][where].items()}
     known = dict(settings=record['settings'], metrics=defaultdict(float, metrics))
     return task_info(record['task']).use.snippet.format(folder=folder, **known)
 

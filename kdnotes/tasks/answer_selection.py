@@ -5,6 +5,8 @@
 # %% ../../nbs/tasks/07_answer_selection.ipynb #0d60706e
 from __future__ import annotations
 from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import sha256
 from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +25,12 @@ from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
 from kdnotes.tasks.ranking_metrics import (
     BM25,
     UNIT_METRICS,
+    Questions,
     as_questions,
     choose_thresholds,
     evaluate_split,
-    random_order,
+    in_any_order,
     shared_words,
-    unit_tables,
 )
 from .squad import SquadError, answer_sentences, from_hub, read_squad
 from kdnotes.tasks.base import (
@@ -79,8 +81,11 @@ def make_up_ids(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
     state: dict | None = None,  # of a source that comes in parts: what they have had so far
+    published: bool = False,  # is it WikiQA without its ids? Then they are made as they were
 ) -> None:
-    "Ids from the order of the rows: questions by text, documents by title, sentences by place."
+    """Ids from the order of the rows for questions and documents, which are told apart by text and title;
+    for sentences from what a row says, so that ties do not depend on the order.
+    """
     state = {} if state is None else state
     questions = state.setdefault('questions', {})
     documents = state.setdefault('documents', {})
@@ -95,7 +100,16 @@ def make_up_ids(
             row['document_title'] = ''
         place = sizes[row['question_id']] = sizes.get(row['question_id'], -1) + 1
         if 'sentence_id' in missing:
-            row['sentence_id'] = f"{row['document_id']}-{place}"
+            name = row['document_id'] if published else _name_of(row)
+            # the place tells equal rows apart, whose order does not matter
+            row['sentence_id'] = f'{name}-{place}'
+
+
+def _name_of(row: dict) -> str:  # 16 hex digits
+    "What a row says, as an id that tells nothing of it."
+    said = '\0'.join((row['question'], row['document_title'], row['sentence'], str(row['label'])))
+    # half a character is refused later, with the row it is in
+    return sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #e6472cf7
 def check_rows(
@@ -203,6 +217,7 @@ CORPORA = CorpusRules(
     common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
     complete=make_up_ids,
+    complete_published=partial(make_up_ids, published=True),
     check_rows=check_rows,
     check_split=check_split,
     fingerprint=fingerprint,
@@ -473,47 +488,50 @@ class AnswerSelection:
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
-        thresholds = choose_thresholds(self.questions['dev'], scores['dev']) if 'dev' in scores else None
-        metrics = {}
-        units = []
-        predictions = []
-        for split, its_scores in scores.items():
-            metrics[split], its_units, its_predictions = evaluate_split(
-                split, self.questions[split], its_scores, thresholds
-            )
-            units.append(its_units)
-            predictions.append(its_predictions)
-        return Evaluation(
-            metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True)
-        )
+        return _evaluation(self.questions, scores)
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
         raise NotImplementedError('one forward of each pair is enough: scores and evaluate')
 
     def floors(self) -> dict[str, Evaluation]:
-        "Candidates in a random order, by the words they share with the question, and by BM25."
+        """Candidates in a random order, by the words they share with the question, and by BM25: each on
+        average over the orders of equal scores.
+        """
         counted = BM25(self._candidates(some_rows(self.every_row)[0]))
-        sets = {split: self.rows[split] for split in self.evaluation_sets}
-        pairs = {split: (Texts(rows, 'question'), self._candidates(rows)) for split, rows in sets.items()}
-        return dict(
-            random_order=self._random_order(),
-            shared_words=self.evaluate({split: shared_words(*texts) for split, texts in pairs.items()}),
-            bm25=self.evaluate({split: counted.scores(*texts) for split, texts in pairs.items()}),
+        scorers = dict(
+            random_order=lambda questions, _: np.zeros(len(questions)),
+            shared_words=shared_words,
+            bm25=counted.scores,
         )
-
-    def _random_order(self) -> Evaluation:
-        "The mean over all orders; without scores there are no thresholds."
-        found = {
-            split: unit_tables(split, self.questions[split], random_order(self.questions[split]))
-            for split in self.evaluation_sets
+        sets = {split: self.rows[split] for split in self.evaluation_sets}
+        questions = {split: in_any_order(self.questions[split]) for split in sets}
+        pairs = {split: (Texts(rows, 'question'), self._candidates(rows)) for split, rows in sets.items()}
+        return {
+            name: _evaluation(questions, {split: scored(*texts) for split, texts in pairs.items()})
+            for name, scored in scorers.items()
         }
-        metrics = {split: its for split, (its, _) in found.items()}
-        units = pd.concat([table for _, table in found.values()], ignore_index=True)
-        return Evaluation(metrics, units, pd.DataFrame())
 
     def head_flops(self, config, lengths: np.ndarray) -> float:
         "One dense layer (BERT's pooler) and the classifier, on the first token of each pair."
         return sequence_head_flops(config, len(lengths))
+
+
+def _evaluation(
+    questions: dict[str, Questions],  # by split
+    scores: dict[str, np.ndarray],  # (n,) or (n, 1) of each evaluation set
+) -> Evaluation:
+    "Metrics, units and predictions; thresholds need dev among the sets."
+    thresholds = choose_thresholds(questions['dev'], scores['dev']) if 'dev' in scores else None
+    metrics = {}
+    units = []
+    predictions = []
+    for split, its_scores in scores.items():
+        metrics[split], its_units, its_predictions = evaluate_split(
+            split, questions[split], its_scores, thresholds
+        )
+        units.append(its_units)
+        predictions.append(its_predictions)
+    return Evaluation(metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True))
 
 # %% ../../nbs/tasks/07_answer_selection.ipynb #9b859567
 def worst(
@@ -666,6 +684,7 @@ TASK = TaskInfo(
     },
     floors={'random_order': 'a random order', 'shared_words': 'shared words', 'bm25': 'BM25'},
     floor_settings=('document_title',),
+    floor_rules=2,
     margins={'map': (0.05, 0.02)},
     reach={'map': 1.0},
     examples=worst,

@@ -141,6 +141,8 @@ def floors_key(
     defaults = {name: field.default for name, field in info.settings.model_fields.items()}
     values = {name: settings.get(name, defaults.get(name)) for name in info.floor_settings}
     values['smoke'] = bool(settings.get('smoke'))
+    if info.floor_rules > 1:
+        values['rules'] = info.floor_rules
     texts = [f'{name}={list(v) if isinstance(v, (list, tuple)) else v}' for name, v in values.items()]
     return sha256_text(info.name, corpus_sha256, *texts)[:12]
 
@@ -368,6 +370,8 @@ class TaskInfo:
     floors: dict[str, str]
     # settings that change what these score on a corpus
     floor_settings: tuple[str, ...] = ()
+    # counted up where the same models score otherwise than before: what was kept is measured again
+    floor_rules: int = 1
     # metrics that are shares, which tables show in percent
     percent: frozenset[str] = frozenset()
     # metrics that are shown of every evaluation set; (): all of the primary one's set, none of the others

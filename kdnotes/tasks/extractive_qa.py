@@ -360,14 +360,18 @@ class Predicted:
         "Is the best span a text? A token may stand for no character."
         return self.spans[:, 1] > self.spans[:, 0]
 
-    def threshold(self) -> float:
-        "The log-odds from which on it is best for `exact` to answer."
+    def threshold(self) -> float | None:
+        "The log-odds from which on it is best for `exact` to answer; None: always."
         return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
 
-    def metrics(self, threshold: float) -> dict[str, float | None]:
+    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
+        "Which answers are withdrawn; None: there is no threshold."
+        return self.log_odds < (-np.inf if threshold is None else threshold)
+
+    def metrics(self, threshold: float | None) -> dict[str, float | None]:
         "All metrics, with a threshold that was chosen on dev."
         of_none = no_answer_probability(self.log_odds)
-        found = span_metrics(self.scored, self.answered, of_none, self.some, self.log_odds < threshold)
+        found = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
         return found | dict(threshold=threshold)
 
 
@@ -401,10 +405,10 @@ def _predicted(
 
 
 def _units(
-    split: str, rows: Rows, predicted: Predicted, threshold: float
+    split: str, rows: Rows, predicted: Predicted, threshold: float | None
 ) -> pd.DataFrame:  # split, set, unit, cluster, metric, value
     "The scores of each question."
-    none = predicted.log_odds < threshold
+    none = predicted.silent(threshold)
     exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
     parts = [
         pd.DataFrame(
@@ -485,13 +489,13 @@ def worst(
     wrong = set(of_set[of_set['value'] == 0]['unit'])
     threshold = record.get('metrics', {}).get(where, {}).get('threshold', _EVEN)
     said = predictions[(predictions['split'] == where) & predictions['unit'].isin(wrong)]
-    sure = (said['score'] - threshold).abs()
+    sure = (said['score'] - (_EVEN if threshold is None else threshold)).abs()
     chosen = said.assign(sure=sure).sort_values(['sure', 'unit'], ascending=[False, True]).head(n)
     texts = {row['id']: row for row in corpus.splits[where]} if corpus else {}
 
     def row(unit: str, item: str, score: float) -> dict:
         known = texts.get(unit)
-        none = np.float32(score) < threshold
+        none = threshold is not None and np.float32(score) < threshold
         begin, end = map(int, item.split(':'))
         span = known['context'][begin:end] if known else item
         right = [known['context'][low:high] for low, high in known['answers']] if known else []
@@ -525,9 +529,8 @@ def found_answer(
     predicted = _predictions(rows, windows, scores)
     begin, end = map(int, predicted.spans[0])
     log_odds = float(predicted.log_odds[0])
-    threshold = reader.metrics.get('threshold')
-    threshold = _EVEN if threshold is None else threshold
-    answers = bool(predicted.some[0]) and predicted.log_odds[0] >= threshold
+    threshold = reader.metrics.get('threshold', _EVEN)
+    answers = bool(predicted.some[0] and not predicted.silent(threshold)[0])
     none = float(no_answer_probability(predicted.log_odds)[0])
     values = dict(
         answer=passage[begin:end] if answers else None,
@@ -557,7 +560,9 @@ def _check_question(reader: Reader, question: str, stride: int) -> None:
 def _answer_lines(values: dict[str, Any]) -> tuple[str, ...]:
     "An answer for people."
     place = f"characters {values['begin']} to {values['end']}"
-    odds = f"log-odds of an answer {values['log_odds']:+.3f}, answered from {values['threshold']:+.3f} on"
+    threshold = values['threshold']
+    rule = 'every question is answered' if threshold is None else f'answered from {threshold:+.3f} on'
+    odds = f'log-odds of an answer {values["log_odds"]:+.3f}, {rule}'
     chances = f"probability {values['probability']:.4f}, of no answer {values['no_answer_probability']:.4f}"
     if values['answer'] is None:
         return ('no answer', f"best span: {values['best_span']} ({place})", f'{chances} ({odds})')
@@ -593,7 +598,8 @@ allowed = torch.ones_like(spans).triu().tril({settings[answer_length]} - 1).bool
 first, last = divmod(spans.masked_fill(~allowed, -1e9).argmax().item(), len(start))
 log_odds = start[first] + end[last] - none
 span = passage[window.token_to_chars(0, first).start : window.token_to_chars(0, last).end]
-print(span if log_odds >= {metrics[threshold]} else 'no answer', log_odds.item())"""
+threshold = float('{metrics[threshold]}')  # -inf: every question is answered
+print(span if log_odds >= threshold else 'no answer', log_odds.item())"""
 USE = Use(
     takes=('question', 'passage'),
     answer=found_answer,
@@ -679,6 +685,7 @@ TASK = TaskInfo(
     },
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
     floors={'never': 'never answering', 'near_phrase': 'a nearby name or number'},
+    floor_rules=2,
     of_every_set=(
         'exact',
         'f1',

@@ -6,7 +6,7 @@
 from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from .base import words_of
@@ -14,7 +14,7 @@ from .columns import Texts, codes, numbers
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'ranking_metrics', 'random_order',
+__all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'in_any_order', 'ranking_metrics',
            'shared_words', 'BM25', 'best_threshold', 'precision_recall_f1', 'choose_thresholds', 'threshold_metrics',
            'unit_tables', 'evaluate_split']
 
@@ -28,7 +28,8 @@ class Questions:
     of: np.ndarray  # (n,) int64, the question of each row
     items: np.ndarray  # (n,) sentence ids
     labels: np.ndarray  # (n,) int64, 0 or 1
-    tie: np.ndarray  # (n,) int64, place of the sentence id among all, in string order
+    # (n,) int64, place of the sentence id among all, in string order; all the same: no order is meant
+    tie: np.ndarray
 
     @property
     def sizes(self) -> np.ndarray:
@@ -100,51 +101,78 @@ def rank_candidates(
     first = np.cumsum(questions.sizes) - questions.sizes
     return order, np.arange(len(order)) - first[questions.of[order]] + 1
 
+
+def in_any_order(
+    questions: Questions,
+) -> Questions:  # whose metrics are means over all orders of equal scores
+    "The same questions, without names that put one of two equal scores first."
+    return replace(questions, tie=np.zeros_like(questions.tie))
+
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #0b33718d
+@dataclass(frozen=True)
+class _Ties:
+    "Candidates in their order, in groups that nothing tells apart."
+
+    of: np.ndarray  # (n,) the group of each candidate
+    first: np.ndarray  # (g,) where each group begins
+    sizes: np.ndarray  # (g,)
+    right: np.ndarray  # (g,) float, right ones
+    before: np.ndarray  # (g,) right ones of the question before the group
+
+
+def _ties(
+    questions: Questions,
+    scores: np.ndarray,  # (n,) or (n, 1)
+    order: np.ndarray,  # of `rank_candidates`
+    rank: np.ndarray,
+) -> _Ties:
+    "The groups of equal scores, where names do not order them."
+    same = [questions.tie[order], np.asarray(scores, dtype=np.float32).ravel()[order]]
+    first = np.flatnonzero((rank == 1) | np.any([np.append(True, x[1:] != x[:-1]) for x in same], axis=0))
+    sizes = np.diff(first, append=len(order))
+    of = np.repeat(np.arange(len(first)), sizes)
+    labels = questions.labels[order]
+    right = np.bincount(of, labels, len(first))
+    so_far = np.cumsum(labels)[first] - labels[first]
+    begins = so_far[rank[first] == 1]
+    return _Ties(of, first, sizes, right, so_far - begins[questions.of[order][first]])
+
+
 def ranking_metrics(
     questions: Questions,
     scores: np.ndarray,  # (n,) or (n, 1)
 ) -> dict[str, np.ndarray]:  # map, mrr, p_at_1: (q,) each in [0, 1]; 0 for a question without a positive
-    "Average precision, reciprocal rank and precision at 1 of every question, as trec_eval defines them."
+    """Average precision, reciprocal rank and precision at 1 of every question, as trec_eval defines them;
+    of `in_any_order`, their means over all orders of equal scores.
+    """
     order, rank = rank_candidates(questions, scores)
+    ties = _ties(questions, scores, order, rank)
     question = questions.of[order]
-    right = questions.labels[order]
-    top = rank == 1
-    total = np.cumsum(right)
-    so_far = total - (total - right)[top][question]
-    precision = np.bincount(question, right * so_far / rank, len(questions.ids)) / np.maximum(
-        questions.positives, 1
-    )
-    first = np.full(len(questions.ids), np.inf)
-    np.minimum.at(first, question[right == 1], rank[right == 1])
-    return dict(map=precision, mrr=1 / first, p_at_1=right[top].astype(float))
-
-# %% ../../nbs/tasks/06_ranking_metrics.ipynb #e55dbdcd
-def random_order(
-    questions: Questions,
-) -> dict[str, np.ndarray]:  # map, mrr, p_at_1: (q,) each in [0, 1]; 0 for a question without a positive
-    "What `ranking_metrics` gives on average over all orders of the candidates."
-    n = questions.sizes.astype(np.float64)
-    right = questions.positives.astype(np.float64)
-    harmonic = np.cumsum(1 / np.arange(1, questions.sizes.max() + 1))[questions.sizes - 1]
-    # of one candidate there is one order
-    precision = (harmonic + (right - 1) / np.maximum(n - 1, 1) * (n - harmonic)) / n
-    found = dict(map=precision, mrr=_first_right(questions.sizes, questions.positives), p_at_1=right / n)
-    return {name: np.where(questions.answered, values, 0.0) for name, values in found.items()}
+    share = ties.right / ties.sizes
+    # right ones of its own group before a right one, on average
+    likely = (ties.right - 1) / np.maximum(ties.sizes - 1, 1)
+    beside = (np.arange(len(order)) - ties.first[ties.of]) * likely[ties.of]
+    gains = share[ties.of] * (ties.before[ties.of] + 1 + beside) / rank
+    precision = np.bincount(question, gains, len(questions.ids)) / np.maximum(questions.positives, 1)
+    begins = (ties.right > 0) & (ties.before == 0)
+    at = ties.first[begins]
+    reciprocal = np.zeros(len(questions.ids))
+    reciprocal[question[at]] = _first_right(ties.sizes[begins], ties.right[begins], rank[at])
+    return dict(map=precision, mrr=reciprocal, p_at_1=share[ties.of[rank == 1]])
 
 
 def _first_right(
-    sizes: np.ndarray,  # (q,) candidates
-    positives: np.ndarray,  # (q,) right ones
+    sizes: np.ndarray,  # (q,) candidates that nothing tells apart
+    right: np.ndarray,  # (q,) right ones, at least one
+    rank: np.ndarray,  # (q,) of the first of these candidates
 ) -> np.ndarray:  # (q,)
     "The mean of 1 / rank of the first right candidate over all orders."
     found = np.zeros(len(sizes))
     # of those that have no right one so far: the chance that the next is right
     waiting = np.ones(len(sizes))
-    for rank in range(1, int(sizes.max()) + 1):
-        left = sizes - rank + 1
-        chance = np.where(left > 0, np.minimum(positives / np.maximum(left, 1), 1.0), 0.0)
-        found += waiting * chance / rank
+    for place in range(int(sizes.max(initial=0))):
+        chance = np.minimum(right / np.maximum(sizes - place, 1), 1.0)
+        found += waiting * chance / (rank + place)
         waiting *= 1 - chance
     return found
 
@@ -200,7 +228,7 @@ class BM25:
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #11235bba
 def best_threshold(
     scores: np.ndarray,  # (k,) float32, of what may be predicted
-    right: np.ndarray,  # (k,) 0 or 1
+    right: np.ndarray,  # (k,) 0 or 1, or the share of equal ones that is right
     wanted: int,  # how many there are to find, >= right.sum()
 ) -> float:  # predict where score >= threshold; the highest of equally good ones
     "The score from which on predicting gives the best F1."
@@ -213,13 +241,13 @@ def best_threshold(
 
 def precision_recall_f1(
     scores: np.ndarray,  # (k,) float32
-    right: np.ndarray,  # (k,) 0 or 1
+    right: np.ndarray,  # (k,) 0 or 1, or the share of equal ones that is right
     wanted: int,  # how many there are to find
     threshold: float,
 ) -> tuple[float, float, float]:  # each in [0, 1]; precision is 0 where nothing is predicted
     "Precision, recall and F1 of predicting where the score reaches the threshold."
     predicted = scores >= threshold
-    hits = int(right[predicted].sum())
+    hits = float(right[predicted].sum())
     n = int(predicted.sum())
     return (
         hits / n if n else 0.0,
@@ -233,9 +261,10 @@ def _predicted(questions: Questions, scores: np.ndarray) -> dict[str, tuple[np.n
     order, rank = rank_candidates(questions, scores)
     scores = np.asarray(scores, dtype=np.float32).ravel()
     top = order[rank == 1]
+    first = ranking_metrics(questions, scores)['p_at_1']
     return dict(
         pair=(scores, questions.labels, int(questions.labels.sum())),
-        trigger=(scores[top], questions.labels[top], int(questions.answered.sum())),
+        trigger=(scores[top], first, int(questions.answered.sum())),
     )
 
 

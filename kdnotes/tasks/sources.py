@@ -112,6 +112,8 @@ class CorpusRules:
     known: dict[str, str] = field(default_factory=dict)
     # sha256 -> what a reader of its numbers must know: how it was split, which part it is
     notes: dict[str, str] = field(default_factory=dict)
+    # `complete` for the hub's copy of the published corpus, where that gives back the ids it lacks
+    complete_published: Callable[..., None] | None = None
     # name of a published corpus -> its licence, where that is known
     licences: dict[str, str] = field(default_factory=dict)
     # splits of a folder that holds another thing than three tables; None: it holds tables
@@ -1170,7 +1172,9 @@ def load_by_rules(
         hub_id = rules.hub_id if name == rules.published else name
         kind = 'hub'
         where = f'huggingface.co/datasets/{hub_id}'
-        splits = _from_hub(rules, name, lambda: read_hub(hub_id, rules, columns))
+        completed = rules.complete_published if hub_id == rules.hub_id else None
+        of_hub = replace(rules, complete=completed or rules.complete)
+        splits = _from_hub(rules, name, lambda: read_hub(hub_id, of_hub, columns))
     sha256 = rules.fingerprint(splits)
     return Corpus(
         rules.known.get(sha256, rules.published if name == rules.hub_id else name),

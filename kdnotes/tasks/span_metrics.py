@@ -84,15 +84,17 @@ def answer_threshold(
     answered: np.ndarray,  # (n,) bool: has the question an answer?
     log_odds: np.ndarray,  # (n,) float32, that there is an answer
     predicted: np.ndarray,  # (n,) bool: is a text predicted at all?
-) -> float:  # finite: below it none is predicted
-    "The log-odds from which on it is best to answer; of equally good ones the highest."
+) -> float | None:  # below it none is predicted; None: every question has an answer, so all are answered
+    "The log-odds from which on it is best to answer; of equally good ones the lowest."
+    if answered.all():
+        return None
     order = np.argsort(-log_odds, kind='stable')
     sorted_odds = log_odds[order].astype(np.float64)
     gains = np.where(answered, scores, -1.0 * predicted)[order]
     ends = np.flatnonzero(np.diff(sorted_odds, append=-np.inf))
     reached = np.cumsum(gains)[ends]
-    best = int(np.argmax(reached))
-    return float(sorted_odds[ends[best]]) if reached[best] > 0 else float(sorted_odds[0] + 1)
+    best = len(reached) - 1 - int(np.argmax(reached[::-1]))
+    return float(sorted_odds[ends[best]]) if reached[best] >= 0 else float(sorted_odds[0] + 1)
 
 
 def best_threshold(

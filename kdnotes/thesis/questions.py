@@ -114,11 +114,11 @@ _SAME = 1e-4  # of log-odds with five digits, relatively
 
 def refused_shares(
     predicted: pd.DataFrame,  # of one run and set: label (is there an answer?), score (log-odds of one)
-    threshold: float,  # log-odds below which there is a refusal
+    threshold: float | None,  # log-odds below which there is a refusal; None: there is none
 ) -> dict[str, float]:  # has_ans, no_ans: the share of these questions that is refused
     "How often a run says that there is no answer."
-    room = _SAME * max(1.0, abs(threshold))
-    refused = predicted['score'].to_numpy() < threshold - room
+    limit = -np.inf if threshold is None else threshold - _SAME * max(1.0, abs(threshold))
+    refused = predicted['score'].to_numpy() < limit
     labels = predicted['label'].to_numpy()
     kinds = dict(has_ans=labels == 1, no_ans=labels == 0)
     return {kind: float(refused[of].mean()) for kind, of in kinds.items() if of.any()}
