@@ -11,10 +11,11 @@ from handmade import make_record
 from test_thesis import ROOT, copy_of, shown
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.tables import evidence
-from kdnotes.core.config import KdnotesError
+from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import of_this_schema
-from kdnotes.records.store import RunFolder, export, records, units
+from kdnotes.records.store import RunFolder, export, keep_floors, records, units
+from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 from kdnotes.thesis import build as th
 from kdnotes.thesis.facts import flat
 from kdnotes.thesis.claims import CLAIMS, VERDICTS, Claim, Finding, Known, claims_values
@@ -81,7 +82,13 @@ def write_study(runs) -> None:
         folder.write_table('units', table)
         folder.write_table('predictions', pd.DataFrame(columns=['split', 'unit', 'item', 'label', 'score']))
         folder.write_record(r)
-    export(runs[0][0]['study'])
+    r, _ = runs[0]
+    key = floors_key(task_info(r['task']), r['corpus_sha256'], r['settings'])
+    tables = [set_units(name, 99, UNIGRAM, UNIGRAM, UNIGRAM) for name in SETS]
+    metrics = {name: metrics_of(table) for name, table in zip(SETS, tables)}
+    unigram = Evaluation(metrics, pd.concat(tables, ignore_index=True), pd.DataFrame())
+    keep_floors(r['study'], key, floor_table(dict(unigram=unigram)))
+    export(r['study'])
 
 
 def with_teachers(runs):

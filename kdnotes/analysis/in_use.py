@@ -34,9 +34,8 @@ from ..core.config import metric_name
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'Kept', 'kept_of_pairs',
-           'share_of_pairs', 'InUse', 'in_use', 'kept_share', 'use_table', 'student_arm', 'in_percent', 'trivial',
-           'saves', 'rests_on', 'headline']
+__all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'Kept', 'kept_of_pairs', 'InUse',
+           'in_use', 'kept_share', 'use_table', 'student_arm', 'in_percent', 'trivial', 'saves', 'rests_on', 'headline']
 
 # %% ../../nbs/analysis/13_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -137,25 +136,6 @@ def kept_of_pairs(
     if s.shape != t.shape:  # units of one side alone
         s, t = (x if x.ndim == 1 else x.mean(1) for x in (s, t))
     return Kept('kept', share=share_interval(s, t), **known)
-
-
-def share_of_pairs(
-    pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`
-    matrix: Callable[[Sequence[dict]], pd.DataFrame | None],  # runs -> their `unit_matrix`
-) -> Interval | None:  # None: there is no pair, lower is better, or a run has no value
-    "The share of their teachers' primary metric that some runs keep."
-    if not pairs or not pairs[0][0]['primary']['higher_is_better']:
-        return None
-    if any(r['primary']['value'] is None for pair in pairs for r in pair):
-        return None
-    students, teachers = zip(*pairs)
-    s = matrix(students)
-    t = matrix(teachers)
-    whole = s is not None and t is not None and set(s.columns) == set(t.columns)
-    if whole and not (s.isna().any(axis=None) or t.isna().any(axis=None)):
-        return share_interval(s.to_numpy(), t[s.columns].to_numpy())
-    own = [[r['primary']['value'] for r in runs] for runs in (students, teachers)]
-    return share_interval(*own) if np.mean(own[1]) > 0 else None
 
 # %% ../../nbs/analysis/13_in_use.ipynb #f38b9ec1
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ from ..telemetry.summary import BUSY_SHARE
 # %% auto #0
 __all__ = ['QUANTITIES', 'BOUNDED', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
            'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_floors', 'floors_table', 'arms_table',
-           'over_seeds', 'metrics_table', 'comparison_table', 'set_interval', 'sets_table', 'progress_table',
-           'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set', 'phase_seconds',
-           'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not', 'agreement_table', 'reliability_table',
-           'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table', 'corpus_of', 'run_worst']
+           'over_seeds', 'metrics_table', 'comparison_table', 'judged_by', 'set_interval', 'sets_table',
+           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set',
+           'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not', 'agreement_table',
+           'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -416,21 +416,19 @@ def comparison_table(
     return pd.DataFrame([row(c) for c in found])
 
 # %% ../../nbs/analysis/11_tables.ipynb #5b0c5e32
-def _of_set(
-    runs: Sequence[dict],  # of one arm
-    units: pd.DataFrame,
-    where: str,
-    name: str,
-) -> Interval | None:  # None: no run has a value
-    "A metric of any evaluation set, over seeds and units where there are units."
-    judged = [
+def judged_by(
+    runs: Sequence[dict],
+    where: str,  # an evaluation set
+    name: str,  # of a metric
+) -> list[dict]:
+    "The same runs, as if they had been made for another metric or another set."
+    return [
         r
         | dict(
             primary=r['primary'] | dict(set=where, metric=name, value=r['metrics'].get(where, {}).get(name))
         )
         for r in runs
     ]
-    return primary_interval(judged, units)
 
 
 def set_interval(
@@ -442,7 +440,7 @@ def set_interval(
     "A metric on a set, over seeds and units where there are units of it, else over seeds."
     exp_of = task_info(e.records[0]['task']).exp_of
     mean_of = exp_of.get(name, name)
-    found = _of_set(runs, e.units, where, mean_of)
+    found = primary_interval(judged_by(runs, where, mean_of), e.units)
     return exp_interval(found) if found is not None and name in exp_of else found
 
 

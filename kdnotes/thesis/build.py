@@ -41,7 +41,7 @@ from .language import batch_values, language_values
 from .language_facts import is_score, score_facts, size_facts, text_facts, texts_table
 from .question_figures import draw_questions
 from .questions import question_values
-from .rates import at_rates, draw_rates, rates_values, scored_questions
+from .rates import at_rates, draw_rates, named_alike, rates_values, scored_questions
 from .roles import with_role_steps
 from .steps import MARGINS, PRECISION_STEPS, STEPS
 from .values import part_values, transfer_values, trial_values
@@ -659,7 +659,8 @@ def _of_part(part: str, runs: dict[str, list[dict]], plan: dict, facts: dict, wh
     if part in LISTED:
         return _listed(part, found, runs['main'])
     if part in RATES:
-        return _by_rate(part, found, where)
+        alike = named_alike(found, runs.get('rates', ()))
+        return _by_rate(part, found, where) | dict(named_alike=alike)
     e = evidence(found[0]['study'], [r['run_id'] for r in found])
     return _compared(part, e, plan, facts, where)
 
@@ -715,7 +716,9 @@ def said_differently(
     def number(found: re.Match) -> str:
         key, spec = found[1], found[2] or '.3f'
         if key in values:
-            return f'{values[key]:g}' if isinstance(values[key], float) else str(values[key])
+            return (
+                format(values[key], found[2] or 'g') if isinstance(values[key], float) else str(values[key])
+            )
         low, high = (format(values[f'{key}.{end}'], spec) for end in ('low', 'high'))
         return f"{values[f'{key}.estimate']:{spec}} [{low}, {high}]"
 

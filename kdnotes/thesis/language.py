@@ -5,12 +5,14 @@
 # %% ../../nbs/thesis/05_language.ipynb #5608614e
 from __future__ import annotations
 from collections.abc import Sequence
+from dataclasses import replace
 import numpy as np
 import pandas as pd
 from ..analysis.compare import Comparison, by_cluster, compare
-from ..analysis.intervals import Interval, crossed_interval, ratio_interval
+from ..analysis.in_use import in_use
+from ..analysis.intervals import Interval, crossed_interval
 from ..analysis.plotting import arms_of
-from ..analysis.tables import Evidence, arms_table, set_interval, sets_table
+from ..analysis.tables import Evidence, arms_table, judged_by, set_interval, sets_table
 from ..analysis.wording import sentence
 from ..core.config import RunConfig, metric_name
 from ..tasks.masked_lm import COSINE_WEIGHTS, RECIPES
@@ -20,7 +22,7 @@ from .steps import verdict
 from .values import effects_table, notes_on
 
 # %% auto #0
-__all__ = ['PUBLISHED_RECIPE', 'recipe_values', 'kept_gain', 'order_interval', 'language_values', 'batch_values']
+__all__ = ['PUBLISHED_RECIPE', 'recipe_values', 'kept_on', 'order_interval', 'language_values', 'batch_values']
 
 # %% ../../nbs/thesis/05_language.ipynb #0afcefb3
 # with its temperature; Sanh et al. 2019 and the configuration published with it
@@ -59,21 +61,13 @@ def recipe_values(
     return dict(ours=ours, published=PUBLISHED_RECIPE, as_published=not differs, differs=differs)
 
 # %% ../../nbs/thesis/05_language.ipynb #b9313402
-def kept_gain(
-    teachers: Sequence[dict],
-    students: Sequence[dict],
+def kept_on(
+    e: Evidence,
     where: str,  # an evaluation set
-) -> Interval | None:  # None: no student's teacher is there, or a model is no better than a unigram model
-    "The share of the teacher's gain over a unigram model, in nats a hidden token, that its student has."
-
-    def gain(r):
-        return r['metrics'][where]['unigram_nll'] - r['metrics'][where]['nll']
-
-    known = {t['run_id']: t for t in teachers}
-    gains = [(gain(s), gain(known[i])) for s in students if (i := s['teacher_run_id']) in known]
-    if not gains or min(min(pair) for pair in gains) <= 0:
-        return None
-    return ratio_interval(*zip(*gains))
+) -> dict[str, Interval | None]:  # arm -> the share; None: a model is not above the trivial one there
+    "What each arm keeps of its teacher's gain over the best trivial model, on any text."
+    metric = e.records[0]['primary']['metric']
+    return in_use(replace(e, records=judged_by(e.records, where, metric))).shares
 
 # %% ../../nbs/thesis/05_language.ipynb #7703b0ac
 def order_interval(
@@ -99,19 +93,18 @@ _SCORES = ('nll', 'perplexity', 'perplexity_all', 'pseudo_nll', 'pseudo_perplexi
 
 def _by_set(e: Evidence) -> dict[str, dict]:
     "Scores, orders of scores and kept shares: set -> arm -> name -> interval."
-    arms = e.arms
-    teacher = roles_of(arms).teacher
     sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
+    kept = {where: kept_on(e, where) for where in sets}
 
     def of(where: str, arm: str, runs: list[dict]) -> dict:
         scores = {name: set_interval(e, runs, where, name) for name in _SCORES}
         return scores | dict(
             hidden=order_interval(e, runs, where, 'nll', 'pseudo_nll'),
             visible=order_interval(e, runs, where, 'nll_all', 'pseudo_nll'),
-            kept=kept_gain(arms.get(teacher, ()), runs, where) if arm != teacher else None,
+            kept=kept[where][arm],
         )
 
-    found = {where: {arm: of(where, arm, runs) for arm, runs in arms.items()} for where in sets}
+    found = {where: {arm: of(where, arm, runs) for arm, runs in e.arms.items()} for where in sets}
     return {
         where: {arm: {k: x for k, x in its.items() if x is not None} for arm, its in by_arm.items()}
         for where, by_arm in found.items()

@@ -32,7 +32,7 @@ from .facts import about_values, among, runs_table
 
 # %% auto #0
 __all__ = ['KINDS', 'CONTROLS', 'AtRate', 'at_rates', 'kinds_of', 'growth', 'accuracy_table', 'controls_of', 'movement_table',
-           'rates_figure', 'draw_rates', 'scored_questions', 'rates_values']
+           'rates_figure', 'draw_rates', 'scored_questions', 'named_alike', 'rates_values']
 
 # %% ../../nbs/thesis/10_rates.ipynb #aa44d228
 # a kind of pair with fp32 -> what it is called
@@ -328,6 +328,15 @@ def scored_questions(
     "Questions whose pairs have scores: those that no candidate answers, or all, as well."
     own = predictions[record['run_id']]
     return own[own['split'] == record['primary']['set']]['unit'].nunique()
+
+
+def named_alike(
+    found: Sequence[dict],  # of one study
+    others: Sequence[dict],  # of another one
+) -> int:  # 0 where all that is called alike is alike
+    "How many runs have the run_id of another study's run, and other weights."
+    known = {r['run_id']: r['model_sha256'] for r in others}
+    return sum(known.get(r['run_id'], r['model_sha256']) != r['model_sha256'] for r in found)
 
 
 def rates_values(

@@ -5,6 +5,7 @@
 # %% ../../nbs/thesis/03_values.ipynb #e6360dcd
 from __future__ import annotations
 from collections.abc import Sequence
+from dataclasses import replace
 import numpy as np
 import pandas as pd
 from kdnotes.analysis.calibration import (
@@ -39,7 +40,7 @@ from kdnotes.analysis.costs import (
 )
 from ..records.schema import OWN_MASKS, dropout_masks, widened
 from ..analysis.intervals import Interval, ratio_interval, variance_components
-from ..analysis.in_use import in_use, share_of_pairs, with_teachers
+from ..analysis.in_use import in_use
 from ..analysis.plotting import arms_of
 from ..analysis.power import power, power_table
 from ..analysis.report import starts_made_again
@@ -95,7 +96,7 @@ from kdnotes.thesis.steps import (
 __all__ = ['POWER_STEPS', 'FIRST_SCALE', 'SAID_ONCE', 'costs_table', 'shared_table', 'paid_with_transfer', 'cost_values',
            'fidelity_row', 'fidelity_values', 'effects_table', 'beside_table', 'factorial_table', 'power_values',
            'transfer_seconds', 'from_weights', 'start_groups', 'gradient_values', 'notes_on', 'part_values',
-           'own_searches', 'trial_values', 'transfer_values', 'aim_value', 'kept_by', 'aim_values']
+           'own_searches', 'trial_values', 'transfer_values', 'aim_value', 'over_nothing', 'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #c0d36bd1
 def _interval(i: Interval | None, spec: str) -> str:
@@ -303,7 +304,10 @@ def _nearer(e: Evidence) -> dict:  # by taught arm: tau of both, difference, p, 
 def effects_table(
     comparisons: Sequence[tuple[str, Comparison]],
 ) -> pd.DataFrame:  # a row a comparison, text
-    "Every comparison in numbers, with its p and the corrected p."
+    "Every comparison in numbers, with its p and the corrected p; a time says little without the epochs."
+
+    def epochs(c):
+        return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
 
     def ratio(c, key):
         its = c.speedup.get(key)
@@ -321,6 +325,7 @@ def effects_table(
                 'difference': f'{c.difference:+.3f}' if c.difference else '-',
                 'p': p_text(c.p),
                 'p (Holm)': p_text(c.p_holm),
+                'epochs': epochs(c),
                 'training': ratio(c, 'train_s'),
                 'total': ratio(c, 'total_s'),
             }
@@ -565,6 +570,7 @@ def part_values(
     measured = arms_of(evidence.times.runs)
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
     effects = study_factorial(e.records, e.units)
+    whole = in_use(over_nothing(e)).shares
     decisions = decision_values(arms)
     steps = {
         key: step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
@@ -595,8 +601,8 @@ def part_values(
         from_weights=from_weights(measured),
         starts=start_groups(arms),
         decisions=decisions,
-        aims=aim_values(e.values, arms, aims, e.records[0]['primary']['higher_is_better'], e.units),
-        kept_plain=kept_by('full_student', arms, e.units),
+        aims=aim_values(e.values, whole.get('full_kd'), aims, e.records[0]['primary']['higher_is_better']),
+        kept_plain=whole.get('full_student'),
         floor=dict(words=e.trivial[0].words, value=e.trivial[0].value) if e.trivial else {},
         above={arm: share for arm, share in in_use(e).shares.items() if share},
         variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'],
@@ -760,29 +766,30 @@ def aim_value(
     return dict(wanted=wanted, measured=found, reached=bool(reached), decided=bool(decided), verdict=verdict)
 
 
-def kept_by(
-    arm: str,  # of students
-    arms: dict[str, list[dict]],
-    its_units: pd.DataFrame | None,
-) -> Interval | None:  # None: there is no pair
-    "The share of the first procedure's primary metric that an arm keeps, seeds and units both sampled."
-    pairs = with_teachers(arms.get(arm, ()), arms.get('baseline', ()))
-    return share_of_pairs(pairs, lambda runs: unit_matrix(runs, its_units))
+def over_nothing(
+    e: Evidence,
+) -> Evidence:
+    "The same study beside a model that scores 0: what is kept above that is a share of the whole score."
+    first = e.records[0]
+    p = first['primary']
+    of_set = dict(split=p['set'], set='', unit='', cluster='', metric=p['metric'])
+    units = e.units[e.units['run_id'] == first['run_id']].drop(columns='run_id')
+    floors = pd.concat([pd.DataFrame([of_set]), units], ignore_index=True)
+    return replace(e, floors=floors.assign(floor='nothing', value=0.0))
 
 
 def aim_values(
     by_arm: dict[str, dict[str, Interval]],  # of `arm_values`
-    arms: dict[str, list[dict]],
+    kept: Interval | None,  # the distilled student's share of its teacher's whole score; None: not known
     # of the primary metric for teacher and student, and kept: the student's over its teacher's; at least so
     # much, or at most where lower is better
     aims: dict,
     higher_is_better: bool = True,  # of the primary metric
-    its_units: pd.DataFrame | None = None,  # of these runs
 ) -> dict:
     "What was aimed at, what was measured, and whether it was reached."
     measured = dict(
         teacher=by_arm.get('baseline', {}).get('primary'),
         student=by_arm.get('full_kd', {}).get('primary'),
-        kept=kept_by('full_kd', arms, its_units),
+        kept=kept,
     )
     return {name: aim_value(aims[name], found, higher_is_better) for name, found in measured.items()}
