@@ -147,7 +147,13 @@ def test_from_a_table_to_a_student_that_answers(tmp_path):
     assert student.run_id in student._repr_html_() and student.run_id in repr(student)
     c = kd.compare(alone, student)
     assert (c.n_seeds, c.attribution.factor) == (1, 'kd')
-    # the same texts in a folder are the same corpus, and its runs are not made again
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_same_texts_in_a_folder_are_the_same_corpus_and_its_runs_are_not_made_again(tmp_path):
+    data = kd.load_data(questions(), columns=COLUMNS)
+    small = dict(smoke=True, study='api', max_length=32, say=lambda line: None)
     shutil.copytree(data.corpus, tmp_path / 'copy')
     again = kd.load_data(tmp_path / 'copy')
     study = kd.study(again, 1, 'baseline,full_kd', **small)

@@ -234,6 +234,7 @@ def imported_alone(*modules: str) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive
 def test_a_module_imports_alone():
     "And one that does not is named, with the reason."
     done = python(ALONE, *(f'kdnotes.{module}' for module in MODULES), 'kdnotes.no_such_module')

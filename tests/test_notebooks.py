@@ -96,7 +96,7 @@ def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
 @pytest.mark.parametrize(
     'given',
     [
-        dict(),
+        pytest.param(dict(), marks=pytest.mark.exhaustive),
         dict(
             arms='all',
             temperature=4.0,

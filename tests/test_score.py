@@ -16,6 +16,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from kinds import one_of_each
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer
 from kdnotes.cli import main
 from kdnotes.core.files import cache_path
@@ -189,7 +190,7 @@ def parts_done(home: Path) -> int:
     return json.loads(ledgers[0].read_text())['parts'] if ledgers else 0
 
 
-@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize('how', one_of_each([signal.SIGKILL, signal.SIGTERM]))
 def test_an_interrupted_call_goes_on_to_the_same_figures(how, model, tmp_path):
     texts = books(tmp_path / 'texts', words=9 * PART // 3)
     undisturbed = subprocess.run(

@@ -113,6 +113,7 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_to_one_rank_is_no_stop_of_the_study(home):
     process = study(home, '--seeds', '1')
     wait_for(lambda: steps(home) > 5)
@@ -214,6 +215,7 @@ def test_nobody_reads_what_a_study_says(home):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_whose_launcher_was_killed_keep_their_run_until_they_end(home):
     process = study(home, '--seeds', '1')
     wait_for(lambda: steps(home) > 5)

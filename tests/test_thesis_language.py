@@ -370,6 +370,7 @@ def copy_without_the_study(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_its_evidence_the_chapter_is_there(tmp_path, monkeypatch):
     copy = copy_without_the_study(tmp_path / 'copy')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))

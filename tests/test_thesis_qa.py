@@ -368,6 +368,7 @@ def test_the_chapter_of_a_study_in_mixed_precision(home, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_its_evidence_the_chapter_is_there(tmp_path, monkeypatch):
     copy = copy_without_the_study(tmp_path / 'copy')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))

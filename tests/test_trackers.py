@@ -75,6 +75,7 @@ def test_a_tracker_that_fails_costs_no_run(data):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_study_hands_on_the_rows_of_all_its_runs_and_co2_is_null_without_an_energy(data, home):
     rows = []
     made = kd.study(data, 1, 'baseline,full_student', on_row=rows.append, **small(grid_g_per_kwh=400.0))
