@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from architectures import ARCHITECTURES, REFUSED, configs, random_model, write_teacher
+from architectures import ARCHITECTURES, REFUSED, SIZE, TOKENS, WORDS, configs, random_model, write_teacher
 from helpers import SameWord, flat, tiny_config
 from kinds import one_of_each
 from kdnotes.distill import models
 from kdnotes.core.arms import spread_layers
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
+from kdnotes.tasks.batching import encode_pairs, pad_pairs
 from kdnotes.tasks.sources import load_corpus
+from kdnotes.experiment import export
 from kdnotes.experiment.launch import run
 from kdnotes.core.processes import Stopped
 from kdnotes.train.failures import STOP
@@ -159,6 +161,112 @@ def test_layers_of_another_kind_are_refused():
         ),
     ):
         choose_layers(teacher, (1, 3))
+
+
+# ---- what is saved answers as what was scored ----
+
+
+def unnamed_types(folder, **more):
+    "The teacher's words in a generic tokenizer: a pair's types are 0 and 1, and it does not name them."
+    roles = {role: f'[{role[:3].upper()}]' for role in ('pad_token', 'unk_token', 'cls_token', 'sep_token')}
+    backend = load_tokenizer(folder).backend_tokenizer
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **roles, **more)
+
+
+SAVED = configs() | dict(
+    roberta_types=hf.RobertaConfig(**SIZE, num_hidden_layers=2, **TOKENS, type_vocab_size=2)
+)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', SAVED)
+def test_a_saved_folder_answers_as_its_model_was_scored(kind, tmp_path):
+    "By AutoTokenizer and the head, and as a cross-encoder; that ONNX gets its inputs is seen by their names."
+    SAVED[kind].max_position_embeddings = 160
+    folder = write_teacher(tmp_path / kind, SAVED[kind])
+    tokenizer = unnamed_types(folder, padding_side='left')
+    assert tokenizer.model_input_names == ['input_ids', 'attention_mask']
+    model = load_model(folder, HEAD, 0, num_labels=2)
+    first, second = ['copper', 'is iron a metal', 'a'], ['iron', 'copper', 'what is copper made of']
+    inputs, _ = pad_pairs(*encode_pairs(tokenizer, first, second, 64), np.arange(3))
+    with torch.no_grad():
+        scored = call(model, inputs).logits
+    export._save_reranker(model, tmp_path / 'out' / 'cross-encoder', tokenizer, 64)
+    save_model(model, tmp_path / 'out', tokenizer, 64)
+    for at, expected in (('', scored), ('cross-encoder', scored[:, 1:] - scored[:, :1])):
+        again = hf.AutoTokenizer.from_pretrained(tmp_path / 'out' / at)
+        texts = again(first, second, padding=True, truncation=True, return_tensors='pt')
+        taken = models.model_inputs(model) & {'input_ids', 'attention_mask', 'token_type_ids'}
+        assert set(texts) == taken, 'what a model, and so its ONNX file, is given'
+        with torch.no_grad():
+            by_hand = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out' / at)(**texts)
+        torch.testing.assert_close(by_hand.logits, expected, atol=1e-5, rtol=1e-5)
+
+
+PIECES = [
+    (word, -1.0) for word in ('<pad>', '<unk>', '<s>', '</s>', '<cls>', '<sep>', '<mask>', '[CLS]', '[SEP]')
+]
+LETTERS = {
+    word: i for i, word in enumerate([*WORDS, '<pad>', '<unk>', '<s>', '</s>', '<cls>', '<sep>', '<mask>'])
+}
+
+
+@pytest.mark.parametrize(
+    'kind, vocab, fits',
+    [
+        ('AlbertTokenizer', [*PIECES, ('a', -1.0), ('b', -1.0)], True),
+        ('RemBertTokenizer', [*PIECES, ('a', -1.0), ('b', -1.0)], True),
+        ('BertTokenizer', LETTERS, True),
+        ('XLNetTokenizer', [*PIECES, ('a', -1.0), ('b', -1.0)], False),
+        ('FunnelTokenizer', LETTERS, False),
+    ],
+)
+def test_tokenizers_of_other_token_types_are_refused_in_the_plan(kind, vocab, fits, tmp_path):
+    tokenizer = getattr(hf, kind)(vocab=vocab)
+    size = SIZE | dict(vocab_size=len(LETTERS))
+    folder = save_model(random_model(hf.BertConfig(**size, num_hidden_layers=2)), tmp_path / 'm', tokenizer)
+    asked = make_config(mode='baseline', corpus='embedded', smoke=True, teacher=str(folder))
+    if fits:
+        assert 'token_type_ids' in load_tokenizer(folder).model_input_names
+        assert plan(asked, Machine('cpu', 2)).run_id
+        return
+    with pytest.raises(KdnotesError, match='has token types besides 0 for the first text and 1') as refusal:
+        plan(asked, Machine('cpu', 2))
+    assert '\n' not in str(refusal.value)
+
+
+def test_an_architecture_of_certain_lengths_is_refused_in_the_plan(tmp_path):
+    config = hf.NystromformerConfig(
+        **SIZE, num_hidden_layers=2, pad_token_id=0, segment_means_seq_len=8, num_landmarks=4
+    )
+    asked = make_config(corpus='embedded', smoke=True, teacher=str(write_teacher(tmp_path / 'n', config)))
+    with pytest.raises(KdnotesError, match='is a nystromformer that does not take batches of every length'):
+        plan(asked, Machine('cpu', 2))
+
+
+def test_a_head_of_another_task_is_left_behind_and_that_is_said(tmp_path):
+    config = configs(2)['bert']
+    config.num_labels = 5
+    config.problem_type = 'multi_label_classification'
+    folder = write_teacher(tmp_path / 'five', config)
+    planned = plan(make_config(corpus='embedded', smoke=True, teacher=str(folder)), Machine('cpu', 2))
+    said = 'has 5 outputs, and the task has 2: a new one is made'
+    assert said in planned.head and f'head: that of {str(folder)!r} {said}' in planned.explain()
+    task = make_task(planned.config, load_corpus('answer_selection', 'embedded'))
+    model = models.fresh_model(task, str(folder), planned.config, 0)
+    assert model.new_parameters == ['classifier.bias', 'classifier.weight'] and model.config.num_labels == 2
+    assert torch.equal(
+        model.classifier.weight, models.fresh_model(task, str(folder), planned.config, 0).classifier.weight
+    )
+    assert torch.equal(
+        model.bert.pooler.dense.weight,
+        hf.AutoModelForSequenceClassification.from_pretrained(folder).bert.pooler.dense.weight,
+    )
+    model.config.update(task.head_config)
+    assert model.config.problem_type is None and len(model.config.id2label) == 2
+    fits = write_teacher(tmp_path / 'two', configs(2)['bert'])
+    fitting = plan(make_config(corpus='embedded', smoke=True, teacher=str(fits)), Machine('cpu', 2))
+    assert fitting.head == ''
 
 
 # ---- the layers nobody named ----

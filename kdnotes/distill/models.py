@@ -43,16 +43,16 @@ from kdnotes.core.files import (
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from .heads import as_configured, attention_width
 from ..tasks.base import Task
-from ..tasks.batching import tokenizer_rules
+from ..tasks.batching import tells_two_texts, tokenizer_rules
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'weight_files',
            'hub_answers', 'find_model', 'source_sha256', 'config_sha256', 'vocabulary_sha256', 'reading_sha256',
            'config_text', 'is_pinned', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
-           'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'two_outputs',
-           'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth',
-           'student_config', 'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states', 'check_reload',
-           'check_student', 'count_parameters', 'forward_flops', 'call']
+           'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'new_head',
+           'two_outputs', 'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs',
+           'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers', 'build_model',
+           'check_hidden_states', 'check_reload', 'check_student', 'count_parameters', 'forward_flops', 'call']
 
 # %% ../../nbs/distill/02_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -456,17 +456,26 @@ def _other_size(folder: Path, config, name: str, asked: tuple, path: Path, found
 
 
 def _check_runs(folder: Path, config, length: int) -> None:
-    "Refuse a model whose forward fails; it is tried without memory for the weights."
+    "Refuse a model whose forward fails, or fails with texts of another length; tried without weights."
     if getattr(config, 'is_encoder_decoder', False):
         return  # needs a text for each of the two
+    tried = []
 
     def look(model, device):
-        model(input_ids=torch.full((1, length), 3, device=device))
+        tried.clear()
+        for size in ((1, length), (3, max(1, length - 3))):
+            tried.append(size)
+            model(input_ids=torch.full(size, 3, device=device))
 
     try:
         _forward_anywhere(config, 'AutoModel', look, 'eager')
     except Exception as e:  # any field may be at fault
-        raise _not_loaded(folder, 'a model', e) from None
+        if len(tried) < 2:
+            raise _not_loaded(folder, 'a model', e) from None
+        raise ModelError(
+            f'{folder} is a {config.model_type} that does not take batches of every length '
+            f'({_first_line(e)}); give a model that does, such as BERT or RoBERTa'
+        ) from None
 
 
 def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit is known
@@ -535,6 +544,12 @@ def check_batches(
         raise ModelError(
             f'{source!s} has no padding token, so texts of different lengths make no batch; '
             'set pad_token of its tokenizer and pad_token_id of its config, and save both'
+        )
+    typed = 'token_type_ids' in _inputs(_model_class(config, 'AutoModel'), config)
+    if typed and not tells_two_texts(tokenizer):
+        raise ModelError(
+            f'the tokenizer of {source!s} has token types besides 0 for the first text and 1 for the second, '
+            'as those of Funnel and XLNet do, and no batch here has them; give a model such as BERT or RoBERTa'
         )
     for name in special_tokens:
         if getattr(tokenizer, name) is None:
@@ -627,7 +642,8 @@ def _check_loaded(
     base = model.base_model_prefix + '.'
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     lost = [k for k in new if '.pooler.' not in k]
-    other = sorted(str(k[0]) for k in info['mismatched_keys'])
+    # of the encoder: a head with other outputs is a new one
+    other = sorted(str(k[0]) for k in info['mismatched_keys'] if str(k[0]).startswith(base))
     extra = sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k))
     for keys, what in (
         (lost, 'lacks'),
@@ -731,6 +747,11 @@ def _check_fields(folder: Path) -> None:
         )
 
 
+def _first_line(error: Exception) -> str:
+    "What an error says, or its kind."
+    return str(error).strip().split('\n')[0][:200].rstrip('.') or type(error).__name__
+
+
 def _not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
     "An error of transformers as one sentence."
     lines = str(error).strip().split('\n')
@@ -758,7 +779,7 @@ def _model_class(
             f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, '
             'say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT'
         )
-    return found
+    return found[0] if isinstance(found, tuple) else found  # Funnel has one for a text, one for its tokens
 
 
 def has_head(
@@ -790,12 +811,13 @@ def load_model(
     model, info = _load(folder, auto_class, seed, model_kwargs)
     _check_loaded(model, info, folder)
     _check_finite(model, source)
+    new = info['missing_keys'] | {str(key[0]) for key in info['mismatched_keys']}
     if label_prior is not None:
-        _start_at_prior(model, info['missing_keys'], label_prior)
+        _start_at_prior(model, new, label_prior)
     model = open_decoder(model)
     if isinstance(model.get_output_embeddings(), OpenDecoder):
-        _start_as_identity(model, info['missing_keys'])
-    model.new_parameters = sorted(info['missing_keys'])
+        _start_as_identity(model, new)
+    model.new_parameters = sorted(new)
     return model
 
 
@@ -856,6 +878,21 @@ def fresh_model(
     "The pretrained model of a run, with the task's head, new or from the file."
     bias = task.label_prior if config.head_bias == 'prior' else None
     return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | settings)
+
+
+def new_head(
+    task: Task,
+    source: str | Path,  # as for `find_model`
+) -> str:  # '': it has none, or the task's
+    "That the head of a model has other outputs than the task, and is not taken."
+    config = load_config(source)
+    outputs = task.model_kwargs.get('num_labels', config.num_labels)
+    if not has_head(config, task.auto_class) or config.num_labels == outputs:
+        return ''
+    return (
+        f'that of {source!s} has {counted(config.num_labels, "output")}, and the task has {outputs}: a new '
+        'one is made, and the encoder alone is taken'
+    )
 
 # %% ../../nbs/distill/02_models.ipynb #3c5e1f12
 def two_outputs(
@@ -1052,8 +1089,13 @@ def model_inputs(
 ) -> set[str]:  # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
     "The names a model's forward takes, without token types where the model has fewer than two."
     model = unwrap(model)
-    names = set(_forward_names(type(model)))
-    if getattr(getattr(model, 'config', None), 'type_vocab_size', 2) < 2:
+    return _inputs(type(model), getattr(model, 'config', None))
+
+
+def _inputs(cls: type, config) -> set[str]:
+    "As `model_inputs`, of a class and a config."
+    names = set(_forward_names(cls))
+    if getattr(config, 'type_vocab_size', 2) < 2:
         names.discard('token_type_ids')
     return names
 
@@ -1068,14 +1110,18 @@ def _make_portable(
     model: nn.Module,
     max_length: int | None,  # as for `save_model`
 ) -> None:
-    "Let a saved tokenizer say what the model takes, and nothing of this machine."
+    "Let a saved tokenizer make the batches that the model was trained on, and say nothing of this machine."
     path = folder / 'tokenizer_config.json'
     config = {key: value for key, value in read_json(path).items() if key not in _NOT_PORTABLE}
     if max_length is not None:
         config['model_max_length'] = max_length
-    taken = [name for name in tokenizer.model_input_names if name in model_inputs(model)]
-    if taken != list(tokenizer.model_input_names):  # else `model(**tokenizer(text))` fails
+    takes = model_inputs(model)
+    named = [*tokenizer.model_input_names, 'token_type_ids']  # which some tokenizers know and do not name
+    taken = [name for name in dict.fromkeys(named) if name in takes]
+    if taken != list(tokenizer.model_input_names):  # else `model(**tokenizer(text))` fails, or has no types
         config['model_input_names'] = taken
+    if tokenizer.padding_side != 'right':
+        config['padding_side'] = 'right'
     write_json(path, config)
 
 

@@ -460,6 +460,12 @@ def _loss_line(task: str, where: str, of: dict) -> str:
     return f'- Weights in 8 bits, {name} on {where}: {after} instead of {before}, {said} ({interval}).'
 
 
+_INT8_BATCH = (
+    '- In 8 bits a score depends on the texts beside it in a batch, too, since they share one scale of '
+    'rounding: by up to .007 in log-odds where it was measured; ask one by one where that matters.'
+)
+
+
 def export_lines(
     found: dict,  # of export.json
 ) -> list[str]:  # Markdown
@@ -475,6 +481,8 @@ def export_lines(
     apart = found['onnx']['largest_difference']
     lines.append(f'ONNX in float32: its outputs differ from torch\'s by at most {apart:.2g}.')
     lines += [_loss_line(found['task'], where, of) for where, of in found.get('int8', {}).items()]
+    if 'int8' in found:
+        lines.append(_INT8_BATCH)
     lines += ['', '| model | format | MiB | 1 example, ms | 32 examples, ms |', '|---|---|---:|---:|---:|']
     lines += _format_rows('this one', found)
     if teacher := found.get('teacher'):

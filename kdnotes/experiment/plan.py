@@ -125,6 +125,7 @@ class Plan:
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
+    head: str = ''  # what becomes of the head that its model comes with, where that is not the usual
     last_layer: str = ''  # at which tokens it is computed, and why
     # of the config.json beside the weights it starts from; None: another run's
     config_sha256: str | None = None
@@ -196,6 +197,7 @@ class Plan:
             **self.findings,
             'network': f'{mode.network}, starting from {self.start}',
             'loses': self.loses,
+            'head': self.head,
             'last layer': self.last_layer,
             'precision': f'{resolved_dtype(c)}: {self.reason}',
             'ranks': f'{counted(c.ranks, "process", "processes")}{threads}',
@@ -396,6 +398,7 @@ def plan(
         teacher=teacher,
         transfer=first,
         loses=loses,
+        head=_head_in_words(config, corpus, teacher),
         last_layer=_last_layer_in_words(config),
         config_sha256=config_sha256(_source(config)) if 'weights_sha256' in initial else None,
         vocabulary_sha256=vocabulary_sha256(config.teacher),
@@ -476,6 +479,19 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
     task = make_task(config, corpus)
     ranks = task_info(config.task).use.ranks_pairs
     check_given(config.teacher, task.auto_class, task.head_labels, ranks)
+
+
+def _head_in_words(config: RunConfig, corpus: Corpus, teacher: Plan | None) -> str:
+    "That a head is not taken as it is; of a student that starts from its teacher, what becomes of that one's."
+    from kdnotes.distill.models import new_head
+
+    if is_given(config):
+        return ''
+    student = MODES[config.mode].network == 'student'
+    if student and config.student_init in ('teacher_finetuned', 'transferred') or config.transfer != 'none':
+        return teacher.head if teacher else ''
+    own = new_head(make_task(config, corpus), _source(config))
+    return '; '.join(dict.fromkeys(filter(None, (own, teacher.head if teacher else ''))))
 
 
 def _check_batches(config: RunConfig) -> None:
@@ -769,6 +785,7 @@ def explain_study(
             ),
             *(('not default', w) for w in by_arm((p.config.arm, p.changes) for p in chain)),
             *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),
+            *(('head', words) for words in dict.fromkeys(p.head for p in plans if p.head)),
             *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
             *(('distillation', words) for words in losses),
         ]

@@ -97,7 +97,9 @@ def labels_config(
     names: Sequence[str],  # of a classifier's labels, in the order of its logits
 ) -> dict[str, Any]:  # for a transformers config
     "What a saved classifier says of its outputs."
-    return dict(id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
+    # no problem_type of an earlier training, such as multi_label_classification
+    label2id = {name: i for i, name in enumerate(names)}
+    return dict(problem_type=None, id2label=dict(enumerate(names)), label2id=label2id)
 
 
 # the transformers head of tasks with one output row a text or pair

@@ -18,8 +18,9 @@ from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
 
 # %% auto #0
-__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'groups_of', 'token_dtype',
-           'flat_ids', 'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps', 'micro_batches']
+__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'second_begins', 'tells_two_texts',
+           'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps',
+           'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -138,6 +139,21 @@ def tokenizer_rules(tokenizer) -> str:
     return json.dumps(rules, sort_keys=True)
 
 
+def second_begins(
+    types: Sequence[int],  # token types of a row
+) -> int:
+    "Where the second text of a row begins; behind its end where there is none."
+    return types.index(1) if 1 in types else len(types)
+
+
+def tells_two_texts(
+    tokenizer,
+) -> bool:
+    "Are a tokenizer's token types as batches have them, 0 up to the second text and 1 from there on?"
+    told = [tokenizer(*texts, return_token_type_ids=True)['token_type_ids'] for texts in ('a', 'ab')]
+    return all(types == [int(i >= second_begins(types)) for i in range(len(types))] for types in told)
+
+
 def groups_of(
     sizes: Iterable[int],  # of things in a row, one at least
     most: int,  # size of a group, unless it is of one
@@ -173,7 +189,7 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
         )
         ids.append(Ragged.from_rows(encoded['input_ids']))
         types = encoded.get('token_type_ids') or [[0] * n for n in ids[-1].lengths]
-        begin += [t.index(1) if 1 in t else len(t) for t in types]
+        begin += map(second_begins, types)
         advance(len(first[rows]))
     return Ragged.joined(ids), np.array(begin, dtype=np.int32)
 

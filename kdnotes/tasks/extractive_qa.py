@@ -197,7 +197,7 @@ class ExtractiveQA:
 
     name = 'extractive_qa'
     auto_class = 'AutoModelForQuestionAnswering'
-    model_kwargs: dict[str, Any] = {}
+    model_kwargs: dict[str, Any] = {'num_labels': 2}  # beginning and end
     head_labels = None
     head_config: dict[str, Any] = {}
     label_prior = None

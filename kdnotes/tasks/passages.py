@@ -15,7 +15,7 @@ from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
 from ..core.progress import stage
 from ..core.files import check_room, sha256_text, sha256_texts
-from .batching import Ragged, groups_of, token_dtype, tokenizer_rules
+from .batching import Ragged, groups_of, second_begins, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
 from kdnotes.tasks.sources import (
     FORMATS,
@@ -485,8 +485,7 @@ def _windows_of(
                     'remove the question, or give a context with words'
                 )
             low, high = (tokens[0], tokens[-1] + 1)
-            types = encoded['token_type_ids'][i]
-            second.append(types.index(1) if 1 in types else len(types))
+            second.append(second_begins(encoded['token_type_ids'][i]))
             of.append(start + some.start + row)
             contexts.append((low, high))
             places.append(np.array(encoded['offset_mapping'][i], dtype=np.int32)[low:high])
