@@ -171,10 +171,60 @@ def test_training_beside_the_teachers_network_in_the_same_format_stands_beside_i
     assert 'in one number format, 1.00' in saves and 'as mixed_baseline (2 epochs against 3)' in saves
 
 
-def test_a_study_of_one_network_has_no_headline():
-    write_run(make_record('baseline', 0, 0.8))
-    e = evidence('made')
-    assert (
-        in_use.headline(in_use.in_use(e)) == ()
-        and in_use.use_table(in_use.in_use(e)).loc['baseline', 'parameters, M']
+@pytest.mark.parametrize('mode, other', dict(baseline='a student', full_kd='a teacher').items())
+def test_a_study_of_one_arm_says_what_it_scores_and_whether_that_was_learnt(mode, other):
+    e = write_study([mode])
+    said = in_use.headline(in_use.in_use(e))
+    assert len(said) == 2 and f'MAP on the test set: {mode} 0.' in said[0] and 'BM25 0.500' in said[0]
+    assert said[0].endswith('It is above BM25, which takes no training.')
+    assert 'This rests on 3 seeds and 7 ' in said[1] or '3 seeds and 40' in said[1]
+    assert f'What is kept and what is saved shows {other} beside it.' in said[1]
+    assert str(report('made')).startswith(said[0])
+
+
+def test_a_teacher_that_has_not_converged_is_told_before_its_students_are():
+    def early(record):
+        if record['mode'] == 'baseline' and record['seed'] == 1:
+            losses = np.linspace(2.48, 1.57, 72)
+            record['curve'] = [dict(step=s, loss=x, value=None) for s, x in enumerate(losses)]
+        elif record['mode'] == 'baseline':
+            losses = 2.48 * np.exp(-np.arange(72) / 10)
+            record['curve'] = [dict(step=s, loss=x, value=None) for s, x in enumerate(losses)]
+
+    e = write_study(['baseline', 'full_kd'], change=early)
+    [first, *_] = in_use.headline(in_use.in_use(e))
+    run_id = next(r['run_id'] for r in e.arms['baseline'] if r['seed'] == 1)
+    assert first.startswith(
+        f'1 of 3 teachers has not converged, {run_id} least of all: its training loss was 2.4'
     )
+    assert 'with more epochs (it had 3)' in first and '`teacher_epochs`' in first
+    alone = evidence('made', [r['run_id'] for r in e.arms['baseline']])
+    assert in_use.headline(in_use.in_use(alone))[0] == first
+
+
+def test_two_seeds_that_disagree_have_no_interval_of_their_times_anywhere():
+    def change(record):
+        record['time']['train_s'] = {('baseline', 0): 10.0, ('baseline', 1): 33.5}.get(
+            (record['mode'], record['seed']), 10.0
+        )
+
+    write_study(['baseline', 'full_kd'], seeds=(0, 1), change=change)
+    found = report('made')
+    text = str(found)
+    assert (
+        '1.83 [no interval] times as fast' in text and '1.83 [no interval]' in found.comparisons.to_string()
+    )
+    assert '672' not in text and '[0.00' not in text
+    assert any(note.startswith('[no interval]: the interval of 2 pairs') for note in found.notes)
+    assert '21.8 [no interval]' in found.arms.to_string(), 'and no width that would reach below 0 seconds'
+    said = report_as_dict(found)
+    [comparison] = said['comparisons']
+    assert comparison['train_s_low'] is None and comparison['p_train_s'] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_text_that_commands_a_terminal_is_seen_in_a_report_as_text():
+    "table.txt is shown as it is."
+    hidden = '\x1b[31mred'
+    write_run(make_record('baseline', 0, 0.8, corpus=f'/data/{hidden}'))
+    text = str(report('made'))
+    assert '\x1b' not in text and '\\u001b[31mred' in text

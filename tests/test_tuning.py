@@ -10,6 +10,7 @@ from kdnotes.tasks.answer_selection import DEFAULTS
 from kdnotes.core.config import ConfigError
 from kdnotes.core.files import evidence_path
 from kdnotes.core.resolve import factors
+from kdnotes.experiment.plan import explain_study
 from kdnotes.search.random import (
     SPACES,
     TUNING_SEED,
@@ -18,6 +19,7 @@ from kdnotes.search.random import (
     from_the_best,
     judge,
     plan_search,
+    plan_trials,
     tuning_id,
 )
 from notebooks import command, papermill
@@ -47,6 +49,11 @@ def test_a_second_search_under_a_name_is_refused_when_it_stands_on_something_els
     ] == [p.run_id for p in first]
     with pytest.raises(ConfigError, match='start teacher_pretrained; give this search another study name'):
         plan_search('full_student', SPACES['student'], 2, 'mine', corpus='embedded')
+
+
+def test_a_plan_of_a_search_tells_settings_from_seeds():
+    said = explain_study(plan_trials('baseline', 3, corpus='embedded'))
+    assert '3: baseline, 3 settings each, on seed 1000' in said and '3 seeds' not in said
 
 
 def test_a_try_is_no_search():

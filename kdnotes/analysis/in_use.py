@@ -13,6 +13,7 @@ from kdnotes.analysis.compare import (
     Comparison,
     Floor,
     gain,
+    gain_interval,
     independent_name,
     interval_of_gain,
     is_above,
@@ -29,7 +30,7 @@ from kdnotes.analysis.intervals import (
 )
 from .plotting import arms_of
 from .tables import Evidence
-from .wording import sentence, times_as, unit_of
+from .wording import sentence, times_as, unconverged_words, unit_of
 from ..core.config import metric_name
 from ..telemetry.summary import is_busy
 
@@ -252,15 +253,14 @@ def student_arm(
 def _keeps(use: InUse, student: str) -> str:
     e = use.evidence
     teacher = use.teacher
-    p = e.records[0]['primary']
-    name = f"{metric_name(p['metric'], e.records[0]['task'])} on the {p['set']} set"
+    name = _named_metric(e)
     values = [e.values[arm].get('primary') for arm in (student, teacher)]
     if None in values:
         return f'What {student} keeps of {teacher} is not known, since there is no {name}.'
-    unit = _unit_of_metric(e)
-    s, t = (format(scaled(v, unit.factor), f'.{unit.digits - 1}f') for v in values)
-    percent = ' in percent' if unit.factor != 1 else ''
-    values = f'{name[0].upper()}{name[1:]}{percent}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
+    s, t = (_in_unit(e, v) for v in values)
+    values = (
+        f'{name[0].upper()}{name[1:]}{_in_percent(e)}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
+    )
     kept = use.kept[student]
     return values if kept is None else f'{_kept_in_words(use, student, kept)} {values}'
 
@@ -334,6 +334,21 @@ def trivial(
 def _unit_of_metric(e: Evidence):
     "How values of the primary metric are written."
     return unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
+
+
+def _named_metric(e: Evidence) -> str:
+    "The primary metric, as sentences name it."
+    p = e.records[0]['primary']
+    return f"{metric_name(p['metric'], e.records[0]['task'])} on the {p['set']} set"
+
+
+def _in_percent(e: Evidence) -> str:
+    return ' in percent' if _unit_of_metric(e).factor != 1 else ''
+
+
+def _in_unit(e: Evidence, value: Interval) -> str:
+    unit = _unit_of_metric(e)
+    return format(scaled(value, unit.factor), f'.{unit.digits - 1}f')
 
 
 def _trained_as(use: InUse, pairs: Sequence[tuple[dict, dict]], other: str) -> str:
@@ -433,6 +448,34 @@ def _how_sure(e: Evidence, student: str) -> str:
     )
 
 
+def _alone(use: InUse, arm: str) -> tuple[str, ...]:
+    "A study without a teacher beside a student: its score, if that is learnt, and how sure it is."
+    e = use.evidence
+    name = _named_metric(e)
+    value = e.values[arm].get('primary')
+    if value is None:
+        return (f'{arm} has no {name}.',)
+    early = unconverged_words(e.arms[arm]) if arm == use.teacher else ''
+    other = 'a student' if arm == use.teacher else 'a teacher'
+    said = (
+        f'{name[0].upper()}{name[1:]}{_in_percent(e)}: {arm} {_in_unit(e, value)}{trivial(e)}.'
+        f'{_learnt(e, arm)}',
+        f'{rests_on(e, arm)} What is kept and what is saved shows {other} beside it.',
+    )
+    return (early, *said) if early else said
+
+
+def _learnt(e: Evidence, arm: str) -> str:  # a sentence behind a blank; '': no trivial model was scored
+    "Is an arm above the best of the models that have learnt nothing?"
+    if not e.trivial:
+        return ''
+    floor = f'{e.trivial[0].words}, which takes no training'
+    found = gain_interval(e.arms[arm], e.trivial[0], e.units)
+    if found is None or found.low is None:
+        return f' Whether it is above {floor}, cannot be told from single values.'
+    return f' It is above {floor}.' if is_above(found) else f' It is not above {floor}.'
+
+
 SMOKE_STUDY = (
     'These are smoke runs of a few steps: they show that everything works, and their numbers mean nothing.'
 )
@@ -440,11 +483,13 @@ SMOKE_STUDY = (
 
 def headline(
     use: InUse,
-) -> tuple[str, ...]:  # sentences; (): the study has no teacher or no student, and is no smoke study
-    "What the student keeps, what it saves, and how sure that is."
+) -> tuple[str, ...]:  # sentences
+    "What the student keeps, what it saves, and how sure that is; without a pair, what is known of an arm."
     records = use.evidence.records
     warned = (SMOKE_STUDY,) if records[0]['settings'].get('smoke') else ()
     student = student_arm(records)
     if student is None or use.teacher is None:
-        return warned
+        return *warned, *_alone(use, student or use.teacher)
+    early = unconverged_words([teacher for _, teacher in use.pairs[student]])
+    warned = (*warned, early) if early else warned
     return *warned, _keeps(use, student), saves(use, student), _how_sure(use.evidence, student)

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'StatsError', 'number_texts', 'Interval',
+__all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'number_texts', 'Interval',
            'checked_numbers', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares',
            'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units',
            'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval', 'ratio_interval',
@@ -56,7 +56,9 @@ def number_texts(
 # %% ../../nbs/analysis/01_intervals.ipynb #dae2806e
 @dataclass(frozen=True)
 class Interval:
-    "An estimate and how sure we are of it; `f'{interval:.3f}'` reads `0.778 [0.741, 0.815]`."
+    """An estimate and how sure we are of it; `f'{interval:.3f}'` reads `0.778 [0.741, 0.815]`,
+    and `0.778 [no interval]` where several runs tell none.
+    """
 
     estimate: float  # in the unit of the values
     low: float | None  # lower limit; None: unknown, see `reason`
@@ -73,7 +75,9 @@ class Interval:
 
     def __format__(self, spec: str) -> str:
         estimate, low, high = number_texts([self.estimate, self.low, self.high], spec or '.4g', self.null)
-        return estimate if low is None else f'{estimate} [{low}, {high}]'
+        if low is None:
+            return f'{estimate} [no interval]' if self.n > 1 else estimate
+        return f'{estimate} [{low}, {high}]'
 
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
 def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
@@ -386,6 +390,9 @@ def difference_interval(
     return bounded_interval(bounded_mean(matrix, rng, reach, n_draws))
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
+MOST_TIMES = 5.0  # a limit of a ratio that is further from it, as a factor, says nothing
+
+
 def ratio_interval(
     times_a,  # (n,) > 0, any unit
     times_b,  # (n,) > 0, the same unit and the same seeds
@@ -399,16 +406,23 @@ def ratio_interval(
     if min(a.min(), b.min()) <= 0:
         raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
     logs = mean_interval(np.log(a / b), level)
-    low, high = (None, None) if logs.low is None else (float(np.exp(logs.low)), float(np.exp(logs.high)))
+    low, high, reason = None, None, logs.reason
+    if logs.low is not None and logs.high - logs.estimate > np.log(MOST_TIMES):
+        reason = (
+            f'the interval of {len(a)} pairs reaches further than {MOST_TIMES:g} times either way and says '
+            'nothing; run more seeds'
+        )
+    elif logs.low is not None:
+        low, high = float(np.exp(logs.low)), float(np.exp(logs.high))
     return Interval(
         float(np.exp(logs.estimate)),
         low,
         high,
         len(a),
         level,
-        logs.method if low is None else 'Student t over pairs, log scale',
+        logs.method if logs.low is None else 'Student t over pairs, log scale',
         df=logs.df,
-        reason=logs.reason,
+        reason=reason,
         se=logs.se,
         null=1.0,
     )

@@ -30,7 +30,7 @@ from kdnotes.analysis.tables import (
     sets_table,
 )
 from .wording import explain
-from ..core.config import counted, primary_name, score_name, task_info
+from ..core.config import counted, primary_name, score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
 
@@ -74,7 +74,8 @@ class Report:
             self.use.to_string(),
             self.floors.to_string() if len(self.floors) else '',
             self.arms.to_string(),
-            self.metrics.to_string() if self.sets.empty else self.sets.to_string(),
+            self.metrics.to_string(),
+            '' if self.sets.empty else self.sets.to_string(),
             '' if self.progress.empty else self.progress.to_string(),
             self.comparisons.to_string(index=False)
             if len(self.comparisons)
@@ -83,7 +84,7 @@ class Report:
             '\n'.join(f'note: {n}' for n in self.notes),
             '\n'.join(f'figure: {p}' for p in self.figures.values()),
         ]
-        return '\n\n'.join(p for p in parts if p)
+        return visible('\n\n'.join(p for p in parts if p))
 
     __repr__ = __str__
 
@@ -172,6 +173,12 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n for n in notes if n))
 
 
+def _no_interval(e: Evidence) -> tuple[str, ...]:
+    "Why a ratio of times stands alone, where it does."
+    found = [i for _, c in e.comparisons for i in c.speedup.values() if i.n > 1 and i.low is None]
+    return tuple(dict.fromkeys(f'[no interval]: {i.reason}' for i in found))
+
+
 def _bounded(e: Evidence) -> tuple[str, ...]:
     "What the mark behind a change means, where it stands."
     marked = [f'{c.a} -> {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]
@@ -229,7 +236,7 @@ def report_of(
         comparison_table(e.comparisons),
         (*(explain(c) for _, c in e.comparisons), *_nearness(e)),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
-        (*_notes(e.records), *_bounded(e)),
+        (*_notes(e.records), *_bounded(e), *_no_interval(e)),
         figures,
         e.values,
         chain_table(e.comparisons),

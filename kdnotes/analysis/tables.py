@@ -5,7 +5,7 @@
 # %% ../../nbs/analysis/11_tables.ipynb #ab2b66e5
 from __future__ import annotations
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 import numpy as np
@@ -288,10 +288,12 @@ def floors_table(
     return pd.DataFrame(table).rename_axis('models that learnt nothing')
 
 # %% ../../nbs/analysis/11_tables.ipynb #f6b22454
-def _cell(interval: Interval | None, spec: str) -> str:
-    "Mean and half width; the mean alone where the interval is unknown."
+def _cell(interval: Interval | None, spec: str, positive: bool = False) -> str:
+    "Mean and half width; of what cannot be below 0, nothing is said by a width that reaches it."
     if interval is None:
         return '-'
+    if positive and interval.low is not None and interval.low <= 0 < interval.estimate:
+        return format(replace(interval, low=None, high=None), spec)
     half = None if interval.low is None else (interval.high - interval.low) / 2
     mean, half = number_texts([interval.estimate, half], spec)
     return mean if half is None else f'{mean} ± {half}'
@@ -331,7 +333,7 @@ def arms_table(
 
     def cell(runs: list[dict], found: Interval | None, spec: str) -> str:
         fewer = found is not None and found.n != len(runs)
-        return _cell(found, spec) + (f' (n={found.n})' if fewer else '')
+        return _cell(found, spec, positive=True) + (f' (n={found.n})' if fewer else '')
 
     rows = {
         arm: {'seeds': len(runs), primary: _metric_cell(task, p['metric'], values[arm].get('primary'))}

@@ -5,7 +5,9 @@
 # %% ../../nbs/analysis/07_wording.ipynb #6b2d1f03
 from __future__ import annotations
 from dataclasses import replace
+from collections.abc import Sequence
 from typing import NamedTuple
+import numpy as np
 from ..core.arms import MODES
 from ..core.config import metric_name, task_info
 from .compare import TIMES, Comparison, label, verdict_on
@@ -13,7 +15,8 @@ from .intervals import Interval, number_texts, scaled
 from .tests import Family, p_words
 
 # %% auto #0
-__all__ = ['PLAIN', 'PERCENT', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence']
+__all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
+           'Unconverged', 'unconverged', 'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -265,7 +268,8 @@ def _time_sentence(c: Comparison, about: str) -> str:
             f'{epochs_words(c)}; nothing is known about other seeds'
         )
     p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
-    rests = f'{i.level:.0%} interval, {i.n} seeds{p}'
+    known = f'{i.level:.0%} interval, ' if i.low is not None else ''
+    rests = f'{known}{i.n} seeds{p}'
     if found.code == 'not_significant':
         return (
             f'No difference between {c.a} and {c.b} in the time of {name} was detected: '
@@ -277,3 +281,60 @@ def _time_sentence(c: Comparison, about: str) -> str:
     if found.code == 'not_tested':
         return f'{said}; the difference was {found.words}, since {found.reason}'
     return f'{said}{_called(c)}'
+
+# %% ../../nbs/analysis/07_wording.ipynb #a0c63ab0
+LEFT = 0.5  # of the first loss, at least: what a teacher that has converged has not left
+LATE = 0.25  # of all that was learnt, at least, in the second half
+_FEWEST_LOSSES = 8
+
+
+class Unconverged(NamedTuple):
+    "The training loss of a model that stopped while it learnt."
+
+    start: float  # mean over the first twentieth
+    middle: float  # over the second quarter
+    end: float  # over the last
+
+
+def unconverged(
+    record: dict,  # of a finished run
+) -> Unconverged | None:  # None: it has converged, or its losses do not tell
+    "Did a training that began with a new head stop while its loss was high and falling?"
+    losses = [p['loss'] for p in record.get('curve') or () if p.get('loss') is not None]
+    begun = (record.get('factors') or {}).get('transfer')
+    if len(losses) < _FEWEST_LOSSES or begun or record.get('smoke'):
+        return None
+    quarter = len(losses) // 4
+    middle = np.array(losses[quarter : 2 * quarter])
+    end = np.array(losses[-quarter:])
+    start = float(np.mean(losses[: max(1, len(losses) // 20)]))
+    late = middle.mean() - end.mean()
+    noise = np.sqrt((middle.var(ddof=1) + end.var(ddof=1)) / quarter)
+    found = Unconverged(start, float(middle.mean()), float(end.mean()))
+    if found.end < LEFT * start or late < LATE * (start - found.end) or late <= 2 * noise:
+        return None
+    return found
+
+
+def unconverged_words(
+    teachers: Sequence[dict],  # records
+) -> str:  # a sentence or two; '': they have converged, or nobody can tell
+    "That teachers stopped while they learnt, and what to do."
+    known = {r['run_id']: (r, found) for r in teachers if (found := unconverged(r))}
+    if not known:
+        return ''
+    record, losses = max(known.values(), key=lambda one: one[1].end / one[1].start)
+    start, middle, end = number_texts(losses, '.2f')
+    of = len({r['run_id'] for r in teachers})
+    head = f'{record["run_id"]} has not converged'
+    if of > 1:
+        many = f'{len(known)} of {of} teachers {"has" if len(known) == 1 else "have"} not converged'
+        head = f'{many}, {record["run_id"]} least of all'
+    epochs = record['settings'].get('epochs')
+    had = '' if epochs is None else f' (it had {epochs:g})'
+    return (
+        f'{head}: its training loss was {start} in its first steps, {middle} in the second quarter and still '
+        f'{end} in the last one, so that a share of this teacher says little. Train it longer, with more '
+        f'epochs{had}: `teacher_epochs` where it is made for a student, `epochs` where it is an arm; or at a '
+        'higher learning rate.'
+    )

@@ -118,7 +118,7 @@ def print_report(
         say(found)
         return
     say(*found.headline, '', found.about)
-    tables = [found.use, found.arms, found.metrics if found.sets.empty else found.sets, found.progress]
+    tables = [found.use, found.floors, found.arms, found.metrics, found.sets, found.progress]
     for table in tables:
         if len(table):
             print_table(_rows(table.reset_index()))

@@ -57,6 +57,7 @@ def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> in
             'run': line.run_id,
             'state': line.state,
             'time': f'about {duration(line.seconds)}' if line.seconds else '',
+            'epochs': '' if line.epochs is None else f'{line.epochs:g}',
             'teacher': line.teacher or '',
         }
         for line in lines

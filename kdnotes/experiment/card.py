@@ -15,7 +15,7 @@ import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
 from ..analysis.compare import floors_of, gain_interval, is_above
 from ..analysis.tables import known_floors
-from ..analysis.wording import unit_of
+from ..analysis.wording import unconverged_words, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -173,13 +173,21 @@ def _of_teacher(record: dict) -> list[str]:
         lines.append(f'- First trained on {_no_path(record["factors"]["transfer"])}: run `{first}`')
     run_id = record['teacher_run_id']
     if run_id is None:
-        return [*lines, '- Teacher: none']
+        return [*lines, '- Teacher: none', *_early([record])]
     found = find_record(run_id)
     sha256 = found[0]['model_sha256'] if found else None
     known = f' (weights `{sha256}`)' if sha256 else ' (its record is not at hand)'
     if given:
         return [*lines, f'- Teacher: the given model{known}; what it scores was measured by run `{run_id}`']
-    return [*lines, f'- Teacher: run `{run_id}`{known}, seed {record["teacher_seed"]}']
+    lines.append(f'- Teacher: run `{run_id}`{known}, seed {record["teacher_seed"]}')
+    return [*lines, *_early([found[0]] if found else [])]
+
+
+def _early(teachers: list[dict]) -> list[str]:
+    "That a teacher stopped while it learnt; []: it did not, or nobody can tell."
+    of_teachers = [r for r in teachers if MODES[r['mode']].network == 'teacher']
+    said = unconverged_words(of_teachers)
+    return [f'- **{said}**'] if said else []
 
 
 def _of_procedure(record: dict, config: RunConfig) -> list[str]:

@@ -65,6 +65,7 @@ class Forecast:
     teacher: str | None  # run_id
     teacher_from: str  # where the teacher's setting comes from; '': no teacher
     seconds: float | None  # that it will take; 0: it is there; None: not known
+    epochs: float | None = None  # that it is trained; None: it is not
 
 
 def _state(plan: Plan, planned: bool) -> str:
@@ -99,6 +100,7 @@ def forecast(
             teacher=p.teacher.run_id if p.teacher else None,
             teacher_from=teacher_origin(p) if p.teacher else '',
             seconds=seconds_of(work, finished, machine)[0] if is_missing else 0.0,
+            epochs=p.config.epochs,
         )
 
     return [line(p) for p in [*(p for p in plans if p.run_id not in missing), *left]]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from ..analysis.wording import unconverged_words
 from ..core.arms import MODES, PROCEDURES, PROFILES, SEVERAL_RANKS, USUAL
 from kdnotes.core.config import (
     FIRST_TASK,
@@ -44,6 +45,7 @@ from kdnotes.core.resolve import (
 from ..core.streams import stream
 from ..tasks.sources import Corpus, corpus_of, resolve_corpus, sizes_in_words, split_sizes
 from ..records.schema import NAMING
+from ..records.store import find_record
 
 # %% auto #0
 __all__ = ['make_task', 'study_name', 'smoke_name', 'overlap_in_words', 'contradictions_in_words', 'Plan', 'teacher_origin',
@@ -208,6 +210,7 @@ class Plan:
         }
         if self.teacher:
             lines['teacher'] = _teacher_in_words(self)
+            lines['warning'] = _converged_in_words([self])
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined([(name, line) for name, line in lines.items() if line])
@@ -226,8 +229,29 @@ def teacher_origin(
         name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own, *teacher_changes())
     ]
     given = flat(plan.asked, changed=True)
-    changes = [f'{name}={given[name]}' for name in names if given.get(name) is not None]
-    return origin + (f', but {", ".join(changes)} as given' if changes else '')
+    changes = [f'{name}={given[name]} as given' for name in names if given.get(name) is not None]
+    changes += _students_alone(plan, given)
+    return origin + (f', but {", ".join(changes)}' if changes else '')
+
+
+def _students_alone(plan: Plan, given: dict) -> list[str]:
+    "What was given to the student and is another for its teacher, and the parameter that would change that."
+    of_teacher = flat(plan.teacher.config)
+    own = teacher_changes(task_info(plan.asked.task).settings) | teacher_changes()
+    return [
+        f"{name}={given[name]:g} is the student's own, the teacher has {of_teacher[name]:g} "
+        f'({theirs} changes it)'
+        for theirs, name in own.items()
+        if name in ('epochs', 'learning_rate', 'batch_size')
+        and given.get(name) not in (None, of_teacher[name])
+        and given.get(theirs) is None
+    ]
+
+
+def _converged_in_words(plans: Sequence[Plan]) -> str:  # '': they have converged, or are not made yet
+    "That teachers which are there have stopped while they learnt."
+    teachers = {p.teacher.run_id for p in plans if p.teacher}
+    return unconverged_words([found[0] for run_id in sorted(teachers) if (found := find_record(run_id))])
 
 
 def _teacher_in_words(plan: Plan) -> str:
@@ -750,6 +774,14 @@ def _teachers(found: dict[str, list[str]]) -> list[str]:  # origin -> run_ids
     return [f'{", ".join(ids)}: {origin}' for origin, ids in found.items()]
 
 
+def _repeated(plans: Sequence[Plan], of_arm: int) -> str:
+    "What the runs of an arm differ in: seeds, or the settings of a search on one of them."
+    seeds = {p.config.seed for p in plans}
+    if len(seeds) == of_arm:
+        return f'{counted(of_arm, "seed")} each'
+    return f'{counted(of_arm // len(seeds), "setting")} each, on seed {", ".join(map(str, sorted(seeds)))}'
+
+
 def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
 ) -> str:
@@ -771,7 +803,7 @@ def explain_study(
                 'runs',
                 (
                     f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, '
-                    f'{counted(len(plans) // len(arms), "seed")} each'
+                    f'{_repeated(plans, len(plans) // len(arms))}'
                 ),
             ),
             ('corpus', plans[0].corpus),
@@ -779,6 +811,7 @@ def explain_study(
             *((name, words) for name, words in plans[0].findings.items() if words),
             ('teacher', f'{first.teacher}, given: fine-tuned already' if given else first.teacher),
             *(('measured as' if given else 'taught by', words) for words in _teachers(teachers)),
+            *(('warning', words) for words in [_converged_in_words(plans)] if words),
             *(
                 ('setting', w)
                 for w in by_arm((p.config.arm, setting_in_words(settings(p.config))) for p in chain)

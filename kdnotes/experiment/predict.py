@@ -6,10 +6,11 @@
 from __future__ import annotations
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info
+import numpy as np
+from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info, visible
 from .score import RUN_ID, check_run_id
 from ..records.store import RunFolder, checked_run_model, find_run_model, saved_model
 from ..tasks.base import INPUTS, Answer, Reader, TaskInfo
@@ -134,9 +135,11 @@ class Prediction:
     answer: Answer
     beside: Prediction | None = None
     alone: str = ''  # why a student stands without its teacher
+    # the median and the middle half of how many times as long the other takes, of calls in turns
+    times_as_long: tuple[float, float, float] | None = None
 
     def __str__(self) -> str:
-        return '\n'.join(prediction_lines(self))
+        return visible('\n'.join(prediction_lines(self)))
 
     __repr__ = __str__
 
@@ -180,13 +183,34 @@ def load_reader(
 _LONGEST = 512  # tokens, where neither model nor tokenizer knows a limit
 
 
-def _predicted(source: Source, info: TaskInfo, asked: dict[str, Any]) -> Prediction:
+def _predicted(sources: Sequence[Source], info: TaskInfo, asked: dict[str, Any]) -> list[Prediction]:
+    "The answers of some models, and how long they take in turns."
+    from kdnotes.train.latency import turns_ms
+
+    loaded = [load_reader(source, info) for source in sources]
+
+    def caller(reader: Reader):
+        return lambda: info.use.answer(reader, asked)
+
+    calls = [caller(reader) for reader, _ in loaded]
+    answers = [call() for call in calls]
+    times = turns_ms(calls, loaded[0][0].device)
+    found = [
+        _prediction(source, info, *one, answer, float(np.median(ms)))
+        for source, one, answer, ms in zip(sources, loaded, answers, times.T)
+    ]
+    if len(found) == 1:
+        return found
+    middle, low, high = np.quantile(times[:, 1] / times[:, 0], [0.5, 0.25, 0.75])
+    return [replace(found[0], times_as_long=(float(middle), float(low), float(high))), *found[1:]]
+
+
+def _prediction(
+    source: Source, info: TaskInfo, reader: Reader, model: Any, answer: Answer, latency_ms: float
+) -> Prediction:
     "The answer of one model."
     from kdnotes.distill.models import count_parameters, weights_sha256
-    from kdnotes.train.latency import median_ms
 
-    reader, model = load_reader(source, info)
-    answer = info.use.answer(reader, asked)
     record = source.record or {}
     return Prediction(
         model=source.name,
@@ -196,7 +220,7 @@ def _predicted(source: Source, info: TaskInfo, asked: dict[str, Any]) -> Predict
         model_sha256=weights_sha256(model),
         parameters=count_parameters(model),
         device=str(reader.device),
-        latency_ms=median_ms(lambda: info.use.answer(reader, asked), reader.device),
+        latency_ms=latency_ms,
         answer=answer,
     )
 
@@ -217,9 +241,8 @@ def predict(
         raise PredictError(
             f'{model} answers task={info.name!r} and {beside} another one; give two models of one task'
         )
-    found = _predicted(source, info, asked)
-    second = None if other is None else _predicted(other, info, asked)
-    return Prediction(**vars(found) | dict(beside=second, alone=why))
+    found, *second = _predicted([source] if other is None else [source, other], info, asked)
+    return replace(found, beside=second[0] if second else None, alone=why)
 
 
 def _beside(source: Source, beside: str | None) -> tuple[Source | None, str]:  # and why there is none
@@ -249,11 +272,12 @@ def prediction_lines(
     ]
     if found.beside is not None:
         lines += ['', *prediction_lines(found.beside)]
-        if found.latency_ms > 0:
+        if found.times_as_long:
+            middle, low, high = found.times_as_long
             lines += [
                 '',
-                f'{found.beside.model} takes {found.beside.latency_ms / found.latency_ms:.2f} times as long '
-                'in these calls',
+                f'{found.beside.model} takes {middle:.2f} times as long in these calls, median of calls in '
+                f'turns; half of them lie between {low:.2f} and {high:.2f}',
             ]
     elif found.alone:
         lines.append(f'  note: {found.alone}')

@@ -8,13 +8,14 @@ import html
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 import pandas as pd
 from ..analysis.compare import differences
 from ..analysis.in_use import KEPT, in_percent, in_use, rests_on, saves, trivial, use_table
 from ..analysis.intervals import scaled
-from ..core.config import primary_name
-from ..analysis.tables import Evidence, arm_values, known_floors
-from ..analysis.wording import unit_of
+from ..core.config import primary_name, task_info, visible
+from ..analysis.tables import Evidence, arm_values, corpus_of, known_floors
+from ..analysis.wording import unconverged_words, unit_of
 from ..core.processes import Stopped
 from .launch import execute, goes_on, progress
 from .plan import Plan
@@ -23,7 +24,7 @@ from ..records.schema import RecordError
 from ..records.store import TABLES, RunFolder, find_record, find_run_model, records, units
 
 # %% auto #0
-__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'notebook_link']
+__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link']
 
 # %% ../../nbs/experiment/09_shown.ipynb #c82b13bb
 def run_evidence(
@@ -64,7 +65,7 @@ class Box:
         width = max(map(len, self.lines), default=0)
         said = [f'{name:>{width}}: {text}' for name, text in self.lines.items()]
         parts = [self.warning, self.title, self.table.to_string(), '\n'.join(said)]
-        return '\n\n'.join(part for part in parts if part)
+        return visible('\n\n'.join(part for part in parts if part))
 
     __repr__ = __str__
 
@@ -154,6 +155,8 @@ def run_box(
         told['times'] = e.times.note
     if record['teacher_run_id'] and len(e.records) == 1:
         told['teacher'] = f'{record["teacher_run_id"]} is not beside it, since its record is not at hand'
+    if early := unconverged_words([r for r in e.records if r['factors']['network'] == 'teacher']):
+        told['warning'] = early
     told['model'] = str(RunFolder(record['study'], record['run_id']).path / 'model')
     warning = SMOKE_RUN if record['settings'].get('smoke') else ''
     names = {arm: arm} | {other: f'{other}, its teacher' for other in e.arms if other != arm}
@@ -206,6 +209,18 @@ def make_here(
         raise Stopped(
             f'{stopped.run_id} was stopped before its end; this cell, run again, {goes_on(folder)}'
         ) from None
+
+
+def example_of(
+    record: dict,  # of a finished run
+) -> dict[str, Any]:  # by the names of `tasks.base.INPUTS`
+    "Something to ask a run's model: its task's example, or of a model of pairs two texts of its test set."
+    use = task_info(record['task']).use
+    corpus = corpus_of(record) if 'pair' in use.may_take else None
+    rows = corpus.splits['test'] if corpus else []
+    pairs = ((row['text'], row['second']) for row in rows if row['second'].strip())
+    first, second = next(pairs, ('', ''))
+    return dict(text=first, pair=second) if second else use.example
 
 
 def _in_work(planned: Plan) -> Plan:

@@ -38,6 +38,7 @@ def plan_table(
             'seed': line.seed,
             'arm': line.arm,
             'run_id': line.run_id,
+            'epochs': '' if line.epochs is None else f'{line.epochs:g}',
             'teacher': line.teacher or '',
             'state': line.state,
             'time': '' if line.state == 'there' else known,

@@ -5,7 +5,7 @@
 # %% ../../nbs/train/10_latency.ipynb #35521643
 from __future__ import annotations
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from ..tasks.base import Task
 from .failures import is_out_of_memory
 
 # %% auto #0
-__all__ = ['BATCHES', 'median_ms', 'forward_latency']
+__all__ = ['BATCHES', 'turns_ms', 'median_ms', 'forward_latency']
 
 # %% ../../nbs/train/10_latency.ipynb #dee81229
 BATCHES = (1, 32)
@@ -29,22 +29,37 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def median_ms(forward: Callable[[], object], device: torch.device) -> float:
-    "The median time of a forward."
+def turns_ms(
+    forwards: Sequence[Callable[[], object]],
+    device: torch.device,
+) -> np.ndarray:  # (calls, forwards) milliseconds
+    "The times of several forwards that are called in turns, so that a busy moment meets them all."
     begin = time.perf_counter()
     for n in range(_WARM_UPS):
-        if n and time.perf_counter() - begin > _SECONDS / 4:
+        if n and time.perf_counter() - begin > len(forwards) * _SECONDS / 4:
             break
-        forward()
-    times = []
+        for forward in forwards:
+            forward()
+    times: list[list[float]] = []
     begin = time.perf_counter()
-    while len(times) < _MOST and (len(times) < _LEAST or time.perf_counter() - begin < _SECONDS):
-        _synchronise(device)
-        start = time.perf_counter()
-        forward()
-        _synchronise(device)
-        times.append(time.perf_counter() - start)
-    return 1000 * float(np.median(times))
+    most = len(forwards) * _SECONDS
+    while len(times) < _MOST and (len(times) < _LEAST or time.perf_counter() - begin < most):
+        times.append([_seconds(forward, device) for forward in forwards])
+    return 1000 * np.array(times)
+
+
+def _seconds(forward: Callable[[], object], device: torch.device) -> float:
+    "The time of one call."
+    _synchronise(device)
+    start = time.perf_counter()
+    forward()
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def median_ms(forward: Callable[[], object], device: torch.device) -> float:
+    "The median time of a forward."
+    return float(np.median(turns_ms([forward], device)))
 
 
 def _middle(
