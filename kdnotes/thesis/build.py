@@ -660,7 +660,7 @@ def _of_part(part: str, runs: dict[str, list[dict]], plan: dict, facts: dict, wh
         return _listed(part, found, runs['main'])
     if part in RATES:
         alike = named_alike(found, runs.get('rates', ()))
-        return _by_rate(part, found, where) | dict(named_alike=alike)
+        return _by_rate(part, found, where) | dict(named_alike=alike or None)
     e = evidence(found[0]['study'], [r['run_id'] for r in found])
     return _compared(part, e, plan, facts, where)
 
