@@ -19,7 +19,7 @@ from kdnotes.tasks.passages import NOTES, SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
 from kdnotes.thesis import build as th
 from kdnotes.thesis.facts import flat
-from kdnotes.thesis.question_figures import QUESTION_FIGURES, draw_questions, way_of
+from kdnotes.thesis.question_figures import QUESTION_FIGURES, draw_questions, progress_figure, way_of
 from kdnotes.thesis.questions import PUBLISHED, question_values, refused_shares
 from kdnotes.thesis.roles import with_role_steps
 
@@ -407,3 +407,15 @@ def test_first_weights_that_the_plan_does_not_name_are_asked_for_by_their_part(t
     th.pin(copy, dict(qa='squad2-qa'))
     with pytest.raises(th.ThesisError, match='pin qa_transfer='):
         th.build(copy)
+
+
+def test_the_legend_of_progress_names_an_arm_that_has_scores_and_no_losses():
+    both = make_record('baseline', 0, 0.8)
+    scores = make_record('mixed_kd', 0, 0.7)
+    scores['curve'] = [p for p in scores['curve'] if p['loss'] is None]
+    assert scores['curve']
+    figure = progress_figure([both, scores])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ['baseline', 'mixed_kd']
+    dashes = [line.get_linestyle() for line in legend.get_lines()]
+    assert dashes == ['-', '--'], 'as its courses are drawn'
