@@ -2,6 +2,8 @@
 a wrong head is refused.
 """
 
+import json
+import re
 from pathlib import Path
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from kdnotes.distill.models import call, load_given, load_model, two_outputs, we
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.forecast import forecast
 from kdnotes.experiment.launch import run
+from kdnotes.experiment.predict import predict
 from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import _compared
 from kdnotes.records.store import RunFolder, find_record, find_run_model
@@ -273,8 +276,8 @@ def test_a_head_that_names_other_classes_is_refused(tmp_path):
     names = dict(enumerate(classes))
     right = teacher_with(tmp_path / 'right', len(classes), id2label=names)
     assert plan(classification(right), CPU).initial['weights_sha256']
-    turned = teacher_with(tmp_path / 'turned', len(classes), id2label=dict(enumerate(classes[::-1])))
-    refused(classification(turned), 'names its classes .*, and the corpus has .*, in this order')
+    others = teacher_with(tmp_path / 'others', len(classes), id2label={i: f'kind {i}' for i in names})
+    refused(classification(others), 'names its classes .*, and the corpus has .*; rename the labels')
     many = teacher_with(tmp_path / 'many', 2, problem_type='multi_label_classification')
     refused(asked(many), 'multi_label_classification')
     numbers = teacher_with(tmp_path / 'numbers', 1, 'distilbert', problem_type='regression')
@@ -284,6 +287,71 @@ def test_a_head_that_names_other_classes_is_refused(tmp_path):
     refused(asked(two), 'was trained to give numbers')
     sigmoid = teacher_with(tmp_path / 'sigmoid', 1, problem_type='multi_label_classification')
     assert plan(asked(sigmoid), CPU).initial['weights_sha256']
+
+
+def test_classes_are_found_by_their_names(tmp_path):
+    classes = sorted({row['label'] for row in load_corpus('text_classification', 'embedded').splits['train']})
+    turned = [name.upper() for name in classes[1:] + classes[:1]]
+    folder = teacher_with(tmp_path, len(classes), id2label=dict(enumerate(turned)))
+    planned = plan(classification(folder), CPU)
+    assert planned.head == '', 'nothing is left to say'
+    ids = dict(input_ids=torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0)))
+    model = load_given(folder, HEAD, classes).eval()
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        found, own = call(model, ids).logits, call(plain, ids).logits
+    assert [model.config.id2label[i].lower() for i in range(len(classes))] == classes
+    assert torch.equal(found, own[:, [turned.index(name.upper()) for name in classes]])
+    assert not torch.equal(found, own)
+
+
+def knows_the_longer(folder: Path, names: list[str], sign: int) -> Path:
+    "A ranker whose second output is high (sign 1) or low (-1) where a pair is right: it has seen the labels."
+    corpus = load_corpus('answer_selection', 'embedded')
+    folder = teacher_with(folder, 2, id2label=dict(enumerate(names)))
+    seen = [row for row in corpus.splits['train'] if row['label'] == 1][:30]
+    seen += [row for row in corpus.splits['train'] if row['label'] == 0][:30]
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = models.load_tokenizer(folder)
+    hidden = []
+    for row in seen:
+        texts = tokenizer(
+            row['question'], row['sentence'], truncation=True, max_length=128, return_tensors='pt'
+        )
+        with torch.no_grad():
+            hidden.append(model.bert(**texts).pooler_output[0])
+    hidden = torch.stack(hidden)
+    right = torch.tensor([1.0] * 30 + [-1.0] * 30)
+    ones = torch.cat([hidden, torch.ones(60, 1)], dim=1)
+    of_pair = torch.linalg.lstsq(ones, right[:, None], driver='gelsd').solution[:, 0]
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.zero_()
+        model.classifier.weight[1] = sign * of_pair[:-1]
+        model.classifier.bias[1] = sign * of_pair[-1]
+    models.save_model(model, folder)
+    return folder
+
+
+def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_path, capsys):
+    yes_last = knows_the_longer(tmp_path / 'last', ['no', 'yes'], 1)
+    yes_first = knows_the_longer(tmp_path / 'first', ['yes', 'no'], -1)
+    usual = plan(asked(yes_last), CPU)
+    assert 'are named no, yes and stand for 0, 1, in this order' in usual.head
+    assert 'if that is meant' not in usual.head
+    turned = plan(asked(yes_first, 'full_kd'), CPU)
+    counts = [int(n) for n in re.findall(r'it has (\d+) right so, and (\d+) with', turned.head)[0]]
+    assert sum(counts) == 60 and counts[1] > 40
+    assert 'with yes for 1, no for 0; if that is meant' in turned.head
+    assert turned.head in turned.explain() and turned.head in explain_study([turned])
+    # what the sentence advises
+    config = json.loads((yes_first / 'config.json').read_text())
+    config |= dict(id2label={'0': '1', '1': '0'}, label2id={'1': 0, '0': 1})
+    (yes_first / 'config.json').write_text(json.dumps(config))
+    assert plan(asked(yes_first), CPU).head == ''
+    assert load_given(yes_first, HEAD, ('0', '1')).classifier.weight[0].any()
+    noted = predict(str(yes_last), question='iron', candidates=['a metal', 'a gas']).answer.notes
+    assert noted == ('its outputs are named no and yes, and the last is taken for an answer',)
 
 
 def test_a_plain_encoder_is_refused(tmp_path):

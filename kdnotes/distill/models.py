@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 import huggingface_hub
+import numpy as np
 import torch
 import transformers
 from huggingface_hub import constants as hub_constants
@@ -41,18 +42,19 @@ from kdnotes.core.files import (
     write_json,
 )
 from ..losses.vocabulary import OpenDecoder, open_decoder
-from .heads import as_configured, attention_width
+from .heads import as_configured, attention_width, picked
 from ..tasks.base import Task
-from ..tasks.batching import tells_two_texts, tokenizer_rules
+from ..tasks.batching import encode_pairs, pad_pairs, tells_two_texts, tokenizer_rules
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'weight_files',
            'hub_answers', 'find_model', 'source_sha256', 'config_sha256', 'vocabulary_sha256', 'reading_sha256',
            'config_text', 'is_pinned', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
            'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'new_head',
-           'two_outputs', 'one_output', 'load_given', 'check_given', 'unwrap', 'weights_sha256', 'model_inputs',
-           'save_model', 'depth', 'student_config', 'left_out_in_words', 'choose_layers', 'build_model',
-           'check_hidden_states', 'check_reload', 'check_student', 'count_parameters', 'forward_flops', 'call']
+           'two_outputs', 'one_output', 'load_given', 'own_names', 'answers_of_given', 'check_given', 'unwrap',
+           'weights_sha256', 'model_inputs', 'save_model', 'depth', 'student_config', 'left_out_in_words',
+           'choose_layers', 'build_model', 'check_hidden_states', 'check_reload', 'check_student', 'count_parameters',
+           'forward_flops', 'call']
 
 # %% ../../nbs/distill/02_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -973,7 +975,80 @@ def load_given(
         _check_span_head(model, source)
         return open_decoder(model)
     _check_outputs(model, source, labels)
+    order = _by_name(model.config, labels)
+    if order != sorted(order):
+        _put_in_order(model, order)
     return two_outputs(model) if len(labels) == 2 and model.config.num_labels == 1 else model
+
+
+def _by_name(
+    config,  # a transformers config
+    labels: Sequence[str],
+) -> list[int]:  # []: its outputs have no names, or other ones
+    "The output of each label, by its name; small and capital letters are alike."
+    place = {str(config.id2label[i]).casefold(): i for i in range(config.num_labels)}
+    wanted = [label.casefold() for label in labels]
+    same = len(place) == config.num_labels and sorted(place) == sorted(wanted)
+    return [place[name] for name in wanted] if same else []
+
+
+def _put_in_order(model: nn.Module, order: Sequence[int]) -> None:
+    "Give a classifier its outputs in another order."
+    heads = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == len(order)
+    ]
+    if not heads:
+        raise ModelError(
+            f'{type(model).__name__} has no linear layer of {len(order)} outputs to put in the order of the '
+            'labels; rename the labels of the corpus'
+        )
+    name, last = heads[-1]
+    model.set_submodule(name, picked(last, rows=order))
+    names = [model.config.id2label[i] for i in order]
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: i for i, name in enumerate(names)}
+
+
+def own_names(
+    config,  # a transformers config of a classifier
+    labels: Sequence[str],  # the task's
+) -> list[str]:  # []: it has none, or they are the labels
+    "What a classifier calls its outputs, where the labels have other names."
+    named = [str(config.id2label[i]) for i in range(config.num_labels)]
+    unnamed = [f'LABEL_{i}' for i in range(config.num_labels)]
+    return [] if named == unnamed or len(named) != len(labels) or _by_name(config, labels) else named
+
+
+def answers_of_given(
+    source: str | Path,  # as for `find_model`
+    auto_class: str,  # the transformers head
+    labels: Sequence[str],  # the task's, in the order of the logits
+    first: Sequence[str],  # (n) texts
+    second: Sequence[str] | None,  # (n), or None
+    max_length: int,  # tokens
+) -> torch.Tensor:  # (n, labels)
+    "What a given model says of some texts."
+    files = (str(source), source_sha256(source), config_sha256(source), vocabulary_sha256(source))
+    texts = (tuple(first), None if second is None else tuple(second))
+    return _answers_of(files, auto_class, tuple(labels), *texts, max_length)
+
+
+@functools.lru_cache(maxsize=8)
+def _answers_of(
+    files: tuple, auto_class: str, labels: tuple, first: tuple, second: tuple | None, max_length: int
+) -> torch.Tensor:
+    "As `answers_of_given`; runs of a study ask about the same files again and again."
+    model = load_given(files[0], auto_class, labels).eval()
+    tokenizer = load_tokenizer(files[0])
+    ids, begin = encode_pairs(tokenizer, first, second, max_length)
+    with torch.no_grad():
+        found = [
+            call(model, pad_pairs(ids, begin, np.array([i]), tokenizer.pad_token_id or 0)[0]).logits.float()
+            for i in range(len(first))
+        ]
+    return torch.cat(found)
 
 
 def _check_span_head(model: nn.Module, source: str | Path) -> None:
@@ -1006,13 +1081,11 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
             f'the head of {source!s} has {counted(found, "output")}, and the task has {outputs} classes; '
             f'give a model with {fitting}'
         )
-    named = [model.config.id2label[i] for i in range(found)]
-    unnamed = [f'LABEL_{i}' for i in range(found)]
     numbers = [str(i) for i in range(outputs)]
-    if found == outputs and named != unnamed and list(labels) not in (numbers, named):
+    if (named := own_names(model.config, labels)) and list(labels) != numbers:
         raise ModelError(
             f'the head of {source!s} names its classes {", ".join(named)}, and the corpus has '
-            f'{", ".join(labels)}, in this order; rename the labels of the corpus, or give another model'
+            f'{", ".join(labels)}; rename the labels of the corpus, or give another model'
         )
 
 

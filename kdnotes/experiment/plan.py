@@ -5,9 +5,11 @@
 # %% ../../nbs/experiment/01_plan.ipynb #dabc97d2
 from __future__ import annotations
 import re
+from itertools import islice
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+import numpy as np
 from ..analysis.wording import unconverged_words
 from ..core.arms import MODES, PROCEDURES, PROFILES, SEVERAL_RANKS, USUAL
 from kdnotes.core.config import (
@@ -510,12 +512,54 @@ def _head_in_words(config: RunConfig, corpus: Corpus, teacher: Plan | None) -> s
     from kdnotes.distill.models import new_head
 
     if is_given(config):
-        return ''
+        return _names_in_words(config, corpus)
     student = MODES[config.mode].network == 'student'
     if student and config.student_init in ('teacher_finetuned', 'transferred') or config.transfer != 'none':
         return teacher.head if teacher else ''
     own = new_head(make_task(config, corpus), _source(config))
     return '; '.join(dict.fromkeys(filter(None, (own, teacher.head if teacher else ''))))
+
+
+_SCORED = 60  # rows, by which the order of a head's outputs is judged
+
+
+def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
+    "How a given head's names stand beside labels that are numbers, and what a sample says of their order."
+    from scipy.optimize import linear_sum_assignment
+    from kdnotes.distill.models import answers_of_given, load_config, own_names
+
+    task = make_task(config, corpus)
+    info = task_info(config.task)
+    labels = list(task.head_labels or ())
+    names = own_names(load_config(config.teacher), labels)
+    if not names:
+        return ''
+    rows = [
+        (row, place)
+        for place, label in enumerate(labels)
+        for row in islice(
+            (r for r in corpus.splits['train'] if str(r['label']) == label), _SCORED // len(labels)
+        )
+    ]
+    texts = [info.texts(row) for row, _ in rows]
+    second = [of[1] for of in texts] if len(texts[0]) > 1 else None
+    first = [of[0] for of in texts]
+    said = answers_of_given(config.teacher, task.auto_class, labels, first, second, config.max_length)
+    if info.use.ranks_pairs:  # only the order of its scores counts
+        said = said - said.median(dim=0).values
+    counts = np.zeros((len(labels), len(labels)), dtype=int)
+    np.add.at(counts, (said.argmax(dim=1).numpy(), [place for _, place in rows]), 1)
+    outputs, places = linear_sum_assignment(-counts)
+    best = counts[outputs, places].sum()
+    words = (
+        f'the outputs of {config.teacher} are named {", ".join(names)} and stand for {", ".join(labels)}, in '
+        f'this order: of {len(rows)} rows of train it has {counts.trace()} right so'
+    )
+    if best <= counts.trace() + len(rows) ** 0.5:
+        return words
+    order = ', '.join(f'{names[i]} for {labels[k]}' for i, k in zip(outputs, places))
+    advice = 'write id2label of its config.json with the labels in that order, which are matched by name'
+    return f'{words}, and {best} with {order}; if that is meant, {advice}'
 
 
 def _check_batches(config: RunConfig) -> None:

@@ -600,6 +600,9 @@ def ranked(
     notes = cut_notes(lengths, reader.max_length, 'candidate')
     if reader.settings.get('document_title'):
         notes += ('the model was trained on sentences behind their documents\' titles: "title : sentence"',)
+    names = [str(reader.config.id2label[i]) for i in range(reader.config.num_labels)]
+    if names not in ([f'LABEL_{i}' for i in range(len(names))], ['no answer', 'answer'], ['answer']):
+        notes += (f'its outputs are named {" and ".join(names)}, and the last is taken for an answer',)
     return Answer(dict(candidates=rows), tuple(lines), notes)
 
 
