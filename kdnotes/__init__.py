@@ -1,3 +1,15 @@
+"""Knowledge distillation x mixed precision x parallel training.
+
+    import kdnotes as kd
+
+    data = kd.load_data(table, columns=dict(question='q', sentence='candidate', label='right'))
+    teacher = kd.finetune(data, 'bert-base-uncased')
+    student = kd.distil(data, teacher, layers=3, mixed=True)
+    print(student.metrics)
+
+`help(kd.distil)` says what a function takes, and `kdnotes parameters` lists the parameters of a run.
+"""
+
 __version__ = "0.1.0"
 
 _API = ('Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'study')
@@ -5,6 +17,10 @@ _API = ('Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', '
 
 def __getattr__(name):
     "The names of `kdnotes.api`, loaded when they are first used."
+    if name == 'distill':  # the folder of that name, which is called as `distil` is
+        import importlib
+
+        return importlib.import_module('kdnotes.distill')
     if name not in _API:
         raise AttributeError(f'module kdnotes has no attribute {name!r}; it has {", ".join(_API)}')
     from . import api

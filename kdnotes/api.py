@@ -4,6 +4,9 @@
 
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
+import inspect
+import json
+import math
 import os
 import re
 import textwrap
@@ -23,7 +26,10 @@ from kdnotes.tasks.sources import (
     FORMATS,
     Corpus,
     CorpusError,
+    CorpusRules,
+    class_cells,
     column_names,
+    dataset_classes,
     load_corpus,
     needed_columns,
     read_split,
@@ -33,6 +39,38 @@ from kdnotes.tasks.sources import (
 
 # %% auto #0
 __all__ = ['SPLITS', 'Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'compare', 'doctor']
+
+# %% ../nbs/89_api.ipynb #47c608c5
+def _signature_lines(source: str) -> list[str]:  # of a function
+    "The parameters of a signature that is written a line each, with what its comments say."
+    found: list[str] = []
+    above: list[str] = []
+    for line in source[source.index('\ndef ') + 1 :].splitlines()[1:]:
+        if line.startswith(')'):
+            break
+        if comment := re.fullmatch(r'\s*# (.*)', line):
+            above.append(comment[1])
+        elif parameter := re.match(r'\s+(\**\w+)\s*:?[^#]*(?:#\s(.*))?', line):
+            said = ' '.join([*above, parameter[2] or '']).strip()
+            found.append(f'    {parameter[1]}: {said}')
+            above = []
+    return found
+
+
+def _explained(*example: str) -> Callable[[Callable], Callable]:  # lines of Python
+    "A function whose docstring tells its parameters and shows an example."
+
+    def explain(function: Callable) -> Callable:
+        try:
+            lines = _signature_lines(inspect.getsource(function))
+        except OSError:  # its source is not at hand
+            lines = []
+        shown_lines = [f'    {line}' for line in example]
+        parts = [[function.__doc__], ['', 'Parameters:', '', *lines] if lines else [], ['', 'Example:', '']]
+        function.__doc__ = '\n'.join([*sum(parts, []), *shown_lines])
+        return function
+
+    return explain
 
 # %% ../nbs/89_api.ipynb #2c7f5aca
 SPLITS = ('train', 'dev', 'test')
@@ -59,6 +97,10 @@ class Data:
         return '\n'.join(filter(None, [f'Data for {self.task}: {self.corpus}{mapped}', self.about]))
 
 
+@_explained(
+    "kd.load_data(table, columns=dict(question='q', sentence='candidate', label='right'))",
+    "kd.load_data('folder-of-train-dev-test', task='text_classification', columns='text=review,label=stars')",
+)
 def load_data(
     # a DataFrame or a list of dicts, with a column `split` or without one, a dict of three of them (train,
     # dev, test), a Dataset or DatasetDict of `datasets`; a folder, one file with a table, a published
@@ -72,7 +114,8 @@ def load_data(
     say: Callable[[str], None] = print,  # is told how one table was dealt out
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
-    columns = _mapping(columns, task)
+    rules = task_info(task).corpora
+    columns = _mapping(columns, rules)
     if isinstance(source, (str, Path)):
         typed = ','.join(f'{key}={column}' for key, column in columns.items()) or None
         file = Path(os.path.expanduser(source))
@@ -80,10 +123,9 @@ def load_data(
             found = load_corpus(task, str(source), typed)
             return Data(task, str(source), typed, _about(found, task))
         source, columns = _of_file(file, task, typed), {}
-    found_tables, dealt = _tables(source, columns, shares, seed)
-    tables = {name: _whole(table, name) for name, table in found_tables.items()}
+    tables, dealt = _tables(source, columns, shares, seed, rules)
     _check_columns(tables['train'], task)
-    lines = {name: _json_lines(table, name) for name, table in tables.items()}
+    lines = {name: _json_lines(_needed(table, name, rules), name) for name, table in tables.items()}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
@@ -102,7 +144,18 @@ def _of_file(path: Path, task: str, columns: str | None) -> pd.DataFrame:
         raise ConfigError(
             f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}, or a folder'
         )
-    return pd.DataFrame(list(read_split(path, 'train', task_info(task).corpora, columns)))
+    rows = read_split(path, 'train', task_info(task).corpora, columns)
+    return pd.DataFrame(list(map(_as_given, rows)), dtype=object)
+
+
+def _as_given(row: dict) -> dict:
+    "A checked row as a table has it: its answers with their texts."
+    if 'answers' not in row:
+        return row
+    begins = [begin for begin, _ in row['answers']]
+    return row | dict(
+        answers=dict(text=[row['context'][slice(*of)] for of in row['answers']], answer_start=begins)
+    )
 
 
 def _about(corpus: Corpus, task: str) -> str:
@@ -137,18 +190,18 @@ def _check_columns(table: pd.DataFrame, task: str) -> None:
 
 
 def _tables(
-    source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int
+    source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, rules: CorpusRules
 ) -> tuple[dict[str, pd.DataFrame], str]:
     "train, dev and test of whatever holds tables, and how they were dealt out; '': they were given."
     if isinstance(source, Mapping):
         names = {'validation': 'dev'} if 'dev' not in source else {}
-        found = {names.get(name, name): _frame(table, columns) for name, table in source.items()}
+        found = {names.get(name, name): _frame(table, columns, rules) for name, table in source.items()}
         if missing := [name for name in SPLITS if name not in found]:
             raise ConfigError(
                 f"the data have {', '.join(map(str, source))} and no {', '.join(missing)}; give all three"
             )
         return {name: found[name] for name in SPLITS}, ''
-    table = _frame(source, columns)
+    table = _frame(source, columns, rules)
     if 'split' not in table:
         return _dealt(table, shares, seed)
     if table['split'].isna().any():
@@ -156,14 +209,27 @@ def _tables(
             f"column 'split' misses {table['split'].isna().sum()} of {len(table)} values; fill or drop them"
         )
     by_name = {name: part.drop(columns='split') for name, part in table.groupby('split')}
-    return _tables(by_name, {}, shares, seed)
+    return _tables(by_name, {}, shares, seed, rules)
 
 
-def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
+def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names of classes, by column
+    "A table of pandas, its cells as they came: a gap makes no float of a whole number."
+    if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
+        return pd.DataFrame(list(table), dtype=object)
+    if hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
+        cells = table.to_dict()
+        cells |= {name: class_cells(cells[name], names) for name, names in classes.items()}
+        return pd.DataFrame(cells, dtype=object)
+    return table.to_pandas() if hasattr(table, 'to_pandas') else table
+
+
+def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules) -> pd.DataFrame:
     "A table of pandas or of datasets, or rows as dicts, under the task's own names."
-    found = table.to_pandas() if hasattr(table, 'to_pandas') else table
-    if isinstance(found, (list, tuple)) and found and all(isinstance(row, Mapping) for row in found):
-        found = pd.DataFrame(list(found))
+    key_of = {column: key for key, column in columns.items()}
+    classes = dataset_classes(table)
+    found = _unnamed(
+        table, {name: of for name, of in classes.items() if key_of.get(name, name) in rules.named}
+    )
     if not isinstance(found, pd.DataFrame):
         raise ConfigError(
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
@@ -174,7 +240,7 @@ def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
             f"there is no column {', '.join(map(shown, missing))}; "
             f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
         )
-    named = found.rename(columns={column: key for key, column in columns.items()})
+    named = found.rename(columns=key_of)
     if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
         raise ConfigError(
             f"more than one column is meant by {', '.join(map(shown, twice))}; rename or drop one"
@@ -182,27 +248,48 @@ def _frame(table: Any, columns: Mapping[str, str]) -> pd.DataFrame:
     return named
 
 
-def _mapping(columns: Any, task: str) -> dict[str, str]:
+def _mapping(columns: Any, rules: CorpusRules) -> dict[str, Any]:
     "key -> column, each column once."
-    if isinstance(columns, str):
-        usual = task_info(task).corpora.columns
-        names = column_names(columns, usual)
-        return {key: name for key, name in names.items() if name != usual[key]}
-    if columns is not None and not isinstance(columns, Mapping):
+    if columns is not None and not isinstance(columns, (str, Mapping)):
         raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
-    columns = dict(columns or {})
-    if len(set(columns.values())) < len(columns):
-        raise ConfigError(f'columns={columns!r} names one column for two keys; give each its own')
-    return columns
+    if isinstance(columns, Mapping) and not all(isinstance(name, Hashable) for name in columns.values()):
+        raise ConfigError(f'columns={shown(columns)} must give a key one column each')
+    names = column_names(columns, rules.columns)
+    return {
+        key: name
+        for key, name in names.items()
+        if name != rules.columns[key] or (isinstance(columns, Mapping) and key in columns)
+    }
+
+
+def _plain(cell: Any) -> Any:
+    "A cell as JSON has it: a missing one as null, a number with the digits that it has in a CSV file."
+    if isinstance(cell, Mapping):
+        return {str(name): _plain(of) for name, of in cell.items()}
+    if isinstance(cell, (list, tuple, np.ndarray)):
+        return list(map(_plain, cell))
+    if isinstance(cell, np.floating):
+        cell = float(str(cell))  # of float32 its own digits
+    elif isinstance(cell, np.generic):
+        cell = cell.item()
+    if cell is None or cell is pd.NA or cell is pd.NaT:
+        return None
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None if math.isnan(cell) else str(cell)
+    # bytes and sets are refused by who writes them
+    return cell if isinstance(cell, (str, int, float, bytes, set)) else str(cell)
 
 
 def _json_lines(table: pd.DataFrame, split: str) -> str:
-    "A table as JSON lines."
+    "A table as JSON lines, its numbers with all their digits."
+    names = list(map(str, table))
+    cells = [list(map(_plain, table.iloc[:, i].array)) for i in range(len(names))]
     try:
-        text = table.to_json(orient='records', lines=True, force_ascii=False)
+        rows = (json.dumps(dict(zip(names, row)), ensure_ascii=False) for row in zip(*cells))
+        text = ''.join(f'{row}\n' for row in rows)
         text.encode()
         return text
-    except (UnicodeError, OverflowError, TypeError, ValueError) as e:
+    except (UnicodeError, TypeError, ValueError, RecursionError) as e:
         raise ConfigError(
             f'{split}: a value cannot be written as UTF-8 text ({e}); put it right or drop its row'
         ) from None
@@ -215,7 +302,9 @@ def _dealt(
     if not _are_shares(shares):
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
     key = next((name for name in _TOGETHER if name in table), None)
-    of_row = pd.Series(np.arange(len(table))) if key is None else table[key].reset_index(drop=True)
+    apart = pd.Series(np.arange(len(table)))
+    of_row = apart if key is None else table[key].reset_index(drop=True).astype(object)
+    of_row = of_row.where(of_row.notna(), apart)  # what has no name belongs to nothing else
     if type(seed) is not int or seed < 0:
         raise ConfigError(f'seed={seed!r} must be a whole number from 0 on')
     if not of_row.map(lambda value: isinstance(value, Hashable)).all():
@@ -247,10 +336,13 @@ def _are_shares(shares: Any) -> bool:
     return all(isinstance(s, (int, float)) and s > 0 for s in shares) and abs(sum(shares) - 1) < 1e-9
 
 
-def _whole(table: pd.DataFrame, split: str) -> pd.DataFrame:
-    "A table that misses no value."
+def _needed(table: pd.DataFrame, split: str, rules: CorpusRules) -> pd.DataFrame:
+    "The columns that rows need, none of them with a gap but those that may be empty."
+    keys = dict(zip(rules.columns.values(), rules.columns)) | dict(zip(rules.columns, rules.columns))
+    table = table[[name for name in table if name in keys]]
+    may_be_empty = {*rules.optional, *rules.instead, *rules.instead.values()}
     for name in table:
-        lost = np.flatnonzero(table[name].isna())
+        lost = () if keys[name] in may_be_empty else np.flatnonzero(table[name].isna())
         if len(lost):
             rows = ', '.join(map(str, lost[:3])) + ', ...' * (len(lost) > 3)
             raise ConfigError(
@@ -379,6 +471,7 @@ class Run:
         return run_box(self.record)._repr_html_()
 
 
+@_explained("kd.load_run('full_kd-s0-1a2b3c4d5e').predict('Iron rusts.')")
 def load_run(
     run_id: str,  # the name of its folder
 ) -> Run:
@@ -403,6 +496,27 @@ def _check_data(data: Any) -> None:
         )
 
 
+def _folder_of(model: Any) -> str:
+    "Where a model lies that a run is given."
+    if isinstance(model, Run):
+        return str(model.model)
+    if isinstance(model, (str, os.PathLike)):
+        return str(model)
+    raise ConfigError(
+        f'a {type(model).__name__} is no folder, and a model is read from one, with its tokenizer: write '
+        'model.save_pretrained(folder) and tokenizer.save_pretrained(folder), and give the folder'
+    )
+
+
+def _given(data: Data, parameters: dict) -> dict:
+    "The parameters of a run, with its data, and models as their folders."
+    models = {
+        name: _folder_of(of) for name, of in parameters.items() if name in ('teacher', 'student') and of
+    }
+    own = dict(task=data.task, corpus=data.corpus) | ({'columns': data.columns} if data.columns else {})
+    return own | parameters | models
+
+
 def _made(
     data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
 ) -> Run:
@@ -411,10 +525,10 @@ def _made(
     _check_data(data)
     if 'mode' in parameters:
         raise ConfigError('mode is chosen by finetune, distil, mixed= and taught=; leave it out')
-    given = dict(task=data.task, corpus=data.corpus, columns=data.columns) | parameters
-    return Run(run(make_config(mode=mode, **given), on_row, say))
+    return Run(run(make_config(mode=mode, **_given(data, parameters)), on_row, say))
 
 
+@_explained("teacher = kd.finetune(data, 'bert-base-uncased', epochs=2)")
 def finetune(
     data: Data,  # of `load_data`
     model: str | Path | None = None,  # hub id or folder of pretrained weights; None: the profile's
@@ -425,10 +539,14 @@ def finetune(
 ) -> Run:
     "Fine-tune a model on a task: a teacher."
     if model is not None:
-        parameters = parameters | dict(teacher=str(model))
+        parameters = parameters | dict(teacher=_folder_of(model))
     return _made(data, 'mixed_baseline' if mixed else 'baseline', say, on_row, parameters)
 
 
+@_explained(
+    'student = kd.distil(data, teacher, layers=3, temperature=2, mixed=True)',
+    "kd.distil(data, 'folder/of/a/fine-tuned/model', layers=3)",
+)
 def distil(
     data: Data,  # of `load_data`
     # of `finetune`, or the folder or hub id of a model that is fine-tuned already and is taken as it is;
@@ -443,12 +561,15 @@ def distil(
 ) -> Run:
     "Train a student of a teacher."
     if teacher is not None:
-        folder = teacher.model if isinstance(teacher, Run) else teacher
-        parameters = dict(teacher=str(folder), teacher_mode='given') | parameters
+        parameters = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
     mode = f"{'mixed' if mixed else 'full'}_{'kd' if taught else 'student'}"
     return _made(data, mode, say, on_row, parameters)
 
 # %% ../nbs/89_api.ipynb #d4fcdb14
+@_explained(
+    "made = kd.study(data, seeds=5, study='mine')",
+    "print(*made.report.headline, sep='\n')",
+)
 def study(
     data: Data,  # of `load_data`
     seeds: int = 3,  # seeds 0, 1, ...: each trains every arm once
@@ -461,10 +582,10 @@ def study(
     from kdnotes.experiment.study import run_study
 
     _check_data(data)
-    given = dict(task=data.task, corpus=data.corpus) | ({'columns': data.columns} if data.columns else {})
-    return run_study(seeds, arms, say=say, on_row=on_row, **(given | parameters))
+    return run_study(seeds, arms, say=say, on_row=on_row, **_given(data, parameters))
 
 
+@_explained('kd.compare(alone, student)')
 def compare(
     a: Run | Sequence[Run],  # runs of one arm, a seed each
     b: Run | Sequence[Run],  # of another, of the same seeds
@@ -483,6 +604,7 @@ def compare(
     return compare_records(*([r.record for r in side] for side in sides), pd.concat(units, ignore_index=True))
 
 
+@_explained('print(kd.doctor(data, layers=3))')
 def doctor(
     data: Data,  # of `load_data`
     mode: str = 'mixed_kd',  # of `config.MODES`
@@ -492,5 +614,4 @@ def doctor(
     from kdnotes.checks.doctor import doctor as examine
 
     _check_data(data)
-    given = dict(task=data.task, corpus=data.corpus, columns=data.columns) | parameters
-    return examine([make_config(mode=mode, **given)])
+    return examine([make_config(mode=mode, **_given(data, parameters))])

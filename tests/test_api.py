@@ -1,8 +1,10 @@
 """The names that `import kdnotes` gives: data of a user, a teacher, its student, their comparison."""
 
+import math
 import shutil
 import subprocess
 import sys
+import numpy as np
 import pandas as pd
 import pytest
 import kdnotes as kd
@@ -183,7 +185,14 @@ def table(**columns):
         (table(), dict(columns=['sentence']), 'is no mapping'),
         (table(), dict(columns='sentence'), 'must be pairs key=column'),
         (table(), dict(columns='sentence=answer'), "no column 'answer'"),
-        (table(), dict(columns=dict(question='sentence', sentence='sentence')), 'one column for two keys'),
+        (table(), dict(columns=dict(question='sentence', sentence='sentence')), 'needs a column of its own'),
+        (
+            table(),
+            dict(columns=dict(score='teacher_score')),
+            "names the key 'score', which a row does not have",
+        ),
+        (table(), dict(columns=dict(text=0)), 'it is a key of task=text_classification'),
+        (table(), dict(columns=dict(sentence=['a'])), 'one column each'),
         (table(), dict(columns=dict(question='sentence')), "more than one column is meant by 'question'"),
         (table(), dict(shares=5), 'three numbers above 0'),
         (table(), dict(shares=('a', 'b', 'c')), 'three numbers above 0'),
@@ -233,3 +242,171 @@ def test_data_show_how_much_there_is_and_their_first_rows():
         kd.load_data(wrong)
     with pytest.raises(KdnotesError, match="^the train part of the table, row 0: label is '2'"):
         kd.load_data(table.assign(label=2))
+
+
+# ---- the same rows, whatever they come in ----
+
+
+NUMBERS = [0.1 + 0.2, math.pi * 1e-7, 2.0, -1 / 3, 1e-300, 5e-324, 123456789.123456789, 7.0]
+
+
+def labelled(labels, n=40):
+    return pd.DataFrame(
+        dict(text=[f'text {i}' for i in range(n)], label=[labels[i % len(labels)] for i in range(n)])
+    )
+
+
+@pytest.mark.parametrize('dtype', ['float64', 'float32', 'Float64'])
+@pytest.mark.parametrize('kind', ['frame', 'dicts', 'dataset'])
+def test_numbers_keep_their_last_bit_on_the_way_from_python(tmp_path, kind, dtype):
+    table = labelled(NUMBERS).astype(dict(label=dtype))
+    for split in ('train', 'dev', 'test'):
+        table.to_csv(tmp_path / f'{split}.csv', index=False)
+    if kind == 'dicts':
+        given = table.to_dict('records')
+    elif kind == 'dataset':
+        given = pytest.importorskip('datasets').Dataset.from_pandas(table)
+    else:
+        given = table
+    data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), given), 'text_classification')
+    found = [row['label'] for row in load_corpus(data.task, data.corpus).splits['train']]
+    of_csv = [row['label'] for row in load_corpus('text_classification', str(tmp_path)).splits['train']]
+    same = np.float32 if dtype == 'float32' else float
+    assert list(map(same, found)) == list(map(same, of_csv)) == [same(x) for x in table['label']]
+    if kind == 'frame' and dtype != 'float32':
+        assert load_corpus(data.task, data.corpus).sha256 == load_corpus(data.task, str(tmp_path)).sha256
+
+
+def test_whole_numbers_stay_whole_beside_a_gap():
+    rows = [dict(id=2**53 + 1 + i, text=f't{i}', label=i % 2) for i in range(9)] + [
+        dict(id=None, text='t', label=1)
+    ]
+    with pytest.raises(CorpusError, match='id is empty'):
+        kd.load_data(dict.fromkeys(('train', 'dev', 'test'), rows), 'text_classification')
+    data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), rows[:9]), 'text_classification')
+    assert load_corpus(data.task, data.corpus).splits['dev'][0]['id'] == '9007199254740993'
+
+
+QUESTIONS = [
+    dict(question='What is wet?', context='Rain is wet.', answer='Rain', answer_start=0, seen=None),
+    dict(question='What is dry?', context='Rain is wet.', answer=None, answer_start=None, seen=None),
+]
+
+
+@pytest.mark.parametrize(
+    'kind', ['dicts', 'frame', 'dataset', 'answers', 'answers of a frame', 'null', 'csv', 'parquet']
+)
+def test_none_is_no_answer_and_other_columns_are_not_looked_at(tmp_path, kind):
+    given = QUESTIONS
+    hub = [
+        dict(question=row['question'], context=row['context'], answers=dict(text=text, answer_start=start))
+        for row, text, start in zip(QUESTIONS, (['Rain'], []), ([0], []))
+    ]
+    if kind == 'frame':
+        given = pd.DataFrame(QUESTIONS)
+    elif kind == 'dataset':
+        given = pytest.importorskip('datasets').Dataset.from_list(QUESTIONS)
+    elif kind == 'answers':
+        given = pytest.importorskip('datasets').Dataset.from_list(hub)
+    elif kind == 'answers of a frame':
+        given = pytest.importorskip('datasets').Dataset.from_list(hub).to_pandas()
+    elif kind == 'null':
+        given = [hub[0], hub[1] | dict(answers=None)]
+    if kind in ('csv', 'parquet'):
+        table = pd.DataFrame(
+            [row | dict(context=f'{row["context"]} {i}') for i in range(9) for row in QUESTIONS]
+        )
+        # the start is 0.0 there
+        getattr(table, f'to_{kind}')(tmp_path / f'all.{kind}', index=False)
+        data = kd.load_data(tmp_path / f'all.{kind}', 'extractive_qa')
+    else:
+        data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), given), 'extractive_qa')
+    rows = load_corpus(data.task, data.corpus).splits['train']
+    assert {row['question']: row['answers'] for row in rows} == {
+        'What is wet?': ((0, 4),),
+        'What is dry?': (),
+    }
+
+
+@pytest.mark.parametrize('kind', ['dataset', 'parquet'])
+def test_classes_have_the_names_that_a_dataset_gives_them(tmp_path, kind):
+    datasets = pytest.importorskip('datasets')
+    features = datasets.Features(
+        text=datasets.Value('string'), label=datasets.ClassLabel(names=['sad', 'glad', 'none of them'])
+    )
+    named = datasets.Dataset.from_pandas(labelled([2, 0, 1]), features=features)
+    three = dict.fromkeys(('train', 'dev', 'test'), named)
+
+    def load(tables):
+        if kind == 'dataset':
+            return kd.load_data(tables, 'text_classification')
+        for split, of in tables.items():
+            of.to_parquet(tmp_path / f'{split}.parquet')
+        return kd.load_data(tmp_path, 'text_classification')
+
+    rows = load_corpus('text_classification', load(three).corpus).splits['test']
+    assert [row['label'] for row in rows[:4]] == ['none of them', 'sad', 'glad', 'none of them']
+    # nobody's class stays none, and the answer to a question is 0 or 1 whatever it is called
+    unlabelled = datasets.Dataset.from_pandas(labelled([2, 0, -1]), features=features)
+    data = load(three | dict(dev=unlabelled, train=unlabelled))
+    with pytest.raises(
+        KdnotesError, match=r"label '-1' says that nobody .*drop such rows, as by table.* != -1"
+    ):
+        kd.doctor(data, smoke=True)
+    yes_no = datasets.ClassLabel(names=['no', 'yes'])
+    pairs = datasets.Dataset.from_pandas(table()).cast_column('label', yes_no)
+    data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), pairs))
+    assert {row['label'] for row in load_corpus(data.task, data.corpus).splits['dev']} == {0, 1}
+    pairs = datasets.Dataset.from_pandas(table(label=[1, -1] * 10)).cast_column('label', yes_no)
+    with pytest.raises(CorpusError, match='nobody has labelled this row; drop such rows, as by table'):
+        kd.load_data(dict.fromkeys(('train', 'dev', 'test'), pairs))
+
+
+# ---- what people type ----
+
+
+def test_help_says_what_a_function_takes():
+    assert kd.__doc__ and 'kd.distil(data, teacher' in kd.__doc__
+    for name in NAMES[2:]:
+        said = getattr(kd, name).__doc__
+        assert 'Parameters:' in said and 'Example:' in said, name
+    assert 'teacher: of `finetune`, or the folder or hub id' in kd.distil.__doc__
+
+
+def test_distill_is_distil_before_and_after_its_modules_are_there():
+    code = """
+import kdnotes as kd
+for _ in range(2):
+    try:
+        kd.distill('embedded')
+    except kd.api.ConfigError as e:
+        print(e)
+    import kdnotes.distill.heads
+"""
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.count('str is not what load_data gives') == 2
+
+
+def test_a_model_without_a_folder_is_refused_in_a_sentence():
+    data = kd.Data('answer_selection', 'embedded')
+    model = pytest.importorskip('torch').nn.Linear(1, 1)
+    for call in (kd.distil, kd.finetune, lambda *of: kd.study(of[0], teacher=of[1])):
+        with pytest.raises(
+            ConfigError, match=r'a Linear is no folder.* model.save_pretrained\(folder\) and tok'
+        ):
+            call(data, model)
+
+
+@pytest.mark.parametrize(
+    ('name', 'said'),
+    [
+        ('callbacks', 'on_row='),
+        ('tokenizer', 'in the folder of the teacher'),
+        ('temp', "is it 'temperature'"),
+        ('warmup', "is it 'warmup_fraction'"),
+        ('collator', '`kdnotes parameters` lists them all'),
+    ],
+)
+def test_a_hint_is_near_or_there_is_none(name, said):
+    with pytest.raises(ConfigError, match=said):
+        kd.finetune(kd.Data('answer_selection', 'embedded'), **{name: 1})

@@ -16,6 +16,7 @@ import pytest
 
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.core.config import KdnotesError
+from kdnotes.tasks import sources
 from kdnotes.tasks.answer_selection import HUB_COLUMNS, TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, local_copy, read_split, resolve_corpus
 
@@ -96,6 +97,11 @@ FAULTS = {
         ),
         ['line 3', 'Sentence stands in double quotes', 'save the table as .csv'],
     ),
+    'a text in quotes as C marks them': (
+        dict(lines=replaced(1, 'Salt – or a pun on it – is in every sea.', r'"Salt, or \"salt\""')),
+        ['line 3', 'Sentence stands in double quotes', 'save the table as .csv'],
+    ),
+    'label -1': (dict(lines=replaced(1, '\t0', '\t-1')), ['line 3', 'nobody', "table['label'] != -1"]),
     'lines that end in CR': (dict(end='\r'), ['line 1', 'carriage return', 'in LF or in CR LF']),
     'lines that end in CR CR LF': (dict(end='\r\r\n'), ['line 1', 'carriage return']),
     'no positive': (dict(lines=[HEADER, GOOD[1], GOOD[2]]), ['no row has label 1']),
@@ -159,6 +165,61 @@ def test_csv_lines_end_as_they_like(tmp_path, end):
     (tmp_path / 'train.csv').write_bytes(end.join(map(','.join, rows)).encode())
     read = read_split(tmp_path / 'train.csv', 'train', CORPORA)
     assert [r['sentence'] for r in read] == [row[5] for row in rows[1:]]
+
+
+# rows of text and label -> the row that is refused
+QUOTES = {
+    'none closed': ['good,1', '"lovely river walk,0', 'a,1', 'b,0'],
+    'closed in a later row': ['good,1', '"lovely river walk,0', 'a,1', '"well, well",0'],
+    'marked as in C': ['good,1', r'"say \"hi\" now",0', 'a,1'],
+    'more behind them': ['good,1', '"a" b,0'],
+}
+
+
+@pytest.mark.parametrize('large', [False, True])
+@pytest.mark.parametrize('task', ['text_classification', 'extractive_qa'])
+@pytest.mark.parametrize('kind', QUOTES)
+def test_quotes_that_would_join_rows_of_a_csv_file_are_refused_with_the_row(
+    tmp_path, monkeypatch, kind, task, large
+):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    monkeypatch.setattr(sources, 'LARGE', 1 if large else sources.LARGE)
+    monkeypatch.setattr(sources, '_PART', 1)
+    header = 'text,label' if task == 'text_classification' else 'answer,answer_start'
+    (tmp_path / 'own').mkdir()
+    for split in SPLITS:
+        (tmp_path / f'own/{split}.csv').write_text('\n'.join([header, *QUOTES[kind]]) + '\n')
+    sentence = refused(lambda: load_corpus(task, str(tmp_path / 'own')))
+    if task == 'text_classification':
+        assert sentence.startswith(f'{tmp_path}/own/train.csv, row 2: a double quote opens a text, and what')
+
+
+def test_an_answer_with_a_blank_at_its_edge_is_that_of_json(tmp_path):
+    context = 'Iron rusts. Mercury is liquid.'
+    rows = [
+        dict(question='Which?', context=context, answer=' Mercury ', answer_start=11),
+        dict(question='What?', context=context, answer=' Iron', answer_start=0),
+        dict(question='How?', context=context, answer='', answer_start=''),
+    ]
+    table = pd.DataFrame(rows)
+    table['answer_start'] = pd.to_numeric(table['answer_start'])  # with a gap, and so floats
+    for split in SPLITS:
+        table.to_csv(tmp_path / f'{split}.csv', index=False)
+    assert '11.0' in (tmp_path / 'dev.csv').read_text()
+    found = load_corpus('extractive_qa', str(tmp_path)).splits['dev']
+    assert [row['answers'] for row in found] == [((11, 20),), ((0, 4),), ()]
+
+
+def test_labels_that_became_floats_are_whole_numbers(tmp_path):
+    for name, task, text in (('a', 'text_classification', 'text'), ('b', TASK, 'question,sentence')):
+        (tmp_path / name).mkdir()
+        for split in SPLITS:
+            texts = '1.0' + ',2.0' * text.count(',')
+            lines = [f'{text},label', f'{texts},1.0', f'{texts[:-1]}5,0.0', f'{texts[:-1]}6,1.0']
+            (tmp_path / name / f'{split}.csv').write_text('\n'.join(lines))
+        rows = load_corpus(task, str(tmp_path / name)).splits['train']
+        assert [str(row['label']) for row in rows] == ['1', '0', '1']
+        assert rows[0].get('text', rows[0].get('question')) == '1.0'
 
 
 LONG = 'x' * 100_000

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationErr
 from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'KdnotesError', 'ConfigError', 'shown',
-           'visible', 'counted', 'task_info', 'metric_name', 'primary_name', 'score_name', 'About', 'parameter',
-           'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher',
-           'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config',
-           'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
+__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'ELSEWHERE', 'KdnotesError',
+           'ConfigError', 'shown', 'visible', 'counted', 'task_info', 'metric_name', 'primary_name', 'score_name',
+           'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes',
+           'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode', 'preset_values',
+           'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -679,21 +679,36 @@ ALIASES = {
 }
 
 
+# what other libraries are given, and how it is here
+ELSEWHERE = {
+    'callback': 'on_row= of kdnotes.finetune and its kin is given every row that a run writes',
+    'tokenizer': 'the tokenizer is the one in the folder of the teacher',
+    'fp16': 'a mixed mode (mixed=True in Python) trains in the format that amp_dtype names',
+    'output_dir': 'results lie in a folder of runs/ that is called as study says',
+    'train_dataset': 'corpus names a folder that holds train, dev and test',
+}
+ELSEWHERE |= dict(callbacks=ELSEWHERE['callback'], processing_class=ELSEWHERE['tokenizer'])
+ELSEWHERE |= dict(bf16=ELSEWHERE['fp16'], eval_dataset=ELSEWHERE['train_dataset'])
+
+
 def nearest(
     name: str,
     allowed: Iterable[str],  # names of parameters
-    likeness: float = 0.5,  # that is enough, 0 to 1
+    likeness: float = 0.6,  # that is enough, 0 to 1
 ) -> list[str]:  # at most three, the nearest first
     "The parameters that may be meant by a name that is none."
     allowed = sorted(allowed)
     if ALIASES.get(name) in allowed:
         return [ALIASES[name]]
-    return get_close_matches(name, allowed, 3, likeness)
+    begun = [other for other in allowed if len(name) > 2 and other.startswith(name)]
+    return begun[:3] or get_close_matches(name, allowed, 3, likeness)
 
 
 def _no_parameter(name: str, allowed: Iterable[str]) -> str:
     "What to say of a name that is none: the nearest ones, else all if they are few."
     allowed = sorted(allowed)
+    if name in ELSEWHERE:
+        return f'there is no parameter {name!r}; {ELSEWHERE[name]}'
     near = ' or '.join(map(repr, nearest(name, allowed)))
     if near:
         return f'there is no parameter {name!r}; is it {near}?'

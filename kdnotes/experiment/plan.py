@@ -142,6 +142,7 @@ class Plan:
     # split -> rows of the corpus, and what several rows make together; a setting may leave some out
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     test_in_dev: int = 0  # rows of test whose texts are in dev
+    labels: str = ''  # what they are, where the task does not say it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
 
@@ -164,7 +165,8 @@ class Plan:
     def amount(self) -> str:
         "How much the corpus holds."
         more = ', of which a smoke run takes a few' * self.config.smoke
-        return sizes_in_words(self.sizes, self.config.task) + more
+        labels = f'; {self.labels}' * bool(self.labels)
+        return sizes_in_words(self.sizes, self.config.task) + more + labels
 
     @property
     def changes(self) -> str:
@@ -433,6 +435,7 @@ def plan(
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
         test_in_dev=corpus.test_in_dev,
+        labels=task_info(config.task).labels_in_words(corpus, config),
         clusters=_clusters(config, corpus),
     )
 

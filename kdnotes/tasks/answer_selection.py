@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
-from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows
+from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows, drop_in_words
 from .batching import Batch, EncodedPairs, all_apart
 from .columns import Columns, Texts, codes, numbers, ranks
 from .embedded import embedded_answer_selection
@@ -132,6 +132,11 @@ def check_rows(
             raise CorpusError(
                 f"{place(i)}: question {shown(question)} is without a candidate ({names['sentence']} "
                 "is empty); fill it in or remove the row"
+            )
+        if row['label'] in ('-1', -1):
+            raise CorpusError(
+                f"{place(i)}: {names['label']} is {shown(row['label'])}, which says that nobody has labelled "
+                f"this row; {drop_in_words('-1')}"
             )
         if row['label'] not in ('0', '1', 0, 1):
             raise CorpusError(

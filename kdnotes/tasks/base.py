@@ -390,6 +390,8 @@ class TaskInfo:
     check: Callable[[Any], None] = lambda config: None
     # refuses a corpus that these settings cannot mean, in seconds
     check_corpus: Callable[..., None] = lambda corpus, config: None
+    # what the labels of a corpus are, for people; '': nothing that the task does not say
+    labels_in_words: Callable[..., str] = lambda corpus, config: ''
     # (corpus, config, () -> the tokenizer) -> refuses what only tokens tell, in seconds
     check_tokens: Callable[..., None] = lambda corpus, config, tokenizer: None
     # (config) -> do training batches change with the epoch, as random masks do? Then no signal can be cached

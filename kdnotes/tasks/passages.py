@@ -91,9 +91,11 @@ def _of_hub(row: dict, where: str) -> dict:
 
 def _answers(row: dict, where: str, names: dict[str, str]) -> tuple[tuple[int, int], ...]:
     "The answer of a table's row; its columns are removed."
-    answer = row.pop('answer').strip()
+    given = row.pop('answer')
     start = str(row.pop('answer_start')).strip()
-    if not answer:
+    # blanks at its edges are a part of it where they stand in the context, too
+    answer = given if _stands(row['context'], given, start) else given.strip()
+    if not answer.strip():
         if start:
             raise CorpusError(
                 f"{where}: {names['answer_start']} is {shown(start)} beside an empty {names['answer']}; fill "
@@ -102,6 +104,12 @@ def _answers(row: dict, where: str, names: dict[str, str]) -> tuple[tuple[int, i
         return ()
     begin = _begin(row['context'], answer, start, where, names)
     return ((begin, begin + len(answer)),)
+
+
+def _stands(context: str, answer: str, start: str) -> bool:
+    "Does an answer stand at this character of its context?"
+    number = start.isascii() and start.isdigit() and len(start) < 10
+    return number and context.startswith(answer, int(start))
 
 
 def _begin(context: str, answer: str, start: str, where: str, names: dict[str, str]) -> int:
@@ -119,8 +127,7 @@ def _begin(context: str, answer: str, start: str, where: str, names: dict[str, s
                 else 'copy it from the context as it stands there, or leave it empty where there is none'
             )
         )
-    number = start.isascii() and start.isdigit() and len(start) < 10
-    if not number or not context.startswith(answer, int(start)):
+    if not _stands(context, answer, start):
         raise CorpusError(
             f'{where}: the answer {shown(answer)} does not stand at character {shown(start)} of its context; '
             'correct one of them (characters are counted from 0)'

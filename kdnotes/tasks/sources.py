@@ -14,7 +14,7 @@ import threading
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,6 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 import numpy as np
-import pandas as pd
 from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
 from ..core.progress import followed, stage
 from kdnotes.core.files import (
@@ -47,10 +46,10 @@ from .columns import Texts, open_columns, write_columns, write_parts
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus', 'MadeCorpus',
-           'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'check_filled',
-           'needed_columns', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
-           'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules',
-           'split_sizes', 'sizes_in_words']
+           'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'drop_in_words',
+           'check_filled', 'needed_columns', 'class_cells', 'find_folder', 'split_files', 'place_of', 'read_folder',
+           'ask_hub', 'fetch_hub', 'dataset_classes', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus',
+           'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -123,6 +122,8 @@ class CorpusRules:
     instead: dict[str, str] = field(default_factory=dict)
     # characters of a text: some hundred pages, of which a network reads one; None: it reads them all
     longest: int | None = 1_000_000
+    # keys whose texts are classes: of a number that stands for a class with a name, the name is taken
+    named: frozenset[str] = frozenset()
     tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
     # of rows that are checked part by part: keys that together no two rows share; a key, and another that
     # all rows with one of its texts have in common; keys that all rows have, or none
@@ -166,14 +167,9 @@ def _meant_key(key: str, usual: Iterable[str]) -> str:
     return keys
 
 
-def column_names(
-    columns: str | None,  # 'key=column,key=column'; None: the usual names
-    usual: dict[str, str],  # key -> the usual name
-) -> dict[str, str]:  # key -> the name in this source
-    "What a source calls the columns."
-    names = dict(usual)
-    given = set()
-    for part in filter(None, (columns or '').split(',')):
+def _typed_pairs(columns: str, usual: Container[str]) -> Iterator[tuple[str, str]]:
+    "The keys and columns of a map that was typed."
+    for part in filter(None, columns.split(',')):
         key, equals, name = (p.strip() for p in part.partition('='))
         next_key = name.partition(';')[2].partition('=')[0].strip()
         if not (equals and key and name) or next_key in usual:
@@ -181,6 +177,19 @@ def column_names(
                 f"columns={shown(columns)} must be pairs key=column with commas between them, as in "
                 "'text=review,label=stars'"
             )
+        yield key, name
+
+
+def column_names(
+    # 'key=column,key=column', or a mapping of keys to columns; None: the usual names
+    columns: str | Mapping[str, Any] | None,
+    usual: dict[str, str],  # key -> the usual name
+) -> dict[str, Any]:  # key -> the name in this source
+    "What a source calls the columns."
+    names = dict(usual)
+    given = set()
+    pairs = columns.items() if isinstance(columns, Mapping) else _typed_pairs(columns or '', usual)
+    for key, name in pairs:
         if key not in usual and name in usual:
             raise ConfigError(
                 f"columns={shown(columns)} is the wrong way round: the task's key comes first and your "
@@ -189,7 +198,7 @@ def column_names(
         if key not in usual:
             raise ConfigError(
                 f"columns={shown(columns)} names the key {shown(key)}, which a row does not have; "
-                f"{_meant_key(key, usual)}"
+                f"{_meant_key(str(key), usual)}"
             )
         if key in given:
             raise ConfigError(f"columns={shown(columns)} names {key!r} twice; say once which column it is")
@@ -217,6 +226,8 @@ class Table:
     cells: dict[str, list]
     place: Callable[[int], str]  # says where row i is
     rows: int
+    # name -> what its numbers from 0 on stand for, where the file says that they are classes
+    classes: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def without_rows(cls, where: Path | str, names: list[str], possible: Container[str]) -> Table:
@@ -308,9 +319,9 @@ def _check_quotes(path: Path, number: int, name: str, cell: str) -> None:
     "Refuse what CSV means by quotes: in a TSV file they are part of a text."
     inner = cell[1:-1]
     quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
-    if quoted and '""' in inner and '"' not in inner.replace('""', ''):
+    if quoted and any(of in inner and '"' not in inner.replace(of, '') for of in ('""', r'\"')):
         raise CorpusError(
-            f'{path}, line {number}: {name} stands in double quotes, with those inside it doubled, as CSV '
+            f'{path}, line {number}: {name} stands in double quotes, with those inside it marked, as CSV '
             'writes a text; in a .tsv file quotes are part of the text: save the table as .csv, or write it '
             'without quotes'
         )
@@ -435,35 +446,46 @@ def _csv_tables(path: Path, possible: set[str]) -> Iterator[Table]:
     "A CSV file, part by part, with every cell a text: neither `NA` nor `007` is anything else."
     csv.field_size_limit(2**31 - 1)
     with open(path, encoding='utf-8-sig', newline='') as f:
-        rows = filter(None, csv.reader(f))  # without blank lines
+        rows = _csv_rows(path, f)
         header = next(rows, [])
         _check_header(path, header)
         yield Table.without_rows(path, header, possible)
-        if header:
-            _check_fields(path, header, rows)
-    if not (kept := [name for name in header if name in possible]):
-        return
-    as_texts = dict(dtype=str, keep_default_na=False, index_col=False, names=header, header=0, usecols=kept)
-    with pd.read_csv(path, chunksize=_PART, **as_texts) as parts:
-        for part in parts:
-            cells = {name: part[name].tolist() for name in kept}
-            first = part.index[0] + 1
+        kept = [(i, name) for i, name in enumerate(header) if name in possible]
+        first = 1
+        while header and (some := list(islice(rows, _PART))):
+            _check_fields(path, header, some, first)
+            cells = {name: [fields[i] for fields in some] for i, name in kept}
             yield Table(
-                str(path), header, cells, lambda i, first=first: f'{path}, row {first + i}', len(part)
+                str(path), header, cells, lambda i, first=first: f'{path}, row {first + i}', len(some)
             )
+            first += len(some)
+    if header and first == 1:
+        raise CorpusError(f'{path}: there is no row below the header; a split needs at least one example')
 
 
-def _check_fields(path: Path, header: list[str], rows: Iterable[list[str]]) -> None:
-    "Refuse a CSV file whose rows have not as many fields as its header, or that has no rows."
+def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
+    "The rows of a CSV file, its header first, without blank lines."
     row = 0
-    for row, fields in enumerate(rows, 1):
+    try:
+        for fields in filter(None, csv.reader(lines, strict=True)):
+            yield fields
+            row += 1
+    except csv.Error:
+        where = f'row {row}' if row else 'the header'
+        raise CorpusError(
+            f'{path}, {where}: a double quote opens a text, and what follows does not end it as CSV does, so '
+            'rows would run together; close it, and write a double quote inside such a text twice ("")'
+        ) from None
+
+
+def _check_fields(path: Path, header: list[str], rows: Iterable[list[str]], first: int) -> None:
+    "Refuse a CSV file whose rows have not as many fields as its header."
+    for row, fields in enumerate(rows, first):
         if len(fields) != len(header):
             raise CorpusError(
                 f'{path}, row {row}: {len(fields)} fields where the header has {len(header)}; put a text '
                 'that holds commas in double quotes'
             )
-    if not row:
-        raise CorpusError(f'{path}: there is no row below the header; a split needs at least one example')
 
 
 def _parquet_tables(path: Path, possible: set[str]) -> Iterator[Table]:
@@ -482,11 +504,27 @@ def _parquet_tables(path: Path, possible: set[str]) -> Iterator[Table]:
             raise CorpusError(f'{path}: there is no row; a split needs at least one example')
         yield Table.without_rows(path, names, possible)
         kept = [name for name in names if name in possible]
+        classes = _classes_of(f.schema_arrow.metadata)
         first = 1
         for part in f.iter_batches(_PART, columns=kept) if kept else ():
             cells = {name: part.column(name).to_pylist() for name in kept}
-            yield Table(str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}', len(part))
+            yield Table(
+                str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}', len(part), classes
+            )
             first += len(part)
+
+
+def _classes_of(
+    metadata: dict[bytes, bytes] | None,
+) -> dict[str, list[str]]:  # column -> names of its classes
+    "What the package datasets writes beside a table about numbers that are classes."
+    try:
+        features = json.loads((metadata or {})[b'huggingface'])['info']['features']
+        return {
+            name: list(map(str, of['names'])) for name, of in features.items() if of['_type'] == 'ClassLabel'
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):  # there is none, or it is of another kind
+        return {}
 
 
 _READERS = {'.tsv': _tsv_tables, '.csv': _csv_tables, '.jsonl': _jsonl_tables, '.parquet': _parquet_tables}
@@ -531,7 +569,7 @@ def _joined(tables: list[Table]) -> Table:
         part = bisect_right(ends, i)
         return tables[part].place(i - (ends[part] - tables[part].rows))
 
-    return Table(tables[0].where, names, cells, place, ends[-1])
+    return Table(tables[0].where, names, cells, place, ends[-1], tables[-1].classes)
 
 
 def _possible(names: dict[str, str]) -> set[str]:
@@ -601,6 +639,16 @@ def read_split(
     if not path.exists() or _state_of(path) != before:
         raise _changed(path)
     return rows
+
+
+def drop_in_words(
+    value: str,  # a label, as Python writes it
+) -> str:
+    "How rows with such a label are dropped."
+    return (
+        f"drop such rows, as by table[table['label'] != {value}] of pandas, or by .filter(lambda row: "
+        f"row['label'] != {value}) of datasets"
+    )
 
 
 def check_filled(
@@ -745,7 +793,7 @@ def _checked_rows(
 ) -> list[dict]:
     "The rows of a table, each of them checked."
     kept = [key for key in names if key not in missing]
-    cells = [_cells(table, names[key], key in rules.instead.values()) for key in kept]
+    cells = [_cells(table, names[key], key, rules) for key in kept]
     rows = [dict(zip(kept, row, strict=True)) for row in zip(*cells, strict=True)]
     rules.complete(rows, missing, *state)
     _check_characters(rows, table.place, names, rules.longest)
@@ -754,11 +802,33 @@ def _checked_rows(
     return rows
 
 
-def _cells(table: Table, name: str, nested: bool) -> list:
+# keys whose texts may be numbers: whole ones in a column with a gap come out of many tools as floats
+_NUMBERS = ('label', 'answer_start')
+
+
+def _whole_number(cell: str) -> str:
+    "A whole number without the `.0` of a float."
+    return cell[:-2] if cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII) else cell
+
+
+def class_cells(
+    cells: Iterable[Any],  # numbers from 0 on; -1, or None, where there is no class
+    names: Sequence[str],  # of the classes
+) -> list:  # the name of each; what is no number of a class stays
+    "Classes by their names."
+    return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
+
+
+def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
     "A table's column as texts, or as it came."
-    if nested:
-        return table.cells[name]
-    cells = [_as_text(cell) for cell in table.cells[name]]
+    found = table.cells[name]
+    if key in rules.instead.values():
+        return found
+    if key in rules.named and name in table.classes:
+        found = class_cells(found, table.classes[name])
+    cells = [_as_text(cell) for cell in found]
+    if key in _NUMBERS and None not in cells:
+        cells = list(map(_whole_number, cells))
     if None in cells:
         raise CorpusError(
             f'{table.place(cells.index(None))}: {name} holds a list, a record or bytes, and a text or a '
@@ -942,6 +1012,15 @@ def fetch_hub(
         ) from None
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
+def dataset_classes(
+    table: Any,  # a `datasets.Dataset`; others have none
+) -> dict[str, list[str]]:  # column -> names of its classes
+    "Which of a table's numbers are classes with names."
+    features = getattr(table, 'features', None) or {}
+    found = {name: getattr(of, 'names', None) for name, of in features.items()}
+    return {name: list(names) for name, names in found.items() if names}
+
+
 def hub_rows(
     table,  # a `datasets.Dataset`, or a mapping of columns
     split: str,  # 'train' | 'dev' | 'test': what it is used for
@@ -958,7 +1037,8 @@ def hub_rows(
         table = table.select_columns(possible)
     cells = {name: list(table[name]) for name in possible}
     n = len(next(iter(cells.values()), ()))
-    listed = Table(where, there, cells, lambda i: f'{where}, row {i}', n)
+    classes = dataset_classes(table)
+    listed = Table(where, there, cells, lambda i: f'{where}, row {i}', n, classes)
     return _rows_of(listed, split, rules, known, _mapped(columns))
 
 
@@ -1372,7 +1452,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         check_regular(path)
     state = {split: [str(path), sha256_big_file(path)] for split, path in files.items()}
     read_as = json.dumps([task, name, columns, list(task_info(task).corpora.columns)])
-    key = sha256_text('corpus-2', read_as, json.dumps(state, sort_keys=True))
+    key = sha256_text('corpus-3', read_as, json.dumps(state, sort_keys=True))
     folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
     if found := _open_kept(folder):
         return found

@@ -154,14 +154,17 @@ def read_squad(
             f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file"
         ) from None
     found = []
-    for article in articles if isinstance(articles, list) else [None]:
-        if not (
-            isinstance(article, dict)
-            and isinstance(article.get('title'), str)
-            and isinstance(article.get('paragraphs'), list)
-        ):
-            raise SquadError(f'{path}: an article lacks title or paragraphs; take the official file')
-        found += [_paragraph(str(path), article['title'].replace('_', ' '), p) for p in article['paragraphs']]
+    for place, article in enumerate(articles if isinstance(articles, list) else [None], 1):
+        if not (isinstance(article, dict) and isinstance(article.get('paragraphs'), list)):
+            raise SquadError(f'{path}: article {place} lacks paragraphs; take the official file')
+        title = article.get('title')
+        if title is None:
+            title = f'article {place}'
+        if not isinstance(title, str):
+            raise SquadError(
+                f'{path}: the title of article {place} is {shown(title)}; give a text, or leave it out'
+            )
+        found += [_paragraph(str(path), title.replace('_', ' '), p) for p in article['paragraphs']]
     return found
 
 # %% ../../nbs/tasks/02_squad.ipynb #f8e9f1ef
@@ -176,6 +179,8 @@ def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
     "Answers of the hub, `{text: [...], answer_start: [...]}`, as those of a file; a list is one already."
     if isinstance(answers, list):
         return answers
+    if answers is None:
+        return []
     texts, starts = (
         answers.get(key) if isinstance(answers, dict) else None for key in ('text', 'answer_start')
     )

@@ -22,6 +22,7 @@ from kdnotes.tasks.sources import (
     MadeCorpus,
     Rows,
     check_filled,
+    drop_in_words,
     place_of,
     read_split,
 )
@@ -52,9 +53,9 @@ from kdnotes.tasks.base import (
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'complete', 'check_rows', 'check_split',
-           'fingerprint', 'class_names', 'check_labels', 'class_metrics', 'number_metrics', 'of_group', 'shared_tenths',
-           'TextClassificationSettings', 'default_setting', 'TextClassification', 'worst', 'classified', 'make',
-           'row_texts']
+           'fingerprint', 'class_names', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics',
+           'of_group', 'shared_tenths', 'TextClassificationSettings', 'default_setting', 'TextClassification', 'worst',
+           'classified', 'make', 'row_texts']
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -163,6 +164,7 @@ def _imdb_hub(data) -> dict[str, Rows]:
 CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text', label='label'),
+    named=frozenset({'label'}),
     tables=True,
     unique=('id',),
     all_or_none=('second',),
@@ -218,21 +220,20 @@ def _is_no_label(
     label: str,
     classes: set[str],  # labels of the training split
 ) -> bool:
-    "Does a label say that nobody has given one? -1 does, beside numbers from 0 on that are no scale with it."
+    "Does a label say that nobody has given one? -1 does, beside names or numbers that are no scale with it."
+    if label != '-1':
+        return label.casefold() in _NO_LABEL
     others = classes - {label}
-    numbers = all(re.fullmatch(r'\d+', other, re.ASCII) for other in others)
-    scale = label in classes and (others == {'0', '1'} or len(others) == 1)  # -1, 0, 1 or -1, 1
-    return label.casefold() in _NO_LABEL or (label == '-1' and numbers and not scale)
+    numbers = {other for other in others if _number(other) is not None}
+    small = label in classes and (others == {'0', '1'} or len(others) == 1 and numbers)  # -1, 0, 1 or -1, 1
+    return not small and all(other.isdigit() for other in numbers)
 
 
 def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusError:
     "The refusal of a row without a label."
     n = labels.count(labels[i])
     value = labels[i] if labels[i] == '-1' else f"'{labels[i]}'"
-    drop = (
-        f"drop such rows, as by table[table['label'] != {value}] of pandas, or by .filter(lambda row: "
-        f"row['label'] != {value}) of datasets"
-    )
+    drop = drop_in_words(value)
     if n == len(labels):
         drop = 'take a split that has labels: of GLUE and the like only train and validation have them'
     return CorpusError(
@@ -301,9 +302,30 @@ def check_labels(
     _check_classes(corpus, names)
 
 
+def _are_fractions(names: list[str]) -> bool:
+    "Are classes numbers, and some of them no whole ones?"
+    return all(_number(name) is not None for name in names) and any('.' in name for name in names)
+
+
+_AS_NUMBERS = 'labels like these are numbers: target=number learns them as such'
+
+
+def labels_in_words(
+    corpus: Corpus,
+    config: RunConfig,  # resolved
+) -> str:  # '' where labels are numbers
+    "The classes there are."
+    if config.task_settings.target == 'number':
+        return ''
+    names = class_names(corpus.splits['train'])
+    listed = ', '.join(map(shown, names[:20])) + f' and {len(names) - 20} more' * (len(names) > 20)
+    return f'{len(names)} classes: {listed}' + f'; {_AS_NUMBERS}' * _are_fractions(names)
+
+
 def _check_classes(corpus: Corpus, names: list[str]) -> None:  # of the training split
     "Refuse rows without a label, and classes that are not learnt."
     classes = set(names)
+    correct = f'{_AS_NUMBERS}, or correct' if _are_fractions(names) else 'correct'
     marks = {name for name in classes if _is_no_label(name, classes)}
     for split in SPLITS:
         labels = list(Texts(corpus.splits[split], 'label'))
@@ -316,7 +338,7 @@ def _check_classes(corpus: Corpus, names: list[str]) -> None:  # of the training
                 raise CorpusError(
                     f'{_label_of(corpus, split, i)} is no class of the training split '
                     f'({", ".join(map(shown, names[:10]))}), and {counted(labels.count(label), "row")} of '
-                    f'{split} have it; correct them or drop them'
+                    f'{split} have it; {correct} them or drop them'
                 )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e075aa02
@@ -757,6 +779,7 @@ TASK = TaskInfo(
     examples=worst,
     check=_check,
     check_corpus=check_labels,
+    labels_in_words=labels_in_words,
     score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
     use=USE,
 )
