@@ -808,7 +808,8 @@ _NUMBERS = ('label', 'answer_start')
 
 def _whole_number(cell: str) -> str:
     "A whole number without the `.0` of a float."
-    return cell[:-2] if cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII) else cell
+    whole = cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII)
+    return _number_text(cell) if whole else cell
 
 
 def class_cells(
