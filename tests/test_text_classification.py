@@ -207,6 +207,25 @@ def refused(folder: Path, **given) -> str:
     return str(e.value)
 
 
+@pytest.mark.parametrize(
+    ('labels', 'said'),
+    [
+        (['n', 'p', 'n', 'p'], "2 classes: 'n', 'p'"),
+        (
+            ['0.5', '1.0', '0.5', '1'],
+            "2 classes: '0.5', '1'; labels like these are numbers, which target=number",
+        ),
+    ],
+)
+def test_the_plan_lists_the_classes(labels, said, home, tmp_path):
+    corpus = write_tables(tmp_path / 'own', {split: dict(label=labels) for split in SIZES})
+    asked = make_config(task='text_classification', corpus=str(corpus), mode='baseline')
+    made = plan(asked, Machine('cpu', 2))
+    assert said in made.amount and made.amount in made.explain()
+    numbers = dict(dev=dict(label=['0.25'] * 4), train=dict(label=['0.5', '0.75', '1', '2']))
+    assert 'target=number learns as such: use it, or' in refused(write_tables(tmp_path / 'other', numbers))
+
+
 @pytest.mark.parametrize('name', TABLES)
 def test_tables_that_would_be_misread_are_refused(name, home, tmp_path):
     changes, words = TABLES[name]

@@ -307,7 +307,7 @@ def _are_fractions(names: list[str]) -> bool:
     return all(_number(name) is not None for name in names) and any('.' in name for name in names)
 
 
-_AS_NUMBERS = 'labels like these are numbers: target=number learns them as such'
+_AS_NUMBERS = 'labels like these are numbers, which target=number learns as such'
 
 
 def labels_in_words(
@@ -325,7 +325,7 @@ def labels_in_words(
 def _check_classes(corpus: Corpus, names: list[str]) -> None:  # of the training split
     "Refuse rows without a label, and classes that are not learnt."
     classes = set(names)
-    correct = f'{_AS_NUMBERS}, or correct' if _are_fractions(names) else 'correct'
+    correct = f'{_AS_NUMBERS}: use it, or correct' if _are_fractions(names) else 'correct'
     marks = {name for name in classes if _is_no_label(name, classes)}
     for split in SPLITS:
         labels = list(Texts(corpus.splits[split], 'label'))
