@@ -13,6 +13,7 @@ from kdnotes.cli import main
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
+from kdnotes.experiment.shown import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
@@ -570,7 +571,8 @@ def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
         # its own notebook went through, with the column map
         shown = nbformat.read(folder / 'executed.ipynb', 4)
         assert not [o for c in shown.cells for o in c.get('outputs', []) if o.output_type == 'error']
-    assert 'test accuracy' in (study / 'table.txt').read_text()
+    table = (study / 'table.txt').read_text()
+    assert 'test accuracy' in table and '\nmacro F1 ' in table, 'of the other metrics, too'
 
 
 @slow
@@ -607,4 +609,20 @@ def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     difference = primary['full_kd']['value'] - primary['baseline']['value']
     assert numbers.difference == pytest.approx(difference, rel=1e-5)
     assert sentence.startswith('baseline -> full_kd (1 pair): squared error on the test set ')
+    assert 'pearson' in made.report.metrics.index and '\npearson ' in str(made.report)
     assert ('(better in seed 0' if better else '(worse in seed 0') in sentence
+
+
+def test_a_notebook_asks_a_model_of_pairs_about_two_texts(tmp_path):
+    folder = write_reviews(tmp_path / 'reviews')
+    columns = f'{COLUMNS},second=remark'
+    corpus = load_corpus('text_classification', str(folder), columns)
+    record = dict(task='text_classification', corpus=str(folder), columns=columns, settings={})
+    record['corpus_sha256'] = corpus.sha256
+    first = corpus.splits['test'][0]
+    assert example_of(record) == dict(text=first['text'], pair='not read')
+    single = load_corpus('text_classification', str(folder), COLUMNS)
+    others = record | dict(columns=COLUMNS, corpus_sha256=single.sha256)
+    assert example_of(others) == example_of(record | dict(corpus_sha256='gone')) and 'pair' not in example_of(
+        others
+    )
