@@ -390,7 +390,8 @@ def difference_interval(
     return bounded_interval(bounded_mean(matrix, rng, reach, n_draws))
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
-MOST_TIMES = 5.0  # a limit of a ratio that is further from it, as a factor, says nothing
+# limits of a ratio that are further from it, as a factor, say nothing where the ratio may be one either way
+MOST_TIMES = 5.0
 
 
 def ratio_interval(
@@ -407,7 +408,7 @@ def ratio_interval(
         raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
     logs = mean_interval(np.log(a / b), level)
     low, high, reason = None, None, logs.reason
-    if logs.low is not None and logs.high - logs.estimate > np.log(MOST_TIMES):
+    if logs.low is not None and logs.low < 0 < logs.high and logs.high - logs.estimate > np.log(MOST_TIMES):
         reason = (
             f'the interval of {len(a)} pairs reaches further than {MOST_TIMES:g} times either way and says '
             'nothing; run more seeds'

@@ -392,7 +392,7 @@ def _shape(grown: Mapping[str, Mapping[str, dict]]) -> dict[str, str]:
         shapes[kind] = 'grows' if whole['verdict'] == 'more' else 'open'
         if 'last' in grown and grown['last'][kind]['verdict'] == 'more':
             before, last = (grown[span][kind]['ratio'] for span in ('before', 'last'))
-            if last.low > before.high:
+            if None not in (last.low, before.high) and last.low > before.high:
                 shapes[kind] = 'cliff'
     return shapes
 
