@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import re
 import shutil
 import string
 import tracemalloc
@@ -16,6 +17,9 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
 from handmade import make_record
 from faults import files_no_larger_than
 from test_doctor import write_model
@@ -588,6 +592,37 @@ def test_a_tokenizer_that_does_not_say_where_tokens_stand():
     assert 'save a fast one' in refused(
         lambda: check_tokens(corpus_of_one(1), config, lambda: slow), CorpusError
     )
+
+
+def byte_pairs(*splits) -> transformers.PreTrainedTokenizerFast:
+    "RoBERTa's tokenizer of a few hundred pieces, behind other rules of where words end."
+    made = Tokenizer(BPE(unk_token='<unk>'))
+    made.pre_tokenizer = pre_tokenizers.Sequence(list(splits))
+    special = ['<s>', '<pad>', '</s>', '<unk>']
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(
+        vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    texts = [row['context'] for row in load_corpus(TASK, 'embedded').splits['dev'][:200]]
+    made.train_from_iterator(texts, trainer)
+    made.post_processor = processors.RobertaProcessing(('</s>', 2), ('<s>', 0))
+    roles = dict(cls_token='<s>', sep_token='</s>', pad_token='<pad>', unk_token='<unk>')
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **roles)
+
+
+def test_tokens_that_do_not_give_the_answers_back_are_refused():
+    "A blank that is put before each piece is taken for one of the text, and a letter goes with it."
+    config = make_config(task=TASK, corpus='embedded', max_length=256)
+    corpus = load_corpus(TASK, 'embedded')
+    blank = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    plain = byte_pairs(blank)
+    check_tokens(corpus, config, lambda: plain)
+    torn = byte_pairs(pre_tokenizers.Whitespace(), blank, pre_tokenizers.Punctuation())
+    sentence = refused(lambda: check_tokens(corpus, config, lambda: torn), CorpusError)
+    found = re.search(r"give '(.*?)' for the answer '(.*?)', and so do those of (\d+) of (\d+)", sentence)
+    given, answer, lost, looked = found.groups()
+    assert answer.endswith(given) and given != answer and int(lost) > int(looked) / 2
+    assert 'says wrong places' in sentence
 
 
 def test_the_best_span_is_the_best_of_all():

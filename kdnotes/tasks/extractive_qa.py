@@ -30,7 +30,14 @@ from kdnotes.tasks.base import (
     words_of,
 )
 from .batching import Batch, all_apart, flat_ids, pad_pairs
-from .passages import CORPORA, Windows, check_questions, encode_windows, room_for_questions
+from kdnotes.tasks.passages import (
+    CORPORA,
+    Windows,
+    check_answers,
+    check_questions,
+    encode_windows,
+    room_for_questions,
+)
 from .sources import Corpus, CorpusError, Rows
 from kdnotes.tasks.span_metrics import (
     UNIT_METRICS,
@@ -119,6 +126,7 @@ def check_tokens(
     for split, rows in corpus.splits.items():
         stride = config.task_settings.stride
         check_questions(pieces, rows, config.max_length, stride, f'{corpus.name} {split}')
+        check_answers(pieces, rows, config.max_length, stride, f'{corpus.name} {split}')
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #3c06ce8a
 _NEVER = -1e9  # a logit whose probability is exactly 0 at every temperature, and whose logarithm is finite

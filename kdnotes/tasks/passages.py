@@ -32,7 +32,7 @@ from .squad import Paragraph, SquadError, answer_spans, from_hub, read_squad
 # %% auto #0
 __all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split',
            'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions',
-           'check_questions', 'encode_windows']
+           'check_questions', 'check_answers', 'encode_windows']
 
 # %% ../../nbs/tasks/15_passages.ipynb #62a637c6
 COLUMNS = dict(
@@ -414,6 +414,43 @@ def check_questions(
                 f'max_length={max_length} with stride={stride} have room for {room}; shorten it, or use a '
                 'larger max_length or a smaller stride'
             )
+
+
+_LOOKED_AT = 15  # answered questions of a split
+
+
+def check_answers(
+    tokenizer,  # a fast Hugging Face tokenizer
+    rows: Rows,
+    max_length: int,  # tokens of a window
+    stride: int,  # tokens that neighbours share
+    where: str,  # the rows are from, as a sentence begins
+) -> None:
+    "Refuse a tokenizer whose tokens do not give answers back, as its offsets are wrong; tried on some."
+    rows = [row for row in rows if row['answers']]
+    rows = [rows[i] for i in np.linspace(0, len(rows) - 1, min(_LOOKED_AT, len(rows))).astype(int)]
+    if not rows:
+        return
+    windows = encode_windows(tokenizer, rows, max_length, stride)
+    labels = windows.tokens([row['answers'][0] for row in rows])
+    alone = np.bincount(windows.row) == 1  # a longer context may have the answer in no window
+    looked = [i for i, row in enumerate(windows.row) if alone[row] or labels[i, 1]]
+    lost = []
+    for i in looked:
+        row = rows[windows.row[i]]
+        begin, end = row['answers'][0]
+        first, last = windows.characters(np.array([i]), *labels[[i]].T)[0] if labels[i, 1] else (end, end)
+        missing = row['context'][begin : max(begin, first)] + row['context'][min(last, end) : end]
+        if any(c.isalnum() for c in missing):
+            lost.append((row, row['context'][max(first, begin) : last]))
+    if 10 * len(lost) > len(looked):  # one may hold a character that the tokenizer does not know
+        row, found = lost[0]
+        raise CorpusError(
+            f'{where}: the tokens of question {shown(row["id"])} give {shown(found)} for the answer '
+            f'{shown(row["context"][slice(*row["answers"][0])])}, and so do those of {len(lost)} of '
+            f'{len(looked)} questions: the tokenizer says wrong places in the text (offsets); give a model '
+            'whose tokenizer says the right ones, such as BERT or RoBERTa'
+        )
 
 
 _AT_ONCE = 500  # questions that are kept together
