@@ -185,13 +185,14 @@ def test_quotes_that_would_join_rows_of_a_csv_file_are_refused_with_the_row(
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
     monkeypatch.setattr(sources, 'LARGE', 1 if large else sources.LARGE)
     monkeypatch.setattr(sources, '_PART', 1)
-    header = 'text,label' if task == 'text_classification' else 'answer,answer_start'
+    lines = ['text,label', *QUOTES[kind]]
+    if task == 'extractive_qa':
+        lines = ['question,context,answer', *(f'why,{row}' for row in QUOTES[kind])]
     (tmp_path / 'own').mkdir()
     for split in SPLITS:
-        (tmp_path / f'own/{split}.csv').write_text('\n'.join([header, *QUOTES[kind]]) + '\n')
+        (tmp_path / f'own/{split}.csv').write_text('\n'.join(lines) + '\n')
     sentence = refused(lambda: load_corpus(task, str(tmp_path / 'own')))
-    if task == 'text_classification':
-        assert sentence.startswith(f'{tmp_path}/own/train.csv, row 2: a double quote opens a text, and what')
+    assert sentence.startswith(f'{tmp_path}/own/train.csv, row 2: a double quote opens a text, and what')
 
 
 def test_an_answer_with_a_blank_at_its_edge_is_that_of_json(tmp_path):
