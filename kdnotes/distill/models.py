@@ -551,7 +551,7 @@ def check_batches(
     if typed and not tells_two_texts(tokenizer):
         raise ModelError(
             f'the tokenizer of {source!s} has token types besides 0 for the first text and 1 for the second, '
-            'as those of Funnel and XLNet do, and no batch here has them; give a model such as BERT or RoBERTa'
+            'as those of Funnel and XLNet do, and no batch here has them; give a model like BERT or RoBERTa'
         )
     for name in special_tokens:
         if getattr(tokenizer, name) is None:

@@ -511,7 +511,7 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
 
 
 def _head_in_words(config: RunConfig, corpus: Corpus, teacher: Plan | None) -> str:
-    "That a head is not taken as it is; of a student that starts from its teacher, what becomes of that one's."
+    "That a head is not taken as it is; and for a student of its teacher's weights, what becomes of the teacher's."
     from kdnotes.distill.models import new_head
 
     if is_given(config):
