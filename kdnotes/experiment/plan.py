@@ -511,7 +511,7 @@ def _check_given(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
 
 
 def _head_in_words(config: RunConfig, corpus: Corpus, teacher: Plan | None) -> str:
-    "That a head is not taken as it is; and for a student of its teacher's weights, what becomes of the teacher's."
+    "That a head is not taken as it is, and what becomes of a teacher's head in a student of its weights."
     from kdnotes.distill.models import new_head
 
     if is_given(config):
