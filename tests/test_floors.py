@@ -181,13 +181,7 @@ def kept(study):
     return table[table['key'] == key].drop(columns='key').reset_index(drop=True)
 
 
-# its floors are made again with its last runs
-LATER = pytest.mark.xfail(reason='kept under the rules of before', strict=False)
-
-
-@pytest.mark.parametrize(
-    'study', [pytest.param(s, marks=LATER) if s == 'wikiqa-rounding' else s for s in STUDIES]
-)
+@pytest.mark.parametrize('study', STUDIES)
 def test_evidence_has_floors_of_all_its_primary_units(study):
     table = kept(study)
     assert len(table)
