@@ -354,6 +354,24 @@ def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_pat
     assert noted == ('its outputs are named no and yes, and the last is taken for an answer',)
 
 
+def test_outputs_without_names_are_said_beside_classes_that_have_some(tmp_path):
+    "Nothing but their order ties them together, and classes with names are in that of the alphabet."
+    classes = sorted({row['label'] for row in load_corpus('text_classification', 'embedded').splits['train']})
+    said = plan(classification(teacher_with(tmp_path, len(classes))), CPU).head
+    assert f'LABEL_10, LABEL_11 and stand for {", ".join(classes)}, in this order: of 60 rows' in said
+    assert plan(asked(teacher_with(tmp_path / 'pairs')), CPU).head == '', '0 and 1 are the order'
+
+
+def test_a_named_head_of_more_classes_than_are_looked_at_is_planned(tmp_path):
+    (tmp_path / 'own').mkdir()
+    for split in ('train', 'dev', 'test'):
+        lines = [f'{split} text {i},{i % 70}\n' for i in range(700)]
+        (tmp_path / f'own/{split}.csv').write_text(''.join(['text,label\n', *lines]))
+    folder = teacher_with(tmp_path, 70, id2label={i: f'kind {i}' for i in range(70)})
+    given = dict(task='text_classification', corpus=str(tmp_path / 'own'))
+    assert 'of 70 rows of train it has' in plan(asked(folder, **given), CPU).head
+
+
 def test_a_plain_encoder_is_refused(tmp_path):
     folder = teacher_with(tmp_path)
     hf.AutoModel.from_config(configs(2)['bert']).save_pretrained(folder)

@@ -1014,11 +1014,12 @@ def _put_in_order(model: nn.Module, order: Sequence[int]) -> None:
 def own_names(
     config,  # a transformers config of a classifier
     labels: Sequence[str],  # the task's
+    unnamed: bool = False,  # True: what transformers calls outputs without a name is one, too
 ) -> list[str]:  # []: it has none, or they are the labels
     "What a classifier calls its outputs, where the labels have other names."
     named = [str(config.id2label[i]) for i in range(config.num_labels)]
-    unnamed = [f'LABEL_{i}' for i in range(config.num_labels)]
-    return [] if named == unnamed or len(named) != len(labels) or _by_name(config, labels) else named
+    none = not unnamed and named == [f'LABEL_{i}' for i in range(config.num_labels)]
+    return [] if none or len(named) != len(labels) or _by_name(config, labels) else named
 
 
 def answers_of_given(

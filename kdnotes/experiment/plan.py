@@ -527,22 +527,22 @@ _SCORED = 60  # rows, by which the order of a head's outputs is judged
 
 
 def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
-    "How a given head's names stand beside labels that are numbers, and what a sample says of their order."
+    "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
     from scipy.optimize import linear_sum_assignment
     from kdnotes.distill.models import answers_of_given, load_config, own_names
 
     task = make_task(config, corpus)
     info = task_info(config.task)
     labels = list(task.head_labels or ())
-    names = own_names(load_config(config.teacher), labels)
+    in_order = all(label.isdigit() for label in labels)
+    names = own_names(load_config(config.teacher), labels, unnamed=not in_order)
     if not names:
         return ''
+    each = max(1, _SCORED // len(labels))
     rows = [
         (row, place)
         for place, label in enumerate(labels)
-        for row in islice(
-            (r for r in corpus.splits['train'] if str(r['label']) == label), _SCORED // len(labels)
-        )
+        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
     ]
     texts = [info.texts(row) for row, _ in rows]
     second = [of[1] for of in texts] if len(texts[0]) > 1 else None
