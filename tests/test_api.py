@@ -294,7 +294,8 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize(
-    'kind', ['dicts', 'frame', 'dataset', 'answers', 'answers of a frame', 'null', 'csv', 'parquet']
+    'kind',
+    ['dicts', 'frame', 'dataset', 'answers', 'answers of a frame', 'null', 'records', 'csv', 'parquet'],
 )
 def test_none_is_no_answer_and_other_columns_are_not_looked_at(tmp_path, kind):
     given = QUESTIONS
@@ -312,6 +313,8 @@ def test_none_is_no_answer_and_other_columns_are_not_looked_at(tmp_path, kind):
         given = pytest.importorskip('datasets').Dataset.from_list(hub).to_pandas()
     elif kind == 'null':
         given = [hub[0], hub[1] | dict(answers=None)]
+    elif kind == 'records':  # as in SQuAD's own files
+        given = [hub[0] | dict(answers=[dict(text='Rain', answer_start=0)]), hub[1] | dict(answers=[])]
     if kind in ('csv', 'parquet'):
         table = pd.DataFrame(
             [row | dict(context=f'{row["context"]} {i}') for i in range(9) for row in QUESTIONS]

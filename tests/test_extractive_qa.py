@@ -443,7 +443,6 @@ def test_the_hub_s_own_shape_is_that_of_the_files(tmp_path, monkeypatch, kind):
 BAD_ANSWERS = {
     'more starts than texts': dict(text=['Salt'], answer_start=[0, 1]),
     'no list': 'Salt',
-    'nothing': None,
     'a text alone': dict(text='Salt', answer_start=0),
     'another place': dict(text=['Salt'], answer_start=[3]),
     'no number': dict(text=['Salt'], answer_start=['x']),

@@ -1190,10 +1190,15 @@ def _make_portable(
     if max_length is not None:
         config['model_max_length'] = max_length
     takes = model_inputs(model)
-    named = [*tokenizer.model_input_names, 'token_type_ids']  # which some tokenizers know and do not name
+    # what batches have; some tokenizers know it and do not name it
+    named = [*tokenizer.model_input_names, 'attention_mask', 'token_type_ids']
     taken = [name for name in dict.fromkeys(named) if name in takes]
     if taken != list(tokenizer.model_input_names):  # else `model(**tokenizer(text))` fails, or has no types
         config['model_input_names'] = taken
+    # a '[SEP]' that stands in a text is letters; who fills in words writes '[MASK]' and means the token
+    letters = model.get_output_embeddings() is None
+    if letters != config.get('split_special_tokens', False):
+        config['split_special_tokens'] = letters
     if tokenizer.padding_side != 'right':
         config['padding_side'] = 'right'
     write_json(path, config)

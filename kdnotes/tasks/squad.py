@@ -82,10 +82,16 @@ def _check_impossible(where: str, id: str, answered: bool, question: dict) -> No
         raise SquadError(f'{where}: question {id!r} does not hold together: {wrong}; correct it')
 
 
+def _whole(start: Any) -> Any:
+    "A whole number, also where it came as a text or a float."
+    digits = str(start).removesuffix('.0')
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else start
+
+
 def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
     "Where an answer stands."
     try:
-        begin = given['answer_start']
+        begin = _whole(given['answer_start'])
         answer = given['text']
     except (KeyError, TypeError, IndexError):
         raise SquadError(
@@ -158,7 +164,7 @@ def read_squad(
         if not (isinstance(article, dict) and isinstance(article.get('paragraphs'), list)):
             raise SquadError(f'{path}: article {place} lacks paragraphs; take the official file')
         title = article.get('title')
-        if title is None:
+        if title is None or isinstance(title, str) and not title.strip():
             title = f'article {place}'
         if not isinstance(title, str):
             raise SquadError(
@@ -189,13 +195,7 @@ def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
             f'{where}: question {shown(id)} lacks answers with as many starts as texts, both empty where '
             f'there is none; it has {shown(answers)}; correct the table'
         )
-    return [dict(text=text, answer_start=_whole(start)) for text, start in zip(texts, starts)]
-
-
-def _whole(start: Any) -> Any:
-    "A whole number, also where it came as a text or a float."
-    digits = str(start).removesuffix('.0')
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else start
+    return [dict(text=text, answer_start=start) for text, start in zip(texts, starts)]
 
 
 def answer_spans(
