@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.special import stdtrit
 from ..core.arms import MODES
 from ..core.config import KdnotesError
-from .intervals import LEVEL, Interval, mean_interval, ratio_interval
+from .intervals import LEVEL, Interval, exp_interval, mean_interval
 from ..telemetry.summary import is_busy
 
 # %% auto #0
@@ -255,8 +255,8 @@ def mean_cost(
     values: Sequence[float],  # > 0, one a run
 ) -> Interval:  # of the geometric mean
     "Geometric mean of costs, Student's t on the log scale."
-    i = ratio_interval(values, np.ones(len(values)))
-    i = replace(i, null=0.0)  # a cost, no ratio
+    i = exp_interval(mean_interval(np.log(np.asarray(values, float))))
+    i = replace(i, null=0.0)  # a cost, no ratio: whether it may be one depends on its unit
     return i if i.low is None else replace(i, method='geometric mean, Student t over runs on the log scale')
 
 
