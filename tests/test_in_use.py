@@ -217,6 +217,7 @@ def test_two_seeds_that_disagree_have_no_interval_of_their_times_anywhere():
     assert '672' not in text and '[0.00' not in text
     assert any(note.startswith('[no interval]: the interval of 2 pairs') for note in found.notes)
     assert '21.8 [no interval]' in found.arms.to_string(), 'and no width that would reach below 0 seconds'
+    assert any('would reach below 0' in note for note in found.notes)
     said = report_as_dict(found)
     [comparison] = said['comparisons']
     assert comparison['train_s_low'] is None and comparison['p_train_s'] == pytest.approx(0.5, abs=0.01)

@@ -173,10 +173,12 @@ def _notes(found: Sequence[dict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n for n in notes if n))
 
 
-def _no_interval(e: Evidence) -> tuple[str, ...]:
-    "Why a ratio of times stands alone, where it does."
-    found = [i for _, c in e.comparisons for i in c.speedup.values() if i.n > 1 and i.low is None]
-    return tuple(dict.fromkeys(f'[no interval]: {i.reason}' for i in found))
+def _no_interval(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:
+    "Why a ratio of times, or the cost of an arm, stands alone, where it does."
+    reasons = [i.reason for _, c in e.comparisons for i in c.speedup.values() if i.n > 1 and i.low is None]
+    if arms.astype(str).map(lambda cell: '[no interval]' in cell).any(axis=None):
+        reasons.append('the seeds of an arm differ so much that it would reach below 0; run more seeds')
+    return tuple(dict.fromkeys(f'[no interval]: {reason}' for reason in reasons))
 
 
 def _bounded(e: Evidence) -> tuple[str, ...]:
@@ -223,20 +225,21 @@ def report_of(
     "Tables and comparisons of what has been read already."
     study = e.study
     use = in_use(e)
+    arms = arms_table(e.records, e.values)
     return Report(
         study,
         _about(study, e.records),
         headline(use),
         use_table(use),
         floors_table(e),
-        arms_table(e.records, e.values),
+        arms,
         metrics_table(e.records),
         sets_table(e),
         progress_table(e.records),
         comparison_table(e.comparisons),
         (*(explain(c) for _, c in e.comparisons), *_nearness(e)),
         {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
-        (*_notes(e.records), *_bounded(e), *_no_interval(e)),
+        (*_notes(e.records), *_bounded(e), *_no_interval(e, arms)),
         figures,
         e.values,
         chain_table(e.comparisons),
