@@ -344,8 +344,11 @@ def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_pat
     assert sum(counts) == 60 and counts[1] > 40
     assert 'with yes for 1, no for 0; if that is meant' in turned.head
     assert turned.head in turned.explain() and turned.head in explain_study([turned])
-    # what the sentence advises
     config = json.loads((yes_first / 'config.json').read_text())
+    nameless = config | dict(id2label={'0': 'LABEL_0', '1': 'LABEL_1'}, label2id={'LABEL_0': 0, 'LABEL_1': 1})
+    (yes_first / 'config.json').write_text(json.dumps(nameless))
+    assert 'with LABEL_0 for 1, LABEL_1 for 0; if that is meant' in plan(asked(yes_first), CPU).head
+    # what the sentence advises
     config |= dict(id2label={'0': '1', '1': '0'}, label2id={'1': 0, '0': 1})
     (yes_first / 'config.json').write_text(json.dumps(config))
     assert plan(asked(yes_first), CPU).head == ''

@@ -534,8 +534,8 @@ def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
     task = make_task(config, corpus)
     info = task_info(config.task)
     labels = list(task.head_labels or ())
-    in_order = all(label.isdigit() for label in labels)
-    names = own_names(load_config(config.teacher), labels, unnamed=not in_order)
+    network = load_config(config.teacher)
+    names = own_names(network, labels, unnamed=True)
     if not names:
         return ''
     each = max(1, _SCORED // len(labels))
@@ -559,7 +559,9 @@ def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
         f'this order: of {len(rows)} rows of train it has {counts.trace()} right so'
     )
     if best <= counts.trace() + len(rows) ** 0.5:
-        return words
+        # outputs without names are numbers, in the order of labels that are numbers
+        in_order = all(label.isdigit() for label in labels) and not own_names(network, labels)
+        return '' if in_order else words
     order = ', '.join(f'{names[i]} for {labels[k]}' for i, k in zip(outputs, places))
     advice = 'write id2label of its config.json with the labels in that order, which are matched by name'
     return f'{words}, and {best} with {order}; if that is meant, {advice}'
