@@ -462,7 +462,7 @@ def _loss_line(task: str, where: str, of: dict) -> str:
 
 _INT8_BATCH = (
     '- In 8 bits a score depends on the texts beside it in a batch, too, since they share one scale of '
-    'rounding: by up to .007 in log-odds where it was measured; ask one by one where that matters.'
+    'rounding; ask one by one where that matters.'
 )
 
 
