@@ -396,10 +396,18 @@ def test_weights_with_more_layers_than_the_config_are_an_error(folder):
     one_sentence(e)
 
 
-def test_a_head_of_another_size_is_an_error(folder):
+def test_a_head_of_another_size_than_its_config_says_is_an_error(folder):
+    rewrite(folder, lambda s: s | {'classifier.weight': s['classifier.weight'].repeat(2, 1)})
     with pytest.raises(ModelError, match='has in another size') as e:
-        load_model(folder, HEAD, 0, num_labels=5)
+        load_model(folder, HEAD, 0)
     assert 'classifier' in one_sentence(e)
+
+
+def test_a_head_of_another_size_than_is_asked_for_is_left_behind(folder):
+    model = load_model(folder, HEAD, 0, num_labels=5)
+    assert model.classifier.out_features == 5
+    kept = load_file(folder / 'model.safetensors')['bert.pooler.dense.weight']
+    assert torch.equal(model.bert.pooler.dense.weight, kept)
 
 
 def test_a_missing_pooler_is_said(folder):

@@ -433,8 +433,8 @@ MUTANTS = [
     Mutant(
         'a corpus kept whatever its files are now',
         'tasks.sources',
-        "key = sha256_text('corpus-2', read_as, json.dumps(state, sort_keys=True))",
-        "key = sha256_text('corpus-2', read_as)",
+        "key = sha256_text('corpus-3', read_as, json.dumps(state, sort_keys=True))",
+        "key = sha256_text('corpus-3', read_as)",
         'test_large_corpora.py::test_a_file_that_changed_is_another_corpus',
     ),
     Mutant(
@@ -482,8 +482,8 @@ MUTANTS = [
     Mutant(
         'cells of CSV that lose their blanks',
         'tasks.sources',
-        'as_texts = dict(dtype=str, ',
-        'as_texts = dict(dtype=str, skipinitialspace=True, ',
+        'csv.reader(lines, strict=True)',
+        'csv.reader(lines, strict=True, skipinitialspace=True)',
         'test_large_corpora.py::test_odd_cells_are_the_same_in_parts',
     ),
     Mutant(

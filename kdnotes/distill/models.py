@@ -644,8 +644,9 @@ def _check_loaded(
     base = model.base_model_prefix + '.'
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     lost = [k for k in new if '.pooler.' not in k]
-    # of the encoder: a head with other outputs is a new one
-    other = sorted(str(k[0]) for k in info['mismatched_keys'] if str(k[0]).startswith(base))
+    # a head that its own config gives other outputs than are asked for is a new one
+    resized = model.config.num_labels != load_config(folder).num_labels
+    other = sorted(str(k[0]) for k in info['mismatched_keys'] if not resized or str(k[0]).startswith(base))
     extra = sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k))
     for keys, what in (
         (lost, 'lacks'),
