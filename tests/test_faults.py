@@ -227,7 +227,7 @@ def run_that_dies(
     return planned, RunFolder(planned.config.study, planned.run_id)
 
 
-@pytest.mark.parametrize('mode', ['baseline', 'parallel_baseline'])
+@pytest.mark.parametrize('mode', one_of_each(['baseline', 'parallel_baseline']))
 def test_a_run_that_dies_after_its_record_is_done(monkeypatch, tmp_path, mode):
     planned, folder = run_that_dies(monkeypatch, tmp_path, 'shutil.rmtree', 'checkpoints', mode)
     record = execute(planned)

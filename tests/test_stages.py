@@ -5,6 +5,7 @@ import subprocess
 import sys
 import numpy as np
 import pytest
+from kinds import one_of_each
 from kdnotes.checks.stages import by_size, measure_stages, synthetic_pairs, table
 from kdnotes.core.config import make_config
 from kdnotes.tasks.sources import corpus_of
@@ -49,7 +50,7 @@ def test_tokens_are_thirty_a_pair(tmp_path, monkeypatch):
     assert 28 < np.mean(seen[0]) < 33
 
 
-@pytest.mark.parametrize('given', ['', '12 rows', '99'])
+@pytest.mark.parametrize('given', one_of_each(['', '12 rows', '99']))
 def test_sizes_that_are_none(given):
     command = [sys.executable, '-m', 'kdnotes.checks.stages', *given.split()]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -180,7 +180,8 @@ def test_a_stop_reaches_a_rank_that_waits_for_the_other(home):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('jobs', [1, 2])
 def test_a_second_interrupt_ends_at_once_what_is_left(home, jobs):
     process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
     wait_for(lambda: steps(home) > 5)
