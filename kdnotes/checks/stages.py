@@ -34,8 +34,21 @@ from ..train.distributed import alone, machine
 from ..train.loop import rank_micro_batches, schedule_steps, train, with_steps
 
 # %% auto #0
-__all__ = ['CANDIDATES', 'SIGNAL_ROWS', 'HOST_STEPS', 'synthetic_pairs', 'Measured', 'Stages', 'tiny_classifier', 'host_seconds',
-           'measure_stages', 'StagesError', 'by_size', 'table', 'main']
+__all__ = [
+    'CANDIDATES',
+    'SIGNAL_ROWS',
+    'HOST_STEPS',
+    'synthetic_pairs',
+    'Measured',
+    'Stages',
+    'tiny_classifier',
+    'host_seconds',
+    'measure_stages',
+    'StagesError',
+    'by_size',
+    'table',
+    'main',
+]
 
 # %% ../../nbs/checks/17_stages.ipynb #d06751e6
 CANDIDATES = 10  # of a question
@@ -90,6 +103,7 @@ def synthetic_pairs(
                 f.write(_question(q, words, rng))
     return folder
 
+
 # %% ../../nbs/checks/17_stages.ipynb #de3ed819
 @dataclass(frozen=True)
 class Measured:
@@ -110,23 +124,27 @@ class Measured:
         return self.peak_mib * 2**20 / max(1, self.rows)
 
 
+def _resident() -> int:  # bytes, of this process
+    return psutil.Process().memory_info().rss
+
+
 @dataclass
 class Stages:
     "The stages of a run as they are measured, one after the other."
 
     found: list[Measured] = field(default_factory=list)
+    memory: Callable[[], int] = _resident  # bytes in use; called in a thread, too
 
     @contextmanager
     def measure(self, stage: str, rows: int) -> Iterator[None]:
-        process = psutil.Process()
-        before = process.memory_info().rss
+        before = self.memory()
         peak = before
         over = threading.Event()
 
         def watch() -> None:
             nonlocal peak
             while not over.wait(0.01):
-                peak = max(peak, process.memory_info().rss)
+                peak = max(peak, self.memory())
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -137,9 +155,10 @@ class Stages:
             seconds = time.perf_counter() - began
             over.set()
             thread.join()
-        after = process.memory_info().rss
+        after = self.memory()
         grown = [(size - before) / 2**20 for size in (max(peak, after), after)]
         self.found.append(Measured(stage, rows, seconds, *grown))
+
 
 # %% ../../nbs/checks/17_stages.ipynb #ea4e76d5
 SIGNAL_ROWS = 20_000  # of a stored signal, at most
@@ -196,6 +215,7 @@ def _stored(stages: Stages, task: Task, config: RunConfig, sha256: str, folder: 
         signal = open_signal(folder / 'signal')
     return signal
 
+
 # %% ../../nbs/checks/17_stages.ipynb #135f9515
 def host_seconds(
     task: Task,  # encoded
@@ -250,6 +270,7 @@ def measure_stages(
     host = {name: 1e6 * seconds for name, seconds in host_seconds(task, config, signal).items()}
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return dict(rows=rows, stages=whole, host_us=host, peak_mib=peak_mib)
+
 
 # %% ../../nbs/checks/17_stages.ipynb #4a123511
 class StagesError(KdnotesError):
