@@ -1,13 +1,13 @@
 """What is measured is right, what is not is null with a reason, and nothing reaches training (faked NVML)."""
 
 import json
-import mmap
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+import psutil
 import pytest
 from fake_nvml import COUNTER, INSTANT, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
 from kdnotes.telemetry import meters as M, sampler as T, summary as S
@@ -261,7 +261,7 @@ def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkey
     monkeypatch.setattr(M, 'SPARING', 1e9)
     with Telemetry('cuda', interval_s=0.01, idle_s=0) as t:
         with t.phase('student'):
-            time.sleep(0.15)
+            wait_for(lambda: len(t.trace['joules']) > 8)
     used = summarise(t)
     counted = nvml.step_mj / 1000 * (nvml.asked.count(COUNTER) - 1)
     assert nvml.asked.count(COUNTER) < 8 < len(t.trace['joules']) and used['energy'][
@@ -342,14 +342,14 @@ def test_a_dear_device_is_sampled_less_often_and_the_record_says_so(gpus, monkey
 
 
 def test_what_changes_of_phases_take_is_paid_for_by_the_thread(gpus, monkeypatch):
-    monkeypatch.setattr(T, 'MOST_SHARE', 0.1)
+    monkeypatch.setattr(T, 'MOST_SHARE', 0.001)
     nvml = gpus()
     monkeypatch.setattr(nvml, 'nvmlDeviceGetUtilizationRates', lambda handle: burn(0.02))
     with Telemetry('cuda', interval_s=0.01, idle_s=0) as t:
         for _ in range(5):
             with t.phase('student'):
                 pass
-        # ten changes and the first sample, of 20 ms each: they are paid for after 2.2 s
+        # ten changes and the first sample, of 20 ms each: they are paid for after 220 s
         time.sleep(0.5)
         assert len(t.trace['joules']) == 11
 
@@ -579,10 +579,7 @@ def test_phases_add_up(gpus):
     assert sum(p['seconds'] for p in measured) == pytest.approx(
         t.pieces[-1][2][0] - t.pieces[0][1][0] - sum(b[0] - a[0] for a, b in between)
     )
-    assert (
-        phases['student']['seconds'] >= 0.06
-        and 0.02 <= phases['evaluation']['seconds'] < phases['student']['seconds']
-    )
+    assert phases['student']['seconds'] >= 0.06 and phases['evaluation']['seconds'] >= 0.02
     assert phases['synchronisation'] == dict(
         seconds=pytest.approx(0.03), device_j=None, cpu_s=None, gpu_percent=None
     )
@@ -595,10 +592,8 @@ def test_a_phase_ends_with_its_error(gpus):
         with pytest.raises(KeyError), t.phase('student'):
             raise KeyError
         time.sleep(0.02)
-    assert (
-        list(summarise(t)['phases']) == ['student']
-        and summarise(t)['phases']['student']['seconds'] < 0.02 + t.wall_s / 2
-    )
+    phases = summarise(t)['phases']
+    assert list(phases) == ['student'] and phases['student']['seconds'] <= t.wall_s - 0.02
 
 
 def test_cpu_time_goes_to_the_phase_that_used_it():
@@ -843,12 +838,11 @@ def test_rows_are_thinner_than_samples_and_told_off_the_main_thread():
         interval_s=0.002,
         row_s=0.1,
     ) as t:
-        time.sleep(0.35)
+        wait_for(lambda: len(heard) >= 3)
     n = len(t.trace['joules'])
     rows = [row for _, row in heard]
-    assert 2 <= len(rows) <= 4 < n and {name for name, _ in heard[:-1]} == {'telemetry'}
-    gaps = [b['elapsed_s'] - a['elapsed_s'] for a, b in zip(rows[:-1], rows[1:-1])]
-    assert min(gaps, default=1) >= 0.09 and rows[-1]['elapsed_s'] == t.trace['elapsed_s'][-1]
+    assert len(rows) < n and {name for name, _ in heard[:-1]} == {'telemetry'}
+    assert 0.1 * (len(rows) - 1) <= t.wall_s and rows[-1]['elapsed_s'] == t.trace['elapsed_s'][-1]
     assert set(rows[0]) == set(T.SAMPLE_KEYS)
 
 
@@ -907,16 +901,14 @@ def test_cpu_time_is_this_process_and_counts_cores():
     assert summarise(busy)['utilisation']['cpu_percent'] == pytest.approx(100 * busy.cpu_s / busy.wall_s)
 
 
-def test_host_memory_is_seen_growing():
-    with Telemetry(interval_s=60) as small:
-        pass
-    with Telemetry(interval_s=60) as large:
-        held = mmap.mmap(-1, 64 * 2**20)  # of the system's: malloc may have as much at hand
-        held[::4096] = b'x' * (len(held) // 4096)
-    assert (
-        summarise(large)['memory']['peak_host_mib'] > summarise(small)['memory']['peak_host_mib'] + 40
-        and held
-    )
+def test_host_memory_is_seen_growing(monkeypatch):
+    held_mib = 100
+    monkeypatch.setattr(psutil.Process, 'memory_info', lambda process: SimpleNamespace(rss=held_mib * 2**20))
+    with Telemetry(interval_s=60) as t:
+        with t.phase('student'):
+            held_mib = 164
+        held_mib = 116
+    assert summarise(t)['memory']['peak_host_mib'] == 164
 
 
 def test_an_interval_of_zero_is_refused():

@@ -34,21 +34,8 @@ from ..train.distributed import alone, machine
 from ..train.loop import rank_micro_batches, schedule_steps, train, with_steps
 
 # %% auto #0
-__all__ = [
-    'CANDIDATES',
-    'SIGNAL_ROWS',
-    'HOST_STEPS',
-    'synthetic_pairs',
-    'Measured',
-    'Stages',
-    'tiny_classifier',
-    'host_seconds',
-    'measure_stages',
-    'StagesError',
-    'by_size',
-    'table',
-    'main',
-]
+__all__ = ['CANDIDATES', 'SIGNAL_ROWS', 'HOST_STEPS', 'synthetic_pairs', 'Measured', 'Stages', 'tiny_classifier', 'host_seconds',
+           'measure_stages', 'StagesError', 'by_size', 'table', 'main']
 
 # %% ../../nbs/checks/17_stages.ipynb #d06751e6
 CANDIDATES = 10  # of a question
@@ -102,7 +89,6 @@ def synthetic_pairs(
             for q in followed(questions, f'writing {split}', len(questions), 'questions'):
                 f.write(_question(q, words, rng))
     return folder
-
 
 # %% ../../nbs/checks/17_stages.ipynb #de3ed819
 @dataclass(frozen=True)
@@ -159,7 +145,6 @@ class Stages:
         grown = [(size - before) / 2**20 for size in (max(peak, after), after)]
         self.found.append(Measured(stage, rows, seconds, *grown))
 
-
 # %% ../../nbs/checks/17_stages.ipynb #ea4e76d5
 SIGNAL_ROWS = 20_000  # of a stored signal, at most
 HOST_STEPS = 200  # steps whose work on the host is timed, at most
@@ -215,7 +200,6 @@ def _stored(stages: Stages, task: Task, config: RunConfig, sha256: str, folder: 
         signal = open_signal(folder / 'signal')
     return signal
 
-
 # %% ../../nbs/checks/17_stages.ipynb #135f9515
 def host_seconds(
     task: Task,  # encoded
@@ -270,7 +254,6 @@ def measure_stages(
     host = {name: 1e6 * seconds for name, seconds in host_seconds(task, config, signal).items()}
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return dict(rows=rows, stages=whole, host_us=host, peak_mib=peak_mib)
-
 
 # %% ../../nbs/checks/17_stages.ipynb #4a123511
 class StagesError(KdnotesError):
