@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 import pytest
+from docutils.utils.math import MathError
+from markdown_it import MarkdownIt
+from mdit_py_plugins.dollarmath import dollarmath_plugin
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -12,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 from docs import markdown, notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import help_of, listed  # noqa: E402
+from docs.conf import mathml  # noqa: E402
 from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
 from docs.parameters import parameters_page  # noqa: E402
 from docs.reference import typed  # noqa: E402
@@ -139,6 +143,32 @@ def test_pages_have_no_directive_of_nbdev(written):
     for path in written.source.rglob('*.ipynb'):
         for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
             assert not notebooks.flags_of(cell['source']) or cell['cell_type'] == 'markdown', path
+
+
+def cannot_be_shown(text: str) -> list[str]:
+    "The formulas of a markdown cell that the site's converter does not know."
+    lost = []
+    for block in MarkdownIt().use(dollarmath_plugin).parse(text):
+        for token in (block, *(block.children or [])):
+            if not token.type.startswith('math'):
+                continue
+            try:
+                mathml(token.content)
+            except (MathError, AttributeError) as why:
+                lost.append(f'{token.content}: {why}')
+    return lost
+
+
+def test_every_formula_of_a_notebook_can_be_shown():
+    assert cannot_be_shown(r'of $\ln x$') == []
+    for wrong in (r'of $\ln\Big(x\Big)$', '$$\\nothing$$'):
+        assert len(cannot_be_shown(wrong)) == 1
+    lost = []
+    for path in sorted((ROOT / 'nbs').rglob('*.ipynb')):
+        for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
+            if cell['cell_type'] == 'markdown':
+                lost += [f'{path.name}: {why}' for why in cannot_be_shown(''.join(cell['source']))]
+    assert lost == []
 
 
 def test_a_cell_loses_its_directives_and_a_hidden_one_is_left_out():
