@@ -58,17 +58,30 @@ def small_home(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp('small')
 
 
+@pytest.fixture(scope='session')
+def small_teacher(small_home) -> Path:
+    "A random model of two layers that reads words as MiniLM does."
+    from small_runs import small_model
+
+    return small_model(small_home / 'teacher')
+
+
 @pytest.fixture
-def small_run(small_home, monkeypatch):  # (task, mode) -> run_id
+def small_run(small_home, small_teacher, monkeypatch):  # (task, mode) -> run_id
     "Makes a small finished run, once in a session; KDNOTES_HOME is where it is."
-    from small_runs import make_small_run, small_model
+    from small_runs import make_small_run
 
     monkeypatch.setenv('KDNOTES_HOME', str(small_home))
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    teacher = small_home / 'teacher'
-    if not teacher.is_dir():
-        small_model(teacher)
-    return lambda task, mode='baseline': make_small_run(task, mode, teacher)
+    return lambda task, mode='baseline': make_small_run(task, mode, small_teacher)
+
+
+@pytest.fixture
+def rank_here(monkeypatch):
+    "Runs of one rank are trained by the test's own process."
+    from small_runs import train_here
+
+    train_here(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,9 @@
 made once for all tests that use a model after its training.
 """
 
+import contextlib
+import warnings
+import pytest
 import torch
 from pathlib import Path
 from transformers import BertModel
@@ -9,7 +12,7 @@ from architectures import small_bert
 from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import MINILM, load_tokenizer, save_model
-from kdnotes.experiment.launch import execute
+from kdnotes.experiment import launch, worker
 from kdnotes.experiment.plan import Plan, plan
 
 ON = Machine('cpu', 2)
@@ -48,8 +51,40 @@ def planned(task: str, mode: str, teacher: Path) -> Plan:
     return plan(config, ON)
 
 
+class RankHere:
+    "The one rank of a run in this process, where all that a rank imports is there already."
+
+    def __init__(self, module: str, config_file: Path, *, ranks: int, log: Path, **of_processes):
+        assert ranks == 1, 'several ranks are processes'
+        self.config_file = config_file
+        self.log = log
+
+    def start(self) -> None:
+        with self.log.open('w') as out, contextlib.redirect_stdout(out), warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # a rank's are no errors, they go to its log
+            worker.worker(self.config_file)
+        torch.set_flush_denormal(False)
+
+    def poll(self) -> int:
+        return 0
+
+    def stop(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+def train_here(patched: pytest.MonkeyPatch) -> None:
+    "Runs of one rank are trained by this process: for tests of what a run leaves, not of how it is started."
+    patched.setattr(launch, 'Ranks', RankHere)
+    patched.setattr(worker, 'die_with_parent', lambda: None)
+
+
 def make_small_run(task: str, mode: str, teacher: Path) -> str:
     "The run_id of a run that is made where there is none."
     its_plan = planned(task, mode, teacher)
-    execute(its_plan)
+    with pytest.MonkeyPatch.context() as patched:
+        train_here(patched)
+        launch.execute(its_plan)
     return its_plan.run_id

@@ -119,13 +119,14 @@ def test_data_that_cannot_be_meant_are_refused_in_one_sentence(source, columns, 
 
 
 @pytest.mark.slow
-def test_from_a_table_to_a_student_that_answers(tmp_path):
+def test_from_a_table_to_a_student_that_answers(small_teacher, rank_here, tmp_path):
     data = kd.load_data(questions(), columns=COLUMNS)
     said = []
-    small = dict(smoke=True, study='api', max_length=32, say=said.append)
-    teacher = kd.finetune(data, **small)
-    student = kd.distil(data, teacher, mixed=True, **small)
-    alone = kd.distil(data, teacher, mixed=True, taught=False, **small)
+    small = dict(smoke=True, study='api', max_length=32, ranks=1, say=said.append)
+    teacher = kd.finetune(data, teacher=small_teacher, **small)
+    of_student = dict(mixed=True, student_layers=[1], **small)
+    student = kd.distil(data, teacher, **of_student)
+    alone = kd.distil(data, teacher, taught=False, **of_student)
     assert student.record['factors']['network'] == 'student' and student.record['factors']['kd'] is True
     assert student.record['params_total'] < teacher.record['params_total']
     assert kd.load_run(student.run_id) == student and any(student.run_id in line for line in said)

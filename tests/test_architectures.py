@@ -422,7 +422,7 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
 @pytest.mark.parametrize(
     'kind', one_of_each(['modernbert', 'deberta_v2', 'electra', 'distilbert', 'roberta'])
 )
-def test_the_whole_road(kind, teacher_folder):
+def test_the_whole_road(kind, teacher_folder, rank_here):
     "Plan, teacher, student, save, plain `from_pretrained`: the predictions that were recorded."
     config = make_config(
         mode='full_kd',

@@ -109,7 +109,7 @@ def small_options(home, study):
 
 
 @pytest.mark.slow
-def test_json_of_what_trains_and_of_its_plan(small_run, small_home, capsys):
+def test_json_of_what_trains_and_of_its_plan(small_run, small_home, rank_here, capsys):
     small_run('answer_selection')
     given = small_options(small_home, 'json')
     typed = ['run', '--mode', 'parallel_baseline', '--corpus', 'embedded', *given]
@@ -133,7 +133,7 @@ def test_json_of_what_trains_and_of_its_plan(small_run, small_home, capsys):
 
 
 @pytest.mark.slow
-def test_json_of_a_search(small_run, small_home, capsys):
+def test_json_of_a_search(small_run, small_home, rank_here, capsys):
     small_run('answer_selection')
     given = small_options(small_home, 'searched')
     found = as_json(

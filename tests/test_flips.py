@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 import pytest
 import torch
+from small_runs import train_here
 from test_doctor import write_corpus, write_model
 from test_teacher_signal import KEY, Counted, Pairs, tiny_teacher
 from kdnotes.core.config import KdnotesError, make_config
@@ -45,6 +46,7 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('KDNOTES_HOME', str(home))
         patch.setenv('CUDA_VISIBLE_DEVICES', '')
+        train_here(patch)
         given = dict(
             corpus=str(write_corpus(home / 'corpus')),
             teacher=str(write_model(home / 'teacher')),

@@ -109,7 +109,7 @@ def test_a_model_without_a_single_output_has_none_to_make_two_of():
 
 
 @pytest.mark.parametrize('outputs', one_of_each([1, 2]))
-def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_path):
+def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_path, rank_here):
     trained_on = dict(problem_type='regression') if outputs == 1 else {}
     folder = teacher_with(tmp_path, outputs, **trained_on)
     before = files_of(folder)
@@ -417,7 +417,7 @@ def test_a_training_of_what_is_given_is_refused(given, words, tmp_path):
 # ---- compared with its student ----
 
 
-def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path):
+def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path, rank_here):
     student = run(asked(teacher_with(tmp_path), 'full_kd', study='given'))
     given, _ = find_record(student['teacher_run_id'])
     differ = differences(given, student)

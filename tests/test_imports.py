@@ -192,9 +192,12 @@ def test_a_private_name_of_another_module_is_seen(line, found):
     assert private_names(f'{source}\n{line}\n') == [found]
 
 
-def test_core_needs_no_torch():
+def test_core_needs_no_torch_and_a_rank_no_tables_and_figures():
     load = '; '.join(f'import kdnotes.{m}' for m in SOURCES if package(m) == 'core')
-    done = python(f'import sys; {load}; assert "torch" not in sys.modules')
+    done = python(
+        f'import sys; {load}; assert "torch" not in sys.modules; import kdnotes.experiment.worker; '
+        'assert not {"matplotlib", "seaborn", "scipy"} & set(sys.modules)'
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -14,6 +14,7 @@ from kdnotes.experiment.launch import RunError, execute, make_runs, run
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.records.store import RunFolder
 from kdnotes.tasks.base import SEQUENCE_HEAD
+from small_runs import train_here
 from test_doctor import write_corpus, write_model
 
 slow = pytest.mark.slow
@@ -181,7 +182,7 @@ def other_config(folder):
         ]
     ),
 )
-def test_runs_of_two_models_under_one_name_are_no_study(home, given, change, words, monkeypatch):
+def test_runs_of_two_models_under_one_name_are_no_study(home, given, change, words, rank_here, monkeypatch):
     "Under schema 2 the weights alone were in a name, as now of the project's own."
     monkeypatch.setattr('kdnotes.distill.models.is_pinned', lambda weights, reading: True)
     made = run(make_config(mode='baseline', **given))
@@ -222,7 +223,7 @@ def test_a_model_that_changes_after_its_plan_is_not_trained(home, given, change,
 
 
 @slow
-def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, given):
+def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, given, rank_here):
     planned = plan(make_config(mode='baseline', **given), Machine('cpu', 2))
     execute(planned)
     folder = RunFolder(planned.config.study, planned.run_id)
@@ -235,7 +236,9 @@ def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, g
 @slow
 def test_a_teacher_that_goes_away_during_a_training_has_its_time_in_the_record(home, given):
     asked = make_config(mode='full_kd', ranks=1, **given | dict(smoke=False, epochs=20, teacher_epochs=1))
-    took = execute(plan(asked).teacher)['time']['train_s']
+    with pytest.MonkeyPatch.context() as patched:
+        train_here(patched)
+        took = execute(plan(asked).teacher)['time']['train_s']
 
     def on_row(row):
         if row['kind'] == 'start':

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from weakref import WeakKeyDictionary
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -284,7 +285,7 @@ def left_out_flops(
     device: str = 'cpu',  # on 'cuda' keys and values are computed
 ) -> float:  # 2 for each multiply-add; in one forward over all examples
     "Operations of the matmuls that the last layer goes without."
-    L = torch.as_tensor(lengths, dtype=torch.float64)
+    L = torch.from_numpy(np.array(lengths, dtype=np.float64))
     h = config.hidden_size
     # hidden_dim: DistilBERT's word
     f = getattr(config, 'intermediate_size', None) or config.hidden_dim

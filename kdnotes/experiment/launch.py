@@ -29,7 +29,6 @@ from kdnotes.core.processes import (
 )
 from ..core.progress import ReportFollower, report, silent
 from ..core.resolve import resolved_dtype, settings
-from .card import leave_card
 from .plan import Plan, plan, plan_study
 from kdnotes.records.store import (
     RowFollower,
@@ -72,6 +71,9 @@ def execute(
     jobs: int = 1,  # runs that are made at the same time, this one among them: for the record
 ) -> dict:  # the record
     "Make a planned run, or find it done."
+    # a rank imports this module, and has no use for the libraries of tables and figures
+    from kdnotes.experiment.card import leave_card
+
     folder = RunFolder(plan.config.study, plan.run_id)
     _check_foundations(plan)
     if _complete(folder):

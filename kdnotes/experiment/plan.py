@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import numpy as np
-from ..analysis.wording import unconverged_words
 from ..core.arms import MODES, PROCEDURES, PROFILES, SEVERAL_RANKS, USUAL
 from kdnotes.core.config import (
     FIRST_TASK,
@@ -254,6 +253,9 @@ def _students_alone(plan: Plan, given: dict) -> list[str]:
 
 def _converged_in_words(plans: Sequence[Plan]) -> str:  # '': they have converged, or are not made yet
     "That teachers which are there have stopped while they learnt."
+    # a rank imports this module, and has no use for statistics
+    from kdnotes.analysis.wording import unconverged_words
+
     teachers = {p.teacher.run_id for p in plans if p.teacher}
     return unconverged_words([found[0] for run_id in sorted(teachers) if (found := find_record(run_id))])
 
