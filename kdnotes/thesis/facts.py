@@ -152,6 +152,14 @@ def _energy_values(found: Sequence[dict]) -> dict:
     )
 
 
+def _layout(
+    record: dict,
+) -> str:  # '2 x 1': ranks x threads; '1' where ranks have no threads of their own, as on GPUs
+    "Ranks, and the threads of each."
+    parallel = record['parallel']
+    return ' x '.join(str(parallel[k]) for k in ('ranks', 'threads_per_rank') if parallel[k])
+
+
 def about_values(
     found: Sequence[dict],  # of one study
     its_units: pd.DataFrame,
@@ -184,6 +192,7 @@ def about_values(
         transferred=any(t != 'none' for t in transfers),
         counts={f'{split}_{kind}': n for (split, kind), n in sizes.items()},
         machine=_machine_values(found),
+        one_layout=len(set(map(_layout, found))) == 1,
         **_seed_values(found),
         **_student_values(found),
         **_energy_values(found),
@@ -283,7 +292,6 @@ def models_table(
 
     def row(arm, r):
         f = r['factors']
-        p = r['parallel']
         first = f['transfer'] or 'none'
         begins = 'pretrained weights' if first == 'none' else f'weights after the transfer ({first})'
         return {
@@ -292,7 +300,7 @@ def models_table(
             'parameters': f"{r['params_total'] / 1e6:.1f} M",
             'precision': r['precision'],
             'KD': 'yes' if f['kd'] else 'no',
-            'ranks x threads': f"{p['ranks']} x {p['threads_per_rank']}",
+            'ranks x threads': _layout(r),
             'starts from': {
                 'teacher_finetuned': 'its fine-tuned teacher',
                 'pretrained': begins,
