@@ -123,7 +123,7 @@ def test_from_a_table_to_a_student_that_answers(small_teacher, rank_here, tmp_pa
     data = kd.load_data(questions(), columns=COLUMNS)
     said = []
     small = dict(smoke=True, study='api', max_length=32, ranks=1, say=said.append)
-    teacher = kd.finetune(data, teacher=small_teacher, **small)
+    teacher = kd.finetune(data, small_teacher, **small)
     of_student = dict(mixed=True, student_layers=[1], **small)
     student = kd.distil(data, teacher, **of_student)
     alone = kd.distil(data, teacher, taught=False, **of_student)

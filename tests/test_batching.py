@@ -466,10 +466,10 @@ def make_tokens(folder):
 
 
 def test_processes_that_make_the_same_tokens_do_not_harm_each_other(tmp_path):
-    with ProcessPoolExecutor(3, multiprocessing.get_context('spawn')) as pool:
-        found = list(pool.map(make_tokens, [tmp_path] * 3))
+    with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
+        found = list(pool.map(make_tokens, [tmp_path] * 2))
     assert len({of[:3] for of in found}) == 1
-    assert sum(made for *_, made in found) == 1, 'one made them, two waited'
+    assert sum(made for *_, made in found) == 1, 'one made them, the other waited'
 
 
 def test_splits_are_encoded_and_padded_with_the_tokenizers_own_token(tmp_path):

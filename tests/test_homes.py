@@ -101,7 +101,7 @@ def theirs(user: Path) -> dict[str, str]:
 def test_lessons_beside_finished_and_damaged_runs(user, home):
     before = theirs(user)
     more = dict(KDNOTES_HOME=str(user / 'home')) if home == 'named' else {}
-    for name in QUICK[1:2] if home == 'named' else QUICK:
+    for name in QUICK[1:2] if home == 'named' else QUICK[::2]:
         assert 'Success.' in what_nbdev_says(user, f'nbs/{name}.ipynb', **more), name
     assert theirs(user) == before
 

@@ -313,8 +313,8 @@ def read_it(folder):
 
 
 def test_a_corpus_is_read_once_on_a_machine(pairs):
-    with ProcessPoolExecutor(3, multiprocessing.get_context('spawn')) as pool:
-        found = list(pool.map(read_it, [pairs] * 3))
+    with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
+        found = list(pool.map(read_it, [pairs] * 2))
     assert len({sha256 for sha256, _ in found}) == 1 and sum(n for _, n in found) == 1
 
 

@@ -42,13 +42,16 @@ def data(home):
 
 
 @pytest.mark.slow
-def test_mlflow_has_the_settings_and_every_number_of_student_and_teacher(data, tmp_path, monkeypatch):
+def test_mlflow_has_the_settings_and_every_number_of_student_and_teacher(
+    data, small_teacher, rank_here, tmp_path, monkeypatch
+):
     mlflow = pytest.importorskip('mlflow', reason="mlflow is not installed: pip install 'kdnotes[trackers]'")
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
     mlflow.set_tracking_uri((tmp_path / 'store').as_uri())
     shell = {}
     exec(example('MLflow'), shell)
-    student = kd.distil(data, on_row=shell['to_mlflow'], **small(seed=1))
+    given = small(seed=1, ranks=1, student_layers=[1], teacher_mode='baseline')
+    student = kd.distil(data, small_teacher, on_row=shell['to_mlflow'], **given)
     tracked = {run.info.run_name: run for run in mlflow.search_runs(output_format='list')}
     assert set(tracked) == {student.run_id, student.record['teacher_run_id']}
     run = tracked[student.run_id]
@@ -60,13 +63,14 @@ def test_mlflow_has_the_settings_and_every_number_of_student_and_teacher(data, t
 
 
 @pytest.mark.slow
-def test_a_tracker_that_fails_costs_no_run(data):
+def test_a_tracker_that_fails_costs_no_run(data, small_teacher, rank_here):
     said = []
 
     def on_row(row):
         raise ConnectionError('the server is away')
 
-    run = kd.finetune(data, on_row=on_row, **small(seed=2, say=said.append))
+    given = small(seed=2, ranks=1, say=said.append)
+    run = kd.finetune(data, small_teacher, on_row=on_row, **given)
     assert [line for line in said if 'ConnectionError: the server is away' in line] == [
         f'on_row failed for a row of kind start of {run.run_id} (ConnectionError: the server is away); the '
         'run goes on, and rows.jsonl in its folder has every row'

@@ -93,7 +93,7 @@ def test_a_try_is_no_search():
 
 
 @pytest.fixture(scope='module')
-def searched(tmp_path_factory):
+def searched(tmp_path_factory, small_teacher):
     "The home of a search of two trials, through papermill."
     tmp_path = tmp_path_factory.mktemp('searched')
     done = papermill(
@@ -102,6 +102,8 @@ def searched(tmp_path_factory):
         tmp_path / 'tune.ipynb',
         ('mode', 'full_student'),
         ('student_init', 'teacher_pretrained'),
+        ('teacher', small_teacher),
+        ('student_layers', '1'),
         ('trials', 2),
         ('jobs', 2),
         ('seeds', 1),
@@ -148,7 +150,7 @@ def test_a_search_with_papermill(searched):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_search_goes_on_without_notebooks(searched):
+def test_a_search_goes_on_without_notebooks(searched, small_teacher):
     tmp_path, records, last = searched, trials(searched), last_words(searched)
     asked = (
         'tune',
@@ -160,6 +162,10 @@ def test_a_search_goes_on_without_notebooks(searched):
         1,
         '-p',
         'student_init=teacher_pretrained',
+        '-p',
+        f'teacher={small_teacher}',
+        '-p',
+        'student_layers=1',
         '-p',
         'smoke=true',
     )
