@@ -35,8 +35,6 @@ from processes import command_line, has_ended
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
 RANKS = min(len(os.sched_getaffinity(0)), 2)
-PARALLEL = (('ranks', RANKS), *SMOKE)
-FIRST = (('mode', 'mixed_kd'), ('study', 'default-smoke'), *PARALLEL)
 
 
 @pytest.fixture(scope='module')
@@ -45,9 +43,21 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def first_run(home):
+def parallel(small_teacher) -> tuple:
+    "What runs of a small model are given."
+    return ('ranks', RANKS), ('teacher', small_teacher), ('student_layers', '1'), *SMOKE
+
+
+@pytest.fixture(scope='module')
+def first(parallel) -> tuple:
+    "What the first run is given."
+    return ('mode', 'mixed_kd'), ('study', 'default-smoke'), *parallel
+
+
+@pytest.fixture(scope='module')
+def first_run(home, first):
     "The two-path form: the executed notebook, the record, the run folder."
-    done = papermill(home, 'nbs/run.ipynb', home / 'out.ipynb', *FIRST)
+    done = papermill(home, 'nbs/run.ipynb', home / 'out.ipynb', *first)
     assert done.returncode == 0, done.stderr
     [path] = home.glob('runs/default-smoke/mixed_kd-*/record.json')
     return nbformat.read(home / 'out.ipynb', 4), json.loads(path.read_text()), path.parent
@@ -388,7 +398,7 @@ def test_the_saved_model_loads_and_is_the_one_that_was_scored(first_run):
     _, record, folder = first_run
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / 'model').eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / 'model')
-    assert model.config.num_hidden_layers == 3 and model.config.num_labels == 2
+    assert model.config.num_hidden_layers == 1 and model.config.num_labels == 2
     assert (
         weights_sha256(model) == record['model_sha256']
         and sum(p.numel() for p in model.parameters()) == record['params_total']
@@ -462,12 +472,12 @@ def test_nothing_red_is_printed_into_a_notebook(first_run):
 
 @slow
 @pytest.mark.exhaustive
-def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_run, home):
+def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_run, first, home):
     _, record, folder = first_run
     before = contents(folder)
     source = (ROOT / 'nbs/run.ipynb').read_bytes()
     with open(home / 'printed.ipynb', 'w') as output:
-        done = papermill(home, 'nbs/run.ipynb', *FIRST, output=output)
+        done = papermill(home, 'nbs/run.ipynb', *first, output=output)
     assert done.returncode == 0, done.stderr
     printed = nbformat.read(home / 'printed.ipynb', 4)
     nbformat.validate(printed)
@@ -480,16 +490,16 @@ def test_the_one_path_form_prints_the_notebook_and_trains_nothing_again(first_ru
 # ---- the study ----
 
 
-def papermill_study(home):
+def papermill_study(home, parallel):
     return papermill(
-        home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *PARALLEL
+        home, 'nbs/study.ipynb', home / 'study.ipynb', ('seeds', 1), ('study', 'default'), *parallel
     )
 
 
 @pytest.fixture(scope='module')
-def made_study(first_run, home):
+def made_study(first_run, parallel, home):
     "The usual arms of one seed; two of the four runs are there from the run above."
-    done = papermill_study(home)
+    done = papermill_study(home, parallel)
     assert done.returncode == 0, done.stderr
 
 
@@ -570,12 +580,12 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
 
 @slow
 @pytest.mark.exhaustive
-def test_a_studys_second_call_changes_nothing(made_study, home):
+def test_a_studys_second_call_changes_nothing(made_study, parallel, home):
     figures = home / 'runs/default-smoke/figures'
     table = (home / 'runs/default-smoke/table.txt').read_text()
     times = {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')}
     before = contents(figures)
-    done = papermill_study(home)
+    done = papermill_study(home, parallel)
     assert done.returncode == 0, done.stderr
     assert {p: p.stat().st_mtime_ns for p in home.glob('runs/*/*/record.json')} == times, (
         'nothing is trained twice'
@@ -585,11 +595,12 @@ def test_a_studys_second_call_changes_nothing(made_study, home):
 
 @slow
 @pytest.mark.exhaustive
-def test_a_study_without_notebooks(made_study, home):
+def test_a_study_without_notebooks(made_study, parallel, home):
     """Where the notebook's runs are done, the same table and nothing trained; other arms are trained
     without papermill, at the same time.
     """
-    asked = ('study', '--seeds', 1, '-p', 'study=default', '-p', 'smoke=true', '-p', f'ranks={RANKS}')
+    given = [part for name, value in parallel for part in ('-p', f'{name}={value}')]
+    asked = ('study', '--seeds', 1, '-p', 'study=default', *given)
     table = (home / 'runs/default-smoke/table.txt').read_text()
     before = contents(home / 'runs/default-smoke/figures')
     done = command(home, *asked)
@@ -620,15 +631,15 @@ def test_a_study_without_notebooks(made_study, home):
 
 
 @slow
-def test_another_study_takes_over_what_is_done(first_run, home, monkeypatch):
+def test_another_study_takes_over_what_is_done(first_run, small_teacher, home, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     _, record, folder = first_run
     before = contents(folder)
     said = []
+    given = dict(teacher=str(small_teacher), student_layers=(1,), ranks=RANKS, corpus='embedded', smoke=True)
     planned = plan(
-        make_config(mode='mixed_kd', corpus='embedded', smoke=True, study='other', ranks=RANKS),
-        Machine('cpu', len(os.sched_getaffinity(0))),
+        make_config(mode='mixed_kd', study='other', **given), Machine('cpu', len(os.sched_getaffinity(0)))
     )
     assert execute(planned, say=said.append) == record | dict(study='other')
     assert (
@@ -740,7 +751,9 @@ def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
     _, record, folder = first_run
     own = tmp_path / 'runs/default' / record['teacher_run_id']
     own.mkdir(parents=True)
-    (own / 'config.json').write_bytes((folder.parent / own.name / 'config.json').read_bytes())
+    asked = json.loads((folder.parent / own.name / 'config.json').read_text())
+    asked['config'] |= dict(smoke=False, epochs=100.0)  # long enough to be stopped
+    (own / 'config.json').write_text(json.dumps(asked))
     trainer = subprocess.Popen(
         [sys.executable, '-m', 'kdnotes.experiment.worker', str(own / 'config.json')],
         env=surroundings(tmp_path),
