@@ -20,8 +20,8 @@ from kdnotes.records.store import forget
 CLI = 'import sys; from kdnotes.cli import main; sys.exit(main())'
 
 
-def study(home, *options, arms='parallel_baseline', **more):
-    "A started `kdnotes study` of arms that train for some seconds; more: parameters of a run."
+def words(home, *options, arms='parallel_baseline', **more) -> list[str]:
+    "Of `kdnotes study` of arms that train for some seconds; more: parameters of a run."
     given = dict(
         corpus=home / 'corpus',
         teacher=home / 'teacher',
@@ -31,17 +31,13 @@ def study(home, *options, arms='parallel_baseline', **more):
         batch_size=8,
     )
     parameters = [part for name, value in (given | more).items() for part in ('-p', f'{name}={value}')]
+    return ['study', '--arms', arms, *options, *parameters]
+
+
+def study(home, *options, **more):
+    "The command, started."
     return subprocess.Popen(
-        [
-            sys.executable,
-            '-c',
-            CLI,
-            'study',
-            '--arms',
-            arms,
-            *options,
-            *parameters,
-        ],
+        [sys.executable, '-c', CLI, *words(home, *options, **more)],
         env=surroundings(home),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -83,7 +79,7 @@ STOPS = {
 @pytest.mark.slow
 @pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize('how', one_of_each(STOPS))
-def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
+def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs, monkeypatch, capsys):
     number, to_all = STOPS[how]
     process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
     wait_for(lambda: steps(home) > 5)
@@ -105,9 +101,9 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs):
     assert 'interrupted' in begun.values() and 'running' not in begun.values(), begun
     assert list(home.glob('runs/*/*/checkpoints/step-*')), 'its state is saved'
 
-    again = study(home, '--seeds', str(jobs))
-    said, errors = again.communicate(timeout=300)
-    assert again.returncode == 0, errors
+    monkeypatch.setenv('KDNOTES_HOME', str(home))
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+    assert main(words(home, '--seeds', str(jobs))) == 0, capsys.readouterr().err
     records = [json.loads(path.read_text()) for path in home.glob('runs/stopped/*/record.json')]
     assert len(records) == jobs and any(record['resumed_at'] for record in records)
 
