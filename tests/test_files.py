@@ -4,10 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import pytest
-from kdnotes.core.files import BusyError, FileError, atomic_write, lock, read_json, sha256_text, write_json
+from kdnotes.core.files import (
+    BusyError,
+    FileError,
+    atomic_write,
+    lock,
+    read_json,
+    runs_path,
+    sha256_text,
+    write_json,
+)
 
 
 def test_a_process_killed_while_writing_leaves_the_old_file(tmp_path):
@@ -113,3 +124,27 @@ def test_an_error_inside_frees_the_lock(tmp_path):
             raise KeyError
     with lock(tmp_path / 'l', wait_s=0):
         pass
+
+
+NOBODY = 65534
+
+
+def test_runs_of_another_user_that_may_not_be_read_are_not_missing(monkeypatch):
+    with tempfile.TemporaryDirectory() as home:  # pytest's own folders are their owner's alone
+        os.chmod(home, 0o755)
+        runs = Path(home) / 'runs'
+        runs.mkdir()
+        monkeypatch.setenv('KDNOTES_HOME', home)
+        assert runs_path().samefile(runs)
+        runs.chmod(0)
+        owner = os.geteuid()
+        if owner == 0:  # whom no mode keeps out
+            os.seteuid(NOBODY)
+        try:
+            with pytest.raises(
+                FileError, match='/runs: it may not be written or read; change its permissions'
+            ):
+                runs_path()
+        finally:
+            os.seteuid(owner)
+            runs.chmod(0o700)

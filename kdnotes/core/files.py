@@ -284,7 +284,11 @@ def checkout() -> Path | None:
 
 
 def runs_path() -> Path:
-    return root() / 'runs'
+    "The folder of all runs. One that may not be read is refused: its runs are not missing."
+    path = root() / 'runs'
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+        raise FileError(f'{path}: {_NO_ACCESS}')
+    return path
 
 
 def cache_path() -> Path:
