@@ -56,3 +56,19 @@ def synthetic_pairs(
             while some := list(islice(lines, _AT_ONCE)):
                 f.write('\n'.join(some) + '\n')
     return folder
+
+
+def read_large(folder: Path) -> tuple[str, int]:
+    "What each of several processes does: the sum of a corpus, and how often its files were read for it."
+    from kdnotes.tasks import sources
+
+    sources.LARGE = 1
+    read = sources._streamed
+    times = []
+
+    def counted(*given):
+        times.append(1)
+        return read(*given)
+
+    sources._streamed = counted
+    return sources.load_corpus('answer_selection', str(folder)).sha256, len(times)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from faults import files_no_larger_than
-from synthetic import synthetic_pairs
+from synthetic import read_large, synthetic_pairs
 from kdnotes.core import files
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
@@ -298,23 +298,9 @@ def test_columns_of_another_corpus_are_not_taken(pairs, reviews, large):
     assert 'question' in load_corpus('answer_selection', str(pairs)).splits['train'][0]
 
 
-def read_it(folder):
-    "What each of several processes does."
-    sources.LARGE = 1
-    read = sources._streamed
-    times = []
-
-    def counted(*given):
-        times.append(1)
-        return read(*given)
-
-    sources._streamed = counted
-    return load_corpus('answer_selection', str(folder)).sha256, len(times)
-
-
 def test_a_corpus_is_read_once_on_a_machine(pairs):
     with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
-        found = list(pool.map(read_it, [pairs] * 2))
+        found = list(pool.map(read_large, [pairs] * 2))
     assert len({sha256 for sha256, _ in found}) == 1 and sum(n for _, n in found) == 1
 
 

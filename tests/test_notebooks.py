@@ -109,6 +109,7 @@ def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
         pytest.param(dict(), marks=pytest.mark.exhaustive),
         dict(
             arms='all',
+            seeds=2,
             temperature=4.0,
             student_layers='[1, 3]',
             learning_rate='2e-4',
@@ -151,8 +152,9 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
         lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}),
     )
     exec(code[runs], shell)
-    assert list(made) == [p.run_id for p in plans] and len(plans) == 3 * (7 if given else len(USUAL))
-    for p in plans[: len(plans) // 3]:
+    seeds = given.get('seeds', 3)
+    assert list(made) == [p.run_id for p in plans] and len(plans) == seeds * (7 if given else len(USUAL))
+    for p in plans[: len(plans) // seeds]:
         assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
     if given:
         assert {p.config.mode: (p.config.hidden_loss, p.config.student_layers) for p in plans}['full_kd'] == (

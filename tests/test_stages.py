@@ -1,12 +1,10 @@
 "The stages of a run on a synthetic corpus: measured by what runs call, at a size that a test has time for."
 
 import json
-import subprocess
-import sys
 import numpy as np
 import pytest
 from kinds import one_of_each
-from kdnotes.checks.stages import by_size, measure_stages, synthetic_pairs, table
+from kdnotes.checks.stages import by_size, main, measure_stages, synthetic_pairs, table
 from kdnotes.core.config import make_config
 from kdnotes.tasks.sources import corpus_of
 
@@ -52,6 +50,5 @@ def test_tokens_are_thirty_a_pair(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('given', one_of_each(['', '12 rows', '99']))
 def test_sizes_that_are_none(given):
-    command = [sys.executable, '-m', 'kdnotes.checks.stages', *given.split()]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and 'numbers of training rows' in done.stderr.splitlines()[-1]
+    with pytest.raises(SystemExit, match='numbers of training rows, 100 at least$'):
+        main(given.split())

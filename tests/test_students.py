@@ -314,7 +314,10 @@ def test_saved_loaded_and_equal(tmp_path, kind, auto_class):
 
 
 @pytest.mark.slow
-def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(tmp_path):
+@pytest.mark.parametrize('ranks', [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(ranks, tmp_path, request):
+    if ranks == 1:
+        request.getfixturevalue('rank_here')
     folder, corpus = write_model(tmp_path / 'model'), write_corpus(tmp_path / 'corpus')
     common = dict(
         mode='full_student',
@@ -332,7 +335,7 @@ def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(tmp_path):
         warmup_steps=2,
         eval_batch_size=7,
     )
-    planned = plan(make_config(**common, ranks=2), ON)
+    planned = plan(make_config(**common, ranks=ranks), ON)
     record = execute(planned)
     run = RunFolder('shapes', planned.run_id)
     plain = hf.AutoModelForSequenceClassification.from_pretrained(run.path / 'model').eval()
@@ -351,7 +354,7 @@ def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(tmp_path):
     task = SimpleNamespace(auto_class=HEAD, model_kwargs=dict(num_labels=2))
     assert is_same(_model_of_run(task, planned.run_id), pruned)
     # found done, by the same name
-    assert execute(plan(make_config(**common, ranks=2), ON)) == record
+    assert execute(plan(make_config(**common, ranks=ranks), ON)) == record
     assert {'model/model.safetensors', 'pruned/model.safetensors'} <= run.record()['files'].keys()
     # a file that somebody changed is refused
     save_model(tiny(), run.path / 'model')
