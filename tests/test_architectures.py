@@ -37,7 +37,7 @@ from kdnotes.distill.models import (
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.records.store import RunFolder, find_run_model
 from kdnotes.train.distributed import Runtime
-from kdnotes.train.cpu_fast_path import fast_path
+from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
 from kdnotes.train.loop import train
 from kdnotes.tasks.base import sequence_head_flops
 from torch.utils.flop_counter import FlopCounterMode
@@ -415,7 +415,11 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
         return
     long = short | dict(attention_mask=models._whole_mask(short['attention_mask']))
     with torch.no_grad():
-        torch.testing.assert_close(call(model, long).logits, call(model, short).logits, atol=1e-5, rtol=1e-5)
+        expected = call(model, short).logits
+        torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
+        FastPath(model, None, Bits(0))  # as a training has it
+        assert models._takes_whole_mask(model)
+        torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -1594,7 +1594,7 @@ _WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distil
 def _takes_whole_mask(model: nn.Module) -> bool:
     "May a model be given its mask in the long form?"
     config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
-    return config.model_type in _WHOLE_MASK and config._attn_implementation == 'sdpa'
+    return config.model_type in _WHOLE_MASK and config._attn_implementation in ('sdpa', 'kdnotes')
 
 
 def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
