@@ -407,26 +407,17 @@ def ratio_interval(
     if min(a.min(), b.min()) <= 0:
         raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
     logs = mean_interval(np.log(a / b), level)
-    low, high, reason = None, None, logs.reason
-    if logs.low is not None and logs.low < 0 < logs.high and logs.high - logs.estimate > np.log(MOST_TIMES):
-        reason = (
-            f'the interval of {len(a)} pairs reaches further than {MOST_TIMES:g} times either way and says '
-            'nothing; run more seeds'
-        )
-    elif logs.low is not None:
-        low, high = float(np.exp(logs.low)), float(np.exp(logs.high))
-    return Interval(
-        float(np.exp(logs.estimate)),
-        low,
-        high,
-        len(a),
-        level,
-        logs.method if logs.low is None else 'Student t over pairs, log scale',
-        df=logs.df,
-        reason=reason,
-        se=logs.se,
-        null=1.0,
+    ratio = exp_interval(logs)
+    if logs.low is None:
+        return ratio
+    ratio = replace(ratio, method='Student t over pairs, log scale')
+    if not (logs.low < 0 < logs.high and logs.high - logs.estimate > np.log(MOST_TIMES)):
+        return ratio
+    reason = (
+        f'the interval of {len(a)} pairs reaches further than {MOST_TIMES:g} times either way and says '
+        'nothing; run more seeds'
     )
+    return replace(ratio, low=None, high=None, reason=reason)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #e33d0969
 def draw_counts(
