@@ -54,7 +54,7 @@ from ..telemetry.summary import BUSY_SHARE
 # %% auto #0
 __all__ = ['QUANTITIES', 'BOUNDED', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
            'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_floors', 'floors_table', 'arms_table',
-           'over_seeds', 'metrics_table', 'comparison_table', 'judged_by', 'set_interval', 'sets_table',
+           'over_seeds', 'metrics_table', 'epochs_cell', 'comparison_table', 'judged_by', 'set_interval', 'sets_table',
            'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set',
            'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not', 'agreement_table',
            'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table', 'corpus_of', 'run_worst']
@@ -379,6 +379,13 @@ def metrics_table(
 BOUNDED = '(bounded)'
 
 
+def epochs_cell(
+    c: Comparison,
+) -> str:  # '3, 2': of a and of b; '-' where one was not trained
+    "What a time says little without."
+    return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
+
+
 def comparison_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `compare.study_comparisons`
 ) -> pd.DataFrame:  # one row a comparison, cells are text
@@ -410,6 +417,7 @@ def comparison_table(
             'pairs': len(c.seeds),
             f'change of {metric}{", percentage points" * percent}': change(c.difference) + mark(c),
             'verdict': verdict_on(c).words,
+            'epochs': epochs_cell(c),
             'training, times as fast': times(c, 'train_s'),
             'in all, times as fast': times(c, 'total_s'),
             'what it is': label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',

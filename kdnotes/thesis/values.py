@@ -47,6 +47,7 @@ from ..analysis.report import starts_made_again
 from kdnotes.analysis.tables import (
     Evidence,
     arms_table,
+    epochs_cell,
     metrics_table,
     nearer_sentence,
     nearer_to_teacher,
@@ -306,9 +307,6 @@ def effects_table(
 ) -> pd.DataFrame:  # a row a comparison, text
     "Every comparison in numbers, with its p and the corrected p; a time says little without the epochs."
 
-    def epochs(c):
-        return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
-
     def ratio(c, key):
         its = c.speedup.get(key)
         if its is None:
@@ -325,7 +323,7 @@ def effects_table(
                 'difference': f'{c.difference:+.3f}' if c.difference else '-',
                 'p': p_text(c.p),
                 'p (Holm)': p_text(c.p_holm),
-                'epochs': epochs(c),
+                'epochs': epochs_cell(c),
                 'training': ratio(c, 'train_s'),
                 'total': ratio(c, 'total_s'),
             }
