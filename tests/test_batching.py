@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from faults import files_no_larger_than
+from letters import CHUNK, MANY, Counted, make_tokens, of_letters
 from test_fuzz import Speller
 from kdnotes.core import files
 from kdnotes.core.arms import PROFILES
 from kdnotes.distill.models import load_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 from kdnotes.tasks import batching
 from kdnotes.tasks.base import TaskView
 from kdnotes.tasks.batching import (
@@ -199,26 +198,6 @@ class Once(Speller):
         return super().__call__(first, second, **more)
 
 
-def of_letters(letters: str = 'abcdefgh') -> PreTrainedTokenizerFast:
-    "A letter is a token, from 4 on; it tells no segments unless it is asked for them, as DistilBERT's."
-    vocabulary = {word: i for i, word in enumerate(['[UNK]', '[CLS]', '[SEP]', '[PAD]', *letters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token='[UNK]'))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single='[CLS] $A [SEP]',
-        pair='[CLS] $A [SEP] $B:1 [SEP]:1',
-        special_tokens=[('[CLS]', 1), ('[SEP]', 2)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token='[PAD]',
-        unk_token='[UNK]',
-        cls_token='[CLS]',
-        sep_token='[SEP]',
-        model_input_names=['input_ids', 'attention_mask'],
-    )
-
-
 def test_tokens_of_pairs_and_where_the_second_text_begins():
     ids, second = encode_pairs(of_letters(), ['a b c', 'a'], ['d', 'e f'], 16)
     assert [row.tolist() for row in ids] == [[1, 4, 5, 6, 2, 7, 2], [1, 4, 2, 8, 9, 2]]
@@ -314,28 +293,6 @@ def test_kept_tokens_are_of_these_texts_and_this_tokenizer(tmp_path):
     letters(['a b c'], padding='max_length', truncation=True, max_length=4)  # it remembers both settings
     encode_pairs(*cases[0], 16, tmp_path)
     assert len(list(tmp_path.glob('*.tokens'))) == len(cases)
-
-
-CHUNK = 4  # rows that are tokenised together
-MANY = [' '.join('abcdefgh'[: 1 + i % 8]) for i in range(19)]
-
-
-class Counted:
-    "A tokenizer that counts the rows of each call, and can stop at one of them."
-
-    def __init__(self, stop_at=None):
-        self.inner = of_letters()
-        self.stop_at = stop_at
-        self.rows = []
-
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-
-    def __call__(self, first, second, **more):
-        if len(self.rows) == self.stop_at:
-            raise KeyboardInterrupt
-        self.rows.append(len(first))
-        return self.inner(first, second, **more)
 
 
 @pytest.fixture
@@ -451,18 +408,6 @@ def test_tokens_that_cannot_be_written_leave_nothing_half_used(tmp_path, chunks,
     assert not list(tmp_path.glob('*.tokens/meta.json'))
     kept = encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
     assert same_pairs(kept, encode_pairs(of_letters(), MANY, MANY, 9))
-
-
-def make_tokens(folder):
-    "What each of several processes does."
-    batching.ROWS_AT_ONCE = CHUNK
-    batching._SAMPLE = 3
-    tokenizer = Counted()
-    try:
-        ids, second = encode_pairs(tokenizer, MANY * 20, MANY * 20, 9, folder)
-    except Exception as e:
-        return repr(e), '', '', True
-    return ids.values.tobytes(), ids.offsets.tobytes(), second.tobytes(), bool(tokenizer.rows)
 
 
 def test_processes_that_make_the_same_tokens_do_not_harm_each_other(tmp_path):

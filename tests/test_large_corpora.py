@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from faults import files_no_larger_than
+from letters import of_letters
 from synthetic import read_large, synthetic_pairs
 from kdnotes.core import files
 from kdnotes.core.config import KdnotesError, task_info
@@ -24,7 +25,6 @@ from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, 
 from kdnotes.tasks.ranking_metrics import as_questions
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
 from kdnotes.tasks.text_classification import TextClassification
-from test_batching import of_letters
 
 ROWS = 600
 
