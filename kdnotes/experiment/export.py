@@ -532,7 +532,7 @@ def onnx_lines(
             'This difference is the one output of the model in `cross-encoder/`, whose order is the same '
             'therefore. That model is written as ONNX, too, in float32: '
             '`sentence_transformers.CrossEncoder("FOLDER/cross-encoder", backend="onnx")` reads it where '
-            '`pip install "sentence-transformers[onnx]"` was run, today in an environment with transformers 4.',
+            '`pip install "sentence-transformers[onnx]"` was run, beside transformers 4 today.',
         ]
     return lines
 
