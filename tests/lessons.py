@@ -13,7 +13,12 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / 'nbs'
 LESSONS = {
     'train.loop': 'train/09_loop',
     'train.checkpoint': 'train/06_checkpoint',
+    'distill.heads': 'distill/00_heads',
+    'distill.needed_positions': 'distill/01_needed_positions',
+    'distill.teacher_cache': 'distill/04_teacher_cache',
+    'distill.students': 'distill/08_students',
     'losses.targets': 'losses/01_targets',
+    'losses.vocabulary': 'losses/03_vocabulary',
     'tasks.batching': 'tasks/01_batching',
     'tasks.ranking_metrics': 'tasks/06_ranking_metrics',
     'analysis.intervals': 'analysis/01_intervals',

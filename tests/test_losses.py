@@ -13,6 +13,7 @@ from kdnotes.losses.targets import (
     soft_target_kl,
     weighted_sum,
 )
+from kdnotes.losses.vocabulary import OpenLogits, TopK, vocabulary_ce, vocabulary_kl, vocabulary_nll
 
 LOG3 = math.log(3)
 # p = (3/4, 1/4) and q = (1/2, 1/2): KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2); KL(q || p) = 1/2 log(2/3) + 1/2
@@ -339,3 +340,68 @@ def test_bad_rows_for_ranking():
         pair_counts([1, 1], [1])
     with pytest.raises(ValueError, match='labels must be >= 0, got -100; exclude rows without a label'):
         pair_counts([1, 1], [1, -100])
+
+
+# ---- over a vocabulary, in pieces ----
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    "Seven tokens are four pieces of at most two."
+    monkeypatch.setattr('kdnotes.losses.vocabulary.PIECE', 10)
+
+
+def open_logits(seed: int, dtype=torch.float32) -> OpenLogits:
+    "Of seven tokens, over five words."
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((7, 3), (5, 3), (5,))
+    features, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    return OpenLogits(features.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), dtype)
+
+
+def gradients(loss, logits: OpenLogits) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, (logits.features, logits.weight, logits.bias)))
+
+
+@pytest.mark.parametrize('cut', [{}, dict(top_k=2), dict(min_probability=0.2)])
+@pytest.mark.parametrize('T', [1.0, 3.0])
+def test_pieces_of_soft_targets_are_the_whole(pieces, T, cut):
+    student = open_logits(0)
+    teacher = open_logits(1)
+    whole = soft_target_kl(student.tensor(), teacher.tensor(), T, 'sum', **cut)
+    expected = gradients(whole, student)
+    for theirs in (teacher, teacher.tensor()):
+        found = vocabulary_kl(student, theirs, T, **cut)
+        torch.testing.assert_close(found, whole)
+        torch.testing.assert_close(gradients(found, student), expected)
+        closed = vocabulary_kl(student.tensor(), theirs, T, **cut)
+        torch.testing.assert_close(closed, whole)
+
+
+@pytest.mark.parametrize('k, top_k', [(3, None), (3, 2), (2, None)])
+@pytest.mark.parametrize('T', [1.0, 3.0])
+def test_kept_largest_logits_are_targets_that_were_cut(pieces, T, k, top_k):
+    student = open_logits(0)
+    teacher = open_logits(1)
+    whole = soft_target_kl(student.tensor(), teacher.tensor(), T, 'sum', top_k=top_k or k)
+    expected = gradients(whole, student)
+    for theirs in (TopK.of(teacher, k), TopK.of(teacher.tensor(), k)):
+        found = vocabulary_kl(student, theirs, T, top_k=top_k)
+        torch.testing.assert_close(found, whole)
+        torch.testing.assert_close(gradients(found, student), expected)
+        torch.testing.assert_close(vocabulary_kl(student.tensor(), theirs, T, top_k=top_k), whole)
+
+
+@pytest.mark.parametrize('dtype, bound', [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_pieces_of_a_cross_entropy_are_the_whole_in_each_format(pieces, dtype, bound):
+    logits = open_logits(0, dtype)
+    labels = torch.tensor([0, 4, 2, 2, 1, 3, 0])
+    whole = hard_target_ce(logits.tensor(), labels, 'sum')
+    found = vocabulary_ce(logits, labels)
+    torch.testing.assert_close(found, whole)
+    for ours, theirs in zip(gradients(found, logits), gradients(whole, logits)):
+        assert ours.dtype == torch.float32
+        assert float((ours - theirs).norm() / theirs.norm()) < bound
+    nll = vocabulary_nll(logits, labels)
+    torch.testing.assert_close(nll.sum(), whole)
+    assert nll.shape == (7,)

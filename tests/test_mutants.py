@@ -293,7 +293,7 @@ MUTANTS = [
                 'hidden states of one position',
                 'if not asked or looked_at:',
                 'if not asked:',
-                'test_hidden_states_that_are_asked_for_are_whole',
+                'test_what_is_asked_for_is_whole',
             ),
         )
     ),

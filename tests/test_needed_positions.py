@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from torch.utils.flop_counter import FlopCounterMode
 from architectures import configs, random_model, write_teacher
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from parity import intermediate
@@ -16,7 +17,13 @@ from kdnotes.core.resolve import Machine
 from kdnotes.distill.heads import attentions, layers_of
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import call
-from kdnotes.distill.needed_positions import first_position, only_positions
+from kdnotes.distill.needed_positions import (
+    first_position,
+    left_out_flops,
+    only_positions,
+    why_all_positions,
+    without_keys,
+)
 from kdnotes.distill.students import head_importance
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.experiment.plan import plan
@@ -124,6 +131,26 @@ def test_any_positions_have_the_gradients_of_these_positions(kind, keys):
     torch.testing.assert_close(some, plain, atol=1e-13, rtol=1e-12)
 
 
+@pytest.mark.parametrize('positions', [1, 2])
+@pytest.mark.parametrize('kind', KNOWN)
+def test_flops_that_are_left_out_are_those_that_pytorch_counts(kind, positions):
+    model = hf.AutoModel.from_config(config_of(kind)).eval()
+    model.pooler = None
+    model.set_attn_implementation('eager')  # PyTorch counts it
+    ids = batch()['input_ids']
+
+    def count():
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(ids)
+        return counter.get_total_flops()
+
+    whole = count()
+    with only_positions(model, torch.zeros(len(ids), positions, dtype=torch.long)):
+        fewer = count()
+    lengths = [ids.shape[1]] * len(ids)
+    assert whole - fewer == left_out_flops(model.config, lengths, positions)
+
+
 # dropout
 
 
@@ -157,6 +184,18 @@ def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fas
     spread = ((plain.var(1) + first.var(1)) / n).sqrt()
     assert plain[0].std(0).min() > 0.01, 'dropout does something'
     assert ((plain.mean(1) - first.mean(1)) / spread).abs().max() < 4.5
+
+
+def test_the_fast_path_draws_the_last_layers_dropout_too(keys):
+    "Attention is that of the model's own name: torch's random numbers stay where they are."
+    model = hf.AutoModel.from_config(config_of('bert', dropout=0.3)).train()
+    inputs = {k: v for k, v in batch().items() if k != 'token_type_ids'}
+    path = FastPath(model, None, Bits(0))
+    before = torch.get_rng_state()
+    with only_positions(model):
+        first, again = (model(**inputs).last_hidden_state for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before) and not torch.equal(first, again)
+    path.end()
 
 
 # who takes which path
@@ -267,6 +306,19 @@ def test_other_architectures_keep_their_forward(kind):
     assert all(torch.equal(inside[name], plain[name]) for name in plain)
 
 
+@pytest.mark.parametrize('part', ['is_decoder', 'add_cross_attention'])
+def test_a_decoder_is_computed_whole(part):
+    config = config_of('bert')
+    assert why_all_positions(config, 'AutoModelForSequenceClassification') == ''
+    setattr(config, part, True)
+    why = why_all_positions(config, 'AutoModelForSequenceClassification')
+    assert why == "the architecture 'bert' is not known to need fewer"
+
+
+def test_a_cpu_does_without_keys_and_a_gpu_does_not():
+    assert without_keys('cpu') and not without_keys('cuda')
+
+
 @pytest.mark.parametrize(
     'auto_class',
     ['AutoModelForMaskedLM', 'AutoModelForQuestionAnswering', 'AutoModelForTokenClassification', 'AutoModel'],
@@ -301,6 +353,10 @@ def test_a_model_that_gives_more_keeps_its_forward(asked):
             dict(mode='full_kd', signal='online', relation_loss='values'),
             'at all tokens: relation_loss looks at them',
         ),
+        (
+            dict(mode='full_kd', signal='online', hidden_loss='mse', relation_loss='values'),
+            'at all tokens: hidden_loss and relation_loss look at them',
+        ),
         (dict(mode='baseline', task='masked_lm'), 'at all tokens: the head reads more than the first'),
         (dict(mode='baseline', task='extractive_qa'), 'at all tokens: the head reads more than the first'),
     ],
@@ -319,14 +375,17 @@ def test_a_plan_knows_the_architecture(kind, words, tmp_path):
     assert planned.last_layer.startswith(words)
 
 
-def test_hidden_states_that_are_asked_for_are_whole():
+@pytest.mark.parametrize('asked', ['hidden_states', 'attentions'])
+def test_what_is_asked_for_is_whole(asked):
     model = random_model(config_of('bert')).eval()
-    inputs = batch()
+    model.set_attn_implementation('eager')  # which has attentions to give
+    inputs = batch() | {f'output_{asked}': True}
     with torch.no_grad():
-        plain = model(**inputs, output_hidden_states=True).hidden_states
+        plain = model(**inputs)[asked]
         with first_position(model):
-            inside = model(**inputs, output_hidden_states=True).hidden_states
-    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+            inside = model(**inputs)[asked]
+    assert len(inside) == len(plain)
+    assert all(torch.equal(a, b) for a, b in zip(plain, inside))
 
 
 def test_an_error_inside_leaves_the_model_as_it_was():

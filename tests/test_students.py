@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from architectures import write_teacher
 from helpers import SameWord, flat, tiny_bert, tiny_config, tiny_distilbert
 from parity import Run, World
 from test_doctor import write_corpus, write_model
@@ -33,6 +34,7 @@ from kdnotes.distill.heads import (
     is_pruned,
     layers_of,
     n_heads,
+    picked,
     set_heads,
     whole_model,
 )
@@ -237,6 +239,22 @@ def test_a_new_heads_number_is_none_that_the_architecture_has():
     assert set_heads(pruned, [[0, 1], [0, 1, 2]]).config.kept_heads == [[0, of], [0, of, of + 1]]
 
 
+def test_new_heads_are_filled_where_they_read_and_where_they_are_read():
+    attention = attentions(set_heads(tiny_bert(), [[0, 1, 2], [0, 1, 2]], fill=torch.ones))[0]
+    size = attention.size
+    for name in attention.inputs:
+        linear = getattr(attention.module, name)
+        assert (linear.weight[-size:] == 1).all() and (linear.bias[-size:] == 0).all()
+    assert (attention.dense.weight[:, -size:] == 1).all()
+
+
+def test_a_layer_without_bias_is_picked_from_without():
+    linear = nn.Linear(3, 4, bias=False)
+    some = picked(linear, rows=[2, 0], columns=[1])
+    assert some.bias is None
+    assert torch.equal(some.weight, linear.weight[[2, 0], 1:2])
+
+
 @pytest.mark.parametrize('shape', [dict(layers=6), dict(heads=5), dict(feed_forward=40)])
 def test_new_weights_are_drawn_by_the_runs_seed(shape):
     first, same, other = (shaped(**shape, seed=seed) for seed in (0, 0, 1))
@@ -272,6 +290,41 @@ def test_importance_is_what_taking_a_head_out_would_change():
                 found[layer, head] += abs(values[0] - values[1]) / (2 * step)
     torch.testing.assert_close(importance, found / found.norm(dim=1, keepdim=True), atol=1e-3, rtol=0)
     assert all(p.grad is None for p in model.parameters())
+
+
+class InPairs(SameWord):
+    "Two examples that belong together, and which ones were asked for at once."
+
+    def __init__(self):
+        super().__init__(n=8)
+        self.asked = []
+
+    def groups(self, split):
+        return super().groups(split) // 2
+
+    def batch(self, split, index, epoch=0):
+        self.asked.append(np.sort(index).tolist())
+        return super().batch(split, index, epoch)
+
+
+def test_importance_sees_examples_together_that_belong_together():
+    task = InPairs()
+    head_importance(tiny_bert(), task, tiny_config('full_student', micro_batch_tokens=16))
+    assert sorted(task.asked) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_of_equal_heads_and_neurons_the_first_are_kept():
+    "More than 16 of them: fewer are left in their order by a sort that is not stable, too."
+    assert most_important(torch.zeros(2, 24), 3) == [[0, 1, 2], [0, 1, 2]]
+    model = tiny()
+    inner = layers_of(model)[0].intermediate.dense
+    bits = torch.arange(32)[:, None] >> torch.arange(24) & 1
+    with torch.no_grad():
+        inner.weight.copy_(1 - 2 * bits)  # no two rows are the same, and their norms are
+        inner.bias.zero_()
+        layers_of(model)[0].output.dense.weight.fill_(1)
+    kept = layers_of(shape_student(model, make_config(feed_forward=20)))[0].intermediate.dense.weight
+    assert torch.equal(kept, inner.weight[:20])
 
 
 @pytest.mark.parametrize('kind', CONFIGS)
@@ -797,6 +850,24 @@ def test_a_cut_of_a_pruned_model_keeps_the_heads_of_its_layers():
     cut = choose_layers(pruned, (1, 3))
     assert cut.config.kept_heads == [pruned.config.kept_heads[i] for i in (1, 3)]
     assert [a.heads for a in attentions(cut)] == [2, 2]
+
+
+@pytest.mark.parametrize('heads', [2, 5])
+def test_new_layers_have_the_heads_of_the_last_that_was_there(heads):
+    model = shaped(heads=heads)
+    *before, last = model.config.kept_heads
+    assert last != before[-1] or heads == 5
+    deeper = set_depth(model, 6, 0)
+    assert deeper.config.kept_heads == [*before, last, last, last]
+    assert [a.heads for a in attentions(deeper)] == [heads] * 6
+
+
+def test_a_student_of_its_own_is_looked_at_in_its_own_shape(tmp_path):
+    folder = write_teacher(tmp_path / 'own', CONFIGS['distilbert'])
+    config = make_config(mode='full_student', student_init='hub', student=str(folder), heads=2)
+    student, left_out = check_shape(config, HEAD)
+    assert (len(layers_of(student)), n_heads(student.config), left_out) == (4, 2, ())
+    assert all(p.is_meta for p in student.parameters())
 
 
 def test_a_student_from_distilbert(tmp_path):

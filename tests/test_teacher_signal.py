@@ -337,6 +337,7 @@ def test_made_once_and_cost_kept(task, teacher, tmp_path):
     again = make_signal(task, counted, tmp_path, KEY, tokens=64)
     assert calls > 1 and counted.calls == calls and again.meta == first.meta and again.meta['teacher_s'] > 0
     assert again.meta['key'] == signal_key(**KEY) and again.meta['examples'] == 41
+    assert again.meta['key_parts'] == KEY
     make_signal(task, counted, tmp_path, KEY | {'weights_sha256': 'another teacher'}, tokens=64)
     assert counted.calls == 2 * calls
 
@@ -458,6 +459,20 @@ def test_batches_have_as_many_tokens_as_suit_the_device_and_the_key_does_not_kno
     first = make_signal(task, usual, tmp_path, KEY)
     assert usual.calls == len(T.micro_batches(task.all, task.lengths('train'), 2048)) > 1
     assert make_signal(task, usual, tmp_path, KEY, tokens=100).meta == first.meta
+
+
+def test_seconds_of_an_interrupted_call_are_kept_every_ten_seconds(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(T.time, 'monotonic', lambda: now[0])
+    spent = T._Spent(tmp_path / 'partial.json', dict(bounds=[0, 41], seconds=5.0, was_whole=False))
+    kept = {}
+    for after in (0, 10, 10.5, 20, 20.5, 21):
+        now[0] = 1000.0 + after
+        spent.write_now_and_then()
+        if spent.path.exists():
+            kept[after] = T._read_signed(spent.path)['seconds']
+    assert kept == {10.5: 15.5, 20: 15.5, 20.5: 15.5, 21: 26.0}
+    assert T._read_signed(spent.path) == dict(bounds=[0, 41], seconds=26.0, was_whole=False)
 
 
 # ---- shards ----

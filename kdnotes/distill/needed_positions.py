@@ -261,7 +261,7 @@ def why_trained_whole(
     "Why the last layer is needed at all positions in a run's training."
     looks = [name for name in ('hidden_loss', 'relation_loss') if getattr(run, name) != 'none']
     if looks:
-        return f'{" and ".join(looks)} looks at them'
+        return f'{" and ".join(looks)} {"look" if len(looks) > 1 else "looks"} at them'
     return why_all_positions(config, auto_class)
 
 
