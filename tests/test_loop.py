@@ -508,6 +508,29 @@ def test_a_step_that_is_finite_when_it_is_done_again_is_told_as_such(epochs):
     )
 
 
+def test_in_fp16_losses_are_looked_at_where_all_ranks_write_a_row():
+    "Every tenth step of a thousand; the sum of the losses since the row before does not say in which it was."
+    task = InfiniteOnce()
+    runtime = Runtime(torch.device('cpu'), 'fp16')
+    with pytest.raises(TrainingError, match='not finite at step 10; .*: none when the step is done again'):
+        trained(task, tiny_config('full_student', ranks=1, epochs=250), runtime=runtime)
+    assert task.calls == 10 + 10, 'all ten are done again'
+
+
+def test_the_first_forty_examples_of_a_step_that_is_not_finite_are_named():
+    config = tiny_config('full_student', ranks=1, batch_size=60)
+    with pytest.raises(TrainingError) as e:
+        trained(Infinite(60), config)
+    named = str(e.value).partition('with training examples ')[2].partition(';')[0].split(', ')
+    assert len(named) == len(set(named)) == 40
+
+
+def test_a_training_in_fp16_ends_with_its_scale():
+    runtime = Runtime(torch.device('cpu'), 'fp16')
+    _, result = trained(config=tiny_config('mixed_student', ranks=1), runtime=runtime)
+    assert (result.final_scale, result.overflow_steps) == (2.0**16, 0)
+
+
 class Steep(SameWord):
     "The loss is finite and its gradient is not."
 

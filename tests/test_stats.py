@@ -12,6 +12,7 @@ from kdnotes.analysis.intervals import (
     compact_curve,
     crossed_interval,
     crossed_moments,
+    difference_interval,
     draw_counts,
     mean_interval,
     number_texts,
@@ -168,6 +169,22 @@ def test_studentised_limits_turn_the_quantiles_over():
     y = np.random.default_rng(0).exponential(size=(1, 30))
     i = bootstrap_interval(y, np.random.default_rng(0), 4000)
     assert i.high - i.estimate > 1.2 * (i.estimate - i.low) and 'studentised' in i.method
+
+
+def test_a_bootstrap_has_2000_resamples_where_nobody_says():
+    y = np.random.default_rng(0).normal(size=(3, 20))
+    usual, said = (bootstrap_interval(y, np.random.default_rng(0), *n) for n in ((), (2000,)))
+    assert usual == said
+
+
+def test_studentised_limits_move_with_the_values():
+    "A spread that is small beside the mean is a spread."
+    y = np.random.default_rng(0).normal(size=(3, 20))
+    drawn = draw_counts(y.shape, np.random.default_rng(1), 500)
+    low, high = studentised_limits(y, *drawn)
+    assert low < y.mean() < high
+    far = 1e7
+    assert studentised_limits(y + far, *drawn) == pytest.approx((low + far, high + far), abs=1e-6, rel=0)
 
 
 @pytest.mark.parametrize('scale', [1.0, 0.1, 0.7, 1 / 3, 1e-6, 1e6])
@@ -329,6 +346,19 @@ def test_what_every_interval_says_of_itself():
     both = crossed_interval(crossed(3, 4, (1, 1, 1)))
     assert (both.n, both.units, both.level) == (3, 4, 0.95)
     assert both.method == 'two-way random effects, seeds crossed with units, Satterthwaite t'
+
+
+@pytest.mark.parametrize(
+    'seeds, over',
+    [(1, 'units alone: one seed tells nothing about other seeds'), (3, 'units and seeds')],
+)
+def test_what_a_bounded_interval_says_of_itself(seeds, over):
+    matrix = np.zeros((seeds, 40))
+    matrix[0, 7] = 0.5
+    found = difference_interval(matrix, np.random.default_rng(0), reach=1.0, n_draws=500)
+    assert found.method == f'bounded mean over {over}, since few units differ'
+    assert (found.estimate, found.n, found.units, found.level) == (matrix.mean(), seeds, 40, 0.95)
+    assert found.low < found.estimate < found.high
 
 
 def test_what_a_ratio_says_of_itself():
