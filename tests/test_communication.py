@@ -89,7 +89,7 @@ def train_one(here, even: bool, parameters: dict) -> dict:
     begin = weights(model)
     config = tiny_config('full_student', ranks=here.ranks, **parameters)
     with first_gradients(model) as got, probes.watch(model, syncs=False) as seen:
-        trainer.train(
+        result = trainer.train(
             SameWord(even=even),
             model,
             config,
@@ -101,6 +101,7 @@ def train_one(here, even: bool, parameters: dict) -> dict:
         loss=[r['loss'] for r in rows if r['kind'] == 'step'],
         own=got[0],
         got=got[1],
+        waited=result.waited_s,
         **{
             name: [getattr(s, name) for s in seen.steps]
             for name in ('forwards', 'rounds', 'buckets', 'checksums')
@@ -159,6 +160,12 @@ def check_16_bits(ranks: list[dict], usual: list[dict], dtype: str):
 @pytest.mark.parametrize('name', RUNS)
 def test_ranks_stay_equal(name):
     check_equal_on_all_ranks([notes[name] for notes in trained()])
+
+
+def test_waiting_is_counted_where_a_step_is_synchronised_once():
+    for notes in trained():
+        assert notes['delayed']['waited'] > 0
+        assert notes['every']['waited'] is None
 
 
 def test_fp16_between_ranks_is_fp32_to_its_rounding():
