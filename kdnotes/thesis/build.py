@@ -737,6 +737,15 @@ def said_differently(
     return dict(tables=dict(differently=pd.DataFrame(rows)))
 
 
+def _outside(
+    runs: dict[str, list[dict]],  # part -> its runs
+) -> list[str]:  # names of runs
+    "Teachers and first weights of runs that the plan names, and that it does not name themselves."
+    found = [r for its in runs.values() for r in its]
+    leant_on = {r['teacher_run_id'] for r in found} | {r['initial'].get('transfer_run_id') for r in found}
+    return sorted(leant_on - {None} - {r['run_id'] for r in found})
+
+
 def build(
     where: Path,  # the checkout
 ) -> Path:  # thesis/thesis.pdf
@@ -772,6 +781,7 @@ def build(
             _check_starts(plan, part, found)
             values[part] = _of_part(part, runs, plan, facts, where)
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
+    values['support']['outside'] = _outside(runs)
     values |= _claims(values, facts) | _energy(facts) | _written(plan, thesis, values['main'])
     values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
     write_json(thesis / 'generated' / 'values.json', with_sizes(flat(values)))

@@ -193,6 +193,7 @@ def about_values(
         counts={f'{split}_{kind}': n for (split, kind), n in sizes.items()},
         machine=_machine_values(found),
         one_layout=len(set(map(_layout, found))) == 1,
+        uncommitted=sum(map(uncommitted, found)),
         **_seed_values(found),
         **_student_values(found),
         **_energy_values(found),

@@ -111,6 +111,21 @@ def _by_set(e: Evidence) -> dict[str, dict]:
     }
 
 
+def _kd_by_set(e: Evidence) -> dict[str, dict]:  # set -> metric -> difference, p
+    "What distillation does to the loss of hidden tokens and of all tokens on every set, uncorrected."
+    roles = roles_of(e.arms)
+    if not {roles.student, roles.taught} <= e.arms.keys():
+        return {}
+
+    def of(where: str, name: str) -> dict:
+        pair = (judged_by(e.arms[arm], where, name) for arm in (roles.student, roles.taught))
+        c = compare(*pair, e.units, e.times)
+        return dict(difference=c.difference, p=c.p)
+
+    sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
+    return {where: {name: of(where, name) for name in ('nll', 'nll_all')} for where in sets}
+
+
 def _score_tables(e: Evidence) -> dict[str, pd.DataFrame]:
     "A table a set: scores by arm, text."
     whole = sets_table(e)
@@ -149,6 +164,7 @@ def language_values(
         one_teacher=len(teachers) == 1 < about['n_seeds'],
         steps=role_steps(e),
         sets=_by_set(e),
+        kd_on=_kd_by_set(e),
         recipe=recipe_values(found),
         work=work_values(found),
         notes=notes_on(found, e.units, e.comparisons),

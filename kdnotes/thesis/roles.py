@@ -12,7 +12,7 @@ from ..analysis.compare import compare, corrected
 from ..analysis.intervals import Interval
 from ..analysis.plotting import arms_of
 from ..analysis.tables import Evidence
-from ..core.arms import MODES
+from ..core.arms import MODES, PROFILES
 from .facts import among
 from .steps import STEPS, changed_pairs, quiet_times, step_values
 
@@ -49,9 +49,11 @@ def steps_of(arms: Iterable[str]) -> dict[str, tuple[str, str, str]]:  # step ->
         procedure_3=('procedures', roles.teacher, 'mixed_kd'),
     )
     if roles == FP32:
+        controls = ('teacher_precision', 'student_precision', 'kd_mixed')
         steps |= dict(
             precision=('chain', *STEPS['precision']), procedure_2=('procedures', *STEPS['procedure_2'])
         )
+        steps |= {name: ('control', *STEPS[name]) for name in controls}
     return steps
 
 
@@ -123,6 +125,11 @@ GIVEN = (
 )
 
 
+def _on_gpu(record: dict) -> bool:
+    "Did a run train on another device than its processor?"
+    return record['environment']['device'] != record['environment']['cpu']
+
+
 def study_command(
     found: Sequence[dict],  # of one study
     names: Sequence[str] = GIVEN,  # of settings
@@ -142,6 +149,11 @@ def study_command(
     roles = roles_of(arms)
     if roles == MIXED:
         given['teacher_mode'] = roles.teacher
+    if any(r['precision'] == 'bf16' and _on_gpu(r) for r in found):
+        given['amp_dtype'] = 'bf16'  # else fp16 there
+    first_weights = {m['teacher'] for r in found if (m := r.get('models'))}
+    if len(first_weights) == 1 and first_weights != {PROFILES[first['models']['profile']].teacher}:
+        given['teacher'] = first_weights.pop()
     seeds = len({r['seed'] for r in found})
     teachers = {r['teacher_seed'] for r in found} - {None}
     if len(teachers) == 1 < seeds:  # one teacher, which is trained by itself where it is missing
