@@ -6,15 +6,17 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from small_runs import ON
 from kdnotes.core.config import TASKS, make_config, task_info
-from kdnotes.core.files import runs_path
+from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
 from kdnotes.experiment.card import CardError, command, model_card, snippet, unit_interval, write_card
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
+from kdnotes.experiment.shown import run_box
 from kdnotes.records.store import RunFolder, checked_run_model
 
 RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]
@@ -156,6 +158,29 @@ def test_a_run_is_done_without_its_card_and_gets_one_again(small_run):
     assert checked_run_model(run.run_id)
     write_card(run)
     assert path.read_text() != 'edited'
+
+
+@pytest.mark.slow
+def test_a_teacher_that_has_not_converged_stands_in_plan_box_and_card(
+    small_run, small_home, tmp_path, monkeypatch
+):
+    run_id = small_run('answer_selection', 'full_kd')
+    shutil.copytree(small_home / 'runs', tmp_path / 'runs')
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    student = RunFolder('small', run_id)
+    teacher = student.record()['teacher_run_id']
+    path = runs_path() / 'small' / teacher / 'record.json'
+    losses = np.linspace(2.48, 1.57, 72).tolist()
+    curve = [dict(step=step, loss=loss, value=None) for step, loss in enumerate(losses)]
+    whole = plan(make_config(**student.config()['config']), ON)
+    words = f'{teacher} has not converged: its training loss was 2.4'
+    assert words not in whole.explain() + model_card(run_id).text
+    write_json(path, read_json(path) | dict(curve=curve, smoke=False))
+    state = path.with_name('state.json')
+    write_json(state, read_json(state) | dict(record_sha256=sha256_file(path)))
+    assert words in whole.explain()
+    assert words in model_card(run_id).text
+    assert run_box(student.record()).lines['warning'].startswith(words)
 
 
 @pytest.mark.slow

@@ -121,6 +121,7 @@ def test_onnx_and_int8_are_measured_as_one_counts(small_run, tmp_path):
     card = (tmp_path / 'out' / 'README.md').read_text()
     for of in found['int8'].values():
         assert f'{of["int8"]:.4f} instead of {of["fp32"]:.4f}' in card
+    assert 'In 8 bits a score depends on the texts beside it in a batch' in card
     assert f'{found["latency"]["int8_onnx"]["batch_1_ms"]:.3g}' in card
 
 
