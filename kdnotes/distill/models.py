@@ -1567,7 +1567,7 @@ def forward_flops(
     # `Task.head_flops`; nan: the architecture cannot be counted
 ) -> float:
     "Operations of the matmuls in an encoder's forward; a training step takes about three times as many."
-    L = torch.from_numpy(np.array(lengths, dtype=np.float64))
+    L = torch.from_numpy(np.asarray(lengths).astype(np.float64))
     if config.model_type in _LIKE_BERT:
         return _flops_like_bert(config, L)
     a, b, c = _counted_flops(type(config), config.to_json_string(use_diff=False))

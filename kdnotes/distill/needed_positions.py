@@ -285,7 +285,7 @@ def left_out_flops(
     device: str = 'cpu',  # on 'cuda' keys and values are computed
 ) -> float:  # 2 for each multiply-add; in one forward over all examples
     "Operations of the matmuls that the last layer goes without."
-    L = torch.from_numpy(np.array(lengths, dtype=np.float64))
+    L = torch.from_numpy(np.asarray(lengths).astype(np.float64))
     h = config.hidden_size
     # hidden_dim: DistilBERT's word
     f = getattr(config, 'intermediate_size', None) or config.hidden_dim
