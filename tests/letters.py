@@ -1,5 +1,6 @@
-"A tokenizer of letters, and what each of several processes does with it."
+"A tokenizer of whole words, and what each of several processes does with it."
 
+from collections.abc import Iterable, Sequence
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from kdnotes.tasks import batching
@@ -9,15 +10,19 @@ CHUNK = 4  # rows that are tokenised together
 MANY = [' '.join('abcdefgh'[: 1 + i % 8]) for i in range(19)]
 
 
-def of_letters(letters: str = 'abcdefgh') -> PreTrainedTokenizerFast:
-    "A letter is a token, from 4 on; it tells no segments unless it is asked for them, as DistilBERT's."
-    vocabulary = {word: i for i, word in enumerate(['[UNK]', '[CLS]', '[SEP]', '[PAD]', *letters])}
+def of_words(
+    words: Iterable[str],
+    special: Sequence[str] = ('[UNK]', '[CLS]', '[SEP]', '[PAD]'),  # in the order of their numbers
+    inputs: Sequence[str] = ('input_ids', 'attention_mask'),
+) -> PreTrainedTokenizerFast:
+    "A whole word is a token; it tells no segments unless it is asked for them, as DistilBERT's."
+    vocabulary = {word: i for i, word in enumerate([*special, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token='[UNK]'))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
         single='[CLS] $A [SEP]',
         pair='[CLS] $A [SEP] $B:1 [SEP]:1',
-        special_tokens=[('[CLS]', 1), ('[SEP]', 2)],
+        special_tokens=[(word, vocabulary[word]) for word in ('[CLS]', '[SEP]')],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -25,8 +30,13 @@ def of_letters(letters: str = 'abcdefgh') -> PreTrainedTokenizerFast:
         unk_token='[UNK]',
         cls_token='[CLS]',
         sep_token='[SEP]',
-        model_input_names=['input_ids', 'attention_mask'],
+        model_input_names=list(inputs),
     )
+
+
+def of_letters(letters: str = 'abcdefgh') -> PreTrainedTokenizerFast:
+    "A letter is a token, from 4 on."
+    return of_words(letters)
 
 
 class Counted:

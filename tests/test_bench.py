@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models as words, pre_tokenizers, processors
 from torch.nn.utils import parameters_to_vector
-from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertForSequenceClassification
 from architectures import small_bert
 from helpers import as_configured, flat, tiny_config
+from letters import of_words
 from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
 from kdnotes.checks import baselines, bench, contestants
@@ -55,22 +55,9 @@ LIBRARIES = {
 def tiny_tokenizer(rows):
     "A whole word is a token."
     texts = sorted({w for r in rows for text in (r['question'], r['sentence']) for w in text.split()})
-    vocabulary = {w: i for i, w in enumerate(['[PAD]', '[UNK]', '[CLS]', '[SEP]', *texts])}
-    tokenizer = Tokenizer(words.WordLevel(vocabulary, unk_token='[UNK]'))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single='[CLS] $A [SEP]',
-        pair='[CLS] $A [SEP] $B:1 [SEP]:1',
-        special_tokens=[('[CLS]', 2), ('[SEP]', 3)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token='[PAD]',
-        unk_token='[UNK]',
-        cls_token='[CLS]',
-        sep_token='[SEP]',
-        model_input_names=['input_ids', 'token_type_ids', 'attention_mask'],  # as BERT's own
-    )
+    special = ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
+    inputs = ('input_ids', 'token_type_ids', 'attention_mask')  # as BERT's own
+    return of_words(texts, special, inputs)
 
 
 @pytest.fixture(scope='module')

@@ -54,10 +54,11 @@ from ..telemetry.summary import BUSY_SHARE
 # %% auto #0
 __all__ = ['QUANTITIES', 'BOUNDED', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
            'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_floors', 'floors_table', 'arms_table',
-           'over_seeds', 'metrics_table', 'epochs_cell', 'comparison_table', 'judged_by', 'set_interval', 'sets_table',
-           'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of', 'curve_set',
-           'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not', 'agreement_table',
-           'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table', 'corpus_of', 'run_worst']
+           'over_seeds', 'metrics_table', 'epochs_cell', 'comparison_table', 'sets_of', 'judged_by', 'set_interval',
+           'sets_table', 'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of',
+           'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not',
+           'agreement_table', 'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table',
+           'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -426,6 +427,13 @@ def comparison_table(
     return pd.DataFrame([row(c) for c in found])
 
 # %% ../../nbs/analysis/11_tables.ipynb #5b0c5e32
+def sets_of(
+    runs: Sequence[dict],
+) -> list[str]:  # in the order of the records
+    "The evaluation sets of runs."
+    return list(dict.fromkeys(where for r in runs for where in r['metrics']))
+
+
 def judged_by(
     runs: Sequence[dict],
     where: str,  # an evaluation set
@@ -459,7 +467,7 @@ def sets_table(
 ) -> pd.DataFrame:  # one row an evaluation set and metric, one column an arm, cells are text; empty: one set
     "Every evaluation set side by side, for a task that is scored on several texts."
     task = task_info(e.records[0]['task'])
-    sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
+    sets = sets_of(e.records)
 
     def cell(runs: list[dict], where: str, name: str) -> str:
         found = set_interval(e, runs, where, name)

@@ -292,7 +292,7 @@ def runs_path() -> Path:
 
 
 def cache_path() -> Path:
-    return root() / 'runs' / '.cache'
+    return runs_path() / '.cache'
 
 
 def figures_path(study: str) -> Path:

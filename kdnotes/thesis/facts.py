@@ -152,7 +152,7 @@ def _energy_values(found: Sequence[dict]) -> dict:
     )
 
 
-def _layout(
+def _ranks_and_threads(
     record: dict,
 ) -> str:  # '2 x 1': ranks x threads; '1' where ranks have no threads of their own, as on GPUs
     "Ranks, and the threads of each."
@@ -192,7 +192,7 @@ def about_values(
         transferred=any(t != 'none' for t in transfers),
         counts={f'{split}_{kind}': n for (split, kind), n in sizes.items()},
         machine=_machine_values(found),
-        one_layout=len(set(map(_layout, found))) == 1,
+        one_layout=len(set(map(_ranks_and_threads, found))) == 1,
         uncommitted=sum(map(uncommitted, found)),
         **_seed_values(found),
         **_student_values(found),
@@ -301,7 +301,7 @@ def models_table(
             'parameters': f"{r['params_total'] / 1e6:.1f} M",
             'precision': r['precision'],
             'KD': 'yes' if f['kd'] else 'no',
-            'ranks x threads': _layout(r),
+            'ranks x threads': _ranks_and_threads(r),
             'starts from': {
                 'teacher_finetuned': 'its fine-tuned teacher',
                 'pretrained': begins,

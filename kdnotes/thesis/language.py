@@ -12,7 +12,7 @@ from ..analysis.compare import Comparison, by_cluster, compare
 from ..analysis.in_use import in_use
 from ..analysis.intervals import Interval, crossed_interval
 from ..analysis.plotting import arms_of
-from ..analysis.tables import Evidence, arms_table, judged_by, set_interval, sets_table
+from ..analysis.tables import Evidence, arms_table, judged_by, set_interval, sets_of, sets_table
 from ..analysis.wording import sentence
 from ..core.config import RunConfig, metric_name
 from ..tasks.masked_lm import COSINE_WEIGHTS, RECIPES
@@ -93,7 +93,7 @@ _SCORES = ('nll', 'perplexity', 'perplexity_all', 'pseudo_nll', 'pseudo_perplexi
 
 def _by_set(e: Evidence) -> dict[str, dict]:
     "Scores, orders of scores and kept shares: set -> arm -> name -> interval."
-    sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
+    sets = sets_of(e.records)
     kept = {where: kept_on(e, where) for where in sets}
 
     def of(where: str, arm: str, runs: list[dict]) -> dict:
@@ -122,8 +122,7 @@ def _kd_by_set(e: Evidence) -> dict[str, dict]:  # set -> metric -> difference, 
         c = compare(*pair, e.units, e.times)
         return dict(difference=c.difference, p=c.p)
 
-    sets = list(dict.fromkeys(where for r in e.records for where in r['metrics']))
-    return {where: {name: of(where, name) for name in ('nll', 'nll_all')} for where in sets}
+    return {where: {name: of(where, name) for name in ('nll', 'nll_all')} for where in sets_of(e.records)}
 
 
 def _score_tables(e: Evidence) -> dict[str, pd.DataFrame]:

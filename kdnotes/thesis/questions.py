@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from ..analysis.compare import Comparison
 from ..analysis.intervals import Interval, mean_interval, scaled
-from ..analysis.tables import Evidence, arms_table, over_seeds, primary_interval, set_interval
+from ..analysis.tables import Evidence, arms_table, over_seeds, primary_interval, set_interval, sets_of
 from ..analysis.wording import PERCENT
 from ..core.config import metric_name, task_info
 from ..records.store import RecordError, predictions
@@ -349,7 +349,7 @@ def question_values(
     found = e.records
     first = found[0]
     where = first['primary']['set']
-    sets = list(dict.fromkeys(name for r in found for name in r['metrics']))
+    sets = sets_of(found)
     about = about_values(found, e.units)
     teachers = {r['teacher_run_id'] for r in found} - {None}
     never = _never(e, where)

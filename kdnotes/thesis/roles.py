@@ -12,7 +12,7 @@ from ..analysis.compare import compare, corrected
 from ..analysis.intervals import Interval
 from ..analysis.plotting import arms_of
 from ..analysis.tables import Evidence
-from ..core.arms import MODES, PROFILES
+from ..core.arms import CONTROLS, MODES, PROFILES
 from .facts import among
 from .steps import STEPS, changed_pairs, quiet_times, step_values
 
@@ -49,11 +49,10 @@ def steps_of(arms: Iterable[str]) -> dict[str, tuple[str, str, str]]:  # step ->
         procedure_3=('procedures', roles.teacher, 'mixed_kd'),
     )
     if roles == FP32:
-        controls = ('teacher_precision', 'student_precision', 'kd_mixed')
         steps |= dict(
             precision=('chain', *STEPS['precision']), procedure_2=('procedures', *STEPS['procedure_2'])
         )
-        steps |= {name: ('control', *STEPS[name]) for name in controls}
+        steps |= {name: ('control', *pair) for name, pair in STEPS.items() if pair in CONTROLS}
     return steps
 
 
