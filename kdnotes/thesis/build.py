@@ -738,12 +738,12 @@ def said_differently(
 
 
 def _outside(
+    found: list[dict],  # the runs of a part
     runs: dict[str, list[dict]],  # part -> its runs
 ) -> list[str]:  # names of runs
-    "Teachers and first weights of runs that the plan names, and that it does not name themselves."
-    found = [r for its in runs.values() for r in its]
+    "Teachers and first weights of a part's runs that the plan does not name."
     leant_on = {r['teacher_run_id'] for r in found} | {r['initial'].get('transfer_run_id') for r in found}
-    return sorted(leant_on - {None} - {r['run_id'] for r in found})
+    return sorted(leant_on - {None} - {r['run_id'] for its in runs.values() for r in its})
 
 
 def build(
@@ -780,8 +780,9 @@ def build(
                 rests_on |= {r['run_id']: r for r in found}
             _check_starts(plan, part, found)
             values[part] = _of_part(part, runs, plan, facts, where)
+            if outside := _outside(found, runs):
+                values[part]['not_listed'] = outside
     values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
-    values['support']['outside'] = _outside(runs)
     values |= _claims(values, facts) | _energy(facts) | _written(plan, thesis, values['main'])
     values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
     write_json(thesis / 'generated' / 'values.json', with_sizes(flat(values)))
