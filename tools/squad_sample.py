@@ -1,4 +1,4 @@
-"A folder with some questions of a corpus for question answering, in SQuAD's JSON: what a search or a lesson can read in minutes."
+"A folder with some questions of a corpus for question answering, in SQuAD's JSON."
 
 import argparse
 import json

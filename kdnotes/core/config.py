@@ -28,6 +28,15 @@ class KdnotesError(Exception):
     # of a command that ends with it: 2 for a wrong input, 1 for a run or a file that failed, 75 for a stop
     exit_code = 2
 
+    def __init__(
+        self,
+        *texts: object,  # one sentence
+        # why a run failed, for programs: memory, not finite, time, curve, killed; '': the sentence says it
+        cause: str = '',
+    ):
+        super().__init__(*texts)
+        self.cause = cause
+
     def _render_traceback_(self, *args, **kwargs) -> list[str]:
         return [f'{type(self).__name__}: {visible(self)}']
 

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/core/05_processes.ipynb #4df488e4
 from __future__ import annotations
+import contextlib
 import ctypes
 import math
 import os
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+import psutil
 from .config import KdnotesError
 from .files import own_folder, root
 
@@ -260,6 +262,14 @@ class Ranks:
     def kill(self) -> None:
         "End all ranks at once."
         self._signal(signal.SIGKILL)
+
+    def resident_bytes(self) -> int:
+        "The memory that all ranks hold now."
+        held = 0
+        for process in self._processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                held += psutil.Process(process.pid).memory_info().rss
+        return held
 
     def wait(self) -> int:  # of `poll`
         "Until all is over; an interrupt kills what is left."

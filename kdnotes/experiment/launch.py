@@ -41,14 +41,26 @@ from kdnotes.records.store import (
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'RunError', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages', 'stage_file', 'goes_on',
-           'why_ended', 'with_run', 'spared', 'progress', 'milestones']
+__all__ = ['NO_LIMITS', 'RESTARTS', 'RunError', 'Limits', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages',
+           'stage_file', 'goes_on', 'why_ended', 'with_run', 'spared', 'progress', 'milestones']
 
 # %% ../../nbs/experiment/02_launch.ipynb #6f138b76
 class RunError(KdnotesError):
     "A training process that ended before its record was written."
 
     exit_code = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    "What a run may take; one that takes more is ended, and nothing of it is kept but its rows."
+
+    minutes: float | None = None  # from the start of its processes to their end
+    memory_mib: float | None = None  # resident memory of its processes, all together
+    stop: Callable[[dict], str] | None = None  # called with each of its rows; a sentence ends the run
+
+
+NO_LIMITS = Limits()
 
 
 def run(
@@ -69,6 +81,7 @@ def execute(
     on_row: Callable[[dict], None] = lambda row: None,  # as of `run`
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs that are made at the same time, this one among them: for the record
+    limits: Limits = NO_LIMITS,  # of this run; what it stands on has none
 ) -> dict:  # the record
     "Make a planned run, or find it done."
     # a rank imports this module, and has no use for the libraries of tables and figures
@@ -95,7 +108,7 @@ def execute(
         if not _complete(folder):  # else another process made it while we waited
             doing = _doing(plan, folder)
             say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
-            _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held)
+            _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held, limits)
     leave_card(folder)
     return folder.record()
 
@@ -380,7 +393,14 @@ def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
     )
 
 
-def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs: int, held: int) -> None:
+def _launch(
+    plan: Plan,
+    folder: RunFolder,
+    on_row: Callable[[dict], None],
+    jobs: int,
+    held: int,  # of `lock_run`
+    limits: Limits,
+) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
     folder.write_config(
         dict(
@@ -414,7 +434,13 @@ def _launch(plan: Plan, folder: RunFolder, on_row: Callable[[dict], None], jobs:
         holds=[held],
     )
     try:
-        code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)), jobs == 1)
+        code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)), jobs == 1, limits)
+    except _Broken as e:
+        ranks.kill()
+        ranks.wait()
+        if not _complete(folder):
+            _fail(folder, str(e), e.cause)
+        code = 0
     except BaseException as e:
         try:
             ranks.stop()
@@ -436,25 +462,55 @@ def _say_interrupted(folder: RunFolder, reason: str) -> None:
         folder.write_state('interrupted', reason=reason)
 
 
+def _fail(folder: RunFolder, why: str, cause: str) -> None:
+    "Say in a run's folder, and to the caller, why it failed."
+    folder.write_state('failed', reason=why, cause=cause)
+    raise RunError(f'{folder.run_id}: {why}', cause=cause)
+
+
+class _Broken(RunError):
+    "A limit that a run has broken."
+
+
 def _follow(
     ranks: Ranks,
     folder: RunFolder,
     on_row: Callable[[dict], None],
     alone: bool,  # is no other run made meanwhile? Only then its stages are shown
-) -> int:  # the exit code
+    limits: Limits,
+) -> int:  # the exit code; a `_Broken` where a limit is broken
     "Start the ranks and hand over their rows, and how far their stages are, until they end."
     stages = ReportFollower(stage_file(folder), report if alone else silent)
     with RowFollower(folder.path / 'rows.jsonl') as follower, contextlib.closing(stages):
         follower.new()  # what an earlier attempt wrote
         ranks.start()
+        began = time.monotonic()
         while True:
             code = ranks.poll()
             stages.look()
             for row in follower.new():
                 on_row(row)
+                if limits.stop and (why := limits.stop(row)):
+                    raise _Broken(why, cause='curve')
             if code is not None:
                 return code
+            _check_limits(limits, time.monotonic() - began, ranks)
             time.sleep(0.3)
+
+
+def _check_limits(limits: Limits, seconds: float, ranks: Ranks) -> None:
+    "Raise what a run that goes on has broken."
+    if limits.minutes is not None and seconds > 60 * limits.minutes:
+        raise _Broken(f'it was ended after the {limits.minutes:g} minutes that it may take', cause='time')
+    if limits.memory_mib is None:
+        return
+    needed = ranks.resident_bytes() / 2**20
+    if needed > limits.memory_mib:
+        raise _Broken(
+            f'it was ended when it held {needed:,.0f} MiB of memory, more than the '
+            f'{limits.memory_mib:,.0f} that it may have',
+            cause='memory',
+        )
 
 
 def stage_file(folder: RunFolder) -> Path:
@@ -473,11 +529,12 @@ def _refuse(folder: RunFolder, code: int) -> None:
             f'the same command {goes_on(folder)} (all output: {log})'
         )
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
-    why = said['reason'] if said.get('status') == 'failed' else why_ended(lines, code)
-    folder.write_state('failed', exit_code=code, reason=why)
-    raise RunError(
-        f'{folder.path.name} {how_ended(code)}: {why} (the same command {goes_on(folder)}; all output: {log})'
-    )
+    said_why = said.get('status') == 'failed'
+    why = said['reason'] if said_why else why_ended(lines, code)
+    cause = said.get('cause', '') if said_why else 'killed' * (code == -signal.SIGKILL)
+    folder.write_state('failed', exit_code=code, reason=why, cause=cause)
+    again = f'the same command {goes_on(folder)}; all output: {log}'
+    raise RunError(f'{folder.path.name} {how_ended(code)}: {why} ({again})', cause=cause)
 
 
 def goes_on(

@@ -651,8 +651,8 @@ def main() -> None:
     def stopped(why: str):
         folder.write_state('interrupted', reason=why)
 
-    def fail(why: str):
-        folder.write_state('failed', reason=why)
+    def fail(why: str, cause: str = ''):
+        folder.write_state('failed', reason=why, cause=cause)
         print(f'kdnotes: {why}', file=sys.stderr, flush=True)
         raise SystemExit(EXIT_FAILED)
 
@@ -666,7 +666,7 @@ def main() -> None:
         stopped(str(e))
         raise SystemExit(EXIT_STOPPED) from None
     except KdnotesError as e:
-        fail(str(e))
+        fail(str(e), e.cause)
 
 
 if __name__ == '__main__' and '__file__' in globals():

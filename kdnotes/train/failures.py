@@ -139,5 +139,6 @@ def out_of_memory(
     return TrainingError(
         f'memory ran out on {where} at step {step + 1}, in a micro-batch of {examples} examples '
         f'of up to {length} tokens (micro_batch_tokens={budget}); '
-        f'use micro_batch_tokens={lower}, which changes no result{otherwise}'
+        f'use micro_batch_tokens={lower}, which changes no result{otherwise}',
+        cause='memory',
     )

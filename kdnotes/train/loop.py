@@ -635,5 +635,6 @@ def _explain_non_finite(
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
         f'with training examples {", ".join(map(str, examples[:40]))}; '
-        f'look at these, or lower learning_rate={state.config.learning_rate:g}{kept}'
+        f'look at these, or lower learning_rate={state.config.learning_rate:g}{kept}',
+        cause='not finite',
     )
