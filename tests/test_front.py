@@ -1,0 +1,201 @@
+"What a search has found: fronts, their volume beside another implementation's, and the one to ship."
+
+import itertools
+import math
+from dataclasses import replace
+import numpy as np
+import pytest
+from kdnotes.core.config import ConfigError
+from kdnotes.search.front import (
+    Objective,
+    Trial,
+    box,
+    front,
+    front_table,
+    hypervolume,
+    hypervolume_history,
+    knee,
+    pareto_with_seeds,
+    ship,
+    trials_table,
+)
+
+SCORE = Objective('score', 'dev accuracy', True)
+SIZE = Objective('params', 'parameters', False)
+BOTH = [SCORE, SIZE]
+
+
+def trial(number, score, params, state='complete', **more):
+    values = dict(score=score, params=params)
+    return Trial(number, dict(layers=number), state, values, **dict(run_id=f'run-{number}') | more)
+
+
+def random_trials(n, seed, grid=6):
+    "Scores and sizes of few values, so that many are equal."
+    rng = np.random.default_rng(seed)
+    scores, sizes = rng.integers(1, grid, (2, n)).tolist()
+    states = rng.choice(['complete', 'complete', 'infeasible'], n).tolist()
+    return [trial(i, s / grid, float(p), state) for i, (s, p, state) in enumerate(zip(scores, sizes, states))]
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_the_front_is_what_a_plain_comparison_of_all_pairs_leaves(seed):
+    trials = random_trials(25, seed)
+    can_be = [t for t in trials if t.state == 'complete']
+
+    def beaten(t):
+        return any(
+            o.values['score'] >= t.values['score']
+            and o.values['params'] <= t.values['params']
+            and o.values != t.values
+            for o in can_be
+        )
+
+    found = front(trials, BOTH)
+    assert sorted(t.number for t in found) == [t.number for t in can_be if not beaten(t)]
+    sizes = [t.values['params'] for t in found]
+    assert sizes == sorted(sizes)
+    assert {t.number for t in front(trials[::-1], BOTH)} == {t.number for t in found}
+
+
+def test_what_cannot_be_compared_is_not_on_the_front():
+    trials = [
+        trial(0, 0.5, 10.0),
+        trial(1, None, 1.0),
+        trial(2, math.nan, 1.0),
+        trial(3, math.inf, 1.0),
+        trial(4, 0.9, 1.0, state='infeasible', causes=('threshold',)),
+        trial(5, 0.9, 1.0, state='running'),
+        replace(trial(6, 0.9, 1.0), values=dict(score=0.9)),
+    ]
+    assert [t.number for t in front(trials, BOTH)] == [0]
+
+
+@pytest.mark.parametrize('d', [1, 2, 3, 4, 5])
+@pytest.mark.parametrize('seed', range(4))
+def test_the_volume_is_that_of_another_implementation(d, seed):
+    optuna = pytest.importorskip('optuna', reason='optuna is what it is held against')
+    from optuna._hypervolume import compute_hypervolume  # private: why ours exists
+
+    rng = np.random.default_rng([seed, d])
+    some = rng.normal(size=(14, d)).round(1 if seed % 2 else 6)  # rounded ones share coordinates
+    reference = some.max(0) + 0.1
+    assert hypervolume(some, reference) == pytest.approx(compute_hypervolume(some, reference), rel=1e-10)
+    assert optuna.__version__
+
+
+def test_the_volume_of_a_grid_is_its_cells():
+    "Counted in unit cubes: each that some point dominates, once."
+    rng = np.random.default_rng(0)
+    for d in (2, 3, 4):
+        points = rng.integers(0, 5, (6, d))
+        cells = sum(
+            (points <= cell).all(1).any() for cell in np.array(list(itertools.product(range(5), repeat=d)))
+        )
+        assert hypervolume(points, [5] * d) == cells
+
+
+def test_only_what_is_better_than_the_reference_in_everything_adds():
+    assert hypervolume([[0.0, 2.0], [2.0, 0.0], [-5.0, 3.0], [math.nan, 0.0]], [2, 2]) == 0
+    assert hypervolume([[1.0, 1.0], [-5.0, 3.0]], [2, 2]) == 1
+
+
+def test_a_history_is_the_volume_after_each_trial():
+    trials = random_trials(40, 3, grid=9)
+    reference, ideal = dict(score=0.2, params=8.0), dict(score=0.8, params=2.0)
+    history = hypervolume_history(trials, BOTH, reference, ideal)
+    for n in range(len(trials)):
+        points = [
+            [
+                (0.8 - min(t.values['score'], 0.8)) / (0.8 - 0.2),
+                (max(t.values['params'], 2.0) - 2) / (8 - 2),
+            ]
+            for t in trials[: n + 1]
+            if t.state == 'complete'
+        ]
+        assert history[n] == pytest.approx(hypervolume(points, [1, 1]), abs=1e-12)
+    assert (np.diff(history) >= 0).all() and 0 < history[-1] <= 1
+    perfect = hypervolume_history([trial(0, 0.9, 1.0)], BOTH, reference, ideal)
+    assert perfect.tolist() == [1.0]
+    assert len(hypervolume_history([], BOTH, reference, ideal)) == 0
+
+
+def test_a_box_holds_all_complete_trials():
+    trials = [trial(0, 0.7, 9.0), trial(1, 0.2, 3.0), trial(2, 0.1, 99.0, 'infeasible'), trial(3, 0.9, None)]
+    assert box(trials, BOTH) == (dict(score=0.2, params=9.0), dict(score=0.7, params=3.0))
+    with pytest.raises(ConfigError, match='params: the ideal must be better'):
+        hypervolume_history(trials, BOTH, dict(score=0, params=3.0), dict(score=1, params=3.0))
+
+
+FOUR = [trial(0, 0.70, 400.0), trial(1, 0.60, 100.0), trial(2, 0.69, 200.0), trial(3, 0.72, 900.0)]
+
+
+@pytest.mark.parametrize(
+    'margin, number, by', [(0.0, 0, 'baseline'), (0.01, 2, 'margin'), (0.1, 1, 'margin')]
+)
+def test_the_smallest_within_the_margin_is_shipped(margin, number, by):
+    "0.70 - 0.69 is more than 0.01 in binary numbers; it is not more to a user."
+    choice = ship(FOUR, BOTH, FOUR[0], margin)
+    assert (choice.trial.number, choice.by) == (number, by)
+    assert choice.trial.run_id in choice.sentence
+
+
+def test_the_sentence_says_what_is_kept_and_saved():
+    said = ship(FOUR, BOTH, FOUR[0], 0.01).sentence
+    assert said == (
+        "Ship run-2, trial 2 (layers=2): dev accuracy 0.6900 beside the baseline's 0.7000 (98.6% of it kept)"
+        ", with parameters 200 beside the baseline's 400 (50.0% saved)."
+    )
+    heavy = replace(FOUR[0], state='infeasible', values=dict(score=0.71, params=600.0))
+    assert '(50.0% more)' in ship([heavy, FOUR[3]], BOTH, heavy).sentence
+
+
+def test_a_score_that_is_an_error_is_kept_low():
+    error = replace(SCORE, label='dev nll', higher_is_better=False)
+    trials = [trial(0, 2.0, 400.0), trial(1, 2.04, 100.0), trial(2, 2.5, 10.0)]
+    choice = ship(trials, [error, SIZE], trials[0], 0.05)
+    assert choice.trial.number == 1
+    assert "dev nll 2.04 beside the baseline's 2 (2.0% more)" in choice.sentence
+
+
+def test_without_a_baseline_to_hold_on_to_it_is_the_knee():
+    failed = trial(0, None, 400.0, 'infeasible', causes=('time',))
+    for baseline, why in ((None, 'has no score'), (failed, 'has no score')):
+        choice = ship([failed, *FOUR[1:]], BOTH, baseline, 0.01)
+        assert (choice.trial.number, choice.by) == (2, 'knee') and why in choice.sentence
+    # (0.69 - 0.60) / 0.12 of the score for 100 of 800 parameters
+    assert knee(front(FOUR, BOTH), BOTH).number == 2
+
+
+def test_no_trial_that_holds_is_said_with_the_best_seen():
+    trials = [replace(t, state='infeasible', causes=('threshold',)) for t in FOUR]
+    choice = ship(trials, BOTH, trials[0], 0.01)
+    assert (choice.trial, choice.by) == (None, 'nothing')
+    assert 'best dev accuracy seen is 0.7200, of trial 3 (threshold)' in choice.sentence
+    assert 'no trial has a dev accuracy yet' in ship([], BOTH, None).sentence
+
+
+def test_means_over_seeds_decide_where_there_are_some():
+    seeds = {
+        'run-0': dict(score=[0.70, 0.66]),
+        'run-1': dict(score=[0.60, 0.68]),
+        'run-3': dict(score=[0.72, 0.60]),
+    }
+    assert [(t.number, t.values['score']) for t in pareto_with_seeds(FOUR, BOTH, seeds)] == [
+        (1, pytest.approx(0.64)),
+        (0, pytest.approx(0.68)),
+    ]
+    choice = ship(FOUR, BOTH, FOUR[0], 0.05, seeds)
+    assert choice.trial.number == 1 and "0.6400 beside the baseline's 0.6800" in choice.sentence
+    with pytest.raises(ConfigError, match='margin=nan'):
+        ship(FOUR, BOTH, FOUR[0], math.nan)
+
+
+def test_tables_have_a_row_a_trial():
+    trials = [*FOUR, trial(4, None, 5.0, 'infeasible', causes=('memory', 'time'), run_id=None)]
+    table = trials_table(trials, BOTH)
+    assert list(table) == ['number', 'run_id', 'layers', 'score', 'params', 'state', 'cause']
+    assert table['cause'].iloc[-1] == 'memory, time' and math.isnan(table['score'].iloc[-1])
+    shown = front_table(trials, BOTH, FOUR[0])
+    assert shown['number'].tolist() == [1, 2, 0, 3]
+    assert shown['params saved'].tolist() == pytest.approx([0.75, 0.5, 0.0, -1.25])
