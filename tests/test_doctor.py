@@ -14,7 +14,7 @@ import torch
 import transformers
 from architectures import small_bert
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
-from kdnotes.checks import doctor as D, examination as E, probes
+from kdnotes.checks import doctor as D, examination as E
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import make_config
 from kdnotes.distill.teacher_cache import teacher_signal
@@ -23,6 +23,7 @@ from kdnotes.tasks.answer_selection import TSV_COLUMNS
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.loop import schedule_steps
+from kdnotes.train.memory import look_ahead
 from kdnotes.checks.verdicts import CHECKS, RESULTS, Finding
 from kinds import one_of_each
 from notebooks import last_line, surroundings
@@ -252,7 +253,7 @@ def case_of(task, folder: Path, mode: str, **parameters) -> E.Case:
         alone=here,
         process_bytes=0.0,
         folder=folder,
-        ahead=probes.look_ahead(task, config),
+        ahead=look_ahead(task, config),
     )
 
 
@@ -448,7 +449,7 @@ def test_a_host_sync_is_named_with_its_line(patient, tmp_path):
 def test_memory_that_is_not_there(patient, tmp_path):
     mutant = Mutant(
         'a small machine',
-        'checks.probes',
+        'train.memory',
         'return free_memory() + psutil.Process().memory_info().rss',
         'return 2 ** 20',
         '',

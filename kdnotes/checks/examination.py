@@ -40,6 +40,14 @@ from ..experiment.worker import encoded_task, starting_model
 from ..distill.models import count_parameters, fresh_model, load_given, load_tokenizer, model_inputs
 from ..records.store import find_run_model
 from ..tasks.base import Task
+from kdnotes.train.memory import (
+    NO_LIMIT,
+    LookAhead,
+    TrainingSetup,
+    forecast_memory,
+    free_bytes,
+    look_ahead,
+)
 from ..train.state import TrainResult
 
 # %% auto #0
@@ -63,16 +71,16 @@ class Case:
     alone: rt.Runtime  # of this rank without the others
     process_bytes: float  # of the process before it had models
     folder: Path  # for what is stored, the same for all ranks
-    ahead: probes.LookAhead
+    ahead: LookAhead
     one: WatchedTraining | None = None  # two steps on one rank
     signal: Callable | None = None  # the stored one, of the timed training's examples
     signal_s: float = 0.0  # seconds an example of the signal took
     example_s: float = 0.0  # seconds an example of the watched training took on the main rank; 0: unknown
 
-    def setup(self, model: nn.Module, runtime: rt.Runtime) -> probes.TrainingSetup:
+    def setup(self, model: nn.Module, runtime: rt.Runtime) -> TrainingSetup:
         "A training of this configuration, its teacher asked in every step."
         signal = te.online_signal(self.task, self.teacher) if self.teacher else None
-        return probes.TrainingSetup(self.task, model, self.config, runtime, signal)
+        return TrainingSetup(self.task, model, self.config, runtime, signal)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def _two_steps(
         case.task, case.config, 2, batch_size=max(8, 4 * case.here.ranks), max_grad_norm=1e30
     )
     longest = max(int(lengths[step.index].max()) for step in tr.schedule_steps(case.task, short)[1])
-    return short.model_copy(update=dict(micro_batch_tokens=probes.NO_LIMIT if whole else 2 * longest))
+    return short.model_copy(update=dict(micro_batch_tokens=NO_LIMIT if whole else 2 * longest))
 
 
 def _check_trainings(case: Case) -> list[Finding]:  # on the main rank; elsewhere nothing
@@ -333,10 +341,10 @@ def _checks_of_one_rank(
     def memory():
         online = count_parameters(case.teacher) if case.teacher and config.signal == 'online' else 0
         setup = case.setup(case.model, alone)
-        needs, token = probes.forecast_memory(setup, largest, case.process_bytes, online)
+        needs, token = forecast_memory(setup, largest, case.process_bytes, online)
         size = f"{len(largest)} x {int(task.lengths('train')[largest].max())} tokens"
         sharing = here.ranks if here.device.type == 'cpu' else 1
-        return [verdicts.judge_memory(needs, token, probes.free_bytes(here.device), sharing, size)]
+        return [verdicts.judge_memory(needs, token, free_bytes(here.device), sharing, size)]
 
     yield here.ranks - 1, 'accumulation', accumulation
     yield 0, 'saving', saving  # the rank that saves in a run, too
@@ -488,7 +496,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         teacher=teacher,
         process_bytes=process,
         folder=Path(given['folder']),
-        ahead=probes.look_ahead(task, config),
+        ahead=look_ahead(task, config),
         teacher_epochs=0.0 if trained else given['teacher_epochs'],
     )
 

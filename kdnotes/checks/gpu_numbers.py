@@ -28,7 +28,8 @@ from kdnotes.checks.gpu_setup import (
     sentence,
     settings,
 )
-from .probes import NO_LIMIT, checksums, distance, still
+from .probes import checksums, distance, still
+from ..train.memory import NO_LIMIT
 from ..train.cpu_fast_path import fast_path
 from ..train.distributed import Runtime, set_matmul_precision, start
 from .profiling import peaks, reset_peaks
