@@ -41,8 +41,8 @@ from kdnotes.records.store import (
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['NO_LIMITS', 'RESTARTS', 'RunError', 'Limits', 'run', 'execute', 'make_runs', 'outcome', 'failures', 'stages',
-           'stage_file', 'goes_on', 'why_ended', 'with_run', 'spared', 'progress', 'milestones']
+__all__ = ['NO_LIMITS', 'RESTARTS', 'RunError', 'Limits', 'run', 'execute', 'make_runs', 'stop_made', 'outcome', 'failures',
+           'stages', 'stage_file', 'goes_on', 'why_ended', 'with_run', 'spared', 'progress', 'milestones']
 
 # %% ../../nbs/experiment/02_launch.ipynb #6f138b76
 class RunError(KdnotesError):
@@ -236,11 +236,13 @@ def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None]
                 for future in as_completed(made):
                     future.result()
             except BaseException:  # a stop: no other run begins, and those that run save their state
-                _stop(made)
+                stop_made(made)
                 raise
 
 
-def _stop(made: Sequence[Future]) -> None:
+def stop_made(
+    made: Sequence[Future],  # of threads that make runs
+) -> None:
     "Stop what other threads make, also what they are about to start; an interrupt kills what is left."
     try:
         _cancel(made)
