@@ -26,8 +26,8 @@ from ..records.schema import RecordError, made_on_cpu
 from ..records.store import records
 
 # %% auto #0
-__all__ = ['PRECISIONS', 'Range', 'Device', 'read_devices', 'Timing', 'timings', 'given_timing', 'named_records', 'kept_records',
-           'lacking', 'slowdown', 'Choice', 'Asked', 'wall_clock', 'choices', 'choice_rows', 'left_in_words', 'remarks']
+__all__ = ['PRECISIONS', 'Range', 'Ends', 'Device', 'read_devices', 'Timing', 'timings', 'given_timing', 'named_records',
+           'kept_records', 'lacking', 'slowdown', 'Choice', 'Asked', 'wall_clock', 'choices', 'choice_rows', 'remarks']
 
 # %% ../../nbs/analysis/19_hardware.ipynb #4aaf0894
 PRECISIONS = ('fp32', 'fp16', 'bf16')
@@ -141,16 +141,16 @@ class Timing:
     epoch_j: float | None = None  # energy of the device
     no_energy: str = 'its energy was not read'  # why it is None
     n_devices: int = 1
+    jobs: int = 1  # runs that shared the device
     gpu_percent: float | None = None  # of the time in which the GPU was busy
     memory_mib: float | None = None  # of the device, at most
 
 
 def _useless(record: dict) -> str:
     "Why a run does not tell how long its training takes, or ''."
-    if not (trained(record) and record['settings'].get('epochs') and record['throughput']['examples_per_s']):
+    counted_on = record['settings'].get('epochs'), record.get('examples'), record['throughput']['examples_per_s']
+    if not (trained(record) and all(counted_on)):
         return 'nothing was trained, or its throughput is not known'
-    if (record.get('machine') or {}).get('jobs') not in (None, 1):
-        return 'others of its study trained at the same time'
     return 'it was made in several sessions' if record.get('resumed_at') else ''
 
 
@@ -169,6 +169,7 @@ def _timing(record: dict) -> Timing:
         epoch_j=None if cost.joules is None else cost.joules / epochs,
         no_energy=cost.reasons.get('joules', ''),
         n_devices=n_devices,
+        jobs=(record.get('machine') or {}).get('jobs') or 1,
         gpu_percent=(record.get('utilisation') or {}).get('gpu_percent'),
         memory_mib=record['memory']['peak_device_mib'],
     )
@@ -184,7 +185,10 @@ def timings(
             left[why] = left.get(why, 0) + 1
         else:
             told.append(_timing(record))
-    return told, left
+    alone = [t for t in told if t.jobs == 1]
+    if alone and len(alone) < len(told):
+        left['others of its study trained on the same device'] = len(told) - len(alone)
+    return alone or told, left
 
 
 def given_timing(
@@ -239,7 +243,7 @@ def lacking(
     "Why no estimate can be made from or for a device."
     names = [*(f'{precision}_tflops' for precision in sorted(precisions)), 'bandwidth_gb_s']
     missing = ' and '.join(name for name in names if getattr(device, name, None) is None)
-    return f'the price file has no {missing} of {device.device}' if missing else ''
+    return f'no estimate, as the price file has no {missing} of {device.device}' if missing else ''
 
 
 def slowdown(
@@ -268,7 +272,7 @@ class Choice:
     price: Range | None = None  # of the training, evaluation not counted
     currency: str = ''
     priced_on: str = ''  # of the list price
-    joules: float | None = None  # of the training; of an estimate, at most
+    joules: float | None = None  # of the training; where the ends differ, at most
     search_s: Range | None = None  # wall clock, each worker taking the next trial when it is free
     rounds_s: Range | None = None  # wall clock, all workers waiting for the slowest
     reasons: dict[str, str] = field(default_factory=dict)  # name of what is None -> why
@@ -286,6 +290,9 @@ class Asked:
 
     def training_s(self, t: Timing) -> float:
         return (self.epochs or t.epochs) * t.epoch_s
+
+    def joules(self, t: Timing) -> float:
+        return (self.epochs or t.epochs) * t.epoch_j
 
     def searched(self, told: Sequence[Timing], asynchronous: bool) -> float:
         trials_s = [t.rest_s + self.training_s(t) for t in told]
@@ -334,19 +341,22 @@ def _measured(found: Iterable[Timing], works: set[str]) -> dict[str, list[Timing
 _BUSY = 90  # per cent of the time: a GPU that works more does not wait for its host
 
 
-def _moved(told: Sequence[Timing], base: Device, device: Device) -> tuple[list[Timing], list[Timing]]:
-    "The two ends of what the same runs would take on another device."
-    ends: tuple[list[Timing], list[Timing]] = ([], [])
+Ends = tuple[list[Timing], list[Timing]]  # the same runs at best and at worst
+
+
+def _ends(told: Sequence[Timing], base: Device, device: Device) -> Ends:
+    "What runs that were made on one device take on it, alone, or on another."
+    ends: Ends = ([], [])
     for t in told:
-        low, high = slowdown(base, device, t.precision)
-        if t.gpu_percent is not None and t.gpu_percent < _BUSY:
+        low, high = (1.0, 1.0) if base == device else slowdown(base, device, t.precision)
+        if t.gpu_percent is not None and t.gpu_percent < _BUSY and base != device:
             low, high = min(low, max(1.0, low * t.gpu_percent / 100)), max(high, 1.0)
-        for end, factor in zip(ends, (low, high)):
-            end.append(replace(t, epoch_s=factor * t.epoch_s, epoch_j=None))
+        for end, factor in zip(ends, (low / t.jobs, high)):
+            end.append(replace(t, epoch_s=factor * t.epoch_s))
     return ends
 
 
-def _room(ends: tuple[list[Timing], list[Timing]]) -> float:
+def _room(ends: Ends) -> float:
     "The larger end over the smaller one."
     best, worst = (_mean(told, lambda t: t.epoch_s) for told in ends)
     return worst / best
@@ -361,30 +371,37 @@ def _price(device: Device, hours: Range) -> dict[str, Any]:
 
 def _energy(told: Sequence[Timing], device: Device, asked: Asked) -> tuple[float | None, str]:
     "Joules of a training, as read, or of a board that always draws what it may; and why it is not known."
-    if all(t.epoch_j is not None for t in told):
-        return _mean(told, lambda t: (asked.epochs or t.epochs) * t.epoch_j), ''
     if told[0].device == device.device:
-        return None, next(t.no_energy for t in told if t.epoch_j is None)
+        unread = [t.no_energy for t in told if t.epoch_j is None]
+        return (None, unread[0]) if unread else (_mean(told, asked.joules), '')
     if device.power_w is None:
         return None, 'the price file has no power_w of it'
-    return device.power_w * told[0].n_devices * _mean(told, asked.training_s), ''
+    return device.power_w * _mean(told, lambda t: t.n_devices * asked.training_s(t)), ''
 
 
 def _doubts(told: Sequence[Timing], device: Device) -> tuple[str, ...]:
-    "What speaks against an estimate."
-    needs_gb = max(t.memory_mib or 0.0 for t in told) * 2**20 / 1e9
-    if device.memory_gb is None or needs_gb <= device.memory_gb:
-        return ()
-    said = f'{needs_gb:.0f} GB were taken and it has {device.memory_gb:.0f}; set a smaller micro_batch_tokens'
-    return (said,)
+    "What speaks against an estimate, or against a time that was measured."
+    found = []
+    if (jobs := max(t.jobs for t in told)) > 1:
+        found.append(f'up to {jobs} runs shared the device, so the ends lie far apart')
+    if told[0].device == device.device:
+        return tuple(found)
+    busy = [t.gpu_percent for t in told if t.gpu_percent is not None]
+    if busy and min(busy) < _BUSY:
+        found.append(f'the measured GPU was busy {min(busy):.0f} % of the time, so the ends lie far apart')
+    gb = max(t.memory_mib or 0.0 for t in told) * 2**20 / 1e9
+    if device.memory_gb is not None and gb > device.memory_gb:
+        found.append(f'{gb:.0f} GB were taken, and it has {device.memory_gb:.0f}: lower micro_batch_tokens')
+    return tuple(found)
 
 # %% ../../nbs/analysis/19_hardware.ipynb #a44005f3
-def _choice(ends: tuple[list[Timing], list[Timing]], device: Device, asked: Asked) -> Choice:
+def _choice(ends: Ends, device: Device, asked: Asked) -> Choice:
     "A device, from what runs take on it at best and at worst."
     worst = ends[1]
     is_measured = worst[0].device == device.device
     training_s = tuple(_mean(told, asked.training_s) for told in ends)
-    known = _price(device, tuple(worst[0].n_devices * seconds / 3600 for seconds in training_s))
+    hours = tuple(_mean(told, lambda t: t.n_devices * asked.training_s(t)) / 3600 for told in ends)
+    known = _price(device, hours)
     reasons = known.pop('reasons', {})
     joules, why = _energy(worst, device, asked)
     if why:
@@ -401,7 +418,7 @@ def _choice(ends: tuple[list[Timing], list[Timing]], device: Device, asked: Aske
         training_s=training_s,
         joules=joules,
         reasons=reasons,
-        notes=() if is_measured else _doubts(worst, device),
+        notes=_doubts(worst, device),
         **known,
     )
 
@@ -420,16 +437,17 @@ def choices(
     wanted: Sequence[Timing],  # of what is to be trained
     devices: dict[str, Device],  # of `read_devices`
     asked: Asked = Asked(),
-    among: Sequence[Timing] = (),  # of any work: the same may have been done on other devices
+    among: Sequence[Timing] = (),  # each once, of any work: the same may have been done elsewhere
     only: Sequence[str] = (),  # these devices; none: all
 ) -> list[Choice]:  # measured, then estimated, then unknown ones; the fastest first
     "What a training takes and costs on every device that is known."
     if asked.epochs is not None and not 0 < asked.epochs < math.inf:
         raise ConfigError(f'epochs={asked.epochs:g} must be above 0')
     if not wanted:
-        raise ConfigError('no run tells how long this training takes; make one, alone on its device')
-    every = {(t.said_by, t.device): t for t in (*among, *wanted)}.values()
-    measured = _measured(every, {t.work for t in wanted})
+        raise ConfigError('no finished run tells how long this takes; make one')
+    own = {t.said_by for t in wanted}
+    others = [t for t in among if t.said_by not in own]
+    measured = _measured([*wanted, *others], {t.work for t in wanted})
     if not measured:
         raise ConfigError('no device made all of these runs alone; name one run, or an arm of the study')
     precisions = {t.precision for t in wanted}
@@ -437,10 +455,10 @@ def choices(
     found = []
     for name, device in _only(known, only).items():
         if name in measured:
-            found.append(_choice((measured[name], measured[name]), device, asked))
+            found.append(_choice(_ends(measured[name], device, device), device, asked))
             continue
         lacks = {base: lacking(known[base], precisions) or lacking(device, precisions) for base in measured}
-        moved = [_moved(told, known[base], device) for base, told in measured.items() if not lacks[base]]
+        moved = [_ends(told, known[base], device) for base, told in measured.items() if not lacks[base]]
         if moved:
             closest = min(moved, key=_room)
             found.append(_choice(closest, device, asked))
@@ -468,8 +486,8 @@ def choice_rows(
     searched = any(c.search_s for c in found)
 
     def row(c: Choice) -> dict[str, str]:
-        price = _between(c.price, '{:.2f}'.format)
-        at_most = 'at most ' if c.basis == 'estimate' else ''
+        price = _between(c.price, lambda price: f'{price:.2f}' if price >= 0.1 else f'{price:.2g}')
+        at_most = 'at most ' if c.basis == 'estimate' or c.notes else ''
         cells = {
             'device': c.device,
             'basis': c.basis,
@@ -485,23 +503,20 @@ def choice_rows(
     return [row(c) for c in found if c.basis != 'unknown']
 
 
-def left_in_words(
-    left: dict[str, int],  # of `timings`
-) -> list[str]:
-    "Which runs tell nothing."
-    return [f'{counted(n, "run")} left out: {why}' for why, n in left.items()]
-
-
 def remarks(
     found: Sequence[Choice],
-) -> list[str]:  # sentences, each once
-    "What estimates rest on, and why something is not known."
-    said: dict[str, list[str]] = {}  # sentence -> devices
+    left: dict[str, int] | None = None,  # of `timings`
+) -> list[str]:  # sentences
+    "What was left out, what estimates rest on, and why something is not known."
+    said: dict[str, list[str]] = {}  # sentence -> the devices it is about; none: all
+    for why, n in (left or {}).items():
+        said[f'{counted(n, "run")} left out: {why}'] = []
     for c in found:
         if c.basis == 'estimate':
-            runs = ', '.join([*c.rests_on[:3], *([f'{len(c.rests_on) - 3} more'] if c.rests_on[3:] else [])])
+            runs = c.rests_on[0] if len(c.rests_on) == 1 else f'{len(c.rests_on)} runs'
             said[f'estimates rest on {c.measured_on} ({runs}), by the ratios of peaks and of bandwidths'] = []
         for why in (*c.notes, *c.reasons.values()):
             said.setdefault(why, []).append(c.device)
-    lines = [f'{", ".join(names)}: {why}' if names else why for why, names in said.items()]
+    about = {why: '; '.join(on) if len(on) < 4 else f'{len(on)} devices' for why, on in said.items()}
+    lines = [f'{on}: {why}' if on else why for why, on in about.items()]
     return [*lines, 'a price is a list price, of one provider on the day beside it; give yours with --prices']

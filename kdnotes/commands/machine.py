@@ -183,7 +183,13 @@ def hardware(
     ] = 'fp32',
     epochs: Annotated[
         float | None,
-        typer.Option('--epochs', metavar='N', help='of a training (those that the runs had)', show_default=False),
+        typer.Option(
+            '--epochs',
+            metavar='N',
+            parser=at_least(0.0),
+            help='of a training (those that the runs had)',
+            show_default=False,
+        ),
     ] = None,
     prices: Annotated[
         str | None,
@@ -233,12 +239,15 @@ def hardware(
     left, among = {}, []
     if run:
         wanted, left = h.timings(h.named_records(run, arm))
-        among, _ = h.timings([*h.kept_records(), *finished_runs()])
+        among, _ = h.timings({r['run_id']: r for r in (*h.kept_records(), *finished_runs())}.values())
     else:
         wanted = [h.given_timing(text, precision) for text in measured]
+    if run and not wanted:
+        why = '; '.join(left) or 'it has no finished run'
+        raise ConfigError(f'{run} does not tell how long a training takes: {why}')
     asked = h.Asked(epochs, trials or 0, workers)
     found = h.choices(wanted, h.read_devices(prices), asked, among, device)
-    notes = [*h.left_in_words(left), *h.remarks(found)]
+    notes = h.remarks(found, left)
     if as_json:
         print_json(dict(devices=[asdict(choice) for choice in found], notes=notes))
     else:
