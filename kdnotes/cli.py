@@ -107,6 +107,16 @@ COMMANDS = [
     ),
     Listed('bench', machine.bench, 'check this machine', ('bench', 'bench --contestants race --steps 10')),
     Listed(
+        'hardware',
+        machine.hardware,
+        'check this machine',
+        (
+            'hardware --run <study or run_id> --epochs 3',
+            'hardware --run <study> --arm full_kd --prices my.csv --trials 40 --workers 2',
+            "hardware --measured 'Tesla T4=2.5' --epochs 3 --trials 479 --workers 20",
+        ),
+    ),
+    Listed(
         'gpu-check',
         machine.gpu_check,
         'check this machine',
