@@ -237,7 +237,7 @@ def front_table(
 # %% ../../nbs/search/02_front.ipynb #1a543611
 def number_text(
     value: float,
-) -> str:  # '66.3 M', '12.4 k', '0.671'
+) -> str:  # '66.3 M', '12.4 k', '0.6707'
     "A value of an objective, as one says it."
     size = abs(value)
     if size >= 1e9:
@@ -246,7 +246,7 @@ def number_text(
         return f'{value / 1e6:.3g} M'
     if size >= 1e4:
         return f'{value / 1e3:.3g} k'
-    return f'{value:.4g}' if size >= 1 else f'{value:.4f}'
+    return f'{value:.4f}' if 0.01 <= size < 1 else f'{value:.4g}'
 
 
 def knee(
@@ -272,7 +272,7 @@ class Choice:
 
 def _setting(t: Trial) -> str:
     "What was drawn for a trial, in brackets."
-    drawn = [f'{k}={number_text(v) if isinstance(v, float) else v}' for k, v in t.params.items()]
+    drawn = [f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in t.params.items()]
     return f" ({', '.join(drawn)})" if drawn else ''
 
 
