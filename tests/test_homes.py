@@ -21,7 +21,7 @@ BEFORE = ('core/01_arms', 'core/02_config', 'core/03_resolve', 'core/04_files')
 # quick ones that look for runs and evidence; `make test-all` takes all
 QUICK = (
     'experiment/02_launch',
-    'experiment/05_study',
+    'experiment/13_study',
     'analysis/17_overview',
 )
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 import psutil
 from .config import KdnotesError
 from .files import own_folder, root
@@ -23,7 +24,7 @@ from .files import own_folder, root
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S',
            'process_environment', 'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'held_back',
-           'stop_all', 'kill_all', 'Ranks', 'how_ended']
+           'stoppable', 'stop_all', 'kill_all', 'Ranks', 'how_ended']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -149,17 +150,29 @@ def held_back() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-_running: set[Ranks] = set()  # of this process, in whatever thread
+_running: set[Any] = set()  # of this process, in whatever thread: `Ranks`, and what is like them
+
+
+@contextmanager
+def stoppable(
+    run: Any,  # with `stop`, `kill` and `stopping`, as `Ranks` have them
+) -> Iterator[None]:
+    "Inside, `stop_all` and `kill_all` reach something that a thread of this process waits for."
+    _running.add(run)
+    try:
+        yield
+    finally:
+        _running.discard(run)
 
 
 def stop_all() -> None:
-    "Stop the ranks that other threads of this process have started and watch."
+    "Stop what other threads of this process have started and watch."
     for ranks in list(_running):
         ranks.stop()
 
 
 def kill_all() -> None:
-    "Kill the ranks that other threads of this process have started and watch; they are not started again."
+    "Kill what other threads of this process have started and watch; it is not started again."
     for ranks in list(_running):
         ranks.stopping = True
         ranks.kill()
