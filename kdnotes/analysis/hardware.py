@@ -148,7 +148,11 @@ class Timing:
 
 def _useless(record: dict) -> str:
     "Why a run does not tell how long its training takes, or ''."
-    counted_on = record['settings'].get('epochs'), record.get('examples'), record['throughput']['examples_per_s']
+    counted_on = (
+        record['settings'].get('epochs'),
+        record.get('examples'),
+        record['throughput']['examples_per_s'],
+    )
     if not (trained(record) and all(counted_on)):
         return 'nothing was trained, or its throughput is not known'
     return 'it was made in several sessions' if record.get('resumed_at') else ''
@@ -202,7 +206,9 @@ def given_timing(
     except ValueError:
         seconds = math.nan
     if not (device.strip() and 0 < seconds < math.inf):
-        raise ConfigError(f"{shown(text)} is no time of an epoch; write device and hours, as in 'Tesla T4=2.5'")
+        raise ConfigError(
+            f"{shown(text)} is no time of an epoch; write device and hours, as in 'Tesla T4=2.5'"
+        )
     if precision not in PRECISIONS:
         raise ConfigError(f'precision={shown(precision)} is not one of {", ".join(PRECISIONS)}')
     return Timing(device.strip(), precision, seconds, 'given by hand')

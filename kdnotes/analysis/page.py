@@ -21,7 +21,7 @@ from ..core.files import atomic_write, figures_path, runs_path
 from ..core.config import score_name
 
 # %% auto #0
-__all__ = ['Table', 'Part', 'Page', 'runs_table', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report']
+__all__ = ['Table', 'Part', 'Page', 'runs_table', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report', 'save_page']
 
 # %% ../../nbs/analysis/15_page.ipynb #c56d6927
 @dataclass(frozen=True)
@@ -313,7 +313,15 @@ def save_report(
     "Draw a study's figures and write its report."
     e = evidence(study, run_ids)
     page = page_of(e, draw_evidence(e, figures_path(study)))
-    folder = folder or runs_path() / study
+    return save_page(page, folder or runs_path() / study, pdf)
+
+
+def save_page(
+    page: Page,
+    folder: Path,  # where report.html and report.pdf go
+    pdf: bool = True,
+) -> SavedReport:
+    "Write a page as files."
     printed = as_pdf(page) if pdf else None
     html_file = atomic_write(folder / 'report.html', as_html(page))
     return SavedReport(

@@ -23,7 +23,15 @@ from kdnotes.core.config import (
     shown,
     task_info,
 )
-from ..core.files import BusyError, file_errors, lock, runs_path, write_json
+from kdnotes.core.files import (
+    BusyError,
+    evidence_path,
+    file_errors,
+    lock,
+    read_json,
+    runs_path,
+    write_json,
+)
 from ..core.processes import held_back
 from ..core.resolve import settings
 from ..experiment.forecast import Needs, memory_of
@@ -32,7 +40,7 @@ from ..experiment.plan import Plan, named, plan
 from ..experiment.worker import have_floors
 from ..records.store import find_run_model, floors
 from .front import Objective, Trial, front, losses, number_text
-from .spaces import Space, baseline, check_space, space_of
+from .spaces import Space, baseline, check_space, space_of, written
 from kdnotes.search.trials import (
     SAMPLERS,
     Ledger,
@@ -46,7 +54,7 @@ from ..tasks.sources import Corpus
 
 # %% auto #0
 __all__ = ['Threshold', 'trivial_score', 'CurveRule', 'gains_of', 'foreseen_seconds', 'Asked', 'Found', 'found_path', 'search',
-           'save_found']
+           'save_found', 'load_found', 'is_search']
 
 # %% ../../nbs/search/04_driver.ipynb #26a3845c
 @dataclass(frozen=True)
@@ -717,4 +725,28 @@ def _take_up(driver: _Driver) -> None:
 
 def save_found(found: Found) -> Path:
     "Keep what a search has found as a file."
-    return write_json(found.path, json.loads(json.dumps(asdict(found), default=str)))
+    said = asdict(found) | dict(space=written(found.space))
+    return write_json(found.path, json.loads(json.dumps(said, default=str)))
+
+
+def load_found(
+    study: str,
+) -> Found:
+    "What a search has found, from its folder or its evidence."
+    path = found_path(study)
+    if not path.exists():
+        path = evidence_path() / f'{study}.search.json'
+    said = read_json(path)
+    said |= dict(
+        space=space_of(said['space'], said['task'])[0],
+        objectives=tuple(Objective(**o) for o in said['objectives']),
+        threshold=None if said['threshold'] is None else Threshold(**said['threshold']),
+        trials=tuple(Trial(**t | dict(causes=tuple(t['causes']))) for t in said['trials']),
+        seeds={run_id: tuple(of) for run_id, of in said['seeds'].items()},
+    )
+    return Found(**said)
+
+
+def is_search(study: str) -> bool:
+    "Is it a search that has come to its end?"
+    return found_path(study).exists() or (evidence_path() / f'{study}.search.json').exists()

@@ -23,7 +23,7 @@ from ..experiment.plan import Plan
 
 # %% auto #0
 __all__ = ['Space', 'STUDY', 'LAPTOP', 'STUDENT', 'SPACES', 'NOT_DRAWN', 'PRESET', 'Real', 'Integer', 'OneOf', 'Named',
-           'space_of', 'check_space', 'baseline']
+           'space_of', 'written', 'check_space', 'baseline']
 
 # %% ../../nbs/search/00_spaces.ipynb #e16ec4b2
 @dataclass(frozen=True)
@@ -215,6 +215,8 @@ def _own_space(given: Mapping[str, Any], task: str, where: str) -> Space:
 
 def _range(name: str, said: Any, of: Any, where: str) -> Real | Integer | OneOf:  # `of`: pydantic's field
     "A range or choices, as written."
+    if isinstance(said, Mapping) and 'step' in said:
+        return Integer(int(said['low']), int(said['high']), step=int(said['step']))
     values = said.get('choices') if isinstance(said, Mapping) else said
     if not isinstance(values, list | tuple) or not values:
         raise ConfigError(
@@ -236,6 +238,21 @@ def _range(name: str, said: Any, of: Any, where: str) -> Real | Integer | OneOf:
     if low != int(low) or high != int(high):
         raise ConfigError(f'{where}: {name} is a whole number, and {shown(said)} has bounds that are none')
     return Integer(int(low), int(high), log)
+
+
+def written(
+    space: Space,
+) -> dict[str, Any]:  # JSON-able; `space_of` reads it
+    "A space as one writes it into a file."
+
+    def one(of: Real | Integer | OneOf) -> Any:
+        if isinstance(of, OneOf):
+            return dict(choices=list(of.values))
+        if isinstance(of, Integer) and of.step != 1:
+            return dict(low=of.low, high=of.high, step=of.step)
+        return [of.low, of.high, *(['log'] if of.log else [])]
+
+    return {name: one(of) for name, of in space.items()}
 
 
 def _number(value: Any) -> float | None:
