@@ -12,15 +12,15 @@
 
 __version__ = "0.1.0"
 
-_API = ('Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'study')
+_API = ('Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'search', 'study')
 
 
 def __getattr__(name):
     "The names of `kdnotes.api`, loaded when they are first used."
-    if name == 'distill':  # the folder of that name, which is called as `distil` is
+    if name in ('distill', 'search'):  # the folders of these names, which can be called: see there
         import importlib
 
-        return importlib.import_module('kdnotes.distill')
+        return importlib.import_module(f'kdnotes.{name}')
     if name not in _API:
         raise AttributeError(f'module kdnotes has no attribute {name!r}; it has {", ".join(_API)}')
     from . import api

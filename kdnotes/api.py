@@ -38,7 +38,7 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['SPLITS', 'Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'compare', 'doctor']
+__all__ = ['SPLITS', 'Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
 
 # %% ../nbs/89_api.ipynb #47c608c5
 def _signature_lines(source: str) -> list[str]:  # of a function
@@ -583,6 +583,30 @@ def study(
 
     _check_data(data)
     return run_study(seeds, arms, say=say, on_row=on_row, **_given(data, parameters))
+
+
+@_explained("found = kd.search(data, teacher, n_trials=40, study='mine')", 'found')
+def search(
+    data: Data,  # of `load_data`
+    # of `finetune`, or a fine-tuned model's folder or hub id; None: the profile's is fine-tuned first
+    teacher: Run | str | Path | None = None,
+    n_trials: int = 40,  # settings that are proposed
+    workers: int = 1,  # trials at the same time
+    # student | laptop | study, a YAML file, or {parameter: [low, high], [low, high, 'log'] or choices}
+    space: str | Mapping[str, Any] = 'student',
+    say: Callable[[str], None] = print,  # is told what happens
+    # sampler, objectives, threshold, budget_minutes, max_trial_minutes, memory_mib, front_seeds, storage and
+    # ray_address, as of `search.driver.Asked`; parameters of a run, and `study`, its name
+    **parameters: Any,
+):  # a `search.driver.Found`
+    "Search for the students that are worth their size."
+    from kdnotes.search.driver import search as search_for
+
+    _check_data(data)
+    if teacher is not None:
+        parameters = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
+    given = _given(data, parameters)
+    return search_for(n_trials=n_trials, workers=workers, space=space, say=say, **given)
 
 
 @_explained('kd.compare(alone, student)')

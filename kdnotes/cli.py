@@ -40,6 +40,10 @@ class _TuneCommand(StudyCommand):
     without = ('mode', 'seed', 'arm', 'tuning_id')
 
 
+class _SearchCommand(StudyCommand):
+    without = ('arm', 'tuning_id')
+
+
 COMMANDS = [
     Listed(
         'run',
@@ -68,6 +72,17 @@ COMMANDS = [
         'train',
         ('tune --mode full_kd --task text_classification', 'tune --mode baseline --trials 12 --dry-run'),
         _TuneCommand,
+    ),
+    Listed(
+        'search',
+        training.search,
+        'train',
+        (
+            'search --trials 40 --workers 2',
+            'search --task extractive_qa --corpus squad2 --space laptop --max-trial-minutes 5',
+            'search --space mine.yaml --objectives score,latency_ms --ray auto',
+        ),
+        _SearchCommand,
     ),
     Listed('parameters', training.parameters, 'train', ('parameters', 'parameters --task extractive_qa')),
     Listed(

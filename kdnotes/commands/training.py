@@ -39,7 +39,7 @@ from ..core.arms import MODES
 from ..core.config import TASKS, ConfigError, RunConfig, make_config
 
 # %% auto #0
-__all__ = ['run', 'study', 'name', 'tune', 'parameters']
+__all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']
 
 # %% ../../nbs/commands/05_training.ipynb #755afce8
 def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> int:
@@ -301,6 +301,134 @@ def _search_as_dict(found: Any, made: list[dict]) -> dict:  # JSON-able
         trials=json.loads(found.trials.to_json(orient='records')),
         tuned=made,
     )
+
+# %% ../../nbs/commands/05_training.ipynb #2a513bd6
+_SAMPLERS = ('tpe', 'gp', 'nsga2', 'random', 'sobol')
+_SPACES = ('student', 'laptop', 'study')
+_STUDENTS = tuple(m for m in MODES if MODES[m].network == 'student')
+
+
+def _number(text: Any) -> float:
+    "A number above 0."
+    return at_least(0)(text)
+
+
+def search(
+    trials: Annotated[
+        int, typer.Option('--trials', metavar='N', parser=at_least(1), help='settings that are proposed')
+    ] = 40,
+    workers: Annotated[
+        int,
+        typer.Option('--workers', metavar='N', parser=at_least(1), help='trials that train at the same time'),
+    ] = 1,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            '--sampler', metavar='S', help='tpe, gp, nsga2, random or sobol', autocompletion=offer(_SAMPLERS)
+        ),
+    ] = 'tpe',
+    space: Annotated[
+        str,
+        typer.Option(
+            '--space',
+            metavar='S',
+            help='what is drawn: student, laptop, study, or a YAML file with lines such as layers: [1, 6]',
+            autocompletion=offer(_SPACES),
+        ),
+    ] = 'student',
+    objectives: Annotated[
+        str,
+        typer.Option(
+            '--objectives',
+            metavar='A,B',
+            help='what is made large or small: score, params, latency_ms, energy_j, train_s, peak_mib',
+        ),
+    ] = 'score,params',
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            '--threshold',
+            metavar='X',
+            help="the score a student must be better than; 'none': any will do; without it that of a model "
+            'that has learnt nothing',
+            show_default=False,
+        ),
+    ] = None,
+    budget_minutes: Annotated[
+        float | None,
+        typer.Option('--budget-minutes', metavar='M', parser=_number, help='after which no trial is begun'),
+    ] = None,
+    max_trial_minutes: Annotated[
+        float | None,
+        typer.Option('--max-trial-minutes', metavar='M', parser=_number, help='that a trial may take'),
+    ] = None,
+    memory_mib: Annotated[
+        float | None,
+        typer.Option('--memory-mib', metavar='M', parser=_number, help='that a trial may take'),
+    ] = None,
+    front_seeds: Annotated[
+        int,
+        typer.Option(
+            '--front-seeds',
+            metavar='N',
+            parser=at_least(0),
+            help='more seeds that the students of the front are trained on',
+        ),
+    ] = 3,
+    storage: Annotated[
+        str,
+        typer.Option(
+            '--storage', metavar='URL', help='a database for the trials; without it a file beside the runs'
+        ),
+    ] = '',
+    ray: Annotated[
+        str,
+        typer.Option(
+            '--ray', metavar='ADDRESS', help="a Ray cluster on which trials run; 'local' starts one"
+        ),
+    ] = '',
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            '--mode',
+            metavar='M',
+            help=f'how its students are trained: one of {", ".join(_STUDENTS)}; mixed_kd where none is given',
+            autocompletion=offer(_STUDENTS),
+            show_default=False,
+        ),
+    ] = None,
+    task: Task = None,
+    corpus: Corpus = None,
+    columns: Columns = None,
+    teacher: Teacher = None,
+    student: Student = None,
+    transfer: Transfer = None,
+    profile: ProfileName = None,
+    study: Study = None,
+    smoke: Smoke = False,
+    p: Parameters = (),
+    as_json: Json = False,
+) -> int:
+    """Search for the students that are worth their size.
+
+    Every trial is a run of the study NAME-search. A search that was stopped goes on with the same command."""
+    options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student, mode=mode)
+    options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
+    given = shared(gather(p, **options), ('trials', 'workers', 'space', 'objectives', 'threshold'))
+    from kdnotes.search.driver import search as search_for
+    from kdnotes.search.summary import save_search, search_as_dict, search_lines
+
+    asked = dict(n_trials=trials, workers=workers, sampler=sampler, space=space, objectives=objectives)
+    asked |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
+    asked |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
+    with resumable():
+        found = search_for(say=speaker(as_json), **asked, **given)
+    saved = save_search(found, pdf=False)
+    if as_json:
+        print_json(search_as_dict(found) | dict(html=str(saved.html)))
+    else:
+        say(*search_lines(found), '', saved.html)
+    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #341f2d4c
 def parameters(

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/search/06_summary.ipynb #a726226d
 from __future__ import annotations
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from .trials import values_of
 
 # %% auto #0
 __all__ = ['runs_of', 'seed_values', 'choice', 'front_with_test', 'infeasible_table', 'sentences', 'draw_found', 'trials_as_text',
-           'search_page', 'save_search']
+           'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
 
 # %% ../../nbs/search/06_summary.ipynb #04864748
 def runs_of(found: Found) -> dict[str, list[dict]]:  # run_id of a trial -> records, by seed
@@ -138,7 +139,8 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
         said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to <folder>')
     said.append(
         f'{counted(len(found.trials), "trial")} of the space {found.space_name!r}: '
-        f'{states["complete"]} feasible, {states["infeasible"]} infeasible, {len(found.front)} on the front; {duration(took)} of training'
+        f'{states["complete"]} feasible, {states["infeasible"]} infeasible, {len(found.front)} on the front; '
+        f'{duration(took)} of training'
         + (f', {sum(own) / max(took, 1e-9):.1%} of that for the search itself' if own and took else '')
         + '.'
     )
@@ -218,6 +220,47 @@ def search_page(found: Found, figures: Sequence[FigureFile], runs: Mapping[str, 
         f'Search {found.study}: task {found.task}, corpus {found.corpus} (sha256 {found.corpus_sha256[:12]}).'
     )
     return Page(f'Search {found.study}', about, tuple(lines), tuple(parts))
+
+
+def progress_in_words(
+    found: Found,
+    n_trials: int,  # that are asked for
+) -> str:
+    "How far a search has come."
+    ended = [t for t in found.trials if t.ended_s is not None]
+    said = f'{len(ended)} of {n_trials} trials, {len(found.front)} on the front'
+    best = found.front[-1] if found.front else None
+    if best is not None:
+        values = (f'{o.label} {number_text(best.values[o.name])}' for o in found.objectives)
+        said += f', the best: {", ".join(values)}'
+    if len(ended) > 1:
+        left = (n_trials - len(ended)) * max(t.ended_s for t in ended) / len(ended)
+        said += f'; about {duration(left)} left' if left > 0 else ''
+    return said
+
+
+def search_lines(found: Found) -> list[str]:
+    "A search for a terminal."
+    runs = runs_of(found)
+    table = front_with_test(found, runs)
+    broken = infeasible_table(found)
+    lines = [*sentences(found, seed_values(found, runs)), '']
+    lines += table.to_string(index=False).splitlines() if len(table) else []
+    return lines + ['', *broken.to_string(index=False).splitlines()] * bool(len(broken))
+
+
+def search_as_dict(found: Found) -> dict:  # JSON-able
+    "A search for a program."
+    runs = runs_of(found)
+    chosen = choice(found, seed_values(found, runs))
+    return dict(
+        study=found.study,
+        ship=chosen.trial.run_id if chosen.trial else None,
+        sentence=chosen.sentence,
+        threshold=None if found.threshold is None else found.threshold.value,
+        front=front_with_test(found, runs).to_dict('records'),
+        trials=json.loads(trials_table(found.trials, found.objectives).to_json(orient='records')),
+    )
 
 
 def save_search(
