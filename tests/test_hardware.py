@@ -158,7 +158,9 @@ def test_what_is_not_known_is_null_with_a_reason(capsys):
     [choice] = found['devices']
     assert choice['basis'] == 'unknown' and choice['epoch_s'] is choice['price'] is choice['joules'] is None
     assert 'no bf16_tflops of Tesla V100' in choice['reasons']['epoch_s']
-    for choice in printed(capsys, '--run', 'wikiqa')['devices']:  # of processors, whose peaks nobody gave
+    found = printed(capsys, '--run', 'wikiqa')  # of processors, whose peaks nobody gave
+    assert any(note.startswith('a training is the mean of') for note in found['notes'])
+    for choice in found['devices']:
         for name in ('epoch_s', 'price', 'joules'):
             assert choice[name] is not None or choice['reasons'].get(name) or choice['basis'] == 'unknown'
 
@@ -335,5 +337,5 @@ def test_where_there_is_no_record_at_all(tmp_path, monkeypatch, capsys):
 
 def test_no_device_made_all_runs():
     a, b = (h.Timing(name, 'fp32', 1.0, name, work=name) for name in ('one', 'two'))
-    with pytest.raises(ConfigError, match='name one run, or an arm of the study'):
+    with pytest.raises(ConfigError, match='name one of them, or an arm of the study'):
         h.choices([a, b], h.read_devices())

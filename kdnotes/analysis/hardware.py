@@ -272,6 +272,7 @@ class Choice:
     device: str
     basis: str  # 'measured', 'estimate' or 'unknown'
     rests_on: tuple[str, ...] = ()  # run_ids
+    works: int = 0  # different trainings that everything is the mean of
     measured_on: str | None = None  # the device of these runs
     epoch_s: Range | None = None
     training_s: Range | None = None
@@ -281,7 +282,7 @@ class Choice:
     joules: float | None = None  # of the training; where the ends differ, at most
     search_s: Range | None = None  # wall clock, each worker taking the next trial when it is free
     rounds_s: Range | None = None  # wall clock, all workers waiting for the slowest
-    reasons: dict[str, str] = field(default_factory=dict)  # name of what is None -> why
+    reasons: dict[str, str] = field(default_factory=dict)  # what is None -> why; so is what follows from it
     notes: tuple[str, ...] = ()
 
 
@@ -419,6 +420,7 @@ def _choice(ends: Ends, device: Device, asked: Asked) -> Choice:
         device=device.device,
         basis='measured' if is_measured else 'estimate',
         rests_on=tuple(t.said_by for t in worst),
+        works=len({t.work for t in worst}),
         measured_on=worst[0].device,
         epoch_s=tuple(_mean(told, lambda t: t.epoch_s) for told in ends),
         training_s=training_s,
@@ -455,7 +457,7 @@ def choices(
     others = [t for t in among if t.said_by not in own]
     measured = _measured([*wanted, *others], {t.work for t in wanted})
     if not measured:
-        raise ConfigError('no device made all of these runs alone; name one run, or an arm of the study')
+        raise ConfigError('no device made all of these runs; name one of them, or an arm of the study')
     precisions = {t.precision for t in wanted}
     known = {name: Device(name) for name in measured} | devices
     found = []
@@ -475,32 +477,40 @@ def choices(
 
 # %% ../../nbs/analysis/19_hardware.ipynb #3bdd5ed4
 def _between(ends: Range | None, say: Callable[[float], str]) -> str:
+    "What both ends share of their last word is said once: 6-11 min."
     if ends is None:
         return '-'
     low, high = map(say, ends)
-    return low if low == high else f'{low} to {high}'
+    number, _, unit = low.partition(' ')
+    if low == high:
+        return low
+    return f'{number}-{high}' if high.endswith(f' {unit}') else f'{low} to {high}'
 
 
 def _long(seconds: float) -> str:
     return duration(seconds) if seconds < 2 * 24 * 3600 else f'{seconds / 24 / 3600:.1f} days'
 
 
+def _digits(price: float) -> str:
+    return '.2f' if price == 0 or price >= 0.1 else '.2g'
+
+
 def choice_rows(
     found: Sequence[Choice],
 ) -> list[dict[str, str]]:  # of the same keys
-    "A table."
+    "A table of the devices of which something is known."
     searched = any(c.search_s for c in found)
 
     def row(c: Choice) -> dict[str, str]:
-        price = _between(c.price, lambda price: f'{price:.2f}' if price >= 0.1 else f'{price:.2g}')
         at_most = 'at most ' if c.basis == 'estimate' or c.notes else ''
         cells = {
             'device': c.device,
             'basis': c.basis,
             'epoch': _between(c.epoch_s, _long),
             'training': _between(c.training_s, _long),
-            'list price': price if c.price is None else f'{price} {c.currency} ({c.priced_on})',
-            'energy': '-' if c.joules is None else f'{at_most}{c.joules / 3.6e6:.3g} kWh',
+            'list price': _between(c.price, lambda price: f'{price:{_digits(price)}} {c.currency}'),
+            'of': c.priced_on or '-',
+            'energy': '-' if c.joules is None else f'{at_most}{c.joules / 3.6e6:.2g} kWh',
         }
         if searched:
             cells |= {'search': _between(c.search_s, _long), 'in rounds': _between(c.rounds_s, _long)}
@@ -517,6 +527,8 @@ def remarks(
     said: dict[str, list[str]] = {}  # sentence -> the devices it is about; none: all
     for why, n in (left or {}).items():
         said[f'{counted(n, "run")} left out: {why}'] = []
+    if (works := max((c.works for c in found), default=0)) > 1:
+        said[f'a training is the mean of {works} different ones; --arm or a run_id names one'] = []
     for c in found:
         if c.basis == 'estimate':
             runs = c.rests_on[0] if len(c.rests_on) == 1 else f'{len(c.rests_on)} runs'
@@ -525,4 +537,4 @@ def remarks(
             said.setdefault(why, []).append(c.device)
     about = {why: '; '.join(on) if len(on) < 4 else f'{len(on)} devices' for why, on in said.items()}
     lines = [f'{on}: {why}' if on else why for why, on in about.items()]
-    return [*lines, 'a price is a list price, of one provider on the day beside it; give yours with --prices']
+    return [*lines, 'prices are list prices of the day beside them, for the training alone; give yours with --prices']
