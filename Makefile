@@ -18,6 +18,11 @@ JOBS    ?= 1
 MODE    ?= baseline
 TRIALS  ?= 6
 TUNED_SEEDS ?= 0
+# what `make search` searches, besides TRIALS (40) and WORKERS (1)
+SAMPLER ?= tpe
+SPACE   ?= student
+OBJECTIVES ?= score,params
+RAY     ?=
 # what `make bench` measures
 CONTESTANTS  ?= all
 ALTERNATIONS ?= 5
@@ -37,7 +42,7 @@ SHELL := bash
 # read before what follows, which makes them the Makefile's own
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 # what is given means itself: make would expand a $ in it, and execute $(shell ...)
-TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS STUDY P SEEDS ARMS GRADIENT_STATS MODE TRIALS TUNED_SEEDS CONTESTANTS \
+TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS STUDY P SEEDS ARMS GRADIENT_STATS MODE TRIALS TUNED_SEEDS SAMPLER SPACE OBJECTIVES RAY CONTESTANTS \
     ALTERNATIONS STEPS WORKERS SHARE MODULE SAMPLE ARGS KDNOTES_HOME KDNOTES_DATA $(filter COLUMNS,$(GIVEN_VARIABLES))
 $(foreach name,$(TEXTS),$(if $(filter undefined,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 define LINE_BREAK
@@ -83,6 +88,7 @@ RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
 READ_study := $(RUN) SEEDS ARMS GRADIENT_STATS
 READ_report := STUDY
 READ_tune := $(RUN) MODE TRIALS TUNED_SEEDS
+READ_search := $(RUN) MODE TRIALS WORKERS SAMPLER SPACE OBJECTIVES RAY
 READ_bench := CONTESTANTS ALTERNATIONS STEPS SMOKE
 READ_test := WORKERS
 READ_test-all := WORKERS
@@ -99,7 +105,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints audit study report tune test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis docs lab readme clean
+.PHONY: help setup constraints audit study report tune search test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis docs lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -142,6 +148,14 @@ tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 
 	@$(STOPPABLE) study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
 	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) -p jobs $(call quoted,$(JOBS)) \
 	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | $(QUIET) >&2
+
+# of the two that other commands read as well, its own defaults
+given_or = $(call quoted,$(if $(filter $(1),$(GIVEN_VARIABLES)),$($(1)),$(2)))
+search: setup  ## search for the students that are worth their size: TRIALS=40 WORKERS=1 SPACE=student OBJECTIVES=score,params SAMPLER=tpe MODE=mixed_kd RAY=, and TASK, CORPUS, COLUMNS, TRANSFER, PROFILE, STUDY, P as for study
+	@$(STOPPABLE) study=$$($(NAME) --search) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "search $$study: its notebook, its page and its trials as a table will be in $$folder/" && \
+	papermill nbs/search.ipynb "$$folder/search.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call given_or,MODE,mixed_kd) \
+	    -p n_trials $(call given_or,TRIALS,40) -p workers $(call given_or,WORKERS,1) -r sampler $(call quoted,$(SAMPLER)) -r space $(call quoted,$(SPACE)) -r objectives $(call quoted,$(OBJECTIVES)) \
+	    -r ray_address $(call quoted,$(RAY)) < /dev/null 2>&1 | $(QUIET) >&2
 
 test test-all test-rest check fuzz mutation: export OMP_NUM_THREADS = 1
 # threads of one process that wait for each other leave the cores to the other process

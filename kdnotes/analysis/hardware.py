@@ -537,4 +537,7 @@ def remarks(
             said.setdefault(why, []).append(c.device)
     about = {why: '; '.join(on) if len(on) < 4 else f'{len(on)} devices' for why, on in said.items()}
     lines = [f'{on}: {why}' if on else why for why, on in about.items()]
-    return [*lines, 'prices are list prices of the day beside them, for the training alone; give yours with --prices']
+    return [
+        *lines,
+        'prices are list prices of the day beside them, for the training alone; give yours with --prices',
+    ]

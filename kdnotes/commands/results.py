@@ -161,10 +161,15 @@ def report(
     tables, figures, every comparison in words, the runs, and what was left out and why."""
     from kdnotes.analysis.overview import find_study
     from kdnotes.analysis.page import save_report
+    from kdnotes.search.driver import is_search, load_found
+    from kdnotes.search.summary import save_search
 
     study = find_study(study)
     folder = None if to is None else Path(os.path.expanduser(to))
-    saved = save_report(study, run_id or None, folder, pdf=not no_pdf)
+    if is_search(study) and not run_id:
+        saved = save_search(load_found(study), folder, pdf=not no_pdf)
+    else:
+        saved = save_report(study, run_id or None, folder, pdf=not no_pdf)
     if as_json:
         pdf = None if saved.pdf is None else str(saved.pdf)
         print_json(dict(study=study, headline=list(saved.page.headline), html=str(saved.html), pdf=pdf))
@@ -181,9 +186,11 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     from kdnotes.core.files import evidence_path
     from kdnotes.analysis.overview import find_study
     from kdnotes.records.store import export
+    from kdnotes.search.driver import keep_search
 
     study = find_study(study)
     kept = export(study)
+    keep_search(study)
     if as_json:
         print_json(dict(study=study, runs=kept, folder=str(evidence_path())))
     else:

@@ -203,6 +203,9 @@ def name(
     seeds: Annotated[
         int, typer.Option('--seeds', metavar='N', parser=at_least(1), help='of the study that is planned')
     ] = 1,
+    search: Annotated[
+        bool, typer.Option('--search', help='the name of a search, as of `kdnotes search`')
+    ] = False,
     task: Task = None,
     corpus: Corpus = None,
     study: Study = None,
@@ -215,6 +218,9 @@ def name(
     It is that of --study, else one made of the task and the corpus. Its runs are in runs/NAME/."""
     given = shared(gather(p, task=task, corpus=corpus, study=study, smoke=smoke), ())
     from kdnotes.experiment.plan import named, plan_study
+
+    if search:
+        from kdnotes.search.driver import search_named as named
 
     found = named(**given)
     if arms:

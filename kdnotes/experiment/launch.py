@@ -55,7 +55,7 @@ class RunError(KdnotesError):
 class Limits:
     "What a run may take; one that takes more is ended, and nothing of it is kept but its rows."
 
-    minutes: float | None = None  # from the start of its processes to their end
+    minutes: float | None = None  # from the start of its training to its end
     memory_mib: float | None = None  # resident memory of its processes, all together
     stop: Callable[[dict], str] | None = None  # called with each of its rows; a sentence ends the run
 
@@ -486,17 +486,20 @@ def _follow(
     with RowFollower(folder.path / 'rows.jsonl') as follower, contextlib.closing(stages):
         follower.new()  # what an earlier attempt wrote
         ranks.start()
-        began = time.monotonic()
+        began = None  # the training
         while True:
             code = ranks.poll()
             stages.look()
             for row in follower.new():
                 on_row(row)
+                if row['kind'] == 'start':  # what is made once for all, as a teacher's signal, is not its own
+                    began = time.monotonic()
                 if limits.stop and (why := limits.stop(row)):
                     raise _Broken(why, cause='curve')
             if code is not None:
                 return code
-            _check_limits(limits, time.monotonic() - began, ranks)
+            seconds = 0.0 if began is None else time.monotonic() - began
+            _check_limits(limits, seconds, ranks)
             time.sleep(0.3)
 
 

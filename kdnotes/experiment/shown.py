@@ -6,6 +6,7 @@
 from __future__ import annotations
 import html
 import os
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from ..records.schema import RecordError
 from ..records.store import TABLES, RunFolder, find_record, find_run_model, records, units
 
 # %% auto #0
-__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link']
+__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link',
+           'show_table', 'show_figure']
 
 # %% ../../nbs/experiment/09_shown.ipynb #c82b13bb
 def run_evidence(
@@ -250,3 +252,27 @@ def notebook_link(
         return f'{text} (`nbs/{name}.ipynb`)'
     here = Path(output).absolute().parent if output else Path.cwd()
     return f'[{text}]({Path(os.path.relpath(target, here)).as_posix()})'
+
+
+def show_table(
+    table: pd.DataFrame,
+    index: bool = True,  # are its rows named?
+) -> None:
+    "A table in a notebook, with whole sentences in its cells."
+    from IPython.display import HTML, display
+
+    if index:
+        table = table.rename_axis(index=None, columns=table.index.name)  # the corner has room for the name
+    with pd.option_context('display.max_colwidth', None):
+        display(HTML(table.to_html(index=index)))
+
+
+def show_figure(
+    path: Path,  # of an SVG file
+    name: str,
+) -> None:
+    "A drawing in a notebook; an SVG of its own would be cut off in a narrow window."
+    from IPython.display import HTML, display
+
+    drawn = b64encode(path.read_bytes()).decode()
+    display(HTML(f'<img src="data:image/svg+xml;base64,{drawn}" alt="{name}" style="max-width: 100%">'))

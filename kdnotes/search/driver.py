@@ -25,6 +25,7 @@ from kdnotes.core.config import (
 )
 from kdnotes.core.files import (
     BusyError,
+    atomic_write,
     evidence_path,
     file_errors,
     lock,
@@ -53,8 +54,8 @@ from ..tasks.base import floors_key
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['Threshold', 'trivial_score', 'CurveRule', 'gains_of', 'foreseen_seconds', 'Asked', 'Found', 'found_path', 'search',
-           'save_found', 'load_found', 'is_search']
+__all__ = ['Threshold', 'trivial_score', 'CurveRule', 'gains_of', 'foreseen_seconds', 'Asked', 'Found', 'found_path',
+           'search_named', 'search', 'save_found', 'load_found', 'keep_search', 'is_search']
 
 # %% ../../nbs/search/04_driver.ipynb #26a3845c
 @dataclass(frozen=True)
@@ -586,12 +587,14 @@ def _place(address: str, workers: int) -> Iterator[Callable[..., dict]]:  # of `
         cluster.close()
 
 
-def _search_name(given: Mapping[str, Any]) -> dict[str, Any]:
+def search_named(
+    **given: Any,  # parameters of a run
+) -> dict[str, Any]:
     "The parameters of a search; its study is called as its corpus, and -search, unless a name is given."
-    if given.get('study'):
-        return named(**given)
-    found = named(**given)
-    return found | dict(study=f'{found["study"]}-search')
+    if not given.get('study'):
+        corpus = named(**given | dict(smoke=False))
+        given = given | dict(study=f'{corpus["study"]}-search')
+    return named(**given)
 
 
 @file_errors()
@@ -606,7 +609,7 @@ def search(
     "Search for the students that no other beats; the same call goes on with a search that was ended."
     names = set(Asked.__dataclass_fields__)
     asked = Asked(**{k: v for k, v in given.items() if k in names and v is not None})
-    common = _search_name({k: v for k, v in given.items() if k not in names})
+    common = search_named(**{k: v for k, v in given.items() if k not in names})
     space, fixed, space_name = space_of(asked.space, common.get('task') or 'answer_selection')
     common = dict(mode='mixed_kd') | fixed | common
     common |= _threads(asked, common)
@@ -745,6 +748,12 @@ def load_found(
         seeds={run_id: tuple(of) for run_id, of in said['seeds'].items()},
     )
     return Found(**said)
+
+
+def keep_search(study: str) -> None:
+    "Keep what a search has found beside the evidence of its runs; nothing, where the study is none."
+    if found_path(study).exists():
+        atomic_write(evidence_path() / f'{study}.search.json', found_path(study).read_bytes())
 
 
 def is_search(study: str) -> bool:

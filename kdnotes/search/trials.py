@@ -190,7 +190,9 @@ class Ledger:
         if known is None:
             self.study.set_user_attr('began', time.time())
             self.study.set_user_attr('identity', dict(self.identity))
-            self.study.set_metric_names([o.label for o in self.objectives])
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')  # names of objectives, for a dashboard, are experimental
+                self.study.set_metric_names([o.label for o in self.objectives])
             for setting in self.first:
                 self.study.enqueue_trial(setting)
         elif differs := [k for k in self.identity if known.get(k) != self.identity[k]]:
