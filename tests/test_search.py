@@ -1,0 +1,296 @@
+"A search from its first proposal to its front, what it refuses, and what a kill leaves."
+
+import json
+import math
+import numpy as np
+import pytest
+from kdnotes.core.arms import PRESETS
+from kdnotes.core.config import ConfigError, flat, make_config, parameters
+from kdnotes.core.files import BusyError, lock, runs_path
+from kdnotes.experiment.launch import RunError
+from kdnotes.experiment.plan import plan
+from kdnotes.search.driver import CurveRule, Threshold, foreseen_seconds, load_found, search
+from kdnotes.search.front import Objective, front
+from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of
+from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values
+from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points
+
+SCORE = Objective('score', 'dev score', True)
+SIZE = Objective('params', 'parameters', False)
+SMALL = dict(layers=[1, 2], heads=[1, 2], learning_rate=[1e-4, 1e-2, 'log'])
+
+
+def toy(params: dict) -> tuple[dict, list[str]]:
+    "A made-up trade: more layers score higher, one region has no memory."
+    size = params['layers'] * (10 + params['heads'])
+    causes = ['memory'] if size > 90 else []
+    score = 1 - math.exp(-params['layers'] / 3) - 0.05 * abs(math.log10(params['learning_rate']) + 4)
+    return dict(score=None if causes else score, params=float(size)), causes
+
+
+SPACE = dict(layers=Integer(1, 8), heads=Integer(1, 12), learning_rate=Real(1e-6, 1e-2, log=True))
+
+
+def toy_search(path, sampler: str, n: int, seed: int = 0) -> Ledger:
+    ledger = Ledger(
+        'toy',
+        path,
+        SPACE,
+        (SCORE, SIZE),
+        dict(corpus='toy'),
+        sampler=sampler,
+        seed=seed,
+        first=first_points(sampler, SPACE, n, seed),
+    )
+    while len(ledger.trials()) < n:
+        trial = ledger.ask()
+        values, causes = toy(trial.params)
+        ledger.tell(trial, values, dict(score=0.0, params=200.0), constraints_of(causes), causes=causes)
+    return ledger
+
+
+@pytest.mark.parametrize('sampler', SAMPLERS)
+def test_the_same_seed_proposes_the_same_trials(tmp_path, sampler):
+    n = 12 if sampler == 'gp' else 24
+    once = toy_search(tmp_path / 'a', sampler, n).trials()
+    again = toy_search(tmp_path / 'b', sampler, n).trials()
+    other = toy_search(tmp_path / 'c', sampler, n, seed=1).trials()
+    assert [t.params for t in once] == [t.params for t in again] != [t.params for t in other]
+    assert {t.state for t in once} <= {'complete', 'infeasible'}
+
+
+def test_a_ledger_that_is_opened_again_proposes_what_it_would_have_proposed(tmp_path):
+    whole = toy_search(tmp_path / 'a', 'tpe', 20).trials()
+    toy_search(tmp_path / 'b', 'tpe', 20)  # the design is that of 20 trials
+    parts = toy_search(tmp_path / 'b', 'tpe', 20).trials()
+    assert [t.params for t in whole] == [t.params for t in parts]
+
+
+def test_infeasible_regions_are_left(tmp_path):
+    trials = toy_search(tmp_path / 'a', 'tpe', 60).trials()
+    thirds = [sum(t.state == 'infeasible' for t in trials[i : i + 20]) for i in (0, 20, 40)]
+    assert thirds[0] > 0 and thirds[2] < thirds[0], thirds
+    assert all(t.values['params'] > 90 for t in trials if t.state == 'infeasible'), 'with their true size'
+    assert all(t.state == 'complete' for t in front(trials, (SCORE, SIZE)))
+
+
+def test_the_space_of_the_study_has_eighteen_names_that_all_reach_their_runs():
+    space, fixed, name = space_of('study', 'extractive_qa')
+    assert len(space) == 18 and name == 'study' and fixed == {'epochs': 3.0}
+    assert space.keys() == STUDY.keys() == LAPTOP.keys() <= parameters('extractive_qa').keys()
+    common = dict(task='extractive_qa', mode='mixed_kd', corpus='embedded') | fixed
+    check_space(space, common)
+    proposed = first_points('tpe', space, 1000, 0)
+    assert len(proposed) == 200
+    for setting in proposed:
+        made = flat(make_config(**common, **setting))
+        assert {name: made[name] for name in space} == setting, 'each of the 18 names'
+    seen = {name: [p[name] for p in proposed] for name in space}
+    assert min(seen['layers']) == 1 and max(seen['layers']) == 20 and len(set(seen['pruning_seed'])) > 60
+    assert min(seen['learning_rate']) < 1e-5 and max(seen['learning_rate']) > 1e-2
+    preset = PRESETS['sigopt_baseline']
+    assert set(space) <= set(preset), 'the published baseline says all of them'
+
+
+def test_a_planned_trial_has_what_was_drawn(monkeypatch, tmp_path):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    space, fixed, _ = space_of('study', 'extractive_qa')
+    for setting in first_points('tpe', space, 10, 3):
+        config = plan(
+            make_config(task='extractive_qa', corpus='embedded', study='s', **fixed, **setting)
+        ).config
+        told = flat(config)
+        told['layers'] = told['layers'] or len(told['student_layers'])  # those of the teacher that it keeps
+        assert {name: told[name] for name in space} == setting
+
+
+@pytest.mark.parametrize('task', ['answer_selection', 'text_classification', 'masked_lm', 'extractive_qa'])
+@pytest.mark.parametrize('name', list(SPACES))
+def test_every_space_fits_every_task(task, name):
+    space, fixed, _ = space_of(name, task)
+    extra = dict(signal='online') if task == 'masked_lm' else {}
+    check_space(space, dict(task=task, mode='mixed_kd') | fixed | extra)
+    assert {'layers', 'heads', 'learning_rate', 'temperature'} <= space.keys()
+
+
+@pytest.mark.parametrize(
+    'given, told',
+    [
+        (dict(layers=[4, 4]), 'is empty'),
+        (dict(layers=[4, 1]), 'is empty'),
+        (dict(learning_rate=[0, 1, 'log']), 'has no logarithm'),
+        (dict(layers=[1.5, 4]), 'whole number'),
+        (dict(nlayers=[1, 4]), "is no parameter 'nlayers'"),
+        (dict(seed=[1, 4]), 'says which run it is'),
+        (dict(layers='many'), 'must be'),
+        (dict(layers=[]), 'must be'),
+        ({}, 'names no parameter'),
+        ('nothing', 'is none of study, laptop, student'),
+        ('missing.yaml', 'is not there'),
+    ],
+)
+def test_a_space_that_cannot_be_meant_is_refused(given, told):
+    with pytest.raises(ConfigError, match=told) as e:
+        space_of(given)
+    assert '\n' not in str(e.value)
+
+
+def test_a_space_in_yaml(tmp_path):
+    file = tmp_path / 'mine.yaml'
+    file.write_text(
+        'layers: [1, 3]\nlearning_rate: [1e-5, 1e-3, log]\nhead_choice: {choices: [seed, importance]}\n'
+    )
+    space, fixed, name = space_of(str(file))
+    assert space == dict(
+        layers=Integer(1, 3),
+        learning_rate=Real(1e-5, 1e-3, log=True),
+        head_choice=OneOf(('seed', 'importance')),
+    )
+    assert (fixed, name) == ({}, 'mine')
+    file.write_text('- layers\n')
+    with pytest.raises(ConfigError, match='must name parameters'):
+        space_of(str(file))
+
+
+@pytest.mark.parametrize(
+    'given, told',
+    [
+        (dict(workers=0), 'workers=0 must be a whole number, at least 1'),
+        (dict(n_trials=0), 'n_trials=0'),
+        (dict(n_trials=True), 'n_trials=True'),
+        (dict(budget_minutes=-1), 'budget_minutes=-1'),
+        (dict(max_trial_minutes=float('nan')), 'max_trial_minutes'),
+        (dict(memory_mib=0), 'memory_mib=0'),
+        (dict(sampler='bayes'), "sampler='bayes' is none of tpe"),
+        (dict(objectives='speed'), 'the objectives are score, params'),
+        (dict(objectives=''), 'objectives'),
+        (dict(threshold='high'), 'threshold'),
+        (dict(space=dict(layers=[1, 4]), layers=2), 'both drawn and given'),
+        (dict(storage='postgresql://nobody:secret@127.0.0.1:1/x'), 'does not answer'),
+        (dict(storage='nothing at all'), 'does not answer'),
+        (dict(mode='baseline'), 'layers'),
+        (dict(tempreture=3), "no parameter 'tempreture'"),
+    ],
+)
+def test_a_search_that_cannot_be_meant_is_refused(monkeypatch, tmp_path, given, told):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    with pytest.raises(ConfigError, match=told) as e:
+        search(**dict(corpus='embedded', smoke=True, threshold=0.5) | given)
+    assert '\n' not in str(e.value) and 'secret' not in str(e.value)
+    assert not list(tmp_path.glob('runs/*/*/record.json'))
+
+
+def test_the_curve_rule_keeps_all_that_could_still_matter():
+    "Replayed on made-up curves: a trial that ends on the front is never ended."
+    rng = np.random.default_rng(0)
+    ends = rng.uniform(0.3, 0.8, 60)
+    firsts = ends - rng.uniform(0, 0.2, 60)
+    for t in range(8, 60):
+        gains = tuple((1 / 3, float(e - f)) for e, f in zip(ends[:t], firsts[:t]))
+        needed = float(ends[:t].max())
+        rule = CurveRule('dev', 'map', True, 90, gains, needed)
+        told = rule(dict(kind='eval', set='dev', step=30, metrics=dict(map=float(firsts[t]))))
+        if ends[t] >= needed and firsts[t] + max(g for _, g in gains) >= ends[t]:
+            assert not told
+    lower = CurveRule('dev', 'nll', False, 90, tuple((0.5, 0.1) for _ in range(8)), 2.0)
+    row = dict(kind='eval', set='dev', step=45, metrics=dict(nll=2.2))
+    assert 'is needed' in lower(row) and not lower(row | dict(metrics=dict(nll=2.05)))
+
+
+def test_time_is_foreseen_as_a_lower_bound():
+    rng = np.random.default_rng(1)
+    work = rng.uniform(1, 10, 40)
+    seconds = 5 + 3 * work + rng.uniform(-4, 4, 40)
+    known = list(zip(work, seconds))
+    for w, s in known:
+        assert foreseen_seconds(known, w) <= s + 1e-9
+    assert foreseen_seconds(known, 100) > 200
+
+
+def test_to_be_as_good_as_nothing_is_not_enough():
+    never = Threshold(0.5, 'never answering')
+    assert never.excess(0.5, True) > 0 > never.excess(0.51, True)
+    assert never.excess(0.5, False) > 0 > never.excess(0.49, False)
+    assert set(constraints_of([])) == set(CONSTRAINTS) and max(constraints_of([]).values()) < 0
+
+
+def small_search(teacher, **more):
+    "Six small trials of smoke runs, in the test's own process."
+    common = dict(
+        space=SMALL,
+        corpus='embedded',
+        teacher=str(teacher),
+        mode='full_kd',
+        max_length=64,
+        ranks=1,
+        threads_per_rank=1,
+        smoke=True,
+        threshold='none',
+        study='found',
+        n_trials=6,
+        front_seeds=1,
+    )
+    return search(**common | more)
+
+
+@pytest.mark.slow
+def test_a_search_ends_goes_on_and_is_read_again(monkeypatch, tmp_path, small_teacher, rank_here):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    said = []
+    part = small_search(small_teacher, n_trials=3, front_seeds=0, say=said.append)
+    records = sorted(runs_path().glob('found-smoke/*/record.json'))
+    times = [path.stat().st_mtime_ns for path in records]
+    whole = small_search(small_teacher, say=said.append)
+    assert [t.params for t in whole.trials[:2]] == [t.params for t in part.trials[:2]]
+    assert [path.stat().st_mtime_ns for path in records] == times, 'what is done is not made again'
+    assert [t.number for t in whole.trials] == list(range(6))
+    assert all(t.state == 'complete' and t.values['params'] > 0 for t in whole.trials)
+    assert whole.trials[0].params['layers'] == 1 and whole.front
+    assert load_found('found-smoke') == whole, 'as it is kept'
+
+    runs = runs_of(whole)
+    assert set(runs) == {t.run_id for t in (*whole.front, whole.baseline)}
+    assert all(len(of) == 2 and len({r['seed'] for r in of}) == 2 for of in runs.values())
+    assert {r['teacher_seed'] for of in runs.values() for r in of} == {0}, 'one teacher for all'
+    table = front_with_test(whole, runs)
+    assert len(table) == len(runs) and any('test' in column for column in table.columns)
+    saved = save_search(whole, pdf=False)
+    assert 'Ship' in saved.html.read_text() and 'Ship' in search_lines(whole)[0]
+    assert all(values['score'] for values in seed_values(whole, runs).values())
+
+    with pytest.raises(ConfigError, match='a search with another space'):
+        small_search(small_teacher, space=SMALL | dict(heads=[1, 4]))
+    with (
+        lock(runs_path() / '.locks' / 'search-found-smoke.lock'),
+        pytest.raises(BusyError, match='running already'),
+    ):
+        small_search(small_teacher)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_reached_or_run_is_told_and_stops_nothing(
+    monkeypatch, tmp_path, small_teacher, rank_here
+):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    said = []
+    none = small_search(small_teacher, threshold=2.0, n_trials=2, front_seeds=0, say=said.append)
+    assert {t.causes for t in none.trials} == {('threshold',)} and not none.front
+    told = '\n'.join(search_lines(none))
+    assert 'No trial reached the threshold; the best had' in told
+    tight = small_search(small_teacher, memory_mib=1, n_trials=2, study='tight', say=said.append)
+    assert {t.causes for t in tight.trials} == {('memory',)}
+    assert all(t.run_id is None and t.values['params'] > 0 for t in tight.trials), 'never started, true size'
+    assert sum('foretold' in line for line in said) == 2
+
+
+def test_a_fault_that_is_no_matter_of_settings_stops_the_search(monkeypatch, tmp_path, small_teacher):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+
+    def broken(*args, **more):
+        raise RunError('the disk is full')
+
+    monkeypatch.setattr('kdnotes.search.driver.execute', broken)
+    with pytest.raises(RunError, match='the disk is full'):
+        small_search(small_teacher)
+    ledger = json.loads((runs_path() / 'found-smoke' / 'trials.journal').read_text().splitlines()[0])
+    assert ledger, 'what was asked for is kept'
