@@ -5,6 +5,7 @@
 # %% ../../nbs/experiment/03_worker.ipynb #5d2e2a28
 from __future__ import annotations
 import contextlib
+import importlib
 import math
 import os
 import shutil
@@ -33,7 +34,8 @@ from ..telemetry.timeline import compact_gradients, compact_timeline
 from ..train.failures import STOP
 
 # %% auto #0
-__all__ = ['Rank', 'Outcome', 'worker', 'encoded_task', 'starting_model', 'have_floors', 'main']
+__all__ = ['Rank', 'Outcome', 'worker', 'bytes_before_a_model', 'encoded_task', 'starting_model', 'as_asked', 'have_floors',
+           'main']
 
 # %% ../../nbs/experiment/03_worker.ipynb #3536d29d
 @dataclass(frozen=True)
@@ -106,6 +108,18 @@ def worker(
     runtime.barrier()
     rt.stop(runtime)
 
+# %% ../../nbs/experiment/03_worker.ipynb #c792d25b
+def bytes_before_a_model(
+    config: RunConfig,  # resolved
+) -> int:
+    "What this process holds when it has what a rank has: the libraries, the corpus and its tokens."
+    import psutil
+    from kdnotes.train import distributed as rt
+
+    importlib.import_module('kdnotes.train.loop')
+    encoded_task(config, corpus_of(config), rt.start(config))
+    return psutil.Process().memory_info().rss
+
 # %% ../../nbs/experiment/03_worker.ipynb #0ce39b40
 def encoded_task(
     config: RunConfig,  # resolved
@@ -168,7 +182,7 @@ def starting_model(
         model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     if 'layers' in initial and config.student_layers is not None:
         model = choose_layers(model, config.student_layers)
-    model = _as_asked(config, task, model, shaped='transfer_run_id' in initial and _is_transferred(config))
+    model = as_asked(config, task, model, shaped='transfer_run_id' in initial and _is_transferred(config))
     return model, weights_sha256(model)
 
 
@@ -177,7 +191,7 @@ def _is_transferred(config: RunConfig) -> bool:
     return MODES[config.mode].network == 'student' and config.student_init == 'transferred'
 
 
-def _as_asked(
+def as_asked(
     config: RunConfig,
     task,
     model,

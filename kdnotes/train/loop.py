@@ -50,7 +50,7 @@ from kdnotes.train.state import (
 # %% auto #0
 __all__ = ['schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'rank_micro_batches', 'accumulate',
            'evaluation_batches', 'predict', 'ModelForward', 'evaluate', 'loss_weights', 'log_interval', 'prepare',
-           'train']
+           'needed_positions', 'train']
 
 # %% ../../nbs/train/09_loop.ipynb #a1e044b0
 def schedule_steps(
@@ -356,7 +356,7 @@ def prepare(
     )
 
 # %% ../../nbs/train/09_loop.ipynb #a01b0516
-def _needed_positions(model: nn.Module, config: RunConfig) -> contextlib.AbstractContextManager:
+def needed_positions(model: nn.Module, config: RunConfig) -> contextlib.AbstractContextManager:
     "The last layer for what the losses read: of a classifier the first position, unless they look at layers."
     return contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)
 
@@ -376,7 +376,7 @@ def train(
     "Train a model to the last step, from its newest checkpoint if there is one."
     batches_change = task_info(config.task).batches_change(config)
     lean = fast_path(model, task, runtime.device, _dropout_seed(config, runtime), batches_change)
-    with lean as fast, _needed_positions(model, config):
+    with lean as fast, needed_positions(model, config):
         state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
         _report_start(state)
         with STOP.deferred():
