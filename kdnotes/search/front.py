@@ -271,7 +271,9 @@ class Choice:
 
 
 def _setting(t: Trial) -> str:
-    "What was drawn for a trial, in brackets."
+    "What was drawn for a trial, in brackets; more than a handful is for a table."
+    if len(t.params) > 6:
+        return ''
     drawn = [f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in t.params.items()]
     return f" ({', '.join(drawn)})" if drawn else ''
 
@@ -292,7 +294,7 @@ def _beside(t: Trial, baseline: Trial | None, o: Objective) -> str:
     if not before:
         return _value(t, o)
     share = t.values[o.name] / before
-    if o.higher_is_better:
+    if o.higher_is_better and share <= 1:
         said = f'{share:.1%} of it kept'
     else:
         said = f'{abs(1 - share):.1%} {"more" if share > 1 else "saved"}'
@@ -355,7 +357,8 @@ def _told(
         )
         values = ' with '.join(_value(t, o) for o in objectives)
         return Choice(t, 'baseline', f'Ship {t.run_id}, the baseline{_setting(t)}: {values}; {why}.')
-    values = ', with '.join(_beside(t, baseline, o) for o in objectives)
+    kept, *saved = (_beside(t, baseline, o) for o in objectives)
+    values = kept + f', with {" and ".join(saved)}' * bool(saved)
     why = ''
     if by == 'knee':
         no_score = _known(baseline, score) is None

@@ -5,6 +5,7 @@
 # %% ../../nbs/search/05_pictures.ipynb #39b37163
 from __future__ import annotations
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,9 +49,9 @@ from kdnotes.search.front import (
 )
 
 # %% auto #0
-__all__ = ['LOOKS', 'FEWEST', 'PICTURES', 'kind_of', 'kinds_of', 'front_figure', 'hypervolume_figure', 'searched', 'place_of',
-           'importances', 'importances_figure', 'parallel_figure', 'slices_figure', 'lanes', 'timeline_figure',
-           'causes_table', 'causes_figure', 'Shown', 'draw_search']
+__all__ = ['LOOKS', 'FEWEST', 'PICTURES', 'kind_of', 'kinds_of', 'ended', 'front_figure', 'hypervolume_figure', 'searched',
+           'place_of', 'fewest_trials', 'importances', 'importances_figure', 'parallel_figure', 'slices_figure',
+           'lanes', 'timeline_figure', 'causes_table', 'causes_figure', 'Shown', 'draw_search']
 
 # %% ../../nbs/search/05_pictures.ipynb #a2b189fe
 LOOKS: dict[str, tuple[str, str]] = {  # kind -> colour, mark
@@ -68,6 +69,7 @@ LOOKS: dict[str, tuple[str, str]] = {  # kind -> colour, mark
     'other cause': ('#777777', '>'),
 }
 _BASELINE = ('#000000', 'D')
+_TALLEST = 8.2  # inches of panels, so that a figure is no taller than a page
 _WORDS = {'threshold': 'misses the threshold', 'curve': 'given up by its curve'}
 
 
@@ -91,6 +93,13 @@ def kinds_of(
     table = trials_table(trials, objectives)
     table['kind'] = [kind_of(t, best) for t in trials]
     return table.sort_values('kind', key=lambda kind: kind == 'front', kind='stable')
+
+
+def ended(
+    trials: Sequence[Trial],
+) -> list[Trial]:
+    "The trials of which it is known what became of them."
+    return [t for t in trials if t.state != 'running']
 
 
 def _scatter(frame: pd.DataFrame, x: str, y: str, axes: Axes, **how) -> None:
@@ -132,9 +141,9 @@ def _tick(x: float) -> str:
     if abs(x) >= 1e4:
         return number_text(x)
     if 0 < abs(x) < 0.01:
-        digits, power = f'{x:.0e}'.split('e')
-        return f'{digits}e{int(power)}'
-    return f'{x:.3g}'
+        digits, power = f'{x:.1e}'.split('e')
+        return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f'{x:.4g}'
 
 
 def _log_ticks(low: float, high: float, most: int) -> LogLocator:
@@ -175,6 +184,7 @@ def _with_strip(
     frame: pd.DataFrame,  # of `kinds_of`
     score: Objective,
     also: Iterable[float] = (),  # what is shown besides
+    most: int = 6,  # numbers on the axis
 ) -> pd.Series:  # where each trial stands
     "Limits of the scores' axis, with a strip at the worse end for trials that have no place on it."
     scores = frame[score.name]
@@ -192,8 +202,10 @@ def _with_strip(
     place = border + sign * 0.07 * reach
     edge = border + sign * 0.14 * reach
     axes.axhspan(border, edge, color='#F2F2F2', zorder=0)
-    what = 'none, or\nfar off' if scores[~near].notna().any() else 'none'
-    ticks = [t for t in MaxNLocator(6).tick_values(low, high) if low <= t <= high]
+    what = 'none, far' if scores[~near].notna().any() else 'none'
+    ticks = [t for t in MaxNLocator(most).tick_values(low, high) if low <= t <= high]
+    # the strip's name needs room
+    ticks = [t for t in ticks if abs(t - place) > 0.6 * reach / most]
     axes.set_yticks([*ticks, place], [*_as_numbers(ticks), what])
     axes.set_ylim(min(low, edge), max(high, edge))
     return scores.where(near, place)
@@ -286,6 +298,7 @@ def front_figure(
     "The score against its cost: all trials, the front, the baseline, and what did not hold."
     score, *costs = objectives
     seeds = seeds or {}
+    trials = ended(trials)
     if not costs:
         raise NotDrawn('a search for one objective has no front: its best trial is the answer')
     if not front(trials, objectives):
@@ -387,73 +400,96 @@ def place_of(
 
 # %% ../../nbs/search/05_pictures.ipynb #e6d7298f
 FEWEST = 20  # trials, for importances
-_BEST = 5  # trials, at least, that importances take for the best
-_DRAWS = 20
+_SHUFFLES = 40
+_BEST_OF_THEM = 2  # so many shuffles that did as well make it chance
+_NEIGHBOURS = 5  # among whom values are shuffled
 
 
-def _as_optunas(trials: Sequence[Trial], o: Objective, distributions: Mapping[str, Any]) -> list:
-    "Trials as Optuna has them; those that lie outside of the space, as a baseline may, are left out."
-    from optuna.trial import create_trial
+def fewest_trials(
+    parameters: int,
+) -> int:
+    "How many trials importances of so many parameters need."
+    return max(FEWEST, 2 * parameters)
 
-    made = []
-    for t in trials:
+
+def _as_optunas(trials: Sequence[Trial], distributions: Mapping[str, Any]) -> tuple[Any, list[int]]:
+    "Trials as a study of Optuna's, and which: one outside of the space, as a baseline may be, is left out."
+    import optuna
+
+    study = optuna.create_study()
+    inside = []
+    for n, t in enumerate(trials):
         drawn = {name: t.params[name] for name in distributions if name in t.params}
         theirs = {name: distributions[name] for name in drawn}
         try:
-            made.append(create_trial(params=drawn, distributions=theirs, value=t.values[o.name]))
+            made = optuna.trial.create_trial(params=drawn, distributions=theirs, value=0.0)
         except ValueError:
             continue
-    return made
+        study.add_trial(made)
+        inside.append(n)
+    return study, inside
 
 
-def _shares(made: Sequence[Any], o: Objective) -> dict[str, float]:
-    "Optuna's importances for one objective."
+def _divergences(
+    study: Any,  # of Optuna's
+    points: np.ndarray,  # a loss for each of its trials
+    names: Iterable[str],
+) -> np.ndarray:  # how far the best lie from all, >= 0, for each name
+    "PED-ANOVA's importances, before they are made shares."
     import optuna
 
-    study = optuna.create_study(direction='maximize' if o.higher_is_better else 'minimize')
-    study.add_trials(made)
-    best = min(0.25, max(0.1, _BEST / len(made)))
+    best = min(0.25, max(0.1, 5 / len(points)))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
-    return optuna.importance.get_param_importances(study, evaluator=evaluator)
+    # `get_param_importances` warns of an experiment where it is asked for these
+    found = evaluator.evaluate(study, target=lambda t: float(points[t.number]))
+    return np.array([found.get(name, 0.0) for name in names])
+
+
+def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    "The values, exchanged among neighbours."
+    starts = range(0, len(points), _NEIGHBOURS)
+    return np.concatenate([rng.permutation(points[n : n + _NEIGHBOURS]) for n in starts])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    "Optuna says nothing of studies that it makes."
+    "Optuna says nothing of studies that it makes, nor that low targets are the good ones."
     import optuna
 
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings(action='ignore', category=UserWarning):
+            yield
     finally:
         optuna.logging.set_verbosity(before)
 
 
 def importances(
-    trials: Sequence[Trial],
+    trials: Sequence[Trial],  # in the order of the search
     objectives: Sequence[Objective],
     space: Mapping[str, Any],  # parameter -> with `distribution()`
-) -> pd.DataFrame:  # objective, trials, parameter, importance (0 to 1), low, high
+) -> (
+    pd.DataFrame
+):  # objective, trials, parameter, importance (shares of 1), is_chance; objectives in their order
     "How much each parameter decides of each objective; none of one that too few trials tell of."
-    distributions = searched(space)
-    ended = [t for t in trials if t.state != 'running']
+    names = searched(space)
     rows = []
     for o in objectives:
-        known = [t for t, value in zip(ended, losses(ended, [o])) if np.isfinite(value).all()]
+        points = losses(ended(trials), [o])[:, 0]
+        known = [t for t, value in zip(ended(trials), points) if np.isfinite(value)]
         with _quiet():
-            made = _as_optunas(known, o, distributions)
-            if len(made) < FEWEST or len(distributions) < 2:
+            study, inside = _as_optunas(known, names)
+            points = losses(known, [o])[inside, 0]
+            if len(inside) < fewest_trials(len(names)) or len(names) < 2 or not np.ptp(points):
                 continue
             rng = np.random.default_rng(0)
-            most = 4 * len(made) // 5
-            draws = [[made[i] for i in rng.permutation(len(made))[:most]] for _ in range(_DRAWS)]
-            parts = [_shares(draw, o) for draw in draws]
-            whole = _shares(made, o)
-        for name, share in whole.items():
-            its = [part.get(name, 0.0) for part in parts]
-            rows.append((o.name, len(made), name, share, min(*its, share), max(*its, share)))
-    return pd.DataFrame(rows, columns=['objective', 'trials', 'parameter', 'importance', 'low', 'high'])
+            found = _divergences(study, points, names)
+            others = [_divergences(study, _shuffled(points, rng), names) for _ in range(_SHUFFLES)]
+        as_good = (np.array(others) >= found).sum(0)
+        for name, share, n in zip(names, found / (found.sum() or 1.0), as_good):
+            rows.append((o.name, len(inside), name, float(share), bool(n >= _BEST_OF_THEM)))
+    return pd.DataFrame(rows, columns=['objective', 'trials', 'parameter', 'importance', 'is_chance'])
 
 # %% ../../nbs/search/05_pictures.ipynb #fb5a6a0b
 @drawing
@@ -464,27 +500,27 @@ def importances_figure(
     "How much each parameter decides, a panel an objective."
     if not len(table):
         raise NotDrawn(
-            f'importances need {FEWEST} trials whose values are known and two parameters that vary: '
-            'with fewer, the places of the best are chance'
+            f'importances need {FEWEST} trials or more, two for each parameter, and values that vary: '
+            'with fewer, where the best lie is chance'
         )
-    order = table.groupby('parameter')['importance'].max().sort_values(ascending=False, kind='stable')
-    places = {name: n for n, name in enumerate(order.index)}
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.24 * len(places)))
+    order = table.groupby('parameter')['importance'].max().sort_values(ascending=False, kind='stable').index
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.24 * len(order)))
     for axes, o in zip(figure.subplots(1, len(objectives), sharey=True, squeeze=False)[0], objectives):
-        axes.set_xlabel(f'importance for\n{o.label}')
         its = table[table['objective'] == o.name]
-        if not len(its):
+        if len(its):
+            sns.barplot(
+                its, x='importance', y='parameter', order=order, ax=axes, color='#56B4E9', edgecolor=LINE
+            )
+            is_chance = its.set_index('parameter')['is_chance']
+            for bar, name in zip(axes.patches, order):
+                bar.set(facecolor='white' if is_chance[name] else '#56B4E9', linewidth=0.8)
+            axes.set_title(f"{its['trials'].iloc[0]} trials", loc='left')
+            axes.set_xlim(0, None)
+        else:
             how = dict(ha='center', va='center', fontsize=SMALLEST, color=LINE, transform=axes.transAxes)
-            axes.text(0.5, 0.5, f'fewer than {FEWEST} trials\nhave a value', **how)
+            axes.text(0.5, 0.5, 'too few trials,\nor all alike', **how)
             axes.set_xticks([])
-            continue
-        y = its['parameter'].map(places).to_numpy()
-        sns.barplot(its, x='importance', y='parameter', order=list(places), color='#56B4E9', ax=axes)
-        error = [its['importance'] - its['low'], its['high'] - its['importance']]
-        axes.errorbar(its['importance'], y, xerr=error, linestyle='', color=LINE, linewidth=1)
-        axes.axvline(1 / len(its), color=LINE, linewidth=0.9, linestyle=':')
-        axes.set(xlabel=f'importance for\n{o.label}', ylabel='', xlim=(0, None))
-        axes.set_title(f"{its['trials'].iloc[0]} trials", loc='left')
+        axes.set(xlabel=f'importance for\n{o.label}', ylabel='')
         axes.grid(axis='y', visible=False)
     return figure
 
@@ -508,13 +544,13 @@ def _rows_of(
 ) -> tuple[pd.DataFrame, dict[str, tuple[str, str]]]:  # number, row, place; row -> its two ends
     "Where each trial is on each row of the parallel coordinates."
     ends = {name: _edges(d) for name, d in distributions.items()}
-    points = [
-        (t.number, name, place_of(t.params.get(name), d)) for t in trials for name, d in distributions.items()
-    ]
-    for o in objectives:
-        values = pd.Series([t.values.get(o.name) for t in trials], dtype=float)
-        known = values[np.isfinite(values)]
-        low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    rows = distributions.items()
+    points = [(t.number, name, place_of(t.params.get(name), d)) for t in trials for name, d in rows]
+    for n, o in enumerate(objectives):
+        values = losses(trials, [o])[:, 0] * (-1 if o.higher_is_better else 1)
+        # a score that diverged would press the others together; a size is true of every trial
+        decide = [v for t, v in zip(trials, values) if np.isfinite(v) and (n or t.state == 'complete')]
+        low, high = min(decide), max(decide)
         scale = _Range(low, high if high > low else low + 1, _is_wide(low, high))
         ends[o.label] = (number_text(low), number_text(high))
         points += [(t.number, o.label, place_of(v, scale)) for t, v in zip(trials, values)]
@@ -541,9 +577,11 @@ def parallel_figure(
     scores = {t.number: t.values[score.name] for t in trials if t.state == 'complete'}
     if len(scores) < 2:
         raise NotDrawn('fewer than two trials are complete: there is nothing to compare')
-    frame, ends = _rows_of([t for t in trials if t.state != 'running'], objectives, searched(space))
+    frame, ends = _rows_of(ended(trials), objectives, searched(space))
+    # places beyond a row's ends are no places on it
+    frame = frame.assign(place=frame['place'].where(frame['place'].between(-1e-9, 1 + 1e-9)))
     frame = frame.assign(y=frame['row'].map({row: n for n, row in enumerate(ends)}))
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.36 * len(ends)))
+    figure = Figure(figsize=(WIDTH, 1.0 + min(0.36 * len(ends), _TALLEST)))
     axes = figure.subplots()
     holds = frame['number'].isin(scores)
     lines = dict(
@@ -552,7 +590,8 @@ def parallel_figure(
     sns.lineplot(frame[~holds].dropna(), color='#BBBBBB', linewidth=0.6, zorder=1, **lines)
     shown = frame[holds].dropna()
     shade = Normalize(min(scores.values()), max(scores.values()))
-    hue = dict(hue=shown['number'].map(scores), palette=_SHADES, hue_norm=shade)
+    palette = _SHADES if score.higher_is_better else f'{_SHADES}_r'
+    hue = dict(hue=shown['number'].map(scores), palette=palette, hue_norm=shade)
     sns.lineplot(shown, linewidth=0.9, zorder=2, **hue, **lines)
     how = dict(va='center', fontsize=SMALLEST, color=LINE)
     for y, (low, high) in enumerate(ends.values()):
@@ -563,12 +602,12 @@ def parallel_figure(
     axes.set(xlim=(-0.01, 1.01), ylim=(len(ends) - 0.6, -0.4), xlabel='', ylabel='', xticks=[])
     for side in ('left', 'bottom'):
         axes.spines[side].set_visible(False)
-    bar = figure.colorbar(ScalarMappable(shade, _SHADES), ax=axes, location='bottom', aspect=45, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(shade, palette), ax=axes, location='bottom', aspect=45, pad=0.02)
     bar.set_label(_with_sense(score))
     return figure
 
 
-_SHADES = 'viridis'  # even in brightness: readable without colour
+_SHADES = 'viridis'  # the best are the brightest, and brightness is even: readable without colour
 
 # %% ../../nbs/search/05_pictures.ipynb #c4adb2de
 def _slice(axes: Axes, frame: pd.DataFrame, name: str, distribution: Any) -> None:
@@ -599,12 +638,13 @@ def slices_figure(
     "The score against each parameter, by what became of the trial."
     score = objectives[0]
     distributions = searched(space)
-    frame = kinds_of([t for t in trials if t.state != 'running'], objectives)
+    frame = kinds_of(ended(trials), objectives)
     if not distributions or not frame[score.name].notna().any():
         raise NotDrawn('no trial has a score, or no parameter varies')
-    figure, panels = grid(list(distributions), 3, 1.55, sharey=True)
+    rows = math.ceil(len(distributions) / 3)
+    figure, panels = grid(list(distributions), 3, min(1.55, _TALLEST / rows), sharey=True)
     for axes, (name, distribution) in zip(panels.values(), distributions.items()):
-        placed = frame.assign(place=_with_strip(axes, frame, score))
+        placed = frame.assign(place=_with_strip(axes, frame, score, most=4))
         _slice(axes, placed, name, distribution)
         axes.tick_params(axis='x', labelbottom=True)
     figure.supylabel(_with_sense(score), fontsize=9)
@@ -709,9 +749,16 @@ def causes_figure(
         its = table[table['cause'] == cause]
         n, minutes = its['trials'].sum(), its['minutes'].sum()
         longest = max(longest, n)
-        spent = f'  {n}, {minutes:.1f} min' if 'started' in set(its['was']) else f'  {n}'
-        axes.text(n, y, spent, va='center', fontsize=SMALLEST, color=LINE)
-    axes.set(xlabel=f'infeasible trials, of {len(trials)}', ylabel='', xlim=(0, 1.16 * longest))
+        spent = f', {minutes:.1f} min' if minutes < 100 else f', {minutes / 60:.1f} h'
+        axes.text(
+            n,
+            y,
+            f'  {n}' + spent * ('started' in set(its['was'])),
+            va='center',
+            fontsize=SMALLEST,
+            color=LINE,
+        )
+    axes.set(xlabel=f'infeasible trials, of {len(trials)}', ylabel='', xlim=(0, 1.2 * longest))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(axis='y', visible=False)
     areas = [Patch(facecolor=_STARTED[was], label=was) for was in kinds]
@@ -740,8 +787,7 @@ def _histories(s: Shown) -> Mapping[str, Sequence[np.ndarray]]:
     reference, ideal = box(s.trials, s.objectives)
     if any(reference[o.name] == ideal[o.name] for o in s.objectives):
         raise NotDrawn('all complete trials have the same value of an objective: there is no box to fill')
-    ended = [t for t in s.trials if t.state != 'running']
-    return {'this search': [hypervolume_history(ended, s.objectives, reference, ideal)]}
+    return {'this search': [hypervolume_history(ended(s.trials), s.objectives, reference, ideal)]}
 
 
 def _n(n: int, one: str, many: str = '') -> str:
@@ -782,9 +828,9 @@ def _history_caption(s: Shown) -> str:
 
 def _importances_caption(s: Shown) -> str:
     return (
-        'How much each parameter decides who is among the best (PED-ANOVA). The shares of an objective add '
-        'up to 1; on the dotted line all would be equal. Whiskers are the range over draws of four fifths of '
-        'the trials; where they overlap, the order means nothing.'
+        'How much each parameter decides who is among the best (PED-ANOVA), as shares of 1 for each '
+        f'objective. Hollow: no more than chance, since of {_SHUFFLES} shuffles of the values '
+        f'among {_NEIGHBOURS} neighbours at least {_BEST_OF_THEM} did as well.'
     )
 
 
