@@ -249,7 +249,9 @@ def _init(address: str, **more: Any) -> None:
         _ray().init(address, log_to_driver=False, logging_level='ERROR', **more)
     except Exception as e:  # of many kinds: another version, nothing found, no answer
         said = ' '.join(str(e).split())
-        raise ConfigError(f'ray_address={shown(address)} is refused by Ray: {said or type(e).__name__}') from None
+        raise ConfigError(
+            f'ray_address={shown(address)} is refused by Ray: {said or type(e).__name__}'
+        ) from None
 
 # %% ../../nbs/experiment/12_cluster.ipynb #20179638
 class _Task:
@@ -485,7 +487,9 @@ def _order(plan: Plan, jobs: int, limits: Limits, stands_on: dict[tuple, list], 
 
     # found by this machine's folders, which may be others there
     found = {
-        name: getattr(plan.config, name) for name in ('corpus', 'transfer') if getattr(plan.asked, name) != 'none'
+        name: getattr(plan.config, name)
+        for name in ('corpus', 'transfer')
+        if getattr(plan.asked, name) != 'none'
     }
     return _Order(
         parameters=flat(plan.asked, changed=True) | found,
