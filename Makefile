@@ -3,7 +3,7 @@ PYTHON  ?= python3
 # what `make study` trains: TASK answer_selection | text_classification | masked_lm | extractive_qa; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
 # COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS usual | procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
-# JOBS runs at the same time on one device, whose times are then not compared; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes parameters` lists them)
+# JOBS runs at the same time, whose times are not compared where they share a device; RAY the address of a Ray cluster that makes them; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes parameters` lists them)
 TASK    ?= answer_selection
 CORPUS  ?= embedded
 SEEDS   ?= 3
@@ -13,7 +13,8 @@ TRANSFER ?= none
 INIT    ?= teacher_finetuned
 GRADIENT_STATS ?= 0
 SMOKE   ?=
-JOBS    ?= 1
+JOBS    ?=
+RAY     ?=
 # what `make tune` searches
 MODE    ?= baseline
 TRIALS  ?= 6
@@ -42,7 +43,7 @@ SHELL := bash
 # read before what follows, which makes them the Makefile's own
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 # what is given means itself: make would expand a $ in it, and execute $(shell ...)
-TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS STUDY P SEEDS ARMS GRADIENT_STATS MODE TRIALS TUNED_SEEDS SAMPLER SPACE OBJECTIVES RAY CONTESTANTS \
+TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS RAY STUDY P SEEDS ARMS GRADIENT_STATS MODE TRIALS TUNED_SEEDS SAMPLER SPACE OBJECTIVES CONTESTANTS \
     ALTERNATIONS STEPS WORKERS SHARE MODULE SAMPLE ARGS KDNOTES_HOME KDNOTES_DATA $(filter COLUMNS,$(GIVEN_VARIABLES))
 $(foreach name,$(TEXTS),$(if $(filter undefined,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 define LINE_BREAK
@@ -85,7 +86,7 @@ STOPPABLE = trap 'echo stopped: what is done is kept, and the same command makes
 
 # a variable that is given and that nothing reads is a mistake: make would not say so
 RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
-READ_study := $(RUN) SEEDS ARMS GRADIENT_STATS
+READ_study := $(RUN) RAY SEEDS ARMS GRADIENT_STATS
 READ_report := STUDY
 READ_tune := $(RUN) MODE TRIALS TUNED_SEEDS
 READ_search := $(RUN) MODE TRIALS WORKERS SAMPLER SPACE OBJECTIVES RAY
@@ -135,10 +136,10 @@ constraints:  ## write constraints.txt and constraints-cuda.txt anew: versions s
 audit: setup  ## look up the known vulnerabilities of all pinned versions; where the database does not answer, say so and go on, or fail: ARGS=--required
 	@python tools/audit.py $(ARGS)
 
-study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 P='alpha=.3 ...'; SMOKE=1 for a try
+study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 RAY=<address> P='alpha=.3 ...'; SMOKE=1 for a try
 	@$(STOPPABLE) study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
-	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) -p jobs $(call quoted,$(JOBS)) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt" && \
+	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) $(if $(RAY),-r ray_address $(call quoted,$(RAY))) $(if $(JOBS),-p jobs $(call quoted,$(JOBS))) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt" && \
 	echo "next: make report STUDY=$$study (HTML and PDF); kdnotes list $$study names the runs, for kdnotes predict and kdnotes export"
 
 report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
@@ -146,7 +147,7 @@ report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
 
 tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@$(STOPPABLE) study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
-	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) -p jobs $(call quoted,$(JOBS)) \
+	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) $(if $(JOBS),-p jobs $(call quoted,$(JOBS))) \
 	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | $(QUIET) >&2
 
 # of the two that other commands read as well, its own defaults

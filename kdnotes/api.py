@@ -576,13 +576,15 @@ def study(
     arms: str = 'usual',  # usual | procedures | all | names of modes with commas
     say: Callable[[str], None] = print,  # is told what happens
     on_row: Callable[[dict], None] = _ignored,  # is given every row that its runs write
+    ray_address: str = '',  # of a Ray cluster that makes the runs; 'local' starts one; '': this process does
     **parameters: Any,  # of a run, and `study`, its name
 ):  # an `experiment.study.StudyResult`; its `report` has the headline and the tables
     "Train the arms of a study on several seeds, and compare them."
     from kdnotes.experiment.study import run_study
 
     _check_data(data)
-    return run_study(seeds, arms, say=say, on_row=on_row, **_given(data, parameters))
+    given = _given(data, parameters)
+    return run_study(seeds, arms, say=say, on_row=on_row, ray_address=ray_address, **given)
 
 
 @_explained("found = kd.search(data, teacher, n_trials=40, study='mine')", 'found')

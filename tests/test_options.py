@@ -73,8 +73,8 @@ WRONG = [
     (
         'study --mode full_kd',
         '`kdnotes study` has no option --mode; its options are --arms, --columns, --corpus, --dry-run, '
-        '--help, --jobs, --json, --profile, --seeds, --smoke, --student, --study, --task, --teacher, '
-        '--transfer, -p',
+        '--help, --jobs, --json, --profile, --ray, --seeds, --smoke, --student, --study, --task, '
+        '--teacher, --transfer, -p',
     ),
     (
         'study --seeds three',

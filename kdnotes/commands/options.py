@@ -21,7 +21,7 @@ from ..core.config import TASKS, ConfigError
 
 # %% auto #0
 __all__ = ['Task', 'Corpus', 'Columns', 'Teacher', 'Student', 'Transfer', 'ProfileName', 'Study', 'Smoke', 'Parameters', 'Json',
-           'DryRun', 'Arms', 'Jobs', 'StudyName', 'RunName', 'ModelName', 'at_least', 'offer', 'offer_studies',
+           'DryRun', 'Arms', 'Jobs', 'Ray', 'StudyName', 'RunName', 'ModelName', 'at_least', 'offer', 'offer_studies',
            'offer_runs', 'offer_studies_and_runs', 'offer_parameters', 'gather', 'shared']
 
 # %% ../../nbs/commands/03_options.ipynb #318c59da
@@ -137,8 +137,19 @@ Jobs = Annotated[
         '--jobs',
         metavar='N',
         parser=at_least(1),
-        help='runs that train at the same time on the same device: sooner done, but times, memory and '
-        'energy are not compared',
+        help='runs that train at the same time: sooner done, but on the same device times, memory and '
+        'energy are not compared; 1 where none is given, and on a cluster as many as it has room for',
+    ),
+]
+Ray = Annotated[
+    str,
+    typer.Option(
+        '--ray',
+        metavar='ADDRESS',
+        help='make the runs on a Ray cluster: auto (one that runs on this machine), host:port, '
+        'ray://host:port, or local (started for this command)',
+        autocompletion=offer(['auto', 'local']),
+        show_default=False,
     ),
 ]
 StudyName = Annotated[

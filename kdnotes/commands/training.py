@@ -15,6 +15,7 @@ from kdnotes.commands.options import (
     Json,
     Parameters,
     ProfileName,
+    Ray,
     Smoke,
     Student,
     Study,
@@ -155,7 +156,8 @@ def study(
     study: Study = None,
     smoke: Smoke = False,
     p: Parameters = (),
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
+    ray: Ray = '',
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
@@ -164,16 +166,17 @@ def study(
     It is `make study` without notebooks. The study is called as --study says, else by task and corpus."""
     options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
     options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    given = shared(gather(p, **options), ('jobs',))
+    given = shared(gather(p, **options), ('jobs', 'ray'))
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.plan import explain_study, plan_study
     from kdnotes.experiment.study import run_study
 
     if dry_run:
         plans = plan_study(seeds, arms, **given)
-        return _show_forecast(plans, explain_study(plans), jobs, as_json)
+        return _show_forecast(plans, explain_study(plans), jobs or 1, as_json)
     with resumable() as begun, following() as follow:
-        made = run_study(seeds, arms, jobs, speaker(as_json), on_plans=begun.extend, follow=follow, **given)
+        given |= dict(on_plans=begun.extend, follow=follow, ray_address=ray)
+        made = run_study(seeds, arms, jobs, speaker(as_json), **given)
     print_json(_study_as_dict(made)) if as_json else print_report(made.report)
     if made.failure:
         raise RunError(made.failure)

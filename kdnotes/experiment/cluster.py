@@ -243,6 +243,16 @@ def _connect(address: str) -> None:
     _init(address)
 
 
+def _check_joined(address: str) -> None:
+    "Refuse another cluster than the one that this process has joined already: Ray knows one at a time."
+    joined = _ray().get_runtime_context().gcs_address
+    if address not in ('local', 'auto', joined):
+        raise ConfigError(
+            f'ray_address={shown(address)} is not the Ray cluster that this process has joined, {joined}; give '
+            'ray_address=auto, or call ray.shutdown() first'
+        )
+
+
 def _init(address: str, **more: Any) -> None:
     "Start or join; a refusal becomes one sentence."
     try:
@@ -280,10 +290,10 @@ class _Task:
         try:
             with stoppable(self):
                 return self._wait()
-        except _ray().exceptions.RayTaskError:
-            raise  # a fault of the program
         except _ray().exceptions.RayError as e:
-            raise self._as_our_error(e) from None
+            if ours := self._as_our_error(e):
+                raise ours from None
+            raise
 
     def _wait(self) -> _Answer:
         ray = _ray()
@@ -300,11 +310,13 @@ class _Task:
                 raise
             raise
 
-    def _as_our_error(self, error: Exception) -> KdnotesError:
+    def _as_our_error(self, error: Exception) -> KdnotesError | None:  # None: a fault of the program
         "A sentence for what Ray says."
         ray = _ray()
         if self.stopping or isinstance(error, ray.exceptions.TaskCancelledError):
             return Stopped(f'{self._run_id} was stopped before its end; the same command makes it')
+        if isinstance(error, ray.exceptions.RayTaskError):
+            return None
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return RunError(
                 f'{self._run_id}: Ray has ended it, because its machine had no memory left', cause='memory'
@@ -330,14 +342,16 @@ class Cluster:
         self._turn = RLock()  # two runs do not make, or send, one teacher twice
         ray = _ray()
         self._joined = not ray.is_initialized()  # else a user has, who ends it, too
-        if self._joined and address == 'local':
+        if not self._joined:
+            _check_joined(address)
+        elif address == 'local':
             self._folder = own_folder('ray')
             try:
                 _start_here(self._folder.path)
             except BaseException:
                 self.close()
                 raise
-        elif self._joined:
+        else:
             _connect(address)
         self._make_there = ray.remote(max_retries=1)(_make_there)
 

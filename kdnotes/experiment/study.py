@@ -5,6 +5,7 @@
 # %% ../../nbs/experiment/13_study.ipynb #59f4d917
 from __future__ import annotations
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..analysis.report import Report, report_of
 from ..analysis.tables import evidence
 from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
+from .cluster import Cluster
 from .forecast import Forecast, forecast, time_in_words
 from .launch import execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
@@ -80,7 +82,9 @@ class StudyResult:
 def run_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
     arms: str = 'usual',  # 'usual', 'procedures', 'all', or names of modes with commas
-    jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
+    # runs at the same time: sooner done, but times of runs on one device are not compared; None: one, and on
+    # a cluster as many as it has room for
+    jobs: int | None = None,
     # called with a sentence when something worth knowing happens
     say: Callable[[str], None] = lambda text: None,
     # called with the runs of the study before the first of them is made
@@ -92,33 +96,38 @@ def run_study(
     on_row: Callable[[dict], None] = lambda row: None,
     # makes of `say` what is called with each row of a run, where runs are made one after the other
     follow: Callable[[Callable[[str], None]], Callable[[dict], None]] = milestones,
+    ray_address: str = '',  # of a Ray cluster that makes the runs, as for `cluster.Cluster`; '': this machine
     **common,  # fields of RunConfig that all arms share, and the study's name
 ) -> StudyResult:  # a `RunError` if all runs failed
     "Make the runs of a study that are not done, compare them, and draw their figures."
     plans = plan_study(seeds, arms, **common)
-    say(explain_study(plans))
-    if told := time_in_words(plans, jobs):
-        say(f'{"time":>13}: {told}')
-    on_plans(plans)
     planned = {p.run_id for p in plans}
     turn = Lock()
 
     def make(p: Plan, beside: int) -> None:
-        # several runs at a time would talk over each other
-        shown = follow(say) if beside == 1 else lambda row: None
+        # several runs at a time would talk over each other, and the rows of a cluster come late
+        shown = follow(say) if beside == 1 and not cluster else lambda row: None
 
         def on_each(row: dict) -> None:
             shown(row)
             with turn:
                 on_row(row)
 
-        execute(p, on_each, say, beside)
+        (cluster.execute if cluster else execute)(p, on_each, say, beside)
         if p.run_id in planned:
             after_run(p)
         if beside == 1 and (told := time_in_words(plans)):
             say(f'   left: {told}')
 
-    failed = make_runs(plans, make, say, jobs)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(closing(Cluster(ray_address))) if ray_address else None
+        if jobs is None:
+            jobs = cluster.room(plans) if cluster else 1
+        say(explain_study(plans))
+        if told := time_in_words(plans, jobs):
+            say(f'{"time":>13}: {told}')
+        on_plans(plans)
+        failed = make_runs(plans, make, say, jobs)
     have_floors(plans[0].config, plans[0].corpus_sha256)
     return _compared(plans, failed)
 

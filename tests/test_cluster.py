@@ -1,0 +1,227 @@
+"""Runs on a Ray cluster of this machine: the same records as without it, what is lost on the way comes again
+once, what fails says the same, and nothing is left behind.
+"""
+
+import os
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+import psutil
+import pytest
+from kdnotes.cli import main
+from kdnotes.core.config import ConfigError, flat, make_config
+from kdnotes.core.files import at_home
+from kdnotes.core.processes import Stopped, stop_all
+from kdnotes.core.resolve import Machine
+from kdnotes.experiment import cluster as cluster_module
+from kdnotes.experiment.cluster import Cluster
+from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
+from kdnotes.experiment.plan import Plan, plan
+from kdnotes.records.store import RunFolder, floors
+from processes import descendants, has_ended, ranks_of
+from small_runs import ON, planned
+
+pytestmark = pytest.mark.slow
+TASK = 'text_classification'
+# of a record: what differs between two runs of one setting on one machine
+MEASURED = {
+    *(
+        'curve',
+        'environment',
+        'latency',
+        'machine',
+        'memory',
+        'operations',
+        'phases',
+        'sampling',
+        'throughput',
+    ),
+    *('time', 'timeline', 'utilisation'),
+}
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    "Ray with the cores of this machine; it leaves no process and no folder."
+    pytest.importorskip('ray', reason='Ray is not installed')
+    before = set(descendants(os.getpid()))
+    made = Cluster('local')
+    folder = made._folder.path
+    yield made
+    started = set(descendants(os.getpid())) - before
+    made.close()
+    assert len(started) >= 3 and [process for process in started if not has_ended(process)] == []
+    assert not folder.exists()
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    return tmp_path
+
+
+def baseline(teacher: Path) -> Plan:
+    "A run that stands on no other."
+    return planned(TASK, 'baseline', teacher)
+
+
+def in_thread(call, *arguments) -> Future:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call, *arguments)
+    pool.shutdown(wait=False)
+    return future
+
+
+def next_rank(future: Future, before: set[int]) -> psutil.Process:
+    "The rank of a run that another thread waits for, once it is there."
+    while not future.done():
+        for rank in ranks_of(os.getpid()):
+            if rank.pid not in before:
+                return rank
+        time.sleep(0.02)
+    raise AssertionError(f'no rank has come: {future.exception()}')
+
+
+# before the tests with a cluster: a process joins one at a time
+@pytest.mark.parametrize(
+    'address, text',
+    [
+        ('somewhere', 'is no address of a Ray cluster; give local, auto, host:port or ray://host:port'),
+        ('localhost:1', 'no Ray cluster answers at'),
+        ('ray://localhost:1', 'no Ray cluster answers at'),
+        ('localhost:99999', 'is no address of a Ray cluster'),
+    ],
+)
+def test_an_address_that_is_not_there(address, text, home, capsys):
+    assert main(['study', '--smoke', '--ray', address]) == 2
+    errors = capsys.readouterr().err
+    assert text in errors and errors.count('\n') == 1
+    assert not (home / 'runs').exists()
+
+
+def test_without_ray(home, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'ray', None)
+    assert main(['study', '--smoke', '--ray', 'local']) == 2
+    assert "run pip install 'ray[client]'" in capsys.readouterr().err
+
+
+def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, tmp_path_factory):
+    p = planned(TASK, 'full_kd', small_teacher)
+    said = []
+    rows = []
+    record = cluster.execute(p, rows.append, said.append)
+    runs = [p, p.teacher]
+    folders = [RunFolder(r.config.study, r.run_id) for r in runs]
+    assert [folder.state()['status'] for folder in folders] == ['done', 'done']
+    for folder in folders:
+        folder.check()
+        assert not (folder.path / 'checkpoints').exists()
+    assert [row['run_id'] for row in rows if row['kind'] == 'start'] == [p.teacher.run_id, p.run_id]
+    assert any('goes to the cluster, where it takes 1 CPU' in text for text in said)
+    assert any(text.startswith(f'training {p.run_id}') and ' (on ' in text for text in said)
+    assert cluster.execute(p, said.append, said.append) == record and said[-1].endswith('is done already')
+    with at_home(tmp_path_factory.mktemp('without')):
+        without = execute(p)
+        own_floors = floors(p.config.study)
+    assert record.keys() == without.keys()
+    assert {k for k in record if record[k] != without[k]} <= MEASURED
+    assert [point['loss'] for point in record['curve'] if 'loss' in point] == [
+        point['loss'] for point in without['curve'] if 'loss' in point
+    ]
+    assert record['machine']['jobs'] == 1
+    assert floors(p.config.study).equals(own_floors)
+
+
+def test_a_process_joins_one_cluster_at_a_time(cluster):
+    same = Cluster('auto')
+    assert same._machines() == cluster._machines()
+    same.close()
+    assert cluster._machines(), 'who has not joined leaves nothing'
+    with pytest.raises(ConfigError, match='is not the Ray cluster that this process has joined'):
+        Cluster('localhost:1')
+
+
+def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher):
+    p = baseline(small_teacher)
+    large = plan(make_config(**flat(p.asked, changed=True) | dict(threads_per_rank=64)), Machine('cpu', 64))
+    with pytest.raises(RunError, match='takes 64 CPUs, and no machine of the cluster at local has so much'):
+        cluster.execute(large)
+    assert cluster.room([p]) == len(os.sched_getaffinity(0))
+    order = cluster_module._order(p, 1, NO_LIMITS, {}, str(home / 'there'))
+    for other, text in (
+        (replace(order, run_id='another'), 'its corpus or its model is another one'),
+        (replace(order, version='0.0.0'), 'install one version on all machines'),
+        (replace(order, parameters=order.parameters | dict(corpus='/nowhere')), 'nowhere'),
+    ):
+        answer = cluster_module._make_there(other)
+        assert text in str(answer.error) and answer.files == {} and '\n' not in str(answer.error)
+
+
+def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
+    p = baseline(small_teacher)
+    limits = Limits(memory_mib=1)
+    said = []
+    with pytest.raises(RunError) as there:
+        cluster.execute(p, say=said.append, limits=limits)
+    folder = RunFolder(p.config.study, p.run_id)
+    assert there.value.cause == folder.state()['cause'] == 'memory'
+    assert str(there.value).startswith(p.run_id) and 'more than the 1 that it may have' in str(there.value)
+    assert sum(text.startswith('training ') for text in said) == 1
+    assert not folder.done and (folder.path / 'log.txt').exists()
+    assert cluster.execute(p)['run_id'] == p.run_id  # what failed is made by the same call
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('kills', [1, 2])
+def test_a_lost_worker_is_replaced_once(kills, cluster, home, small_teacher):
+    p = baseline(small_teacher)
+    future = in_thread(cluster.execute, p)
+    ranks = set()
+    for _ in range(kills):
+        rank = next_rank(future, ranks)
+        ranks.add(rank.pid)
+        worker = rank.parent()
+        assert worker.name().startswith('ray::') and worker.pid != os.getpid()
+        worker.kill()
+    folder = RunFolder(p.config.study, p.run_id)
+    if kills == 1:
+        again = next_rank(future, ranks)
+        assert future.result(timeout=600)['run_id'] == p.run_id and again.pid not in ranks
+        assert len(list(home.glob('runs/*/*/record.json'))) == 1 and folder.state()['status'] == 'done'
+        assert len(folder.rows('end')) <= 1
+    else:
+        with pytest.raises(RunError, match='its Ray worker was lost twice') as lost:
+            future.result(timeout=600)
+        assert lost.value.cause == folder.state()['cause'] == 'killed'
+
+
+@pytest.mark.exhaustive
+def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, small_teacher):
+    p = baseline(small_teacher)
+    future = in_thread(cluster.execute, p)
+    rank = next_rank(future, set())
+    stop_all()
+    stop_all()
+    with pytest.raises(Stopped, match='was stopped before its end'):
+        future.result(timeout=600)
+    assert RunFolder(p.config.study, p.run_id).state()['status'] == 'interrupted'
+    assert has_ended(rank)
+    assert cluster.execute(p)['run_id'] == p.run_id
+
+
+@pytest.mark.exhaustive
+def test_two_students_at_a_time_make_their_teacher_once(cluster, home, small_teacher):
+    students = [
+        plan(make_config(**flat(planned(TASK, mode, small_teacher).asked, changed=True)), ON)
+        for mode in ('full_student', 'full_kd')
+    ]
+    said = []
+    both = [in_thread(cluster.execute, p, lambda row: None, said.append, 2) for p in students]
+    made = [future.result(timeout=600) for future in both]
+    assert [record['run_id'] for record in made] == [p.run_id for p in students]
+    teacher = students[0].teacher.run_id
+    assert sum(text.startswith(f'training {teacher}') for text in said) == 1
+    assert [record['machine']['jobs'] for record in made] == [2, 2]
