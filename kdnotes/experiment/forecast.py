@@ -19,7 +19,7 @@ from ..core.files import runs_path
 from ..core.processes import process_environment
 from ..core.resolve import resolved_dtype
 from .launch import RunError
-from .plan import Plan, teacher_origin
+from .plan import Plan, make_task, teacher_origin
 from .worker import as_asked, encoded_task
 from ..records.schema import RecordError
 from ..records.store import RunFolder, find_run_model, records
@@ -29,7 +29,8 @@ from ..train.checkpoint import checkpoints
 from ..core.config import is_given
 
 # %% auto #0
-__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'forecast_as_dict', 'time_in_words', 'Needs', 'memory_of']
+__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'forecast_as_dict', 'time_in_words', 'Needs', 'size_of',
+           'memory_of']
 
 # %% ../../nbs/experiment/04_forecast.ipynb #9948e53b
 def to_make(
@@ -341,6 +342,24 @@ def _of_shape(plan: Plan, task, network, process: float) -> dict[str, dict[str, 
 _LOCK = threading.RLock()
 
 
+_OF_PROCESS = {'task', 'corpus', 'columns', 'teacher', 'smoke'}
+
+
+def size_of(
+    plan: Plan,
+) -> tuple[int, int]:  # parameters that are trained, and those of them that are no embeddings
+    "How large a run's network is, from its shape alone."
+    config = plan.config
+    own = _OF_PROCESS | {'mode', 'max_length', *config.task_settings.model_dump()}
+    task = _once('bare task', config, own.__contains__, lambda: make_task(config, corpus_of(config)), 4)
+    with _LOCK, warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # what a student loses of its teacher was said when it was planned
+        network = _network(plan, task)
+    params = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    table = getattr(network.base_model, 'embeddings', None) or network.get_input_embeddings()
+    return params, params - sum(p.numel() for p in table.parameters())
+
+
 def memory_of(
     plan: Plan,
 ) -> Needs:
@@ -348,8 +367,7 @@ def memory_of(
     import torch
 
     config = plan.config
-    of_process = {'task', 'corpus', 'columns', 'teacher', 'smoke'}
-    of_task = of_process | {'mode', 'max_length', *config.task_settings.model_dump()}
+    of_task = _OF_PROCESS | {'mode', 'max_length', *config.task_settings.model_dump()}
 
     def encoded():
         return encoded_task(config, corpus_of(config), _runtime(config))
@@ -357,15 +375,14 @@ def memory_of(
     with _LOCK, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter('ignore')  # what a student loses of its teacher was said when it was planned
         task = _once('task', config, of_task.__contains__, encoded, 4)
-        process = _once('process', config, of_process.__contains__, lambda: _process_bytes(config), 64)
+        process = _once('process', config, _OF_PROCESS.__contains__, lambda: _process_bytes(config), 64)
         network = _network(plan, task)
-        params = sum(p.numel() for p in network.parameters() if p.requires_grad)
-        table = getattr(network.base_model, 'embeddings', None) or network.get_input_embeddings()
         stages = _of_shape(plan, task, network, process)
     sums = {stage: sum(parts.values()) for stage, parts in stages.items()}
+    params, encoder_params = size_of(plan)
     return Needs(
         params=params,
-        encoder_params=params - sum(p.numel() for p in table.parameters()),
+        encoder_params=encoder_params,
         bytes=config.ranks * max(sums.values()),
         parts=stages[max(sums, key=sums.get)],
         stages=sums,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 from kdnotes.core.config import (
+    FIRST_TASK,
     ConfigError,
     KdnotesError,
     counted,
@@ -35,13 +36,22 @@ from kdnotes.core.files import (
 )
 from ..core.processes import held_back
 from ..core.resolve import settings
-from ..experiment.forecast import Needs, memory_of
+from ..experiment.forecast import memory_of, size_of
 from ..experiment.launch import Limits, RunError, execute, stop_made
 from ..experiment.plan import Plan, named, plan
 from ..experiment.worker import have_floors
 from ..records.store import find_run_model, floors
 from .front import Objective, Trial, front, losses, number_text
-from .spaces import Space, baseline, check_space, space_of, written
+from kdnotes.search.spaces import (
+    Integer,
+    OneOf,
+    Real,
+    Space,
+    baseline,
+    check_space,
+    space_of,
+    written,
+)
 from kdnotes.search.trials import (
     SAMPLERS,
     Ledger,
@@ -271,7 +281,8 @@ class _Driver:
     say: Callable[[str], None]
     corpora: dict[str, Corpus] = field(default_factory=dict)
     records: dict[int, dict] = field(default_factory=dict)  # of finished trials, by number
-    needs: dict[int, Needs] = field(default_factory=dict)
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of `forecast.size_of`, by number
+    most_bytes: float | None = None  # that any trial needs; None: not looked at
     failed_in_a_row: int = 0
 
     def plan_of(self, params: Mapping[str, Any], **more: Any) -> Plan:
@@ -296,11 +307,11 @@ class _Driver:
             found[o.name] = -loss if o.higher_is_better else loss
         return found
 
-    def refuse(self, trial, causes: Sequence[str], reason: str, needs: Needs | None, **more: Any) -> None:
+    def refuse(self, trial, causes: Sequence[str], reason: str, **more: Any) -> None:
         "Tell of a trial that is not trained, or whose training came to nothing."
         values: dict[str, float | None] = dict.fromkeys(o.name for o in self.objectives)
-        if needs is not None and 'params' in values:
-            values['params'] = float(needs.params)
+        if trial.number in self.sizes and 'params' in values:
+            values['params'] = float(self.sizes[trial.number][0])
         kept = more.pop('kept', {})
         self.ledger.tell(
             trial,
@@ -333,34 +344,60 @@ def _before(driver: _Driver, trial) -> Plan | None:  # None: it was told, and is
     try:
         p = driver.plan_of(trial.params)
     except KdnotesError as e:
-        driver.refuse(trial, ['refused'], str(e), None)
+        driver.refuse(trial, ['refused'], str(e))
         return None
-    needs = memory_of(p)
-    driver.needs[trial.number] = needs
+    driver.sizes[trial.number] = size_of(p)
     limit = _memory_limit(driver)
     kept = {}
     causes = []
     reasons = []
-    if limit is not None:
-        kept['memory'] = needs.bytes / limit - 1
-        if needs.bytes > limit:
+    needed = None if limit is None else _bytes_of(driver, p, limit)
+    if needed is not None:
+        kept['memory'] = needed / limit - 1
+        if needed > limit:
             causes.append('memory')
-            reasons.append(f'{needs.bytes / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had')
+            reasons.append(f'{needed / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had')
     most = driver.asked.max_trial_minutes
-    seconds = foreseen_seconds(_known_times(driver), needs.encoder_params * p.config.epochs)
+    encoder = driver.sizes[trial.number][1]
+    seconds = foreseen_seconds(_known_times(driver), encoder * p.config.epochs)
     if most is not None and seconds is not None:
         kept['time'] = seconds / (60 * most) - 1
         if seconds > 60 * most:
             causes.append('time')
             reasons.append(f'at least {seconds / 60:.1f} minutes, {most:g} may be taken')
-    trial.set_user_attr('foreseen', dict(bytes=needs.bytes, params=needs.params, seconds=seconds))
+    trial.set_user_attr('foreseen', dict(bytes=needed, seconds=seconds))
     trial.set_user_attr('run_id', p.run_id)
     if causes:
         foretold = f'foretold: {"; ".join(reasons)}'
-        driver.refuse(trial, causes, foretold, needs, kept=kept, run_id=None, extra=_own_time(began))
+        driver.refuse(trial, causes, foretold, kept=kept, run_id=None, extra=_own_time(began))
         return None
     trial.set_user_attr('extra', _own_time(began))
     return p
+
+
+# what takes more memory the larger it is
+_LARGER = (
+    'layers',
+    'heads',
+    'feed_forward',
+    'batch_size',
+    'eval_batch_size',
+    'micro_batch_tokens',
+    'max_length',
+)
+
+
+def _bytes_of(driver: _Driver, p: Plan, limit: float) -> float | None:  # None: at most as many as there are
+    "The memory that a trial needs, where it could be too much."
+    if driver.most_bytes is None:
+        ends = {name: _largest(of) for name, of in driver.space.items() if name in _LARGER}
+        start = baseline(driver.space, driver.first)
+        driver.most_bytes = memory_of(driver.plan_of(start | ends)).bytes
+    return None if driver.most_bytes <= limit else memory_of(p).bytes
+
+
+def _largest(of: Real | Integer | OneOf) -> Any:
+    return max(of.values) if isinstance(of, OneOf) else of.high
 
 
 def _own_time(began: float) -> dict[str, float]:
@@ -372,8 +409,8 @@ def _known_times(driver: _Driver) -> list[tuple[float, float]]:
     "Work and seconds of the trials that have finished."
     found = []
     for number, record in driver.records.items():
-        if number in driver.needs and record['time']['wall_s']:
-            work = driver.needs[number].encoder_params * (record['settings'].get('epochs') or 0)
+        if number in driver.sizes and record['time']['wall_s']:
+            work = driver.sizes[number][1] * (record['settings'].get('epochs') or 0)
             found.append((work, record['time']['wall_s']))
     return found
 
@@ -398,7 +435,7 @@ def _rule(driver: _Driver, p: Plan, number: int) -> CurveRule | None:
     known = [r for r in driver.records.values()]
     needed = [] if driver.threshold is None else [driver.threshold.value]
     if [o.name for o in driver.objectives] == ['score', 'params']:
-        size = driver.needs[number].params
+        size = driver.sizes[number][0]
         for t in driver.ledger.trials():
             if t.state == 'complete' and t.values['params'] <= size:
                 needed.append(t.values['score'])
@@ -445,12 +482,11 @@ def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
     "Tell what became of a trial's run."
     extra = dict(trial.user_attrs.get('extra', {}))
     more = dict(run_id=p.run_id, seconds=outcome.seconds)
-    needs = driver.needs.get(trial.number)
     if outcome.record is None:
         driver.failed_in_a_row = driver.failed_in_a_row + 1 if outcome.cause == 'failed' else 0
         if driver.failed_in_a_row >= _IN_A_ROW or outcome.cause == 'failed' and trial.number == 0:
             raise RunError(f'the search stops, since this is not a matter of settings: {outcome.reason}')
-        driver.refuse(trial, [outcome.cause], outcome.reason, needs, extra=extra, **more)
+        driver.refuse(trial, [outcome.cause], outcome.reason, extra=extra, **more)
         return
     driver.failed_in_a_row = 0
     record = outcome.record
@@ -610,8 +646,11 @@ def search(
     names = set(Asked.__dataclass_fields__)
     asked = Asked(**{k: v for k, v in given.items() if k in names and v is not None})
     common = search_named(**{k: v for k, v in given.items() if k not in names})
-    space, fixed, space_name = space_of(asked.space, common.get('task') or 'answer_selection')
-    common = dict(mode='mixed_kd') | fixed | common
+    common = dict(mode='mixed_kd', task=FIRST_TASK) | common
+    space, fixed, space_name = space_of(asked.space, common['task'], common['mode'])
+    if not space:
+        raise ConfigError(f'mode={common["mode"]!r} reads no parameter of the space {space_name!r}')
+    common = fixed | common
     common |= _threads(asked, common)
     check_space(space, common)
     corpora: dict[str, Corpus] = {}
@@ -715,7 +754,7 @@ def _ledger(
 
 
 def _take_up(driver: _Driver) -> None:
-    "Read what earlier calls have found: the records of their trials, and what those needed."
+    "Read what earlier calls have found: the records of their trials, and the sizes of these."
     from kdnotes.records.store import find_record
 
     for t in driver.ledger.trials():
@@ -723,7 +762,7 @@ def _take_up(driver: _Driver) -> None:
         if found is None:
             continue
         driver.records[t.number] = found[0]
-        driver.needs[t.number] = memory_of(driver.plan_of(t.params))
+        driver.sizes[t.number] = size_of(driver.plan_of(t.params))
 
 
 def save_found(found: Found) -> Path:
@@ -741,7 +780,7 @@ def load_found(
         path = evidence_path() / f'{study}.search.json'
     said = read_json(path)
     said |= dict(
-        space=space_of(said['space'], said['task'])[0],
+        space=space_of(said['space'], said['task'], said['fixed']['mode'])[0],
         objectives=tuple(Objective(**o) for o in said['objectives']),
         threshold=None if said['threshold'] is None else Threshold(**said['threshold']),
         trials=tuple(Trial(**t | dict(causes=tuple(t['causes']))) for t in said['trials']),

@@ -5,7 +5,7 @@
 # %% ../../nbs/search/00_spaces.ipynb #3b8a80d0
 from __future__ import annotations
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -13,12 +13,15 @@ from kdnotes.core.config import (
     ConfigError,
     FIRST_TASK,
     RunConfig,
+    about,
     flat,
     make_config,
     nearest,
     parameters,
     shown,
+    task_info,
 )
+from ..core.arms import MODES
 from ..experiment.plan import Plan
 
 # %% auto #0
@@ -157,22 +160,36 @@ NOT_DRAWN = frozenset(
 def space_of(
     given: str | Mapping[str, Any],  # a name of SPACES, a YAML file, or a mapping as in one
     task: str = FIRST_TASK,  # of TASKS
+    mode: str = 'mixed_kd',  # of MODES
 ) -> tuple[Space, dict[str, Any], str]:  # the space; what all its trials have besides; what it is called
-    "The space of a search, of parameters that its task reads."
+    "The space of a search, of parameters that its task and mode read."
     if isinstance(given, str) and given in SPACES:
         known = SPACES[given]
         space = {name: of for name, of in known.space.items() if name in parameters(task)}
         if 'soft_weight' in known.space and 'soft_weight' not in space:
             space['alpha'] = Real(0.0, 1.0)
-        return space, dict(known.fixed), given
+        idle = _idle(space, task, mode)
+        return {name: of for name, of in space.items() if name not in idle}, dict(known.fixed), given
     if isinstance(given, Mapping):
-        return _own_space(given, task, 'space'), {}, 'own'
+        return _own_space(given, task, mode, 'space'), {}, 'own'
     path = Path(str(given))
     if path.suffix not in ('.yaml', '.yml'):
         raise ConfigError(
             f'space={shown(given)} is none of {", ".join(SPACES)}, and no YAML file with a space of your own'
         )
-    return _own_space(_read_yaml(path), task, str(path)), {}, path.stem
+    return _own_space(_read_yaml(path), task, mode, str(path)), {}, path.stem
+
+
+def _idle(names: Iterable[str], task: str, mode: str) -> list[str]:
+    "Parameters that a run of this mode does not read."
+    own = MODES.get(mode, MODES['mixed_kd'])  # one that is none is refused elsewhere
+    known = parameters(task)
+    facts = {name: about(known[name]) for name in names}
+    return [
+        name
+        for name, of in facts.items()
+        if of.shape and own.network == 'teacher' or of.kd and not own.kd or name in task_info(task).unread
+    ]
 
 
 def _read_yaml(path: Path) -> dict:
@@ -192,7 +209,7 @@ def _read_yaml(path: Path) -> dict:
     return found
 
 
-def _own_space(given: Mapping[str, Any], task: str, where: str) -> Space:
+def _own_space(given: Mapping[str, Any], task: str, mode: str, where: str) -> Space:
     "A user's space."
     if not given:
         raise ConfigError(f'{where} names no parameter; give at least one, as layers: [1, 6]')
@@ -207,8 +224,12 @@ def _own_space(given: Mapping[str, Any], task: str, where: str) -> Space:
             )
         if name in NOT_DRAWN:
             raise ConfigError(f'{where}: {name} says which run it is, and is not drawn; leave it out')
-        space[name] = (
-            said if isinstance(said, Real | Integer | OneOf) else _range(name, said, known[name], where)
+        own = isinstance(said, Real | Integer | OneOf)
+        space[name] = said if own else _range(name, said, known[name], where)
+    if idle := _idle(space, task, mode):
+        raise ConfigError(
+            f'{where}: {" and ".join(idle)} would play no part in mode={mode!r} of task {task}; leave it '
+            'out, or choose another mode'
         )
     return space
 
