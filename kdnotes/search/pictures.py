@@ -205,7 +205,7 @@ def _with_strip(
     what = 'none, far' if scores[~near].notna().any() else 'none'
     ticks = [t for t in MaxNLocator(most).tick_values(low, high) if low <= t <= high]
     # the strip's name needs room
-    ticks = [t for t in ticks if abs(t - place) > 0.6 * reach / most]
+    ticks = [t for t in ticks if abs(t - place) > 0.6 * (high - low) / most]
     axes.set_yticks([*ticks, place], [*_as_numbers(ticks), what])
     axes.set_ylim(min(low, edge), max(high, edge))
     return scores.where(near, place)
@@ -784,6 +784,8 @@ def _histories(s: Shown) -> Mapping[str, Sequence[np.ndarray]]:
     "The searches beside each other, or this one alone."
     if s.histories:
         return s.histories
+    if not any(t.state == 'complete' for t in s.trials):
+        raise NotDrawn('no trial is complete')
     reference, ideal = box(s.trials, s.objectives)
     if any(reference[o.name] == ideal[o.name] for o in s.objectives):
         raise NotDrawn('all complete trials have the same value of an objective: there is no box to fill')
