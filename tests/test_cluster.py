@@ -2,7 +2,12 @@
 once, what fails says the same, and nothing is left behind.
 """
 
+import importlib
+import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +25,7 @@ from kdnotes.experiment.cluster import Cluster
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.records.store import RunFolder, floors
+from notebooks import surroundings
 from processes import descendants, has_ended, ranks_of
 from small_runs import ON, planned
 
@@ -95,17 +101,42 @@ def next_rank(future: Future, before: set[int]) -> psutil.Process:
         ('localhost:99999', 'is no address of a Ray cluster'),
     ],
 )
-def test_an_address_that_is_not_there(address, text, home, capsys):
-    assert main(['study', '--smoke', '--ray', address]) == 2
+def test_an_address_that_is_not_there(address, text):
+    with pytest.raises(ConfigError, match=text) as refused:
+        Cluster(address)
+    assert '\n' not in str(refused.value)
+
+
+def test_a_study_says_in_one_sentence_that_no_cluster_is_there(home, capsys):
+    assert main(['study', '--smoke', '--ray', 'localhost:1']) == 2
     errors = capsys.readouterr().err
-    assert text in errors and errors.count('\n') == 1
-    assert not (home / 'runs').exists()
+    assert "no Ray cluster answers at ray_address='localhost:1'" in errors and errors.count('\n') == 1
+    assert list(home.glob('runs/[!.]*')) == []
 
 
-def test_without_ray(home, monkeypatch, capsys):
+def test_another_program_at_the_address():
+    "Ray by itself would wait for two minutes."
+
+    def answer():
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')
+
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        answered = in_thread(answer)
+        address = f'127.0.0.1:{server.getsockname()[1]}'
+        with pytest.raises(ConfigError, match='no Ray cluster answers at .*it is another program'):
+            Cluster(address)
+        answered.result()
+
+
+def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, 'ray', None)
-    assert main(['study', '--smoke', '--ray', 'local']) == 2
-    assert "run pip install 'ray[client]'" in capsys.readouterr().err
+    with pytest.raises(
+        ConfigError, match=r"Ray, which is not installed here: run pip install 'ray\[client\]'"
+    ):
+        Cluster('local')
 
 
 def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, tmp_path_factory):
@@ -174,6 +205,17 @@ def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
     assert cluster.execute(p)['run_id'] == p.run_id  # what failed is made by the same call
 
 
+def test_a_machine_without_kdnotes(cluster, home, small_teacher, tmp_path, monkeypatch):
+    import ray
+
+    (tmp_path / 'not_there.py').write_text('def make(order):\n    pass\n')
+    monkeypatch.syspath_prepend(tmp_path)  # of this process, and not of the workers
+    task = ray.remote(importlib.import_module('not_there').make)
+    monkeypatch.setattr(cluster, '_make_there', task)
+    with pytest.raises(RunError, match='cannot import this version of kdnotes; install it'):
+        cluster.execute(baseline(small_teacher))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('kills', [1, 2])
 def test_a_lost_worker_is_replaced_once(kills, cluster, home, small_teacher):
@@ -225,3 +267,69 @@ def test_two_students_at_a_time_make_their_teacher_once(cluster, home, small_tea
     teacher = students[0].teacher.run_id
     assert sum(text.startswith(f'training {teacher}') for text in said) == 1
     assert [record['machine']['jobs'] for record in made] == [2, 2]
+
+
+def command(home: Path, teacher: Path, *more: str, **variables: str) -> subprocess.Popen:
+    "A study with a Ray of its own."
+    given = dict(task=TASK, teacher=teacher, max_length=32, ranks=1, threads_per_rank=1, student_layers=1)
+    asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    return subprocess.Popen(
+        [sys.executable, '-m', 'kdnotes', 'study', '--smoke', '--study', 'small', *asked, *more],
+        cwd=home,
+        env=surroundings(home, **variables),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def records_of(home: Path) -> dict[str, dict]:
+    found = (json.loads(path.read_text()) for path in home.glob('runs/small-smoke/*/record.json'))
+    return {record['run_id']: record for record in found}
+
+
+@pytest.mark.exhaustive
+def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_path_factory):
+    without = tmp_path_factory.mktemp('without')
+    for place, more in ((home, ('--ray', 'local')), (without, ())):
+        study = command(place, small_teacher, '--seeds', '1', '--arms', 'full_student,full_kd', *more)
+        said, errors = study.communicate(timeout=900)
+        assert study.returncode == 0, errors
+    there = records_of(home)
+    here = records_of(without)
+    assert len(there) == 3 and there.keys() == here.keys()
+    for run_id, record in there.items():
+        assert {k for k in record if record[k] != here[run_id][k]} <= MEASURED
+    assert (home / 'runs/small-smoke/comparisons.csv').exists()
+
+
+@pytest.mark.exhaustive
+def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, small_teacher):
+    asked = (home, small_teacher, '--seeds', '1', '--arms', 'baseline', '--ray', 'local')
+    study = command(*asked)
+    while study.poll() is None and not ranks_of(study.pid):
+        time.sleep(0.05)
+    started = descendants(study.pid)
+    os.killpg(study.pid, signal.SIGINT)  # as a terminal does
+    said, errors = study.communicate(timeout=300)
+    assert study.returncode == 75, errors
+    assert 'Traceback' not in errors
+    psutil.wait_procs(started, timeout=60)
+    assert [process for process in started if not has_ended(process)] == []
+    study = command(*asked)
+    said, errors = study.communicate(timeout=900)
+    assert study.returncode == 0 and len(records_of(home)) == 1, errors
+
+
+@pytest.mark.exhaustive
+def test_a_machine_without_memory_ends_a_run_once(home, small_teacher):
+    "Ray ends a worker of a machine whose memory is used so far; it would start the task again without end."
+    asked = (home, small_teacher, '--seeds', '1', '--arms', 'baseline', '--ray', 'local')
+    study = command(*asked, RAY_memory_usage_threshold='0.01')
+    said, errors = study.communicate(timeout=600)
+    assert study.returncode == 1, errors
+    assert 'Ray has ended it, because its machine had no memory left' in errors
+    [state] = home.glob('runs/small-smoke/baseline-*/state.json')
+    assert json.loads(state.read_text())['cause'] == 'memory' and records_of(home) == {}

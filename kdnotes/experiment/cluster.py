@@ -233,14 +233,28 @@ def _connect(address: str) -> None:
                 f'ray_address={shown(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
-        try:
-            socket.create_connection((found[2], int(found[3])), timeout=_CONNECT_S).close()
-        except OSError as e:
+        if why := _silent(found[2], int(found[3])):
             raise ConfigError(
-                f'no Ray cluster answers at ray_address={shown(address)} ({e.strerror or e}); start one with '
+                f'no Ray cluster answers at ray_address={shown(address)} ({why}); start one with '
                 '`ray start --head`, or give the address of one that runs'
-            ) from None
+            )
     _init(address)
+
+
+# how gRPC, which Ray speaks, begins: the preface of HTTP/2 and a frame of settings, which is answered
+_HELLO = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def _silent(host: str, port: int) -> str:  # why; '': something there speaks as Ray does
+    "Look who is there: Ray itself would wait for minutes, and then end this process."
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
+            if os.environ.get('RAY_USE_TLS') == '1':
+                return ''  # this greeting is not read there
+            connection.sendall(_HELLO)
+            return '' if connection.recv(9)[3:4] == b'\x04' else 'it is another program'
+    except OSError as e:
+        return e.strerror or str(e)
 
 
 def _check_joined(address: str) -> None:
@@ -248,8 +262,8 @@ def _check_joined(address: str) -> None:
     joined = _ray().get_runtime_context().gcs_address
     if address not in ('local', 'auto', joined):
         raise ConfigError(
-            f'ray_address={shown(address)} is not the Ray cluster that this process has joined, {joined}; give '
-            'ray_address=auto, or call ray.shutdown() first'
+            f'ray_address={shown(address)} is not the Ray cluster that this process has joined, {joined}; '
+            'give ray_address=auto, or call ray.shutdown() first'
         )
 
 
@@ -316,7 +330,12 @@ class _Task:
         if self.stopping or isinstance(error, ray.exceptions.TaskCancelledError):
             return Stopped(f'{self._run_id} was stopped before its end; the same command makes it')
         if isinstance(error, ray.exceptions.RayTaskError):
-            return None
+            if 'failed to import on the worker' not in str(error):  # Ray has no code for it
+                return None
+            return RunError(
+                f'{self._run_id}: a machine of the cluster cannot import this version of kdnotes; install it '
+                'in the Python that Ray runs on each machine'
+            )
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return RunError(
                 f'{self._run_id}: Ray has ended it, because its machine had no memory left', cause='memory'
