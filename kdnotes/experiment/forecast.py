@@ -186,14 +186,13 @@ def _once(
 def _source_network(plan: Plan, task):  # a model on the meta device
     "The pretrained network that a run's is made of, in its shape."
     from kdnotes.distill.models import build_model, load_config
-    from kdnotes.losses.vocabulary import open_decoder
 
     config = plan.config
     from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
     shape = load_config(config.student if from_hub else config.teacher)
     for name, value in task.model_kwargs.items():
         setattr(shape, name, value)
-    return open_decoder(build_model(shape, task.auto_class))
+    return build_model(shape, task.auto_class)
 
 
 def _network(plan: Plan, task):  # a model on the meta device
@@ -213,9 +212,8 @@ def _network(plan: Plan, task):  # a model on the meta device
 def _of_depth(model, n_layers: int, task):  # a model on the meta device
     "A model's first layers."
     from kdnotes.distill.models import build_model, student_config
-    from kdnotes.losses.vocabulary import open_decoder
 
-    return open_decoder(build_model(student_config(model.config, tuple(range(n_layers))), task.auto_class))
+    return build_model(student_config(model.config, tuple(range(n_layers))), task.auto_class)
 
 
 # what ends where a rank would get its model
@@ -273,7 +271,7 @@ def _stages(
     config = plan.config
     runtime = _runtime(config)
     device = runtime.device
-    model = memory.zeroed(network).to(device)
+    model = memory.filled(network).to(device)
     params = count_parameters(model)
     stages = {}
     if device.type == 'cpu':
@@ -291,10 +289,12 @@ def _stages(
         # a forward without gradients holds no more in a deeper model, unless somebody reads its layers
         looks = uses_intermediate_layers(config)
         teacher = whole if looks else _of_depth(whole, min(3, depth(whole.config)), task)
-        teacher = memory.zeroed(teacher).to(device).eval()
+        teacher = memory.filled(teacher).to(device).eval()
         setup = memory.TrainingSetup(task, model, config, runtime, online_teacher(task, teacher, config))
-        if config.signal == 'online':
+        # on a CPU what a teacher held is not given back when its outputs are stored (LOG.md)
+        if config.signal == 'online' or device.type == 'cpu':
             online = taught_by
+        if config.signal == 'online':
             beside = memory.forward_bytes(teacher, task, 'train', largest, device)
         else:
             stages['signal'] = memory.forecast_signal(setup, teacher, taught_by, process)

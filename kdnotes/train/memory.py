@@ -19,6 +19,7 @@ from ..distill.intermediate import open_student
 from ..distill.models import call, count_parameters
 from ..distill.needed_positions import first_position
 from ..distill.teacher_cache import forward_tokens
+from ..losses.vocabulary import open_decoder
 from ..tasks.base import Task
 from ..tasks.batching import micro_batches
 from . import loop as tr
@@ -28,7 +29,7 @@ from .latency import BATCHES
 
 # %% auto #0
 __all__ = ['NO_LIMIT', 'TrainingSetup', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory', 'forecast_training',
-           'forward_bytes', 'forecast_evaluation', 'forecast_signal', 'forecast_loading', 'zeroed']
+           'forward_bytes', 'forecast_evaluation', 'forecast_signal', 'forecast_loading', 'filled']
 
 # %% ../../nbs/train/11_memory.ipynb #5e08a0d8
 NO_LIMIT = 10**9  # tokens of a micro-batch
@@ -290,7 +291,7 @@ def forecast_signal(
     needs = dict(
         process=process_bytes if device == 'cpu' else 0.0,
         weights=4 * count_parameters(setup.model),
-        teacher=4 * teacher_params,
+        teacher=2 * 4 * teacher_params,  # its file is mapped while it is read
         signal=_TEMPORARY * forward_bytes(teacher, setup.task, 'train', index, setup.runtime.device),
     )
     return _with_allocator(needs, device)
@@ -305,22 +306,25 @@ def forecast_loading(
     return dict(process=float(process_bytes), source=2 * 4.0 * source_params, weights=4.0 * params)
 
 # %% ../../nbs/train/11_memory.ipynb #df6c050e
-def zeroed(
+def filled(
     model: nn.Module,  # without weights, as of `distill.models.build_model`; changed in place
 ) -> nn.Module:  # the same
-    "A model with zeros for weights and buffers; what was shared still is."
+    "A model with small random weights, always the same, and zeros for buffers; what was shared still is."
     made: dict[int, tuple] = {}  # the first of each is kept, so that no other gets its number
+    generator = torch.Generator().manual_seed(0)
 
     def of(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or not tensor.is_meta:
             return tensor
         if id(tensor) not in made:
-            zeros = torch.zeros_like(tensor, device='cpu')
-            is_parameter = isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = tensor, nn.Parameter(zeros, tensor.requires_grad) if is_parameter else zeros
+            numbers = torch.zeros_like(tensor, device='cpu')
+            if isinstance(tensor, nn.Parameter):
+                numbers.uniform_(-0.05, 0.05, generator=generator)
+                numbers = nn.Parameter(numbers, tensor.requires_grad)
+            made[id(tensor)] = tensor, numbers
         return made[id(tensor)][1]
 
     for module in model.modules():
         for kept in (module._parameters, module._buffers):
             kept.update({name: of(tensor) for name, tensor in kept.items()})
-    return model
+    return open_decoder(model)
