@@ -37,6 +37,7 @@ from kdnotes.commands.output import (
     speaker,
 )
 from ..core.arms import MODES
+from ..core.processes import Stopped
 from ..core.config import TASKS, ConfigError, RunConfig, make_config
 
 # %% auto #0
@@ -430,8 +431,10 @@ def search(
     asked = dict(n_trials=trials, workers=workers, sampler=sampler, space=space, objectives=objectives)
     asked |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     asked |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
-    with resumable():
+    try:
         found = search_for(say=speaker(as_json), **asked, **given)
+    except KeyboardInterrupt:
+        raise Stopped('the search was stopped; trials that are done stay, and the same command goes on') from None
     saved = save_search(found, pdf=False)
     if as_json:
         print_json(search_as_dict(found) | dict(html=str(saved.html)))

@@ -68,8 +68,8 @@ def _interval(of: Interval | None, percent: bool) -> str:
     by = 100 if percent else 1
     digits = 1 if percent else 3
     if of.low is None or of.high is None:
-        return f'{by * of.value:.{digits}f}'
-    return f'{by * of.value:.{digits}f} [{by * of.low:.{digits}f}, {by * of.high:.{digits}f}]'
+        return f'{by * of.estimate:.{digits}f}'
+    return f'{by * of.estimate:.{digits}f} [{by * of.low:.{digits}f}, {by * of.high:.{digits}f}]'
 
 
 def front_with_test(
