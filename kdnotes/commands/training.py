@@ -434,7 +434,9 @@ def search(
     try:
         found = search_for(say=speaker(as_json), **asked, **given)
     except KeyboardInterrupt:
-        raise Stopped('the search was stopped; trials that are done stay, and the same command goes on') from None
+        raise Stopped(
+            'the search was stopped; trials that are done stay, and the same command goes on'
+        ) from None
     saved = save_search(found, pdf=False)
     if as_json:
         print_json(search_as_dict(found) | dict(html=str(saved.html)))

@@ -155,8 +155,6 @@ def make_runs(
     make: Callable[[Plan, int], object],
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
-    # what of a record `say` may show: a search keeps its test set to itself
-    shown: Callable[[dict], dict] = lambda record: record,
 ) -> dict[str, str]:  # run_id -> why it failed
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
@@ -168,7 +166,7 @@ def make_runs(
             _check_source(p, done[p.run_id])
             _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
-    maker = _Maker([p.run_id for p in plans], make, say, shown)
+    maker = _Maker([p.run_id for p in plans], make, say)
     if jobs == 1:
         for p in left:
             maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
@@ -187,7 +185,6 @@ class _Maker:
     run_ids: Sequence[str]  # of the study
     make: Callable[[Plan, int], object]  # as of `make_runs`
     say: Callable[[str], None]
-    shown: Callable[[dict], dict]  # as of `make_runs`
     tried: set[str] = field(default_factory=set)  # run_ids
     failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
 
@@ -203,7 +200,7 @@ class _Maker:
             return
         try:
             self.make(p, beside)
-            self.say(f'   {p.run_id}: {outcome(self.shown(_record_of(p)))}')
+            self.say(f'   {p.run_id}: {outcome(_record_of(p))}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:

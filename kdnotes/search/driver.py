@@ -37,7 +37,7 @@ from kdnotes.core.files import (
 from ..core.processes import held_back
 from ..core.resolve import settings
 from ..experiment.forecast import memory_of, size_of
-from ..experiment.launch import Limits, RunError, execute, stop_made
+from ..experiment.launch import Limits, RunError, execute, failures, milestones, stop_made
 from ..experiment.plan import Plan, named, plan
 from ..experiment.worker import have_floors
 from ..records.store import find_run_model, floors
@@ -64,8 +64,8 @@ from ..tasks.base import floors_key
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['Threshold', 'trivial_score', 'CurveRule', 'gains_of', 'foreseen_seconds', 'Asked', 'Found', 'found_path',
-           'search_named', 'search', 'save_found', 'load_found', 'keep_search', 'is_search']
+__all__ = ['Follow', 'Threshold', 'trivial_score', 'CurveRule', 'gains_of', 'foreseen_seconds', 'Asked', 'Found', 'found_path',
+           'search_named', 'search', 'make_settings', 'save_found', 'load_found', 'keep_search', 'is_search']
 
 # %% ../../nbs/search/04_driver.ipynb #26a3845c
 @dataclass(frozen=True)
@@ -266,6 +266,10 @@ class _Outcome:
     seconds: float = 0.0
 
 
+def _no_row(row: dict) -> None:
+    "What is done with rows that nobody asks for."
+
+
 @dataclass
 class _Driver:
     "What a search knows while it runs."
@@ -284,6 +288,8 @@ class _Driver:
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of `forecast.size_of`, by number
     most_bytes: float | None = None  # that any trial needs; None: not looked at
     failed_in_a_row: int = 0
+    on_row: Callable[[Plan], Callable[[dict], None]] = lambda p: _no_row  # of a trial's run
+    most_failed: float = 3  # trials in a row that fail for no known cause, before the search stops
 
     def plan_of(self, params: Mapping[str, Any], **more: Any) -> Plan:
         "The run of a setting."
@@ -329,8 +335,8 @@ def _memory_limit(driver: _Driver) -> float | None:  # bytes; None: not known he
     "The memory that a trial may take."
     if driver.asked.memory_mib is not None:
         return driver.asked.memory_mib * 2**20
-    if driver.asked.ray_address:
-        return None  # other machines have other memories
+    if driver.asked.ray_address or not driver.space.keys() & set(_LARGER):
+        return None  # other machines have other memories; and trials of one size fit all or none
     from kdnotes.train.distributed import machine
     from kdnotes.train.memory import free_bytes
     import torch
@@ -465,7 +471,9 @@ def _make(driver: _Driver, p: Plan, limits: Limits) -> _Outcome:  # in a thread 
     began = time.monotonic()
     for attempt in (1, 2):
         try:
-            record = driver.execute(p, say=lambda text: None, jobs=driver.asked.workers, limits=limits)
+            record = driver.execute(
+                p, driver.on_row(p), say=lambda text: None, jobs=driver.asked.workers, limits=limits
+            )
             return _Outcome(record, seconds=record['time']['wall_s'] or time.monotonic() - began)
         except RunError as e:
             if e.cause == 'killed' and attempt == 1:
@@ -475,16 +483,14 @@ def _make(driver: _Driver, p: Plan, limits: Limits) -> _Outcome:  # in a thread 
     raise AssertionError('two attempts return or raise')
 
 
-_IN_A_ROW = 3  # trials that fail for no known cause, before the search stops
-
-
 def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
     "Tell what became of a trial's run."
     extra = dict(trial.user_attrs.get('extra', {}))
     more = dict(run_id=p.run_id, seconds=outcome.seconds)
     if outcome.record is None:
         driver.failed_in_a_row = driver.failed_in_a_row + 1 if outcome.cause == 'failed' else 0
-        if driver.failed_in_a_row >= _IN_A_ROW or outcome.cause == 'failed' and trial.number == 0:
+        first = outcome.cause == 'failed' and trial.number == 0 and math.isfinite(driver.most_failed)
+        if first or driver.failed_in_a_row >= driver.most_failed:
             raise RunError(f'the search stops, since this is not a matter of settings: {outcome.reason}')
         driver.refuse(trial, [outcome.cause], outcome.reason, extra=extra, **more)
         return
@@ -698,6 +704,58 @@ def search(
             found = found_so_far(_more_seeds(driver, list(shown_trials.values())))
         save_found(found)
         return found
+
+
+# makes of a `say` what is called with each row of a run
+Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
+
+
+def make_settings(
+    planned: Sequence[tuple[dict, Plan]],  # settings and their runs
+    space: Space,  # that they are of
+    common: Mapping[str, Any],  # parameters that all of them share
+    workers: int = 1,  # trials at the same time
+    say: Callable[[str], None] = lambda text: None,
+    follow: Follow = milestones,  # of runs that are made one after the other
+) -> list[dict]:  # records in the same order; a `RunError` if a run failed: the others are kept
+    "The search that draws nothing: one objective, and settings that are known beforehand."
+    first = planned[0][1]
+    primary = _primary(first)
+    asked = Asked(n_trials=len(planned), workers=workers, objectives='score', threshold='none', give_up=False)
+    score = objectives_of('score', first.config.task, primary.metric, primary.higher_is_better)
+    ledger = Ledger(
+        name=first.config.tuning_id or first.config.study,
+        path=None,
+        space=space,
+        objectives=score,
+        identity={},
+        sampler='random',
+        first=[setting for setting, _ in planned],
+    )
+    driver = _Driver(
+        asked,
+        dict(common),
+        first,
+        space,
+        score,
+        None,
+        ledger,
+        execute,
+        say,
+        # several talk at the same time: each says which one it is
+        on_row=lambda p: (follow if workers == 1 else milestones)(
+            lambda text: say(f'{p.run_id}, {text.strip()}')
+        ),
+        most_failed=math.inf,
+    )
+    for base in (first.transfer, first.teacher):
+        if base is not None and find_run_model(base.run_id) is None:
+            execute(base, follow(say), say)
+    _loop(driver, lambda: None)
+    failed = {p.run_id: t.reason for t, (_, p) in zip(ledger.trials(), planned) if t.state != 'complete'}
+    if failed:
+        raise RunError(failures(failed, len(planned)))
+    return [driver.records[number] for number in range(len(planned))]
 
 
 @contextlib.contextmanager

@@ -140,11 +140,13 @@ def first_points(
 _ATTRIBUTES = ('run_id', 'causes', 'values', 'seconds', 'started_s', 'ended_s', 'extra', 'reason')
 
 
-def _storage(path: Path, url: str):  # of Optuna
+def _storage(path: Path | None, url: str):  # of Optuna
     "Where trials are kept."
-    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
 
+    if not url and path is None:
+        return InMemoryStorage()
     if not url:
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path)))
@@ -165,7 +167,7 @@ class Ledger:
     "The trials of a search, as Optuna keeps them."
 
     name: str  # the study's
-    path: Path  # of the journal, where there is no URL
+    path: Path | None  # of the journal, where there is no URL; None: they are forgotten at the end
     space: Space
     objectives: Sequence[Objective]
     identity: Mapping[str, Any]  # JSON-able; what may not differ between two calls of one search
