@@ -165,6 +165,7 @@ def test_without_a_baseline_to_hold_on_to_it_is_the_knee():
         assert (choice.trial.number, choice.by) == (2, 'knee') and why in choice.sentence
     # (0.69 - 0.60) / 0.12 of the score for 100 of 800 parameters
     assert knee(front(FOUR, BOTH), BOTH).number == 2
+    assert knee(FOUR[:2], BOTH).number == 0  # two ends lose the same: the better score
 
 
 def test_no_trial_that_holds_is_said_with_the_best_seen():

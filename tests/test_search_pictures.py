@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from kdnotes.analysis.plotting import SMALLEST, SMOKE_MARK, NotDrawn, figure_bytes
+from kdnotes.analysis.plotting import SMALLEST, NotDrawn, figure_bytes
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.search import pictures as pc
 from kdnotes.search.front import Objective, Trial, front
@@ -121,11 +121,31 @@ def test_pictures_of_eighteen_parameters_fit_a_page_and_no_number_lies_on_anothe
     for name, figure in figures(trials, objectives, threshold=1.9 if lower else 0.5, seeds=seeds).items():
         assert figure.get_figheight() <= 9.2, name
         assert min(t.get_fontsize() for t in texts(figure)) >= SMALLEST, name
-        for axes in figure.axes:
-            low, high = sorted(axes.get_ylim())
-            shown = [t for t, y in zip(axes.get_yticklabels(), axes.get_yticks()) if low <= y <= high]
-            boxes = [t.get_window_extent() for t in shown if t.get_text() and t.get_visible()]
-            assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), name
+        assert not overlapping(figure), name
+
+
+def overlapping(figure):
+    "Numbers of a vertical axis that lie on each other."
+    found = []
+    for axes in figure.axes:
+        low, high = sorted(axes.get_ylim())
+        shown = [t for t, y in zip(axes.get_yticklabels(), axes.get_yticks()) if low <= y <= high]
+        boxes = [(t.get_text(), t.get_window_extent()) for t in shown if t.get_text() and t.get_visible()]
+        found += [(a[0], b[0]) for a, b in itertools.combinations(boxes, 2) if a[1].overlaps(b[1])]
+    return found
+
+
+@pytest.mark.parametrize('lower', [False, True])
+def test_the_strips_name_lies_on_no_number(lower):
+    few = {name: SPACE[name] for name in ('rate_0', 'layers_0')}
+    trials = search(lower=lower)
+    for factor in np.linspace(0.5, 2, 6):
+        moved = [
+            replace(t, values={k: v and v * factor for k, v in t.values.items()})
+            for t in trials
+            if t.number % 9
+        ]
+        assert not overlapping(pc.slices_figure(moved, [ERROR if lower else SCORE, SIZE], few)), factor
 
 
 def test_kinds_differ_by_more_than_colour():
@@ -184,6 +204,9 @@ def test_a_trial_without_a_score_stands_at_the_worse_end_at_its_true_size(lower)
     edge = max(points[:, 1]) if lower else min(points[:, 1])
     assert sorted(points[np.isclose(points[:, 1], edge), 0]) == pytest.approx(sorted([*lost, 2e6]))
     assert worse.sum() >= len(lost) + 1
+    known = [t.values['score'] for t in trials if t.values['score'] is not None]
+    away = edge - max(known) if lower else min(known) - edge
+    assert away > 0.1 * np.ptp(complete)
     assert axes.get_yticklabels()[-1].get_text() == 'none, far'
     reach = abs(np.diff(axes.get_ylim())[0])
     assert reach < 5 * np.ptp(complete)  # what diverged does not press the others together
@@ -341,4 +364,7 @@ def test_the_manifest_binds_pictures_to_their_runs(tmp_path):
         assert entry['sha256'] == (sha256_file(f.path) if f.path else None)
         assert callable(getattr(pc, entry['producer'].removeprefix('kdnotes.search.pictures.')))
     assert 'mean nothing' in made[0].caption
-    assert SMOKE_MARK not in made[0].caption
+    meant = pc.draw_search(pc.Shown(trials, BOTH, space), tmp_path / 'other' / 'figures')
+    for smoke, real in zip(made, meant):
+        assert smoke.path.read_bytes() != real.path.read_bytes()
+        assert 'mean nothing' not in real.caption
