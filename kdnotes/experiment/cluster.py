@@ -192,6 +192,7 @@ _STORE_BYTES = 256 * 2**20  # of shared memory; what does not fit goes to a file
 
 _SETTINGS = dict(
     RAY_task_oom_retries='0',  # a run whose machine has no memory left would end the same way again
+    RAY_worker_niceness='0',  # a run has the priority that it has without Ray
     RAY_USAGE_STATS_ENABLED='0',  # it tells nobody
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO='0',  # else it warns of a change to come
 )
