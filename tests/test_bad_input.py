@@ -10,10 +10,9 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
-import pandas
 import pytest
 from kdnotes.commands.parameters import parse_parameters
-from kdnotes.core.config import KdnotesError, make_config, parameters_from
+from kdnotes.core.config import KdnotesError, NamesBefore, make_config, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
@@ -198,14 +197,14 @@ def test_cells_can_be_run_again_and_again(name, value):
         for source in sources:
             exec(source, shell)
         assert given()[key] == value
-    for wrong in ('mood', 'before', 'pd'):
+    for wrong in ('mood', 'before', 'NamesBefore'):
         for source in (imports, parameters, f'{wrong} = 3'):
             exec(source, shell := dict(shell) if source == imports else shell)
         sentence(lambda: exec(check, shell), f"no parameter '{wrong}'")
 
 
 @pytest.mark.parametrize('again', ['the parameters cell', 'all cells'])
-@pytest.mark.parametrize('name', ['run', 'study', 'tune', 'bench'])
+@pytest.mark.parametrize('name', ['run', 'study', 'search', 'tune', 'bench'])
 def test_a_parameter_that_is_deleted_from_its_cell_is_gone(name, again):
     """In a kernel that goes on: the deleted line counts no more, a name that was refused may be put right,
     and one that stays wrong is refused again.
@@ -228,10 +227,10 @@ def test_a_parameter_that_is_deleted_from_its_cell_is_gone(name, again):
         assert given('max_length = 64') == usual | dict(max_length=64)
         shell['planned'] = 'of a later cell'
         assert given() == usual
-    for wrong in ('mood', 'pd'):
+    for wrong in ('mood', 'NamesBefore'):
         for _ in range(2):
             sentence(lambda wrong=wrong: given(f'{wrong} = 3'), f"no parameter '{wrong}'")
-    assert given() == usual and shell['pd'] is pandas
+    assert given() == usual and shell['NamesBefore'] is NamesBefore
 
 
 # ---- corpora: each fault and more of them, with all their words, are in test_corpus_errors.py ----

@@ -303,7 +303,7 @@ def test_the_run_notebook_has_the_parameters_defaults():
     assert make_config(**parameters_from(shell['before'], shell)) == make_config()
 
 
-@pytest.mark.parametrize('name', ['run', 'study', 'tune', 'bench'])
+@pytest.mark.parametrize('name', ['run', 'study', 'search', 'tune', 'bench'])
 def test_papermill_can_read_the_parameters(name, caplog):
     "A line that it cannot parse is a warning in the middle of each study."
     found = inspect_notebook(str(ROOT / f'nbs/{name}.ipynb'))
@@ -317,11 +317,12 @@ def test_every_experiment_notebook_is_run_here():
     assert {p.stem for p in (ROOT / 'nbs').glob('[!0-9]*.ipynb')} - {'index'} == {
         'run',
         'study',
+        'search',
         'tune',
         'bench',
     }, (
         'a new experiment notebook needs its smoke run: run and study have theirs here, '
-        'tune in test_tuning.py, bench in test_bench.py'
+        'search in test_search.py, tune in test_tuning.py, bench in test_bench.py'
     )
 
 

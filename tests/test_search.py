@@ -2,6 +2,7 @@
 
 import json
 import math
+import nbformat
 import numpy as np
 import pytest
 from kdnotes.core.arms import PRESETS
@@ -14,6 +15,7 @@ from kdnotes.search.front import Objective, front
 from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of
 from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values
 from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points
+from notebooks import papermill
 
 SCORE = Objective('score', 'dev score', True)
 SIZE = Objective('params', 'parameters', False)
@@ -296,3 +298,26 @@ def test_a_fault_that_is_no_matter_of_settings_stops_the_search(monkeypatch, tmp
         small_search(small_teacher)
     ledger = json.loads((runs_path() / 'found-smoke' / 'trials.journal').read_text().splitlines()[0])
     assert ledger, 'what was asked for is kept'
+
+
+@pytest.mark.slow
+def test_the_notebook_shows_a_search(tmp_path, small_teacher):
+    done = papermill(
+        tmp_path,
+        'nbs/search.ipynb',
+        tmp_path / 'search.ipynb',
+        ('n_trials', 3),
+        ('workers', 2),
+        ('front_seeds', 1),
+        ('teacher', small_teacher),
+        ('max_length', 64),
+        ('threshold', 'none'),
+        ('smoke', True),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    cells = nbformat.read(tmp_path / 'search.ipynb', 4).cells
+    said = '\n'.join(str(output) for c in cells if c.cell_type == 'code' for output in c.outputs)
+    assert 'Ship' in said and 'data:image/svg+xml' in said and '3 of 3 trials' in said
+    folder = tmp_path / 'runs' / 'embedded-search-smoke'
+    assert (folder / 'report.html').exists() and len((folder / 'trials.csv').read_text().splitlines()) == 4
+    assert json.loads((folder / 'search.json').read_text())['space_name'] == 'student'
