@@ -170,7 +170,6 @@ def test_a_space_in_yaml(tmp_path):
         (dict(space=dict(layers=[1, 4]), layers=2), 'both drawn and given'),
         (dict(storage='postgresql://nobody:secret@127.0.0.1:1/x'), 'does not answer'),
         (dict(storage='nothing at all'), 'does not answer'),
-        (dict(mode='baseline'), 'reads no parameter of the space|would play no part|no part'),
         (dict(mode='baseline', space=dict(layers=[1, 4])), 'layers would play no part in mode=.baseline'),
         (dict(mode='full_student', space=dict(temperature=[1, 4])), 'temperature would play no part'),
         (dict(tempreture=3), "no parameter 'tempreture'"),

@@ -328,7 +328,7 @@ class _Driver:
             reason=reason,
             **more,
         )
-        self.say(f'trial {trial.number + 1}: {causes[0]}: {reason}')
+        self.say(f'trial {trial.number}: {causes[0]}: {reason}')
 
 # %% ../../nbs/search/04_driver.ipynb #b2854e8d
 def _memory_limit(driver: _Driver) -> float | None:  # bytes; None: not known here
@@ -519,7 +519,8 @@ def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
         **more,
     )
     told = ', '.join(f'{o.label} {number_text(values[o.name])}' for o in driver.objectives)
-    driver.say(f'trial {trial.number + 1}: {told}' + f'; {reason}' * bool(reason))
+    seconds = record['time']['train_s'] or 0.0
+    driver.say(f'trial {trial.number}, {p.run_id}: {told}, trained in {seconds:.0f} s' + f'; {reason}' * bool(reason))
 
 
 def _check_measured(values: Mapping[str, float | None], record: dict) -> None:
@@ -539,7 +540,7 @@ def _loop(driver: _Driver, on_trial: Callable[[], None]) -> None:
     ends = math.inf if asked.budget_minutes is None else time.monotonic() + 60 * asked.budget_minutes
     left = driver.ledger.running()
     for trial in left:
-        driver.say(f'trial {trial.number + 1} was in flight when the search ended, and is taken up again')
+        driver.say(f'trial {trial.number} was in flight when the search ended, and is taken up again')
     going: dict[Future, tuple[Any, Plan]] = {}
     with ThreadPoolExecutor(asked.workers) as pool:
         try:
@@ -654,8 +655,6 @@ def search(
     common = search_named(**{k: v for k, v in given.items() if k not in names})
     common = dict(mode='mixed_kd', task=FIRST_TASK) | common
     space, fixed, space_name = space_of(asked.space, common['task'], common['mode'])
-    if not space:
-        raise ConfigError(f'mode={common["mode"]!r} reads no parameter of the space {space_name!r}')
     common = fixed | common
     common |= _threads(asked, common)
     check_space(space, common)

@@ -587,7 +587,9 @@ def parallel_figure(
     lines = dict(
         x='place', y='y', units='number', estimator=None, sort=False, orient='y', ax=axes, legend=False
     )
-    sns.lineplot(frame[~holds].dropna(), color='#BBBBBB', linewidth=0.6, zorder=1, **lines)
+    others = frame[~holds].dropna()
+    if len(others):  # seaborn draws no line of nothing
+        sns.lineplot(others, color='#BBBBBB', linewidth=0.6, zorder=1, **lines)
     shown = frame[holds].dropna()
     shade = Normalize(min(scores.values()), max(scores.values()))
     palette = _SHADES if score.higher_is_better else f'{_SHADES}_r'

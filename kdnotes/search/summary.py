@@ -18,12 +18,12 @@ from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
 from ..records.store import records, units
 from .driver import Found
-from .front import Choice, Trial, number_text, share_saved, ship, trials_table
+from .front import Choice, number_text, pareto_with_seeds, share_saved, ship, trials_table
 from .trials import values_of
 
 # %% auto #0
-__all__ = ['runs_of', 'seed_values', 'choice', 'front_with_test', 'infeasible_table', 'sentences', 'draw_found', 'trials_as_text',
-           'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
+__all__ = ['runs_of', 'seed_values', 'choice', 'front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'draw_found',
+           'trials_as_text', 'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
 
 # %% ../../nbs/search/06_summary.ipynb #04864748
 def runs_of(found: Found) -> dict[str, list[dict]]:  # run_id of a trial -> records, by seed
@@ -53,10 +53,6 @@ def choice(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) ->
     return ship(found.trials, found.objectives, found.baseline, margin, values)
 
 # %% ../../nbs/search/06_summary.ipynb #7f39fe13
-def _setting(t: Trial) -> str:
-    return ', '.join(f'{k}={number_text(v) if isinstance(v, float) else v}' for k, v in t.params.items())
-
-
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -79,17 +75,17 @@ def front_with_test(
     "The front over its seeds, with its test scores."
     values = seed_values(found, runs)
     own = {t.run_id: t for t in found.trials}
+    best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values)}
+    cost = found.objectives[-1]
     rows = []
-    for run_id, of in runs.items():
-        if not of:
-            continue
+    for run_id in sorted(values, key=lambda run_id: _mean(values[run_id][cost.name])):
+        of = runs[run_id]
         t = own[run_id]
         row = {
-            'trial': str(t.number + 1) + ' (baseline)' * (t.number == 0),
+            'trial': str(t.number) + ' (baseline)' * (t.number == 0),
             'run': run_id,
-            'setting': _setting(t),
+            'seeds': str(len(of)),
         }
-        row['seeds'] = str(len(of))
         for o in found.objectives:
             row[o.label] = number_text(_mean(values[run_id][o.name]))
             before = _baseline_mean(found, values, o.name)
@@ -98,8 +94,22 @@ def front_with_test(
         percent = of[0]['primary']['metric'] in task_info(found.task).percent
         its_units = units(found.study, [r['run_id'] for r in of])
         row[score_name(of[0])] = _interval(primary_interval(of, its_units), percent)
+        row['still on the front'] = 'yes' if run_id in best else 'no'
         rows.append(row)
     return pd.DataFrame(rows).fillna('')
+
+
+def settings_table(
+    found: Found,
+) -> pd.DataFrame:  # a row a point of the front, and the baseline; cells are text
+    "What was drawn for the points that were trained on more seeds."
+    rows = [
+        {'trial': str(t.number)}
+        | {k: number_text(v) if isinstance(v, float) else str(v) for k, v in t.params.items()}
+        for t in found.trials
+        if t.run_id in found.seeds
+    ]
+    return pd.DataFrame(rows)
 
 
 def _baseline_mean(
@@ -202,7 +212,8 @@ def search_page(found: Found, figures: Sequence[FigureFile], runs: Mapping[str, 
     tables = [
         _as_table(
             front_with_test(found, runs), 'The front, means over seeds; the test set with its 95 % interval.'
-        )
+        ),
+        _as_table(settings_table(found), 'What was drawn for them.'),
     ]
     broken = infeasible_table(found)
     parts = [
