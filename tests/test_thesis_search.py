@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 import pytest
 from handmade import make_record, write_run
-from test_thesis import ROOT, copy_of, shown
+from test_thesis import copy_of, shown
 from kdnotes.core.files import read_json, write_json
 from kdnotes.records.store import export, records, units
 from kdnotes.search.driver import Found, Threshold, keep_search, load_found, save_found
@@ -114,7 +114,7 @@ def test_claims_of_a_front_that_has_both(home):
     claims = values_of(write_search())['claims']
     verdicts = {name: claim['verdict'] for name, claim in claims.items()}
     assert verdicts == dict(level='not comparable', smaller='reproduced', better='reproduced')
-    assert '30% smaller' in claims['smaller']['here'] and claims['better']['here'].startswith('+8.0 [')
+    assert '30.0% smaller' in claims['smaller']['here'] and claims['better']['here'].startswith('+8.0 [')
     reasons = claims['level']['sentence']
     assert 'another task' in reasons and 'facts-2000' in reasons and 'another training set' in reasons
 
@@ -123,8 +123,8 @@ def test_claims_of_a_front_that_has_both(home):
     'points, smaller, better, words',
     [
         (((0.70, 20e6), (0.60, 14e6)), 'not reproduced', 'not reproduced', 'loses more than'),
-        (((0.70, 20e6), (0.71, 17e6)), 'not reproduced', 'not reproduced', 'at most 15% is saved'),
-        (((0.70, 20e6), (0.80, 30e6)), 'not reproduced', 'not reproduced', 'at most -50% is saved'),
+        (((0.70, 20e6), (0.71, 17e6)), 'not reproduced', 'not reproduced', 'nearest one is 15.0% smaller'),
+        (((0.70, 20e6), (0.80, 30e6)), 'not reproduced', 'not reproduced', 'nearest one is 50.0% larger'),
     ],
     ids=['small and worse', 'hardly smaller', 'larger alone'],
 )
@@ -186,10 +186,12 @@ def test_with_its_evidence_the_chapter_has_the_front_and_the_claims(tmp_path, mo
         runs = {part: th.part_records(plan, part) for part in th.SEARCHES}
         parts = {part: th._of_part(part, runs, plan, {}, copy) for part in th.SEARCHES}
         assert f'{STUDY}.search' not in th.facts_of(copy)
-    assert all('path' in parts['search']['figures'][name] for name in FRONT)
+    figures = parts['search']['figures']
+    assert {name for name in FRONT if 'path' not in figures[name]} == {'search_importances'}
+    assert 'trials' in figures['search_importances']['reason']
     manifest = read_json(copy / 'figures' / STUDY / 'MANIFEST.json')
     started = sorted(t.run_id for t in load_found(STUDY).trials if t.run_id)
-    assert all(entry['run_ids'] == started for entry in manifest.values())
+    assert manifest and all(entry['run_ids'] == started for entry in manifest.values())
     said = compiled_with(copy, **parts)
     assert said['search.claims.smaller.verdict'] == 'reproduced' and 'search.tables.front' in said
     assert all(i in said['search.tables.runs'] for *_, i in th.planned(plan, 'search'))

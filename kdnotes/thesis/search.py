@@ -142,6 +142,11 @@ def _signed(
     return f'{percent(of, "+")} points'
 
 
+def _size(p: Beside) -> str:
+    "How much smaller than the baseline, or larger."
+    return f'{-p.saved:.1%} larger' if p.saved < 0 else f'{p.saved:.1%} smaller'
+
+
 def _unjudged(p: Beside) -> str:
     "Why a point has no verdict, or nothing."
     if p.difference is None:
@@ -162,18 +167,18 @@ def smaller_claim(
         return _without_baseline(question)
     small = [p for p in points if p.saved >= share]
     if not small:
-        most = max(p.saved for p in points)
+        least = max(points, key=lambda p: p.saved)
         return Claim(
             question,
-            f'at most {most:.0%} smaller',
+            f'the smallest: {_size(least)}',
             NOT_REPRODUCED,
-            f'No point of the front is {share:.0%} smaller than the baseline; at most {most:.0%} is saved.',
+            f'No point of the front is {share:.0%} smaller; the nearest one is {_size(least)}.',
         )
     p = _best(small)
     if why := _unjudged(p):
         return Claim(question, f'trial {p.trial}', NOT_COMPARABLE, why)
-    said = f'Trial {p.trial} is {p.saved:.0%} smaller, with {_signed(p.difference)} on the test set'
-    here = f'{p.saved:.0%} smaller, {_signed(p.difference)}'
+    said = f'Trial {p.trial} is {_size(p)}, with {_signed(p.difference)} on the test set'
+    here = f'{_size(p)}, {_signed(p.difference)}'
     allowed = f'the {100 * margin:g} points that are taken not to matter'
     if p.difference.low >= -margin:
         return Claim(question, here, REPRODUCED, f'{said}; it loses no more than {allowed}.')
@@ -199,7 +204,7 @@ def better_claim(points: Sequence[Beside]) -> Claim:
     p = _best(alike)
     if why := _unjudged(p):
         return Claim(question, f'trial {p.trial}', NOT_COMPARABLE, why)
-    here = f'{_signed(p.difference)}, {p.saved:.0%} smaller'
+    here = f'{_signed(p.difference)}, {_size(p)}'
     on_test = f'{_signed(p.difference)} on the test set'
     said = f'The best point that is no larger than that, trial {p.trial}, has {on_test}'
     if p.difference.estimate >= gain and p.difference.low > 0:
