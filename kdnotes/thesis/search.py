@@ -297,8 +297,7 @@ def cost_values(
         wall=duration(spans[-1][1] - spans[0][0]) if spans else None,
         driver=own / training if training else None,
         more=len(more),
-        more_s=sum(r['time']['wall_s'] or 0.0 for r in more),
-        more_in_words=duration(sum(r['time']['wall_s'] or 0.0 for r in more)),
+        more_in_words=duration(sum(r['time']['wall_s'] or 0.0 for r in more)) if more else None,
     )
 
 
