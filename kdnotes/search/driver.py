@@ -520,7 +520,9 @@ def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
     )
     told = ', '.join(f'{o.label} {number_text(values[o.name])}' for o in driver.objectives)
     seconds = record['time']['train_s'] or 0.0
-    driver.say(f'trial {trial.number}, {p.run_id}: {told}, trained in {seconds:.0f} s' + f'; {reason}' * bool(reason))
+    driver.say(
+        f'trial {trial.number}, {p.run_id}: {told}, trained in {seconds:.0f} s' + f'; {reason}' * bool(reason)
+    )
 
 
 def _check_measured(values: Mapping[str, float | None], record: dict) -> None:

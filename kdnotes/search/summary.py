@@ -176,8 +176,12 @@ def _nobody(found: Found) -> str:
     return f'No trial reached the threshold; the best had {score.label} {number_text(best)}.'
 
 
-def draw_found(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) -> list[FigureFile]:
-    "The pictures of a search, in runs/<study>/figures."
+def draw_found(
+    found: Found,
+    values: Mapping[str, Mapping[str, Sequence[float]]],  # of `seed_values`
+    folder: Path | None = None,  # where they go; None: runs/<study>/figures
+) -> list[FigureFile]:
+    "The pictures of a search."
     from kdnotes.search.pictures import Shown, draw_search
 
     shown = Shown(
@@ -188,7 +192,7 @@ def draw_found(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]
         seeds=values,
         smoke=bool(found.fixed.get('smoke')) and str(found.fixed['smoke']).lower() != 'false',
     )
-    return draw_search(shown, figures_path(found.study))
+    return draw_search(shown, folder or figures_path(found.study))
 
 
 def _as_table(df: pd.DataFrame, caption: str) -> Table:

@@ -317,7 +317,7 @@ def search_figure(
 ) -> Figure:
     "A planner proposes settings, students are distilled, two measures come back."
     searched = any(r.get('tuning_id') for r in records)
-    words = 'planner' if searched else 'planner:\nstill to be run'
+    words = 'planner' if searched else 'planner: not\nin this study'
     figure, axes = canvas(30)
     planner = put(axes, Box(0, 16, 20, 11, words, _OWN, dashed=not searched))
     setting = put(
@@ -385,10 +385,7 @@ def _start_caption(e: Evidence) -> str:
 def _search_caption(e: Evidence) -> str:
     if any(r.get('tuning_id') for r in e.records):
         return 'The search that settings of this study come from.'
-    return (
-        'The search of the published study. Dashed: no run of this study comes from one, and it is still to '
-        'be run.'
-    )
+    return 'The search of the published study. Dashed: no run of this study comes from one.'
 
 
 QUESTION_FIGURES = {
