@@ -210,7 +210,7 @@ def better_claim(points: Sequence[Beside]) -> Claim:
         return Claim(question, f'trial {p.trial}', NOT_COMPARABLE, why)
     here = f'{_signed(p.difference)}, {_size(p)}'
     on_test = f'{_signed(p.difference)} on the test set'
-    said = f'The best point that is no larger than that, trial {p.trial}, has {on_test}'
+    said = f'The best point that is at most {ABOUT_EQUAL:.0%} larger, trial {p.trial}, has {on_test}'
     if p.difference.estimate >= gain and p.difference.low > 0:
         return Claim(question, here, REPRODUCED, f'{said}, and is told from the baseline.')
     if p.difference.estimate >= gain:
@@ -351,7 +351,8 @@ def settings_of_front(
     runs: Mapping[str, Sequence[dict]],
 ) -> pd.DataFrame:  # a row a parameter, a column a trial, text
     "What was drawn for the points of the front, and for the baseline."
-    shown = [t for t in found.trials if runs.get(t.run_id)]
+    own = {t.run_id: t for t in found.trials}
+    shown = [own[run_id] for run_id, of in runs.items() if of]
 
     def cell(value: object) -> str:
         return f'{value:.3g}' if isinstance(value, float) else str(value)
@@ -409,6 +410,7 @@ def search_values(
     units: pd.DataFrame,  # of these records
 ) -> dict:
     "All values of a search."
+    runs = dict(sorted(runs.items(), key=lambda item: item[1][0]['params_total'] if item[1] else 0))
     students = [r for r in records if r['factors']['network'] == 'student']
     teacher = _of_run(students[0]['teacher_run_id'], records)
     values = seed_values(found, runs)
