@@ -309,7 +309,7 @@ def _nothing(trials: Sequence[Trial], score: Objective) -> Choice:
     sign = -1 if score.higher_is_better else 1
     best = min(scored, key=lambda t: (sign * t.values[score.name], t.number))
     against = f" ({', '.join(best.causes)})" if best.causes else ''
-    seen = f'{number_text(best.values[score.name])}, of trial {best.number + 1}{against}'
+    seen = f'{number_text(best.values[score.name])}, of trial {best.number}{against}'
     why = f'no trial keeps all constraints; the best {score.label} seen is {seen}'
     return Choice(None, 'nothing', f'Nothing to ship: {why}.')
 
@@ -366,4 +366,4 @@ def _told(
             'the baseline has no score' if no_score else f"no point is within {margin:g} of the baseline's"
         )
         why = f'; it is the knee of the front, since {missing}'
-    return Choice(t, by, f'Ship {t.run_id}, trial {t.number + 1}{_setting(t)}: {values}{why}.')
+    return Choice(t, by, f'Ship {t.run_id}, trial {t.number}{_setting(t)}: {values}{why}.')

@@ -102,7 +102,7 @@ def beside_baseline(
         c = compare(runs[base.run_id], runs[t.run_id], units)
         points.append(
             Beside(
-                trial=t.number + 1,
+                trial=t.number,
                 saved=share_saved(t.values['params'], values[base.number]['params']),
                 gain=sign * (t.values['score'] - values[base.number]['score']),
                 difference=c.difference if sign > 0 or c.difference is None else _turned(c.difference),
@@ -366,7 +366,7 @@ def settings_of_front(
 
 
 def _title(number: int) -> str:
-    return f'trial {number + 1}' + ' (baseline)' * (number == 0)
+    return f'trial {number}' + ' (baseline)' * (number == 0)
 
 
 def _shared(
