@@ -82,7 +82,7 @@ def front_with_test(
         of = runs[run_id]
         t = own[run_id]
         row = {
-            'trial': str(t.number) + ' (baseline)' * (t.number == 0),
+            'trial': _title(t.number),
             'run': run_id,
             'seeds': str(len(of)),
         }
@@ -101,15 +101,25 @@ def front_with_test(
 
 def settings_table(
     found: Found,
-) -> pd.DataFrame:  # a row a point of the front, and the baseline; cells are text
-    "What was drawn for the points that were trained on more seeds."
-    rows = [
-        {'trial': str(t.number)}
-        | {k: number_text(v) if isinstance(v, float) else str(v) for k, v in t.params.items()}
-        for t in found.trials
-        if t.run_id in found.seeds
-    ]
-    return pd.DataFrame(rows)
+    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+) -> pd.DataFrame:  # a row a parameter, a column a trial; cells are text
+    "What was drawn for the points of the front, and for the baseline."
+    cost = found.objectives[-1]
+    shown = sorted((t for t in found.trials if runs.get(t.run_id)), key=lambda t: t.values[cost.name])
+    return pd.DataFrame(
+        [
+            {'parameter': name} | {_title(t.number): _cell(t.params.get(name, '-')) for t in shown}
+            for name in found.space
+        ]
+    )
+
+
+def _title(number: int) -> str:
+    return f'trial {number}' + ' (baseline)' * (number == 0)
+
+
+def _cell(value: object) -> str:
+    return f'{value:.3g}' if isinstance(value, float) else str(value)
 
 
 def _baseline_mean(
@@ -217,7 +227,7 @@ def search_page(found: Found, figures: Sequence[FigureFile], runs: Mapping[str, 
         _as_table(
             front_with_test(found, runs), 'The front, means over seeds; the test set with its 95 % interval.'
         ),
-        _as_table(settings_table(found), 'What was drawn for them.'),
+        _as_table(settings_table(found, runs), 'What was drawn for them.'),
     ]
     broken = infeasible_table(found)
     parts = [

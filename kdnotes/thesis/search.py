@@ -17,14 +17,14 @@ from ..search.driver import Found
 from ..search.front import number_text, pareto_with_seeds, share_saved, with_means
 from ..search.pictures import causes_table, lanes
 from ..search.spaces import STUDY, Integer, OneOf, Real, Space
-from ..search.summary import choice, front_with_test, seed_values
+from ..search.summary import choice, front_with_test, seed_values, settings_table
 from .facts import about_values, among, runs_table
 from .questions import PUBLISHED, percent
 
 # %% auto #0
 __all__ = ['STUDIED', 'REPRODUCED', 'NOT_REPRODUCED', 'NOT_COMPARABLE', 'ABOUT_EQUAL', 'bounds', 'space_table', 'studied_values',
            'Beside', 'beside_baseline', 'Claim', 'smaller_claim', 'better_claim', 'unlike', 'level_claim',
-           'claims_table', 'cost_values', 'cost_table', 'broken_table', 'settings_of_front', 'search_values']
+           'claims_table', 'cost_values', 'cost_table', 'broken_table', 'search_values']
 
 # %% ../../nbs/thesis/11_search.ipynb #1cd846db
 STUDIED = dict(
@@ -346,29 +346,6 @@ def _count(table: pd.DataFrame, cause: str, was: str) -> str:
     return f'{n:.0f}' if n == n else '0'
 
 # %% ../../nbs/thesis/11_search.ipynb #545591ed
-def settings_of_front(
-    found: Found,
-    runs: Mapping[str, Sequence[dict]],
-) -> pd.DataFrame:  # a row a parameter, a column a trial, text
-    "What was drawn for the points of the front, and for the baseline."
-    own = {t.run_id: t for t in found.trials}
-    shown = [own[run_id] for run_id, of in runs.items() if of]
-
-    def cell(value: object) -> str:
-        return f'{value:.3g}' if isinstance(value, float) else str(value)
-
-    return pd.DataFrame(
-        [
-            {'parameter': name} | {_title(t.number): cell(t.params.get(name, '-')) for t in shown}
-            for name in found.space
-        ]
-    )
-
-
-def _title(number: int) -> str:
-    return f'trial {number}' + ' (baseline)' * (number == 0)
-
-
 def _shared(
     found: Found,
     records: Sequence[dict],  # of students
@@ -427,7 +404,7 @@ def search_values(
     )
     if any(runs.values()):
         front = front_with_test(found, runs)
-        tables |= dict(front=front.drop(columns=['run', 'setting']), settings=settings_of_front(found, runs))
+        tables |= dict(front=front.drop(columns=['run']), settings=settings_table(found, runs))
     if cost['infeasible']:
         tables['broken'] = broken_table(found)
     return about | dict(
