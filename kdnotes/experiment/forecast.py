@@ -256,6 +256,19 @@ def _runtime(config: RunConfig):  # a `train.distributed.Runtime`
 _ALL_REDUCE = {'fp32': 0, 'bf16': 2, 'fp16': 2, 'powersgd': 4}
 
 
+def _teacher_network(plan: Plan, task, device):  # (a model in eval mode, parameters of the whole teacher)
+    "What a teacher's forward holds as much memory as."
+    from kdnotes.distill.intermediate import uses_intermediate_layers
+    from kdnotes.distill.models import count_parameters, depth
+    from kdnotes.train import memory
+
+    whole = _network(plan.teacher, task)
+    # a forward without gradients holds no more in a deeper model, unless somebody reads its layers
+    looks = uses_intermediate_layers(plan.config)
+    teacher = whole if looks else _of_depth(whole, min(3, depth(whole.config)), task)
+    return memory.filled(teacher).to(device).eval(), count_parameters(whole)
+
+
 def _stages(
     plan: Plan,
     task,  # encoded
@@ -264,8 +277,8 @@ def _stages(
     process: float,  # bytes
 ) -> dict[str, dict[str, float]]:  # stage -> purpose -> bytes of a rank
     "What a rank with this network needs."
-    from kdnotes.distill.intermediate import online_teacher, uses_intermediate_layers
-    from kdnotes.distill.models import count_parameters, depth
+    from kdnotes.distill.intermediate import online_teacher
+    from kdnotes.distill.models import count_parameters
     from kdnotes.train import memory
 
     config = plan.config
@@ -281,24 +294,18 @@ def _stages(
     if largest is None:
         given = dict(process=float(process), weights=4.0 * params)
         return stages | dict(evaluation=memory.forecast_evaluation(setup, given))
-    online = 0
+    taught_by = 0
     beside = 0.0
     if MODES[config.mode].kd:
-        whole = _network(plan.teacher, task)
-        taught_by = count_parameters(whole)
-        # a forward without gradients holds no more in a deeper model, unless somebody reads its layers
-        looks = uses_intermediate_layers(config)
-        teacher = whole if looks else _of_depth(whole, min(3, depth(whole.config)), task)
-        teacher = memory.filled(teacher).to(device).eval()
+        teacher, taught_by = _teacher_network(plan, task, device)
         setup = memory.TrainingSetup(task, model, config, runtime, online_teacher(task, teacher, config))
-        # on a CPU what a teacher held is not given back when its outputs are stored (LOG.md)
-        if config.signal == 'online' or device.type == 'cpu':
-            online = taught_by
         if config.signal == 'online':
             beside = memory.forward_bytes(teacher, task, 'train', largest, device)
         else:
             stages['signal'] = memory.forecast_signal(setup, teacher, taught_by, process)
-    training = memory.forecast_training(setup, largest, process, online)
+    # on a CPU what a teacher held is not given back when its outputs are stored (LOG.md)
+    stays = config.signal == 'online' or device.type == 'cpu'
+    training = memory.forecast_training(setup, largest, process, taught_by if stays else 0)
     training['teacher'] += beside
     if config.ranks > 1:
         training['all-reduce'] = float(_ALL_REDUCE[config.gradient_dtype] * params)

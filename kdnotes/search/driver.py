@@ -236,6 +236,7 @@ class Found:
     fixed: dict[str, Any]  # parameters that all trials share
     # of the front and the baseline: run_id of a trial -> the runs of its setting, one a seed, its own first
     seeds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)  # sampler, workers, limits; {}: not recorded
 
     @property
     def front(self) -> list[Trial]:
@@ -283,6 +284,7 @@ class _Driver:
     ledger: Ledger
     execute: Callable[..., dict]  # `launch.execute`, or a cluster's
     say: Callable[[str], None]
+    space_name: str = ''
     corpora: dict[str, Corpus] = field(default_factory=dict)
     records: dict[int, dict] = field(default_factory=dict)  # of finished trials, by number
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of `forecast.size_of`, by number
@@ -344,6 +346,38 @@ def _memory_limit(driver: _Driver) -> float | None:  # bytes; None: not known he
     return free_bytes(torch.device(machine().device)) / driver.asked.workers
 
 
+@dataclass
+class _Foreseen:
+    "What a trial is known to need before it starts."
+
+    kept: dict[str, float] = field(default_factory=dict)  # by how much a constraint is kept, or broken
+    reasons: dict[str, str] = field(default_factory=dict)  # of each that is broken
+    bytes: float | None = None
+    seconds: float | None = None
+
+    def look(self, name: str, needed: float, limit: float, words: str) -> None:
+        "Hold what is needed against its limit."
+        self.kept[name] = needed / limit - 1
+        if needed > limit:
+            self.reasons[name] = words
+
+
+def _foresee(driver: _Driver, p: Plan, number: int) -> _Foreseen:
+    "Memory and time of a trial."
+    found = _Foreseen()
+    limit = _memory_limit(driver)
+    found.bytes = None if limit is None else _bytes_of(driver, p, limit)
+    if found.bytes is not None:
+        words = f'{found.bytes / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had'
+        found.look('memory', found.bytes, limit, words)
+    most = driver.asked.max_trial_minutes
+    found.seconds = foreseen_seconds(_known_times(driver), driver.sizes[number][1] * p.config.epochs)
+    if most is not None and found.seconds is not None:
+        words = f'at least {found.seconds / 60:.1f} minutes, {most:g} may be taken'
+        found.look('time', found.seconds, 60 * most, words)
+    return found
+
+
 def _before(driver: _Driver, trial) -> Plan | None:  # None: it was told, and is not started
     "Plan a trial, and foresee what it needs."
     began = time.perf_counter()
@@ -353,32 +387,16 @@ def _before(driver: _Driver, trial) -> Plan | None:  # None: it was told, and is
         driver.refuse(trial, ['refused'], str(e))
         return None
     driver.sizes[trial.number] = size_of(p)
-    limit = _memory_limit(driver)
-    kept = {}
-    causes = []
-    reasons = []
-    needed = None if limit is None else _bytes_of(driver, p, limit)
-    if needed is not None:
-        kept['memory'] = needed / limit - 1
-        if needed > limit:
-            causes.append('memory')
-            reasons.append(f'{needed / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had')
-    most = driver.asked.max_trial_minutes
-    encoder = driver.sizes[trial.number][1]
-    seconds = foreseen_seconds(_known_times(driver), encoder * p.config.epochs)
-    if most is not None and seconds is not None:
-        kept['time'] = seconds / (60 * most) - 1
-        if seconds > 60 * most:
-            causes.append('time')
-            reasons.append(f'at least {seconds / 60:.1f} minutes, {most:g} may be taken')
-    trial.set_user_attr('foreseen', dict(bytes=needed, seconds=seconds))
+    found = _foresee(driver, p, trial.number)
+    trial.set_user_attr('foreseen', dict(bytes=found.bytes, seconds=found.seconds))
     trial.set_user_attr('run_id', p.run_id)
-    if causes:
-        foretold = f'foretold: {"; ".join(reasons)}'
-        driver.refuse(trial, causes, foretold, kept=kept, run_id=None, extra=_own_time(began))
-        return None
-    trial.set_user_attr('extra', _own_time(began))
-    return p
+    own = dict(driver_s=time.perf_counter() - began)  # what the search itself took
+    trial.set_user_attr('extra', own)
+    if not found.reasons:
+        return p
+    why = f'foretold: {"; ".join(found.reasons.values())}'
+    driver.refuse(trial, list(found.reasons), why, kept=found.kept, run_id=None, extra=own)
+    return None
 
 
 # what takes more memory the larger it is
@@ -404,11 +422,6 @@ def _bytes_of(driver: _Driver, p: Plan, limit: float) -> float | None:  # None: 
 
 def _largest(of: Real | Integer | OneOf) -> Any:
     return max(of.values) if isinstance(of, OneOf) else of.high
-
-
-def _own_time(began: float) -> dict[str, float]:
-    "What the driver itself took for a trial before its start."
-    return dict(driver_s=time.perf_counter() - began)
 
 
 def _known_times(driver: _Driver) -> list[tuple[float, float]]:
@@ -536,6 +549,19 @@ def _check_measured(values: Mapping[str, float | None], record: dict) -> None:
             raise ConfigError(f'{name} of {record["run_id"]} is not known ({why}); choose another objective')
 
 # %% ../../nbs/search/04_driver.ipynb #d5d69dfd
+def _next(driver: _Driver, left: list, ends: float) -> tuple[Any, Plan] | None:  # None: there is no other
+    "The next trial that can be started; those that cannot are told."
+    while True:
+        if left:
+            trial = left.pop(0)
+        elif len(driver.ledger.trials()) < driver.asked.n_trials and time.monotonic() < ends:
+            trial = driver.ledger.ask()
+        else:
+            return None
+        if p := _before(driver, trial):
+            return trial, p
+
+
 def _loop(driver: _Driver, on_trial: Callable[[], None]) -> None:
     "Ask, train and tell until the trials or the minutes are used up."
     asked = driver.asked
@@ -547,21 +573,13 @@ def _loop(driver: _Driver, on_trial: Callable[[], None]) -> None:
     with ThreadPoolExecutor(asked.workers) as pool:
         try:
             while True:
-                while len(going) < asked.workers:
-                    if left:
-                        trial = left.pop(0)
-                    elif len(driver.ledger.trials()) < asked.n_trials and time.monotonic() < ends:
-                        trial = driver.ledger.ask()
-                    else:
-                        break
-                    p = _before(driver, trial)
-                    if p is None:
-                        on_trial()
-                        continue
+                while len(going) < asked.workers and (found := _next(driver, left, ends)):
+                    trial, p = found
                     limits = _limits(driver, p, trial.number)
                     with held_back():
-                        going[pool.submit(_make, driver, p, limits)] = (trial, p)
+                        going[pool.submit(_make, driver, p, limits)] = found
                 if not going:
+                    on_trial()
                     return
                 over, _ = wait(going, return_when=FIRST_COMPLETED)
                 for future in over:
@@ -618,7 +636,7 @@ def _threads(asked: Asked, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _place(address: str, workers: int) -> Iterator[Callable[..., dict]]:  # of `launch.execute`'s kind
+def _place(address: str) -> Iterator[Callable[..., dict]]:  # of `launch.execute`'s kind
     "Where trials run."
     if not address:
         yield execute
@@ -642,20 +660,21 @@ def search_named(
     return named(**given)
 
 
-@file_errors()
-def search(
-    # how often and how, fields of `Asked`; and parameters of a run that all trials share
-    say: Callable[[str], None] = lambda text: None,
-    on_found: Callable[[Found], None] = lambda found: (
-        None
-    ),  # called after each trial with what is found so far
-    **given: Any,
-) -> Found:
-    "Search for the students that no other beats; the same call goes on with a search that was ended."
-    names = set(Asked.__dataclass_fields__)
-    asked = Asked(**{k: v for k, v in given.items() if k in names and v is not None})
-    common = search_named(**{k: v for k, v in given.items() if k not in names})
-    common = dict(mode='mixed_kd', task=FIRST_TASK) | common
+@dataclass(frozen=True)
+class _Goal:
+    "What is searched for, resolved."
+
+    common: dict[str, Any]  # parameters that all trials share
+    first: Plan  # a trial with nothing drawn
+    space: Space
+    space_name: str
+    objectives: list[Objective]
+    corpora: dict[str, Corpus]
+
+
+def _goal(asked: Asked, given: Mapping[str, Any]) -> _Goal:  # given: parameters of a run
+    "Find and check what a search is about, before anything is trained."
+    common = dict(mode='mixed_kd', task=FIRST_TASK) | search_named(**given)
     space, fixed, space_name = space_of(asked.space, common['task'], common['mode'])
     common = fixed | common
     common |= _threads(asked, common)
@@ -663,46 +682,83 @@ def search(
     corpora: dict[str, Corpus] = {}
     first = plan(make_config(**common), corpora=corpora)
     # one teacher for all: what is compared are its students
-    common |= dict(seed=first.config.seed) | (
-        dict(teacher_seed=first.config.teacher_seed) if first.config.teacher_seed is not None else {}
-    )
+    teacher_seed = first.config.teacher_seed
+    common |= dict(seed=first.config.seed) | ({} if teacher_seed is None else dict(teacher_seed=teacher_seed))
     primary = _primary(first)
     objectives = objectives_of(asked.objectives, first.config.task, primary.metric, primary.higher_is_better)
+    return _Goal(common, first, space, space_name, objectives, corpora)
+
+
+def _begin(asked: Asked, goal: _Goal, say: Callable[[str], None]) -> _Driver:
+    "A driver with its ledger, and with what earlier calls have found."
+    threshold = _threshold(asked, goal.first, goal.objectives)
+    ledger = _ledger(asked, goal, threshold)
+    driver = _Driver(
+        asked,
+        goal.common,
+        goal.first,
+        goal.space,
+        goal.objectives,
+        threshold,
+        ledger,
+        execute,
+        say,
+        space_name=goal.space_name,
+        corpora=goal.corpora,
+    )
+    _take_up(driver)
+    return driver
+
+
+def _foundations(driver: _Driver, say: Callable[[str], None], **more: Any) -> None:  # more: of `execute`
+    "Make what all trials stand on."
+    for base in (driver.first.transfer, driver.first.teacher):
+        if base is not None and find_run_model(base.run_id) is None:
+            say(f'first what all trials stand on: {base.run_id}')
+            driver.execute(base, say=say, **more)
+
+
+def _found(driver: _Driver, seeds: Mapping[str, tuple[str, ...]] | None = None) -> Found:
+    "What is found so far."
+    config = driver.first.config
+    return Found(
+        study=config.study,
+        task=config.task,
+        corpus=config.corpus,
+        corpus_sha256=driver.first.corpus_sha256,
+        space=driver.space,
+        space_name=driver.space_name,
+        objectives=tuple(driver.objectives),
+        threshold=driver.threshold,
+        trials=tuple(driver.ledger.trials()),
+        fixed={k: v for k, v in driver.common.items() if k != 'study'},
+        seeds=dict(seeds or {}),
+        asked={k: v for k, v in asdict(driver.asked).items() if k not in ('space', 'storage', 'ray_address')},
+    )
+
+
+@file_errors()
+def search(
+    say: Callable[[str], None] = lambda text: None,  # is told what happens
+    # called after each trial with what is found so far
+    on_found: Callable[[Found], None] = lambda found: None,
+    **given: Any,  # how often and how, fields of `Asked`; and parameters of a run that all trials share
+) -> Found:
+    "Search for the students that no other beats; the same call goes on with a search that was ended."
+    names = set(Asked.__dataclass_fields__)
+    asked = Asked(**{k: v for k, v in given.items() if k in names and v is not None})
+    goal = _goal(asked, {k: v for k, v in given.items() if k not in names})
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_alone(first.config.study))
-        threshold = _threshold(asked, first, objectives)
-        ledger = _ledger(asked, common, first, space, objectives, threshold)
-        place = stack.enter_context(_place(asked.ray_address, asked.workers))
-        driver = _Driver(
-            asked, common, first, space, objectives, threshold, ledger, place, say, corpora=corpora
-        )
-        _take_up(driver)
-
-        def found_so_far(seeds: dict | None = None) -> Found:
-            return Found(
-                study=first.config.study,
-                task=first.config.task,
-                corpus=first.config.corpus,
-                corpus_sha256=first.corpus_sha256,
-                space=space,
-                space_name=space_name,
-                objectives=tuple(objectives),
-                threshold=threshold,
-                trials=tuple(ledger.trials()),
-                fixed={k: v for k, v in common.items() if k != 'study'},
-                seeds=seeds or {},
-            )
-
-        for base in (first.transfer, first.teacher):
-            if base is not None and find_run_model(base.run_id) is None:
-                say(f'first what all trials stand on: {base.run_id}')
-                place(base, say=say)
-        _loop(driver, lambda: on_found(found_so_far()))
-        found = found_so_far()
-        shown_trials = {t.run_id: t for t in (*found.front, found.baseline) if t and t.state == 'complete'}
-        if asked.front_seeds and shown_trials:
-            say(f'{counted(len(shown_trials), "setting")} on {counted(asked.front_seeds, "more seed")}')
-            found = found_so_far(_more_seeds(driver, list(shown_trials.values())))
+        stack.enter_context(_alone(goal.first.config.study))
+        driver = _begin(asked, goal, say)
+        driver.execute = stack.enter_context(_place(asked.ray_address))
+        _foundations(driver, say)
+        _loop(driver, lambda: on_found(_found(driver)))
+        found = _found(driver)
+        best = {t.run_id: t for t in (*found.front, found.baseline) if t and t.state == 'complete'}
+        if asked.front_seeds and best:
+            say(f'{counted(len(best), "setting")} on {counted(asked.front_seeds, "more seed")}')
+            found = _found(driver, _more_seeds(driver, list(best.values())))
         save_found(found)
         return found
 
@@ -749,9 +805,7 @@ def make_settings(
         ),
         most_failed=math.inf,
     )
-    for base in (first.transfer, first.teacher):
-        if base is not None and find_run_model(base.run_id) is None:
-            execute(base, follow(say), say)
+    _foundations(driver, say, on_row=follow(say))
     _loop(driver, lambda: None)
     failed = {p.run_id: t.reason for t, (_, p) in zip(ledger.trials(), planned) if t.state != 'complete'}
     if failed:
@@ -779,37 +833,34 @@ def _threshold(asked: Asked, first: Plan, objectives: Sequence[Objective]) -> Th
     return trivial_score(first, score)
 
 
-def _ledger(
-    asked: Asked,
-    common: Mapping[str, Any],
-    first: Plan,
-    space: Space,
-    objectives: Sequence[Objective],
-    threshold: Threshold | None,
-) -> Ledger:
+def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
     "The trials of a search, found or begun."
-    config = first.config
-    points = [baseline(space, first), *first_points(asked.sampler, space, asked.n_trials - 1, config.seed)]
+    config = goal.first.config
+    rest = first_points(asked.sampler, goal.space, asked.n_trials - 1, config.seed)
+    teacher = goal.first.teacher
     identity = dict(
         task=config.task,
-        corpus=first.corpus_sha256,
-        teacher=first.teacher.run_id if first.teacher else None,
-        space={name: repr(of) for name, of in sorted(space.items())},
-        objectives=[o.name for o in objectives],
+        corpus=goal.first.corpus_sha256,
+        teacher=teacher.run_id if teacher else None,
+        space={name: repr(of) for name, of in sorted(goal.space.items())},
+        objectives=[o.name for o in goal.objectives],
         threshold=None if threshold is None else threshold.value,
-        settings={k: str(v) for k, v in sorted(common.items()) if k not in ('study', 'corpus', 'columns')},
+        settings={k: str(v) for k, v in sorted(goal.common.items()) if k not in _ITS_NAME},
     )
     return Ledger(
         name=config.study,
         path=runs_path() / config.study / 'trials.journal',
-        space=space,
-        objectives=objectives,
+        space=goal.space,
+        objectives=goal.objectives,
         identity=json.loads(json.dumps(identity)),
         sampler=asked.sampler,
         seed=config.seed,
         url=asked.storage,
-        first=points[: asked.n_trials],
+        first=[baseline(goal.space, goal.first), *rest][: asked.n_trials],
     )
+
+
+_ITS_NAME = ('study', 'corpus', 'columns')  # parameters that say where, and not what
 
 
 def _take_up(driver: _Driver) -> None:

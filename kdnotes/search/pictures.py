@@ -595,6 +595,14 @@ def parallel_figure(
     palette = _SHADES if score.higher_is_better else f'{_SHADES}_r'
     hue = dict(hue=shown['number'].map(scores), palette=palette, hue_norm=shade)
     sns.lineplot(shown, linewidth=0.9, zorder=2, **hue, **lines)
+    _name_rows(axes, ends)
+    bar = figure.colorbar(ScalarMappable(shade, palette), ax=axes, location='bottom', aspect=45, pad=0.02)
+    bar.set_label(_with_sense(score))
+    return figure
+
+
+def _name_rows(axes: Axes, ends: Mapping[str, tuple[str, str]]) -> None:  # row -> its lowest and highest value
+    "Names and ends of the rows of `parallel_figure`."
     how = dict(va='center', fontsize=SMALLEST, color=LINE)
     for y, (low, high) in enumerate(ends.values()):
         axes.text(-0.015, y, low, ha='right', **how)
@@ -604,9 +612,6 @@ def parallel_figure(
     axes.set(xlim=(-0.01, 1.01), ylim=(len(ends) - 0.6, -0.4), xlabel='', ylabel='', xticks=[])
     for side in ('left', 'bottom'):
         axes.spines[side].set_visible(False)
-    bar = figure.colorbar(ScalarMappable(shade, palette), ax=axes, location='bottom', aspect=45, pad=0.02)
-    bar.set_label(_with_sense(score))
-    return figure
 
 
 _SHADES = 'viridis'  # the best are the brightest, and brightness is even: readable without colour
