@@ -307,8 +307,7 @@ def _stages(
     stays = config.signal == 'online' or device.type == 'cpu'
     training = memory.forecast_training(setup, largest, process, taught_by if stays else 0)
     training['teacher'] += beside
-    if config.ranks > 1:
-        training['all-reduce'] = float(_ALL_REDUCE[config.gradient_dtype] * params)
+    training['all-reduce'] = float((config.ranks > 1) * _ALL_REDUCE[config.gradient_dtype] * params)
     return stages | dict(training=training, evaluation=memory.forecast_evaluation(setup, training))
 
 # %% ../../nbs/experiment/04_forecast.ipynb #f35bc45a

@@ -601,7 +601,9 @@ def parallel_figure(
     return figure
 
 
-def _name_rows(axes: Axes, ends: Mapping[str, tuple[str, str]]) -> None:  # row -> its lowest and highest value
+def _name_rows(
+    axes: Axes, ends: Mapping[str, tuple[str, str]]
+) -> None:  # row -> its lowest and highest value
     "Names and ends of the rows of `parallel_figure`."
     how = dict(va='center', fontsize=SMALLEST, color=LINE)
     for y, (low, high) in enumerate(ends.values()):
