@@ -366,7 +366,10 @@ def _foresee(driver: _Driver, p: Plan, number: int) -> _Foreseen:
     "Memory and time of a trial."
     found = _Foreseen()
     limit = _memory_limit(driver)
-    found.bytes = None if limit is None else _bytes_of(driver, p, limit)
+    try:
+        found.bytes = None if limit is None else _bytes_of(driver, p, limit)
+    except RunError as e:  # what measures for it was killed, say: the limit itself holds all the same
+        driver.say(f'trial {number}: its memory is not foreseen: {e}')
     if found.bytes is not None:
         words = f'{found.bytes / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had'
         found.look('memory', found.bytes, limit, words)
