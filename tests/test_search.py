@@ -10,7 +10,8 @@ from kdnotes.core.config import ConfigError, flat, make_config, parameters
 from kdnotes.core.files import BusyError, lock, runs_path
 from kdnotes.experiment.launch import RunError
 from kdnotes.experiment.plan import plan
-from kdnotes.search.driver import CurveRule, Threshold, foreseen_seconds, load_found, search
+from kdnotes.records.store import records
+from kdnotes.search.driver import CurveRule, Threshold, foreseen_seconds, gains_of, load_found, search
 from kdnotes.search.front import Objective, front
 from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of
 from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values
@@ -198,6 +199,26 @@ def test_the_curve_rule_keeps_all_that_could_still_matter():
     lower = CurveRule('dev', 'nll', False, 90, tuple((0.5, 0.1) for _ in range(8)), 2.0)
     row = dict(kind='eval', set='dev', step=45, metrics=dict(nll=2.2))
     assert 'is needed' in lower(row) and not lower(row | dict(metrics=dict(nll=2.05)))
+
+
+def test_the_curve_rule_keeps_the_front_of_a_recorded_search():
+    "Replayed on the search in the evidence: what it would have ended, none of it on the front."
+    found = load_found('embedded-search')
+    of = {r['run_id']: r for r in records('embedded-search')}
+    trials = sorted((t for t in found.trials if t.run_id in of), key=lambda t: t.ended_s)
+    ended = []
+    for t in trials:
+        before = [u for u in trials if u.ended_s < t.started_s]
+        r = of[t.run_id]
+        smaller = [u for u in before if u.state == 'complete' and u.values['params'] <= t.values['params']]
+        needed = max([found.threshold.value, *(u.values['score'] for u in smaller)])
+        rule = CurveRule('dev', 'map', True, r['steps'], gains_of([of[u.run_id] for u in before]), needed)
+        points = [p for p in r['curve'] if p.get('set') == 'dev']
+        rows = [dict(kind='eval', set='dev', step=p['step'], metrics=dict(map=p['value'])) for p in points]
+        if any(map(rule, rows)):
+            ended.append(t.number)
+    assert ended and not set(ended) & {t.number for t in found.front}
+    assert not {t.run_id for t in trials if t.number in ended} & found.seeds.keys()
 
 
 def test_time_is_foreseen_as_a_lower_bound():

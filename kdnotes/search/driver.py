@@ -153,14 +153,11 @@ def gains_of(
         end = r['metrics'][where][metric]
         sign = 1 if r['primary']['higher_is_better'] else -1
         for point in r['curve']:
-            score = point.get(metric)
-            if (
-                point.get('set') == where
-                and score is not None
-                and end is not None
-                and point['step'] < r['steps']
-            ):
-                found.append((point['step'] / r['steps'], sign * (end - score)))
+            on_the_way = (
+                point.get('set') == where and point['metric'] == metric and point['step'] < r['steps']
+            )
+            if on_the_way and None not in (end, point['value']):
+                found.append((point['step'] / r['steps'], sign * (end - point['value'])))
     return tuple(found)
 
 # %% ../../nbs/search/04_driver.ipynb #fc03757f
