@@ -307,7 +307,7 @@ def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_pa
 
 @pytest.mark.exhaustive
 def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, small_teacher):
-    asked = (home, small_teacher, '--seeds', '1', '--arms', 'baseline', '--ray', 'local')
+    asked = (home, small_teacher, '--seeds', '1', '--arms', 'parallel_baseline', '--ray', 'local')
     study = command(*asked)
     while study.poll() is None and not ranks_of(study.pid):
         time.sleep(0.05)
@@ -326,10 +326,10 @@ def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, smal
 @pytest.mark.exhaustive
 def test_a_machine_without_memory_ends_a_run_once(home, small_teacher):
     "Ray ends a worker of a machine whose memory is used so far; it would start the task again without end."
-    asked = (home, small_teacher, '--seeds', '1', '--arms', 'baseline', '--ray', 'local')
+    asked = (home, small_teacher, '--seeds', '1', '--arms', 'parallel_baseline', '--ray', 'local')
     study = command(*asked, RAY_memory_usage_threshold='0.01')
     said, errors = study.communicate(timeout=600)
     assert study.returncode == 1, errors
     assert 'Ray has ended it, because its machine had no memory left' in errors
-    [state] = home.glob('runs/small-smoke/baseline-*/state.json')
+    [state] = home.glob('runs/small-smoke/parallel_baseline-*/state.json')
     assert json.loads(state.read_text())['cause'] == 'memory' and records_of(home) == {}
