@@ -479,21 +479,26 @@ def _steps(p: Plan, other: dict) -> int:
     return max(1, round(other['steps'] * share))
 
 # %% ../../nbs/search/04_driver.ipynb #15dfd050
+def _executed(driver: _Driver, p: Plan, **more: Any) -> dict:  # more: of `launch.execute`
+    "The record of a run; one that is killed is tried once more."
+    try:
+        return driver.execute(p, **more)
+    except RunError as e:
+        if e.cause != 'killed':
+            raise
+    driver.say(f'{p.run_id} was killed, and is tried once more')
+    return driver.execute(p, **more)
+
+
 def _make(driver: _Driver, p: Plan, limits: Limits) -> _Outcome:  # in a thread of its own
     "Train a trial, or say why that came to nothing."
     began = time.monotonic()
-    for attempt in (1, 2):
-        try:
-            record = driver.execute(
-                p, driver.on_row(p), say=lambda text: None, jobs=driver.asked.workers, limits=limits
-            )
-            return _Outcome(record, seconds=record['time']['wall_s'] or time.monotonic() - began)
-        except RunError as e:
-            if e.cause == 'killed' and attempt == 1:
-                driver.say(f'{p.run_id} was killed, and is tried once more')
-                continue
-            return _Outcome(cause=e.cause or 'failed', reason=str(e), seconds=time.monotonic() - began)
-    raise AssertionError('two attempts return or raise')
+    more = dict(on_row=driver.on_row(p), say=lambda text: None, jobs=driver.asked.workers, limits=limits)
+    try:
+        record = _executed(driver, p, **more)
+    except RunError as e:
+        return _Outcome(cause=e.cause or 'failed', reason=str(e), seconds=time.monotonic() - began)
+    return _Outcome(record, seconds=record['time']['wall_s'] or time.monotonic() - began)
 
 
 def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
@@ -715,7 +720,7 @@ def _foundations(driver: _Driver, say: Callable[[str], None], **more: Any) -> No
     for base in (driver.first.transfer, driver.first.teacher):
         if base is not None and find_run_model(base.run_id) is None:
             say(f'first what all trials stand on: {base.run_id}')
-            driver.execute(base, say=say, **more)
+            _executed(driver, base, say=say, **more)
 
 
 def _found(driver: _Driver, seeds: Mapping[str, tuple[str, ...]] | None = None) -> Found:
