@@ -143,7 +143,7 @@ def test_the_smallest_within_the_margin_is_shipped(margin, number, by):
 def test_the_sentence_says_what_is_kept_and_saved():
     said = ship(FOUR, BOTH, FOUR[0], 0.01).sentence
     assert said == (
-        "Ship run-2, trial 3 (layers=2): dev accuracy 0.6900 beside the baseline's 0.7000 (98.6% of it kept)"
+        "Ship run-2, trial 2 (layers=2): dev accuracy 0.6900 beside the baseline's 0.7000 (98.6% of it kept)"
         ", with parameters 200 beside the baseline's 400 (50.0% saved)."
     )
     heavy = replace(FOUR[0], state='infeasible', values=dict(score=0.71, params=600.0))
@@ -172,7 +172,7 @@ def test_no_trial_that_holds_is_said_with_the_best_seen():
     trials = [replace(t, state='infeasible', causes=('threshold',)) for t in FOUR]
     choice = ship(trials, BOTH, trials[0], 0.01)
     assert (choice.trial, choice.by) == (None, 'nothing')
-    assert 'best dev accuracy seen is 0.7200, of trial 4 (threshold)' in choice.sentence
+    assert 'best dev accuracy seen is 0.7200, of trial 3 (threshold)' in choice.sentence
     assert 'no trial has a dev accuracy yet' in ship([], BOTH, None).sentence
 
 
