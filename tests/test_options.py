@@ -17,8 +17,8 @@ WRONG = [
     ('gpu-check --smok --device cpu', '`kdnotes gpu-check` has no option --smok; is it --smoke?'),
     (
         'name --xyzzy',
-        '`kdnotes name` has no option --xyzzy; its options are --arms, --corpus, --help, --json, --seeds, '
-        '--smoke, --study, --task, -p',
+        '`kdnotes name` has no option --xyzzy; its options are --arms, --corpus, --help, --json, --search, '
+        '--seeds, --smoke, --study, --task, -p',
     ),
     ('study 3', "`kdnotes study` does not take '3'; `kdnotes study --help` says what it takes"),
     (

@@ -476,7 +476,7 @@ def _follow(
     folder: RunFolder,
     on_row: Callable[[dict], None],
     alone: bool,  # is no other run made meanwhile? Only then its stages are shown
-    limits: Limits,
+    limits: Limits = NO_LIMITS,
 ) -> int:  # the exit code; a `_Broken` where a limit is broken
     "Start the ranks and hand over their rows, and how far their stages are, until they end."
     stages = ReportFollower(stage_file(folder), report if alone else silent)
