@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 import nbformat
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from kdnotes.records.store import records
 from kdnotes.search.driver import CurveRule, Threshold, foreseen_seconds, gains_of, load_found, search
 from kdnotes.search.front import Objective, front
 from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of
-from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values
+from kdnotes.search.summary import choice, front_with_test, runs_of, save_search, search_lines, seed_values
 from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points
 from notebooks import papermill
 
@@ -219,6 +220,17 @@ def test_the_curve_rule_keeps_the_front_of_a_recorded_search():
             ended.append(t.number)
     assert ended and not set(ended) & {t.number for t in found.front}
     assert not {t.run_id for t in trials if t.number in ended} & found.seeds.keys()
+
+
+@pytest.mark.parametrize('metric, margin', [('accuracy', 0.02), ('mse', 0.05)])
+def test_what_does_not_matter_is_that_of_the_metric(monkeypatch, metric, margin):
+    found = replace(load_found('embedded-search'), task='text_classification')
+    record = dict(primary=dict(metric=metric))
+    monkeypatch.setattr('kdnotes.search.summary.find_record', lambda run_id: (record, None))
+    asked = []
+    monkeypatch.setattr('kdnotes.search.summary.ship', lambda *given: asked.append(given[3]))
+    choice(found, {})
+    assert asked == [margin]
 
 
 def test_time_is_foreseen_as_a_lower_bound():

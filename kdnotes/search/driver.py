@@ -89,17 +89,13 @@ def trivial_score(
     info = task_info(config.task)
     have_floors(config, first.corpus_sha256)
     table = floors(config.study, floors_key(info, first.corpus_sha256, settings(config)))
-    metric = next(iter(info.margins)) if len(info.margins) == 1 else _primary_metric(first)
+    metric = _primary(first).metric
     of_set = table[(table['split'] == info.tuning_set) & (table['metric'] == metric) & (table['unit'] == '')]
     if not len(of_set):
         return None
     pick = of_set['value'].idxmax() if objective.higher_is_better else of_set['value'].idxmin()
     name = of_set.loc[pick, 'floor']
     return Threshold(float(of_set.loc[pick, 'value']), info.floors.get(name, name))
-
-
-def _primary_metric(first: Plan) -> str:
-    return _primary(first).metric
 
 
 def _primary(first: Plan):  # a `tasks.base.Primary`

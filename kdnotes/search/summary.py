@@ -16,7 +16,7 @@ from ..analysis.plotting import FigureFile
 from ..analysis.tables import primary_interval
 from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
-from ..records.store import records, units
+from ..records.store import find_record, records, units
 from .driver import Found
 from .front import Choice, number_text, pareto_with_seeds, share_saved, ship, trials_table
 from .trials import values_of
@@ -48,9 +48,14 @@ def seed_values(
 
 def choice(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
     "The student to ship: as good as the baseline, within what does not matter, and as small as possible."
-    margins = task_info(found.task).margins
-    margin = next(iter(margins.values()))[0] if margins else 0.0
-    return ship(found.trials, found.objectives, found.baseline, margin, values)
+    return ship(found.trials, found.objectives, found.baseline, _margin(found), values)
+
+
+def _margin(found: Found) -> float:
+    "A difference of its score that does not matter; 0, where no trial was trained to its end."
+    trained = next((t.run_id for t in found.trials if t.state == 'complete'), None)
+    known = find_record(trained) if trained else None
+    return task_info(found.task).margins[known[0]['primary']['metric']][0] if known else 0.0
 
 # %% ../../nbs/search/06_summary.ipynb #7f39fe13
 def _mean(values: Sequence[float]) -> float:
