@@ -6,6 +6,7 @@ from dataclasses import replace
 import nbformat
 import numpy as np
 import pytest
+from kdnotes import cli
 from kdnotes.core.arms import PRESETS
 from kdnotes.core.config import ConfigError, flat, make_config, parameters
 from kdnotes.core.files import BusyError, lock, runs_path
@@ -183,6 +184,15 @@ def test_a_search_that_cannot_be_meant_is_refused(monkeypatch, tmp_path, given, 
         search(**dict(corpus='embedded', smoke=True, threshold=0.5) | given)
     assert '\n' not in str(e.value) and 'secret' not in str(e.value)
     assert not list(tmp_path.glob('runs/*/*/record.json'))
+
+
+@pytest.mark.parametrize('limit', ['--budget-minutes', '--max-trial-minutes', '--memory-mib'])
+def test_a_limit_may_have_a_fraction(monkeypatch, tmp_path, capsys, limit):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    command = ['search', '--corpus', 'embedded', '--smoke', '--sampler', 'bayes', limit]
+    for given, told in (('4.5', "sampler='bayes'"), ('-4.5', limit), ('much', limit)):
+        assert cli.main([*command, given]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_the_curve_rule_keeps_all_that_could_still_matter():

@@ -318,11 +318,6 @@ _SPACES = ('student', 'laptop', 'study')
 _STUDENTS = tuple(m for m in MODES if MODES[m].network == 'student')
 
 
-def _number(text: Any) -> float:
-    "A number above 0."
-    return at_least(0)(text)
-
-
 def search(
     trials: Annotated[
         int, typer.Option('--trials', metavar='N', parser=at_least(1), help='settings that are proposed')
@@ -366,15 +361,17 @@ def search(
     ] = None,
     budget_minutes: Annotated[
         float | None,
-        typer.Option('--budget-minutes', metavar='M', parser=_number, help='after which no trial is begun'),
+        typer.Option(
+            '--budget-minutes', metavar='M', parser=at_least(0.0), help='after which no trial is begun'
+        ),
     ] = None,
     max_trial_minutes: Annotated[
         float | None,
-        typer.Option('--max-trial-minutes', metavar='M', parser=_number, help='that a trial may take'),
+        typer.Option('--max-trial-minutes', metavar='M', parser=at_least(0.0), help='that a trial may take'),
     ] = None,
     memory_mib: Annotated[
         float | None,
-        typer.Option('--memory-mib', metavar='M', parser=_number, help='that a trial may take'),
+        typer.Option('--memory-mib', metavar='M', parser=at_least(0.0), help='memory that a trial may take'),
     ] = None,
     front_seeds: Annotated[
         int,

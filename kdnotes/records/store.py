@@ -764,7 +764,9 @@ def _wide(predictions: pd.DataFrame) -> pd.DataFrame:
     parts = [
         table.set_index(_CANDIDATE)['score'].rename(run_id) for run_id, table in predictions.groupby('run_id')
     ]
-    return pd.concat(parts, axis=1, sort=False).reset_index() if parts else pd.DataFrame(columns=_CANDIDATE)
+    if not parts:
+        return pd.DataFrame(columns=_CANDIDATE)
+    return pd.concat(parts, axis=1, sort=False).copy().reset_index()  # a copy: of one block, not one a run
 
 
 def _columns(path: Path) -> list[str]:
