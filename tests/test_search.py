@@ -15,7 +15,7 @@ from kdnotes.experiment.plan import plan
 from kdnotes.records.store import records
 from kdnotes.search.driver import CurveRule, Threshold, foreseen_seconds, gains_of, load_found, search
 from kdnotes.search.front import Objective, front
-from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of
+from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of, written
 from kdnotes.search.summary import choice, front_with_test, runs_of, save_search, search_lines, seed_values
 from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points
 from notebooks import papermill
@@ -129,6 +129,11 @@ def test_every_space_fits_every_task(task, name):
         (dict(seed=[1, 4]), 'says which run it is'),
         (dict(layers='many'), 'must be'),
         (dict(layers=[]), 'must be'),
+        (dict(layers=dict(low=1)), 'must be'),
+        (dict(layers=dict(low=1, high='many', step=1)), 'must be'),
+        (dict(layers=dict(low=1, high=6, step=0)), 'a step of 0'),
+        (dict(learning_rate=dict(low=1e-5, high=1e-3, step=2)), 'no whole number'),
+        (dict(student_layers=dict(choices=[[1, 3], [2, 4]])), 'must be texts or numbers'),
         ({}, 'names no parameter'),
         ('nothing', 'is none of study, laptop, student'),
         ('missing.yaml', 'is not there'),
@@ -144,13 +149,16 @@ def test_a_space_in_yaml(tmp_path):
     file = tmp_path / 'mine.yaml'
     file.write_text(
         'layers: [1, 3]\nlearning_rate: [1e-5, 1e-3, log]\nhead_choice: {choices: [seed, importance]}\n'
+        'feed_forward: {low: 128, high: 700, step: 128}\n'
     )
     space, fixed, name = space_of(str(file))
     assert space == dict(
         layers=Integer(1, 3),
         learning_rate=Real(1e-5, 1e-3, log=True),
         head_choice=OneOf(('seed', 'importance')),
+        feed_forward=Integer(128, 640, step=128),
     )
+    assert space_of(written(space))[0] == space
     assert (fixed, name) == ({}, 'mine')
     file.write_text('- layers\n')
     with pytest.raises(ConfigError, match='must name parameters'):

@@ -5,7 +5,7 @@
 # %% ../../nbs/search/00_spaces.ipynb #3b8a80d0
 from __future__ import annotations
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -236,29 +236,45 @@ def _own_space(given: Mapping[str, Any], task: str, mode: str, where: str) -> Sp
 
 def _range(name: str, said: Any, of: Any, where: str) -> Real | Integer | OneOf:  # `of`: pydantic's field
     "A range or choices, as written."
-    if isinstance(said, Mapping) and 'step' in said:
-        return Integer(int(said['low']), int(said['high']), step=int(said['step']))
-    values = said.get('choices') if isinstance(said, Mapping) else said
-    if not isinstance(values, list | tuple) or not values:
+    stepped = isinstance(said, Mapping) and set(said) == {'low', 'high', 'step'}
+    step = said['step'] if stepped else 1
+    if stepped:
+        values = [said['low'], said['high']]
+    else:
+        values = said.get('choices') if isinstance(said, Mapping) else said
+    no_values = not isinstance(values, list | tuple) or not values
+    if no_values or stepped and None in map(_number, values):
         raise ConfigError(
             f'{where}: {name}={shown(said)} must be [low, high], [low, high, log], or a list of choices'
         )
+    if type(step) is not int or step < 1:
+        raise ConfigError(f'{where}: {name} has a step of {shown(step)}; it must be a whole number above 0')
     log = len(values) == 3 and values[2] in ('log', True)
     numbers = [_number(v) for v in values[:2]]
-    is_range = not isinstance(said, Mapping) and (log or len(values) == 2) and None not in numbers
-    if not is_range:
-        return OneOf(tuple(dict.fromkeys(values)))
+    of_two = None not in numbers and (log or len(values) == 2)
+    if not stepped and (isinstance(said, Mapping) or not of_two):
+        return _choices(name, values, where)
     low, high = numbers
     if not low < high:
         raise ConfigError(f'{where}: {name}={shown(said)} is empty; its low bound must be below its high one')
     if log and low <= 0:
         raise ConfigError(f'{where}: {name}={shown(said)} begins at {low:g}, which has no logarithm')
     whole = int in get_args(of.annotation) or of.annotation is int
+    if step > 1 and not whole:
+        raise ConfigError(f'{where}: {name} is no whole number, and has no step; give [low, high]')
     if not whole or float in get_args(of.annotation):
         return Real(float(low), float(high), log)
     if low != int(low) or high != int(high):
         raise ConfigError(f'{where}: {name} is a whole number, and {shown(said)} has bounds that are none')
-    return Integer(int(low), int(high), log)
+    return Integer(int(low), int(low) + (int(high) - int(low)) // step * step, log, step)
+
+
+def _choices(name: str, values: Sequence[Any], where: str) -> OneOf:
+    "Values without an order, each once."
+    try:
+        return OneOf(tuple(dict.fromkeys(values)))
+    except TypeError:  # lists, say
+        raise ConfigError(f'{where}: the choices of {name} must be texts or numbers') from None
 
 
 def written(
