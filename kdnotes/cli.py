@@ -128,7 +128,7 @@ COMMANDS = [
         (
             'hardware --run <study or run_id> --epochs 3',
             'hardware --run <study> --arm full_kd --prices my.csv --trials 40 --workers 2',
-            "hardware --measured 'Tesla T4=2.5' --epochs 3 --trials 479 --workers 20",
+            "hardware --measured 'Tesla V100=1.3' --epochs 3 --trials 479 --workers 20",
         ),
     ),
     Listed(

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 import nbformat
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from kdnotes.core.files import BusyError, lock, runs_path
 from kdnotes.experiment.launch import RunError
 from kdnotes.experiment.plan import plan
 from kdnotes.records.store import records
-from kdnotes.search.driver import CurveRule, Threshold, foreseen_seconds, gains_of, load_found, search
-from kdnotes.search.front import Objective, front
+from kdnotes.search import driver
+from kdnotes.search.driver import Asked, CurveRule, Threshold, foreseen_seconds, gains_of, load_found, search
+from kdnotes.search.front import Objective, Trial, front, pareto_with_seeds, with_means
 from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of, written
 from kdnotes.search.summary import choice, front_with_test, runs_of, save_search, search_lines, seed_values
-from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points
+from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points, objectives_of
 from notebooks import papermill
 
 SCORE = Objective('score', 'dev score', True)
@@ -178,6 +180,7 @@ def test_a_space_in_yaml(tmp_path):
         (dict(objectives='speed'), 'the objectives are score, params'),
         (dict(objectives=''), 'objectives'),
         (dict(threshold='high'), 'threshold'),
+        (dict(threshold=float('nan')), 'threshold'),
         (dict(space=dict(layers=[1, 4]), layers=2), 'both drawn and given'),
         (dict(storage='postgresql://nobody:secret@127.0.0.1:1/x'), 'does not answer'),
         (dict(storage='nothing at all'), 'does not answer'),
@@ -371,3 +374,85 @@ def test_the_notebook_shows_a_search(tmp_path, small_teacher):
     folder = tmp_path / 'runs' / 'embedded-search-smoke'
     assert (folder / 'report.html').exists() and len((folder / 'trials.csv').read_text().splitlines()) == 4
     assert json.loads((folder / 'search.json').read_text())['space_name'] == 'student'
+
+
+def test_trials_of_one_setting_are_one_run(monkeypatch, tmp_path):
+    "What is drawn here names no run: the second trial waits for the first, and finds what it has made."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    given = dict(corpus='embedded', smoke=True, threshold='none', front_seeds=0, sampler='random')
+    space = dict(eval_batch_size=[8, 32])
+    search(n_trials=3, workers=2, space=space, **given)
+    found = search(n_trials=4, workers=1, space=space, **given)  # on other cores it is the same search
+    assert [t.state for t in found.trials] == ['complete'] * 4
+    assert len({t.run_id for t in found.trials}) == 1
+    assert [t.number for t in found.front] == [0] == [t.number for t in found.best]
+    assert load_found(found.study).seeds == {found.trials[0].run_id: (found.trials[0].run_id,)}
+    with pytest.raises(ConfigError, match=r'another settings \(epochs\)'):
+        search(n_trials=4, space=space, epochs=2, **given)
+
+
+def test_a_setting_that_was_drawn_twice_is_once_on_the_front():
+    one = Trial(0, {}, 'complete', dict(score=0.5, params=9.0), 'a')
+    trials = [one, replace(one, number=1), replace(one, number=2, run_id='b')]
+    assert [t.number for t in front(trials, (SCORE, SIZE))] == [0, 2]
+
+
+def test_a_sobol_search_that_is_longer_goes_on_with_its_sequence(tmp_path):
+    points = first_points('sobol', SPACE, 15, 0)
+    assert points[:7] == first_points('sobol', SPACE, 7, 0)
+    for n in (7, 15):
+        of = dict(path=tmp_path / 'trials.journal', space=SPACE, objectives=(SCORE, SIZE), identity={})
+        ledger = Ledger('toy', sampler='sobol', first=points[:n], **of)
+    assert [ledger.ask().params for _ in points] == points
+
+
+def test_a_search_that_was_killed_as_it_began_begins_with_the_baseline(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    class Dying(Ledger):
+        def _enqueue(self):
+            self.study.enqueue_trial(self.first[0])
+            raise Killed
+
+    first = first_points('tpe', SPACE, 20, 0)
+    of = dict(name='toy', path=tmp_path / 'trials.journal', space=SPACE, objectives=(SCORE, SIZE))
+    with pytest.raises(Killed):
+        Dying(identity=dict(corpus='a'), first=first, **of)
+    ledger = Ledger(identity=dict(corpus='a'), first=first, **of)
+    assert [ledger.ask().params for _ in first] == first
+
+
+def test_the_score_goes_first_however_objectives_are_named():
+    asked = objectives_of('params,score', 'answer_selection', 'map', True)
+    assert [o.name for o in asked] == ['score', 'params']
+
+
+def test_a_mean_below_the_threshold_is_not_on_the_front():
+    found = load_found('embedded-search')
+    values = seed_values(found, runs_of(found))
+    kept = pareto_with_seeds(found.trials, found.objectives, values, found.threshold.value)
+    left = {t.number for t in pareto_with_seeds(found.trials, found.objectives, values)}
+    missed = left - {t.number for t in kept}
+    assert missed and all(t.values['score'] > found.threshold.value for t in kept)
+    table = front_with_test(found, runs_of(found)).set_index('trial')
+    assert all(table.at[f'trial {n}', 'still on the front'] == 'no' for n in missed)
+
+
+def test_what_the_means_bring_to_the_front_gets_seeds_too(monkeypatch):
+    "On the search in the evidence: a smaller trial of one seed beats the baseline, whose rivals fell behind."
+    found = load_found('embedded-search')
+    asked = []
+
+    def more_seeds(_, trials):
+        asked.append([t.number for t in trials])
+        return {t.run_id: found.seeds.get(t.run_id, (t.run_id,)) for t in trials}
+
+    monkeypatch.setattr(driver, '_more_seeds', more_seeds)
+    monkeypatch.setattr(driver, 'save_found', lambda found: None)
+    of = SimpleNamespace(say=lambda text: None, asked=Asked())
+    believed = driver._with_seeds(of, replace(found, seeds={}))
+    assert asked[0] == [t.number for t in found.best] and len(asked) > 1
+    means = with_means(found.trials, seed_values(believed, runs_of(believed)))
+    others = [t for t in found.trials if t.run_id not in believed.seeds]
+    assert all(t.run_id in believed.seeds for t in front([*means, *others], found.objectives))

@@ -421,10 +421,10 @@ def search(
     Every trial is a run of the study NAME-search. A search that was stopped goes on with the same command."""
     options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student, mode=mode)
     options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    given = shared(gather(p, **options), ('trials', 'workers', 'space', 'objectives', 'threshold'))
-    from kdnotes.search.driver import search as search_for
+    from kdnotes.search.driver import Asked, search as search_for
     from kdnotes.search.summary import save_search, search_as_dict, search_lines
 
+    given = shared(gather(p, **options), ('trials', *Asked.__dataclass_fields__))
     asked = dict(n_trials=trials, workers=workers, sampler=sampler, space=space, objectives=objectives)
     asked |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     asked |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)

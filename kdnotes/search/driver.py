@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -18,8 +19,8 @@ from scipy.optimize import nnls
 from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
-    KdnotesError,
     counted,
+    flat,
     make_config,
     shown,
     task_info,
@@ -29,6 +30,7 @@ from kdnotes.core.files import (
     atomic_write,
     evidence_path,
     file_errors,
+    free_memory,
     lock,
     read_json,
     runs_path,
@@ -40,8 +42,17 @@ from ..experiment.forecast import memory_of, size_of
 from ..experiment.launch import Limits, RunError, execute, failures, milestones, stop_made
 from ..experiment.plan import Plan, named, plan
 from ..experiment.worker import have_floors
-from ..records.store import find_run_model, floors
-from .front import Objective, Trial, front, losses, number_text
+from ..records.store import find_record, find_run_model, floors, records
+from kdnotes.search.front import (
+    Choice,
+    Objective,
+    Trial,
+    front,
+    losses,
+    number_text,
+    ship,
+    with_means,
+)
 from kdnotes.search.spaces import (
     Integer,
     OneOf,
@@ -65,7 +76,8 @@ from ..tasks.sources import Corpus
 
 # %% auto #0
 __all__ = ['Follow', 'Threshold', 'trivial_score', 'CurveRule', 'gains_of', 'foreseen_seconds', 'Asked', 'Found', 'found_path',
-           'search_named', 'search', 'make_settings', 'save_found', 'load_found', 'keep_search', 'is_search']
+           'runs_of', 'seed_values', 'choice', 'search_named', 'search', 'make_settings', 'save_found', 'load_found',
+           'keep_search', 'is_search']
 
 # %% ../../nbs/search/04_driver.ipynb #26a3845c
 @dataclass(frozen=True)
@@ -206,11 +218,13 @@ class Asked:
             raise ConfigError(f'sampler={shown(self.sampler)} is none of {", ".join(SAMPLERS)}')
         if self.threshold is not None and self.threshold != 'none':
             try:
-                float(self.threshold)
+                is_score = math.isfinite(float(self.threshold))
             except (TypeError, ValueError):
+                is_score = False
+            if not is_score:
                 raise ConfigError(
                     f"threshold={shown(self.threshold)} must be a score, or 'none' for no threshold"
-                ) from None
+                )
 
 
 @dataclass(frozen=True)
@@ -238,6 +252,17 @@ class Found:
     @property
     def baseline(self) -> Trial | None:  # None: it was not made yet
         return next((t for t in self.trials if t.number == 0), None)
+
+    @property
+    def best(self) -> list[Trial]:
+        "The front, and the baseline where it is feasible."
+        start = [t for t in [self.baseline] if t and t.state == 'complete']
+        return list({t.run_id: t for t in (*self.front, *start)}.values())
+
+    @property
+    def ship(self) -> Trial | None:  # None: none keeps all constraints
+        "The student to ship, by the means over seeds."
+        return choice(self, seed_values(self, runs_of(self))).trial
 
     @property
     def path(self) -> Path:
@@ -281,10 +306,13 @@ class _Driver:
     corpora: dict[str, Corpus] = field(default_factory=dict)
     records: dict[int, dict] = field(default_factory=dict)  # of finished trials, by number
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of `forecast.size_of`, by number
+    limit: float | None = None  # bytes that a trial may take; None: not known
     most_bytes: float | None = None  # that any trial needs; None: not looked at
     failed_in_a_row: int = 0
     on_row: Callable[[Plan], Callable[[dict], None]] = lambda p: _no_row  # of a trial's run
     most_failed: float = 3  # trials in a row that fail for no known cause, before the search stops
+    # by run_id: of two trials of one setting, the second finds what the first has made
+    turns: dict[str, threading.Lock] = field(default_factory=dict)
 
     def plan_of(self, params: Mapping[str, Any], **more: Any) -> Plan:
         "The run of a setting."
@@ -326,17 +354,17 @@ class _Driver:
         self.say(f'trial {trial.number}: {causes[0]}: {reason}')
 
 # %% ../../nbs/search/04_driver.ipynb #b2854e8d
-def _memory_limit(driver: _Driver) -> float | None:  # bytes; None: not known here
-    "The memory that a trial may take."
-    if driver.asked.memory_mib is not None:
-        return driver.asked.memory_mib * 2**20
-    if driver.asked.ray_address or not driver.space.keys() & set(_LARGER):
+def _memory_limit(asked: Asked, space: Space) -> float | None:  # bytes; None: not known here
+    "The memory that a trial may take; it is looked at before any of them runs."
+    if asked.memory_mib is not None:
+        return asked.memory_mib * 2**20
+    if asked.ray_address or not space.keys() & set(_LARGER):
         return None  # other machines have other memories; and trials of one size fit all or none
     from kdnotes.train.distributed import machine
-    from kdnotes.train.memory import free_bytes
     import torch
 
-    return free_bytes(torch.device(machine().device)) / driver.asked.workers
+    free = torch.cuda.mem_get_info()[0] if machine().device == 'cuda' else free_memory()
+    return free / asked.workers
 
 
 @dataclass
@@ -357,11 +385,16 @@ class _Foreseen:
 
 def _foresee(driver: _Driver, p: Plan, number: int) -> _Foreseen:
     "Memory and time of a trial."
+    import torch
+
     found = _Foreseen()
-    limit = _memory_limit(driver)
+    limit = driver.limit
     try:
         found.bytes = None if limit is None else _bytes_of(driver, p, limit)
-    except RunError as e:  # what measures for it was killed, say: the limit itself holds all the same
+    except (
+        RunError,
+        torch.OutOfMemoryError,
+    ) as e:  # what measures for it was killed, say: the limit itself holds all the same
         driver.say(f'trial {number}: its memory is not foreseen: {e}')
     if found.bytes is not None:
         words = f'{found.bytes / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had'
@@ -379,7 +412,7 @@ def _before(driver: _Driver, trial) -> Plan | None:  # None: it was told, and is
     began = time.perf_counter()
     try:
         p = driver.plan_of(trial.params)
-    except KdnotesError as e:
+    except ConfigError as e:  # what else there is does not lie in the setting, and stops the search
         driver.refuse(trial, ['refused'], str(e))
         return None
     driver.sizes[trial.number] = size_of(p)
@@ -412,8 +445,15 @@ def _bytes_of(driver: _Driver, p: Plan, limit: float) -> float | None:  # None: 
     if driver.most_bytes is None:
         ends = {name: _largest(of) for name, of in driver.space.items() if name in _LARGER}
         start = baseline(driver.space, driver.first)
-        driver.most_bytes = memory_of(driver.plan_of(start | ends)).bytes
-    return None if driver.most_bytes <= limit else memory_of(p).bytes
+        driver.most_bytes = _on_one_device(driver.plan_of(start | ends))
+    return None if driver.most_bytes <= limit else _on_one_device(p)
+
+
+def _on_one_device(p: Plan) -> float:  # bytes
+    "The memory that a run needs of the host, or of each of its GPUs."
+    from kdnotes.train.distributed import machine
+
+    return memory_of(p).bytes / (p.config.ranks if machine().device == 'cuda' else 1)
 
 
 def _largest(of: Real | Integer | OneOf) -> Any:
@@ -491,7 +531,8 @@ def _make(driver: _Driver, p: Plan, limits: Limits) -> _Outcome:  # in a thread 
     began = time.monotonic()
     more = dict(on_row=driver.on_row(p), say=lambda text: None, jobs=driver.asked.workers, limits=limits)
     try:
-        record = _executed(driver, p, **more)
+        with driver.turns.setdefault(p.run_id, threading.Lock()):
+            record = _executed(driver, p, **more)
     except RunError as e:
         return _Outcome(cause=e.cause or 'failed', reason=str(e), seconds=time.monotonic() - began)
     return _Outcome(record, seconds=record['time']['wall_s'] or time.monotonic() - began)
@@ -620,6 +661,55 @@ def _more_seeds(driver: _Driver, trials: Sequence[Trial]) -> dict[str, tuple[str
             raise
     return {run_id: tuple(of) for run_id, of in made.items()}
 
+# %% ../../nbs/search/04_driver.ipynb #0882b03d
+def runs_of(found: Found) -> dict[str, list[dict]]:  # run_id of a trial -> records, by seed
+    "The runs of the settings that were trained on more seeds."
+    wanted = {run_id for of in found.seeds.values() for run_id in of}
+    known = {r['run_id']: r for r in records(found.study) if r['run_id'] in wanted}
+    return {trial: [known[run_id] for run_id in of if run_id in known] for trial, of in found.seeds.items()}
+
+
+def seed_values(
+    found: Found,
+    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+) -> dict[str, dict[str, list[float]]]:  # run_id of a trial -> objective -> its value on each seed
+    "What those settings are worth on each seed."
+    values = {run_id: [values_of(r, found.objectives) for r in of] for run_id, of in runs.items()}
+    return {
+        run_id: {o.name: [v[o.name] for v in of] for o in found.objectives}
+        for run_id, of in values.items()
+        if of
+    }
+
+
+def choice(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
+    "The student to ship: as good as the baseline, within what does not matter, and as small as possible."
+    margin = _margin(found) if found.objectives[0].name == 'score' else 0.0
+    threshold = found.threshold and found.threshold.value
+    return ship(found.trials, found.objectives, found.baseline, margin, values, threshold)
+
+
+def _margin(found: Found) -> float:
+    "A difference of its score that does not matter; 0, where no trial was trained to its end."
+    trained = next((t.run_id for t in found.trials if t.state == 'complete'), None)
+    known = find_record(trained) if trained else None
+    return task_info(found.task).margins[known[0]['primary']['metric']][0] if known else 0.0
+
+
+def _with_seeds(driver: _Driver, found: Found) -> Found:
+    "Train the front on more seeds, and what comes to the front as the means fall, until nothing does."
+    seeds: dict[str, tuple[str, ...]] = {}
+    wanted = found.best
+    while wanted:
+        driver.say(f'{counted(len(wanted), "setting")} on {counted(driver.asked.front_seeds, "more seed")}')
+        seeds |= _more_seeds(driver, wanted)
+        found = replace(found, seeds=dict(seeds))
+        save_found(found)
+        means = with_means(found.trials, seed_values(found, runs_of(found)))
+        others = [t for t in found.trials if t.run_id not in seeds]
+        wanted = [t for t in front([*means, *others], found.objectives) if t.run_id not in seeds]
+    return found
+
 # %% ../../nbs/search/04_driver.ipynb #2e3cd413
 def _threads(asked: Asked, given: Mapping[str, Any]) -> dict[str, Any]:
     "Cores that each of several trials has."
@@ -706,6 +796,7 @@ def _begin(asked: Asked, goal: _Goal, say: Callable[[str], None]) -> _Driver:
         say,
         space_name=goal.space_name,
         corpora=goal.corpora,
+        limit=_memory_limit(asked, goal.space),
     )
     _take_up(driver)
     return driver
@@ -719,10 +810,10 @@ def _foundations(driver: _Driver, say: Callable[[str], None], **more: Any) -> No
             _executed(driver, base, say=say, **more)
 
 
-def _found(driver: _Driver, seeds: Mapping[str, tuple[str, ...]] | None = None) -> Found:
-    "What is found so far."
+def _found(driver: _Driver) -> Found:
+    "What is found so far, each setting on its own seed."
     config = driver.first.config
-    return Found(
+    found = Found(
         study=config.study,
         task=config.task,
         corpus=config.corpus,
@@ -733,9 +824,9 @@ def _found(driver: _Driver, seeds: Mapping[str, tuple[str, ...]] | None = None) 
         threshold=driver.threshold,
         trials=tuple(driver.ledger.trials()),
         fixed={k: v for k, v in driver.common.items() if k != 'study'},
-        seeds=dict(seeds or {}),
         asked={k: v for k, v in asdict(driver.asked).items() if k not in ('space', 'storage', 'ray_address')},
     )
+    return replace(found, seeds={t.run_id: (t.run_id,) for t in found.best})
 
 
 @file_errors()
@@ -756,12 +847,8 @@ def search(
         _foundations(driver, say)
         _loop(driver, lambda: on_found(_found(driver)))
         found = _found(driver)
-        best = {t.run_id: t for t in (*found.front, found.baseline) if t and t.state == 'complete'}
-        if asked.front_seeds and best:
-            say(f'{counted(len(best), "setting")} on {counted(asked.front_seeds, "more seed")}')
-            found = _found(driver, _more_seeds(driver, list(best.values())))
-        save_found(found)
-        return found
+        save_found(found)  # a stop among the seeds leaves what the trials have found
+        return _with_seeds(driver, found) if asked.front_seeds else found
 
 
 # makes of a `say` what is called with each row of a run
@@ -846,7 +933,7 @@ def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
         space={name: repr(of) for name, of in sorted(goal.space.items())},
         objectives=[o.name for o in goal.objectives],
         threshold=None if threshold is None else threshold.value,
-        settings={k: str(v) for k, v in sorted(goal.common.items()) if k not in _ITS_NAME},
+        settings={k: v for k, v in flat(config).items() if k not in goal.space and k not in _NOT_ITS_OWN},
     )
     return Ledger(
         name=config.study,
@@ -861,13 +948,12 @@ def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
     )
 
 
-_ITS_NAME = ('study', 'corpus', 'columns')  # parameters that say where, and not what
+# parameters that say where, and not what, or how fast
+_NOT_ITS_OWN = ('study', 'corpus', 'columns', 'threads_per_rank')
 
 
 def _take_up(driver: _Driver) -> None:
     "Read what earlier calls have found: the records of their trials, and the sizes of these."
-    from kdnotes.records.store import find_record
-
     for t in driver.ledger.trials():
         found = find_record(t.run_id) if t.run_id and t.state != 'running' else None
         if found is None:

@@ -86,7 +86,10 @@ def front(
     shown = [t for t, is_one in zip(trials, can_be) if is_one]
     points = points[can_be]
     found = [(*p[1:2], *p, t.number, t) for p, t, kept in zip(points, shown, _undominated(points)) if kept]
-    return [t for *_, t in sorted(found, key=lambda row: row[:-1])]
+    best = [t for *_, t in sorted(found, key=lambda row: row[:-1])]
+    return list({t.run_id or t.number: t for t in reversed(best)}.values())[
+        ::-1
+    ]  # a run that was drawn twice is one
 
 # %% ../../nbs/search/02_front.ipynb #46b95f70
 def hypervolume(
@@ -191,9 +194,21 @@ def pareto_with_seeds(
     trials: Sequence[Trial],
     objectives: Sequence[Objective],
     seeds: Seeds,
+    threshold: float | None = None,  # that a mean score must be better than, too
 ) -> list[Trial]:  # as of `front`, with means as values
     "The front of the trials that were trained on more seeds."
-    return front(with_means(trials, seeds), objectives)
+    return front(_holding(with_means(trials, seeds), objectives, threshold), objectives)
+
+
+def _holding(
+    trials: Sequence[Trial], objectives: Sequence[Objective], threshold: float | None
+) -> list[Trial]:
+    "Those whose score is better than the threshold."
+    score = next((o for o in objectives if o.name == 'score'), None)
+    if score is None or threshold is None:
+        return list(trials)
+    sign = 1 if score.higher_is_better else -1
+    return [t for t in trials if sign * t.values['score'] > sign * threshold]
 
 # %% ../../nbs/search/02_front.ipynb #6c606afc
 def trials_table(
@@ -320,6 +335,7 @@ def ship(
     baseline: Trial | None,  # trial 0; None: nothing to hold a point against
     margin: float = 0.0,  # >= 0, in the score's unit: what may be lost without mattering
     seeds: Seeds | None = None,  # where they are given, means over them decide
+    threshold: float | None = None,  # that a mean score must be better than, too
 ) -> Choice:
     "Which trial to ship."
     if not 0 <= margin < math.inf:
@@ -327,6 +343,7 @@ def ship(
     if seeds:
         trials = with_means(trials, seeds)
         baseline = next((t for t in trials if baseline and t.number == baseline.number), baseline)
+        trials = _holding(trials, objectives, threshold)
     score = objectives[0]
     found = front(trials, objectives)
     if not found:
@@ -351,7 +368,7 @@ def _told(
     score, *costs = objectives
     if baseline is not None and t.number == baseline.number:
         why = (
-            f'no trial that costs less is within {margin:g} of its {score.label}'
+            f'no point of the front that costs less is within {margin:g} of its {score.label}'
             if costs
             else 'no trial is better'
         )

@@ -258,7 +258,7 @@ def _panel(
     if len(objectives) == 2:
         of_one_seed = dict(linestyle='--', linewidth=0.9) if means else {}
         _stairs(axes, front(trials, objectives), score, cost, **of_one_seed)
-        if believed := pareto_with_seeds(trials, objectives, seeds):
+        if believed := pareto_with_seeds(trials, objectives, seeds, threshold):
             _stairs(axes, believed, score, cost)
     _whiskers(axes, means, seeds, score, cost)
     baseline = frame[frame['number'] == 0]

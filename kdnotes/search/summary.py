@@ -16,46 +16,13 @@ from ..analysis.plotting import FigureFile
 from ..analysis.tables import primary_interval
 from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
-from ..records.store import find_record, records, units
-from .driver import Found
-from .front import Choice, number_text, pareto_with_seeds, share_saved, ship, trials_table
-from .trials import values_of
+from ..records.store import units
+from .driver import Found, choice, runs_of, seed_values
+from .front import Trial, losses, number_text, pareto_with_seeds, share_saved, trials_table
 
 # %% auto #0
-__all__ = ['runs_of', 'seed_values', 'choice', 'front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'draw_found',
-           'trials_as_text', 'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
-
-# %% ../../nbs/search/06_summary.ipynb #04864748
-def runs_of(found: Found) -> dict[str, list[dict]]:  # run_id of a trial -> records, by seed
-    "The runs of the settings that were trained on more seeds."
-    wanted = {run_id for of in found.seeds.values() for run_id in of}
-    known = {r['run_id']: r for r in records(found.study) if r['run_id'] in wanted}
-    return {trial: [known[run_id] for run_id in of if run_id in known] for trial, of in found.seeds.items()}
-
-
-def seed_values(
-    found: Found,
-    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
-) -> dict[str, dict[str, list[float]]]:  # run_id of a trial -> objective -> its value on each seed
-    "What those settings are worth on each seed."
-    values = {run_id: [values_of(r, found.objectives) for r in of] for run_id, of in runs.items()}
-    return {
-        run_id: {o.name: [v[o.name] for v in of] for o in found.objectives}
-        for run_id, of in values.items()
-        if of
-    }
-
-
-def choice(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) -> Choice:
-    "The student to ship: as good as the baseline, within what does not matter, and as small as possible."
-    return ship(found.trials, found.objectives, found.baseline, _margin(found), values)
-
-
-def _margin(found: Found) -> float:
-    "A difference of its score that does not matter; 0, where no trial was trained to its end."
-    trained = next((t.run_id for t in found.trials if t.state == 'complete'), None)
-    known = find_record(trained) if trained else None
-    return task_info(found.task).margins[known[0]['primary']['metric']][0] if known else 0.0
+__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'draw_found', 'trials_as_text', 'search_page',
+           'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
 
 # %% ../../nbs/search/06_summary.ipynb #7f39fe13
 def _mean(values: Sequence[float]) -> float:
@@ -79,8 +46,9 @@ def front_with_test(
 ) -> pd.DataFrame:  # a row a point of the front, and one for the baseline; cells are text
     "The front over its seeds, with its test scores."
     values = seed_values(found, runs)
-    own = {t.run_id: t for t in found.trials}
-    best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values)}
+    own = {t.run_id: t for t in reversed(found.trials)}  # of a setting that was drawn twice, the first
+    threshold = found.threshold and found.threshold.value
+    best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values, threshold)}
     cost = found.objectives[-1]
     rows = []
     for run_id in sorted(values, key=lambda run_id: _mean(values[run_id][cost.name])):
@@ -93,9 +61,11 @@ def front_with_test(
         }
         for o in found.objectives:
             row[o.label] = number_text(_mean(values[run_id][o.name]))
+            if o.name == 'score' and len(of) > 1:  # without the seed that the trial was chosen by
+                row['on fresh seeds'] = number_text(_mean(values[run_id][o.name][1:]))
             before = _baseline_mean(found, values, o.name)
             if before and not o.higher_is_better and t.number:
-                row[f'{o.label}, saved'] = f'{share_saved(_mean(values[run_id][o.name]), before):.0%}'
+                row[f'{o.label} saved'] = f'{share_saved(_mean(values[run_id][o.name]), before):.0%}'
         percent = of[0]['primary']['metric'] in task_info(found.task).percent
         its_units = units(found.study, [r['run_id'] for r in of])
         row[score_name(of[0])] = _interval(primary_interval(of, its_units), percent)
@@ -161,12 +131,13 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
     own = [t.extra['driver_s'] for t in found.trials if 'driver_s' in t.extra]
     said = [chosen.sentence]
     if chosen.trial is not None and chosen.trial.run_id:
-        said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to <folder>')
+        said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to FOLDER')
     said.append(
         f'{counted(len(found.trials), "trial")} of the space {found.space_name!r}: '
         f'{states["complete"]} feasible, {states["infeasible"]} infeasible, {len(found.front)} on the front; '
         f'{duration(took)} of training'
         + (f', {sum(own) / max(took, 1e-9):.1%} of that for the search itself' if own and took else '')
+        + _waited(trained, took)
         + '.'
     )
     if found.threshold is not None:
@@ -178,7 +149,24 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
         )
     if not states['complete']:
         said.append(_nobody(found))
-    return said
+    return said + _seeds_missing(found)
+
+
+def _waited(trained: Sequence[Trial], took: float) -> str:
+    "What trials took besides: processes that start, and one that waits for another."
+    spans = [t.ended_s - t.started_s for t in trained if None not in (t.started_s, t.ended_s)]
+    besides = sum(spans) - took - sum(t.extra.get('driver_s', 0.0) for t in trained)
+    return f', {besides / took:.0%} for starting and waiting' if took and len(spans) == len(trained) else ''
+
+
+def _seeds_missing(found: Found) -> list[str]:
+    "Settings of which not all seeds were trained, so that their means may flatter them."
+    wanted = 1 + found.asked.get('front_seeds', 0)
+    own = {t.run_id: t.number for t in reversed(found.trials)}
+    fewer = [f'trial {own[run_id]} has {len(of)}' for run_id, of in found.seeds.items() if len(of) < wanted]
+    if not fewer:
+        return []
+    return [f'Not all of the {wanted} seeds were trained, or came to their end: {", ".join(fewer)}.']
 
 
 def _nobody(found: Found) -> str:
@@ -204,7 +192,7 @@ def draw_found(
         objectives=found.objectives,
         space=found.space,
         threshold=None if found.threshold is None else found.threshold.value,
-        seeds=values,
+        seeds=values if any(len(of) > 1 for of in found.seeds.values()) else {},
         smoke=bool(found.fixed.get('smoke')) and str(found.fixed['smoke']).lower() != 'false',
     )
     return draw_search(shown, folder or figures_path(found.study))
@@ -259,12 +247,13 @@ def progress_in_words(
     "How far a search has come."
     ended = [t for t in found.trials if t.ended_s is not None]
     said = f'{len(ended)} of {n_trials} trials, {len(found.front)} on the front'
-    best = found.front[-1] if found.front else None
-    if best is not None:
+    if found.front:
+        best = found.front[int(losses(found.front, found.objectives)[:, 0].argmin())]
         values = (f'{o.label} {number_text(best.values[o.name])}' for o in found.objectives)
         said += f', the best: {", ".join(values)}'
     if len(ended) > 1:
-        left = (n_trials - len(ended)) * max(t.ended_s for t in ended) / len(ended)
+        a_trial = sum(t.seconds or 0.0 for t in ended) / len(ended)
+        left = (n_trials - len(ended)) * a_trial / found.asked.get('workers', 1)
         said += f'; about {duration(left)} left' if left > 0 else ''
     return said
 

@@ -66,7 +66,7 @@ def objectives_of(
     labels = dict(score=f'{of_task.tuning_set} {metric_name(metric, task)}')
     return [
         Objective(name, labels.get(name, MEASURED[name][0]), higher_is_better if name == 'score' else False)
-        for name in asked
+        for name in sorted(asked, key=lambda name: name != 'score')  # a score goes first
     ]
 
 
@@ -162,6 +162,16 @@ def _storage(path: Path | None, url: str):  # of Optuna
         ) from None
 
 
+def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
+    "What differs, by name; of settings, which."
+    if known == asked:
+        return ''
+    if not (isinstance(known, dict) and isinstance(asked, dict)):
+        return name
+    others = [k for k in sorted({*known, *asked}) if known.get(k) != asked.get(k)]
+    return f'{name} ({", ".join(others)})'
+
+
 @dataclass
 class Ledger:
     "The trials of a search, as Optuna keeps them."
@@ -190,18 +200,29 @@ class Ledger:
         self._distributions = {name: of.distribution() for name, of in self.space.items()}
         known = self.study.user_attrs.get('identity')
         if known is None:
-            self.study.set_user_attr('began', time.time())
-            self.study.set_user_attr('identity', dict(self.identity))
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')  # names of objectives, for a dashboard, are experimental
-                self.study.set_metric_names([o.label for o in self.objectives])
-            for setting in self.first:
-                self.study.enqueue_trial(setting)
-        elif differs := [k for k in self.identity if known.get(k) != self.identity[k]]:
-            raise ConfigError(
-                f'study={self.name!r} is a search with another {" and ".join(differs)}; give this one '
-                'another study name, or ask for the same'
-            )
+            self._begin()
+        elif differs := [_difference(k, known.get(k), self.identity[k]) for k in self.identity]:
+            if any(differs):
+                raise ConfigError(
+                    f'study={self.name!r} is a search with another {" and ".join(filter(None, differs))}; '
+                    'give this one another study name, or ask for the same'
+                )
+        if known is not None and self.sampler == 'sobol':  # of more trials than before
+            self._enqueue()
+
+    def _begin(self) -> None:
+        "What a search has before its first trial; its identity last, so that a kill before it begins anew."
+        self.study.set_user_attr('began', time.time())
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # names of objectives, for a dashboard, are experimental
+            self.study.set_metric_names([o.label for o in self.objectives])
+        self._enqueue()
+        self.study.set_user_attr('identity', dict(self.identity))
+
+    def _enqueue(self) -> None:
+        "Have the settings that are tried first proposed, each once."
+        for setting in self.first:
+            self.study.enqueue_trial(setting, skip_if_exists=True)
 
     def clock(self) -> float:
         "Seconds since the search began."
@@ -238,11 +259,14 @@ class Ledger:
         **attributes: Any,  # of _ATTRIBUTES
     ) -> None:
         "What became of a trial."
-        for name, value in constraints.items():
-            trial.set_constraint(name, float(value))
         attributes |= dict(values=dict(values), ended_s=self.clock())
         for name, value in attributes.items():
             trial.set_user_attr(name, value)
+        for (
+            name,
+            value,
+        ) in constraints.items():  # the first that is told holds: nothing lies between it and the end
+            trial.set_constraint(name, float(value))
         told = [values.get(o.name) for o in self.objectives]
         self.study.tell(trial, [worst[o.name] if v is None else v for v, o in zip(told, self.objectives)])
 

@@ -197,20 +197,20 @@ def better_claim(points: Sequence[Beside]) -> Claim:
     question = f'a student {100 * gain:g} points better than the baseline, at about its size'
     if not points:
         return _without_baseline(question)
-    alike = [p for p in points if p.saved >= -ABOUT_EQUAL]
+    alike = [p for p in points if abs(p.saved) <= ABOUT_EQUAL]
     if not alike:
         return Claim(
             question,
             'none of that size',
-            NOT_REPRODUCED,
-            f'Every point of the front is more than {ABOUT_EQUAL:.0%} larger than the baseline.',
+            NOT_COMPARABLE,
+            f'No point of the front is within {ABOUT_EQUAL:.0%} of the size of the baseline.',
         )
     p = _best(alike)
     if why := _unjudged(p):
         return Claim(question, f'trial {p.trial}', NOT_COMPARABLE, why)
     here = f'{_signed(p.difference)}, {_size(p)}'
     on_test = f'{_signed(p.difference)} on the test set'
-    said = f'The best point that is at most {ABOUT_EQUAL:.0%} larger, trial {p.trial}, has {on_test}'
+    said = f'The best point within {ABOUT_EQUAL:.0%} of its size, trial {p.trial}, has {on_test}'
     if p.difference.estimate >= gain and p.difference.low > 0:
         return Claim(question, here, REPRODUCED, f'{said}, and is told from the baseline.')
     if p.difference.estimate >= gain:
@@ -395,7 +395,8 @@ def search_values(
     cost = cost_values(found, [r for of in runs.values() for r in of[1:]])
     claims, reasons = _claims(found, runs, units, students[0], teacher)
     about = about_values(records, units)
-    several = pareto_with_seeds(found.trials, found.objectives, values)
+    threshold = found.threshold and found.threshold.value
+    several = pareto_with_seeds(found.trials, found.objectives, values, threshold)
     tables = dict(
         space=space_table(found.space),
         cost=cost_table(cost),
