@@ -247,9 +247,9 @@ def test_the_curve_rule_keeps_the_front_of_a_recorded_search():
 def test_what_does_not_matter_is_that_of_the_metric(monkeypatch, metric, margin):
     found = replace(load_found('embedded-search'), task='text_classification')
     record = dict(primary=dict(metric=metric))
-    monkeypatch.setattr('kdnotes.search.summary.find_record', lambda run_id: (record, None))
+    monkeypatch.setattr('kdnotes.search.driver.find_record', lambda run_id: (record, None))
     asked = []
-    monkeypatch.setattr('kdnotes.search.summary.ship', lambda *given: asked.append(given[3]))
+    monkeypatch.setattr('kdnotes.search.driver.ship', lambda *given: asked.append(given[3]))
     choice(found, {})
     assert asked == [margin]
 
@@ -381,14 +381,14 @@ def test_trials_of_one_setting_are_one_run(monkeypatch, tmp_path):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     given = dict(corpus='embedded', smoke=True, threshold='none', front_seeds=0, sampler='random')
     space = dict(eval_batch_size=[8, 32])
-    search(n_trials=3, workers=2, space=space, **given)
+    search(n_trials=4, workers=2, space=space, **given)
     found = search(n_trials=4, workers=1, space=space, **given)  # on other cores it is the same search
     assert [t.state for t in found.trials] == ['complete'] * 4
     assert len({t.run_id for t in found.trials}) == 1
     assert [t.number for t in found.front] == [0] == [t.number for t in found.best]
     assert load_found(found.study).seeds == {found.trials[0].run_id: (found.trials[0].run_id,)}
-    with pytest.raises(ConfigError, match=r'another settings \(epochs\)'):
-        search(n_trials=4, space=space, epochs=2, **given)
+    with pytest.raises(ConfigError, match=r'another settings \(temperature\)'):
+        search(n_trials=4, space=space, temperature=7.0, **given)
 
 
 def test_a_setting_that_was_drawn_twice_is_once_on_the_front():
