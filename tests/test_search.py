@@ -206,6 +206,12 @@ def test_a_limit_may_have_a_fraction(monkeypatch, tmp_path, capsys, limit):
         assert told in capsys.readouterr().err
 
 
+def test_an_option_of_the_search_is_no_parameter_of_its_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    assert cli.main(['search', '-p', 'memory_mib=900']) == 2
+    assert 'write --memory-mib 900' in capsys.readouterr().err
+
+
 def test_the_curve_rule_keeps_all_that_could_still_matter():
     "Replayed on made-up curves: a trial that ends on the front is never ended."
     rng = np.random.default_rng(0)

@@ -207,6 +207,6 @@ def shared(
         if name in given:
             raise ConfigError(
                 f'{name} is no parameter of a run; '
-                f'write --{name} {given[name]} instead of -p {name}={given[name]}'
+                f'write --{name.replace("_", "-")} {given[name]} instead of -p {name}={given[name]}'
             )
     return dict(corpus='embedded') | given
