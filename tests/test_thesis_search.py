@@ -122,11 +122,12 @@ def test_claims_of_a_front_that_has_both(home):
 @pytest.mark.parametrize(
     'points, smaller, better, words',
     [
-        (((0.70, 20e6), (0.60, 14e6)), 'not reproduced', 'not reproduced', 'loses more than'),
-        (((0.70, 20e6), (0.71, 17e6)), 'not reproduced', 'not reproduced', 'nearest one is 15.0% smaller'),
-        (((0.70, 20e6), (0.80, 30e6)), 'not reproduced', 'not reproduced', 'nearest one is 50.0% larger'),
+        (((0.70, 20e6), (0.60, 14e6)), 'not reproduced', 'not comparable', 'loses more than'),
+        (((0.70, 20e6), (0.71, 17e6)), 'not reproduced', 'not comparable', 'nearest one is 15.0% smaller'),
+        (((0.70, 20e6), (0.80, 30e6)), 'not reproduced', 'not comparable', 'nearest one is 50.0% larger'),
+        (((0.70, 20e6), (0.705, 19.8e6)), 'not reproduced', 'not reproduced', 'nearest one is 1.0% smaller'),
     ],
-    ids=['small and worse', 'hardly smaller', 'larger alone'],
+    ids=['small and worse', 'hardly smaller', 'larger alone', 'as large and hardly better'],
 )
 def test_verdicts_follow_the_numbers(home, points, smaller, better, words):
     claims = values_of(write_search(points))['claims']
