@@ -156,7 +156,8 @@ def _waited(trained: Sequence[Trial], took: float) -> str:
     "What trials took besides: processes that start, and one that waits for another."
     spans = [t.ended_s - t.started_s for t in trained if None not in (t.started_s, t.ended_s)]
     besides = sum(spans) - took - sum(t.extra.get('driver_s', 0.0) for t in trained)
-    return f', {besides / took:.0%} for starting and waiting' if took and len(spans) == len(trained) else ''
+    is_known = took and len(spans) == len(trained) and besides > 0  # a run can be older than its search
+    return f', {besides / took:.0%} for starting and waiting' if is_known else ''
 
 
 def _seeds_missing(found: Found) -> list[str]:
