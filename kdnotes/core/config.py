@@ -399,6 +399,15 @@ class RunConfig(BaseModel):
     # MiB of gradients that are reduced together
     bucket_mib: float = parameter(25.0, gt=0, le=1024, training=True, younger=True)
 
+    # where the ranks are: changes no result
+
+    # machines that train together, each with an equal share of the ranks; the same command is given on each
+    nodes: int = parameter(1, ge=1, le=1024, named=False, result=False)
+    # who starts the ranks: kdnotes itself, on one machine; torchrun, on each of several
+    launcher: Literal['local', 'torchrun'] = parameter('local', named=False, result=False)
+    # host:port at which several machines meet; the host is one of them, and trains what the run stands on
+    rendezvous: str | None = parameter(None, named=False, result=False)
+
     # what is said of the training on its way: changes no result
 
     # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none
@@ -461,6 +470,7 @@ class RunConfig(BaseModel):
                 f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; '
                 'use a parallel mode'
             )
+        _check_place(self)
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
             raise ValueError(
                 f'precision={self.precision!r} contradicts mode={self.mode!r}, '
@@ -500,6 +510,26 @@ def _check_shape(config: RunConfig) -> None:
         raise ValueError(
             f"pruning_seed={config.pruning_seed} draws no heads with head_choice='importance'; "
             'leave one of them out'
+        )
+
+
+def _check_place(config: RunConfig) -> None:
+    "Refuse machines that could not meet."
+    if config.nodes > 1 and MODES[config.mode].ranks == '1':
+        raise ValueError(
+            f'nodes={config.nodes} contradicts mode={config.mode!r}, which runs on 1 rank; '
+            'use a parallel mode'
+        )
+    if config.nodes > 1 and config.launcher == 'local':
+        raise ValueError(
+            f'nodes={config.nodes} needs launcher=torchrun, since kdnotes starts ranks on one machine'
+        )
+    if config.nodes > 1 and config.rendezvous is None:
+        raise ValueError(f'nodes={config.nodes} needs rendezvous=<host>:<port>, where the machines meet')
+    if config.rendezvous and not re.fullmatch(r'[^\s:/]+:\d{1,5}', config.rendezvous):
+        raise ValueError(
+            f'rendezvous={shown(config.rendezvous)} is no <host>:<port>; '
+            'give one of the machines and a free port'
         )
 
 

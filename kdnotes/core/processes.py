@@ -9,12 +9,14 @@ import ctypes
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import psutil
@@ -22,9 +24,10 @@ from .config import KdnotesError
 from .files import own_folder, root
 
 # %% auto #0
-__all__ = ['SPINS', 'STORE', 'PLACES', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S',
-           'process_environment', 'rank_environment', 'die_with_parent', 'Stopped', 'interruptible', 'held_back',
-           'stoppable', 'stop_all', 'kill_all', 'Ranks', 'how_ended']
+__all__ = ['SPINS', 'STORE', 'PLACES', 'MEETING_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S',
+           'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S', 'process_environment', 'rank_environment', 'MeetingError', 'Meeting',
+           'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all', 'kill_all', 'Ranks',
+           'how_ended']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -78,6 +81,77 @@ def rank_environment(
         GLOO_SOCKET_IFNAME=_LOOPBACK,
         NCCL_SOCKET_IFNAME=_LOOPBACK,
     )
+
+# %% ../../nbs/core/05_processes.ipynb #89c44857
+MEETING_TIMEOUT_S = 1800  # that machines wait for each other
+
+
+class MeetingError(KdnotesError):
+    "Machines that do not meet."
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Meeting:
+    "Where the ranks of several machines meet, as one of the machines sees it."
+
+    nodes: int  # machines, at least 1
+    ranks_here: int  # of each machine
+    address: str  # <host>:<port>
+    name: str  # of what they meet for: others may meet at the same address
+
+    def agent(self) -> list[str]:  # of Python, before the module that the ranks run
+        "What starts the ranks of this machine."
+        return [
+            *('-m', 'torch.distributed.run'),
+            *('--nnodes', str(self.nodes), '--nproc-per-node', str(self.ranks_here)),
+            *('--rdzv-backend', 'c10d', '--rdzv-endpoint', self.address, '--rdzv-id', self.name),
+            *('--rdzv-conf', f'join_timeout={MEETING_TIMEOUT_S}', '--max-restarts', '0'),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        "Through which interface the ranks talk, unless the user has said so."
+        names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
+        return {name: os.environ.get(name) or _interface_of(self._way()[0]) for name in names}
+
+    def is_here(self) -> bool:
+        "Is this machine the host?"
+        own, host = self._way()
+        return own == host
+
+    def wait(self) -> None:
+        "Until the host can be reached; it may be making what the run stands on."
+        host, port = self.address.rsplit(':', 1)
+        deadline = time.monotonic() + MEETING_TIMEOUT_S
+        while not self.is_here():
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+                return
+            if time.monotonic() > deadline:
+                raise MeetingError(
+                    f'nobody answers at rendezvous={self.address}; give the same command there, or fetch the '
+                    'run folder if it is done there already'
+                )
+            time.sleep(1)
+
+    def _way(self) -> tuple[str, str]:  # this machine's IP address, as the host sees it, and the host's
+        host, port = self.address.rsplit(':', 1)
+        try:
+            family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as s:
+                s.connect(place)  # sends nothing
+                return s.getsockname()[0], place[0]
+        except (OSError, OverflowError) as e:
+            raise MeetingError(
+                f'rendezvous={self.address} cannot be reached from here: {e}; name one of the machines and a '
+                'free port'
+            ) from None
+
+
+def _interface_of(address: str) -> str:  # the IP address of this machine
+    "The network interface that has an address."
+    known = psutil.net_if_addrs().items()
+    return next((name for name, all_of in known if any(a.address == address for a in all_of)), _LOOPBACK)
 
 # %% ../../nbs/core/05_processes.ipynb #633083cb
 def die_with_parent() -> None:
@@ -194,11 +268,12 @@ class Ranks:
         # has the run left all it should? Then nothing is restarted
         finished: Callable[[], bool] = lambda: False,
         holds: Sequence[int] = (),  # file descriptors that the ranks hold, too: that of a lock
+        meeting: Meeting | None = None,  # of several machines; torchrun then starts the ranks of this one
     ):
         self.stopping = False  # was this launcher asked to stop?
-        self._command = [sys.executable, '-m', module, *map(str, args)]
-        self._ranks = ranks
-        self._environment = process_environment(threads)
+        self._command = [sys.executable, *(meeting.agent() if meeting else []), '-m', module, *map(str, args)]
+        self._ranks = 1 if meeting else ranks  # processes that are watched here
+        self._environment = process_environment(threads) | (meeting.environment() if meeting else {})
         self._restarts_left = restarts
         self._finished = finished
         self._folder = own_folder('ranks')
@@ -281,7 +356,8 @@ class Ranks:
         held = 0
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                held += psutil.Process(process.pid).memory_info().rss
+                whole = psutil.Process(process.pid)
+                held += sum(p.memory_info().rss for p in (whole, *whole.children(recursive=True)))
         return held
 
     def wait(self) -> int:  # of `poll`

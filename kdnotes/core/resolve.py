@@ -113,25 +113,33 @@ def resolve_ranks(
     mode_ranks: str,  # '1' or 'auto', the mode's
     machine: Machine,
     several: bool = False,  # does a CPU have several where none are given?
+    nodes: int = 1,  # machines like this one
 ) -> tuple[int, int | None]:  # (ranks, threads per rank; None on CUDA)
     "How many processes train, and with how many threads each."
     if mode_ranks == '1':
         ranks = 1
+        nodes = 1
     elif ranks == 'auto':
-        ranks = parallel_ranks(machine) if several or machine.device == 'cuda' else 1
+        ranks = nodes * (parallel_ranks(machine) if several or machine.device == 'cuda' else 1)
+    here = ranks // nodes
+    if here * nodes != ranks:
+        raise ConfigError(
+            f'ranks={ranks} cannot be shared equally by nodes={nodes} machines; make it a multiple of {nodes}'
+        )
+    beside = '' if nodes == 1 else f' on {nodes} machines'
     if machine.device == 'cuda':
-        if ranks > machine.gpus:
+        if here > machine.gpus:
             raise ConfigError(
-                f'ranks={ranks} needs as many GPUs, and {machine.gpus} are visible; '
+                f'ranks={ranks}{beside} needs {counted(here, "GPU")} here, and {machine.gpus} are visible; '
                 'lower ranks or free CUDA_VISIBLE_DEVICES'
             )
         return ranks, None
-    if ranks > (most := _RANKS_A_CORE * machine.cores):
+    if here > (most := _RANKS_A_CORE * machine.cores):
         raise ConfigError(
-            f'ranks={ranks} would start as many processes on {counted(machine.cores, "CPU core")}; '
-            f'use at most {most}, and as many ranks as cores for speed'
+            f'ranks={ranks}{beside} would start {here} processes on {counted(machine.cores, "CPU core")}; '
+            f'use at most {most * nodes}, and as many ranks as cores for speed'
         )
-    return ranks, max(1, machine.cores // ranks) if threads_per_rank in ('auto', None) else threads_per_rank
+    return ranks, max(1, machine.cores // here) if threads_per_rank in ('auto', None) else threads_per_rank
 
 # %% ../../nbs/core/03_resolve.ipynb #04a0d484
 def default_setting(
@@ -155,7 +163,7 @@ def resolve(
     mode = MODES[config.mode]
     profile = PROFILES[config.profile]
     ranks, threads = resolve_ranks(
-        config.ranks, config.threads_per_rank, mode.ranks, machine, _several_ranks(config)
+        config.ranks, config.threads_per_rank, mode.ranks, machine, _several_ranks(config), config.nodes
     )
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device, machine.bf16)
@@ -182,6 +190,7 @@ def resolve(
         precision=precision,
         amp_dtype=dtype if precision == 'mixed' else 'auto',
         ranks=ranks,
+        **(dict(nodes=1, launcher='local', rendezvous=None) if ranks == 1 else {}),
         threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,

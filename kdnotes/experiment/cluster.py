@@ -25,7 +25,6 @@ from kdnotes.core.files import (
     FileError,
     OwnFolder,
     at_home,
-    atomic_write,
     cache_path,
     file_errors,
     own_folder,
@@ -42,39 +41,6 @@ from ..records.store import RunFolder, find_run_model, floors, keep_floors, lock
 
 # %% auto #0
 __all__ = ['Cluster']
-
-# %% ../../nbs/experiment/12_cluster.ipynb #5873a6fa
-_STAYS = ('.lock', 'checkpoints', 'stage.json')
-_LAST = ('record.json', 'state.json')  # in this order: what vouches for the others
-
-
-def _files_of(
-    folder: RunFolder,
-) -> dict[str, bytes]:  # path in the folder -> content; {} when there is no folder
-    "What a run has left."
-    found = {path.relative_to(folder.path): path for path in folder.path.rglob('*') if path.is_file()}
-    return {
-        name.as_posix(): path.read_bytes()
-        for name, path in found.items()
-        if name.parts[0] not in _STAYS and not name.name.endswith('.tmp')
-    }
-
-
-def _put_down(
-    folder: RunFolder,  # locked
-    files: dict[str, bytes],  # of `_files_of`
-) -> None:
-    "Write the files of a run in the place of whatever an earlier attempt left."
-    whole = 'record.json' in files  # else a later attempt may go on from its checkpoints
-    kept = {'.lock', 'state.json', *([] if whole else ['checkpoints'])}
-    (folder.path / 'record.json').unlink(missing_ok=True)  # it vouches for what goes next
-    for path in folder.path.iterdir():
-        if path.is_dir() and path.name not in kept:
-            shutil.rmtree(path)
-        elif path.name not in kept:
-            path.unlink()
-    for name in sorted(files, key=lambda name: (name in _LAST, name)):
-        atomic_write(folder.path / name, files[name])
 
 # %% ../../nbs/experiment/12_cluster.ipynb #690dfdbe
 @dataclass(frozen=True)
@@ -104,7 +70,7 @@ class _Answer:
     host: str
     home: str
     said: list[str]
-    files: dict[str, bytes]  # of `_files_of`, of a run that failed, too
+    files: dict[str, bytes]  # of a run that failed, too
     floors: pd.DataFrame  # of its study
     error: KdnotesError | None = None
 
@@ -122,7 +88,7 @@ def _make_there(order: _Order) -> _Answer:
             _make(order, said.append)
         except KdnotesError as e:
             error = e
-        answer = _Answer(socket.gethostname(), str(home), said, _files_of(folder), floors(order.study), error)
+        answer = _Answer(socket.gethostname(), str(home), said, folder.files(), floors(order.study), error)
         if not (folder.path / 'checkpoints').exists():
             shutil.rmtree(folder.path, ignore_errors=True)
     return answer
@@ -141,7 +107,7 @@ def _have(folder: RunFolder, sha256: str, files: Any) -> None:
     "Have the run that another one stands on, with this record."
     with lock_run(folder.create(), math.inf):  # of several tasks one puts it down
         if not folder.done or sha256_file(folder.path / 'record.json') != sha256:
-            _put_down(folder, _ray().get(files))
+            folder.put_down(_ray().get(files))
 
 
 def _home_there(order: _Order) -> Path:
@@ -437,7 +403,7 @@ class Cluster:
         for text in answer.said:
             say(f'{text} (on {answer.host})')
         if answer.files:
-            _put_down(folder, answer.files)
+            folder.put_down(answer.files)
         if answer.error:
             said = str(answer.error).replace(answer.home, str(root()))  # where the log is now
             answer.error.args = (said,)
@@ -463,7 +429,7 @@ class Cluster:
         sha256 = sha256_file(folder.path / 'record.json')
         if sha256 not in self._sent:
             folder.check()
-            self._sent[sha256] = _ray().put(_files_of(folder))
+            self._sent[sha256] = _ray().put(folder.files())
         return (folder.study, folder.run_id, sha256), [self._sent[sha256]]
 
     def _machines(self) -> list[dict[str, float]]:

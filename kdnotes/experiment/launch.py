@@ -20,6 +20,7 @@ from ..core.files import BusyError, file_errors
 from kdnotes.core.processes import (
     STOP_TIMEOUT_S,
     EXIT_STOPPED,
+    Meeting,
     Ranks,
     Stopped,
     held_back,
@@ -97,8 +98,12 @@ def execute(
         return folder.record()
     if _adopt(plan, folder, say):
         return folder.record()
+    meeting = _meeting(plan.config)
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
+            if meeting and not meeting.is_here():
+                say(f'{plan.run_id} is given its {name} by {meeting.address}')
+                continue
             needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
             say(f'{plan.run_id} needs {needed} first: {first.run_id}')
             execute(first, on_row, say, jobs)
@@ -111,6 +116,14 @@ def execute(
             _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held, limits)
     leave_card(folder)
     return folder.record()
+
+
+def _meeting(config: RunConfig) -> Meeting | None:  # None: all ranks are here
+    "Where the ranks of a resolved run meet."
+    if config.launcher == 'local':
+        return None
+    address = config.rendezvous or 'localhost:0'
+    return Meeting(config.nodes, config.ranks // config.nodes, address, f'kdnotes-{config.study}')
 
 
 def _doing(plan: Plan, folder: RunFolder) -> str:
@@ -417,6 +430,8 @@ def _launch(
             jobs=jobs,
         )
     )
+    if meeting := _meeting(plan.config):
+        meeting.wait()
     # of a run whose model is gone; what is there now is what ends this one
     (folder.path / 'record.json').unlink(missing_ok=True)
     if not checkpoints(folder.path / 'checkpoints'):
@@ -427,10 +442,11 @@ def _launch(
         folder.path / 'config.json',
         ranks=plan.config.ranks,
         threads=plan.config.threads_per_rank,
-        restarts=RESTARTS if plan.config.ranks > 1 else 0,
+        restarts=RESTARTS if plan.config.ranks > 1 and meeting is None else 0,
         log=folder.path / 'log.txt',
         finished=lambda: _complete(folder),
         holds=[held],
+        meeting=meeting,
     )
     try:
         code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)), jobs == 1, limits)
@@ -524,7 +540,7 @@ def _refuse(folder: RunFolder, code: int) -> None:
     "Say why a run's ranks ended early."
     said = folder.state() or {}
     log = folder.path / 'log.txt'
-    if code == EXIT_STOPPED:
+    if code == EXIT_STOPPED or said.get('status') == 'interrupted':  # torchrun has one exit code for all
         folder.write_state('interrupted', exit_code=code, reason='a signal')
         raise Stopped(
             f'{folder.path.name} was stopped before its end; '

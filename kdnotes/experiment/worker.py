@@ -9,12 +9,14 @@ import importlib
 import math
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from .. import __version__
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, counted, is_given, make_config, task_info
 from ..core.files import cache_path, file_errors
@@ -25,7 +27,14 @@ from ..core.streams import torch_seed
 from .launch import RunError, stage_file
 from .plan import make_task
 from ..records.schema import LATER, SCHEMA, SHARED_MASKS
-from ..records.store import RunFolder, checked_run_model, floors, keep_floors
+from kdnotes.records.store import (
+    RunFolder,
+    checked_run_model,
+    find_run_model,
+    floors,
+    keep_floors,
+    lock_run,
+)
 from ..tasks.base import floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -70,6 +79,9 @@ def _enter(config_file: str | Path) -> Rank:
     job = folder.config()
     config = make_config(**job['config'])
     runtime = rt.start(config)
+    if runtime.machines > 1:
+        _agree(runtime, job)
+        _have_foundations(runtime, job)
     corpus = corpus_of(config)
     if corpus.sha256 != job['corpus_sha256']:
         raise RunError(
@@ -105,8 +117,68 @@ def worker(
     summaries = runtime.gather(summarise(telemetry))
     if runtime.main:
         _write(rank, task, model, Outcome(start_sha256, teacher_s, result, evaluation, summaries, begin))
+    if runtime.machines > 1:
+        _have_everywhere(runtime, rank.folder, locked=True)
     runtime.barrier()
     rt.stop(runtime)
+
+# %% ../../nbs/experiment/03_worker.ipynb #abefb44d
+def _agree(
+    runtime,  # a `train.distributed.Runtime`
+    job: dict,  # of this machine; what it lacks of the times of earlier runs is filled in
+) -> None:
+    "Refuse machines that would not train the same run."
+    import torch
+
+    own = {
+        'the corpus': job['corpus_sha256'],
+        'the version of kdnotes': __version__,
+        'the version of torch': torch.__version__,
+        "the run's name, which tells all settings, models and threads": job['run_id'],
+    }
+    hosts, found, times = zip(*runtime.gather((socket.gethostname(), own, job['times'])))
+    for rank, of in enumerate(found):
+        for what, value in of.items():
+            if value != found[0][what]:
+                raise RunError(
+                    f'{hosts[0]} and {hosts[rank]} cannot train together, since {what} differs: '
+                    f'{found[0][what]} and {value}; give both the same and start the run again'
+                )
+    for name in job['times']:  # known where the earlier run is
+        job['times'][name] = next((t[name] for t in times if t[name] is not None), None)
+
+
+def _have_foundations(runtime, job: dict) -> None:
+    "Have the models that a run stands on, on all machines."
+    for run_id in (job['teacher_run_id'], job['initial'].get('transfer_run_id')):
+        if run_id is None:
+            continue
+        model = find_run_model(run_id) if runtime.local_main else None
+        folder = RunFolder(model.parent.parent.name, run_id) if model else None
+        _have_everywhere(runtime, folder, f'the weights runs/*/{run_id}/model')
+
+
+def _have_everywhere(
+    runtime,
+    folder: RunFolder | None,  # of a run, None or not done where it is not
+    what: str = 'the record',
+    locked: bool = False,  # is the folder locked by who started this rank?
+) -> None:
+    "Bring a finished run to the machines that do not have it."
+    has = folder is not None and folder.done
+    known = runtime.gather((folder.study, folder.run_id) if has else None)
+    source = next((rank for rank, name in enumerate(known) if name), None)
+    if source is None:
+        raise RunError(f'{what} is on none of the machines; start the run again and it is made first')
+    needed = [rank for rank, name in enumerate(known) if name is None and rank % runtime.local_ranks == 0]
+    if not needed:
+        return
+    files = runtime.share(folder.files() if runtime.rank == source else None, source)
+    if runtime.rank in needed:
+        here = RunFolder(*known[source])
+        with contextlib.nullcontext() if locked else lock_run(here.create(), math.inf):
+            here.put_down(files)
+    runtime.barrier()
 
 # %% ../../nbs/experiment/03_worker.ipynb #c792d25b
 def bytes_before_a_model(
@@ -126,15 +198,15 @@ def encoded_task(
     corpus: Corpus,
     runtime,  # a `train.distributed.Runtime`
 ):  # a `tasks.base.Task`
-    "The task with its tokens; the main rank fills the cache, the others read it."
+    "The task with its tokens; one rank of each machine fills its cache, the others read it."
     from kdnotes.distill.models import load_tokenizer
 
     task = make_task(config, corpus)
     tokenizer = load_tokenizer(config.teacher)
-    if runtime.main:
+    if runtime.local_main:
         task.encode(tokenizer, cache_path() / 'tokens')
     runtime.barrier()
-    if not runtime.main:
+    if not runtime.local_main:
         task.encode(tokenizer, cache_path() / 'tokens')
     return task
 
@@ -254,15 +326,15 @@ def _cached_signal(rank: Rank, task, teacher):
     parts = te.key_parts(task, config, teacher, load_tokenizer(config.teacher), rank.corpus.sha256)
     key = te.signal_key(**parts)
     folder = cache_path() / 'signals' / key
-    made = te.open_signal(folder, key) if runtime.main else None
-    if not runtime.gather(made is not None)[0]:
+    made = not runtime.local_main or te.open_signal(folder, key) is not None
+    if not all(runtime.gather(made)):  # each machine makes its own
         te.make_signal(
             task,
             teacher,
             folder,
             parts,
             device=runtime.device,
-            workers=te.Workers(runtime.rank, runtime.ranks, runtime.barrier),
+            workers=te.Workers(runtime.local_rank, runtime.local_ranks or runtime.ranks, runtime.barrier),
             say=lambda text: print(text, flush=True),  # into the run's log
         )
     runtime.barrier()
@@ -510,6 +582,12 @@ def _adaptation(model) -> dict:
     return dict(adaptation=new) if new else {}
 
 
+def _places(runtime) -> str:  # 'cpu', 'cuda, 2 machines'
+    "What the ranks are on."
+    machines = f', {runtime.machines} machines' if runtime.machines > 1 else ''
+    return runtime.device.type + machines
+
+
 def _parallel(config: RunConfig, runtime) -> dict:
     "The processes of a run, and why so many."
     alone = MODES[config.mode].ranks == '1'
@@ -521,7 +599,7 @@ def _parallel(config: RunConfig, runtime) -> dict:
         graphs=None,
         reason='the mode has one rank'
         if alone
-        else f'{counted(runtime.ranks, "rank")} on {runtime.device.type}',
+        else f'{counted(runtime.ranks, "rank")} on {_places(runtime)}',
     )
 
 # %% ../../nbs/experiment/03_worker.ipynb #3a4b5b2e

@@ -209,6 +209,10 @@ def read_csv(
 # %% ../../nbs/records/02_store.ipynb #87d65782
 STATUSES = ('running', 'interrupted', 'failed', 'done')
 
+# of a run that is put down elsewhere: what stays, and what comes last, as it vouches for the others
+_STAYS = ('.lock', 'checkpoints', 'stage.json')
+_LAST = ('record.json', 'state.json')  # in this order
+
 
 def _check_state(state: dict, where: str) -> dict:
     "A state as read, of this schema and with one of STATUSES."
@@ -292,6 +296,31 @@ class RunFolder:
 
     def record(self) -> dict | None:
         return _bound_record(self.path, self._again, study=self.study, run_id=self.run_id)
+
+    def files(self) -> dict[str, bytes]:  # path in the folder -> content; {} when there is no folder
+        "What a run has left, to be put down on another machine; what only helps to go on stays here."
+        found = {path.relative_to(self.path): path for path in self.path.rglob('*') if path.is_file()}
+        return {
+            name.as_posix(): path.read_bytes()
+            for name, path in found.items()
+            if name.parts[0] not in _STAYS and not name.name.endswith('.tmp')
+        }
+
+    def put_down(
+        self,
+        files: dict[str, bytes],  # of `files`
+    ) -> None:
+        "Write the files of a run, whose lock is held, in the place of whatever an earlier attempt left."
+        whole = 'record.json' in files  # else a later attempt may go on from its checkpoints
+        kept = {'.lock', 'state.json', *([] if whole else ['checkpoints'])}
+        (self.path / 'record.json').unlink(missing_ok=True)  # it vouches for what goes next
+        for path in self.path.iterdir():
+            if path.is_dir() and path.name not in kept:
+                shutil.rmtree(path)
+            elif path.name not in kept:
+                path.unlink()
+        for name in sorted(files, key=lambda name: (name in _LAST, name)):
+            atomic_write(self.path / name, files[name])
 
     def check(self) -> None:
         "Refuse a finished run whose tables or model are not what it wrote."

@@ -47,6 +47,8 @@ class Runtime:
     ranks: int = 1
     threads: int | None = None  # CPU threads of this rank; None: on a GPU
     backend: str | None = None  # gloo | nccl; None with one rank
+    local_rank: int = 0  # among those of this machine
+    local_ranks: int | None = None  # of this machine; None: all of them
     math: str = ''  # what a matmul in fp32 means here, read back from torch
     # is a matmul in bf16 computed in fp32? on a CPU without instructions for it (train.emulated_bf16)
     widened: bool = False
@@ -54,6 +56,14 @@ class Runtime:
     @property
     def main(self) -> bool:
         return self.rank == 0  # the rank that writes
+
+    @property
+    def local_main(self) -> bool:
+        return self.local_rank == 0  # the rank that writes what each machine has for itself
+
+    @property
+    def machines(self) -> int:
+        return self.ranks // (self.local_ranks or self.ranks)
 
     def autocast(self, widened: bool = True):  # False: with torch's own matmul everywhere
         "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
@@ -92,6 +102,14 @@ class Runtime:
         values = [None] * self.ranks
         dist.all_gather_object(values, value)
         return values
+
+    def share(self, value, source: int = 0):  # that of rank `source`, on every rank
+        "A picklable value of one rank, of any size."
+        if self.ranks == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, source)
+        return values[0]
 
 # %% ../../nbs/train/03_distributed.ipynb #beb19489
 def _rounded_all_reduce(dtype, bucket):  # no annotations: torch compares them with types, and would find text
@@ -259,14 +277,17 @@ def start(
     "Set up this process as a rank: threads, device, number format, process group."
     rank = int(os.environ.get('RANK', 0))
     ranks = int(os.environ.get('WORLD_SIZE', 1))
-    device = _device(int(os.environ.get('LOCAL_RANK', 0)), config.threads_per_rank)
+    local_rank = int(os.environ.get('LOCAL_RANK', 0))
+    local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', ranks))
+    device = _device(local_rank, config.threads_per_rank)
     cuda = device.type == 'cuda'
     dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
     backend = None
     if ranks > 1:
         backend = 'nccl' if cuda else 'gloo'
         _join(backend, rank, ranks, device if cuda else None)
-    return _runtime(device, dtype, rank=rank, ranks=ranks, backend=backend)
+    place = dict(rank=rank, ranks=ranks, local_rank=local_rank, local_ranks=local_ranks)
+    return _runtime(device, dtype, backend=backend, **place)
 
 
 def alone(

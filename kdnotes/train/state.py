@@ -245,11 +245,15 @@ def resume_training(
     "Take up the newest checkpoint that is whole."
     if state.folder is None:
         return 0
-    found = newest_checkpoint(state.folder, state.key, warnings.warn) if state.runtime.main else None
-    done = state.runtime.gather(found.step if found else 0)[0]
+    runtime = state.runtime
+    found = newest_checkpoint(state.folder, state.key, warnings.warn) if runtime.local_main else None
+    steps = runtime.gather(found.step if found else 0)
+    done = max(steps)
     if not done:
         return 0
-    if found is None:
+    if runtime.machines > 1:  # one of them has it
+        found = runtime.share(found, steps.index(done))
+    elif found is None:
         found = read_checkpoint(state.folder / f'step-{done:08d}', state.key)
     restore_training(found, state.trainable, state.optimizer, state.runtime.rank)
     state.result = TrainResult(**found.state['result'])
