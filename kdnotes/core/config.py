@@ -526,7 +526,8 @@ def _check_place(config: RunConfig) -> None:
         )
     if config.nodes > 1 and config.rendezvous is None:
         raise ValueError(f'nodes={config.nodes} needs rendezvous=<host>:<port>, where the machines meet')
-    if config.rendezvous and not re.fullmatch(r'[^\s:/]+:\d{1,5}', config.rendezvous):
+    found = re.fullmatch(r'[^\s:/]+:(\d{1,5})', config.rendezvous or 'none:1')
+    if not found or not 1 <= int(found[1]) <= 65535:
         raise ValueError(
             f'rendezvous={shown(config.rendezvous)} is no <host>:<port>; '
             'give one of the machines and a free port'

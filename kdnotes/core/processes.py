@@ -103,11 +103,15 @@ class Meeting:
 
     def agent(self) -> list[str]:  # of Python, before the module that the ranks run
         "What starts the ranks of this machine."
+        own = self._way()[0]
+        more = f'join_timeout={MEETING_TIMEOUT_S}'
+        if not own.startswith(('127.', '::1')):  # of several on one machine, the first is the host
+            more += f',is_host={self.is_here()}'  # torch would guess by the machine's name
         return [
             *('-m', 'torch.distributed.run'),
             *('--nnodes', str(self.nodes), '--nproc-per-node', str(self.ranks_here)),
             *('--rdzv-backend', 'c10d', '--rdzv-endpoint', self.address, '--rdzv-id', self.name),
-            *('--rdzv-conf', f'join_timeout={MEETING_TIMEOUT_S}', '--max-restarts', '0'),
+            *('--rdzv-conf', more, '--local-addr', own, '--max-restarts', '0'),
         ]
 
     def environment(self) -> dict[str, str]:

@@ -559,6 +559,8 @@ def goes_on(
     folder: RunFolder,
 ) -> str:  # the end of a sentence on what would start it again
     "What becomes of a run that is started again."
+    if (folder.config() or {}).get('config', {}).get('nodes', 1) > 1:
+        return 'on all machines goes on from their newest checkpoint, or begins anew where there is none'
     saved = checkpoints(folder.path / 'checkpoints')
     if saved:
         return f'goes on from step {int(saved[0].name[5:])}'
@@ -566,6 +568,7 @@ def goes_on(
 
 
 _KILLED = 'as when memory runs out'
+_KILLED_HERE = 'one of its ranks was killed, as when memory runs out'  # torchrun names it in a table
 
 
 def why_ended(
@@ -576,6 +579,7 @@ def why_ended(
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
     killed = [_KILLED] * (code == -signal.SIGKILL)
     errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line)]
+    errors = [_KILLED_HERE if 'ChildFailedError' in line else line for line in errors]
     return next(iter([*own, *killed, *errors, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/02_launch.ipynb #d3a7f477
