@@ -165,6 +165,12 @@ def test_a_left_out_row_is_not_seen():
     assert twice['error_percent'][7] == pytest.approx(100 * (1 / 3 - 1), abs=1)
 
 
+def test_steps_that_the_model_could_not_have_made_show_in_the_errors():
+    odd = [r | dict(step_s=[r['step_s'][0] * (2.0 if r['ranks'] == 4 else 1.0)]) for r in rows()]
+    table, _ = s.held_out(odd)
+    assert table['error_percent'].abs().median() > 10
+
+
 def test_waits_that_were_measured_are_fitted():
     made = rows()
     without = s.calibrate([row | dict(step_s=[1.3 * row['step_s'][0]]) for row in made])
