@@ -83,12 +83,25 @@ def train_one(here, even: bool, parameters: dict) -> dict:
     "One training from the same start as every other, and what it left behind."
     from kdnotes.checks import probes
     from kdnotes.train import loop as trainer
+    from kdnotes.train.distributed import Waits
 
     model = tiny_bert()
     rows = []
+    waits = []
     begin = weights(model)
     config = tiny_config('full_student', ranks=here.ranks, **parameters)
-    with first_gradients(model) as got, probes.watch(model, syncs=False) as seen:
+    end = Waits.end
+
+    def ended(of):
+        before = of.seconds
+        end(of)
+        waits.append(of.seconds > before)
+
+    with (
+        first_gradients(model) as got,
+        probes.watch(model, syncs=False) as seen,
+        probes.replaced(Waits, 'end', ended),
+    ):
         result = trainer.train(
             SameWord(even=even),
             model,
@@ -102,9 +115,10 @@ def train_one(here, even: bool, parameters: dict) -> dict:
         own=got[0],
         got=got[1],
         waited=result.waited_s,
+        waits=waits,
         **{
             name: [getattr(s, name) for s in seen.steps]
-            for name in ('forwards', 'rounds', 'buckets', 'checksums')
+            for name in ('forwards', 'rounds', 'buckets', 'messages', 'bytes', 'checksums')
         },
     )
 
@@ -162,10 +176,26 @@ def test_ranks_stay_equal(name):
     check_equal_on_all_ranks([notes[name] for notes in trained()])
 
 
-def test_waiting_is_counted_where_a_step_is_synchronised_once():
+def test_waiting_is_counted_wherever_gradients_are_synchronised():
+    "After each backward that is, and before the update for what travels by itself."
     for notes in trained():
-        assert notes['delayed']['waited'] > 0
-        assert notes['every']['waited'] is None
+        for name in ('delayed', 'every'):
+            rounds = notes[name]['rounds']
+            assert notes[name]['waited'] > 0
+            assert notes[name]['waits'] == [True] * (sum(rounds) + len(rounds)), name
+
+
+def test_what_travels_is_counted_as_it_is_sent():
+    notes = trained()[0]
+    size = 4 * len(notes['fp32']['got'])
+    once, every, half, cut = (notes[name] for name in ('delayed', 'every', 'fp16, delayed', 'tiny buckets'))
+    # beside the gradients, the words' rows and the ranks' agreement
+    others = [sent - size for sent in once['bytes'][1:]]
+    assert 0 < min(others) and max(others) < size
+    for run, rounds, numbers in ((every, every['rounds'], size), (half, once['rounds'], size // 2)):
+        assert [sent - n * numbers for sent, n in zip(run['bytes'][1:], rounds[1:])] == others
+    more = [b - a for a, b in zip(once['messages'], cut['messages'])]
+    assert more == [n - 1 for n in cut['buckets']]
 
 
 def test_fp16_between_ranks_is_fp32_to_its_rounding():

@@ -65,6 +65,7 @@ def _give_back_memory() -> None:
 
 def work(
     job_file: str,
+    turns: dict[str, Callable[..., dict]] = TURNS,  # by what a job calls `trains`
 ) -> None:
     "Take turns until there are no more."
     answers = os.fdopen(os.dup(1), 'w')
@@ -75,7 +76,8 @@ def work(
         command = json.loads(line)
         reset_peaks(place.runtime)
         watched = {command['watch']: True} if command['watch'] else {}
-        done = TURNS[place.job['trains']](place, command['turn'], **place.job['options'], **watched)
+        options = place.job['options'] | watched | command['more']
+        done = turns[place.job['trains']](place, command['turn'], **options)
         found = dict(dtype=place.runtime.dtype) | peaks(place.runtime) | done
         _give_back_memory()  # before the answer: after it, the next contestant is measured
         answers.write(json.dumps(found) + '\n')
@@ -95,7 +97,12 @@ def _environment(job: dict) -> dict[str, str]:
 class Crew:
     "A contestant's processes: started at once, idle until asked."
 
-    def __init__(self, name: str, job: dict):
+    def __init__(
+        self,
+        name: str,
+        job: dict,
+        module: str = 'kdnotes.checks.bench',  # run as a program, it does what `work` says
+    ):
         self.name = name
         self.seconds = job['limit_s']  # most time for one answer
         self.log = Path(job['folder']) / f'{name}.log'
@@ -108,7 +115,7 @@ class Crew:
                 place = rank_environment(i, job['ranks'], Path(job['folder']) / f'{name}.store')
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, '-m', 'kdnotes.checks.bench', str(file)],
+                        [sys.executable, '-m', module, str(file)],
                         env=env | place,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
@@ -121,11 +128,12 @@ class Crew:
         self,
         turn: int,
         watch: str = '',  # 'split' | 'shares': a turn that also says where the time goes
+        **more,  # further options of this turn, JSON-able
     ) -> list[dict]:  # an answer of each process
         "Let all of them take a turn."
         for p in self.processes:
             with contextlib.suppress(BrokenPipeError):
-                p.stdin.write(json.dumps(dict(turn=turn, watch=watch)).encode() + b'\n')
+                p.stdin.write(json.dumps(dict(turn=turn, watch=watch, more=more)).encode() + b'\n')
         end = time.monotonic() + self.seconds
         return [self._answer(p, end) for p in self.processes]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -35,8 +36,8 @@ from .profiling import matmul_rate
 from ..tasks.base import Task, TaskView
 
 # %% auto #0
-__all__ = ['EXAMPLES', 'host_syncs', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance', 'still', 'alike', 'accumulation',
-           'some_examples', 'few_signal', 'compare_signals', 'saved_and_loaded']
+__all__ = ['EXAMPLES', 'host_syncs', 'replaced', 'communication', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance',
+           'still', 'alike', 'accumulation', 'some_examples', 'few_signal', 'compare_signals', 'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
 # the host reads a number or a shape
@@ -101,7 +102,7 @@ def host_syncs(
 
 # %% ../../nbs/checks/02_probes.ipynb #42e7efc9
 @contextlib.contextmanager
-def _replaced(owner, name: str, value) -> Iterator:
+def replaced(owner, name: str, value) -> Iterator:
     "Another attribute for a while; gives the one before."
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -120,7 +121,7 @@ def _not_counted(
     if device == 'cuda':
         torch.cuda.set_sync_debug_mode('default')
     try:
-        with _replaced(_Waits, 'paused', True):
+        with replaced(_Waits, 'paused', True):
             yield
     finally:
         if device == 'cuda':
@@ -155,6 +156,30 @@ def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
 
 
 @contextlib.contextmanager
+def communication(
+    # gets `wrapped`, forwards of a wrapper; `rounds` of all-reduces; `buckets`; `messages`, all calls of
+    # all-reduce, those for the word table's rows and for agreeing among them; `bytes` of these, as sent
+    seen: SimpleNamespace,
+) -> Iterator[None]:
+    "Count what wrapped models send to other ranks, in wrappers that are made inside."
+    construct = DistributedDataParallel.__init__
+    all_reduce = dist.all_reduce
+
+    def constructed(wrapper, *args, **kwargs):
+        construct(wrapper, *args, **kwargs)
+        _count_all_reduces(wrapper, seen)
+
+    def sent(tensor, *args, **kwargs):
+        seen.messages += 1
+        seen.bytes += tensor.nbytes
+        return all_reduce(tensor, *args, **kwargs)
+
+    vars(seen).update(dict(wrapped=0, rounds=0, buckets=0, messages=0, bytes=0))
+    with replaced(DistributedDataParallel, '__init__', constructed), replaced(dist, 'all_reduce', sent):
+        yield
+
+
+@contextlib.contextmanager
 def _watch_halves(seen, device: str) -> Iterator[None]:
     "Count host syncs within `accumulate` and `update_weights`; logging between steps may wait."
 
@@ -168,8 +193,8 @@ def _watch_halves(seen, device: str) -> Iterator[None]:
         return run
 
     with (
-        _replaced(tr, 'accumulate', watched(tr.accumulate)),
-        _replaced(tr, 'update_weights', watched(tr.update_weights)),
+        replaced(tr, 'accumulate', watched(tr.accumulate)),
+        replaced(tr, 'update_weights', watched(tr.update_weights)),
     ):
         yield
 
@@ -201,13 +226,12 @@ def watch(
     model: nn.Module,  # not wrapped
     device: str = 'cpu',  # 'cpu' or 'cuda'
     syncs: bool = True,  # count host syncs too
-    # steps (forwards, wrapped, rounds, buckets, numbers, checksums), waits (line of code -> times), formats
-    # (of linear layers), inputs, flags
+    # steps (forwards, what `communication` counts, numbers, checksums), waits (line of code -> times),
+    # formats (of linear layers), inputs, flags
 ) -> Iterator[SimpleNamespace]:
     "What a training of this model does."
-    counts = dict(forwards=0, wrapped=0, rounds=0, buckets=0)
+    counts = dict.fromkeys(('forwards', 'wrapped', 'rounds', 'buckets', 'messages', 'bytes'), 0)
     seen = SimpleNamespace(**counts, steps=[], waits=Counter(), formats=Counter(), inputs=set(), flags=set())
-    construct = DistributedDataParallel.__init__
 
     def forward(module, args, kwargs):
         if not torch.is_grad_enabled():
@@ -220,10 +244,6 @@ def watch(
 
     def linear(module, args, output):
         seen.formats[output.dtype] += torch.is_grad_enabled()
-
-    def constructed(wrapper, *args, **kwargs):
-        construct(wrapper, *args, **kwargs)
-        _count_all_reduces(wrapper, seen)
 
     def step(optimizer, *_):
         with _not_counted(device):
@@ -244,7 +264,7 @@ def watch(
     hooks += [m.register_forward_hook(linear) for m in model.modules() if isinstance(m, nn.Linear)]
     try:
         with (
-            _replaced(DistributedDataParallel, '__init__', constructed),
+            communication(seen),
             _watch_halves(seen, device) if syncs else contextlib.nullcontext(),
         ):
             yield seen

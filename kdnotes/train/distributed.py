@@ -184,16 +184,18 @@ class Waits:
         self,
         runtime: Runtime,
         parameters: list[torch.Tensor],  # that are trained
-        each: bool = False,  # is every backward pass synchronised, and not a step's last alone?
     ):
         # None: not known, or nobody to wait for
-        self.seconds = 0.0 if runtime.ranks > 1 and runtime.device.type == 'cpu' and not each else None
+        self.seconds = 0.0 if runtime.ranks > 1 and runtime.device.type == 'cpu' else None
         self._begin = None
         self._hook = None
         if self.seconds is not None:
-            self._hook = torch.autograd.graph.register_multi_grad_hook(parameters, self._own_done, mode='all')
+            self._hook = torch.autograd.graph.register_multi_grad_hook(
+                parameters, lambda _: self.begin(), mode='all'
+            )
 
-    def _own_done(self, _) -> None:
+    def begin(self) -> None:
+        "This rank's own gradients are here; each backward pass says so by itself."
         self._begin = time.perf_counter()
 
     def end(self) -> None:

@@ -156,6 +156,7 @@ def accumulate(
     scaler: torch.amp.GradScaler,
     index: np.ndarray,  # the step's examples, of all ranks
     epoch: int = 0,  # from 0; a task's masks may change with it
+    waits: Waits | None = None,  # of a training; told when a backward pass is synchronised
 ) -> tuple[dict[str, Tensor], int, int]:  # this rank's share of each loss term; its tokens; with padding
     "Forward and backward of one step: gradients of the mean over the whole step, on every rank."
     task = objective.task
@@ -181,6 +182,8 @@ def accumulate(
             }
             total, shares = weighted_sum(shares, objective.loss_weights)
             scaler.scale(total * runtime.ranks).backward()
+        if waits and not more:
+            waits.end()
         if i < own:
             tokens += batch.tokens
             cells += batch.inputs['input_ids'].numel()
@@ -350,7 +353,7 @@ def prepare(
         log_every=log_interval(total_steps),
         meter=ProgressMeter(runtime, warmup=min(5, total_steps // 3)),
         result=TrainResult(steps=total_steps),
-        waits=Waits(runtime, trained, config.gradient_sync == 'every'),
+        waits=Waits(runtime, trained),
         agreement=agreement,
         non_finite=torch.zeros((), dtype=torch.bool, device=runtime.device),
     )
@@ -437,7 +440,7 @@ def _forward_backward(state: TrainingState, step: Step) -> None:
     )
     try:
         losses, tokens, cells = accumulate(
-            state.ddp_model, state.objective, state.scaler, step.index, step.epoch
+            state.ddp_model, state.objective, state.scaler, step.index, step.epoch, state.waits
         )
     except (MemoryError, RuntimeError) as e:
         if not is_out_of_memory(e):
@@ -455,6 +458,7 @@ def _forward_backward(state: TrainingState, step: Step) -> None:
 
 def _synchronise(state: TrainingState) -> list[Tensor]:
     "The step's gradients, equal on all ranks: DDP has averaged all but the rows of the word table."
+    state.waits.begin()
     gradients = state.fast_path.finish(
         state.trainable, lambda gradient: state.runtime.sum(gradient).div_(state.runtime.ranks)
     )
