@@ -28,6 +28,8 @@ RAY     ?=
 CONTESTANTS  ?= all
 ALTERNATIONS ?= 5
 STEPS        ?= 50
+# turns of each setting that `make scaling` measures
+TURNS ?= 5
 STUDY   ?=
 P       ?=
 SHORT   := $(filter-out 0 False false,$(SMOKE))
@@ -91,6 +93,7 @@ READ_report := STUDY
 READ_tune := $(RUN) MODE TRIALS TUNED_SEEDS
 READ_search := $(RUN) MODE TRIALS WORKERS SAMPLER SPACE OBJECTIVES RAY
 READ_bench := CONTESTANTS ALTERNATIONS STEPS SMOKE
+READ_scaling := TURNS SMOKE
 READ_test := WORKERS
 READ_test-all := WORKERS
 READ_test-rest := WORKERS SHARE
@@ -106,7 +109,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints audit study report tune search test test-all test-rest lint check fuzz mutation bench doctor gpu-check thesis docs lab readme clean
+.PHONY: help setup constraints audit study report tune search test test-all test-rest lint check fuzz mutation bench scaling doctor gpu-check thesis docs lab readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -200,6 +203,12 @@ bench: setup  ## compare kdnotes with other libraries on this machine, 40 minute
 	    -p alternations $(call quoted,$(ALTERNATIONS)) -p steps $(call quoted,$(STEPS)) \
 	    -p smoke $(if $(SHORT),True,False) < /dev/null 2>&1 | $(QUIET) >&2
 	@cat $(call quoted,$(RUNS)/bench/table.txt)
+
+scaling: setup  ## what synchronising ranks costs on this machine, and a model of a step, 30 minutes: TURNS=5
+	@mkdir -p $(call quoted,$(RUNS)/scaling)
+	@papermill nbs/scaling.ipynb $(call quoted,$(RUNS)/scaling/scaling.ipynb) --cwd . --no-progress-bar --log-output \
+	    -p turns $(call quoted,$(TURNS)) -p smoke $(if $(SHORT),True,False) < /dev/null 2>&1 | $(QUIET) >&2
+	@cat $(call quoted,$(RUNS)/scaling/table.txt)
 
 doctor: setup ## check all modes on this machine in a minute; for your own model: kdnotes doctor -p teacher=<folder> ...
 	kdnotes doctor

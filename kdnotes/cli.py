@@ -121,6 +121,7 @@ COMMANDS = [
         ('doctor', 'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>'),
     ),
     Listed('bench', machine.bench, 'check this machine', ('bench', 'bench --contestants race --steps 10')),
+    Listed('scaling', machine.scaling, 'check this machine', ('scaling', 'scaling --turns 3')),
     Listed(
         'hardware',
         machine.hardware,
@@ -218,7 +219,9 @@ def _carry_out(argv: Sequence[str]) -> int:
             return 2
 
 
-_TRAINS = frozenset(('run', 'study', 'tune', 'doctor', 'bench', 'gpu-check'))  # they leave work undone
+_TRAINS = frozenset(
+    ('run', 'study', 'tune', 'doctor', 'bench', 'scaling', 'gpu-check')
+)  # they leave work undone
 
 
 def main(

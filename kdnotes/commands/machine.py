@@ -32,7 +32,7 @@ from ..core.arms import MODES
 from ..core.config import ConfigError
 
 # %% auto #0
-__all__ = ['doctor', 'bench', 'hardware', 'offer_gpu_check', 'gpu_check']
+__all__ = ['doctor', 'bench', 'scaling', 'hardware', 'offer_gpu_check', 'gpu_check']
 
 # %% ../../nbs/commands/08_machine.ipynb #23f83cd4
 def doctor(
@@ -145,6 +145,27 @@ def bench(
     said = text(results)
     atomic_write(runs_path() / 'bench' / 'table.txt', f'{said}\n')
     print_json(results) if as_json else say(said)
+    return 0
+
+
+def scaling(
+    name: Annotated[
+        str, typer.Option('--name', metavar='NAME', help='of the results; the same name goes on with them')
+    ] = 'scaling',
+    turns: Annotated[
+        int,
+        typer.Option('--turns', metavar='N', parser=at_least(1), help='of each setting, for an interval'),
+    ] = 5,
+    smoke: Smoke = False,
+    as_json: Json = False,
+) -> int:
+    "Measure what synchronising ranks costs here, with a model of a step: about 30 minutes."
+    from kdnotes.checks.scaling import measure
+    from kdnotes.checks.scaling_results import text
+    from kdnotes.core.files import read_json
+
+    results = read_json(measure(name, turns=turns, smoke=smoke, say=speaker(as_json)))
+    print_json(results) if as_json else say(text(results))
     return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #b5d20f71
