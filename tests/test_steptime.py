@@ -35,7 +35,8 @@ def rows(truth=CPU, noise=0.0, turns=5, seed=0):
                     examples=ranks * micro_batches * examples,
                     gradient_sync=sync,
                     bytes=SIZE * sums,
-                    all_reduces=sums * math.ceil(SIZE / (mib * 2**20)),
+                    all_reduces=sums,
+                    messages=sums * math.ceil(SIZE / (mib * 2**20)),
                 )
                 seconds = s.total_s(s.step_of(row), truth)
                 made.append(row | dict(step_s=list(seconds * np.exp(noise * rng.normal(size=turns)))))
@@ -185,18 +186,16 @@ def test_waits_that_were_measured_are_fitted():
     assert slower.byte_s < without.byte_s  # the waits were no longer, so it is not the links
 
 
-def test_a_known_delay_is_not_taken_for_the_link():
-    made = rows()
-    delayed = [
-        row | dict(delay_ms=20.0, step_s=[row['step_s'][0] + 0.02 * row['all_reduces'] * (row['ranks'] > 1)])
-        for row in made
-        if row['all_reduces'] == (row['micro_batches'] if row['gradient_sync'] == 'every' else 1) * 2
+def test_a_simulated_link_is_not_taken_for_the_own_one():
+    slow = [
+        r | dict(delay_ms=0.5, gbit_per_s=1.0, name=r['name'] + ', slow') for r in rows() if r['ranks'] == 2
     ]
-    free = ('per_example_s', 'fixed_s', 'optimizer_s', 'spread', 'byte_s')
-    known = replace(CPU, overlap=0.0)
-    truth = [row | dict(step_s=[s.total_s(s.step_of(row), known)]) for row in delayed]
-    assert len(truth) > 10
-    assert s.calibrate(truth, free, known).byte_s == pytest.approx(CPU.byte_s, rel=0.01)
+    made = [r | dict(step_s=s.total_s(s.step_of(r), CPU)) for r in [*rows(), *slow]]
+    every = next(s.step_of(r) for r in slow if r['messages'] == 26 * 4)
+    assert every.delay_s == pytest.approx(2 * 0.5e-3 + 2 / 2 * SIZE / 26 * 8 / 1e9)
+    assert s.calibrate(made).byte_s == pytest.approx(CPU.byte_s, rel=0.01)
+    forgotten = s.calibrate([r | dict(delay_ms=0.0, gbit_per_s=None) for r in made])
+    assert forgotten.byte_s > 2 * CPU.byte_s
 
 
 def test_no_constant_is_below_zero():
@@ -215,7 +214,7 @@ def test_no_constant_is_below_zero():
 @pytest.mark.parametrize(
     'chosen, told',
     [
-        (lambda r: r['ranks'] == 1, ['spread', 'overlap', 'alpha_s', 'byte_s']),
+        (lambda r: r['ranks'] == 1, ['byte_s', 'alpha_s', 'spread', 'overlap']),
         (lambda r: r['examples'] == 8 * r['ranks'] * r['micro_batches'], ['per_example_s', 'fixed_s']),
     ],
 )
@@ -224,6 +223,15 @@ def test_constants_that_no_row_tells_are_named(chosen, told):
     assert s.untold(few, machine=CPU) == told
     with pytest.raises(ConfigError, match='the rows do not tell ' + ' and '.join(told)):
         s.calibrate(few)
+
+
+def test_as_many_constants_as_rows_tell():
+    assert s.told(rows()) == s.FREE
+    assert s.told([r for r in rows() if r['ranks'] == 1]) == ('per_example_s', 'optimizer_s', 'fixed_s')
+    same = [r for r in rows() if r['examples'] == 8 * r['ranks'] * r['micro_batches']]
+    assert set(s.FREE) - set(s.told(same)) == {'fixed_s'}
+    table, _ = s.held_out(same, s.told(same))
+    assert table['error_percent'].abs().max() < 1  # what cannot be told is not needed for more of the same
 
 
 def test_a_row_that_alone_tells_a_constant_is_not_predicted():

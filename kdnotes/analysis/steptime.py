@@ -18,7 +18,8 @@ from ..core.config import ConfigError, shown
 
 # %% auto #0
 __all__ = ['FREE', 'Machine', 'Step', 'ring_all_reduce_s', 'hierarchical_all_reduce_s', 'expected_largest', 'exposed_s', 'step_s',
-           'total_s', 'efficiency', 'step_of', 'observed_s', 'untold', 'calibrate', 'held_out', 'curve', 'what_next']
+           'total_s', 'efficiency', 'step_of', 'observed_s', 'untold', 'told', 'calibrate', 'held_out', 'curve',
+           'what_next']
 
 # %% ../../nbs/analysis/20_steptime.ipynb #9baef78f
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Step:
     gradient_bytes: float = 0.0  # of one rank, as they are sent
     bucket_bytes: float = math.inf  # that are sent at a time
     rings: float = 1  # between machines
-    delay_s: float = 0.0  # that is known to be added to each all-reduce, as by a simulated link
+    delay_s: float = 0.0  # that is known to be added to each bucket, as by a simulated link
     cores: float = 1.0  # that a rank computes on; 1 on a GPU
 
     def __post_init__(self):
@@ -172,6 +173,8 @@ def step_of(
     ranks, nodes, micro_batches = row['ranks'], row.get('nodes') or 1, row['micro_batches']
     syncs = micro_batches if row['gradient_sync'] == 'every' else 1
     sent = row['bytes'] if ranks > 1 else 0.0
+    bucket = sent / (row.get('messages') or row['all_reduces']) if sent else math.inf
+    link = ((row.get('delay_ms') or 0.0) / 1000, (row.get('gbit_per_s') or math.inf) * 1e9 / 8)
     return Step(
         examples=row['examples'] / ranks / micro_batches,
         micro_batches=micro_batches,
@@ -179,9 +182,9 @@ def step_of(
         nodes=nodes,
         sync=row['gradient_sync'],
         gradient_bytes=sent / syncs,
-        bucket_bytes=sent / row['all_reduces'] if sent else math.inf,
+        bucket_bytes=bucket,
         rings=row.get('rings') or 1,
-        delay_s=(row.get('delay_ms') or 0.0) / 1000,
+        delay_s=ring_all_reduce_s(bucket, ranks, *link) if sent else 0.0,
         cores=min(row.get('threads') or 1, (row.get('cores') or math.inf) * nodes / ranks),
     )
 
@@ -197,7 +200,7 @@ def observed_s(
     return seconds
 
 # %% ../../nbs/analysis/20_steptime.ipynb #11678f8e
-FREE = ('per_example_s', 'fixed_s', 'optimizer_s', 'spread', 'overlap', 'alpha_s', 'byte_s')
+FREE = ('per_example_s', 'byte_s', 'optimizer_s', 'alpha_s', 'fixed_s', 'spread', 'overlap')
 _SHARES = ('spread', 'overlap')
 
 
@@ -222,7 +225,7 @@ def _misses(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[float]:
     for row in rows:
         parts, seconds = step_s(step_of(row), machine), observed_s(row)
         found.append(math.log(max(sum(parts.values()) / seconds, 1e-9)))
-        if row.get('exposed_s') is not None:
+        if row['ranks'] > 1 and row.get('exposed_s') not in (None, []):
             waited = parts['communication'] + parts['waiting']
             found.append((waited - float(np.median(row['exposed_s']))) / seconds)
     return found
@@ -245,6 +248,19 @@ def untold(
     if len(strengths) == len(free) and strengths[-1] > 1e-4:
         return []
     return [name for name, share in zip(free, mixed[-1]) if abs(share) > 0.1]
+
+
+def told(
+    rows: Sequence[Mapping[str, Any]],
+    free: Sequence[str] = FREE,  # the most important first
+) -> tuple[str, ...]:
+    "As many of the constants as these rows tell."
+    machine = _with(Machine(), free, _scales(rows, free))
+    found: tuple[str, ...] = ()
+    for name in free:
+        if not untold(rows, (*found, name), machine):
+            found += (name,)
+    return found
 
 
 def calibrate(
