@@ -262,6 +262,17 @@ def test_wrong_rows_are_refused(changed, told):
         s.calibrate(made)
 
 
+def test_one_rank_sends_nothing():
+    alone = dict(
+        name='x', ranks=1, micro_batches=4, examples=8, gradient_sync='every', bytes=0, all_reduces=0
+    )
+    assert s.step_of(alone).gradient_bytes == 0 and s.total_s(s.step_of(alone), CPU) > 0
+    made = [
+        r | dict(exposed_s=[] if r['ranks'] == 1 else None, gbit_per_s=None, delay_ms=0.0) for r in rows()
+    ]
+    assert s.calibrate(made) == s.calibrate(rows())
+
+
 def test_a_row_without_what_is_needed_is_refused():
     with pytest.raises(ConfigError, match="'x' lacks bytes, all_reduces"):
         s.step_of(dict(name='x', ranks=2, micro_batches=1, examples=8, gradient_sync='every'))

@@ -92,9 +92,8 @@ def factors() -> pd.DataFrame:
     for what, claimed, a, b in CLAIMED:
         pairs = combinations(range(1, len(TABLE) + 1), 2)
         row = dict(what=what, claimed=claimed, rows=f'{a}/{b}', factor=_minutes(a) / _minutes(b))
-        row |= dict(
-            low=(_minutes(a) - 0.5) / (_minutes(b) + 0.5), high=(_minutes(a) + 0.5) / (_minutes(b) - 0.5)
-        )
+        row['low'] = (_minutes(a) - 0.5) / (_minutes(b) + 0.5)
+        row['high'] = (_minutes(a) + 0.5) / (_minutes(b) - 0.5)
         row['follows'] = _quotient(a, b, claimed) == claimed
         row['is'] = ', '.join(f'{i}/{j}' for i, j in pairs if _quotient(i, j, claimed) == claimed)
         found.append(row)
@@ -112,9 +111,8 @@ def decomposition() -> pd.DataFrame:  # what, rows, factor, logarithm, share (of
     return table.assign(share=table['logarithm'] / table['logarithm'].sum())
 
 
-def super_linear() -> (
-    dict
-):  # factor, gpus (times as many), scaling, efficiency, batch (times), holds, sentence
+def super_linear() -> dict:
+    # factor, gpus and batch (times as many), scaling and efficiency at equal settings, holds, sentence
     "Is the whole factor super-linear scaling?"
     first, last = TABLE[0], TABLE[-1]
     equal = next(r for r in TABLE if (r.gpus, r.memory_gb, r.sync) == (first.gpus, last.memory_gb, last.sync))

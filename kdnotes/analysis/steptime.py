@@ -31,9 +31,7 @@ class Machine:
     optimizer_s: float = 0.0  # of a step
     data_s: float = 0.0  # of an example, where reading it is not hidden
     spread: float = 0.0  # standard deviation of a micro-batch's seconds between ranks, as a share of them
-    overlap: float = (
-        0.0  # share of a micro-batch in which gradients are sent already; its backward is about 2/3
-    )
+    overlap: float = 0.0  # share of a micro-batch that hides communication: at most its backward, 2/3
     alpha_s: float = 0.0  # of a message inside a machine
     byte_s: float = 0.0  # of a byte between two ranks of a machine: 1 / bandwidth
     alpha_between_s: float = 0.0  # of a message between machines
