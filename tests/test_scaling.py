@@ -138,7 +138,7 @@ def test_a_step_is_synchronised_once_or_at_each_micro_batch(measured):
 def test_every_table_says_what_was_measured(measured):
     text = scaling.text(measured[1])
     assert 'synchronisation is measured, not speed-up' in text and 'simulated' in text
-    assert {g['what'] for g in measured[1]['gains']} == {'gradient_sync', 'weak'}
+    assert {g['what'] for g in measured[1]['gains']} == {'gradient_sync', 'efficiency, weak'}
 
 
 def test_results_of_another_machine_are_refused(tmp_path, monkeypatch):

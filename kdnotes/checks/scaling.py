@@ -33,7 +33,7 @@ from ..train import loop as tr
 from ..train.distributed import machine
 
 # %% auto #0
-__all__ = ['USUAL', 'BOTH', 'LINKS', 'SETUPS', 'SMOKE', 'EXAMPLES', 'NOTE', 'Setup', 'ring_s', 'slow_link', 'save_student',
+__all__ = ['USUAL', 'SETUPS', 'SMOKE', 'EXAMPLES', 'NOTE', 'Setup', 'ring_s', 'slow_link', 'save_student',
            'as_long_as_the_longest', 'train_setup', 'measure', 'gains', 'table', 'text']
 
 # %% ../../nbs/checks/18_scaling.ipynb #66e5d498
@@ -69,8 +69,8 @@ class Setup:
         return 12 if self.gradient_dtype == 'powersgd' else 1
 
 
-BOTH = ('delayed', 'every')
-LINKS = ((10.0, 0.05), (1.0, 0.5))  # Gbit/s, ms
+_BOTH = ('delayed', 'every')
+_LINKS = ((10.0, 0.05), (1.0, 0.5))  # Gbit/s, ms
 SETUPS = (
     # 16 micro-batches a step (strong), 8 a rank and step (weak)
     Setup(1, 8),
@@ -80,12 +80,12 @@ SETUPS = (
     Setup(4, 8),
     *(Setup(ranks, n, 'every') for ranks, n in ((2, 8), (4, 4), (4, 8))),
     Setup(2, 1),
-    *(Setup(2, 50, sync) for sync in BOTH),
+    *(Setup(2, 50, sync) for sync in _BOTH),
     *(Setup(2, 8, bucket_mib=mib) for mib in (1.0, 100.0)),
     *(Setup(2, 8, gradient_dtype=dtype) for dtype in ('bf16', 'fp16', 'powersgd')),
-    *(Setup(2, 8, sync, gbit_per_s=gbit, delay_ms=ms) for gbit, ms in LINKS for sync in BOTH),
+    *(Setup(2, 8, sync, gbit_per_s=gbit, delay_ms=ms) for gbit, ms in _LINKS for sync in _BOTH),
 )
-SMOKE = (Setup(1, 2), *(Setup(2, 2, sync) for sync in BOTH), Setup(2, 2, 'every', 25.0, 'fp32', 1.0, 0.5))
+SMOKE = (Setup(1, 2), *(Setup(2, 2, sync) for sync in _BOTH), Setup(2, 2, 'every', 25.0, 'fp32', 1.0, 0.5))
 EXAMPLES = dict(masked_lm=2, answer_selection=4)  # task -> of a micro-batch
 
 # %% ../../nbs/checks/18_scaling.ipynb #19984d59
@@ -156,12 +156,21 @@ def as_long_as_the_longest(task: Task) -> TaskView:
 
 @contextlib.contextmanager
 def _noted(seen: SimpleNamespace, notes: list[dict]) -> Iterator[None]:
-    "Note the clock and what was counted whenever a step's gradients are there."
+    "Note the clock and all counts whenever a step's gradients are there."
     synchronise = tr._synchronise
 
     def noted(state):
         gradients = synchronise(state)
-        notes.append(vars(seen) | dict(at_s=state.runtime.clock(), waited_s=state.waits.seconds or 0.0))
+        notes.append(
+            dict(
+                step_s=state.runtime.clock(),
+                exposed_s=state.waits.seconds or 0.0,
+                micro_batches=seen.forwards,
+                all_reduces=seen.rounds,
+                messages=seen.messages,
+                bytes=seen.bytes,
+            )
+        )
         return gradients
 
     with replaced(tr, '_synchronise', noted):
@@ -194,15 +203,7 @@ def train_setup(
     with slow_link(setup.ranks, setup.gbit_per_s, setup.delay_ms), communication(seen), _noted(seen, notes):
         tr.train(task, model, config, place.runtime, lambda kind, **values: None)
     first = notes[setup.first_steps - 1]
-    a_step = {key: (notes[-1][key] - first[key]) / counted for key in first}
-    return dict(
-        step_s=a_step['at_s'],
-        exposed_s=a_step['waited_s'],
-        micro_batches=a_step['forwards'],
-        all_reduces=a_step['rounds'],
-        messages=a_step['messages'],
-        bytes=a_step['bytes'],
-    )
+    return {key: (notes[-1][key] - first[key]) / counted for key in first}
 
 # %% ../../nbs/checks/18_scaling.ipynb #efc4d211
 NOTE = (
@@ -333,12 +334,12 @@ def _partners(row: dict) -> Iterator[tuple[str, dict]]:  # what is compared; fie
         if row[key] != usual:
             yield key, {key: usual}
     if row['ranks'] > 1:
-        yield 'strong', dict(ranks=1, micro_batches=row['ranks'] * row['micro_batches'])
-        yield 'weak', dict(ranks=1)
+        yield 'efficiency, strong', dict(ranks=1, micro_batches=row['ranks'] * row['micro_batches'])
+        yield 'efficiency, weak', dict(ranks=1)
 
 
 def gains(results: dict) -> list[dict]:  # task, what, name, against, times, low, high, turns
-    "A step's time as a multiple of another's; for strong and weak scaling, the rate of one rank's."
+    "A step's time as a multiple of another's; an efficiency is a rank's examples/s by those of one alone."
     fields = ('task', *asdict(Setup()))
     rows = {tuple(row[key] for key in fields): row for row in results['rows'] if row['step_s']}
     found = []
@@ -349,8 +350,8 @@ def gains(results: dict) -> list[dict]:  # task, what, name, against, times, low
                 continue
             n = min(len(row['step_s']), len(other['step_s']))
             own, others = (np.array(r['step_s'][:n]) for r in (row, other))
-            if what in ('strong', 'weak'):
-                own, others = row['examples'] / own, other['examples'] / others
+            if what.startswith('efficiency'):
+                own, others = row['examples'] / row['ranks'] / own, other['examples'] / others
             times = ratio_interval(own, others)
             limits = dict(times=times.estimate, low=times.low, high=times.high, turns=n)
             found.append(dict(task=row['task'], what=what, name=row['name'], against=other['name']) | limits)
@@ -362,28 +363,19 @@ def table(
     task: str,
 ) -> pd.DataFrame:  # a row a setup; medians over turns
     "What a step of each setup takes, waits for and sends."
-    return pd.DataFrame(
-        {
-            row['name']: dict(
-                examples=row['examples'],
-                step_ms=1e3 * np.median(row['step_s']),
-                exposed_ms=1e3 * np.median(row['exposed_s']),
-                exposed_share=np.median(np.divide(row['exposed_s'], row['step_s'])),
-                all_reduces=row['all_reduces'],
-                messages=row['messages'],
-                mib=row['bytes'] / 2**20,
-            )
-            for row in results['rows']
-            if row['task'] == task and row['step_s']
-        }
-    ).T
+    found = pd.DataFrame([row for row in results['rows'] if row['task'] == task and row['step_s']]).set_index(
+        'name'
+    )
+    for key in ('step_s', 'exposed_s', 'least_exposed_s'):
+        found[key] = found[key].map(np.median)
+    return found[['examples', 'step_s', 'exposed_s', 'least_exposed_s', 'all_reduces', 'messages', 'bytes']]
 
 
 def text(results: dict) -> str:
     "Tables of all tasks, and what was compared."
     parts = [results['note']]
     for task in dict.fromkeys(row['task'] for row in results['rows']):
-        parts += [f'\n{task}, a step; medians over turns', table(results, task).round(3).to_string()]
+        parts += [f'\n{task}, a step; medians over turns', table(results, task).round(4).to_string()]
     compared = pd.DataFrame(gains(results)).round(3).to_string(index=False)
     return '\n'.join([*parts, f"\n{gains.__doc__}", compared])
 
