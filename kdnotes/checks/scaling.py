@@ -30,7 +30,7 @@ from ..distill.models import choose_layers, count_parameters, fresh_model, save_
 from ..tasks.base import Task, TaskView
 from ..telemetry.summary import environment
 from ..train import loop as tr
-from ..train.distributed import machine
+from ..train.distributed import Runtime, Waits, machine
 
 # %% auto #0
 __all__ = ['USUAL', 'SETUPS', 'SMOKE', 'EXAMPLES', 'NOTE', 'Setup', 'ring_s', 'slow_link', 'save_student',
@@ -155,25 +155,29 @@ def as_long_as_the_longest(task: Task) -> TaskView:
 
 
 @contextlib.contextmanager
-def _noted(seen: SimpleNamespace, notes: list[dict]) -> Iterator[None]:
+def _noted(runtime: Runtime, seen: SimpleNamespace, notes: list[dict]) -> Iterator[None]:
     "Note the clock and all counts whenever a step's gradients are there."
-    synchronise = tr._synchronise
+    update_weights = tr.update_weights
+    waits = []
 
-    def noted(state):
-        gradients = synchronise(state)
+    def watched(*args):
+        waits.append(Waits(*args))
+        return waits[-1]
+
+    def noted(*args):
         notes.append(
             dict(
-                step_s=state.runtime.clock(),
-                exposed_s=state.waits.seconds or 0.0,
+                step_s=runtime.clock(),
+                exposed_s=waits[-1].seconds or 0.0,
                 micro_batches=seen.forwards,
                 all_reduces=seen.rounds,
                 messages=seen.messages,
                 bytes=seen.bytes,
             )
         )
-        return gradients
+        return update_weights(*args)
 
-    with replaced(tr, '_synchronise', noted):
+    with replaced(tr, 'Waits', watched), replaced(tr, 'update_weights', noted):
         yield
 
 
@@ -200,7 +204,11 @@ def train_setup(
         seen.forwards += 1
 
     model.register_forward_pre_hook(forward)
-    with slow_link(setup.ranks, setup.gbit_per_s, setup.delay_ms), communication(seen), _noted(seen, notes):
+    with (
+        slow_link(setup.ranks, setup.gbit_per_s, setup.delay_ms),
+        communication(seen),
+        _noted(place.runtime, seen, notes),
+    ):
         tr.train(task, model, config, place.runtime, lambda kind, **values: None)
     first = notes[setup.first_steps - 1]
     return {key: (notes[-1][key] - first[key]) / counted for key in first}
