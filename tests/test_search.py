@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 import nbformat
@@ -19,6 +20,7 @@ from kdnotes.search.driver import Asked, CurveRule, Threshold, foreseen_seconds,
 from kdnotes.search.front import Objective, Trial, front, pareto_with_seeds, with_means
 from kdnotes.search.spaces import LAPTOP, SPACES, STUDY, Integer, OneOf, Real, check_space, space_of, written
 from kdnotes.search.summary import choice, front_with_test, runs_of, save_search, search_lines, seed_values
+from kdnotes.search.trials import _difference
 from kdnotes.search.trials import CONSTRAINTS, SAMPLERS, Ledger, constraints_of, first_points, objectives_of
 from notebooks import papermill
 
@@ -184,7 +186,9 @@ def test_a_space_in_yaml(tmp_path):
         (dict(space=dict(layers=[1, 4]), layers=2), 'both drawn and given'),
         (dict(storage='postgresql://nobody:secret@127.0.0.1:1/x'), 'does not answer'),
         (dict(storage='nothing at all'), 'does not answer'),
-        (dict(mode='baseline', space=dict(layers=[1, 4])), 'layers would play no part in mode=.baseline'),
+        (dict(storage='sqlite://'), 'keeps nothing; name a file'),
+        (dict(mode='baseline'), 'trains no student to search for; give one of full_kd'),
+        (dict(layer=3), "^there is no parameter 'layer'"),
         (dict(mode='full_student', space=dict(temperature=[1, 4])), 'temperature would play no part'),
         (dict(tempreture=3), "no parameter 'tempreture'"),
     ],
@@ -321,6 +325,13 @@ def test_a_search_ends_goes_on_and_is_read_again(monkeypatch, tmp_path, small_te
     assert 'Ship' in saved.html.read_text() and 'Ship' in search_lines(whole)[0]
     assert all(values['score'] for values in seed_values(whole, runs).values())
 
+    lost = whole.ship.run_id
+    shutil.rmtree(runs_path() / 'found-smoke' / lost)
+    assert load_found('found-smoke').ship == whole.ship, 'what was told of it is known'
+    again = small_search(small_teacher, say=said.append)
+    assert again == whole and f'its run {lost} is gone, and is made again' in ' '.join(said)
+    assert (runs_path() / 'found-smoke' / lost / 'record.json').exists()
+
     with pytest.raises(ConfigError, match='a search with another space'):
         small_search(small_teacher, space=SMALL | dict(heads=[1, 4]))
     with (
@@ -401,6 +412,36 @@ def test_a_setting_that_was_drawn_twice_is_once_on_the_front():
     one = Trial(0, {}, 'complete', dict(score=0.5, params=9.0), 'a')
     trials = [one, replace(one, number=1), replace(one, number=2, run_id='b')]
     assert [t.number for t in front(trials, (SCORE, SIZE))] == [0, 2]
+
+
+def test_a_journal_that_a_kill_has_cut_goes_on_before_its_last_line(tmp_path):
+    whole = toy_search(tmp_path / 'journal', 'random', 6).trials()
+    path = tmp_path / 'journal'
+    path.write_bytes(path.read_bytes()[:-30])
+    assert [t.run_id for t in toy_search(path, 'random', 5).trials()[:5]] == [t.run_id for t in whole[:5]]
+    assert len(toy_search(path, 'random', 7).trials()) == 7  # what was written behind it can be read
+
+
+@pytest.mark.parametrize('line', [b'[1]\n', b'not json\n', b'\x00\xff\n', b'1\n'])
+def test_a_journal_with_a_line_that_is_none_is_a_sentence(tmp_path, line):
+    toy_search(tmp_path / 'journal', 'random', 3)
+    with open(tmp_path / 'journal', 'ab') as f:
+        f.write(line)
+    with pytest.raises(ConfigError, match='journal is damaged .*; restore it, or move it away'):
+        toy_search(tmp_path / 'journal', 'random', 4)
+
+
+@pytest.mark.parametrize('text', ['layers: 2026-99-99', f'layers: [1, {"9" * 5000}]', '[' * 3000])
+def test_a_space_that_yaml_cannot_read_is_a_sentence(tmp_path, text):
+    (tmp_path / 'space.yaml').write_text(text)
+    with pytest.raises(ConfigError, match='space.yaml'):
+        space_of(str(tmp_path / 'space.yaml'), 'answer_selection', 'mixed_kd')
+
+
+def test_a_setting_younger_than_a_search_does_not_make_it_another():
+    assert _difference('settings', dict(layers=3), dict(layers=3, nodes=1)) == ''
+    assert _difference('settings', dict(layers=3), dict(layers=4, nodes=1)) == 'settings (layers)'
+    assert _difference('space', dict(layers=3), dict(layers=3, heads=1)) == 'space (heads)'
 
 
 def test_a_sobol_search_that_is_longer_goes_on_with_its_sequence(tmp_path):

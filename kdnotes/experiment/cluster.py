@@ -241,7 +241,8 @@ def _init(address: str, **more: Any) -> None:
     except Exception as e:  # of many kinds: another version, nothing found, no answer
         said = ' '.join(str(e).split())
         raise ConfigError(
-            f'ray_address={shown(address)} is refused by Ray: {said or type(e).__name__}'
+            f'Ray did not start or join with ray_address={shown(address)}: {said or type(e).__name__}; '
+            'try again where the machine is less busy, or leave ray_address out'
         ) from None
 
 # %% ../../nbs/experiment/12_cluster.ipynb #20179638

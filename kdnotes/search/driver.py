@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from scipy.optimize import nnls
+from ..core.arms import MODES
 from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
     counted,
     flat,
     make_config,
+    names_with,
     shown,
     task_info,
 )
@@ -632,8 +634,19 @@ def _loop(driver: _Driver, on_trial: Callable[[], None]) -> None:
             raise
 
 
+def _have_runs(driver: _Driver, trials: Sequence[Trial]) -> None:
+    "Make again what was lost of finished trials: what is shipped must be there."
+    for t in trials:
+        if find_record(t.run_id) is None:
+            driver.say(f'trial {t.number}: its run {t.run_id} is gone, and is made again')
+            outcome = _make(driver, driver.plan_of(t.params), Limits())
+            if outcome.record is None:
+                raise RunError(f'{t.run_id} is gone, and could not be made again: {outcome.reason}')
+
+
 def _more_seeds(driver: _Driver, trials: Sequence[Trial]) -> dict[str, tuple[str, ...]]:
     "Train the settings of some trials on more seeds: run_id -> all its runs, its own first."
+    _have_runs(driver, trials)
     seed = driver.first.config.seed
     teacher_seed = driver.first.config.teacher_seed
     plans = {
@@ -673,8 +686,9 @@ def seed_values(
     found: Found,
     runs: Mapping[str, Sequence[dict]],  # of `runs_of`
 ) -> dict[str, dict[str, list[float]]]:  # run_id of a trial -> objective -> its value on each seed
-    "What those settings are worth on each seed."
+    "What those settings are worth on each seed; of runs that are gone, what was told of the trial."
     values = {run_id: [values_of(r, found.objectives) for r in of] for run_id, of in runs.items()}
+    values |= {t.run_id: [t.values] for t in found.trials if t.run_id in values and not values[t.run_id]}
     return {
         run_id: {o.name: [v[o.name] for v in of] for o in found.objectives}
         for run_id, of in values.items()
@@ -766,6 +780,9 @@ class _Goal:
 def _goal(asked: Asked, given: Mapping[str, Any]) -> _Goal:  # given: parameters of a run
     "Find and check what a search is about, before anything is trained."
     common = dict(mode='mixed_kd', task=FIRST_TASK) | search_named(**given)
+    if common['mode'] in MODES and MODES[common['mode']].network != 'student':
+        students = ', '.join(name for name, mode in MODES.items() if mode.network == 'student')
+        raise ConfigError(f'mode={common["mode"]!r} trains no student to search for; give one of {students}')
     space, fixed, space_name = space_of(asked.space, common['task'], common['mode'])
     common = fixed | common
     common |= _threads(asked, common)
@@ -848,6 +865,7 @@ def search(
         _loop(driver, lambda: on_found(_found(driver)))
         found = _found(driver)
         save_found(found)  # a stop among the seeds leaves what the trials have found
+        _have_runs(driver, found.best)
         return _with_seeds(driver, found) if asked.front_seeds else found
 
 
@@ -924,6 +942,7 @@ def _threshold(asked: Asked, first: Plan, objectives: Sequence[Objective]) -> Th
 def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
     "The trials of a search, found or begun."
     config = goal.first.config
+    own = names_with('result', type(config), type(config.task_settings)) - _NOT_ITS_OWN
     rest = first_points(asked.sampler, goal.space, asked.n_trials - 1, config.seed)
     teacher = goal.first.teacher
     identity = dict(
@@ -933,7 +952,7 @@ def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
         space={name: repr(of) for name, of in sorted(goal.space.items())},
         objectives=[o.name for o in goal.objectives],
         threshold=None if threshold is None else threshold.value,
-        settings={k: v for k, v in flat(config).items() if k not in goal.space and k not in _NOT_ITS_OWN},
+        settings={k: v for k, v in flat(config).items() if k in own and k not in goal.space},
     )
     return Ledger(
         name=config.study,
@@ -949,7 +968,7 @@ def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
 
 
 # parameters that say where, and not what, or how fast
-_NOT_ITS_OWN = ('study', 'corpus', 'columns', 'threads_per_rank')
+_NOT_ITS_OWN = {'study', 'corpus', 'columns', 'ranks', 'threads_per_rank'}
 
 
 def _take_up(driver: _Driver) -> None:

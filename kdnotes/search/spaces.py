@@ -202,8 +202,10 @@ def _read_yaml(path: Path) -> dict:
         raise ConfigError(
             f'space={str(path)!r} is not there; give a file or one of {", ".join(SPACES)}'
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        raise ConfigError(f'space={str(path)!r} cannot be read: {str(e).splitlines()[0]}') from None
+    # ValueError: a date that is none, a number of thousands of digits
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
+        why = (str(e) or type(e).__name__).splitlines()[0]
+        raise ConfigError(f'space={str(path)!r} cannot be read: {why}') from None
     if not isinstance(found, dict) or not found:
         raise ConfigError(f'{path} must name parameters, one a line, as in `layers: [1, 6]`')
     return found
@@ -310,6 +312,7 @@ def check_space(
     "Refuse a range of which no run can take an end."
     if both := sorted(space.keys() & common.keys()):
         raise ConfigError(f'{", ".join(both)} cannot be both drawn and given; leave them out of one')
+    make_config(**common)  # what is wrong there is no fault of the space
     for u in (0.0, 1.0 - 1e-12):
         ends = {name: _end(of, u) for name, of in space.items()}
         try:

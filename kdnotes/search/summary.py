@@ -107,6 +107,10 @@ def _baseline_mean(
     return _mean(values[t.run_id][name])
 
 # %% ../../nbs/search/06_summary.ipynb #306cbc59
+def _is_smoke(found: Found) -> bool:
+    return str(found.fixed.get('smoke') or False).lower() != 'false'
+
+
 def infeasible_table(found: Found) -> pd.DataFrame:  # cause, trials, an example
     "What could not be trained, or was not worth it, by cause."
     broken = [t for t in found.trials if t.state == 'infeasible']
@@ -129,14 +133,18 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
     trained = [t for t in found.trials if t.seconds]
     took = sum(t.seconds for t in trained)
     own = [t.extra['driver_s'] for t in found.trials if 'driver_s' in t.extra]
-    said = [chosen.sentence]
+    said = [chosen.sentence + ' Smoke runs: these numbers mean nothing.' * _is_smoke(found)]
     if chosen.trial is not None and chosen.trial.run_id:
         said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to FOLDER')
     said.append(
         f'{counted(len(found.trials), "trial")} of the space {found.space_name!r}: '
         f'{states["complete"]} feasible, {states["infeasible"]} infeasible, {len(found.front)} on the front; '
         f'{duration(took)} of training'
-        + (f', {sum(own) / max(took, 1e-9):.1%} of that for the search itself' if own and took else '')
+        + (
+            f', and {sum(own) / max(took, 1e-9):.1%} of that time for the search itself'
+            if own and took
+            else ''
+        )
         + _waited(trained, took)
         + '.'
     )
@@ -194,7 +202,7 @@ def draw_found(
         space=found.space,
         threshold=None if found.threshold is None else found.threshold.value,
         seeds=values if any(len(of) > 1 for of in found.seeds.values()) else {},
-        smoke=bool(found.fixed.get('smoke')) and str(found.fixed['smoke']).lower() != 'false',
+        smoke=_is_smoke(found),
     )
     return draw_search(shown, folder or figures_path(found.study))
 

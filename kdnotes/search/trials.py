@@ -4,10 +4,12 @@
 
 # %% ../../nbs/search/03_trials.ipynb #1641033e
 from __future__ import annotations
+import json
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,17 +151,48 @@ def _storage(path: Path | None, url: str):  # of Optuna
         return InMemoryStorage()
     if not url:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _end_with_a_line(path)
         return JournalStorage(JournalFileBackend(str(path)))
+    if url in ('sqlite://', 'sqlite:///:memory:'):
+        raise ConfigError(f'storage={url!r} keeps nothing; name a file, as in sqlite:///trials.db')
     # a server that is not there is known within seconds, not within minutes
     timeout = dict(connect_timeout=10) if url.startswith('postgresql') else {}
     try:
         return RDBStorage(url, engine_kwargs=dict(connect_args=timeout))
     except Exception as e:  # of SQLAlchemy, of a driver, or a driver that is missing
         why = (str(e).strip() or type(e).__name__).splitlines()[0]
+        no_driver = 'Failed to import DB access module' in why
+        advice = (
+            'install its driver, as with pip install psycopg2-binary' if no_driver else 'check the address'
+        )
         raise ConfigError(
-            f'storage={without_password(url)!r} does not answer: {without_password(why)[:200]}; check the '
-            'address, or leave storage out to keep the trials in a file'
+            f'storage={without_password(url)!r} does not answer: {without_password(why)[:200]}; {advice}, or '
+            'leave storage out to keep the trials in a file'
         ) from None
+
+
+@contextmanager
+def _undamaged(path: Path | None) -> Iterator[None]:
+    "Inside, Optuna reads a journal; what it says of a line that is none becomes a sentence."
+    try:
+        yield
+    except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, TypeError, KeyError) as e:
+        if path is None or not path.exists():
+            raise
+        raise ConfigError(
+            f'{path} is damaged ({str(e) or type(e).__name__}); restore it, or move it away and give the '
+            'same command: runs that are done are found'
+        ) from None
+
+
+def _end_with_a_line(path: Path) -> None:
+    "Drop the line of a journal that a kill or a full disk has cut: the next one would be written behind it."
+    if not path.exists():
+        return
+    with open(path, 'rb+') as f:
+        whole = f.read()
+        if whole and not whole.endswith(b'\n'):
+            f.truncate(whole.rfind(b'\n') + 1)
 
 
 def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
@@ -168,8 +201,10 @@ def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
         return ''
     if not (isinstance(known, dict) and isinstance(asked, dict)):
         return name
-    others = [k for k in sorted({*known, *asked}) if known.get(k) != asked.get(k)]
-    return f'{name} ({", ".join(others)})'
+    # a parameter that is younger than the search has its default there
+    shared = known.keys() & asked.keys() if name == 'settings' else {*known, *asked}
+    others = [k for k in sorted(shared) if known.get(k) != asked.get(k)]
+    return f'{name} ({", ".join(others)})' if others else ''
 
 
 @dataclass
@@ -191,12 +226,13 @@ class Ledger:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.study = optuna.create_study(
-            storage=_storage(self.path, self.url),
-            study_name=self.name,
-            directions=['maximize' if o.higher_is_better else 'minimize' for o in self.objectives],
-            load_if_exists=True,
-        )
+        with _undamaged(self.path):
+            self.study = optuna.create_study(
+                storage=_storage(self.path, self.url),
+                study_name=self.name,
+                directions=['maximize' if o.higher_is_better else 'minimize' for o in self.objectives],
+                load_if_exists=True,
+            )
         self._distributions = {name: of.distribution() for name, of in self.space.items()}
         known = self.study.user_attrs.get('identity')
         if known is None:
