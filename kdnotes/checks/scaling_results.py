@@ -125,5 +125,5 @@ def draw(
     axes.set(xlabel='seconds a step, medians and turns', ylabel='')
     axes.tick_params(axis='y', labelsize=SMALLEST)
     axes.grid(axis='y', visible=False)
-    axes.legend(loc='lower right', fontsize=SMALLEST)
+    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, fontsize=SMALLEST)
     return figure
