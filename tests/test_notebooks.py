@@ -320,9 +320,10 @@ def test_every_experiment_notebook_is_run_here():
         'search',
         'tune',
         'bench',
+        'scaling',
     }, (
         'a new experiment notebook needs its smoke run: run and study have theirs here, '
-        'search in test_search.py, tune in test_tuning.py, bench in test_bench.py'
+        'search in test_search.py, tune in test_tuning.py, bench and scaling in files of their own'
     )
 
 

@@ -2,6 +2,7 @@
 a simulated link, and results that go on where they were stopped.
 """
 
+import json
 import os
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from helpers import flat, tiny_bert, tiny_config
 from parity import ranked_task
+from notebooks import papermill
 from ranks import launch
 from tiny_lm import LENGTH, tiny_lm, tiny_lm_config, tiny_task
 from kdnotes.checks import scaling
@@ -152,3 +154,18 @@ def test_more_steps_than_the_corpus_has_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     with pytest.raises(BenchError, match='more examples than the corpus has'):
         scaling.measure('b', ('masked_lm',), (scaling.Setup(1, 2000),), turns=1)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_notebook_puts_what_it_measured_to_the_model(tmp_path):
+    done = papermill(tmp_path, 'nbs/scaling.ipynb', tmp_path / 'out.ipynb', ('smoke', True))
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = read_json(tmp_path / 'runs' / 'scaling' / 'scaling.json')
+    assert len(results['rows']) == len(scaling.SMOKE) * len(scaling.EXAMPLES)
+    saved = (tmp_path / 'runs' / 'scaling' / 'table.txt').read_text()
+    for task in scaling.EXAMPLES:
+        assert f'{task}: each of {len(scaling.SMOKE)} configurations predicted from the others' in saved
+    cells = json.loads((tmp_path / 'out.ipynb').read_text())['cells']
+    outputs = [o for c in cells if c['cell_type'] == 'code' for o in c['outputs']]
+    assert sum('image/png' in o.get('data', {}) for o in outputs) == len(scaling.EXAMPLES) + 1
