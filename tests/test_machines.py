@@ -79,8 +79,8 @@ class Machines:
         return self.processes
 
     def ends(self) -> list[tuple[int, str]]:
-        "Exit code and last words of both; 120 s are a hang."
-        said = [p.communicate(timeout=120)[0].strip().splitlines()[-1] for p in self.processes]
+        "Exit code and last words of both; 400 s are a hang."
+        said = [p.communicate(timeout=400)[0].strip().splitlines()[-1] for p in self.processes]
         return [(p.returncode, words) for p, words in zip(self.processes, said)]
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ def test_machines_that_would_train_another_run_say_so(machines, own, words):
     assert not any(machines.homes[0].glob('runs/machines/*/record.json'))
 
 
-def wait_for(there, seconds: float = 120):
+def wait_for(there, seconds: float = 400):
     end = time.monotonic() + seconds
     while not (found := there()):
         assert time.monotonic() < end, 'nothing came'
