@@ -242,7 +242,9 @@ def test_a_lost_worker_is_replaced_once(kills, cluster, home, small_teacher):
 
 @pytest.mark.exhaustive
 def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, small_teacher):
-    p = baseline(small_teacher)
+    # long enough for the stop to come before its end, on a busy machine too
+    longer = flat(baseline(small_teacher).asked, changed=True) | dict(epochs=40)
+    p = plan(make_config(**longer), ON)
     future = in_thread(cluster.execute, p)
     rank = next_rank(future, set())
     stop_all()
@@ -307,7 +309,8 @@ def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_pa
 
 @pytest.mark.exhaustive
 def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, small_teacher):
-    asked = (home, small_teacher, '--seeds', '1', '--arms', 'parallel_baseline', '--ray', 'local')
+    arm = ('--arms', 'parallel_baseline', '-p', 'epochs=40')  # long enough for Ctrl-C to come before its end
+    asked = (home, small_teacher, '--seeds', '1', *arm, '--ray', 'local')
     study = command(*asked)
     while study.poll() is None and not ranks_of(study.pid):
         time.sleep(0.05)
