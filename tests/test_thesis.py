@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 import numpy as np
 import pytest
+from scipy import stats
 from kdnotes.analysis.compare import ONE_SEED
 from kdnotes.checks.energy import energy_values
 from kdnotes.thesis import build as th
@@ -41,7 +42,7 @@ def copy(tmp_path) -> Path:
 
 def made_of(where: Path) -> dict[str, bytes]:
     "Every generated file."
-    studies = [p['study'] for p in PLAN['parts'].values()]
+    studies = [p['study'] for p in PLAN['parts'].values()] + ['scaling']
     files = [
         where / 'thesis' / 'thesis.pdf',
         *(where / 'thesis' / 'generated').rglob('*'),
@@ -213,7 +214,7 @@ def test_what_typst_cannot_set_is_named(copy, text, words):
     write_json(
         values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'}
     )
-    with open(copy / 'thesis' / 'chapters' / '14_conclusion.typ', 'a') as f:
+    with open(copy / 'thesis' / 'chapters' / '15_conclusion.typ', 'a') as f:
         f.write('\n' + text)
     with pytest.raises(th.ThesisError, match=re.escape(words)) as e:
         th.compiled(copy)
@@ -335,6 +336,39 @@ def test_every_arms_accuracy_again_from_the_committed_units():
             assert values[f'{part}.arms.{arm}.primary.estimate'] == pytest.approx(np.mean(means), abs=2e-6)
             shown_as = f'{100 * np.mean(means):.1f}' if part in th.QUESTIONS else f'{np.mean(means):.3f}'
             assert table[arm].split()[0] == shown_as
+
+
+def test_what_synchronising_costs_again_from_the_committed_turns():
+    "With nothing of the library: t intervals of logarithms over turns, and Amdahl's law."
+    values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
+    turns = {
+        (row['task'], row['name']): np.log(row['step_s'])
+        for row in read_json(ROOT / 'thesis' / 'data' / 'scaling.json')['rows']
+    }
+
+    def check(key: str, logs: np.ndarray) -> None:
+        half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+        expected = np.exp([logs.mean(), logs.mean() - half, logs.mean() + half])
+        found = [values[f'{key}.{end}'] for end in ('estimate', 'low', 'high')]
+        assert found == pytest.approx(expected, rel=1e-6)
+
+    for task in ('masked_lm', 'answer_selection'):
+        for key, n in dict(few=8, many=50).items():
+            every, once = (turns[task, f'2 x {n}, {sync}'] for sync in ('every', 'delayed'))
+            check(f'scaling.tasks.{task}.delaying.{key}', every - once)
+            assert values[f'scaling.tasks.{task}.sums.{key}'] == n
+    faster = turns['answer_selection', '1 x 16, delayed'] - turns['answer_selection', '2 x 8, delayed']
+    check('scaling.answer.faster', faster)
+    assert values['scaling.answer.share.estimate'] == pytest.approx(2 / np.exp(faster.mean()) - 1)
+
+
+def test_figures_of_scaling_are_those_of_their_manifest():
+    values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
+    folder = ROOT / 'figures' / 'scaling'
+    manifest = read_json(folder / 'MANIFEST.json')
+    used = [v for k, v in values.items() if re.fullmatch(r'scaling\.figures\.\w+\.path', k)]
+    assert {Path(f).name for f in used} == {f.name for f in folder.glob('*.svg')} == set(manifest)
+    assert all(entry['sha256'] == sha256_file(folder / name) for name, entry in manifest.items())
 
 
 def test_every_claim_says_what_it_rests_on():

@@ -5,17 +5,20 @@
 # %% ../../nbs/analysis/21_published_scaling.ipynb #164ba3b4
 from __future__ import annotations
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 from .plotting import LINE, SMALLEST, WIDTH, drawing
-from .steptime import calibrate, held_out, step_of, total_s, untold
+from .steptime import calibrate, curve, held_out, step_of, total_s, untold
 
 # %% auto #0
-__all__ = ['GPUS_PER_MACHINE', 'ACCUMULATION', 'GRADIENT_BYTES', 'TABLE', 'CLAIMED', 'MODELS', 'Published', 'batches', 'factors',
-           'decomposition', 'super_linear', 'measured', 'fit', 'unpredicted', 'figure_1']
+__all__ = ['GPUS_PER_MACHINE', 'ACCUMULATION', 'GRADIENT_BYTES', 'TABLE', 'CLAIMED', 'MODELS', 'DRAWN', 'BATCHES', 'Published',
+           'batches', 'factors', 'decomposition', 'super_linear', 'measured', 'fit', 'unpredicted', 'figure_1',
+           'carried_on', 'figure_2']
 
 # %% ../../nbs/analysis/21_published_scaling.ipynb #822c8e1c
 GPUS_PER_MACHINE = 8
@@ -137,6 +140,7 @@ MODELS = {  # free constants of `steptime.Machine`
     'waits': ('per_example_s', 'spread', 'ring_byte_s', 'link_byte_s'),
     'fixed': ('per_example_s', 'fixed_s', 'byte_s', 'ring_byte_s', 'link_byte_s'),
 }
+DRAWN = {'bytes': '#0072B2', 'waits': '#D55E00'}  # the models of four numbers -> their colour
 
 
 def measured(
@@ -191,9 +195,6 @@ def unpredicted(
     return found
 
 # %% ../../nbs/analysis/21_published_scaling.ipynb #90e80a55
-_COLOURS = {'bytes': '#0072B2', 'waits': '#D55E00'}  # the models that are drawn
-
-
 @drawing
 def figure_1(
     fits: pd.DataFrame,  # of `fit`
@@ -204,9 +205,9 @@ def figure_1(
     table = pd.DataFrame([dict(row=r.what, minutes=r.minutes) for r in TABLE])
     sns.barplot(table, y='row', x='minutes', ax=left, color='#BBBBBB', saturation=1, width=0.7)
     left.bar_label(left.containers[0], fmt='%d', padding=3, fontsize=SMALLEST, color=LINE)
-    drawn = fits[fits['model'].isin(_COLOURS)]
+    drawn = fits[fits['model'].isin(DRAWN)]
     drawn = drawn.assign(row=drawn['row'].map(lambda n: table['row'][n - 1]))
-    looks = dict(hue_order=list(_COLOURS), palette=_COLOURS, markers=['o', 's'], markersize=4.5)
+    looks = dict(hue_order=list(DRAWN), palette=DRAWN, markers=['o', 's'], markersize=4.5)
     how = dict(dodge=0.3, linestyle='none', errorbar=None, legend=True)
     sns.pointplot(drawn, y='row', x='error_percent', hue='model', ax=right, **looks, **how)
     right.axvline(0, color=LINE, linewidth=0.8, zorder=0)
@@ -215,4 +216,53 @@ def figure_1(
     sns.move_legend(right, 'lower center', bbox_to_anchor=(0.5, 1), ncols=2, title=None)
     for axes in (left, right):
         axes.grid(axis='y', visible=False)
+    return figure
+
+# %% ../../nbs/analysis/21_published_scaling.ipynb #cb4a6f89
+BATCHES = ('of a GPU', 'of an update')  # what stays the same as on one machine
+
+
+def carried_on(
+    devices: Sequence[int] = (8, 16, 32, 64, 128, 256, 512),
+) -> pd.DataFrame:
+    # batch (of BATCHES), devices, sequences (of an update), minutes, low, high, efficiency
+    "The published training on more GPUs, several rings between machines; no row beyond 64 checks it."
+    rows = [measured(r) for r in TABLE]
+    machines = []
+    for model in DRAWN:
+        machines += [calibrate(rows, MODELS[model]), *held_out(rows, MODELS[model])[1]]
+    base = replace(step_of(measured(TABLE[2])), rings=math.inf)
+    found = []
+    for batch in BATCHES:
+        table = curve(machines, base, devices, GPUS_PER_MACHINE, equal_batch=batch == 'of an update')
+        minutes = table[['step_s', 'least_s', 'most_s']].div(60 * table['batch'], axis=0)
+        minutes.columns = ['minutes', 'low', 'high']
+        own = pd.DataFrame(dict(batch=batch, devices=table['devices'], sequences=table['batch']))
+        found.append(own.join(minutes).assign(efficiency=table['efficiency']))
+    return pd.concat(found, ignore_index=True)
+
+
+@drawing
+def figure_2(
+    carried: pd.DataFrame,  # of `carried_on`
+) -> Figure:
+    "Minutes on more GPUs, with the published ones."
+    figure = Figure(figsize=(WIDTH, 2.9))
+    axes = figure.subplots()
+    for batch, colour in zip(BATCHES, DRAWN.values()):
+        own = carried[carried['batch'] == batch]
+        axes.plot(own['devices'], own['minutes'], color=colour, label=f'the same batch {batch}')
+        axes.fill_between(own['devices'], own['low'], own['high'], color=colour, alpha=0.2, linewidth=0)
+    for several, marker in ((False, 'o'), (True, 's')):
+        rows = [r for r in TABLE if r.sync == 'delayed' and r.several_rings == several]
+        words = 'published, several rings' if several else 'published'
+        points = ([r.gpus for r in rows], [r.minutes for r in rows])
+        axes.plot(*points, marker, color=LINE, markersize=4, label=words)
+    axes.set_xscale('log', base=2)
+    axes.set_yscale('log')
+    ticks = sorted(set(carried['devices']))
+    axes.set_xticks(ticks, ticks)
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set(xlabel='GPUs', ylabel='minutes')
+    axes.legend(fontsize=SMALLEST)
     return figure

@@ -32,6 +32,7 @@ class Machine:
     data_s: float = 0.0  # of an example, where reading it is not hidden
     spread: float = 0.0  # standard deviation of a micro-batch's seconds between ranks, as a share of them
     overlap: float = 0.0  # share of a micro-batch that hides communication: at most its backward, 2/3
+    crowding: float = 0.0  # that each other busy core of a machine adds to computing, as a share of it
     alpha_s: float = 0.0  # of a message inside a machine
     byte_s: float = 0.0  # of a byte between two ranks of a machine: 1 / bandwidth
     alpha_between_s: float = 0.0  # of a message between machines
@@ -73,6 +74,11 @@ class Step:
     @property
     def syncs(self) -> int:
         return self.micro_batches if self.sync == 'every' else 1  # times that gradients are summed
+
+    @property
+    def beside(self) -> float:
+        "Other cores of a machine that are busy while a rank computes."
+        return max(0.0, self.ranks / self.nodes * self.cores - max(1.0, self.cores))
 
     @property
     def batch(self) -> float:
@@ -119,9 +125,9 @@ def exposed_s(
     compute_s: float,  # of a micro-batch
 ) -> float:  # seconds for each time that gradients are summed
     "Communication that goes on when the backward has ended."
-    buckets = math.ceil(round(step.gradient_bytes / step.bucket_bytes, 6))
-    if step.ranks == 1 or buckets == 0:
+    if step.ranks == 1 or step.gradient_bytes == 0:
         return 0.0
+    buckets = max(1.0, step.gradient_bytes / step.bucket_bytes)
     each = hierarchical_all_reduce_s(step.gradient_bytes / buckets, step, machine) + step.delay_s
     return max(each, buckets * each - machine.overlap * compute_s * (buckets - 1) / buckets)
 
@@ -131,7 +137,8 @@ def step_s(
     machine: Machine,
 ) -> dict[str, float]:  # seconds by part, which add up to the step
     "What a step takes, by what it is spent on."
-    compute = (machine.fixed_s + machine.per_example_s * step.examples) / step.cores
+    alone = (machine.fixed_s + machine.per_example_s * step.examples) / step.cores
+    compute = alone * (1 + machine.crowding * step.beside)
     late = math.sqrt(step.micro_batches * step.syncs) * expected_largest(step.ranks)
     return dict(
         compute=step.micro_batches * compute,
@@ -198,8 +205,8 @@ def observed_s(
     return seconds
 
 # %% ../../nbs/analysis/20_steptime.ipynb #11678f8e
-FREE = ('per_example_s', 'byte_s', 'optimizer_s', 'alpha_s', 'fixed_s', 'spread', 'overlap')
-_SHARES = ('spread', 'overlap')
+FREE = ('per_example_s', 'byte_s', 'optimizer_s', 'alpha_s', 'crowding', 'fixed_s', 'spread', 'overlap')
+_SHARES = ('spread', 'overlap', 'crowding')
 
 
 def _scales(rows: Sequence[Mapping[str, Any]], free: Sequence[str]) -> np.ndarray:
@@ -322,7 +329,8 @@ def curve(
     devices: Sequence[int] = (8, 16, 32, 64, 128, 256, 512),
     per_node: int = 8,
     equal_batch: bool = True,  # in all; False: a rank
-) -> pd.DataFrame:  # devices, batch, step_s, speedup, low, high (of the speed-up), efficiency
+) -> pd.DataFrame:
+    # devices, batch, step_s, least_s, most_s, speedup, low, high (of the speed-up), efficiency
     "A step on more devices, with the band of the machines; left out where a rank has no example."
     alone = _spread_out(base, 1, per_node, equal_batch)
     found = []
@@ -330,9 +338,11 @@ def curve(
         step = _spread_out(base, n, per_node, equal_batch)
         if step.examples < 1:
             continue
-        rates = [total_s(alone, m) / total_s(step, m) * step.batch / alone.batch for m in machines]
-        row = dict(devices=n, batch=step.batch, step_s=total_s(step, machines[0]), speedup=rates[0])
-        found.append(row | dict(low=min(rates), high=max(rates), efficiency=rates[0] / n))
+        seconds = [total_s(step, m) for m in machines]
+        rates = [total_s(alone, m) / s * step.batch / alone.batch for m, s in zip(machines, seconds)]
+        row = dict(devices=n, batch=step.batch, step_s=seconds[0], least_s=min(seconds), most_s=max(seconds))
+        row |= dict(speedup=rates[0], low=min(rates), high=max(rates), efficiency=rates[0] / n)
+        found.append(row)
     return pd.DataFrame(found)
 
 

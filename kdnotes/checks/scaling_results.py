@@ -4,19 +4,20 @@
 
 # %% ../../nbs/checks/19_scaling_results.ipynb #e16b03bc
 from __future__ import annotations
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 from ..analysis import published_scaling, steptime
 from ..analysis.plotting import LINE, SMALLEST, WIDTH, drawing
 from . import scaling
 from ..core.config import ConfigError
 
 # %% auto #0
-__all__ = ['measured', 'tasks_of', 'predictions', 'sentences', 'text', 'draw']
+__all__ = ['measured', 'tasks_of', 'Predicted', 'predictions', 'sentences', 'text', 'draw', 'more_machines', 'draw_more']
 
 # %% ../../nbs/checks/19_scaling_results.ipynb #371d739f
 def measured(
@@ -32,24 +33,37 @@ def tasks_of(results: dict) -> list[str]:
     return list(dict.fromkeys(row['task'] for row in results['rows'] if row['step_s']))
 
 
-def predictions(
-    results: dict,
-    task: str,
-) -> tuple[steptime.Machine, pd.DataFrame]:  # of all steps; as of `steptime.held_out`
-    "The model of a step on a task's measured steps, and what the others predict of each."
-    rows = measured(results, task)
+@dataclass(frozen=True)
+class Predicted:
+    "The model of a step on a task's measured steps."
+
+    machine: steptime.Machine  # of all steps
+    table: pd.DataFrame  # what the others predict of each, as of `steptime.held_out`
+    machines: list[steptime.Machine]  # of these predictions
+
+    @property
+    def errors(self) -> pd.Series:  # percent, of the steps that others tell
+        return self.table['error_percent'].abs().dropna()
+
+
+def _predicted(rows: list[dict]) -> Predicted:
     free = steptime.told(rows)
     while True:
         try:
-            return steptime.calibrate(rows, free), steptime.held_out(rows, free)[0]
+            return Predicted(steptime.calibrate(rows, free), *steptime.held_out(rows, free))
         except ConfigError:
             if len(free) == 1:
                 raise
         free = free[:-1]  # a few steps tell less together than each does for itself
 
+
+def predictions(results: dict) -> dict[str, Predicted]:  # task -> its model
+    "Calibrate a model of a step for each task, and predict each configuration from the others alone."
+    return {task: _predicted(measured(results, task)) for task in tasks_of(results)}
+
 # %% ../../nbs/checks/19_scaling_results.ipynb #cc87c7aa
 def _delaying(results: dict) -> Iterator[str]:
-    "What synchronising at every micro-batch costs, on this machine's own link."
+    "What synchronising at every micro-batch costs."
     for row in results['rows']:
         for found in results['gains']:
             same = (found['name'], found['task']) == (row['name'], row['task'])
@@ -57,17 +71,23 @@ def _delaying(results: dict) -> Iterator[str]:
                 yield (
                     f"{found['task']}: synchronised at each of {row['micro_batches']} micro-batches a step "
                     f"takes {found['times']:.2f} [{found['low']:.2f}, {found['high']:.2f}] times as long as "
-                    f"synchronised once ({row['ranks']} ranks{', a simulated link' * row['simulated']})"
+                    f"synchronised once ({row['ranks']} ranks{_link(row)})"
                 )
 
 
-def sentences(results: dict) -> list[str]:
+def _link(row: dict) -> str:
+    "The link that is simulated, or nothing."
+    if not row['simulated']:
+        return ''
+    return f", a simulated link of {row['gbit_per_s']:g} Gbit/s and {row['delay_ms']:g} ms"
+
+
+def sentences(results: dict, predicted: dict[str, Predicted]) -> list[str]:
     "What the measured steps say, and how well the model of a step predicts them."
     found = list(_delaying(results))
-    for task in tasks_of(results):
-        _, table = predictions(results, task)
-        errors = table['error_percent'].abs().dropna()
-        lost = len(table) - len(errors)
+    for task, its in predicted.items():
+        errors = its.errors
+        lost = len(its.table) - len(errors)
         found.append(
             f'{task}: each of {len(errors)} configurations predicted from the others alone, the median '
             f'error is {errors.median():.1f} %, the largest {errors.max():.1f} %'
@@ -76,26 +96,24 @@ def sentences(results: dict) -> list[str]:
     return found
 
 
-def text(results: dict) -> str:
+def text(results: dict, predicted: dict[str, Predicted]) -> str:
     "Tables of all tasks, what was compared, the model's errors, and the published table."
     parts = [scaling.text(results)]
-    for task in tasks_of(results):
-        machine, table = predictions(results, task)
-        known = ', '.join(f'{name} {value:.3g}' for name, value in asdict(machine).items() if value)
+    for task, its in predicted.items():
+        known = ', '.join(f'{name} {value:.3g}' for name, value in asdict(its.machine).items() if value)
         parts += [f'\n{task}: a step predicted from the others ({known})']
-        parts += [table.drop(columns='why').round(3).to_string(index=False)]
-    parts += ['', *sentences(results), '', published_scaling.super_linear()['sentence']]
+        parts += [its.table.drop(columns='why').round(3).to_string(index=False)]
+    parts += ['', *sentences(results, predicted), '', published_scaling.super_linear()['sentence']]
     return '\n'.join(parts)
 
 # %% ../../nbs/checks/19_scaling_results.ipynb #1da64a78
 @drawing
 def draw(
-    results: dict,
-    task: str,
+    rows: list[dict],  # of `measured`
+    predicted: Predicted,
 ) -> Figure:
-    "The measured step of each configuration, and what the others predict."
-    table = predictions(results, task)[1].set_index('name')
-    rows = measured(results, task)
+    "The measured step of each configuration of a task, and what the others predict."
+    table = predicted.table.set_index('name')
     steps = pd.DataFrame([dict(name=row['name'], step_s=s) for row in rows for s in row['step_s']])
     waits = [float(np.median(row['exposed_s'])) for row in rows]
     names = [row['name'] for row in rows]
@@ -126,4 +144,40 @@ def draw(
     axes.tick_params(axis='y', labelsize=SMALLEST)
     axes.grid(axis='y', visible=False)
     axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, fontsize=SMALLEST)
+    return figure
+
+# %% ../../nbs/checks/19_scaling_results.ipynb #8161ce4a
+def more_machines(
+    row: dict,  # of `measured`: the step that is divided
+    predicted: Predicted,
+    devices: Sequence[int] = (1, 2, 4, 8, 16, 32),  # ranks, a core each
+) -> pd.DataFrame:  # link, and as of `steptime.curve`
+    "What the model predicts of machines like this one, joined by each link of `scaling.LINKS`."
+    found = []
+    for gbit, delay_ms in scaling.LINKS:
+        link = dict(alpha_between_s=delay_ms / 1e3, link_byte_s=8 / (gbit * 1e9))
+        machines = [replace(m, **link) for m in (predicted.machine, *predicted.machines)]
+        table = steptime.curve(machines, steptime.step_of(row), devices, per_node=int(row['cores']))
+        found.append(table.assign(link=f'{gbit:g} Gbit/s, {delay_ms:g} ms'))
+    return pd.concat(found, ignore_index=True)
+
+
+@drawing
+def draw_more(
+    more: pd.DataFrame,  # of `more_machines`
+) -> Figure:
+    "How many times as fast as one rank, by the model."
+    figure = Figure(figsize=(WIDTH, 2.7))
+    axes = figure.subplots()
+    ticks = sorted(set(more['devices']))
+    axes.plot(ticks, ticks, linestyle='--', color=LINE, linewidth=0.8, label='linear')
+    for (link, own), colour in zip(more.groupby('link', sort=False), ('#0072B2', '#D55E00')):
+        axes.plot(own['devices'], own['speedup'], 'o-', color=colour, markersize=3, label=link)
+        axes.fill_between(own['devices'], own['low'], own['high'], color=colour, alpha=0.2, linewidth=0)
+    axes.set_xscale('log', base=2)
+    axes.set_xticks(ticks, ticks)
+    axes.set_yscale('log', base=2)
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set(xlabel='ranks, a core each', ylabel='times as fast as one')
+    axes.legend(fontsize=SMALLEST)
     return figure

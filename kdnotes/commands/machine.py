@@ -161,11 +161,11 @@ def scaling(
 ) -> int:
     "Measure what synchronising ranks costs here, with a model of a step: about 30 minutes."
     from kdnotes.checks.scaling import measure
-    from kdnotes.checks.scaling_results import text
+    from kdnotes.checks.scaling_results import predictions, text
     from kdnotes.core.files import read_json
 
     results = read_json(measure(name, turns=turns, smoke=smoke, say=speaker(as_json)))
-    print_json(results) if as_json else say(text(results))
+    print_json(results) if as_json else say(text(results, predictions(results)))
     return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #b5d20f71

@@ -185,9 +185,10 @@ class Waits:
         runtime: Runtime,
         parameters: list[torch.Tensor],  # that are trained
     ):
-        # None: not known, or nobody to wait for
-        self.seconds = 0.0 if runtime.ranks > 1 and runtime.device.type == 'cpu' else None
+        self.seconds = 0.0 if runtime.ranks > 1 else None  # None: nobody to wait for
+        self._on_gpu = runtime.device.type == 'cuda'
         self._begin = None
+        self._on_its_way = []  # begin and end on a GPU that may not have come there
         self._hook = None
         if self.seconds is not None:
             self._hook = torch.autograd.graph.register_multi_grad_hook(
@@ -196,18 +197,36 @@ class Waits:
 
     def begin(self) -> None:
         "This rank's own gradients are here; each backward pass says so by itself."
-        self._begin = time.perf_counter()
+        self._begin = self._now()
 
     def end(self) -> None:
         "The gradients of all ranks are here."
         if self.seconds is not None and self._begin is not None:
-            self.seconds = self.seconds + time.perf_counter() - self._begin
+            self._on_its_way.append((self._begin, self._now()))
             self._begin = None
+            self.count()
 
     def close(self) -> float | None:  # the seconds
-        "Watch no longer."
+        "Watch no longer; waits for a GPU that works."
         if self._hook:
             self._hook.remove()
+        if self._on_its_way:
+            torch.cuda.synchronize()
+        return self.count()
+
+    def _now(self) -> float | torch.cuda.Event:
+        "The time, or on a GPU, which works later than it is told, a mark in what it has been told so far."
+        if not self._on_gpu:
+            return time.perf_counter()
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record()
+        return mark
+
+    def count(self) -> float | None:  # the seconds
+        "Add up what is over."
+        while self._on_its_way and (not self._on_gpu or self._on_its_way[0][1].query()):
+            begin, end = self._on_its_way.pop(0)
+            self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
         return self.seconds
 
 # %% ../../nbs/train/03_distributed.ipynb #23e5f0d8
