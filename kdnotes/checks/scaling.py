@@ -298,6 +298,16 @@ def _in_processes(
     shutil.rmtree(folder)
 
 
+def _with_gpus(setups: tuple[Setup, ...], gpus: int) -> tuple[Setup, ...]:
+    "Those that this machine has GPUs for: a rank has one of its own."
+    if gpus < 2:
+        raise BenchError(
+            "on one GPU there is nobody to synchronise with; use a machine with several, or the cores of "
+            "this one: CUDA_VISIBLE_DEVICES='' kdnotes scaling"
+        )
+    return tuple(setup for setup in setups if setup.ranks <= gpus)
+
+
 def measure(
     name: str = 'scaling',  # of the results; the same name goes on with them
     tasks: tuple[str, ...] = tuple(EXAMPLES),  # keys of `EXAMPLES`
@@ -315,6 +325,8 @@ def measure(
             raise BenchError(f'tasks={tasks!r} names {task!r}; use some of {", ".join(EXAMPLES)}')
     found = environment()
     on = machine()
+    if on.device == 'cuda':
+        setups = _with_gpus(setups, on.gpus)
     settings = dict(smoke=smoke, device=on.device, cores=on.cores, cpu=found['cpu'], torch=found['torch'])
     path = runs_path() / 'scaling' / f'{name}.json'
     results = _started(path, settings)
