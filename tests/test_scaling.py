@@ -17,6 +17,7 @@ from kdnotes.checks import scaling
 from kdnotes.analysis.steptime import ring_all_reduce_s
 from kdnotes.checks.contestants import BenchError
 from kdnotes.core.files import read_json, write_json
+from kdnotes.core.resolve import Machine
 
 # two trainings of one gradient, added up in another order: AdamW divides by a gradient's size, and with its
 # epsilon at 1e-5 a rounding error is not worth a step
@@ -149,6 +150,13 @@ def test_results_of_another_machine_are_refused(tmp_path, monkeypatch):
     write_json(tmp_path / 'runs' / 'scaling' / 'a.json', dict(settings=dict(cpu='another'), rows=[]))
     with pytest.raises(BenchError, match='was measured with smoke=None, and here it is True'):
         scaling.measure('a', smoke=True)
+
+
+def test_one_gpu_has_nobody_to_synchronise_with(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    monkeypatch.setattr(scaling, 'machine', lambda: Machine('cuda', 16, gpus=1))
+    with pytest.raises(BenchError, match='on one GPU there is nobody to synchronise with'):
+        scaling.measure('c')
 
 
 def test_more_steps_than_the_corpus_has_are_refused(tmp_path, monkeypatch):
