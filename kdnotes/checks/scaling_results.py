@@ -17,7 +17,8 @@ from . import scaling
 from ..core.config import ConfigError
 
 # %% auto #0
-__all__ = ['measured', 'tasks_of', 'Predicted', 'predictions', 'sentences', 'text', 'draw', 'more_machines', 'draw_more']
+__all__ = ['measured', 'tasks_of', 'Predicted', 'predictions', 'sentences', 'constants', 'text', 'draw', 'more_machines',
+           'draw_more']
 
 # %% ../../nbs/checks/19_scaling_results.ipynb #371d739f
 def measured(
@@ -96,12 +97,16 @@ def sentences(results: dict, predicted: dict[str, Predicted]) -> list[str]:
     return found
 
 
+def constants(machine: steptime.Machine) -> str:
+    "What the measured steps tell of a machine."
+    return ', '.join(f'{name} {value:.3g}' for name, value in asdict(machine).items() if value > 1e-12)
+
+
 def text(results: dict, predicted: dict[str, Predicted]) -> str:
     "Tables of all tasks, what was compared, the model's errors, and the published table."
     parts = [scaling.text(results)]
     for task, its in predicted.items():
-        known = ', '.join(f'{name} {value:.3g}' for name, value in asdict(its.machine).items() if value)
-        parts += [f'\n{task}: a step predicted from the others ({known})']
+        parts += [f'\n{task}: a step predicted from the others ({constants(its.machine)})']
         parts += [its.table.drop(columns='why').round(3).to_string(index=False)]
     parts += ['', *sentences(results, predicted), '', published_scaling.super_linear()['sentence']]
     return '\n'.join(parts)
