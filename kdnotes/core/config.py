@@ -135,6 +135,7 @@ class About:
     )
     kd: bool = False  # of distillation: a run without KD has none
     shape: bool = False  # of the student's network: an arm of the teacher's network has none
+    place: bool = False  # it says where the ranks are
     factors: tuple[str, ...] = ()  # other factors it belongs to, of `core.arms.FACTORS`
     teachers: str | None = None  # the parameter of its teacher's run that it sets
 
@@ -401,12 +402,27 @@ class RunConfig(BaseModel):
 
     # where the ranks are: changes no result
 
-    # machines that train together, each with an equal share of the ranks; the same command is given on each
-    nodes: int = parameter(1, ge=1, le=1024, named=False, result=False)
-    # who starts the ranks: kdnotes itself, on one machine; torchrun, on each of several
-    launcher: Literal['local', 'torchrun'] = parameter('local', named=False, result=False)
-    # host:port at which several machines meet; the host is one of them, and trains what the run stands on
-    rendezvous: str | None = parameter(None, named=False, result=False)
+    # machines that train together, each with an equal share of the ranks; the same command is given on each;
+    # of launcher=slurm and inherit the number that the scheduler says
+    nodes: int = parameter(1, ge=1, le=1024, named=False, result=False, place=True)
+    # who starts the ranks: kdnotes itself, on one machine; torchrun, on each of several; slurm: torchrun on
+    # each machine on which srun has started kdnotes; inherit: each kdnotes that torchrun or srun has started
+    # is a rank; ray: a Ray cluster, by one command
+    launcher: Literal['local', 'torchrun', 'slurm', 'inherit', 'ray'] = parameter(
+        'local', named=False, result=False, place=True
+    )
+    # host:port at which several machines meet; the host is one of them, and trains what the run stands on;
+    # slurm and inherit know it; of launcher=ray the cluster's address: local, auto, host:port or
+    # ray://host:port
+    rendezvous: str | None = parameter(None, named=False, result=False, place=True)
+    # is the home one disk for all machines? Then that of the first rank alone writes there
+    shared_storage: bool = parameter(False, named=False, result=False, place=True)
+    # folder on this machine's own disk for tokens, columns and a teacher's outputs; None: runs/.cache, and
+    # with shared_storage a folder of the user's in the temporary one
+    node_cache: str | None = parameter(None, named=False, result=False, place=True)
+    # a command of yours, run once on each machine before anything is planned, as to copy a corpus to its own
+    # disk; KDNOTES_STAGE names its folder, `staged` in node_cache or in runs/.cache
+    stage: str | None = parameter(None, named=False, result=False, place=True)
 
     # what is said of the training on its way: changes no result
 
@@ -522,11 +538,34 @@ def _check_place(config: RunConfig) -> None:
         )
     if config.nodes > 1 and config.launcher == 'local':
         raise ValueError(
-            f'nodes={config.nodes} needs launcher=torchrun, since kdnotes starts ranks on one machine'
+            f'nodes={config.nodes} needs launcher=torchrun, slurm, inherit or ray, since kdnotes itself '
+            'starts ranks on one machine'
         )
-    if config.nodes > 1 and config.rendezvous is None:
+    if config.shared_storage and config.launcher in ('local', 'ray'):
+        raise ValueError(
+            'shared_storage=True is for launcher=torchrun, slurm and inherit, and '
+            f'launcher={config.launcher} shares no home; leave it out'
+        )
+    if config.stage and config.launcher == 'inherit':
+        raise ValueError(
+            f'stage={shown(config.stage)} would be run after the ranks have started, by each of them, with '
+            'launcher=inherit; run it before, in the script that starts them'
+        )
+    _check_rendezvous(config)
+
+
+def _check_rendezvous(config: RunConfig) -> None:
+    "Refuse what is no address."
+    address = config.rendezvous
+    if config.launcher == 'ray':
+        if address is None:
+            raise ValueError('launcher=ray needs rendezvous=<address of the Ray cluster>, local or auto')
+        if address in ('local', 'auto'):
+            return
+        address = address.removeprefix('ray://')
+    if config.launcher == 'torchrun' and config.nodes > 1 and address is None:
         raise ValueError(f'nodes={config.nodes} needs rendezvous=<host>:<port>, where the machines meet')
-    found = re.fullmatch(r'[^\s:/]+:(\d{1,5})', config.rendezvous or 'none:1')
+    found = re.fullmatch(r'[^\s:/]+:(\d{1,5})', address or 'none:1')
     if not found or not 1 <= int(found[1]) <= 65535:
         raise ValueError(
             f'rendezvous={shown(config.rendezvous)} is no <host>:<port>; '

@@ -13,10 +13,11 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -25,10 +26,11 @@ import psutil
 from .config import KdnotesError, is_unicode, shown
 
 # %% auto #0
-__all__ = ['FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'free_memory', 'sha256_file',
-           'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named', 'root',
-           'checkout', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder', 'at_home',
-           'with_evidence', 'own_home', 'sha256_big_file', 'without_password']
+__all__ = ['CACHE', 'FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'free_memory',
+           'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named',
+           'root', 'checkout', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder',
+           'at_home', 'cached_at', 'with_evidence', 'own_home', 'own_disk', 'home_beside', 'link_folder',
+           'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -291,8 +293,13 @@ def runs_path() -> Path:
     return path
 
 
+CACHE = 'KDNOTES_CACHE'  # names the folder that `cached_at` says, for the ranks, too
+
+
 def cache_path() -> Path:
-    return runs_path() / '.cache'
+    "The folder of what is made of a content and can be made again."
+    own = os.environ.get(CACHE)
+    return Path(own) if own else runs_path() / '.cache'
 
 
 def figures_path(study: str) -> Path:
@@ -363,15 +370,29 @@ def at_home(
     folder: str | Path,  # what `root` is inside
 ) -> Iterator[Path]:
     "Take a folder for the home, whatever KDNOTES_HOME says."
-    before = os.environ.get('KDNOTES_HOME')
-    os.environ['KDNOTES_HOME'] = str(folder)
-    try:
+    with _variable('KDNOTES_HOME', str(folder)):
         yield Path(folder)
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    "Inside, a variable of the environment has a value."
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
     finally:
         if before is None:
-            del os.environ['KDNOTES_HOME']
+            del os.environ[name]
         else:
-            os.environ['KDNOTES_HOME'] = before
+            os.environ[name] = before
+
+
+def cached_at(
+    folder: str | Path | None,  # None: where it is
+) -> AbstractContextManager:
+    "Inside, `cache_path` is a folder, say on this machine's own disk."
+    return _variable(CACHE, str(folder)) if folder else nullcontext()
 
 
 def with_evidence(
@@ -405,7 +426,7 @@ def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     home = Path(tempfile.mkdtemp(prefix='home-', dir=place))
     if here := checkout():
         with_evidence(home, here)
-    for name in _NAMED_CACHES:
+    for name in (*_NAMED_CACHES, CACHE):
         os.environ.pop(name, None)
     os.environ.update(
         KDNOTES_HOME=str(home), KDNOTES_DATA=str(place / 'data'), XDG_CACHE_HOME=str(place / 'cache')
@@ -422,6 +443,38 @@ def _own_place() -> Path:
         Finalize(None, shutil.rmtree, (folder.path,), dict(ignore_errors=True), exitpriority=0)
         _places[os.getpid()] = folder.path
     return _places[os.getpid()]
+
+# %% ../../nbs/core/04_files.ipynb #52505c63
+def own_disk(
+    name: str,  # tells it from the folders of other homes
+) -> Path:  # made when missing
+    "A folder of this user's on this machine's own disk, which stays."
+    path = Path(tempfile.gettempdir()) / f'kdnotes-{name}'
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise FileError(f'{path} on {socket.gethostname()} belongs to another user; move it away')
+    return path
+
+
+def home_beside(
+    folder: Path,  # it is made when missing
+    home: str | Path,  # of another machine, or of several
+) -> Path:  # the folder
+    "A home of this machine's own, with the data of another home."
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    link_folder(folder / 'data', Path(home) / 'data')
+    return folder
+
+
+def link_folder(
+    path: Path,
+    target: Path,
+) -> None:
+    "Have a folder here by another name, where it is there."
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        with suppress(FileExistsError):  # another process was quicker
+            path.symlink_to(target)
 
 # %% ../../nbs/core/04_files.ipynb #26282c0c
 _UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling

@@ -8,30 +8,35 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 import psutil
-from .config import KdnotesError
-from .files import own_folder, root
+from .config import KdnotesError, shown
+from .files import BusyError, file_errors, lock, own_disk, own_folder, root
+from .resolve import rank_variables
 
 # %% auto #0
-__all__ = ['SPINS', 'STORE', 'PLACES', 'MEETING_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S',
-           'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S', 'process_environment', 'rank_environment', 'MeetingError', 'Meeting',
-           'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all', 'kill_all', 'Ranks',
-           'how_ended']
+__all__ = ['SPINS', 'STORE', 'FIRST', 'PLACES', 'MEETING_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S',
+           'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S', 'STAGE', 'process_environment', 'rank_environment', 'MeetingError',
+           'Meeting', 'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all', 'kill_all',
+           'Ranks', 'how_ended', 'StageError', 'staged']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
 STORE = 'KDNOTES_STORE'  # names the file at which the ranks of a run meet
+FIRST = 'KDNOTES_FIRST'  # says whether this machine is to have the first rank, 0 or 1
 # what tells a process its place among ranks: torch's names
 PLACES = (
     'RANK',
@@ -46,6 +51,7 @@ PLACES = (
     'MASTER_ADDR',
     'MASTER_PORT',
     STORE,
+    FIRST,
 )
 _LOOPBACK = 'lo0' if sys.platform == 'darwin' else 'lo'
 
@@ -84,6 +90,7 @@ def rank_environment(
 
 # %% ../../nbs/core/05_processes.ipynb #89c44857
 MEETING_TIMEOUT_S = 1800  # that machines wait for each other
+_LOCAL = ('127.', '::1')  # how addresses begin that are this machine's alone
 
 
 class MeetingError(KdnotesError):
@@ -100,35 +107,62 @@ class Meeting:
     ranks_here: int  # of each machine
     address: str  # <host>:<port>
     name: str  # of what they meet for: others may meet at the same address
+    node: int | None = None  # the number of this machine, where a scheduler has told it
+    # of this process, among those of its machine, where somebody else has started the ranks
+    local_rank: int | None = None
+
+    @property
+    def inherited(self) -> bool:
+        "Is this process a rank that somebody else has started?"
+        return self.local_rank is not None
 
     def agent(self) -> list[str]:  # of Python, before the module that the ranks run
         "What starts the ranks of this machine."
-        own = self._way()[0]
-        more = f'join_timeout={MEETING_TIMEOUT_S}'
-        if not own.startswith(('127.', '::1')):  # of several on one machine, the first is the host
-            more += f',is_host={self.is_here()}'  # torch would guess by the machine's name
+        if self.inherited:
+            return []
         return [
             *('-m', 'torch.distributed.run'),
             *('--nnodes', str(self.nodes), '--nproc-per-node', str(self.ranks_here)),
             *('--rdzv-backend', 'c10d', '--rdzv-endpoint', self.address, '--rdzv-id', self.name),
-            *('--rdzv-conf', more, '--local-addr', own, '--max-restarts', '0'),
+            # torch would guess the host by the machine's name
+            *('--rdzv-conf', f'join_timeout={MEETING_TIMEOUT_S},is_host={self.is_first}'),
+            *('--local-addr', self._way[0], '--max-restarts', '0'),
         ]
 
     def environment(self) -> dict[str, str]:
-        "Through which interface the ranks talk, unless the user has said so."
+        "What tells the ranks their place and, unless the user has, through which interface they talk."
+        own = {FIRST: str(int(self.is_first))}
+        if self.inherited:
+            own = {name: os.environ[name] for name in PLACES if name in os.environ} | rank_variables(
+                os.environ
+            )
         names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
-        return {name: os.environ.get(name) or _interface_of(self._way()[0]) for name in names}
+        return own | {name: os.environ.get(name) or _interface_of(self._way[0]) for name in names}
 
-    def is_here(self) -> bool:
-        "Is this machine the host?"
-        own, host = self._way()
-        return own == host
+    @cached_property
+    def is_first(self) -> bool:
+        "Does this machine have the first rank? It is the host, or of several on the host who came first."
+        if self.node is not None or self.nodes == 1:
+            return not self.node
+        own, host = self._way
+        return own == host and _came_first(f'{self.name}-{self.address}')
+
+    def first_code(
+        self,
+        lines: Sequence[str],  # of what the ranks printed
+        code: int,  # of torchrun, which has one for all that may happen
+    ) -> int:  # as of `Ranks.poll`
+        "The exit code of the rank that ended first."
+        text = '\n'.join(lines)
+        if found := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
+            return _as_stop(int(found[1])) or code
+        return EXIT_STOPPED if 'SignalException' in text else code
 
     def wait(self) -> None:
         "Until the host can be reached; it may be making what the run stands on."
         host, port = self.address.rsplit(':', 1)
         deadline = time.monotonic() + MEETING_TIMEOUT_S
-        while not self.is_here():
+        while not self.is_first and not self.inherited:
             with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
                 return
             if time.monotonic() > deadline:
@@ -138,18 +172,38 @@ class Meeting:
                 )
             time.sleep(1)
 
+    @cached_property
     def _way(self) -> tuple[str, str]:  # this machine's IP address, as the host sees it, and the host's
         host, port = self.address.rsplit(':', 1)
         try:
             family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as s:
                 s.connect(place)  # sends nothing
-                return s.getsockname()[0], place[0]
+                own = s.getsockname()[0]
         except (OSError, OverflowError) as e:
             raise MeetingError(
                 f'rendezvous={self.address} cannot be reached from here: {e}; name one of the machines and a '
                 'free port'
             ) from None
+        if self.nodes > 1 and own.startswith(_LOCAL) and not host.startswith(('localhost', *_LOCAL)):
+            raise MeetingError(
+                f'rendezvous={self.address} is {own} here, where no other machine can be met; give the '
+                'address by which the others know this machine'
+            )
+        return own, place[0]
+
+
+_kept = ExitStack()  # until this process ends
+
+
+@cache
+def _came_first(name: str) -> bool:
+    "Is this process the first on this machine that meets others there?"
+    try:
+        _kept.enter_context(lock(own_disk('meetings') / f'{name}.lock', 0))
+    except BusyError:
+        return False
+    return True
 
 
 def _interface_of(address: str) -> str:  # the IP address of this machine
@@ -408,3 +462,58 @@ def how_ended(
 ) -> str:
     "How a process ended."
     return f'was ended by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
+
+# %% ../../nbs/core/05_processes.ipynb #d1422963
+STAGE = 'KDNOTES_STAGE'  # names the folder that a user's command fills
+
+
+class StageError(KdnotesError):
+    "A user's command that failed."
+
+    exit_code = 1
+
+
+@cache
+@file_errors()
+def staged(
+    command: str,  # in the shell's language
+    folder: Path,  # it is made when missing
+) -> None:
+    "Have a user's command fill a folder, once in this process; if it fails, its last words are told."
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder.with_name(f'{folder.name}.lock')):
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            env=process_environment(None) | {STAGE: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors='replace',
+            start_new_session=True,  # with all that it starts it is ended as one
+            preexec_fn=die_with_parent,
+        )
+        said: deque[str] = deque(maxlen=1)
+        reader = threading.Thread(target=_read_lines, args=(process.stdout, said), daemon=True)
+        reader.start()
+        try:
+            code = process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            reader.join()
+    if code:
+        raise StageError(
+            f'stage={shown(command)} {how_ended(code)}: {said[0] if said else "it said nothing"}; put that '
+            'right and start the same command again'
+        )
+
+
+def _read_lines(
+    stream: IO[str],
+    said: deque[str],  # is given each line that is not empty
+) -> None:
+    with stream:
+        said.extend(line for text in stream if (line := text.strip()))

@@ -6,7 +6,9 @@
 from __future__ import annotations
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from .arms import FACTORS, MODES, PROFILES, SEVERAL_RANKS, spread_layers
@@ -28,9 +30,10 @@ from kdnotes.core.config import (
 )
 
 # %% auto #0
-__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'default_setting',
-           'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'factor_settings', 'training_settings',
-           'settings', 'run_id', 'setting_in_words', 'changes_in_words', 'by_arm']
+__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
+           'rank_variables', 'first_host', 'default_setting', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype',
+           'factor_settings', 'training_settings', 'settings', 'run_id', 'setting_in_words', 'changes_in_words',
+           'by_arm']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -141,6 +144,108 @@ def resolve_ranks(
         )
     return ranks, max(1, machine.cores // here) if threads_per_rank in ('auto', None) else threads_per_rank
 
+# %% ../../nbs/core/03_resolve.ipynb #82915b76
+_RANK = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+@dataclass(frozen=True)
+class Place:
+    "What a scheduler has told a process of where it is."
+
+    nodes: int  # machines
+    node: int  # the number of this one, from 0
+    address: str  # <host>:<port>, of the first
+    ranks: int | None = None  # of all machines; None: kdnotes starts them
+    local_rank: int = 0  # of this process, among those of its machine
+
+
+def place_of(
+    launcher: str,  # of `RunConfig`
+    env: Mapping[str, str],  # of the process
+) -> Place | None:  # None: nobody has told
+    "Where a process is that a scheduler has started; a `ConfigError` where none has."
+    if launcher == 'slurm':
+        step = _step(env)
+        nodes = _number(step, 'nodes')
+        if (tasks := _number(step, 'tasks')) != nodes:
+            raise ConfigError(
+                f'srun has started {counted(tasks, "task")} on {counted(nodes, "machine")}, and '
+                'launcher=slurm takes one on each; add --ntasks-per-node=1, or give launcher=inherit, where '
+                'each task is a rank'
+            )
+        return Place(nodes, _number(step, 'SLURM_NODEID'), f'{step["host"]}:{step["port"]}')
+    if launcher != 'inherit':
+        return None
+    told = rank_variables(env)
+    rank, ranks, local_rank, here = (_number(told, name) for name in _RANK[:4])
+    if ranks % here or rank % here != local_rank:
+        raise ConfigError(
+            f'rank {rank} of {ranks} is number {local_rank} of the {here} on its machine, and ranks are to '
+            'be dealt out in equal blocks; start as many on each machine, with srun --distribution=block'
+        )
+    address = f'{told["MASTER_ADDR"]}:{told["MASTER_PORT"]}'
+    return Place(ranks // here, rank // here, address, ranks, local_rank)
+
+
+def rank_variables(
+    env: Mapping[str, str],  # of a process that torchrun or srun has started as a rank
+) -> dict[str, str]:  # by torch's names
+    "What tells a rank its place."
+    if 'RANK' in env:
+        if missing := [name for name in _RANK if name not in env]:
+            raise ConfigError(
+                f'launcher=inherit reads {", ".join(missing)}, and RANK alone is set; start the ranks with '
+                'torchrun or srun'
+            )
+        return {name: env[name] for name in _RANK}
+    if not _in_step(env):
+        raise ConfigError(
+            'launcher=inherit is for ranks that torchrun or srun has started, and neither RANK nor '
+            'SLURM_STEP_ID is set here; start them with torchrun --nproc-per-node=<ranks> -m kdnotes run ...'
+        )
+    step = _step(env)
+    here = str(_number(step, 'tasks') // _number(step, 'nodes'))
+    own = (step.get('SLURM_PROCID', ''), step['tasks'], step.get('SLURM_LOCALID', ''), here)
+    return dict(zip(_RANK, (*own, step['host'], step['port'])))
+
+
+def _in_step(env: Mapping[str, str]) -> bool:
+    return 'SLURM_STEP_ID' in env or 'SLURM_STEPID' in env  # the second is its older name
+
+
+def _step(env: Mapping[str, str]) -> dict[str, str]:
+    "What srun tells a task, with `nodes`, `tasks`, `host` and `port`."
+    if not _in_step(env):
+        raise ConfigError(
+            'launcher=slurm is for a task that srun has started, and SLURM_STEP_ID is not set here; write '
+            'srun --ntasks-per-node=1 kdnotes run ... in the sbatch script'
+        )
+    job = _number(env, 'SLURM_JOB_ID')
+    return dict(env) | dict(
+        nodes=env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_NNODES', ''),
+        tasks=env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS', ''),
+        host=first_host(env.get('SLURM_STEP_NODELIST') or env.get('SLURM_JOB_NODELIST', '')),
+        port=str(20_000 + job % 10_000),
+    )
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    "A number that a scheduler has told."
+    value = env.get(name, '')
+    if not value.isdecimal():
+        raise ConfigError(
+            f'{name}={value!r} of the scheduler is no number; start this with srun or torchrun, which say it'
+        )
+    return int(value)
+
+
+def first_host(
+    names: str,  # as SLURM writes them: 'gpu[03-07,12],login1'
+) -> str:  # 'gpu03'
+    "The first machine of a list."
+    first = re.split(r',(?![^\[]*\])', names)[0]  # at commas outside brackets
+    return re.sub(r'\[([^],-]*)[^]]*\]', r'\1', first)
+
 # %% ../../nbs/core/03_resolve.ipynb #04a0d484
 def default_setting(
     task: str,  # of TASKS
@@ -162,8 +267,9 @@ def resolve(
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
     mode = MODES[config.mode]
     profile = PROFILES[config.profile]
+    where = _where(config)
     ranks, threads = resolve_ranks(
-        config.ranks, config.threads_per_rank, mode.ranks, machine, _several_ranks(config), config.nodes
+        where['ranks'], config.threads_per_rank, mode.ranks, machine, _several_ranks(config), where['nodes']
     )
     precision = config.precision or mode.precision
     dtype, _ = resolve_precision(precision, config.amp_dtype, machine.device, machine.bf16)
@@ -174,6 +280,7 @@ def resolve(
             "which an overflow of fp16 would make infinite for good; "
             "use amp_dtype='bf16' or gradient_dtype='fp32'"
         )
+    alone = dict(nodes=1, launcher='local', rendezvous=None, shared_storage=False)
     student = mode.network == 'student'
     shape = _shape(config, teacher_depth)
     setting = default_setting(config.task, corpus, mode.network, transfer)
@@ -189,8 +296,7 @@ def resolve(
         arm=config.arm or config.mode,
         precision=precision,
         amp_dtype=dtype if precision == 'mixed' else 'auto',
-        ranks=ranks,
-        **(dict(nodes=1, launcher='local', rendezvous=None) if ranks == 1 else {}),
+        **(where | dict(ranks=ranks) | (alone if ranks == 1 else {})),
         threads_per_rank=threads,
         teacher=config.teacher or profile.teacher,
         student=(config.student or profile.student) if student and config.student_init == 'hub' else None,
@@ -203,6 +309,24 @@ def resolve(
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
     )
+
+
+def _where(config: RunConfig) -> dict:  # ranks, nodes, rendezvous
+    "How many ranks and machines there are and where they meet: as given, or as a scheduler has told."
+    if MODES[config.mode].ranks == '1':
+        return dict(ranks=1, nodes=1, rendezvous=None)
+    given = {name: getattr(config, name) for name in ('ranks', 'nodes', 'rendezvous')}
+    place = place_of(config.launcher, os.environ)
+    if place is None:
+        return given
+    told = dict(ranks=place.ranks or config.ranks, nodes=place.nodes)
+    for name, value in told.items():
+        if given[name] not in (RunConfig.model_fields[name].default, value):
+            raise ConfigError(
+                f'{name}={given[name]} is not what launcher={config.launcher} has been told, {value}; leave '
+                f'{name} out, or start as many'
+            )
+    return told | dict(rendezvous=config.rendezvous or place.address)
 
 
 def _several_ranks(config: RunConfig) -> bool:

@@ -5,6 +5,7 @@
 # %% ../../nbs/experiment/02_launch.ipynb #0f8778b6
 from __future__ import annotations
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import psutil
 from ..core.config import KdnotesError, RunConfig, counted, is_given, score_name, task_info
-from ..core.files import BusyError, file_errors
+from ..core.files import BusyError, at_home, cache_path, file_errors, home_beside, root
 from kdnotes.core.processes import (
     STOP_TIMEOUT_S,
     EXIT_STOPPED,
@@ -29,8 +30,8 @@ from kdnotes.core.processes import (
     stop_all,
 )
 from ..core.progress import ReportFollower, report, silent
-from ..core.resolve import resolved_dtype, settings
-from .plan import Plan, plan, plan_study
+from ..core.resolve import place_of, resolved_dtype, settings
+from .plan import Plan, on_this_machine, plan, plan_study
 from kdnotes.records.store import (
     RowFollower,
     RunFolder,
@@ -96,34 +97,94 @@ def execute(
         say(f'{plan.run_id} is done already')
         leave_card(folder)
         return folder.record()
+    meeting = _meeting(plan.config)
+    if meeting and (_is_apart(plan.config, meeting) or meeting.local_rank):
+        return _take_part(plan, meeting, say)
     if _adopt(plan, folder, say):
         return folder.record()
-    meeting = _meeting(plan.config)
+    with on_this_machine(plan.config):
+        _make_foundations(plan, meeting, on_row, say, jobs)
+        _make_run(plan, meeting, spared(on_row, folder.run_id, say), say, jobs, limits)
+    leave_card(folder)
+    return folder.record()
+
+
+def _make_foundations(
+    plan: Plan, meeting: Meeting | None, on_row: Callable, say: Callable, jobs: int
+) -> None:
+    "Make what a run stands on, where the first of its ranks will be."
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
-            if meeting and not meeting.is_here():
+            if meeting and not meeting.is_first:
                 say(f'{plan.run_id} is given its {name} by {meeting.address}')
                 continue
             needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
             say(f'{plan.run_id} needs {needed} first: {first.run_id}')
             execute(first, on_row, say, jobs)
-    folder.create()
+
+
+def _make_run(
+    plan: Plan,
+    meeting: Meeting | None,
+    on_row: Callable[[dict], None],
+    say: Callable[[str], None],
+    jobs: int,
+    limits: Limits,
+) -> None:
+    "Lock the folder of a run and start its ranks, unless another process makes it meanwhile."
+    folder = RunFolder(plan.config.study, plan.run_id).create()
     with ExitStack() as stack:
-        held = _lock(stack, folder, say)
-        if not _complete(folder):  # else another process made it while we waited
+        held = _lock(stack, folder, meeting, say)
+        if not _complete(folder):
             doing = _doing(plan, folder)
             say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
-            _launch(plan, folder, spared(on_row, folder.run_id, say), jobs, held, limits)
-    leave_card(folder)
-    return folder.record()
+            _launch(plan, folder, meeting, on_row, jobs, held, limits)
 
 
-def _meeting(config: RunConfig) -> Meeting | None:  # None: all ranks are here
+def _meeting(config: RunConfig) -> Meeting | None:  # None: kdnotes starts all ranks, here
     "Where the ranks of a resolved run meet."
     if config.launcher == 'local':
         return None
-    address = config.rendezvous or 'localhost:0'
-    return Meeting(config.nodes, config.ranks // config.nodes, address, f'kdnotes-{config.study}')
+    if config.launcher == 'ray':
+        raise RunError(
+            'launcher=ray starts ranks on the machines of a Ray cluster, and here they would be started on '
+            'this one; use kdnotes run, or launcher=torchrun on each machine'
+        )
+    place = place_of(config.launcher, os.environ)
+    return Meeting(
+        nodes=config.nodes,
+        ranks_here=config.ranks // config.nodes,
+        address=config.rendezvous or 'localhost:0',
+        name=f'kdnotes-{config.study}',
+        node=place.node if place else None,
+        local_rank=place.local_rank if place and place.ranks else None,
+    )
+
+
+def _is_apart(config: RunConfig, meeting: Meeting) -> bool:
+    "Is the home another machine's to write?"
+    return config.shared_storage and not meeting.is_first
+
+
+def _take_part(plan: Plan, meeting: Meeting, say: Callable[[str], None]) -> dict:  # the record
+    "Have ranks of a run here whose results another process writes, on another machine or this one."
+    if made := _made(plan.run_id):
+        return made[0]
+    with on_this_machine(plan.config):
+        home = home_beside(cache_path() / 'home', root()) if _is_apart(plan.config, meeting) else root()
+        with at_home(home):
+            if meeting.local_rank:
+                folder = RunFolder(plan.config.study, plan.run_id).create()
+                _run_ranks(plan, folder, meeting, f'log-{meeting.local_rank}.txt')
+            else:
+                _make_run(plan, meeting, lambda row: None, say, 1, NO_LIMITS)
+    folder = RunFolder(plan.config.study, plan.run_id)
+    deadline = time.monotonic() + STOP_TIMEOUT_S  # a network file system shows a new file late
+    while not folder.done and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not folder.done:
+        raise RunError(f'{folder.run_id} left no record in {folder.path}; see the log of its first rank')
+    return folder.record()
 
 
 def _doing(plan: Plan, folder: RunFolder) -> str:
@@ -134,15 +195,22 @@ def _doing(plan: Plan, folder: RunFolder) -> str:
     return f'from step {int(saved[0].name[5:])} on, training' if saved else 'training'
 
 
-def _lock(stack: ExitStack, folder: RunFolder, say: Callable[[str], None]) -> int:  # of `lock_run`
+def _lock(
+    stack: ExitStack, folder: RunFolder, meeting: Meeting | None, say: Callable[[str], None]
+) -> int:  # of `lock_run`
     "Lock a run; ranks that outlive their launcher, to save their state, are waited for."
     try:
-        return stack.enter_context(lock_run(folder))
-    except BusyError:
+        with contextlib.suppress(BusyError):
+            return stack.enter_context(lock_run(folder))
         if not _launcher_is_gone(folder):
+            return stack.enter_context(lock_run(folder))
+        say(f'{folder.run_id}: its launcher is gone; ranks of it that still save their state are waited for')
+        return stack.enter_context(lock_run(folder, STOP_TIMEOUT_S))
+    except BusyError as e:
+        if meeting is None or meeting.nodes == 1:
             raise
-    say(f'{folder.run_id}: its launcher is gone; ranks of it that still save their state are waited for')
-    return stack.enter_context(lock_run(folder, STOP_TIMEOUT_S))
+        advice = 'where machines share one home, give shared_storage=True on each of them'
+        raise BusyError(f'{e}; {advice}') from None
 
 
 def _launcher_is_gone(folder: RunFolder) -> bool:
@@ -352,6 +420,12 @@ def _complete(folder: RunFolder) -> bool:
     return folder.record() is not None and (folder.path / 'model' / 'model.safetensors').is_file()
 
 
+def _made(run_id: str) -> tuple[dict, RunFolder] | None:
+    "The record and the folder of a run with its model, in whatever study."
+    found = find_record(run_id)
+    return found if found and found[1] is not None and _complete(found[1]) else None
+
+
 def _bind(folder: RunFolder) -> None:
     "Say that a run is done which was ended between its record and this."
     if _complete(folder) and 'record_sha256' not in (folder.state() or {}):
@@ -360,8 +434,8 @@ def _bind(folder: RunFolder) -> None:
 
 def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
     "Copy the files of a run that another study made; False when there is none."
-    found = find_record(folder.run_id)
-    if not found or found[1] is None or not _complete(found[1]):
+    found = _made(folder.run_id)
+    if not found:
         return False
     record, source = found
     _check_source(plan, record)
@@ -408,12 +482,29 @@ def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
 def _launch(
     plan: Plan,
     folder: RunFolder,
+    meeting: Meeting | None,
     on_row: Callable[[dict], None],
     jobs: int,
     held: int,  # of `lock_run`
     limits: Limits,
 ) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
+    _write_job(plan, folder, jobs)
+    if meeting:
+        meeting.wait()
+    # of a run whose model is gone; what is there now is what ends this one
+    (folder.path / 'record.json').unlink(missing_ok=True)
+    if not checkpoints(folder.path / 'checkpoints'):
+        (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
+    folder.write_state('running')
+    _run_ranks(
+        plan, folder, meeting, 'log.txt', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, [held]
+    )
+    folder.write_state('done')
+
+
+def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
+    "Say in a run's folder what its ranks are to do."
     folder.write_config(
         dict(
             config=plan.config.model_dump(mode='json'),
@@ -430,26 +521,32 @@ def _launch(
             jobs=jobs,
         )
     )
-    if meeting := _meeting(plan.config):
-        meeting.wait()
-    # of a run whose model is gone; what is there now is what ends this one
-    (folder.path / 'record.json').unlink(missing_ok=True)
-    if not checkpoints(folder.path / 'checkpoints'):
-        (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
-    folder.write_state('running')
+
+
+def _run_ranks(
+    plan: Plan,
+    folder: RunFolder,
+    meeting: Meeting | None,
+    log: str,  # the file in the folder that has what they print
+    on_row: Callable[[dict], None] = lambda row: None,
+    alone: bool = False,  # is no other run made meanwhile?
+    limits: Limits = NO_LIMITS,
+    holds: Sequence[int] = (),  # descriptors of `lock_run`
+) -> None:
+    "Start the ranks of a run, and wait for their end."
     ranks = Ranks(
         'kdnotes.experiment.worker',
         folder.path / 'config.json',
         ranks=plan.config.ranks,
         threads=plan.config.threads_per_rank,
         restarts=RESTARTS if plan.config.ranks > 1 and meeting is None else 0,
-        log=folder.path / 'log.txt',
+        log=folder.path / log,
         finished=lambda: _complete(folder),
-        holds=[held],
+        holds=holds,
         meeting=meeting,
     )
     try:
-        code = _follow(ranks, folder, lambda row: on_row(with_run(row, plan)), jobs == 1, limits)
+        code = _follow(ranks, folder, on_row, alone, limits)
     except _Broken as e:
         ranks.kill()
         ranks.wait()
@@ -465,8 +562,7 @@ def _launch(
         raise
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
-        _refuse(folder, code)
-    folder.write_state('done')
+        _refuse(folder, code, meeting, folder.path / log)
 
 # %% ../../nbs/experiment/02_launch.ipynb #2323e954
 def _say_interrupted(folder: RunFolder, reason: str) -> None:
@@ -536,30 +632,34 @@ def stage_file(folder: RunFolder) -> Path:
     return folder.path / 'stage.json'
 
 
-def _refuse(folder: RunFolder, code: int) -> None:
+def _refuse(folder: RunFolder, code: int, meeting: Meeting | None, log: Path) -> None:
     "Say why a run's ranks ended early."
     said = folder.state() or {}
-    log = folder.path / 'log.txt'
-    if code == EXIT_STOPPED or said.get('status') == 'interrupted':  # torchrun has one exit code for all
+    lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
+    machines = 1
+    if meeting:
+        code = meeting.first_code(lines, code)
+        machines = meeting.nodes
+    then = goes_on(folder, machines)
+    if code == EXIT_STOPPED:
         folder.write_state('interrupted', exit_code=code, reason='a signal')
         raise Stopped(
-            f'{folder.path.name} was stopped before its end; '
-            f'the same command {goes_on(folder)} (all output: {log})'
+            f'{folder.path.name} was stopped before its end; the same command {then} (all output: {log})'
         )
-    lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
     said_why = said.get('status') == 'failed'
     why = said['reason'] if said_why else why_ended(lines, code)
     cause = said.get('cause', '') if said_why else 'killed' * (code == -signal.SIGKILL)
     folder.write_state('failed', exit_code=code, reason=why, cause=cause)
-    again = f'the same command {goes_on(folder)}; all output: {log}'
+    again = f'the same command {then}; all output: {log}'
     raise RunError(f'{folder.path.name} {how_ended(code)}: {why} ({again})', cause=cause)
 
 
 def goes_on(
     folder: RunFolder,
+    machines: int = 1,  # that train together
 ) -> str:  # the end of a sentence on what would start it again
     "What becomes of a run that is started again."
-    if (folder.config() or {}).get('config', {}).get('nodes', 1) > 1:
+    if machines > 1:
         return 'on all machines goes on from their newest checkpoint, or begins anew where there is none'
     saved = checkpoints(folder.path / 'checkpoints')
     if saved:
@@ -568,7 +668,6 @@ def goes_on(
 
 
 _KILLED = 'as when memory runs out'
-_KILLED_HERE = 'one of its ranks was killed, as when memory runs out'  # torchrun names it in a table
 
 
 def why_ended(
@@ -579,7 +678,6 @@ def why_ended(
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
     killed = [_KILLED] * (code == -signal.SIGKILL)
     errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line)]
-    errors = [_KILLED_HERE if 'ChildFailedError' in line else line for line in errors]
     return next(iter([*own, *killed, *errors, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/02_launch.ipynb #d3a7f477

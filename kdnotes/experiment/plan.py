@@ -6,7 +6,8 @@
 from __future__ import annotations
 import re
 from itertools import islice
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 import numpy as np
@@ -27,7 +28,8 @@ from kdnotes.core.config import (
     teacher_changes,
     teachers_mode,
 )
-from ..core.files import sha256_text
+from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
+from ..core.processes import staged
 from kdnotes.core.resolve import (
     Machine,
     by_arm,
@@ -49,8 +51,9 @@ from ..records.schema import NAMING
 from ..records.store import find_record
 
 # %% auto #0
-__all__ = ['make_task', 'study_name', 'smoke_name', 'overlap_in_words', 'contradictions_in_words', 'Plan', 'teacher_origin',
-           'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study', 'explain_study']
+__all__ = ['make_task', 'on_this_machine', 'study_name', 'smoke_name', 'overlap_in_words', 'contradictions_in_words', 'Plan',
+           'teacher_origin', 'teacher_config', 'transfer_config', 'plan', 'choose_arms', 'named', 'plan_study',
+           'explain_study']
 
 # %% ../../nbs/experiment/01_plan.ipynb #fd07477b
 def make_task(
@@ -59,6 +62,20 @@ def make_task(
 ):  # a `tasks.base.Task`, not yet encoded
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
+
+# %% ../../nbs/experiment/01_plan.ipynb #075cc945
+@contextmanager
+def on_this_machine(
+    config: RunConfig,  # node_cache, shared_storage, stage
+) -> Iterator[None]:
+    "Inside, what this machine makes for itself lies where it is to lie, and the user's command has been run."
+    folder = Path(config.node_cache).expanduser().absolute() if config.node_cache else None
+    if config.shared_storage and folder is None:
+        folder = own_disk(f'node-{sha256_text(str(root()))[:16]}')
+    with cached_at(folder):
+        if config.stage:
+            staged(config.stage, cache_path() / 'staged')
+        yield
 
 # %% ../../nbs/experiment/01_plan.ipynb #9fd6d549
 def study_name(
@@ -389,6 +406,12 @@ def plan(
     corpora: dict[str, Corpus] | None = None,
 ) -> Plan:
     "Resolve a configuration and everything its run stands on; refuses what cannot be run."
+    with on_this_machine(config):
+        return _plan(config, on, {} if corpora is None else corpora)
+
+
+def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> Plan:
+    "The same, where its files are."
     from kdnotes.distill.models import config_sha256, load_tokenizer, reading_sha256, vocabulary_sha256
     from kdnotes.train.distributed import machine
 
@@ -397,7 +420,6 @@ def plan(
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
     asked = config = _as_read(config)
-    corpora = {} if corpora is None else corpora
     config, corpus = _resolve_on_corpus(asked, on, corpora)
     task_info(config.task).check_corpus(corpus, config)
     _check_batches(config)
@@ -738,10 +760,10 @@ def named(
     **parameters,
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
-    config = make_config(
-        **{k: v for k, v in parameters.items() if k in ('task', 'corpus', 'smoke') or k == 'study' and v}
-    )
-    corpus = resolve_corpus(config.task, config.corpus)
+    own = {'task', 'corpus', 'smoke', *names_with('place', RunConfig)}
+    config = make_config(**{k: v for k, v in parameters.items() if k in own or k == 'study' and v})
+    with on_this_machine(config):
+        corpus = resolve_corpus(config.task, config.corpus)
     name = parameters.get('study') or study_name(corpus, task=config.task)
     return parameters | dict(corpus=corpus, study=smoke_name(name) if config.smoke else name)
 
@@ -762,7 +784,7 @@ def _of_arm(mode: str, common: dict) -> dict:
     if own.precision == 'fp32' and not mixed_teacher:
         lacks |= {'amp_dtype'}
     if own.ranks == '1':
-        lacks |= {'ranks'}
+        lacks |= {'ranks', *names_with('place', RunConfig)} - {'node_cache', 'stage'}
     if own.network == 'teacher':
         lacks |= names_with('shape', RunConfig)
     if common.get('teacher_mode') == 'given' and own.network == 'teacher':

@@ -207,10 +207,8 @@ def make_here(
         return record
     except KeyboardInterrupt:
         stopped = _in_work(planned)
-        folder = RunFolder(stopped.config.study, stopped.run_id)
-        raise Stopped(
-            f'{stopped.run_id} was stopped before its end; this cell, run again, {goes_on(folder)}'
-        ) from None
+        then = goes_on(RunFolder(stopped.config.study, stopped.run_id), stopped.config.nodes)
+        raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
 
 def example_of(

@@ -33,7 +33,6 @@ from kdnotes.records.store import (
     find_run_model,
     floors,
     keep_floors,
-    lock_run,
 )
 from ..tasks.base import floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
@@ -76,11 +75,15 @@ def _enter(config_file: str | Path) -> Rank:
 
     die_with_parent()
     folder = _folder_of(config_file)
+    met = (
+        rt.meet()
+    )  # before the file is read: ranks that others have started may be quicker than who writes it
     job = folder.config()
     config = make_config(**job['config'])
-    runtime = rt.start(config)
+    runtime = rt.start(config, met)
     if runtime.machines > 1:
         _agree(runtime, job)
+        _share_times(runtime, job)
         _have_foundations(runtime, job)
     corpus = corpus_of(config)
     if corpus.sha256 != job['corpus_sha256']:
@@ -117,7 +120,7 @@ def worker(
     summaries = runtime.gather(summarise(telemetry))
     if runtime.main:
         _write(rank, task, model, Outcome(start_sha256, teacher_s, result, evaluation, summaries, begin))
-    if runtime.machines > 1:
+    if runtime.machines > 1 and not rank.config.shared_storage:
         _have_everywhere(runtime, rank.folder, locked=True)
     runtime.barrier()
     rt.stop(runtime)
@@ -125,7 +128,7 @@ def worker(
 # %% ../../nbs/experiment/03_worker.ipynb #abefb44d
 def _agree(
     runtime,  # a `train.distributed.Runtime`
-    job: dict,  # of this machine; what it lacks of the times of earlier runs is filled in
+    job: dict,  # of this machine
 ) -> None:
     "Refuse machines that would not train the same run."
     import torch
@@ -136,7 +139,7 @@ def _agree(
         'the version of torch': torch.__version__,
         "the run's name, which tells all settings, models and threads": job['run_id'],
     }
-    hosts, found, times = zip(*runtime.gather((socket.gethostname(), own, job['times'])))
+    hosts, found = zip(*runtime.gather((socket.gethostname(), own)))
     for rank, of in enumerate(found):
         for what, value in of.items():
             if value != found[0][what]:
@@ -144,7 +147,12 @@ def _agree(
                     f'{hosts[0]} and {hosts[rank]} cannot train together, since {what} differs: '
                     f'{found[0][what]} and {value}; give both the same and start the run again'
                 )
-    for name in job['times']:  # known where the earlier run is
+
+
+def _share_times(runtime, job: dict) -> None:
+    "Fill in what earlier runs took, which is known where they are."
+    times = runtime.gather(job['times'])
+    for name in job['times']:
         job['times'][name] = next((t[name] for t in times if t[name] is not None), None)
 
 
@@ -166,7 +174,12 @@ def _have_everywhere(
 ) -> None:
     "Bring a finished run to the machines that do not have it."
     has = folder is not None and folder.done
-    known = runtime.gather((folder.study, folder.run_id) if has else None)
+    known = runtime.gather((folder.study, folder.run_id, folder.record()['model_sha256']) if has else None)
+    if len({sha256 for *_, sha256 in filter(None, known)}) > 1:
+        raise RunError(
+            f'{what} differ between the machines, each of which has trained its own; have one machine keep '
+            'its run, and the others forget theirs: kdnotes forget'
+        )
     source = next((rank for rank, name in enumerate(known) if name), None)
     if source is None:
         raise RunError(f'{what} is on none of the machines; start the run again and it is made first')
@@ -175,9 +188,7 @@ def _have_everywhere(
         return
     files = runtime.share(folder.files() if runtime.rank == source else None, source)
     if runtime.rank in needed:
-        here = RunFolder(*known[source])
-        with contextlib.nullcontext() if locked else lock_run(here.create(), math.inf):
-            here.put_down(files)
+        RunFolder(*known[source][:2]).receive(lambda: files, locked=locked)
     runtime.barrier()
 
 # %% ../../nbs/experiment/03_worker.ipynb #c792d25b
@@ -582,10 +593,17 @@ def _adaptation(model) -> dict:
     return dict(adaptation=new) if new else {}
 
 
-def _places(runtime) -> str:  # 'cpu', 'cuda, 2 machines'
+# how the user has told NCCL to send: its rings are channels
+_NCCL = ('NCCL_ALGO', 'NCCL_MIN_NCHANNELS', 'NCCL_MAX_NCHANNELS', 'NCCL_PROTO')
+
+
+def _places(runtime) -> str:  # 'cpu', 'cuda, 2 machines, NCCL_ALGO=Ring'
     "What the ranks are on."
-    machines = f', {runtime.machines} machines' if runtime.machines > 1 else ''
-    return runtime.device.type + machines
+    machines = [f'{runtime.machines} machines'] if runtime.machines > 1 else []
+    told = [
+        f'{name}={os.environ[name]}' for name in _NCCL if runtime.backend == 'nccl' and name in os.environ
+    ]
+    return ', '.join([runtime.device.type, *machines, *told])
 
 
 def _parallel(config: RunConfig, runtime) -> dict:
@@ -749,8 +767,8 @@ def main() -> None:
         raise SystemExit(EXIT_FAILED)
 
     STOP.install(last_words=lambda: stopped('a signal before or after the training'))
-    # one rank speaks for all
-    sink = ReportFile(stage_file(folder)) if os.environ.get('RANK', '0') == '0' else silent
+    # one rank of each machine speaks for its own
+    sink = ReportFile(stage_file(folder)) if os.environ.get('LOCAL_RANK', '0') == '0' else silent
     try:
         with file_errors(), reporting_to(sink):
             worker(sys.argv[1])

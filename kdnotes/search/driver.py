@@ -865,8 +865,10 @@ def search(
         _loop(driver, lambda: on_found(_found(driver)))
         found = _found(driver)
         save_found(found)  # a stop among the seeds leaves what the trials have found
+        if asked.front_seeds:
+            return _with_seeds(driver, found)
         _have_runs(driver, found.best)
-        return _with_seeds(driver, found) if asked.front_seeds else found
+        return found
 
 
 # makes of a `say` what is called with each row of a run

@@ -145,14 +145,19 @@ _ATTRIBUTES = ('run_id', 'causes', 'values', 'seconds', 'started_s', 'ended_s', 
 def _storage(path: Path | None, url: str):  # of Optuna
     "Where trials are kept."
     from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
     if not url and path is None:
         return InMemoryStorage()
     if not url:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _end_with_a_line(path)
-        return JournalStorage(JournalFileBackend(str(path)))
+        turn = JournalFileSymlinkLock(str(path))  # who writes has it, on whatever machine
+        turn.acquire()
+        try:
+            _end_with_a_line(path)
+        finally:
+            turn.release()
+        return JournalStorage(JournalFileBackend(str(path), turn))
     if url in ('sqlite://', 'sqlite:///:memory:'):
         raise ConfigError(f'storage={url!r} keeps nothing; name a file, as in sqlite:///trials.db')
     # a server that is not there is known within seconds, not within minutes

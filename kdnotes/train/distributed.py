@@ -17,14 +17,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from ..core.config import RunConfig
-from ..core.processes import STORE
+from ..core.processes import FIRST, STORE
 from ..core.resolve import Machine, resolve_precision
 from ..losses.vocabulary import cpu_has_bf16
 from .emulated_bf16 import widened_autocast
 from .precision import set_matmul_precision
 
 # %% auto #0
-__all__ = ['RANK_TIMEOUT', 'machine', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'start', 'alone', 'stop']
+__all__ = ['RANK_TIMEOUT', 'machine', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'Met', 'meet', 'start', 'alone', 'stop']
 
 # %% ../../nbs/train/03_distributed.ipynb #11e286e8
 def machine() -> Machine:
@@ -253,18 +253,28 @@ def _wait_for_all(store: dist.Store, rank: int, ranks: int) -> None:
         time.sleep(0.02)
 
 
-def _join(backend: str, rank: int, ranks: int, device: torch.device | None) -> None:
-    "Meet the other ranks."
+@dataclass(frozen=True)
+class Met:
+    "What a rank knows when it has met the others."
+
+    rank: int = 0
+    ranks: int = 1
+    store: dist.Store | None = None  # where they have met; None: it is alone
+
+
+def meet() -> Met:
+    "Wait for the other ranks, each of which has been told its place by its environment."
+    rank = int(os.environ.get('RANK', 0))
+    ranks = int(os.environ.get('WORLD_SIZE', 1))
+    if ranks == 1:
+        return Met()
     store = _store(ranks)
+    first = os.environ.get(FIRST)
+    if first == '1':
+        store.set('first', str(rank - int(os.environ['LOCAL_RANK'])))
     _wait_for_all(store, rank, ranks)
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=ranks,
-        timeout=RANK_TIMEOUT,
-        device_id=device,
-    )
+    # torchrun numbers machines by their addresses; the host is to have the first rank
+    return Met(rank if first is None else (rank - int(store.get('first'))) % ranks, ranks, store)
 
 
 def _device(local: int, threads: int | None) -> torch.device:
@@ -294,20 +304,27 @@ def _runtime(device: torch.device, dtype: str, **place) -> Runtime:
 
 def start(
     config: RunConfig,  # resolved
+    met: Met | None = None,  # None: the other ranks have not been met yet
 ) -> Runtime:
     "Set up this process as a rank: threads, device, number format, process group."
-    rank = int(os.environ.get('RANK', 0))
-    ranks = int(os.environ.get('WORLD_SIZE', 1))
+    met = met or meet()
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
-    local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', ranks))
+    local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', met.ranks))
     device = _device(local_rank, config.threads_per_rank)
     cuda = device.type == 'cuda'
     dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
     backend = None
-    if ranks > 1:
+    if met.ranks > 1:
         backend = 'nccl' if cuda else 'gloo'
-        _join(backend, rank, ranks, device if cuda else None)
-    place = dict(rank=rank, ranks=ranks, local_rank=local_rank, local_ranks=local_ranks)
+        dist.init_process_group(
+            backend,
+            store=met.store,
+            rank=met.rank,
+            world_size=met.ranks,
+            timeout=RANK_TIMEOUT,
+            device_id=device if cuda else None,
+        )
+    place = dict(rank=met.rank, ranks=met.ranks, local_rank=local_rank, local_ranks=local_ranks)
     return _runtime(device, dtype, backend=backend, **place)
 
 
