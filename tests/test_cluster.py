@@ -326,7 +326,8 @@ def test_more_machines_than_the_cluster_has(cluster, home, small_teacher):
     assert RunFolder(p.config.study, p.run_id).state() is None and ranks_of(os.getpid()) == []
 
 
-LONG = dict(epochs=40, checkpoint_steps=5)  # long enough for what comes before its end, on a busy machine too
+# no smoke run, which ends after six steps: long enough for what comes before its end, on a busy machine too
+LONG = dict(smoke=False, epochs=20, student_init='teacher_pretrained', checkpoint_steps=20)
 
 
 @pytest.mark.exhaustive
@@ -345,12 +346,12 @@ def test_when_a_machine_is_lost_the_run_ends_and_the_same_call_goes_on(cluster, 
     psutil.wait_procs(ranks, timeout=60)
     assert [rank for rank in ranks if not has_ended(rank)] == []
     record = cluster.execute(p)
-    assert record['resumed_at'] and record['run_id'] == p.run_id
+    assert record['run_id'] == p.run_id and record['resumed_at'], 'the newest checkpoint was found'
 
 
 @pytest.mark.exhaustive
 def test_a_pause_saves_the_state_of_all_machines_and_the_same_call_goes_on(cluster, home, small_teacher):
-    p = on_two(small_teacher, **LONG | dict(checkpoint_steps=None, score_every=5))
+    p = on_two(small_teacher, **LONG | dict(checkpoint_steps=None, score_every=20))
     seen = []
 
     def pause(row):
@@ -365,8 +366,9 @@ def test_a_pause_saves_the_state_of_all_machines_and_the_same_call_goes_on(clust
     assert folder.rows('eval') and folder.rows('checkpoint'), (
         'what it scored so far is here, and it has saved'
     )
+    [saved] = [row['step'] for row in folder.rows('checkpoint')]
     record = cluster.execute(p)
-    assert record['resumed_at'] == [folder.rows('checkpoint')[0]['step']]
+    assert record['resumed_at'] == [saved]
 
 
 @pytest.mark.exhaustive

@@ -11,13 +11,14 @@ pytestmark = pytest.mark.slow
 @pytest.mark.exhaustive
 def test_one_notebook_trains_on_two_machines_pauses_goes_on_and_leaves_nothing(tmp_path, small_teacher):
     pytest.importorskip('ray', reason='Ray is not installed')
-    given = dict(smoke=True, teacher=small_teacher, student_layers='1', ranks=2, threads_per_rank=1)
-    # long enough for the pause to come before its end
-    course = dict(epochs=40, score_every=5, pause_at=5, mode='full_kd', max_length=32)
+    given = dict(teacher=small_teacher, student_layers='1', ranks=2, threads_per_rank=1, max_length=32)
+    given |= dict(task='text_classification', mode='full_student', student_init='teacher_pretrained')
+    # no smoke run, which would be over before the pause
+    course = dict(epochs=20, score_every=20, pause_at=20)
     output = tmp_path / 'out.ipynb'
     done = papermill(tmp_path, 'nbs/cluster.ipynb', output, *(given | course).items())
     assert done.returncode == 0, done.stderr[-2000:]
-    [path] = tmp_path.glob('runs/default-smoke/full_kd-*/record.json')
+    [path] = tmp_path.glob('runs/default/full_student-*/record.json')
     record = json.loads(path.read_text())
     assert record['parallel']['reason'] == '2 ranks on cpu, 2 machines'
     assert record['resumed_at'] and record['resumed_at'][0] < record['steps'], 'it was paused, and went on'

@@ -41,7 +41,15 @@ from ..core.resolve import Machine
 from .launch import NO_LIMITS, Limits, RunError, spared, with_run
 from .launch import execute as execute_here
 from .plan import Plan, plan
-from ..records.store import RunFolder, append_row, find_run_model, floors, keep_floors, lock_run
+from kdnotes.records.store import (
+    RowFollower,
+    RunFolder,
+    append_row,
+    find_run_model,
+    floors,
+    keep_floors,
+    lock_run,
+)
 from ..records.tensorboard import tb_writer
 
 # %% auto #0
@@ -95,25 +103,24 @@ def _make_there(
     with at_home(home), _in_folder(order.folder):
         folder = RunFolder(order.study, order.run_id)
         try:
-            with teller.following(folder.path / 'log.txt'):
-                _make(order, teller)
+            with teller.following(folder):
+                _make(order, teller.say)
         except KdnotesError as e:
             error = e
         answer = _Answer(teller.machine, str(home), floors(order.study), error)
         files = folder.files()
         if not (folder.path / 'checkpoints').exists():
             shutil.rmtree(folder.path, ignore_errors=True)
-    teller.arrive()
     return answer, files
 
 
 @file_errors()
-def _make(order: _Order, teller: _Teller) -> None:
+def _make(order: _Order, say: Callable[[str], None]) -> None:
     "Plan a run again, bring here what it stands on, and make it."
     planned = _plan_again(order)
     for (study, run_id, sha256), [files] in order.stands_on.items():
         _have(RunFolder(study, run_id), sha256, files)
-    execute_here(planned, teller.row, teller.say, order.jobs, order.limits)
+    execute_here(planned, say=say, jobs=order.jobs, limits=order.limits)
 
 
 def _have(folder: RunFolder, sha256: str, files: Any) -> None:
@@ -223,7 +230,7 @@ def _order(plan: Plan, jobs: int, limits: Limits, stands_on: dict[tuple, list], 
     )
 
 # %% ../../nbs/experiment/05_cluster.ipynb #33a8b17e
-_TELL_S = 1.0  # between two looks at a log
+_TELL_S = 0.5  # between two looks at rows and log
 _LINES = 100  # of it that are told at once, the last ones
 _ARRIVE_S = 10.0  # that a word may take
 
@@ -256,32 +263,32 @@ class _Teller:
         self._mailbox = mailbox
         self._last = None  # Ray's reference to the last word
 
-    def row(self, row: dict) -> None:
-        self._tell('row', row)
-
     def say(self, text: str) -> None:
         self._tell('said', text)
 
     @contextmanager
-    def following(
-        self,
-        log: Path,  # what the ranks print; it may come later
-    ) -> Iterator[None]:
-        "Meanwhile, tell the lines that are added to a log."
+    def following(self, folder: RunFolder) -> Iterator[None]:
+        "Meanwhile, tell the rows and the lines of the log that ranks add in a run's folder."
+        log = folder.path / 'log.txt'
         over = Event()
-        follower = Thread(target=self._follow, args=(log, over), daemon=True)
-        follower.start()
-        try:
-            yield
-        finally:
-            over.set()
-            follower.join()
+        with RowFollower(folder.path / 'rows.jsonl') as rows:
+            rows.new()  # what an earlier attempt has left
+            _, at = _new_lines(log, 0)
+            follower = Thread(target=self._follow, args=(rows, log, at, over), daemon=True)
+            follower.start()
+            try:
+                yield
+            finally:
+                over.set()
+                follower.join()
+                self._arrive()
 
-    def _follow(self, log: Path, over: Event) -> None:
-        at = log.stat().st_size if log.exists() else 0
+    def _follow(self, rows: RowFollower, log: Path, at: int, over: Event) -> None:
         last = False
         while not last:
             last = over.wait(_TELL_S)
+            for row in rows.new():
+                self._tell('row', row)
             lines, at = _new_lines(log, at)
             if lines:
                 self._tell('log', lines[-_LINES:])
@@ -290,7 +297,7 @@ class _Teller:
         if self._mailbox is not None:
             self._last = self._mailbox.put.remote(self._told_as, self.machine, *word)
 
-    def arrive(self) -> None:
+    def _arrive(self) -> None:
         "Wait until all that was told can be read, or cannot come."
         if self._last is not None:
             with contextlib.suppress(_ray().exceptions.RayError):
@@ -313,25 +320,23 @@ def _new_lines(
     return whole.decode(errors='replace').splitlines(), at + len(whole)
 
 # %% ../../nbs/experiment/05_cluster.ipynb #9998257d
-_OF_A_RUN = ('study', 'run_id', 'settings')  # of a row, by `with_run`
-
-
 class _Watch:
     "What is known here of a run that machines of the cluster make."
 
     def __init__(
         self,
-        folder: RunFolder,
+        plan: Plan,
         on_row: Callable[[dict], None],
         say: Callable[[str], None],
     ):
+        self.folder = RunFolder(plan.config.study, plan.run_id)
         self.read = 0  # words
         self.source = ''  # the machine that tells the rows, once it has told one
-        self.folder = folder
+        self._plan = plan
         self._on_row = on_row
         self._say = say
         self._board = None
-        self._log = folder.path / 'log.txt'
+        self._log = self.folder.path / 'log.txt'
         self._log.unlink(missing_ok=True)  # of an earlier attempt
 
     def take(
@@ -350,9 +355,9 @@ class _Watch:
             elif self.source in ('', machine):
                 self.source = machine
                 rows.append(what)
-                self._keep({k: v for k, v in what.items() if k not in _OF_A_RUN})
+                self._keep(what)
         for row in rows:
-            self._on_row(row)
+            self._on_row(with_run(row, self._plan))
 
     def _keep(self, row: dict) -> None:
         append_row(self.folder.path / 'rows.jsonl', row)
@@ -690,7 +695,7 @@ class Cluster:
                 self._check_room(plan)
                 home = str(cache_path() / 'cluster') if self.address == 'local' else ''
                 order = _order(plan, self._beside(plan, jobs), limits, stands_on, home)
-                watch = _Watch(folder, follow, say)
+                watch = _Watch(plan, follow, say)
                 self._fetch(order, _needs(plan), watch, say)
         if watch is None:
             return execute_here(plan, on_row, say, jobs)  # another process made it meanwhile
