@@ -22,7 +22,7 @@ from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment import cluster as cluster_module
-from kdnotes.experiment.cluster import Cluster
+from kdnotes.experiment.cluster import Cluster, make_run
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.records.store import RunFolder, floors
@@ -315,6 +315,9 @@ def test_a_run_on_two_machines_is_that_of_one(cluster, home, small_teacher, tmp_
     with at_home(tmp_path_factory.mktemp('one')):
         one = execute(on_two(small_teacher, 'full_kd', nodes=1, launcher='local', rendezvous=None))
     assert one['run_id'] == record['run_id'] and one['model_sha256'] == record['model_sha256']
+    other = on_two(small_teacher, 'full_kd', score_every=1, study='other')
+    assert make_run(other, say=said.append) == record | dict(study='other')
+    assert said[-1].endswith("was made in study 'small' already")
 
 
 def test_more_machines_than_the_cluster_has(cluster, home, small_teacher):

@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +23,23 @@ from types import ModuleType
 from typing import Any
 import pandas as pd
 from .. import __version__
-from ..core.config import ConfigError, KdnotesError, counted, flat, make_config, shown
+from kdnotes.core.config import (
+    ConfigError,
+    KdnotesError,
+    counted,
+    flat,
+    make_config,
+    shown,
+    with_values,
+)
 from kdnotes.core.files import (
-    FileError,
     OwnFolder,
     at_home,
     cache_path,
     file_errors,
+    home_beside,
+    link_folder,
+    own_disk,
     own_folder,
     root,
     sha256_file,
@@ -119,37 +128,19 @@ def _make(order: _Order, say: Callable[[str], None]) -> None:
     "Plan a run again, bring here what it stands on, and make it."
     planned = _plan_again(order)
     for (study, run_id, sha256), [files] in order.stands_on.items():
-        _have(RunFolder(study, run_id), sha256, files)
+        RunFolder(study, run_id).receive(partial(_ray().get, files), sha256)
     execute_here(planned, say=say, jobs=order.jobs, limits=order.limits)
-
-
-def _have(folder: RunFolder, sha256: str, files: Any) -> None:
-    "Have the run that another one stands on, with this record."
-    with lock_run(folder.create(), math.inf):  # of several tasks one puts it down
-        if not folder.done or sha256_file(folder.path / 'record.json') != sha256:
-            folder.put_down(_ray().get(files))
 
 
 def _home_there(order: _Order) -> Path:
     "A folder that all runs of one home have in common on this machine."
-    home = Path(order.home or Path(tempfile.gettempdir()) / f'kdnotes-cluster-{order.sender}')
+    home = Path(order.home) if order.home else own_disk(f'cluster-{order.sender}')
     if order.twins:  # a computer that stands for several machines: they share nothing
         home = home / str(order.twins)
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.stat().st_uid != os.getuid():
-        raise FileError(f'{home} on {socket.gethostname()} belongs to another user; move it away')
-    _link(home / 'data', Path(order.root) / 'data')
+    home_beside(home, order.root)
     if order.home and not order.twins:  # on one disk: what is made of a content is made once
-        _link(home / 'runs' / '.cache', Path(order.root) / 'runs' / '.cache')
+        link_folder(home / 'runs' / '.cache', Path(order.root) / 'runs' / '.cache')
     return home
-
-
-def _link(path: Path, target: Path) -> None:
-    "Have a folder here by another name, where it is there."
-    path.parent.mkdir(exist_ok=True)
-    if target.is_dir():
-        with contextlib.suppress(FileExistsError):  # another task was quicker
-            path.symlink_to(target)
 
 
 def _in_folder(folder: str) -> contextlib.AbstractContextManager:
@@ -685,7 +676,7 @@ class Cluster:
     ) -> dict:  # the record
         "Make a planned run on machines of the cluster, or find it done: `launch.execute`, elsewhere."
         if find_run_model(plan.run_id) is not None:
-            return execute_here(plan, on_row, say, jobs)  # it is done, and nothing is trained
+            return execute_here(_local(plan), on_row, say, jobs)  # it is done, and nothing is trained
         stands_on = self._stands_on(plan, on_row, say, jobs)
         folder = RunFolder(plan.config.study, plan.run_id).create()
         follow = spared(on_row, folder.run_id, say)
@@ -698,7 +689,7 @@ class Cluster:
                 watch = _Watch(plan, follow, say)
                 self._fetch(order, _needs(plan), watch, say)
         if watch is None:
-            return execute_here(plan, on_row, say, jobs)  # another process made it meanwhile
+            return execute_here(_local(plan), on_row, say, jobs)  # another process made it meanwhile
         if not watch.source:  # nothing came on the way
             for row in folder.rows():
                 follow(with_run(row, plan))
@@ -813,6 +804,11 @@ class Cluster:
             )
 
 
+def _local(plan: Plan) -> Plan:
+    "The same run, to be found where this process looks."
+    return replace(plan, config=with_values(plan.config, nodes=1, launcher='local', rendezvous=None))
+
+
 def _run_ids(plan: Plan) -> Iterator[str]:
     "Of all that a run stands on, directly or not."
     for first in (plan.teacher, plan.transfer):
@@ -846,7 +842,9 @@ def make_run(
     limits: Limits = NO_LIMITS,  # as of `Cluster.execute`
 ) -> dict:  # the record
     "Make a planned run where its launcher says: here, or on the Ray cluster at its `rendezvous`."
-    if plan.config.launcher != 'ray' or find_run_model(plan.run_id) is not None:
+    if plan.config.launcher != 'ray':
         return execute_here(plan, on_row, say, jobs, limits)
+    if find_run_model(plan.run_id) is not None:
+        return execute_here(_local(plan), on_row, say, jobs)  # without Ray
     with closing(Cluster(plan.config.rendezvous or 'local', plan.config.nodes)) as cluster:
         return cluster.execute(plan, on_row, say, jobs, limits)
