@@ -103,7 +103,7 @@ def how_tos(root: Path) -> list[str]:
 def experiments(root: Path) -> list[str]:
     "The notebooks that people run, the first ones first."
     there = sorted(p.stem for p in (root / 'nbs').glob('[a-z]*.ipynb') if p.stem != 'index')
-    return ordered(there, ('run', 'study', 'search', 'tune', 'scaling', 'bench'))
+    return ordered(there, ('run', 'study', 'search', 'tune', 'scaling', 'cluster', 'bench'))
 
 
 def addresses(root: Path, modules: Iterable[Module]) -> dict[str, str]:

@@ -520,12 +520,13 @@ def _given(data: Data, parameters: dict) -> dict:
 def _made(
     data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
 ) -> Run:
-    from kdnotes.experiment.launch import run
+    from kdnotes.experiment.cluster import make_run
+    from kdnotes.experiment.plan import plan
 
     _check_data(data)
     if 'mode' in parameters:
         raise ConfigError('mode is chosen by finetune, distil, mixed= and taught=; leave it out')
-    return Run(run(make_config(mode=mode, **_given(data, parameters)), on_row, say))
+    return Run(make_run(plan(make_config(mode=mode, **_given(data, parameters))), on_row, say))
 
 
 @_explained("teacher = kd.finetune(data, 'bert-base-uncased', epochs=2)")

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 import psutil
 import pytest
 from kdnotes.cli import main
@@ -21,7 +22,7 @@ from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment import cluster as cluster_module
-from kdnotes.experiment.cluster import Cluster
+from kdnotes.experiment.cluster import Cluster, make_run
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.records.store import RunFolder, floors
@@ -187,8 +188,8 @@ def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher)
         (replace(order, version='0.0.0'), 'install one version on all machines'),
         (replace(order, parameters=order.parameters | dict(corpus='/nowhere')), 'nowhere'),
     ):
-        answer = cluster_module._make_there(other)
-        assert text in str(answer.error) and answer.files == {} and '\n' not in str(answer.error)
+        answer, files = cluster_module._make_there(other)
+        assert text in str(answer.error) and files == {} and '\n' not in str(answer.error)
 
 
 def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
@@ -208,9 +209,9 @@ def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
 def test_a_machine_without_kdnotes(cluster, home, small_teacher, tmp_path, monkeypatch):
     import ray
 
-    (tmp_path / 'not_there.py').write_text('def make(order):\n    pass\n')
+    (tmp_path / 'not_there.py').write_text('def make(order, mailbox):\n    pass\n')
     monkeypatch.syspath_prepend(tmp_path)  # of this process, and not of the workers
-    task = ray.remote(importlib.import_module('not_there').make)
+    task = ray.remote(num_returns=2)(importlib.import_module('not_there').make)
     monkeypatch.setattr(cluster, '_make_there', task)
     with pytest.raises(RunError, match='cannot import this version of kdnotes; install it'):
         cluster.execute(baseline(small_teacher))
@@ -269,6 +270,127 @@ def test_two_students_at_a_time_make_their_teacher_once(cluster, home, small_tea
     teacher = students[0].teacher.run_id
     assert sum(text.startswith(f'training {teacher}') for text in said) == 1
     assert [record['machine']['jobs'] for record in made] == [2, 2]
+
+
+def on_two(teacher: Path, mode: str = 'full_student', **more) -> Plan:
+    "Two ranks on two machines, for which this one stands."
+    asked = flat(planned(TASK, mode, teacher).asked, changed=True)
+    place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local')
+    return plan(make_config(**asked | place | more), ON)
+
+
+def ray_workers(run_id: str, number: int) -> list[psutil.Process]:
+    "The Ray workers that make a run, once all of them have a rank."
+    found = set()
+    while len(found) < number:
+        agents = {rank.parent() for rank in ranks_of(os.getpid())} - {None}
+        found = {p for agent in agents for p in agent.parents() if p.name().startswith('ray::')}
+        time.sleep(0.05)
+    return sorted(found, key=lambda p: p.pid)
+
+
+def test_a_run_on_two_machines_is_that_of_one(cluster, home, small_teacher, tmp_path_factory):
+    p = on_two(small_teacher, 'full_kd', score_every=1)
+    folder = RunFolder(p.config.study, p.run_id)
+    rows = []
+    early = []
+    said = []
+
+    def on_row(row):
+        if row['run_id'] == p.run_id:
+            rows.append(row)
+            early.append((row['kind'], folder.done, folder.state()['status'], len(folder.rows())))
+
+    record = cluster.execute(p, on_row, said.append)
+    assert ('step', False, 'running') in {of[:3] for of in early}, 'rows come while it runs'
+    assert early[-1][-1] == len(rows), 'each is on disk before it is told'
+    plain = [{k: v for k, v in row.items() if k not in ('study', 'run_id', 'settings')} for row in rows]
+    assert plain == folder.rows(), 'each row comes once, from one machine'
+    assert list((folder.path / 'tb').glob('events*'))
+    assert record['parallel']['reason'] == '2 ranks on cpu, 2 machines'
+    assert any('takes 1 CPU on each of 2 machines' in text for text in said)
+    assert sum(text.startswith(f'training {p.run_id}') for text in said) == 2
+    homes = [home / 'runs/.cache/cluster', home / 'runs/.cache/cluster/1']
+    assert all(os.listdir(there / 'runs/.cache/tokens') for there in homes), 'each has made its own'
+    with at_home(tmp_path_factory.mktemp('one')):
+        one = execute(on_two(small_teacher, 'full_kd', nodes=1, launcher='local', rendezvous=None))
+    assert one['run_id'] == record['run_id'] and one['model_sha256'] == record['model_sha256']
+    other = on_two(small_teacher, 'full_kd', score_every=1, study='other')
+    assert make_run(other, say=said.append) == record | dict(study='other')
+    assert said[-1].endswith("was made in study 'small' already")
+
+
+def test_more_machines_than_the_cluster_has(cluster, home, small_teacher):
+    p = on_two(small_teacher, ranks=8, nodes=8)
+    with pytest.raises(
+        RunError, match='is for 8 machines with 1 CPU each, and the cluster at local has 2 of'
+    ):
+        cluster.execute(p)
+    assert RunFolder(p.config.study, p.run_id).state() is None and ranks_of(os.getpid()) == []
+
+
+# no smoke run, which ends after six steps: long enough for what comes before its end, on a busy machine too
+LONG = dict(smoke=False, epochs=20, student_init='teacher_pretrained', checkpoint_steps=20)
+
+
+@pytest.mark.exhaustive
+def test_when_a_machine_is_lost_the_run_ends_and_the_same_call_goes_on(cluster, home, small_teacher):
+    p = on_two(small_teacher, **LONG)
+    steps = Event()
+    future = in_thread(cluster.execute, p, lambda row: row['kind'] == 'checkpoint' and steps.set())
+    workers = ray_workers(p.run_id, 2)
+    assert steps.wait(400)
+    ranks = ranks_of(os.getpid())
+    workers[1].kill()
+    with pytest.raises(RunError, match='the Ray worker of one of its machines was lost') as lost:
+        future.result(timeout=400)
+    folder = RunFolder(p.config.study, p.run_id)
+    assert lost.value.cause == folder.state()['cause'] == 'killed' and folder.state()['status'] == 'failed'
+    psutil.wait_procs(ranks, timeout=60)
+    assert [rank for rank in ranks if not has_ended(rank)] == []
+    record = cluster.execute(p)
+    assert record['run_id'] == p.run_id and record['resumed_at'], 'the newest checkpoint was found'
+
+
+@pytest.mark.exhaustive
+def test_a_pause_saves_the_state_of_all_machines_and_the_same_call_goes_on(cluster, home, small_teacher):
+    p = on_two(small_teacher, **LONG | dict(checkpoint_steps=None, score_every=20))
+    seen = []
+
+    def pause(row):
+        seen.append(row)
+        if row['kind'] == 'eval':
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cluster.execute(p, pause)
+    folder = RunFolder(p.config.study, p.run_id)
+    assert folder.state()['status'] == 'interrupted' and ranks_of(os.getpid()) == []
+    assert folder.rows('eval') and folder.rows('checkpoint'), (
+        'what it scored so far is here, and it has saved'
+    )
+    [saved] = [row['step'] for row in folder.rows('checkpoint')]
+    record = cluster.execute(p)
+    assert record['resumed_at'] == [saved]
+
+
+@pytest.mark.exhaustive
+def test_the_command_on_two_machines(home, small_teacher):
+    given = dict(task=TASK, teacher=small_teacher, max_length=32, student_layers=1, ranks=2)
+    given |= dict(nodes=2, launcher='ray', rendezvous='local')
+    asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    made = subprocess.run(
+        [sys.executable, '-m', 'kdnotes', 'run', '--mode', 'full_student', '--smoke', *asked],
+        cwd=home,
+        env=surroundings(home),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=600,
+    )
+    assert made.returncode == 0, made.stderr
+    [record] = home.glob('runs/default-smoke/full_student-*/record.json')
+    assert json.loads(record.read_text())['parallel']['reason'] == '2 ranks on cpu, 2 machines'
 
 
 def command(home: Path, teacher: Path, *more: str, **variables: str) -> subprocess.Popen:

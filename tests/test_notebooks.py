@@ -303,7 +303,7 @@ def test_the_run_notebook_has_the_parameters_defaults():
     assert make_config(**parameters_from(shell['before'], shell)) == make_config()
 
 
-@pytest.mark.parametrize('name', ['run', 'study', 'search', 'tune', 'bench'])
+@pytest.mark.parametrize('name', ['run', 'study', 'search', 'tune', 'bench', 'cluster'])
 def test_papermill_can_read_the_parameters(name, caplog):
     "A line that it cannot parse is a warning in the middle of each study."
     found = inspect_notebook(str(ROOT / f'nbs/{name}.ipynb'))
@@ -321,9 +321,10 @@ def test_every_experiment_notebook_is_run_here():
         'tune',
         'bench',
         'scaling',
+        'cluster',
     }, (
         'a new experiment notebook needs its smoke run: run and study have theirs here, '
-        'search in test_search.py, tune in test_tuning.py, bench and scaling in files of their own'
+        'search in test_search.py, tune in test_tuning.py, bench, scaling and cluster in files of their own'
     )
 
 

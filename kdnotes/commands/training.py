@@ -116,7 +116,7 @@ def run(
                 'out'
             )
     config = make_config(**given)
-    from kdnotes.experiment.launch import execute
+    from kdnotes.experiment.cluster import make_run
     from kdnotes.experiment.plan import plan
 
     planned = plan(config)
@@ -126,7 +126,7 @@ def run(
     speak(planned.explain())
     with resumable() as plans, following() as follow:
         plans.append(planned)
-        record = execute(planned, follow(speak), speak)
+        record = make_run(planned, follow(speak), speak)
     print_json(record) if as_json else _show_result(record)
     return 0
 

@@ -18,7 +18,8 @@ from ..core.config import primary_name, task_info, visible
 from ..analysis.tables import Evidence, arm_values, corpus_of, known_floors
 from ..analysis.wording import unconverged_words, unit_of
 from ..core.processes import Stopped
-from .launch import execute, goes_on, progress
+from .cluster import make_run
+from .launch import goes_on, progress
 from .plan import Plan
 from .worker import have_floors
 from ..records.schema import RecordError
@@ -202,7 +203,7 @@ def make_here(
 ) -> dict:  # the record
     "Make a planned run under the eyes of a notebook, or find it done."
     try:
-        record = execute(planned, on_row=progress(), say=print)
+        record = make_run(planned, on_row=progress(), say=print)
         have_floors(planned.config, planned.corpus_sha256)
         return record
     except KeyboardInterrupt:

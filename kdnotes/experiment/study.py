@@ -105,8 +105,8 @@ def run_study(
     turn = Lock()
 
     def make(p: Plan, beside: int) -> None:
-        # several runs at a time would talk over each other, and the rows of a cluster come late
-        shown = follow(say) if beside == 1 and not cluster else lambda row: None
+        # several runs at a time would talk over each other
+        shown = follow(say) if beside == 1 else lambda row: None
 
         def on_each(row: dict) -> None:
             shown(row)
@@ -119,8 +119,12 @@ def run_study(
         if beside == 1 and (told := time_in_words(plans)):
             say(f'   left: {told}')
 
+    ray_address = ray_address or next((p.config.rendezvous for p in plans if p.config.launcher == 'ray'), '')
     with ExitStack() as stack:
-        cluster = stack.enter_context(closing(Cluster(ray_address))) if ray_address else None
+        cluster = None
+        if ray_address:
+            machines = max(p.config.nodes for p in plans)
+            cluster = stack.enter_context(closing(Cluster(ray_address, machines)))
         if jobs is None:
             jobs = cluster.room(plans) if cluster else 1
         say(explain_study(plans))

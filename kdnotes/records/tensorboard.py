@@ -101,12 +101,15 @@ def _add_hparams(
         writer.file_writer.add_summary(summary)
 
 # %% ../../nbs/records/03_tensorboard.ipynb #b1505032
+_FLUSH_S = 10  # between two writes to the disk
+
+
 def _summary_writer(folder: Path, **more):  # None: TensorBoard is not installed
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder / 'tb'), **more)
+    return SummaryWriter(str(folder / 'tb'), flush_secs=_FLUSH_S, **more)
 
 
 def tb_writer(
