@@ -35,7 +35,7 @@ from ..train import loop as tr
 from ..train.distributed import Runtime, Waits, machine
 
 # %% auto #0
-__all__ = ['USUAL', 'LINKS', 'SETUPS', 'SMOKE', 'EXAMPLES', 'NOTE', 'Setup', 'slow_link', 'save_student',
+__all__ = ['USUAL', 'LINKS', 'SETUPS', 'SMOKE', 'EXAMPLES', 'LARGE', 'NOTE', 'Setup', 'slow_link', 'save_student',
            'as_long_as_the_longest', 'train_setup', 'measure', 'gains', 'table', 'text']
 
 # %% ../../nbs/checks/18_scaling.ipynb #66e5d498
@@ -53,10 +53,11 @@ class Setup:
     gradient_dtype: str = 'fp32'  # 'fp32' | 'bf16' | 'fp16' | 'powersgd'
     gbit_per_s: float | None = None  # of a simulated link; None: this machine's loopback
     delay_ms: float = 0.0  # of a message over the simulated link
+    large: bool = False  # has a micro-batch `LARGE` times the usual examples?
 
     @property
     def name(self) -> str:
-        parts = [f'{self.ranks} x {self.micro_batches}', self.gradient_sync]
+        parts = [f'{self.ranks} x {self.micro_batches}{" large" * self.large}', self.gradient_sync]
         if self.bucket_mib != USUAL['bucket_mib']:
             parts.append(f'{self.bucket_mib:g} MiB')
         if self.gradient_dtype != USUAL['gradient_dtype']:
@@ -83,12 +84,17 @@ SETUPS = (
     *(Setup(ranks, n, 'every') for ranks, n in ((2, 8), (4, 4), (4, 8))),
     Setup(2, 1),
     *(Setup(2, 50, sync) for sync in _BOTH),
-    *(Setup(2, 8, bucket_mib=mib) for mib in (1.0, 100.0)),
+    # few steps of many examples are divided otherwise than many of few
+    Setup(1, 2, large=True),
+    Setup(2, 1, large=True),
+    *(Setup(2, 8, bucket_mib=mib) for mib in (1.0, 5.0)),
     *(Setup(2, 8, gradient_dtype=dtype) for dtype in ('bf16', 'fp16', 'powersgd')),
     *(Setup(2, 8, sync, gbit_per_s=gbit, delay_ms=ms) for gbit, ms in LINKS for sync in _BOTH),
+    *(Setup(2, 8, gradient_dtype=dtype, gbit_per_s=1.0, delay_ms=0.5) for dtype in ('bf16', 'powersgd')),
 )
 SMOKE = (Setup(1, 2), *(Setup(2, 2, sync) for sync in _BOTH), Setup(2, 2, 'every', 25.0, 'fp32', 1.0, 0.5))
 EXAMPLES = dict(masked_lm=2, answer_selection=4)  # task -> of a micro-batch
+LARGE = 4  # times as many: those of the first study's step, one of 16 pairs a rank
 
 # %% ../../nbs/checks/18_scaling.ipynb #19984d59
 @contextlib.contextmanager
@@ -163,6 +169,7 @@ def _noted(runtime: Runtime, seen: SimpleNamespace, notes: list[dict]) -> Iterat
                 exposed_s=waits[-1].count() or 0.0,  # the clock has waited for the device
                 micro_batches=seen.forwards,
                 all_reduces=seen.rounds,
+                buckets=seen.buckets,
                 messages=seen.messages,
                 bytes=seen.bytes,
             )
@@ -178,7 +185,9 @@ def train_setup(
     turn: int,  # from 0; the seed
     config: dict,  # of the setup, resolved
     setup: dict,  # of the fields of `Setup`
-) -> dict:  # of a step: step_s, exposed_s, micro_batches, all_reduces, messages, bytes
+) -> (
+    dict
+):  # of a step: step_s, exposed_s, micro_batches, all_reduces, buckets, messages, bytes; steps counted
     "A short training in one setup, as this rank saw it."
     setup = Setup(**setup)
     task = as_long_as_the_longest(place.task)
@@ -207,7 +216,7 @@ def train_setup(
     whole = [step for step in steps if step['micro_batches'] == setup.micro_batches]
     if not whole:
         raise BenchError(f'{setup.name}: no step has so many micro-batches; the corpus is too small for it')
-    return {key: float(np.mean([step[key] for step in whole])) for key in whole[0]}
+    return {key: float(np.mean([step[key] for step in whole])) for key in whole[0]} | dict(steps=len(whole))
 
 # %% ../../nbs/checks/18_scaling.ipynb #efc4d211
 NOTE = (
@@ -237,7 +246,8 @@ def _row(results: dict, setup: Setup, task: str) -> dict:
             return row
     row = dict(name=setup.name, task=task, **asdict(setup), simulated=setup.gbit_per_s is not None)
     row |= dict(step_s=[], exposed_s=[], least_exposed_s=[])
-    row |= dict(threads=1, examples=setup.ranks * setup.micro_batches * EXAMPLES[task])
+    each = EXAMPLES[task] * (LARGE if setup.large else 1)
+    row |= dict(threads=1, examples=setup.ranks * setup.micro_batches * each)
     results['rows'].append(row)
     return row
 
@@ -248,7 +258,7 @@ def _record(row: dict, answers: list[dict]) -> None:
     row['step_s'].append(first['step_s'])
     row['exposed_s'].append(float(np.mean([a['exposed_s'] for a in answers])))
     row['least_exposed_s'].append(min(a['exposed_s'] for a in answers))
-    row |= {key: first[key] for key in ('all_reduces', 'messages', 'bytes')}
+    row |= {key: first[key] for key in ('all_reduces', 'buckets', 'messages', 'bytes', 'steps')}
 
 
 def _in_processes(
@@ -287,7 +297,10 @@ def _in_processes(
                     continue
                 asked = jobs[setup.ranks]['asked'] | dict(
                     batch_size=row['examples'],
-                    micro_batch_tokens=EXAMPLES[task] * facts['longest'],
+                    micro_batch_tokens=row['examples']
+                    // setup.ranks
+                    // setup.micro_batches
+                    * facts['longest'],
                     **{key: row[key] for key in ('gradient_sync', 'bucket_mib', 'gradient_dtype')},
                 )
                 config = resolve(make_config(**asked), machine(), race.corpus).model_dump(mode='json')
@@ -382,7 +395,17 @@ def table(
     )
     for key in ('step_s', 'exposed_s', 'least_exposed_s'):
         found[key] = found[key].map(np.median)
-    return found[['examples', 'step_s', 'exposed_s', 'least_exposed_s', 'all_reduces', 'messages', 'bytes']]
+    columns = [
+        'examples',
+        'step_s',
+        'exposed_s',
+        'least_exposed_s',
+        'all_reduces',
+        'buckets',
+        'bytes',
+        'steps',
+    ]
+    return found[columns]
 
 
 def text(results: dict) -> str:
