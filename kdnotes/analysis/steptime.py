@@ -178,7 +178,8 @@ def step_of(
     ranks, nodes, micro_batches = row['ranks'], row.get('nodes') or 1, row['micro_batches']
     syncs = micro_batches if row['gradient_sync'] == 'every' else 1
     sent = row['bytes'] if ranks > 1 else 0.0
-    bucket = sent / (row.get('messages') or row['all_reduces']) if sent else math.inf
+    buckets = row.get('buckets') or row.get('messages') or row['all_reduces']
+    bucket = sent / buckets if sent else math.inf
     link = ((row.get('delay_ms') or 0.0) / 1000, (row.get('gbit_per_s') or math.inf) * 1e9 / 8)
     return Step(
         examples=row['examples'] / ranks / micro_batches,
@@ -230,10 +231,19 @@ def _misses(rows: Sequence[Mapping[str, Any]], machine: Machine) -> list[float]:
     for row in rows:
         parts, seconds = step_s(step_of(row), machine), observed_s(row)
         found.append(math.log(max(sum(parts.values()) / seconds, 1e-9)))
-        if row['ranks'] > 1 and row.get('exposed_s') not in (None, []):
-            waited = parts['communication'] + parts['waiting']
-            found.append((waited - float(np.median(row['exposed_s']))) / seconds)
+        found += [miss / seconds for miss in _missed_waits(row, parts)]
     return found
+
+
+def _missed_waits(row: Mapping[str, Any], parts: Mapping[str, float]) -> list[float]:
+    "How many seconds communication and waiting are off: each for itself where the last rank's wait is known."
+    if row['ranks'] == 1 or row.get('exposed_s') in (None, []):
+        return []
+    waited = float(np.median(row['exposed_s']))
+    if row['gradient_sync'] == 'every' or row.get('least_exposed_s') in (None, []):
+        return [parts['communication'] + parts['waiting'] - waited]
+    alone = float(np.median(row['least_exposed_s']))  # the last rank waits for nobody
+    return [parts['communication'] - alone, parts['waiting'] - (waited - alone)]
 
 # %% ../../nbs/analysis/20_steptime.ipynb #aee42a24
 def untold(
@@ -295,15 +305,20 @@ def held_out(
     free: Sequence[str] = FREE,
     known: Machine = Machine(),
 ) -> tuple[pd.DataFrame, list[Machine]]:
-    # by row: name, observed_s, predicted_s, error_percent and why there is none; the machines of the fits
+    # by row: name, observed_s, predicted_s, error_percent, waited_s and predicted_wait_s (nan: not known),
+    # and why there is no prediction; the machines of the fits
     "What the others predict of each configuration."
     found, machines = [], []
     steps = [step_of(row) for row in rows]
     for row, step in zip(rows, steps):
-        result = dict(name=row.get('name', ''), observed_s=observed_s(row), predicted_s=math.nan, why='')
+        waited = float(np.median(row['exposed_s'])) if row.get('exposed_s') not in (None, []) else math.nan
+        result = dict(name=row.get('name', ''), observed_s=observed_s(row), predicted_s=math.nan)
+        result |= dict(waited_s=waited, predicted_wait_s=math.nan, why='')
         try:
             machine = calibrate([r for r, s in zip(rows, steps) if s != step], free, known)
-            result['predicted_s'] = total_s(step, machine)
+            parts = step_s(step, machine)
+            result['predicted_s'] = sum(parts.values())
+            result['predicted_wait_s'] = parts['communication'] + parts['waiting']
             machines.append(machine)
         except ConfigError as why:
             result['why'] = str(why)

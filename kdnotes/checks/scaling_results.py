@@ -12,6 +12,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from ..analysis import published_scaling, steptime
+from ..analysis.intervals import Interval
 from ..analysis.plotting import LINE, SMALLEST, WIDTH, drawing
 from . import scaling
 from ..core.config import ConfigError
@@ -46,8 +47,14 @@ class Predicted:
     def errors(self) -> pd.Series:  # percent, of the steps that others tell
         return self.table['error_percent'].abs().dropna()
 
+    @property
+    def wait_errors(self) -> pd.Series:  # percent of the wait, of the steps that wait
+        waits = self.table[self.table['waited_s'] > 0].dropna(subset=['predicted_wait_s'])
+        return 100 * (waits['predicted_wait_s'] / waits['waited_s'] - 1).abs()
+
 
 def _predicted(rows: list[dict]) -> Predicted:
+    rows = [row for row in rows if row['gradient_dtype'] == 'fp32']  # compressing has no constant
     free = steptime.told(rows)
     while True:
         try:
@@ -90,9 +97,9 @@ def sentences(results: dict, predicted: dict[str, Predicted]) -> list[str]:
         errors = its.errors
         lost = len(its.table) - len(errors)
         found.append(
-            f'{task}: each of {len(errors)} configurations predicted from the others alone, the median '
-            f'error is {errors.median():.1f} %, the largest {errors.max():.1f} %'
-            + (f'; {lost} are told by no other' if lost else '')
+            f'{task}: each of {len(errors)} configurations in fp32 predicted from the others alone, the '
+            f'median error is {errors.median():.1f} %, the largest {errors.max():.1f} %; that of the wait in '
+            f'it {its.wait_errors.median():.0f} %' + (f'; {lost} are told by no other' if lost else '')
         )
     return found
 
@@ -118,10 +125,12 @@ def draw(
     predicted: Predicted,
 ) -> Figure:
     "The measured step of each configuration of a task, and what the others predict."
-    table = predicted.table.set_index('name')
-    steps = pd.DataFrame([dict(name=row['name'], step_s=s) for row in rows for s in row['step_s']])
-    waits = [float(np.median(row['exposed_s'])) for row in rows]
     names = [row['name'] for row in rows]
+    parts = pd.Series({row['name']: row['micro_batches'] for row in rows})
+    told = predicted.table.set_index('name')['predicted_s'].reindex(names) / parts
+    turns = [(row, s) for row in rows for s in row['step_s']]
+    steps = pd.DataFrame([dict(name=row['name'], step_s=s / row['micro_batches']) for row, s in turns])
+    waits = [float(np.median(row['exposed_s'])) / row['micro_batches'] for row in rows]
     figure = Figure(figsize=(WIDTH, 0.6 + 0.19 * len(names)))
     axes = figure.subplots()
     sns.barplot(
@@ -138,20 +147,26 @@ def draw(
     axes.barh(range(len(names)), waits, color='#D55E00', height=0.8, label='of it waiting for gradients')
     sns.stripplot(steps, y='name', x='step_s', order=names, ax=axes, color=LINE, size=2, jitter=False)
     axes.plot(
-        table['predicted_s'][names],
+        told,
         range(len(names)),
         'D',
         color='#0072B2',
         markersize=3.5,
         label='predicted from the others',
     )
-    axes.set(xlabel='seconds a step, medians and turns', ylabel='')
+    axes.set(xlabel="a step's seconds by its micro-batches, medians and turns", ylabel='')
     axes.tick_params(axis='y', labelsize=SMALLEST)
     axes.grid(axis='y', visible=False)
     axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, fontsize=SMALLEST)
     return figure
 
 # %% ../../nbs/checks/19_scaling_results.ipynb #8161ce4a
+def _joined(machine: steptime.Machine, gbit_per_s: float, delay_ms: float) -> steptime.Machine:
+    "Machines joined by a link, which comes on top of what sending takes inside of them."
+    alpha_s = machine.alpha_s + delay_ms / 1e3
+    return replace(machine, alpha_between_s=alpha_s, link_byte_s=machine.byte_s + 8 / (gbit_per_s * 1e9))
+
+
 def more_machines(
     row: dict,  # of `measured`: the step that is divided
     predicted: Predicted,
@@ -160,8 +175,7 @@ def more_machines(
     "What the model predicts of machines like this one, joined by each link of `scaling.LINKS`."
     found = []
     for gbit, delay_ms in scaling.LINKS:
-        link = dict(alpha_between_s=delay_ms / 1e3, link_byte_s=8 / (gbit * 1e9))
-        machines = [replace(m, **link) for m in (predicted.machine, *predicted.machines)]
+        machines = [_joined(m, gbit, delay_ms) for m in (predicted.machine, *predicted.machines)]
         table = steptime.curve(machines, steptime.step_of(row), devices, per_node=int(row['cores']))
         found.append(table.assign(link=f'{gbit:g} Gbit/s, {delay_ms:g} ms'))
     return pd.concat(found, ignore_index=True)
@@ -170,8 +184,9 @@ def more_machines(
 @drawing
 def draw_more(
     more: pd.DataFrame,  # of `more_machines`
+    known: tuple[int, Interval] | None = None,  # ranks, how many times as fast they were
 ) -> Figure:
-    "How many times as fast as one rank, by the model."
+    "How many times as fast as one rank, by the model, with what was measured."
     figure = Figure(figsize=(WIDTH, 2.7))
     axes = figure.subplots()
     ticks = sorted(set(more['devices']))
@@ -179,6 +194,10 @@ def draw_more(
     for (link, own), colour in zip(more.groupby('link', sort=False), ('#0072B2', '#D55E00')):
         axes.plot(own['devices'], own['speedup'], 'o-', color=colour, markersize=3, label=link)
         axes.fill_between(own['devices'], own['low'], own['high'], color=colour, alpha=0.2, linewidth=0)
+    if known:
+        ranks, faster = known
+        spread = [[faster.estimate - faster.low], [faster.high - faster.estimate]]
+        axes.errorbar(ranks, faster.estimate, spread, fmt='D', color=LINE, markersize=3, label='measured')
     axes.set_xscale('log', base=2)
     axes.set_xticks(ticks, ticks)
     axes.set_yscale('log', base=2)

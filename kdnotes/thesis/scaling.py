@@ -19,9 +19,10 @@ from ..checks.scaling_results import Predicted, draw, draw_more, measured, more_
 from .claims import STUDY
 
 # %% auto #0
-__all__ = ['NEAR', 'ASKED', 'DIVIDED', 'DELAYING', 'AT', 'verdict', 'rows_table', 'predicted_table', 'factors_table',
-           'decomposition_table', 'carried_table', 'published_values', 'gain', 'serial_share', 'steps_table',
-           'gains_table', 'ranks_table', 'answer_values', 'scaling_values', 'draw_scaling']
+__all__ = ['NEAR', 'ASKED', 'DIVIDED', 'ACCUMULATED', 'DELAYING', 'AT', 'verdict', 'partners', 'rows_table', 'halved',
+           'predicted_table', 'factors_table', 'decomposition_table', 'carried_table', 'published_values', 'gain',
+           'serial_share', 'steps_table', 'gains_table', 'ranks_table', 'answer_values', 'constants_table',
+           'scaling_values', 'draw_scaling']
 
 # %% ../../nbs/thesis/12_scaling.ipynb #2d5cd4fc
 NEAR = 10.0  # percent
@@ -29,13 +30,19 @@ NEAR = 10.0  # percent
 
 def verdict(
     errors: Iterable[float],  # percent, of each model; nan: the other rows do not tell it
+    partner: int | None,  # the row without which no other tells it
 ) -> str:
     "What the models make of a row that they have not seen."
     errors = list(errors)
-    if np.isnan(errors).all():
-        return 'told by no other row'
     near = sum(abs(e) <= NEAR for e in errors)
-    return {0: 'missed', len(errors): 'predicted'}.get(near, 'predicted by one')
+    met = {0: 'missed', len(errors): 'met'}.get(near, 'met by one')
+    return f'{met}, told by row {partner}' if partner and near else met
+
+
+def partners() -> dict[int, int]:  # row -> the other one
+    "Rows of which each is predicted from the other alone, by the model by bytes."
+    pairs = [rows for rows in published_scaling.unpredicted('bytes') if len(rows) == 2]
+    return {a: b for one, other in pairs for a, b in ((one, other), (other, one))}
 
 
 def rows_table() -> pd.DataFrame:  # text
@@ -59,18 +66,32 @@ def rows_table() -> pd.DataFrame:  # text
     )
 
 
+def halved() -> dict[int, float]:  # row -> minutes
+    "The rows of several machines by their partner alone: twice the machines, half the minutes."
+    rows = {r.number: r for r in published_scaling.TABLE}
+    pairs = {a: b for a, b in partners().items() if rows[a].machines != rows[b].machines}
+    return {a: rows[b].minutes * rows[b].machines / rows[a].machines for a, b in pairs.items()}
+
+
 def predicted_table(
     fits: pd.DataFrame,  # of `published_scaling.fit`
 ) -> pd.DataFrame:  # text
-    "What the other rows predict of each, by each model."
+    "What the other rows predict of each, by each model, and by halving the minutes."
     drawn = fits[fits['model'].isin(published_scaling.DRAWN)]
+    plain = halved()
     rows = []
     for number, of in drawn.groupby('row'):
-        row = {'row': str(number), 'minutes': str(of['minutes'].iloc[0])}
-        for model, minutes, error in of[['model', 'predicted', 'error_percent']].itertuples(index=False):
-            row[f'{model}, minutes'] = '-' if np.isnan(minutes) else f'{minutes:.0f} ({error:+.0f} %)'
-        rows.append(row | {'verdict': verdict(of['error_percent'])})
+        minutes = of['minutes'].iloc[0]
+        row = {'row': str(number), 'minutes': str(minutes)}
+        for model, found in of.set_index('model')['predicted'].items():
+            row[model] = _beside(found, minutes)
+        row['halved'] = _beside(plain.get(number, np.nan), minutes)
+        rows.append(row | {'verdict': verdict(of['error_percent'], partners().get(number))})
     return pd.DataFrame(rows)
+
+
+def _beside(predicted: float, minutes: int) -> str:
+    return '-' if np.isnan(predicted) else f'{predicted:.0f} ({100 * (predicted / minutes - 1):+.0f} %)'
 
 
 def factors_table() -> pd.DataFrame:  # text
@@ -81,7 +102,7 @@ def factors_table() -> pd.DataFrame:  # text
                 'what': row['what'],
                 'published': row['claimed'],
                 'rows': row['rows'],
-                'computed again': f'{row["factor"]:.2f} ({row["low"]:.2f} to {row["high"]:.2f})',
+                'computed again': f'{row["factor"]:.3f} ({row["low"]:.3f} to {row["high"]:.3f})',
                 'follows': 'yes' if row['follows'] else f'no, it is {row["is"] or "that of no rows"}',
             }
             for row in published_scaling.factors().to_dict('records')
@@ -90,12 +111,17 @@ def factors_table() -> pd.DataFrame:  # text
 
 
 def decomposition_table() -> pd.DataFrame:  # text
-    "The whole factor as a product."
+    "The whole factor as a product, along two paths of rows."
+    found = []
+    for path in (published_scaling.PATH, published_scaling.OTHER_PATH):
+        parts = published_scaling.decomposition(path).groupby('what', sort=False)
+        rows = parts['rows'].agg(', '.join)
+        share = parts['share'].sum()
+        factor = parts['factor'].prod()
+        words = {w: f'{factor[w]:.2f}, {share[w]:.0%} (rows {rows[w]})' for w in factor.index}
+        found.append(words)
     return pd.DataFrame(
-        [
-            {'what': row.what, 'rows': row.rows, 'factor': f'{row.factor:.2f}', 'share': f'{row.share:.0%}'}
-            for row in published_scaling.decomposition().itertuples()
-        ]
+        {'what': list(found[0]), 'factor, share': found[0].values(), 'another path': found[1].values()}
     )
 
 # %% ../../nbs/thesis/12_scaling.ipynb #6914e08f
@@ -123,6 +149,13 @@ def _what_does_not_follow(factors: pd.DataFrame) -> str:
     )
 
 
+def _what_next(model: str) -> str:
+    "What would gain most on the largest published cluster."
+    known = [published_scaling.measured(row) for row in published_scaling.TABLE]
+    machine = steptime.calibrate(known, published_scaling.MODELS[model])
+    return steptime.what_next(machine, steptime.step_of(known[-1]))
+
+
 def published_values() -> dict:
     "What chapters ask of the published table."
     fits = published_scaling.fit()
@@ -130,9 +163,7 @@ def published_values() -> dict:
     first = fits[(fits['model'] == 'bytes') & (fits['row'] == 1)].iloc[0]
     judged = published_scaling.super_linear()
     last = published_scaling.TABLE[-1]
-    known = [published_scaling.measured(row) for row in published_scaling.TABLE]
-    machine = steptime.calibrate(known, published_scaling.MODELS['bytes'])
-    untold = published_scaling.unpredicted('bytes')
+    off = [abs(minutes / published_scaling.TABLE[row - 1].minutes - 1) for row, minutes in halved().items()]
     return judged | dict(
         who=STUDY['who'],
         year=STUDY['year'],
@@ -142,11 +173,12 @@ def published_values() -> dict:
         first=first['minutes'],
         first_by_bytes=first['predicted'],
         gpus_at_most=last.gpus,
+        batch_at_most=last.effective_batch,
+        halved=max(off),
         accumulation=published_scaling.ACCUMULATION,
         gradient_mb=published_scaling.GRADIENT_BYTES / 1e6,
         errors={model: _errors(fits, model).median() for model in published_scaling.DRAWN},
-        pairs=', '.join(' and '.join(map(str, rows)) for rows in untold),
-        next=steptime.what_next(machine, steptime.step_of(known[-1])),
+        next={model: _what_next(model) for model in published_scaling.DRAWN},
         tables=dict(
             rows=rows_table(),
             predicted=predicted_table(fits),
@@ -158,7 +190,8 @@ def published_values() -> dict:
 
 # %% ../../nbs/thesis/12_scaling.ipynb #44949f7c
 ASKED = 'answer_selection'  # the task of the first study
-DIVIDED = scaling.Setup(2, 8)  # its step, which more ranks divide further
+DIVIDED = scaling.Setup(2, 1, large=True)  # a step with its batch, which more ranks divide further
+ACCUMULATED = scaling.Setup(2, 8)
 DELAYING = dict(few=scaling.Setup(2, 8, 'every'), many=scaling.Setup(2, 50, 'every'))
 
 
@@ -197,7 +230,7 @@ def steps_table(
     predicted: Predicted,
 ) -> pd.DataFrame:  # text
     "Every configuration, with what the others predict of it."
-    told = predicted.table.set_index('name')
+    told = predicted.table.set_index('name').reindex([row['name'] for row in rows])
     found = []
     for row in rows:
         error = told.loc[row['name'], 'error_percent']
@@ -208,8 +241,9 @@ def steps_table(
                 'step, s': f'{np.median(row["step_s"]):.3f}',
                 'of it waiting, s': f'{np.median(row["exposed_s"]):.3f}' if row['ranks'] > 1 else '-',
                 'sums': f'{row["all_reduces"]:g}',
-                'MB sent': f'{row["bytes"] / 1e6:,.0f}' if row['ranks'] > 1 else '-',
-                'predicted, s': f'{told.loc[row["name"], "predicted_s"]:.3f}',
+                'buckets': f'{row["buckets"]:g}',
+                'MB summed': f'{row["bytes"] / 1e6:,.0f}' if row['ranks'] > 1 else '-',
+                'predicted, s': '-' if np.isnan(error) else f'{told.loc[row["name"], "predicted_s"]:.3f}',
                 'error': '-' if np.isnan(error) else f'{error:+.0f} %',
             }
         )
@@ -220,13 +254,14 @@ _WHAT = dict(gradient_sync='at each micro-batch', bucket_mib='buckets', gradient
 
 
 def gains_table(results: dict, task: str) -> pd.DataFrame:  # text
-    "How many times as long a step takes as the usual one."
+    "How many times as long a step takes as one that differs in one thing."
     rows = [row for row in results['gains'] if row['task'] == task and row['what'] in _WHAT]
     return pd.DataFrame(
         [
             {
                 'what': _WHAT[row['what']],
                 'configuration': row['name'],
+                'beside': row['against'],
                 'times as long': format(gain(results, task, row['name'], row['what']), '.2f'),
             }
             for row in rows
@@ -244,9 +279,11 @@ def ranks_table(results: dict, task: str) -> pd.DataFrame:  # text
     found = []
     for row in sorted(usual, key=lambda row: (row['ranks'], row['examples'])):
         kinds = {kind: gain(results, task, row['name'], f'efficiency, {kind}') for kind in ('strong', 'weak')}
+        each = row['examples'] // row['ranks'] // row['micro_batches']
         found.append(
             {
                 'ranks': str(row['ranks']),
+                'micro-batches': f'{row["micro_batches"]} of {each}',
                 'examples a step': str(row['examples']),
                 'step, s': f'{np.median(row["step_s"]):.3f}',
                 'examples/s': f'{row["examples"] / np.median(row["step_s"]):.1f}',
@@ -259,45 +296,75 @@ def ranks_table(results: dict, task: str) -> pd.DataFrame:  # text
 AT = 16  # ranks, of which the answer tells what is predicted
 
 
-def _predicted_words(more: pd.DataFrame) -> str:
-    rows = [row for row in more.itertuples() if row.devices == AT]
-    said = [f'{row.speedup:.2f} times ({row.low:.2f} to {row.high:.2f}) over {row.link}' for row in rows]
+def _predicted_words(more: pd.DataFrame, faster: Interval) -> str:
+    "What each link lets many ranks do."
+    said = []
+    for row in more[more['devices'] == AT].itertuples():
+        slower = ', less than on one machine' if row.high < faster.estimate else ''
+        said.append(f'{row.speedup:.2f} times ({row.low:.2f} to {row.high:.2f}) over {row.link}{slower}')
     return ' and '.join(said)
 
 
+def _undivided_words(share: Interval) -> str:
+    "What Amdahl's law makes of two ranks."
+    if share.low is None or share.low <= 0:
+        return 'No share of it that counts as undivided is told from nought'
+    limits = _through(share, lambda s: 1 / s, falls=True)
+    return (
+        f"By Karp and Flatt's measure {share.estimate:.0%} [{share.low:.0%}, {share.high:.0%}] of it counts "
+        f"as undivided; were that so on any number of ranks, Amdahl's law would allow {limits:.1f} times"
+    )
+
+
 def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
-    "What more ranks do to the first study's training; {} where it was not measured."
+    "What more ranks do to a step with the first study's batch; {} where it was not measured."
     rows = {row['name']: row for row in measured(results, ASKED)}
     efficiency = gain(results, ASKED, DIVIDED.name, 'efficiency, strong')
-    if efficiency is None:
+    accumulated = gain(results, ASKED, ACCUMULATED.name, 'efficiency, strong')
+    if efficiency is None or accumulated is None:
         return {}
     ranks = DIVIDED.ranks
-    faster = _through(efficiency, lambda e: ranks * e)
+    step, long = rows[DIVIDED.name], rows[ACCUMULATED.name]
+    faster, accumulated = (_through(e, lambda e: ranks * e) for e in (efficiency, accumulated))
     share = serial_share(efficiency, ranks)
-    more = more_machines(rows[DIVIDED.name], predicted[ASKED])
-    told = share.low is not None and share.low > 0
-    limit = (
-        f"By Amdahl's law {share.estimate:.0%} [{share.low:.0%}, {share.high:.0%}] of it is not divided, "
-        f'which would allow at most {1 / share.estimate:.1f} times on any number of ranks'
-        if told
-        else 'No share of it that is not divided is told from nought'
-    )
-    pairs = rows[DIVIDED.name]['examples']
-    cores = results['settings']['cores']
+    more = more_machines(step, predicted[ASKED])
     sentence = (
-        f'On {ranks} ranks, a core each, a step of {pairs} pairs is {faster:.2f} times as fast as on one. '
-        f'{limit}. On {AT} ranks of such machines, {cores} cores each, the model of a step predicts '
-        f'{_predicted_words(more)}.'
+        f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as fast as '
+        f'on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]} '
+        f'micro-batches a rank {accumulated:.2f} times. {_undivided_words(share)}. On {AT} ranks, of '
+        f'machines with {results["settings"]["cores"]} cores each, the model of a step predicts for the first of them '
+        f'{_predicted_words(more, faster)}; in round brackets are fits that leave a configuration out, no '
+        'confidence limits.'
     )
-    values = dict(faster=faster, efficiency=efficiency, share=share, told=told, sentence=sentence)
-    passed = more[more['speedup'] > 1 / share.estimate]['devices'] if told else ()
+    values = dict(faster=faster, accumulated=accumulated, efficiency=efficiency, share=share)
     return values | dict(
-        examples=pairs,
-        passed=int(min(passed)) if len(passed) else None,
+        sentence=sentence,
+        examples=step['examples'],
         tables=dict(ranks=ranks_table(results, ASKED)),
     )
 
 # %% ../../nbs/thesis/12_scaling.ipynb #f90210b2
+_CONSTANTS = (  # name, unit, as of `steptime.Machine`, times
+    ('computing an example, ms', 'per_example_s', 1e3),
+    ('a micro-batch besides, ms', 'fixed_s', 1e3),
+    ('optimizer, ms', 'optimizer_s', 1e3),
+    ('each other busy core adds, %', 'crowding', 100),
+    ('sending a MB, ms', 'byte_s', 1e9),
+    ('a message, ms', 'alpha_s', 1e3),
+    ('spread of a micro-batch between ranks, %', 'spread', 100),
+    ('hidden, % of a micro-batch', 'overlap', 100),
+)
+
+
+def constants_table(predicted: Mapping[str, Predicted]) -> pd.DataFrame:  # text
+    "What was fitted; a constant at its bound of nought is not told by these steps."
+    rows = []
+    for words, name, times in _CONSTANTS:
+        values = {_NAMES[task]: times * getattr(its.machine, name) for task, its in predicted.items()}
+        rows.append({'': words} | {task: f'{x:.3g}' if x > 1e-9 else '0' for task, x in values.items()})
+    return pd.DataFrame(rows)
+
+
 _NAMES = dict(masked_lm='Masked language model', answer_selection='Answer selection')
 
 
@@ -313,6 +380,8 @@ def _task_values(results: dict, task: str, predicted: Predicted) -> dict:
         delaying=sync,
         sums={key: by_name[setup.name]['all_reduces'] for key, setup in DELAYING.items() if sync[key]},
         error=dict(median=errors.median(), largest=errors.max(), n=len(errors), near=errors.median() <= NEAR),
+        wait_error=predicted.wait_errors.median(),
+        fewest_steps=min(row['steps'] for row in rows),
         tables=dict(steps=steps_table(rows, predicted), gains=gains_table(results, task)),
     )
 
@@ -336,16 +405,17 @@ def scaling_values(
         turns=min(turns),
         configurations=len(turns),
         tasks={task: _task_values(results, task, its) for task, its in predicted.items()},
+        tables=dict(constants=constants_table(predicted)),
         answer=answer_values(results, predicted),
     )
 
 
 _CAPTIONS = dict(
-    published='Minutes as published, and by how much each row is missed by two models that have not seen it.',
-    carried='The published training on more GPUs, by models of a step: bands hold both models and all their '
-    'fits with a row left out. Points are published; beyond them nothing was measured.',
-    more="The first study's step divided over more ranks, as the model predicts for links of two kinds; the "
-    'band holds the fits that leave a configuration out.',
+    published='Minutes as published, and by how much each row is missed by two models without it.',
+    carried='The published training on more GPUs, by models of a step. Lines: the model by bytes. Bands: '
+    'both models and their fits with a row left out. Points are published; beyond them nothing was measured.',
+    more="A step with the first study's batch divided over more ranks, as the model predicts for two links. "
+    'Bands are fits that leave a configuration out; beyond two ranks nothing was measured.',
 )
 
 
@@ -364,8 +434,10 @@ def draw_scaling(
         rows = measured(results, task)
         drawings[f'steps_{task}'] = partial(draw, rows, its)
         captions[f'steps_{task}'] = f'{_NAMES[task]}: a step in each configuration. {results["note"]}'
-        if task == ASKED and (divided := [row for row in rows if row['name'] == DIVIDED.name]):
-            drawings['more'] = lambda: draw_more(more_machines(divided[0], predicted[ASKED]))
+    if answer := answer_values(results, predicted) if results else {}:
+        step = next(row for row in measured(results, ASKED) if row['name'] == DIVIDED.name)
+        known = (DIVIDED.ranks, answer['faster'])
+        drawings['more'] = lambda: draw_more(more_machines(step, predicted[ASKED]), known)
     producer = 'kdnotes.thesis.scaling.draw_scaling'
     return [
         make_figure(folder, name, drawing, (), producer, partial(captions.get, name))
