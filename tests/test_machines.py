@@ -62,7 +62,8 @@ class Machines:
         self.homes = [folder / 'a', folder / 'b']
         self.teacher = teacher
         self.prefix = [['ip', 'netns', 'exec', name] if apart else [] for name in NAMES]
-        self.address = f'10.98.76.1:{free_port()}' if apart else f'localhost:{free_port()}'
+        # the second is the host, which torchrun would not number first
+        self.address = f'10.98.76.2:{free_port()}' if apart else f'localhost:{free_port()}'
         self.processes = []
 
     def start(
@@ -219,15 +220,18 @@ def test_of_one_home_for_all_machines_the_first_alone_writes(machines, tmp_path,
     shared, own = machines.homes
     machines.homes = [shared, shared]
     shared.mkdir()
-    if machines.prefix[0]:  # who may have networks may have mounts: the second can only read the home
+    if machines.prefix[
+        0
+    ]:  # who may have networks may have mounts: who is not the host can only read the home
         read_only = f'mount --bind {shared} {shared} && mount -o remount,bind,ro {shared} && exec "$@"'
-        machines.prefix[1] += ['unshare', '--mount', 'sh', '-c', read_only, 'sh']
+        machines.prefix[0] += ['unshare', '--mount', 'sh', '-c', read_only, 'sh']
     caches = [(f'node_cache={tmp_path / name}',) for name in ('disk a', 'disk b')]
     machines.start('shared_storage=True', own=caches)
     ends = machines.ends()
     assert [code for code, _ in ends] == [0, 0], ends
     assert results(shared) == one and not own.exists()
-    assert not list((tmp_path / 'disk b').rglob('record.json'))[1:]  # but its teacher's, which it was given
+    # but their teacher's, which the other one was given
+    assert len([record for name in 'ab' for record in (tmp_path / f'disk {name}').rglob('record.json')]) == 1
     for name in ('disk a', 'disk b'):
         assert os.listdir(tmp_path / name / 'tokens') and os.listdir(tmp_path / name / 'signals')
     assert not (shared / 'runs/.cache/tokens').exists()
@@ -391,8 +395,9 @@ def test_across_machines_the_chosen_interface_listens_and_torchruns_stores(machi
     for i, known in enumerate(seen, 1):
         assert f'10.98.76.{i}' in {address for address, _ in known}
         assert {address for address, _ in known} <= {f'10.98.76.{i}', '127.0.0.1', '::1', *wild}, known
-    stores = [program for known in seen for address, program in known if address in wild and program]
-    assert stores and all('torch.distributed.run' in program for program in stores), seen
+    for known in seen:  # that of the rendezvous on its host, and that of the ranks where torchrun counts from
+        stores = [program for address, program in known if address in wild and program]
+        assert stores and all('torch.distributed.run' in program for program in stores), seen
 
 
 PLACE = dict(mode='mixed_kd', ranks='auto')
