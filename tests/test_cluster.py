@@ -5,10 +5,12 @@ once, what fails says the same, and nothing is left behind.
 import importlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -389,8 +391,49 @@ def test_the_command_on_two_machines(home, small_teacher):
         timeout=600,
     )
     assert made.returncode == 0, made.stderr
-    [record] = home.glob('runs/default-smoke/full_student-*/record.json')
+    [record] = home.glob('runs/*/full_student-*/record.json')
     assert json.loads(record.read_text())['parallel']['reason'] == '2 ranks on cpu, 2 machines'
+
+
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+from kdnotes.cli import main
+cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, include_dashboard=False))
+for more in range(int(sys.argv[1])):
+    cluster.add_node(num_cpus=1)
+code = main([*sys.argv[2:], '-p', f'rendezvous={cluster.address}'])
+cluster.shutdown()
+sys.exit(code)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('more', [1, 0])
+def test_machines_of_a_cluster_that_runs(more, home, small_teacher):
+    "Two nodes of Ray, of which each takes one of the machines; with one node it is refused, and not waited for."
+    pytest.importorskip('ray', reason='Ray is not installed')
+    given = dict(task=TASK, teacher=small_teacher, max_length=32, student_layers=1, ranks=2)
+    given |= dict(threads_per_rank=1, nodes=2, launcher='ray', student_init='teacher_pretrained')
+    asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    with tempfile.TemporaryDirectory(prefix='ray-') as short:  # names of sockets must be short
+        made = subprocess.run(
+            [sys.executable, '-c', TWO_NODES, str(more), 'run', '--mode', 'full_student', '--smoke', *asked],
+            cwd=home,
+            env=surroundings(home, TMPDIR=short, RAY_TMPDIR=short, RAY_AUTH_TOKEN=secrets.token_hex(32)),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=600,
+        )
+        homes = list(Path(short).glob('kdnotes-cluster-*'))
+    records = [json.loads(path.read_text()) for path in home.glob('runs/*/*/record.json')]
+    if more:
+        assert made.returncode == 0, made.stderr
+        assert [r['parallel']['reason'] for r in records] == ['2 ranks on cpu, 2 machines'] and len(homes) == 1
+    else:
+        assert made.returncode == 1 and records == []
+        assert 'is for 2 machines with 1 CPU each, and the cluster at 127.0.0.1' in made.stderr
 
 
 def command(home: Path, teacher: Path, *more: str, **variables: str) -> subprocess.Popen:
