@@ -436,9 +436,12 @@ def test_machines_of_a_cluster_that_runs(more, home, small_teacher):
         assert 'is for 2 machines with 1 CPU each, and the cluster at 127.0.0.1' in made.stderr
 
 
-def command(home: Path, teacher: Path, *more: str, **variables: str) -> subprocess.Popen:
-    "A study with a Ray of its own."
+def command(
+    home: Path, teacher: Path, *more: str, place: dict | None = None, **variables: str
+) -> subprocess.Popen:
+    "A study with a Ray of its own; `place`: where its ranks are."
     given = dict(task=TASK, teacher=teacher, max_length=32, ranks=1, threads_per_rank=1, student_layers=1)
+    given |= place or {}
     asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
     return subprocess.Popen(
         [sys.executable, '-m', 'kdnotes', 'study', '--smoke', '--study', 'small', *asked, *more],
@@ -473,10 +476,12 @@ def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_pa
 
 
 @pytest.mark.exhaustive
-def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, small_teacher):
+@pytest.mark.parametrize('machines', [1, 2])
+def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(machines, home, small_teacher):
     arm = ('--arms', 'parallel_baseline', '-p', 'epochs=40')  # long enough for Ctrl-C to come before its end
-    asked = (home, small_teacher, '--seeds', '1', *arm, '--ray', 'local')
-    study = command(*asked)
+    place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local') if machines == 2 else {}
+    asked = (home, small_teacher, '--seeds', '1', *arm, *(() if place else ('--ray', 'local')))
+    study = command(*asked, place=place)
     while study.poll() is None and not ranks_of(study.pid):
         time.sleep(0.05)
     started = descendants(study.pid)
@@ -486,7 +491,7 @@ def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, smal
     assert 'Traceback' not in errors
     psutil.wait_procs(started, timeout=60)
     assert [process for process in started if not has_ended(process)] == []
-    study = command(*asked)
+    study = command(*asked, place=place)
     said, errors = study.communicate(timeout=900)
     assert study.returncode == 0 and len(records_of(home)) == 1, errors
 
