@@ -5,10 +5,12 @@ once, what fails says the same, and nothing is left behind.
 import importlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -389,13 +391,59 @@ def test_the_command_on_two_machines(home, small_teacher):
         timeout=600,
     )
     assert made.returncode == 0, made.stderr
-    [record] = home.glob('runs/default-smoke/full_student-*/record.json')
+    [record] = home.glob('runs/*/full_student-*/record.json')
     assert json.loads(record.read_text())['parallel']['reason'] == '2 ranks on cpu, 2 machines'
 
 
-def command(home: Path, teacher: Path, *more: str, **variables: str) -> subprocess.Popen:
-    "A study with a Ray of its own."
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+from kdnotes.cli import main
+cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, include_dashboard=False))
+for more in range(int(sys.argv[1])):
+    cluster.add_node(num_cpus=1)
+code = main([*sys.argv[2:], '-p', f'rendezvous={cluster.address}'])
+cluster.shutdown()
+sys.exit(code)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('more', [1, 0])
+def test_machines_of_a_cluster_that_runs(more, home, small_teacher):
+    "Two nodes of Ray, each of which takes one of the machines; with one node it is refused without a wait."
+    pytest.importorskip('ray', reason='Ray is not installed')
+    given = dict(task=TASK, teacher=small_teacher, max_length=32, student_layers=1, ranks=2)
+    given |= dict(threads_per_rank=1, nodes=2, launcher='ray', student_init='teacher_pretrained')
+    asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
+    with tempfile.TemporaryDirectory(prefix='ray-') as short:  # names of sockets must be short
+        made = subprocess.run(
+            [sys.executable, '-c', TWO_NODES, str(more), 'run', '--mode', 'full_student', '--smoke', *asked],
+            cwd=home,
+            env=surroundings(home, TMPDIR=short, RAY_TMPDIR=short, RAY_AUTH_TOKEN=secrets.token_hex(32)),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=600,
+        )
+        homes = list(Path(short).glob('kdnotes-cluster-*'))
+    records = [json.loads(path.read_text()) for path in home.glob('runs/*/*/record.json')]
+    if more:
+        assert made.returncode == 0, made.stderr
+        assert [r['parallel']['reason'] for r in records] == ['2 ranks on cpu, 2 machines']
+        assert len(homes) == 1
+    else:
+        assert made.returncode == 1 and records == []
+        assert 'is for 2 machines with 1 CPU each, and the cluster at ' in made.stderr
+        assert 'has 1 of them' in made.stderr and made.stderr.count('\n') == 1
+
+
+def command(
+    home: Path, teacher: Path, *more: str, place: dict | None = None, **variables: str
+) -> subprocess.Popen:
+    "A study with a Ray of its own; `place`: where its ranks are."
     given = dict(task=TASK, teacher=teacher, max_length=32, ranks=1, threads_per_rank=1, student_layers=1)
+    given |= place or {}
     asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
     return subprocess.Popen(
         [sys.executable, '-m', 'kdnotes', 'study', '--smoke', '--study', 'small', *asked, *more],
@@ -430,10 +478,12 @@ def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_pa
 
 
 @pytest.mark.exhaustive
-def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, small_teacher):
+@pytest.mark.parametrize('machines', [1, 2])
+def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(machines, home, small_teacher):
     arm = ('--arms', 'parallel_baseline', '-p', 'epochs=40')  # long enough for Ctrl-C to come before its end
-    asked = (home, small_teacher, '--seeds', '1', *arm, '--ray', 'local')
-    study = command(*asked)
+    place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local') if machines == 2 else {}
+    asked = (home, small_teacher, '--seeds', '1', *arm, *(() if place else ('--ray', 'local')))
+    study = command(*asked, place=place)
     while study.poll() is None and not ranks_of(study.pid):
         time.sleep(0.05)
     started = descendants(study.pid)
@@ -443,7 +493,7 @@ def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(home, smal
     assert 'Traceback' not in errors
     psutil.wait_procs(started, timeout=60)
     assert [process for process in started if not has_ended(process)] == []
-    study = command(*asked)
+    study = command(*asked, place=place)
     said, errors = study.communicate(timeout=900)
     assert study.returncode == 0 and len(records_of(home)) == 1, errors
 

@@ -237,7 +237,7 @@ def test_an_interrupted_cell_says_which_run_was_stopped(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr('kdnotes.experiment.shown.execute', interrupted)
+    monkeypatch.setattr('kdnotes.experiment.shown.make_run', interrupted)
     for planned, stopped in ((student, student.teacher), (student.teacher, student.teacher)):
         with pytest.raises(
             Stopped, match=f'{stopped.run_id} was stopped before its end; this cell, run again,'
