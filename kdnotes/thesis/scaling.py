@@ -331,8 +331,8 @@ def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     cores = results['settings']['cores']
     sentence = ' '.join(
         (
-            f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as fast',
-            f'as on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]}',
+            f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as',
+            f'fast as on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]}',
             f'micro-batches a rank {accumulated:.2f} times. {_undivided_words(share)}. On {AT} ranks, of',
             f'machines with {cores} cores each, the model of a step predicts for the first of them',
             f'{_predicted_words(more, faster)}; in round brackets are fits that leave a configuration out,',
