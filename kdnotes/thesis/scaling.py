@@ -332,9 +332,9 @@ def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     sentence = ' '.join(
         (
             f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as',
-            f'fast as on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]}',
-            f'micro-batches a rank {accumulated:.2f} times. {_undivided_words(share)}. On {AT} ranks, of',
-            f'machines with {cores} cores each, the model of a step predicts for the first of them',
+            f'fast as on one, and a step of {long["examples"]} that are accumulated in',
+            f'{long["micro_batches"]} micro-batches a rank {accumulated:.2f} times. {_undivided_words(share)}. On {AT} ranks,',
+            f'of machines with {cores} cores each, the model of a step predicts for the first of them',
             f'{_predicted_words(more, faster)}; in round brackets are fits that leave a configuration out,',
             'no confidence limits.',
         )
