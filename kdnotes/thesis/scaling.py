@@ -329,19 +329,18 @@ def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     share = serial_share(efficiency, ranks)
     more = more_machines(step, predicted[ASKED])
     cores = results['settings']['cores']
-    sentence = ' '.join(
-        (
-            f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as',
-            f'fast as on one, and a step of {long["examples"]} that are accumulated in',
-            f'{long["micro_batches"]} micro-batches a rank {accumulated:.2f} times. {_undivided_words(share)}. On {AT} ranks,',
-            f'of machines with {cores} cores each, the model of a step predicts for the first of them',
-            f'{_predicted_words(more, faster)}; in round brackets are fits that leave a configuration out,',
-            'no confidence limits.',
-        )
+    sentences = (
+        f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as fast as '
+        f'on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]} '
+        f'micro-batches a rank {accumulated:.2f} times.',
+        f'{_undivided_words(share)}.',
+        f'On {AT} ranks, of machines with {cores} cores each, the model of a step predicts for the first of '
+        f'them {_predicted_words(more, faster)}; in round brackets are fits that leave a configuration out, '
+        'no confidence limits.',
     )
     values = dict(faster=faster, accumulated=accumulated, efficiency=efficiency, share=share)
     return values | dict(
-        sentence=sentence,
+        sentence=' '.join(sentences),
         examples=step['examples'],
         tables=dict(ranks=ranks_table(results, ASKED)),
     )
