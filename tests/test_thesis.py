@@ -357,7 +357,9 @@ def test_what_synchronising_costs_again_from_the_committed_turns():
             every, once = (turns[task, f'2 x {n}, {sync}'] for sync in ('every', 'delayed'))
             check(f'scaling.tasks.{task}.delaying.{key}', every - once)
             assert values[f'scaling.tasks.{task}.sums.{key}'] == n
-    faster = turns['answer_selection', '1 x 16, delayed'] - turns['answer_selection', '2 x 8, delayed']
+    of = 'answer_selection'
+    check('scaling.answer.accumulated', turns[of, '1 x 16, delayed'] - turns[of, '2 x 8, delayed'])
+    faster = turns[of, '1 x 2 large, delayed'] - turns[of, '2 x 1 large, delayed']
     check('scaling.answer.faster', faster)
     assert values['scaling.answer.share.estimate'] == pytest.approx(2 / np.exp(faster.mean()) - 1)
 
