@@ -366,6 +366,7 @@ _STORE_BYTES = 256 * 2**20  # of shared memory; what does not fit goes to a file
 
 _SETTINGS = dict(
     RAY_task_oom_retries='0',  # a run whose machine has no memory left would end the same way again
+    RAY_local_fs_capacity_threshold='0.999',  # the 5 % that Ray would leave free can be many gigabytes
     RAY_worker_niceness='0',  # a run has the priority that it has without Ray
     RAY_USAGE_STATS_ENABLED='0',  # it tells nobody
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO='0',  # else it warns of a change to come
@@ -551,6 +552,11 @@ class _Tasks:
         ray = _ray()
         if self.stopping or isinstance(error, ray.exceptions.TaskCancelledError):
             return self._stopped()
+        if isinstance(error, (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError)):
+            return RunError(
+                f'{self._run_id}: a machine of the cluster has no room for its files, on its disk or in '
+                'shared memory; free some'
+            )
         if isinstance(error, ray.exceptions.RayTaskError):
             if 'failed to import on the worker' not in str(error):  # Ray has no code for it
                 return None
