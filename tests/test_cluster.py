@@ -246,7 +246,7 @@ def test_a_lost_worker_is_replaced_once(kills, cluster, home, small_teacher):
 @pytest.mark.exhaustive
 def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, small_teacher):
     # long enough for the stop to come before its end, on a busy machine too
-    longer = flat(baseline(small_teacher).asked, changed=True) | dict(epochs=40)
+    longer = flat(baseline(small_teacher).asked, changed=True) | dict(epochs=10, smoke=False)
     p = plan(make_config(**longer), ON)
     future = in_thread(cluster.execute, p)
     rank = next_rank(future, set())
@@ -439,14 +439,14 @@ def test_machines_of_a_cluster_that_runs(more, home, small_teacher):
 
 
 def command(
-    home: Path, teacher: Path, *more: str, place: dict | None = None, **variables: str
+    home: Path, teacher: Path, *more: str, place: dict | None = None, smoke: bool = True, **variables: str
 ) -> subprocess.Popen:
     "A study with a Ray of its own; `place`: where its ranks are."
     given = dict(task=TASK, teacher=teacher, max_length=32, ranks=1, threads_per_rank=1, student_layers=1)
     given |= place or {}
     asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
     return subprocess.Popen(
-        [sys.executable, '-m', 'kdnotes', 'study', '--smoke', '--study', 'small', *asked, *more],
+        [sys.executable, '-m', 'kdnotes', 'study', *['--smoke'] * smoke, '--study', 'small', *asked, *more],
         cwd=home,
         env=surroundings(home, **variables),
         text=True,
@@ -458,7 +458,7 @@ def command(
 
 
 def records_of(home: Path) -> dict[str, dict]:
-    found = (json.loads(path.read_text()) for path in home.glob('runs/small-smoke/*/record.json'))
+    found = (json.loads(path.read_text()) for path in home.glob('runs/small*/*/record.json'))
     return {record['run_id']: record for record in found}
 
 
@@ -480,10 +480,10 @@ def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_pa
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('machines', [1, 2])
 def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(machines, home, small_teacher):
-    arm = ('--arms', 'parallel_baseline', '-p', 'epochs=40')  # long enough for Ctrl-C to come before its end
+    arm = ('--arms', 'parallel_baseline', '-p', 'epochs=10')  # long enough for Ctrl-C to come before its end
     place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local') if machines == 2 else {}
     asked = (home, small_teacher, '--seeds', '1', *arm, *(() if place else ('--ray', 'local')))
-    study = command(*asked, place=place)
+    study = command(*asked, place=place, smoke=False)
     while study.poll() is None and not ranks_of(study.pid):
         time.sleep(0.05)
     started = descendants(study.pid)
@@ -493,7 +493,7 @@ def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(machines, 
     assert 'Traceback' not in errors
     psutil.wait_procs(started, timeout=60)
     assert [process for process in started if not has_ended(process)] == []
-    study = command(*asked, place=place)
+    study = command(*asked, place=place, smoke=False)
     said, errors = study.communicate(timeout=900)
     assert study.returncode == 0 and len(records_of(home)) == 1, errors
 
