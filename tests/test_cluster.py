@@ -113,7 +113,7 @@ def test_an_address_that_is_not_there(address, text):
 def test_a_study_says_in_one_sentence_that_no_cluster_is_there(home, capsys):
     assert main(['study', '--smoke', '--ray', 'localhost:1']) == 2
     errors = capsys.readouterr().err
-    assert "no Ray cluster answers at ray_address='localhost:1'" in errors and errors.count('\n') == 1
+    assert "no Ray cluster answers at 'localhost:1'" in errors and errors.count('\n') == 1
     assert list(home.glob('runs/[!.]*')) == []
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.processes import EXIT_STOPPED, Meeting, MeetingError
-from kdnotes.core.resolve import Machine, resolve, resolve_ranks
+from kdnotes.core.resolve import Machine, place_of, resolve, resolve_ranks
 from kdnotes.experiment.launch import RunError, execute
 from kdnotes.experiment.plan import plan
 from test_doctor import write_corpus
@@ -295,6 +295,37 @@ def test_when_one_machine_is_lost_both_end_and_the_same_command_goes_on(machines
     assert found[0]['resumed_at'] and found[0] == found[1]
 
 
+@pytest.mark.parametrize('machines', ['localhost'], indirect=True)
+def test_machines_that_were_told_other_numbers_of_ranks_say_so(machines):
+    machines.start('student_init=teacher_pretrained', own=(('ranks=2',), ('ranks=4',)), mode='mixed_student')
+    for code, said in machines.ends():
+        assert code == 1 and '3 ranks have met, and this machine was told of' in said, said
+
+
+@pytest.mark.parametrize(
+    'launcher, env, words',
+    [
+        ('inherit', dict(RANK='4', WORLD_SIZE='2', LOCAL_WORLD_SIZE='2'), 'RANK=4 is none of WORLD_SIZE=2'),
+        ('inherit', dict(RANK='0', WORLD_SIZE='2', LOCAL_WORLD_SIZE='0'), '0 on each machine'),
+        ('inherit', dict(RANK='0', WORLD_SIZE='0', LOCAL_WORLD_SIZE='1'), 'RANK=0 is none of WORLD_SIZE=0'),
+        ('slurm', dict(SLURM_NODEID='2', SLURM_STEP_NODELIST='a,b'), 'SLURM_NODEID=2 is none of 2 machines'),
+        ('slurm', dict(SLURM_NODEID='1'), 'SLURM_STEP_NODELIST of the scheduler names no machine'),
+    ],
+)
+def test_places_that_contradict_themselves_are_refused(launcher, env, words):
+    torch = dict(LOCAL_RANK='0', MASTER_ADDR='a', MASTER_PORT='29500')
+    step = dict(SLURM_JOB_ID='7', SLURM_STEP_ID='0', SLURM_STEP_NUM_NODES='2', SLURM_STEP_NUM_TASKS='2')
+    with pytest.raises(ConfigError, match=words):
+        place_of(launcher, (torch if launcher == 'inherit' else step) | env)
+
+
+def test_steps_of_a_job_meet_at_ports_of_their_own():
+    step = dict(SLURM_JOB_ID='7', SLURM_STEP_NUM_NODES='2', SLURM_STEP_NUM_TASKS='2', SLURM_NODEID='0')
+    step |= dict(SLURM_STEP_NODELIST='gpu[1-2]')
+    places = {place_of('slurm', step | dict(SLURM_STEP_ID=str(n))).address for n in range(20)}
+    assert len(places) == 20
+
+
 def test_a_host_that_cannot_be_reached_is_a_sentence():
     with pytest.raises(MeetingError, match='rendezvous=nowhere.invalid:29500 cannot be reached from here'):
         Meeting(2, 1, 'nowhere.invalid:29500', 'a study').wait()
@@ -309,6 +340,7 @@ SEVERAL = dict(mode='mixed_kd', ranks=2, nodes=2, launcher='torchrun', rendezvou
         (dict(rendezvous='a'), 'is no <host>:<port>'),
         (dict(rendezvous='a:99999'), 'is no <host>:<port>'),
         (dict(rendezvous=None), 'needs rendezvous=<host>:<port>'),
+        (dict(rendezvous=''), 'needs rendezvous=<host>:<port>'),
         (dict(launcher='local'), 'needs launcher=torchrun'),
         (dict(launcher='ray', rendezvous=None), 'needs rendezvous=<address of the Ray cluster>'),
         (dict(launcher='ray', rendezvous='ray://a'), 'is no <host>:<port>'),
@@ -471,6 +503,10 @@ def test_a_disk_that_is_full_while_staging_is_a_sentence(tmp_path):
         ('ulimit -f 1; exec head -c 5000000 /dev/zero > $KDNOTES_STAGE/corpus', 'was ended by SIGXFSZ'),
         ('echo the server is away; exit 7', 'ended with exit code 7: the server is away; put that right'),
         ('kill -9 $$', 'was ended by SIGKILL: it said nothing'),
+        (
+            'setsid sleep 273 & echo begun; exit 3',
+            'ended with exit code 3: begun; put that right',
+        ),  # it stays
     ],
 )
 def test_a_stage_that_fails_is_a_sentence(tmp_path, stage, words):
@@ -478,6 +514,12 @@ def test_a_stage_that_fails_is_a_sentence(tmp_path, stage, words):
     said = process.communicate(timeout=100)[0]
     assert process.returncode == 1 and words in ' '.join(said.split()), said
     assert not any((tmp_path / 'home').glob('runs/*/*/config.json'))
+
+
+def test_of_an_endless_line_of_a_stage_the_end_is_told(tmp_path):
+    process = staging(tmp_path / 'home', "head -c 3000000 /dev/zero | tr '\\0' x; false")
+    said = process.communicate(timeout=100)[0]
+    assert process.returncode == 1 and 500 < len(said) < 3000 and 'xxx; put that right' in said
 
 
 def test_a_stop_while_staging_ends_what_the_user_has_started(tmp_path):

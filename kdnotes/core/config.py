@@ -556,7 +556,7 @@ def _check_place(config: RunConfig) -> None:
 
 def _check_rendezvous(config: RunConfig) -> None:
     "Refuse what is no address."
-    address = config.rendezvous
+    address = config.rendezvous or None
     if config.launcher == 'ray':
         if address is None:
             raise ValueError('launcher=ray needs rendezvous=<address of the Ray cluster>, local or auto')
@@ -567,9 +567,10 @@ def _check_rendezvous(config: RunConfig) -> None:
         raise ValueError(f'nodes={config.nodes} needs rendezvous=<host>:<port>, where the machines meet')
     found = re.fullmatch(r'[^\s:/]+:(\d{1,5})', address or 'none:1')
     if not found or not 1 <= int(found[1]) <= 65535:
+        or_ray = ', or local, auto or ray://<host>:<port>' if config.launcher == 'ray' else ''
         raise ValueError(
             f'rendezvous={shown(config.rendezvous)} is no <host>:<port>; '
-            'give one of the machines and a free port'
+            f'give one of the machines and a free port{or_ray}'
         )
 
 

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,15 +27,16 @@ from .files import BusyError, file_errors, lock, own_disk, own_folder, root
 from .resolve import rank_variables
 
 # %% auto #0
-__all__ = ['SPINS', 'STORE', 'FIRST', 'PLACES', 'MEETING_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S',
-           'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S', 'STAGE', 'process_environment', 'rank_environment', 'MeetingError',
-           'Meeting', 'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all', 'kill_all',
-           'Ranks', 'how_ended', 'StageError', 'staged']
+__all__ = ['SPINS', 'STORE', 'FIRST', 'EXPECTED', 'PLACES', 'MEETING_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S',
+           'UNANSWERED_TIMEOUT_S', 'ONE_STOP_S', 'STAGE', 'STAGE_READ_S', 'process_environment', 'rank_environment',
+           'MeetingError', 'Meeting', 'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable',
+           'stop_all', 'kill_all', 'Ranks', 'how_ended', 'StageError', 'staged']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
 STORE = 'KDNOTES_STORE'  # names the file at which the ranks of a run meet
 FIRST = 'KDNOTES_FIRST'  # says whether this machine is to have the first rank, 0 or 1
+EXPECTED = 'KDNOTES_EXPECTED'  # how many ranks are to meet, as this machine was told
 # what tells a process its place among ranks: torch's names
 PLACES = (
     'RANK',
@@ -52,6 +52,7 @@ PLACES = (
     'MASTER_PORT',
     STORE,
     FIRST,
+    EXPECTED,
 )
 _LOOPBACK = 'lo0' if sys.platform == 'darwin' else 'lo'
 
@@ -131,11 +132,10 @@ class Meeting:
 
     def environment(self) -> dict[str, str]:
         "What tells the ranks their place and, unless the user has, through which interface they talk."
-        own = {FIRST: str(int(self.is_first))}
+        own = {FIRST: str(int(self.is_first)), EXPECTED: str(self.nodes * self.ranks_here)}
         if self.inherited:
-            own = {name: os.environ[name] for name in PLACES if name in os.environ} | rank_variables(
-                os.environ
-            )
+            places = {name: os.environ[name] for name in PLACES if name in os.environ}
+            own = places | rank_variables(os.environ)
         names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
         return own | {name: os.environ.get(name) or _interface_of(self._way[0]) for name in names}
 
@@ -465,6 +465,7 @@ def how_ended(
 
 # %% ../../nbs/core/05_processes.ipynb #d1422963
 STAGE = 'KDNOTES_STAGE'  # names the folder that a user's command fills
+STAGE_READ_S = 2.0  # for its last words, when it has ended
 
 
 class StageError(KdnotesError):
@@ -489,13 +490,11 @@ def staged(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors='replace',
             start_new_session=True,  # with all that it starts it is ended as one
             preexec_fn=die_with_parent,
         )
-        said: deque[str] = deque(maxlen=1)
-        reader = threading.Thread(target=_read_lines, args=(process.stdout, said), daemon=True)
+        said = bytearray()
+        reader = threading.Thread(target=_read_end, args=(process.stdout, said), daemon=True)
         reader.start()
         try:
             code = process.wait()
@@ -503,17 +502,21 @@ def staged(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            reader.join()
+            reader.join(STAGE_READ_S)  # a process of a session of its own may keep it open
     if code:
+        lines = bytes(said).decode(errors='replace').split('\n')
+        last = next((line.strip() for line in reversed(lines) if line.strip()), 'it said nothing')
         raise StageError(
-            f'stage={shown(command)} {how_ended(code)}: {said[0] if said else "it said nothing"}; put that '
-            'right and start the same command again'
+            f'stage={shown(command)} {how_ended(code)}: {last}; put that right and start the same command '
+            'again'
         )
 
 
-def _read_lines(
-    stream: IO[str],
-    said: deque[str],  # is given each line that is not empty
+def _read_end(
+    stream: IO[bytes],
+    said: bytearray,  # holds the last bytes that came
 ) -> None:
     with stream:
-        said.extend(line for text in stream if (line := text.strip()))
+        while block := stream.read1(2**16):
+            said += block
+            del said[:-1000]

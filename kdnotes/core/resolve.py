@@ -173,11 +173,20 @@ def place_of(
                 'launcher=slurm takes one on each; add --ntasks-per-node=1, or give launcher=inherit, where '
                 'each task is a rank'
             )
-        return Place(nodes, _number(step, 'SLURM_NODEID'), f'{step["host"]}:{step["port"]}')
+        if (node := _number(step, 'SLURM_NODEID')) >= nodes:
+            raise ConfigError(
+                f'SLURM_NODEID={node} is none of {counted(nodes, "machine")}; start this with srun'
+            )
+        return Place(nodes, node, f'{step["host"]}:{step["port"]}')
     if launcher != 'inherit':
         return None
     told = rank_variables(env)
     rank, ranks, local_rank, here = (_number(told, name) for name in _RANK[:4])
+    if not (0 <= rank < ranks and 1 <= here):
+        raise ConfigError(
+            f'RANK={rank} is none of WORLD_SIZE={ranks} ranks, {here} on each machine; start them with '
+            'torchrun or srun, which number them'
+        )
     if ranks % here or rank % here != local_rank:
         raise ConfigError(
             f'rank {rank} of {ranks} is number {local_rank} of the {here} on its machine, and ranks are to '
@@ -204,7 +213,7 @@ def rank_variables(
             'SLURM_STEP_ID is set here; start them with torchrun --nproc-per-node=<ranks> -m kdnotes run ...'
         )
     step = _step(env)
-    here = str(_number(step, 'tasks') // _number(step, 'nodes'))
+    here = str(_number(step, 'tasks') // max(1, _number(step, 'nodes')))
     own = (step.get('SLURM_PROCID', ''), step['tasks'], step.get('SLURM_LOCALID', ''), here)
     return dict(zip(_RANK, (*own, step['host'], step['port'])))
 
@@ -221,11 +230,18 @@ def _step(env: Mapping[str, str]) -> dict[str, str]:
             'srun --ntasks-per-node=1 kdnotes run ... in the sbatch script'
         )
     job = _number(env, 'SLURM_JOB_ID')
+    step = _number({'step': env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID', '')}, 'step')
+    host = first_host(env.get('SLURM_STEP_NODELIST') or env.get('SLURM_JOB_NODELIST', ''))
+    if not host:
+        raise ConfigError(
+            'SLURM_STEP_NODELIST of the scheduler names no machine to meet at; start this with srun, which '
+            'says it'
+        )
     return dict(env) | dict(
         nodes=env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_NNODES', ''),
         tasks=env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS', ''),
-        host=first_host(env.get('SLURM_STEP_NODELIST') or env.get('SLURM_JOB_NODELIST', '')),
-        port=str(20_000 + job % 10_000),
+        host=host,
+        port=str(20_000 + (job + 97 * step) % 10_000),  # steps of a job run side by side
     )
 
 

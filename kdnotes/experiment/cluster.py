@@ -409,12 +409,12 @@ def _connect(address: str) -> None:
         found = re.fullmatch('(ray://)?([^/:]+):([0-9]+)', address)
         if not found or int(found[3]) > 65535:
             raise ConfigError(
-                f'ray_address={shown(address)} is no address of a Ray cluster; give local, auto, host:port '
+                f'{shown(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
         if why := _silent(found[2], int(found[3])):
             raise ConfigError(
-                f'no Ray cluster answers at ray_address={shown(address)} ({why}); start one with '
+                f'no Ray cluster answers at {shown(address)} ({why}); start one with '
                 '`ray start --head`, or give the address of one that runs'
             )
     _init(address)
@@ -441,8 +441,8 @@ def _check_joined(address: str) -> None:
     joined = _ray().get_runtime_context().gcs_address
     if address not in ('local', 'auto', joined):
         raise ConfigError(
-            f'ray_address={shown(address)} is not the Ray cluster that this process has joined, {joined}; '
-            'give ray_address=auto, or call ray.shutdown() first'
+            f'{shown(address)} is not the Ray cluster that this process has joined, {joined}; '
+            'give auto, or call ray.shutdown() first'
         )
 
 
@@ -453,8 +453,8 @@ def _init(address: str, **more: Any) -> None:
     except Exception as e:  # of many kinds: another version, nothing found, no answer
         said = ' '.join(str(e).split())
         raise ConfigError(
-            f'Ray did not start or join with ray_address={shown(address)}: {said or type(e).__name__}; '
-            'try again where the machine is less busy, or leave ray_address out'
+            f'Ray did not start or join with {shown(address)}: {said or type(e).__name__}; '
+            'start one with `ray start --head`, take local, or try again where the machine is less busy'
         ) from None
 
 # %% ../../nbs/experiment/05_cluster.ipynb #20179638

@@ -138,6 +138,9 @@ def _make_run(
         if not _complete(folder):
             doing = _doing(plan, folder)
             say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
+            if meeting and meeting.nodes > 1:
+                machines = counted(meeting.nodes, 'machine')
+                say(f'{machines} meet at {meeting.address}; each waits half an hour for the others')
             _launch(plan, folder, meeting, on_row, jobs, held, limits)
 
 

@@ -16,15 +16,16 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
-from ..core.config import RunConfig
-from ..core.processes import FIRST, STORE
+from ..core.config import KdnotesError, RunConfig
+from ..core.processes import EXPECTED, FIRST, STORE
 from ..core.resolve import Machine, resolve_precision
 from ..losses.vocabulary import cpu_has_bf16
 from .emulated_bf16 import widened_autocast
 from .precision import set_matmul_precision
 
 # %% auto #0
-__all__ = ['RANK_TIMEOUT', 'machine', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'Met', 'meet', 'start', 'alone', 'stop']
+__all__ = ['RANK_TIMEOUT', 'machine', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'Met', 'RankError', 'meet', 'start', 'alone',
+           'stop']
 
 # %% ../../nbs/train/03_distributed.ipynb #11e286e8
 def machine() -> Machine:
@@ -262,12 +263,22 @@ class Met:
     store: dist.Store | None = None  # where they have met; None: it is alone
 
 
+class RankError(KdnotesError):
+    "Ranks that cannot train together."
+
+
 def meet() -> Met:
     "Wait for the other ranks, each of which has been told its place by its environment."
     rank = int(os.environ.get('RANK', 0))
     ranks = int(os.environ.get('WORLD_SIZE', 1))
     if ranks == 1:
         return Met()
+    expected = int(os.environ.get(EXPECTED, ranks))
+    if expected != ranks:
+        raise RankError(
+            f'{ranks} ranks have met, and this machine was told of {expected}; give all machines the same '
+            'ranks'
+        )
     store = _store(ranks)
     first = os.environ.get(FIRST)
     if first == '1':
