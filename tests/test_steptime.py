@@ -9,8 +9,8 @@ import pytest
 from kdnotes.analysis import steptime as s
 from kdnotes.core.config import ConfigError
 
-CPU = s.Machine(4e-3, 6e-3, 12e-3, spread=0.05, overlap=0.3, alpha_s=3e-4, byte_s=1 / 0.8e9)
-GPU = s.Machine(1e-3, 2e-3, 5e-3, 0.0, 0.03, 0.5, 2e-5, 1 / 100e9, 5e-5, 1 / 2e9, 1 / 10e9)
+CPU = s.Machine(4e-3, 6e-3, 12e-3, spread=0.05, overlap=0.3, crowding=0.1, alpha_s=3e-4, byte_s=1 / 0.8e9)
+GPU = s.Machine(1e-3, 2e-3, 5e-3, 0.0, 0.03, 0.5, 0.0, 2e-5, 1 / 100e9, 5e-5, 1 / 2e9, 1 / 10e9)
 BASE = s.Step(16, 50, 32, 4, gradient_bytes=264e6, bucket_bytes=25 * 2**20)
 SIZE = 27e6  # bytes of the gradients of `rows`
 
@@ -124,11 +124,11 @@ def test_efficiency_is_never_above_one_at_an_equal_batch():
             gradient_bytes=float(rng.choice([0, 1e6, 1e9])),
             bucket_bytes=float(rng.choice([1e6, 1e8, math.inf])),
         )
-        values = rng.exponential(size=11) * rng.integers(0, 2, size=11)
+        values = rng.exponential(size=12) * rng.integers(0, 2, size=12)
         values[0] += 0.1  # something is computed
         values[:5] *= (1e-2, 1e-2, 1e-2, 1e-3, 0.2)
         values[5] = min(values[5], 1.0)
-        values[6:] *= (1e-4, 1e-9, 1e-4, 1e-9, 1e-9)
+        values[6:] *= (0.2, 1e-4, 1e-9, 1e-4, 1e-9, 1e-9)
         machine = s.Machine(*values.tolist())
         assert s.efficiency(step, machine) <= 1 + 1e-12
         for equal_batch in (True, False):
@@ -214,7 +214,7 @@ def test_no_constant_is_below_zero():
 @pytest.mark.parametrize(
     'chosen, told',
     [
-        (lambda r: r['ranks'] == 1, ['byte_s', 'alpha_s', 'spread', 'overlap']),
+        (lambda r: r['ranks'] == 1, ['byte_s', 'alpha_s', 'crowding', 'spread', 'overlap']),
         (lambda r: r['examples'] == 8 * r['ranks'] * r['micro_batches'], ['per_example_s', 'fixed_s']),
     ],
 )
