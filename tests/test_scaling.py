@@ -174,7 +174,8 @@ def test_the_notebook_puts_what_it_measured_to_the_model(tmp_path):
     assert len(results['rows']) == len(scaling.SMOKE) * len(scaling.EXAMPLES)
     saved = (tmp_path / 'runs' / 'scaling' / 'table.txt').read_text()
     for task in scaling.EXAMPLES:
-        assert f'{task}: each of {len(scaling.SMOKE)} configurations predicted from the others' in saved
+        words = f'{task}: each of {len(scaling.SMOKE)} configurations in fp32 predicted from the others'
+        assert words in saved
     cells = json.loads((tmp_path / 'out.ipynb').read_text())['cells']
     outputs = [o for c in cells if c['cell_type'] == 'code' for o in c['outputs']]
     assert sum('image/png' in o.get('data', {}) for o in outputs) == len(scaling.EXAMPLES) + 1
