@@ -28,6 +28,7 @@ from kdnotes.experiment.cluster import Cluster, make_run
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.records.store import RunFolder, floors
+import notebooks
 from notebooks import surroundings
 from processes import descendants, has_ended, ranks_of
 from small_runs import ON, planned
@@ -53,10 +54,12 @@ MEASURED = {
 
 @pytest.fixture(scope='module')
 def cluster():
-    "Ray with the cores of this machine; it leaves no process and no folder."
+    "Ray with the cores of this machine, started as by a background job; it leaves no process and no folder."
     pytest.importorskip('ray', reason='Ray is not installed')
     before = set(descendants(os.getpid()))
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     made = Cluster('local')
+    signal.signal(signal.SIGINT, interrupted)
     folder = made._folder.path
     yield made
     started = set(descendants(os.getpid())) - before
@@ -381,15 +384,7 @@ def test_the_command_on_two_machines(home, small_teacher):
     given = dict(task=TASK, teacher=small_teacher, max_length=32, student_layers=1, ranks=2)
     given |= dict(nodes=2, launcher='ray', rendezvous='local')
     asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
-    made = subprocess.run(
-        [sys.executable, '-m', 'kdnotes', 'run', '--mode', 'full_student', '--smoke', *asked],
-        cwd=home,
-        env=surroundings(home),
-        text=True,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=600,
-    )
+    made = notebooks.command(home, 'run', '--mode', 'full_student', '--smoke', *asked, without=())
     assert made.returncode == 0, made.stderr
     [record] = home.glob('runs/*/full_student-*/record.json')
     assert json.loads(record.read_text())['parallel']['reason'] == '2 ranks on cpu, 2 machines'

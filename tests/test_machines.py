@@ -19,6 +19,7 @@ from kdnotes.core.processes import EXIT_STOPPED, Meeting, MeetingError
 from kdnotes.core.resolve import Machine, place_of, resolve, resolve_ranks
 from kdnotes.experiment.launch import RunError, execute
 from kdnotes.experiment.plan import plan
+from processes import ranks_of
 from test_doctor import write_corpus
 
 pytestmark = pytest.mark.slow
@@ -271,12 +272,6 @@ def wait_for(there, seconds: float = 400):
     return found
 
 
-def ranks_of(process: subprocess.Popen) -> list[psutil.Process]:
-    "The agent that torchrun is, and the rank that it started."
-    below = psutil.Process(process.pid).children(recursive=True)
-    return [p for p in below if 'kdnotes.experiment.worker' in ' '.join(p.cmdline())]
-
-
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('lost', ['rank', 'agent'])
@@ -284,7 +279,7 @@ def test_when_one_machine_is_lost_both_end_and_the_same_command_goes_on(machines
     settings = ['student_init=teacher_pretrained', 'checkpoint_steps=1', 'epochs=12']
     processes = machines.start(*settings, mode='mixed_student')
     wait_for(lambda: [p for home in machines.homes for p in home.glob('runs/machines/*/checkpoints/step-*')])
-    agent, rank = ranks_of(processes[1])
+    agent, rank = ranks_of(processes[1].pid)  # torchrun's command names the worker, too
     (agent if lost == 'agent' else rank).send_signal(signal.SIGKILL)
     for code, said in machines.ends():
         assert code in (1, 75) and 'the same command' in said, said

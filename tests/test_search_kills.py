@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 from kdnotes.core.processes import process_environment
+from processes import ranks_of
 
 N_TRIALS = 4 * int(os.environ.get('KDNOTES_KILLS', 4))
 KILLS = int(os.environ.get('KDNOTES_KILLS', 4))  # 20 as they were tried by hand
@@ -19,12 +20,6 @@ COMMAND = [
     *('--corpus', 'embedded', '--mode', 'full_kd', '--study', 'killed', '--threshold', 'none'),
     *('--front-seeds', '0', '-p', 'max_length=64', '-p', 'checkpoint_steps=1'),
 ]
-
-
-def ranks_of(driver: psutil.Process) -> list[psutil.Process]:
-    return [
-        p for p in driver.children(recursive=True) if 'kdnotes.experiment.worker' in ' '.join(p.cmdline())
-    ]
 
 
 def journal(home) -> list[dict]:
@@ -51,7 +46,7 @@ def test_kills_of_driver_and_trials_lose_nothing(tmp_path, small_teacher, monkey
         if process.poll() is not None:
             continue  # what all trials stand on was killed twice
         driver = psutil.Process(process.pid)
-        ranks = ranks_of(driver)
+        ranks = ranks_of(driver.pid)
         if ranks and chance.random() < 0.5:
             chance.choice(ranks).send_signal(signal.SIGKILL)
             killed['trial'] += 1

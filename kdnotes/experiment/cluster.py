@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import time
 from collections import Counter, defaultdict
@@ -104,6 +105,8 @@ def _make_there(
     mailbox: Any = None,  # an actor, a `_Mailbox`; None: nobody reads it
 ) -> tuple[_Answer, dict[str, bytes]]:  # and the files of the run, of one that failed, too
     "Make a run, or take part in it, where this is called; what fails in a known way is an answer, too."
+    # Ray stops a task by an interrupt, which does nothing where a background job has left it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if order.on.device == 'cpu':
         os.environ['CUDA_VISIBLE_DEVICES'] = ''  # a run is made on the kind of device that it was planned on
     error = None
