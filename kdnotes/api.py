@@ -18,12 +18,13 @@ import numpy as np
 import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
-from .core.config import ConfigError, make_config, score_name, shown, task_info
+from .core.config import ConfigError, make_config, score_name, shown, task_info, taught_by
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
 from kdnotes.tasks.sources import (
     FORMATS,
+    TEACHER,
     Corpus,
     CorpusError,
     CorpusRules,
@@ -33,6 +34,8 @@ from kdnotes.tasks.sources import (
     load_corpus,
     needed_columns,
     read_split,
+    score_columns,
+    score_key,
     sizes_in_words,
     split_sizes,
 )
@@ -115,27 +118,30 @@ def load_data(
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
     rules = task_info(task).corpora
-    columns = _mapping(columns, rules)
+    columns, scores = _mapping(columns, rules), score_columns(columns)
+    teacher = f'{TEACHER}={";".join(map("+".join, scores))}' if scores else None
     if isinstance(source, (str, Path)):
-        typed = ','.join(f'{key}={column}' for key, column in columns.items()) or None
+        named = [*(f'{key}={column}' for key, column in columns.items()), teacher]
+        typed = ','.join(filter(None, named)) or None
         file = Path(os.path.expanduser(source))
         if not os.path.isfile(file):
             found = load_corpus(task, str(source), typed)
             return Data(task, str(source), typed, _about(found, task))
         source, columns = _of_file(file, task, typed), {}
     tables, dealt = _tables(source, columns, shares, seed, rules)
-    _check_columns(tables['train'], task)
-    lines = {name: _json_lines(_needed(table, name, rules), name) for name, table in tables.items()}
+    kept = [column for of in scores for column in of]
+    _check_columns(tables['train'], task, kept)
+    lines = {name: _json_lines(_needed(table, name, rules, kept), name) for name, table in tables.items()}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
     try:
-        found = load_corpus(task, str(folder))
+        found = load_corpus(task, str(folder), teacher)
     except CorpusError as e:
         raise CorpusError(_of_table(str(e), folder)) from None
     if dealt:
         say(dealt)
-    return Data(task, str(folder), None, '\n'.join(filter(None, [_about(found, task), dealt])))
+    return Data(task, str(folder), teacher, '\n'.join(filter(None, [_about(found, task), dealt])))
 
 
 def _of_file(path: Path, task: str, columns: str | None) -> pd.DataFrame:
@@ -145,7 +151,8 @@ def _of_file(path: Path, task: str, columns: str | None) -> pd.DataFrame:
             f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}, or a folder'
         )
     rows = read_split(path, 'train', task_info(task).corpora, columns)
-    return pd.DataFrame(list(map(_as_given, rows)), dtype=object)
+    scores = {score_key(column): column for of in score_columns(columns) for column in of}
+    return pd.DataFrame(list(map(_as_given, rows)), dtype=object).rename(columns=scores)
 
 
 def _as_given(row: dict) -> dict:
@@ -180,8 +187,13 @@ def _of_table(sentence: str, folder: Path) -> str:
     return re.sub(rf'{re.escape(str(folder))}/(\w+)\.jsonl(?:, line (\d+))?', place, sentence)
 
 
-def _check_columns(table: pd.DataFrame, task: str) -> None:
-    "Refuse a table without a column that the task needs."
+def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> None:  # columns of a teacher
+    "Refuse a table without a column that the task needs, or that a teacher's scores are said to be in."
+    if missing := [column for column in scores if column not in table]:
+        raise ConfigError(
+            f'there is no column {missing[0]!r} among {", ".join(map(shown, table.columns[:20]))}; name the '
+            f'one that holds the scores: columns={{{TEACHER!r}: ...}}'
+        )
     for key in needed_columns(task_info(task).corpora, table.columns):
         raise ConfigError(
             f'there is no column {key!r} among {", ".join(map(shown, table.columns[:20]))}; rename the one '
@@ -254,11 +266,12 @@ def _mapping(columns: Any, rules: CorpusRules) -> dict[str, Any]:
         raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
     if isinstance(columns, Mapping) and not all(isinstance(name, Hashable) for name in columns.values()):
         raise ConfigError(f'columns={shown(columns)} must give a key one column each')
-    names = column_names(columns, rules.columns)
+    names = column_names(columns, rules.columns, rules.scored)
     return {
         key: name
         for key, name in names.items()
-        if name != rules.columns[key] or (isinstance(columns, Mapping) and key in columns)
+        if key in rules.columns
+        and (name != rules.columns[key] or (isinstance(columns, Mapping) and key in columns))
     }
 
 
@@ -336,11 +349,13 @@ def _are_shares(shares: Any) -> bool:
     return all(isinstance(s, (int, float)) and s > 0 for s in shares) and abs(sum(shares) - 1) < 1e-9
 
 
-def _needed(table: pd.DataFrame, split: str, rules: CorpusRules) -> pd.DataFrame:
-    "The columns that rows need, none of them with a gap but those that may be empty."
+def _needed(table: pd.DataFrame, split: str, rules: CorpusRules, scores: Sequence[str]) -> pd.DataFrame:
+    "The columns that rows need, none of them with a gap but those that may be empty; and scores."
     keys = dict(zip(rules.columns.values(), rules.columns)) | dict(zip(rules.columns, rules.columns))
+    keys |= dict(zip(scores, scores))
     table = table[[name for name in table if name in keys]]
-    may_be_empty = {*rules.optional, *rules.instead, *rules.instead.values()}
+    # a run that reads scores says which are missing
+    may_be_empty = {*rules.optional, *rules.instead, *rules.instead.values(), *scores}
     for name in table:
         lost = () if keys[name] in may_be_empty else np.flatnonzero(table[name].isna())
         if len(lost):
@@ -458,7 +473,7 @@ class Run:
             'parameters': f"{self.record['params_total'] / 1e6:.1f} M",
             'one example': 'not measured' if latency is None else f'{latency:.1f} ms',
             'trained in': f"{self.record['time']['train_s'] or 0:.0f} s",
-            'taught by': self.record.get('teacher_run_id') or '-',
+            'taught by': taught_by(self.record) or '-',
             'model': str(self.model),
         }
 

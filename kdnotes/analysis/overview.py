@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 import psutil
-from ..core.config import ConfigError, KdnotesError, metric_name, score_name, shown, task_info
+from kdnotes.core.config import (
+    ConfigError,
+    KdnotesError,
+    metric_name,
+    score_name,
+    shown,
+    task_info,
+    taught_by,
+)
 from ..core.files import evidence_path, runs_path
 from ..records.store import RecordError, RunFolder, find_record, records
 
@@ -274,7 +282,7 @@ def _origin(record: dict) -> dict[str, str]:
         'corpus': f"{record['corpus']} (sha256 {record['corpus_sha256'][:12]})",
         'network': f"{factors['network']}, {record['params_total'] / 1e6:.1f} million parameters",
         'starts from': str(factors['init']),
-        'taught by': record['teacher_run_id'] or '',
+        'taught by': taught_by(record) or '',
         'number format': f"{record['precision']}: {record['precision_reason']}",
         'ranks': f"{record['parallel']['ranks']}: {record['parallel']['reason']}",
     }

@@ -18,7 +18,7 @@ from .plotting import FigureFile
 from .report import Report, report_of
 from .tables import Evidence, ReportError, evidence
 from ..core.files import atomic_write, figures_path, runs_path
-from ..core.config import score_name
+from ..core.config import score_name, taught_by
 
 # %% auto #0
 __all__ = ['Table', 'Part', 'Page', 'runs_table', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report', 'save_page']
@@ -90,7 +90,7 @@ def runs_table(
                 'ranks': str(r['parallel']['ranks']),
                 score_name(r): '-' if value is None else f'{value:.4f}',
                 'trained, s': f'{seconds:.0f}' if seconds else '-',
-                'teacher': r.get('teacher_run_id') or '-',
+                'teacher': taught_by(r) or '-',
                 'commit': (r['environment'].get('git') or '-')[:12],
             }
         )

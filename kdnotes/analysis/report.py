@@ -29,7 +29,7 @@ from kdnotes.analysis.tables import (
     progress_table,
     sets_table,
 )
-from .wording import explain
+from .wording import explain, scores_words
 from ..core.config import counted, primary_name, score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
@@ -100,10 +100,16 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     )
     return (
         *(f'Teacher: {name}, given: fine-tuned already.' for name in given),
+        *(f'Teacher: {words}.' for words in _scores_words(found)),
         *(f'Setting: {words}.' for words in how),
         *(f'Not default: {words}.' for words in changed),
         *_scored_on(e),
     )
+
+
+def _scores_words(records: Sequence[dict]) -> list[str]:
+    "Where the scores come from that arms have learnt from."
+    return list(dict.fromkeys(scores_words(r['scores'], r['task']) for r in records if r.get('scores')))
 
 
 def _scored_on(e: Evidence) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from kdnotes.analysis.intervals import (
 )
 from .plotting import NotDrawn, arms_of
 from .tests import ALPHA, Family, holm, p_words
-from ..core.config import KdnotesError, counted, metric_name, task_info
+from ..core.config import KdnotesError, counted, metric_name, task_info, taught_by
 from ..core.files import evidence_path, runs_path
 from kdnotes.records.store import (
     RecordError,
@@ -898,7 +898,7 @@ def _what_was_run(record: dict) -> dict[str, str]:
         'arm': record['arm'],
         'corpus': record['corpus'],
         'seed': record['seed'],
-        'taught by': record['teacher_run_id'] or 'nobody',
+        'taught by': taught_by(record) or 'nobody',
         'parameters': f"{record['params_total']:,}",
         'number format': f"{record['precision']}: {record['precision_reason']}",
         'processes': str(parallel['ranks']) + f' with {counted(threads or 0, "thread")} each' * bool(threads),

@@ -16,7 +16,7 @@ from .tests import Family, p_words
 
 # %% auto #0
 __all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
-           'Unconverged', 'unconverged', 'unconverged_words']
+           'scores_words', 'Unconverged', 'unconverged', 'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -281,6 +281,32 @@ def _time_sentence(c: Comparison, about: str) -> str:
     if found.code == 'not_tested':
         return f'{said}; the difference was {found.words}, since {found.reason}'
     return f'{said}{_called(c)}'
+
+# %% ../../nbs/analysis/07_wording.ipynb #e5b595bc
+def scores_words(
+    scores: dict,  # of a plan or a record
+    task: str,  # of `config.TASKS`
+) -> str:
+    "Where a teacher's scores come from, and what they score themselves."
+    columns = '; '.join(' and '.join(of) for of in scores['columns'])
+    several = f', the mean of their {scores["mean"]}' if scores['mean'] else ''
+    weights = f' weighted {", ".join(f"{w:g}" for w in scores["weights"])}' if scores['weights'] else ''
+    info = task_info(task)
+    first = next(iter(info.margins))
+    found = {
+        split: (name, metrics[name])
+        for split, metrics in scores['metrics'].items()
+        for name in (first if first in metrics else next(iter(metrics)),)
+    }
+    known = [
+        f'{info.metric_names.get(name, name)} {"undefined" if value is None else f"{value:.4f}"} on {split}'
+        for split, (name, value) in found.items()
+    ]
+    unknown = 'dev and test have no scores, so nobody knows how good it is'
+    return (
+        f'{columns} of the corpus ({scores["are"]}{several}{weights}; sha256 {scores["sha256"][:12]}), made '
+        f'outside kdnotes: {", ".join(known) or unknown}'
+    )
 
 # %% ../../nbs/analysis/07_wording.ipynb #a0c63ab0
 LEFT = 0.5  # of the first loss, at least: what a teacher that has converged has not left

@@ -17,9 +17,10 @@ from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'ELSEWHERE', 'KdnotesError',
            'ConfigError', 'shown', 'visible', 'counted', 'task_info', 'metric_name', 'primary_name', 'score_name',
-           'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes',
-           'needs_teacher', 'teachers_mode', 'is_given', 'parameters', 'nearest', 'is_unicode', 'preset_values',
-           'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh', 'parameters_from']
+           'taught_by', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
+           'teacher_changes', 'needs_teacher', 'reads_scores', 'teachers_mode', 'is_given', 'parameters', 'nearest',
+           'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh',
+           'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -119,6 +120,15 @@ def score_name(
 ) -> str:  # 'test MAP'
     "The same and the set it is of, as tables call it."
     return f"{record['primary']['set']} {primary_name(record)}"
+
+
+def taught_by(
+    record: dict,
+) -> str | None:  # None: nobody
+    "Whom a run has learnt from, by the name of a run where it has one."
+    if scores := record.get('scores'):
+        return f'scores in {"; ".join(" and ".join(of) for of in scores["columns"])}'
+    return record.get('teacher_run_id')
 
 # %% ../../nbs/core/02_config.ipynb #7fc703c1
 @dataclass(frozen=True)
@@ -222,7 +232,8 @@ class RunConfig(BaseModel):
     task: Literal[tuple(TASKS)] = FIRST_TASK  # what is learnt
     # auto | embedded | a published corpus' name | a folder | a hub id
     corpus: str = parameter('auto', named=False)
-    # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names
+    # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names;
+    # 'teacher=score' names the outputs of a teacher, of teacher_mode=scores
     columns: str | None = parameter(None, named=False)
     # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it
     # starts from its pretrained weights
@@ -271,10 +282,17 @@ class RunConfig(BaseModel):
     # the seed of the teacher's training; None: the run's own
     teacher_seed: int | None = parameter(None, ge=0, lt=2**32, factors=('network', 'kd', 'init'))
     # whose model teaches a student; 'given': `teacher` is fine-tuned already and is taken as it is, never
-    # trained
-    teacher_mode: Literal['baseline', 'mixed_baseline', 'given'] = parameter(
+    # trained; 'scores': none of kdnotes, the corpus holds a teacher's outputs in the columns that
+    # columns='teacher=<column>' names: 'neg+pos' a column a class, 'a;b' two teachers
+    teacher_mode: Literal['baseline', 'mixed_baseline', 'given', 'scores'] = parameter(
         'baseline', factors=('kd',), younger=True
     )
+    # what the scores of teacher_mode=scores are
+    scores_are: Literal['logits', 'probabilities'] = parameter('logits', kd=True, younger=True)
+    # what a student learns of several teachers: the mean of their logits, or of their probabilities
+    teachers_mean: Literal['logits', 'probabilities'] = parameter('logits', kd=True, younger=True)
+    # how much each of several teachers counts: '2,1'; None: all alike
+    teachers_weights: tuple[float, ...] | None = parameter(None, kd=True, younger=True)
     # the setting its teacher is trained with: the corpus' usual one ('own'), or the one this run is given
     # ('shared', as in a study, where the study's baseline teaches)
     teacher_setting: Literal['own', 'shared'] = parameter('own', named=False)
@@ -486,6 +504,7 @@ class RunConfig(BaseModel):
                 f'ranks={self.ranks} contradicts mode={self.mode!r}, which runs on 1 rank; '
                 'use a parallel mode'
             )
+        _check_scores(self)
         _check_place(self)
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
             raise ValueError(
@@ -662,12 +681,18 @@ def teacher_changes(
 def needs_teacher(config: RunConfig) -> bool:
     "Does this run learn from a fine-tuned teacher, or start from one?"
     mode = MODES[config.mode]
-    return mode.network == 'student' and (mode.kd or config.student_init == 'teacher_finetuned')
+    learns = mode.kd and not reads_scores(config)
+    return mode.network == 'student' and (learns or config.student_init == 'teacher_finetuned')
+
+
+def reads_scores(config: RunConfig) -> bool:
+    "Does this run learn from a teacher's outputs that its corpus holds?"
+    return config.teacher_mode == 'scores' and MODES[config.mode].kd
 
 
 def teachers_mode(config: RunConfig) -> str:  # of MODES
     "The mode of the run that teaches a student; a given teacher is the baseline of its study."
-    return 'baseline' if config.teacher_mode == 'given' else config.teacher_mode
+    return 'baseline' if config.teacher_mode in ('given', 'scores') else config.teacher_mode
 
 
 def is_given(config: RunConfig) -> bool:
@@ -724,6 +749,53 @@ def _check_given(config: RunConfig) -> None:
                 f"{name}={value!r} changes the teacher's training, and with teacher_mode='given' there is "
                 'none; leave it out'
             )
+
+# %% ../../nbs/core/02_config.ipynb #00fc6399
+# what says how a teacher's model computes or stores its outputs, or how it was trained
+_OF_A_MODEL = ('signal', 'signal_dtype', 'forward_dtype', 'hidden_loss', 'relation_loss', 'teacher_seed')
+_NAMES_SCORES = re.compile(r'(^|,)\s*teacher\s*=')
+
+
+def _check_scores(config: RunConfig) -> None:
+    "Refuse scores that nobody names or that nobody reads, and what only a teacher's model could have."
+    named = bool(_NAMES_SCORES.search(config.columns or ''))
+    if config.teacher_mode != 'scores':
+        _check_no_scores(config, named)
+        return
+    mode = f'mode={config.mode!r}'
+    if MODES[config.mode].network == 'student' and config.student_init == 'teacher_finetuned':
+        raise ValueError(
+            "teacher_mode='scores' has no model whose layers a student could start from; "
+            "use student_init='teacher_pretrained', or 'hub'"
+        )
+    if not MODES[config.mode].kd:
+        raise ValueError(f"teacher_mode='scores' has nothing to give to {mode}, which learns from no teacher")
+    if not task_info(config.task).corpora.scored:
+        raise ValueError(
+            f"teacher_mode='scores' reads numbers of each row, and task={config.task!r} learns from a "
+            "teacher's logits of each token; use teacher_mode='given'"
+        )
+    if not named:
+        raise ValueError("teacher_mode='scores' needs columns='teacher=<column of the scores>'")
+    for name in _OF_A_MODEL:
+        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+            raise ValueError(
+                f"{name}={value!r} is about a teacher's model, and with teacher_mode='scores' there is none; "
+                'leave it out'
+            )
+
+
+def _check_no_scores(config: RunConfig, named: bool) -> None:
+    "Refuse what only scores have."
+    if named and MODES[config.mode].kd:
+        raise ValueError(
+            f'columns={shown(config.columns)} names scores of a teacher, and '
+            f"teacher_mode={config.teacher_mode!r} does not read them; use teacher_mode='scores', or leave "
+            'them out of columns'
+        )
+    for name in ('scores_are', 'teachers_mean', 'teachers_weights'):
+        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+            raise ValueError(f"{name}={shown(value)} is read with teacher_mode='scores' alone; leave it out")
 
 # %% ../../nbs/core/02_config.ipynb #3f2a5a2a
 def parameters(

@@ -24,6 +24,7 @@ from kdnotes.core.config import (
     names_with,
     needs_teacher,
     parameters,
+    reads_scores,
     task_info,
     teacher_changes,
     with_values,
@@ -320,7 +321,7 @@ def resolve(
         **shape,
         hidden_layers=_hidden_layers(config, shape['student_layers'], teacher_depth or profile.depth),
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)
-        if student
+        if student and not reads_scores(config)
         else None,
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
@@ -391,7 +392,7 @@ def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
     what the teacher had; None without a teacher.
     """
     own = teacher_changes(task_info(config.task).settings)
-    if MODES[config.mode].network == 'teacher' or config.teacher_mode == 'given':
+    if MODES[config.mode].network == 'teacher' or config.teacher_mode in ('given', 'scores'):
         return dict.fromkeys(own)
     given = flat(config)
     usual = default_setting(config.task, corpus, 'teacher', transfer)
@@ -497,7 +498,8 @@ def settings(
         values |= dict(student_init=None)
     if not needs_teacher(config):
         values |= dict.fromkeys(('teacher_seed', *teacher_changes(own)))
-        values.pop('teacher_mode', None)
+        if not reads_scores(config):
+            values.pop('teacher_mode', None)
     if is_given(config):
         values = _without_training(values, config.task)
     return values

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from ..analysis.estimate import estimate, in_words, seconds_of, work_planned
 from ..core.arms import MODES
-from ..core.config import RunConfig, flat, is_given
+from ..core.config import RunConfig, flat, is_given, reads_scores
 from ..core.files import runs_path
 from ..core.processes import process_environment
 from ..core.resolve import resolved_dtype
@@ -269,6 +269,12 @@ def _teacher_network(plan: Plan, task, device):  # (a model in eval mode, parame
     return memory.filled(teacher).to(device).eval(), count_parameters(whole)
 
 
+def _no_teacher(task) -> Callable:
+    "A signal that no model computes, as large as any."
+    shape = task.signal_spec['logits'].shape
+    return lambda batch: {'logits': batch.labels.new_zeros((len(batch.index), *shape)).float()}
+
+
 def _stages(
     plan: Plan,
     task,  # encoded
@@ -296,7 +302,9 @@ def _stages(
         return stages | dict(evaluation=memory.forecast_evaluation(setup, given))
     taught_by = 0
     beside = 0.0
-    if MODES[config.mode].kd:
+    if reads_scores(config):
+        setup = memory.TrainingSetup(task, model, config, runtime, _no_teacher(task))
+    elif MODES[config.mode].kd:
         teacher, taught_by = _teacher_network(plan, task, device)
         setup = memory.TrainingSetup(task, model, config, runtime, online_teacher(task, teacher, config))
         if config.signal == 'online':

@@ -23,6 +23,7 @@ from kdnotes.core.config import (
     names_with,
     needs_teacher,
     parameters as run_parameters,
+    reads_scores,
     shown,
     task_info,
     teacher_changes,
@@ -46,7 +47,14 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
-from ..tasks.sources import Corpus, corpus_of, resolve_corpus, sizes_in_words, split_sizes
+from kdnotes.tasks.sources import (
+    Corpus,
+    corpus_of,
+    resolve_corpus,
+    score_columns,
+    sizes_in_words,
+    split_sizes,
+)
 from ..records.schema import NAMING
 from ..records.store import find_record
 
@@ -144,6 +152,9 @@ class Plan:
     reason: str  # why this number format
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
+    # what is known of a teacher that the corpus holds the scores of: their columns and sha256, what they are,
+    # and what they score; {}: there is none
+    scores: dict = field(default_factory=dict)
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
     head: str = ''  # what becomes of the head that its model comes with, where that is not the usual
     last_layer: str = ''  # at which tokens it is computed, and why
@@ -231,6 +242,8 @@ class Plan:
         if self.teacher:
             lines['teacher'] = _teacher_in_words(self)
             lines['warning'] = _converged_in_words([self])
+        if self.scores:
+            [lines['teacher']] = _scores_in_words([self])
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined([(name, line) for name, line in lines.items() if line])
@@ -284,6 +297,13 @@ def _teacher_in_words(plan: Plan) -> str:
     if is_given(teacher.config):
         return f'{teacher.config.teacher}, given: {how}; its scores are those of {teacher.run_id}'
     return f'{teacher.run_id}, {how}: {teacher_origin(plan)}'
+
+
+def _scores_in_words(plans: Sequence[Plan]) -> list[str]:
+    "Where the scores come from that runs learn from."
+    from kdnotes.analysis.wording import scores_words
+
+    return list(dict.fromkeys(scores_words(p.scores, p.config.task) for p in plans if p.scores))
 
 
 def _signal_in_words(config: RunConfig) -> str:  # '': as always
@@ -439,7 +459,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         )
     loses = _check_student(config) if MODES[config.mode].network == 'student' else ''
     initial = _initial(config, teacher, first)
+    scores = _scores(config, corpus) if reads_scores(config) else {}
     stands_on = initial | {'teacher': teacher.run_id if teacher else None}
+    stands_on |= {'scores': scores['sha256']} if scores else {}
     return Plan(
         asked=asked,
         config=config,
@@ -449,6 +471,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         reason=reason,
         teacher=teacher,
         transfer=first,
+        scores=scores,
         loses=loses,
         head=_head_in_words(config, corpus, teacher),
         last_layer=_last_layer_in_words(config),
@@ -512,6 +535,23 @@ def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
         return None
     where = make_task(config, corpus).primary.set
     return where, len({row['cluster'] for row in corpus.splits[where]})
+
+
+def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
+    "The scores that a run learns from, read and measured."
+    from kdnotes.distill.scores import measured, read_scores
+
+    task = make_task(config, corpus)
+    scores = read_scores(task, corpus, config)
+    several = len(score_columns(config.columns)) > 1
+    return dict(
+        columns=[list(columns) for columns in score_columns(config.columns)],
+        are=config.scores_are,
+        mean=config.teachers_mean if several else None,
+        weights=list(config.teachers_weights) if config.teachers_weights else None,
+        sha256=scores.sha256,
+        metrics=measured(task, scores),
+    )
 
 
 def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, int]]:
@@ -781,6 +821,8 @@ def _of_arm(mode: str, common: dict) -> dict:
         lacks |= factor_settings(task)['kd'] - of_teacher
     if not taught:
         lacks |= of_teacher
+    elif common.get('teacher_mode') == 'scores':
+        lacks |= of_teacher - {'teacher_mode'}
     if own.precision == 'fp32' and not mixed_teacher:
         lacks |= {'amp_dtype'}
     if own.ranks == '1':
@@ -884,6 +926,7 @@ def explain_study(
             *((name, words) for name, words in plans[0].findings.items() if words),
             ('teacher', f'{first.teacher}, given: fine-tuned already' if given else first.teacher),
             *(('measured as' if given else 'taught by', words) for words in _teachers(teachers)),
+            *(('taught by', words) for words in _scores_in_words(plans)),
             *(('warning', words) for words in [_converged_in_words(plans)] if words),
             *(
                 ('setting', w)

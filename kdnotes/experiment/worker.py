@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 from .. import __version__
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, counted, is_given, make_config, task_info
+from kdnotes.core.config import (
+    KdnotesError,
+    RunConfig,
+    counted,
+    is_given,
+    make_config,
+    reads_scores,
+    task_info,
+)
 from ..core.files import cache_path, file_errors
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
@@ -320,11 +328,25 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     config = rank.config
     if not MODES[config.mode].kd:
         return None, None
+    if reads_scores(config):
+        return _scores(rank, task), None
     model = _model_of_run(task, rank.job['teacher_run_id']).to(rank.runtime.device)
     if config.signal == 'online':
         return online_teacher(task, model, config), None
     signal = _cached_signal(rank, task, model)
     return signal, signal.meta['teacher_s']
+
+
+def _scores(rank: Rank, task):
+    "What the corpus says that a teacher said."
+    from kdnotes.distill.scores import read_scores
+
+    scores = read_scores(task, rank.corpus, rank.config)
+    if scores.sha256 != rank.job['scores']['sha256']:
+        raise RunError(
+            f'the scores in {rank.corpus.where} changed since the run was planned; start the run again'
+        )
+    return scores
 
 
 def _cached_signal(rank: Rank, task, teacher):
@@ -517,6 +539,8 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
     if record['time']['teacher_s'] is None:
         kd = MODES[config.mode].kd
         online = 'the teacher ran online; its time is in train_s'
+        if reads_scores(config):
+            online = "the teacher's scores were made outside kdnotes"
         known['time.teacher_s'] = online if kd else 'no KD in this mode'
     if record['energy'].get('co2_g', 0) is None:
         known['energy.co2_g'] = f'no energy was measured: {known.get("energy.device_j", "no reading")}'
@@ -568,6 +592,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         corpus_sha256=corpus.sha256,
         overlap={split: n for split, (n, _) in job.get('overlap', {}).items()},
         **(dict(columns=config.columns) if config.columns else {}),
+        **(dict(scores=job['scores']) if job.get('scores') else {}),
         precision=runtime.dtype,
         widened=runtime.widened,
         precision_reason=f"{job['precision_reason']}; {runtime.math}",

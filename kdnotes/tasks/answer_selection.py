@@ -218,6 +218,7 @@ CORPORA = CorpusRules(
     columns=TSV_COLUMNS,
     hub_columns=HUB_COLUMNS,
     tables=True,
+    scored=True,
     unique=('question_id', 'sentence_id'),
     common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),

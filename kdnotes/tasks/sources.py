@@ -45,11 +45,11 @@ from kdnotes.core.files import (
 from .columns import Texts, open_columns, write_columns, write_parts
 
 # %% auto #0
-__all__ = ['Rows', 'SPLITS', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus', 'MadeCorpus',
-           'CorpusRules', 'column_names', 'Table', 'check_regular', 'read_text', 'read_split', 'drop_in_words',
-           'check_filled', 'needed_columns', 'class_cells', 'find_folder', 'split_files', 'place_of', 'read_folder',
-           'ask_hub', 'fetch_hub', 'dataset_classes', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus',
-           'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
+__all__ = ['Rows', 'SPLITS', 'TEACHER', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus',
+           'MadeCorpus', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'Table', 'check_regular',
+           'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns', 'class_cells', 'find_folder',
+           'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub', 'dataset_classes', 'hub_rows', 'read_hub',
+           'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -125,6 +125,7 @@ class CorpusRules:
     # keys whose texts are classes: of a number that stands for a class with a name, the name is taken
     named: frozenset[str] = frozenset()
     tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
+    scored: bool = False  # may a row have what a teacher said of it, where `columns` names that?
     # of rows that are checked part by part: keys that together no two rows share; a key, and another that
     # all rows with one of its texts have in common; keys that all rows have, or none
     unique: tuple[str, ...] = ()
@@ -180,16 +181,57 @@ def _typed_pairs(columns: str, usual: Container[str]) -> Iterator[tuple[str, str
         yield key, name
 
 
+# a key that a map of columns may name where rows can have scores
+TEACHER = 'teacher'
+
+
+def score_key(
+    column: str,  # that a map gives to TEACHER
+) -> str:  # of a row, whose texts are a teacher's scores
+    "Where a row has what stands in such a column."
+    return f'{column} as scores'
+
+
+def _of_teachers(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;other'
+    "The columns of each teacher."
+    parts = [[column.strip() for column in of.split('+')] for of in str(named).split(';')]
+    if not all(re.fullmatch('[^,=]+', column) for of in parts for column in of):
+        raise ConfigError(
+            f"columns={shown(f'{TEACHER}={named}')} must name a column, or several with '+' between those of "
+            "classes and ';' between those of teachers"
+        )
+    return tuple(map(tuple, parts))
+
+
+def score_columns(
+    columns: str | Mapping[str, Any] | None,  # of `column_names`
+) -> tuple[tuple[str, ...], ...]:  # of each teacher; (): none is named
+    "The columns that hold teachers' scores: one, or one a class."
+    named = columns if isinstance(columns, Mapping) else dict(_typed_pairs(columns or '', ()))
+    return _of_teachers(named[TEACHER]) if TEACHER in named else ()
+
+
+def _score_names(teachers: tuple[tuple[str, ...], ...]) -> dict[str, str]:
+    return {score_key(column): column for of in teachers for column in of}
+
+
 def column_names(
     # 'key=column,key=column', or a mapping of keys to columns; None: the usual names
     columns: str | Mapping[str, Any] | None,
     usual: dict[str, str],  # key -> the usual name
+    scored: bool = False,  # as of `CorpusRules`
 ) -> dict[str, Any]:  # key -> the name in this source
     "What a source calls the columns."
     names = dict(usual)
     given = set()
     pairs = columns.items() if isinstance(columns, Mapping) else _typed_pairs(columns or '', usual)
     for key, name in pairs:
+        if key in given:
+            raise ConfigError(f"columns={shown(columns)} names {key!r} twice; say once which column it is")
+        if key == TEACHER and scored:
+            given.add(key)
+            names |= _score_names(_of_teachers(name))
+            continue
         if key not in usual and name in usual:
             raise ConfigError(
                 f"columns={shown(columns)} is the wrong way round: the task's key comes first and your "
@@ -198,10 +240,8 @@ def column_names(
         if key not in usual:
             raise ConfigError(
                 f"columns={shown(columns)} names the key {shown(key)}, which a row does not have; "
-                f"{_meant_key(str(key), usual)}"
+                f"{_meant_key(str(key), [*usual, *[TEACHER] * scored])}"
             )
-        if key in given:
-            raise ConfigError(f"columns={shown(columns)} names {key!r} twice; say once which column it is")
         given.add(key)
         names[key] = name
     for key, name in names.items():
@@ -623,7 +663,7 @@ def read_split(
     columns: str | None = None,  # of `column_names`
 ) -> Rows:  # checked, in the file's order
     "A split from a file."
-    names = column_names(columns, rules.columns)
+    names = column_names(columns, rules.columns, rules.scored)
     check_regular(path)
     before = _state_of(path) if path.exists() else None
     n = _n_rows(path)
@@ -633,9 +673,9 @@ def read_split(
     tables = _tables(path, _possible(names))
     for table in followed(tables, f'reading {split}', n, 'rows', lambda table: table.rows):
         if path.suffix != '.jsonl':  # each line of that has names of its own
-            _check_layout(table, rules, names, _mapped(columns))
+            _check_layout(table, rules, names, _mapped(columns, split))
         parts.append(table)
-    rows = _rows_of(_joined(parts), split, rules, names, _mapped(columns))
+    rows = _rows_of(_joined(parts), split, rules, names, _mapped(columns, split))
     if not path.exists() or _state_of(path) != before:
         raise _changed(path)
     return rows
@@ -717,9 +757,13 @@ def _check_characters(
                 )
 
 
-def _mapped(columns: str | None) -> set[str]:
-    "The keys that a column map names: their columns must be there, also where they could be made up."
-    return {part.partition('=')[0].strip() for part in (columns or '').split(',')}
+def _mapped(columns: str | None, split: str) -> set[str]:
+    """The keys that a column map names: their columns must be there, also where they could be made up.
+    Scores are not needed where nothing is learnt.
+    """
+    named = dict(_typed_pairs(columns or '', ()))
+    scores = set() if split in ('dev', 'test') else set(_score_names(score_columns(columns)))
+    return named.keys() - {TEACHER} | scores
 
 
 def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str], mapped: set[str]) -> Rows:
@@ -738,6 +782,11 @@ def _check_layout(
     if lost and len(table.names) == 1 and '\t' in table.names[0]:
         raise CorpusError(
             f'{table.where}: its columns are separated by tabs; name the file {Path(table.where).stem}.tsv'
+        )
+    if lost and lost[0] not in rules.columns:
+        raise CorpusError(
+            f'{table.where}: there is no column {shown(names[lost[0]])} among {_listed(table.names)}; '
+            f'columns says that it holds what a {TEACHER} said: name the column that does'
         )
     if lost:
         key = lost[0]
@@ -769,8 +818,11 @@ def _layout(
         key for key, other in rules.instead.items() if other in mapped - missing and key not in mapped
     }
     replaced = {key for key, other in rules.instead.items() if other in names and other not in missing}
+    scores = names.keys() - rules.columns.keys()
     lost = [
-        key for key in names if key in missing and (key in mapped or key not in rules.optional | replaced)
+        key
+        for key in names
+        if key in missing and (key in mapped or key not in rules.optional | replaced | scores)
     ]
     return names, missing, lost
 
@@ -827,6 +879,8 @@ def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
         return found
     if key in rules.named and name in table.classes:
         found = class_cells(found, table.classes[name])
+    if key not in rules.columns:  # scores, which may be a list of them
+        found = [json.dumps(cell, default=str) if isinstance(cell, (list, tuple)) else cell for cell in found]
     cells = [_as_text(cell) for cell in found]
     if key in _NUMBERS and None not in cells:
         cells = list(map(_whole_number, cells))
@@ -1030,8 +1084,10 @@ def hub_rows(
     columns: str | None = None,  # of `column_names`
 ) -> Rows:  # checked, in the hub's order
     "A split from a table of the hub."
-    names = column_names(columns, rules.columns | rules.hub_columns if columns else rules.hub_columns)
+    usual = rules.columns | rules.hub_columns if columns else rules.hub_columns
+    names = column_names(columns, usual, rules.scored)
     known = {key: names.get(key, '') for key in rules.columns if key in names or key in rules.optional}
+    known |= {key: name for key, name in names.items() if key not in rules.columns}
     there = getattr(table, 'column_names', None) or list(table)
     possible = [name for name in there if name in _possible(known)]
     if hasattr(table, 'select_columns'):  # else each column would be read with all others beside it
@@ -1040,7 +1096,7 @@ def hub_rows(
     n = len(next(iter(cells.values()), ()))
     classes = dataset_classes(table)
     listed = Table(where, there, cells, lambda i: f'{where}, row {i}', n, classes)
-    return _rows_of(listed, split, rules, known, _mapped(columns))
+    return _rows_of(listed, split, rules, known, _mapped(columns, split))
 
 
 def read_hub(
@@ -1351,15 +1407,15 @@ def _alike(name: str) -> str:
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
 # %% ../../nbs/tasks/04_sources.ipynb #6f1c8bed
-def _parts(path: Path, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
+def _parts(path: Path, split: str, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
     "The checked rows of a file, part by part."
     state: dict = {}
-    usual = column_names(columns, rules.columns)
+    usual = column_names(columns, rules.columns, rules.scored)
     first = None
     for table in _tables(path, _possible(usual)):
         if not table.rows:
             continue
-        layout = _layout(table, rules, usual, _mapped(columns))
+        layout = _layout(table, rules, usual, _mapped(columns, split))
         names, missing, lost = layout
         if first is None:
             first = layout
@@ -1396,14 +1452,14 @@ def _streamed(
             check_regular(source)
             with _named(folder / f'{split}.arrow') as path:
                 n = _n_rows(source)
-                parts = _with_room(_parts(source, rules, columns), path, n)
+                parts = _with_room(_parts(source, split, rules, columns), path, n)
                 write_parts(path, followed(parts, f'reading {split}', n, 'rows', len))
                 splits[split] = open_columns(path)
             rules.check_split(split, splits[split], str(source))
     except _Doubt:
         return None
     except CorpusError:
-        possible = _possible(column_names(columns, rules.columns))
+        possible = _possible(column_names(columns, rules.columns, rules.scored))
         if max(_in_memory(path, possible) for path in files.values()) > free_memory():
             raise  # the first fault, or a later one: nobody can look at all rows together
         return None
@@ -1442,7 +1498,7 @@ def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str
 
 
 def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None) -> int:  # bytes
-    possible = _possible(column_names(columns, rules.columns))
+    possible = _possible(column_names(columns, rules.columns, rules.scored))
     return sum(_size_of(path, possible) for path in files.values())
 
 

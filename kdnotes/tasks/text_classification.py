@@ -166,6 +166,7 @@ CORPORA = CorpusRules(
     hub_columns=dict(text='text', label='label'),
     named=frozenset({'label'}),
     tables=True,
+    scored=True,
     unique=('id',),
     all_or_none=('second',),
     optional=frozenset({'id', 'second', 'cluster'}),
