@@ -18,13 +18,16 @@ import numpy as np
 import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
+from .core.arms import MODES
 from .core.config import ConfigError, make_config, score_name, shown, task_info, taught_by
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
 from kdnotes.tasks.sources import (
     FORMATS,
+    SPLITS,
     TEACHER,
+    UNLABELLED,
     Corpus,
     CorpusError,
     CorpusRules,
@@ -33,6 +36,7 @@ from kdnotes.tasks.sources import (
     dataset_classes,
     load_corpus,
     needed_columns,
+    of_split,
     read_split,
     score_columns,
     score_key,
@@ -41,7 +45,7 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['SPLITS', 'Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
+__all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
 
 # %% ../nbs/89_api.ipynb #47c608c5
 def _signature_lines(source: str) -> list[str]:  # of a function
@@ -76,7 +80,6 @@ def _explained(*example: str) -> Callable[[Callable], Callable]:  # lines of Pyt
     return explain
 
 # %% ../nbs/89_api.ipynb #2c7f5aca
-SPLITS = ('train', 'dev', 'test')
 _TOGETHER = (
     'cluster',
     'question_id',
@@ -93,6 +96,8 @@ class Data:
     task: str  # of `config.TASKS`
     corpus: str  # a name, a folder or a hub id
     columns: str | None = None  # which column holds what, where a folder or the hub has other names
+    # where rows without a label are that a student learns from besides: of a run's parameter `unlabelled`
+    unlabelled: str | None = None
     about: str = field(default='', compare=False)  # what is shown of it: how much, and the first rows
 
     def __repr__(self) -> str:
@@ -106,8 +111,8 @@ class Data:
 )
 def load_data(
     # a DataFrame or a list of dicts, with a column `split` or without one, a dict of three of them (train,
-    # dev, test), a Dataset or DatasetDict of `datasets`; a folder, one file with a table, a published
-    # corpus' name or a hub id
+    # dev, test; `unlabelled` beside them), a Dataset or DatasetDict of `datasets`; a folder, one file with a
+    # table, a published corpus' name or a hub id
     source: Any,
     task: str = 'answer_selection',  # of `config.TASKS`
     # key of the task -> the column that holds it; or as on the command line: 'key=column,key=column'
@@ -115,18 +120,24 @@ def load_data(
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1),  # of train, dev and test, where nothing says so
     seed: int = 0,  # of that dealing
     say: Callable[[str], None] = print,  # is told how one table was dealt out
+    # rows without a label, for a student to learn from by its teacher's outputs: a table, a file, or the name
+    # of a corpus
+    unlabelled: Any = None,
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
     rules = task_info(task).corpora
     columns, scores = _mapping(columns, rules), score_columns(columns)
     teacher = f'{TEACHER}={";".join(map("+".join, scores))}' if scores else None
+    if unlabelled is None and isinstance(source, Mapping):
+        unlabelled = source.get(UNLABELLED)
+    more = None if unlabelled is None else _unlabelled(unlabelled, task, columns, rules, scores)
     if isinstance(source, (str, Path)):
         named = [*(f'{key}={column}' for key, column in columns.items()), teacher]
         typed = ','.join(filter(None, named)) or None
         file = Path(os.path.expanduser(source))
         if not os.path.isfile(file):
             found = load_corpus(task, str(source), typed)
-            return Data(task, str(source), typed, _about(found, task))
+            return Data(task, str(source), typed, more, _about(found, task))
         source, columns = _of_file(file, task, typed), {}
     tables, dealt = _tables(source, columns, shares, seed, rules)
     kept = [column for of in scores for column in of]
@@ -141,7 +152,23 @@ def load_data(
         raise CorpusError(_of_table(str(e), folder)) from None
     if dealt:
         say(dealt)
-    return Data(task, str(folder), teacher, '\n'.join(filter(None, [_about(found, task), dealt])))
+    return Data(task, str(folder), teacher, more, '\n'.join(filter(None, [_about(found, task), dealt])))
+
+
+def _unlabelled(
+    source: Any, task: str, columns: Mapping[str, str], rules: CorpusRules, scores: Sequence[Sequence[str]]
+) -> str:
+    "Rows without a label, as a run is told where they are; a table is written to a file."
+    if isinstance(source, (str, Path)):
+        file = Path(os.path.expanduser(source))
+        return str(file.absolute()) if file.is_file() else str(source)
+    table = _frame(source, {key: name for key, name in columns.items() if key != 'label'}, rules)
+    kept = [column for of in scores for column in of]
+    own_rules, _ = of_split(UNLABELLED, rules, None)
+    text = _json_lines(_needed(table, UNLABELLED, own_rules, kept), UNLABELLED)
+    path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
+    atomic_write(path, text)
+    return str(path)
 
 
 def _of_file(path: Path, task: str, columns: str | None) -> pd.DataFrame:
@@ -528,7 +555,8 @@ def _given(data: Data, parameters: dict) -> dict:
     models = {
         name: _folder_of(of) for name, of in parameters.items() if name in ('teacher', 'student') and of
     }
-    own = dict(task=data.task, corpus=data.corpus) | ({'columns': data.columns} if data.columns else {})
+    own = dict(task=data.task, corpus=data.corpus)
+    own |= {name: of for name in ('columns', 'unlabelled') if (of := getattr(data, name))}
     return own | parameters | models
 
 
@@ -541,7 +569,10 @@ def _made(
     _check_data(data)
     if 'mode' in parameters:
         raise ConfigError('mode is chosen by finetune, distil, mixed= and taught=; leave it out')
-    return Run(make_run(plan(make_config(mode=mode, **_given(data, parameters))), on_row, say))
+    given = _given(data, parameters)
+    if not MODES[mode].kd and 'unlabelled' not in parameters:
+        given.pop('unlabelled', None)  # it has no teacher to learn from
+    return Run(make_run(plan(make_config(mode=mode, **given)), on_row, say))
 
 
 @_explained("teacher = kd.finetune(data, 'bert-base-uncased', epochs=2)")

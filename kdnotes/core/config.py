@@ -319,6 +319,15 @@ class RunConfig(BaseModel):
     temperature: float = parameter(2.0, ge=0.05, le=100, kd=True)
     # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
     alpha: float = parameter(0.5, ge=0, le=1, kd=True)
+    # rows without a label that a student learns from by its teacher's outputs: those of the corpus' own
+    # folder (auto: where it has unlabelled.*), none, the training rows whose labels are left out (rest), or
+    # the training rows of another corpus, named as `corpus` is, or a file of such rows
+    unlabelled: str = parameter('auto', named=False, kd=True)
+    # share of a step's examples that have no label; an epoch then is one pass over the rows that take longer,
+    # and the others begin again; None: all rows in turn, once an epoch
+    unlabelled_share: float | None = parameter(None, gt=0, lt=1, kd=True, younger=True)
+    # which rows without a label: their number and the beginning of their sha256, found by the plan
+    unlabelled_id: str = parameter('', kd=True, younger=True, pattern=r'^(\d+-[0-9a-f]{12})?$')
     # the teacher's outputs: computed once and stored (cached), or at every step (online)
     signal: Literal['cached', 'online'] = parameter('cached', kd=True)
     # number format in which a cached signal is stored
@@ -401,6 +410,9 @@ class RunConfig(BaseModel):
     micro_batch_tokens: int = parameter(8192, ge=16, training=True)
     # most tokens of an example; of a pair, the longer text is cut
     max_length: int = parameter(128, ge=8, le=512, shared=True)
+    # training rows that keep their labels, drawn by the seed (whole questions, until there are so many); the
+    # others are left out; None: all
+    labels: int | None = parameter(None, ge=2, shared=True, training=True, younger=True)
     # the search that chose the setting; None: what the setting says
     tuning_id: str | None = parameter(None, named=False, training=True)
     # a few steps on a few examples of the same corpus
@@ -603,11 +615,24 @@ def _check_warmup(config: RunConfig) -> None:
 
 # %% ../../nbs/core/02_config.ipynb #268028b7
 # settings that play no part without KD
-NEED_TEACHER = ('forward_dtype', 'dialect', 'min_probability', 'top_k', 'hidden_loss', 'relation_loss')
+NEED_TEACHER = (
+    'forward_dtype',
+    'dialect',
+    'min_probability',
+    'top_k',
+    'hidden_loss',
+    'relation_loss',
+    'unlabelled',
+    'unlabelled_share',
+)
 
 
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that cannot be meant."
+    if config.unlabelled == 'rest' and config.labels is None:
+        raise ValueError(
+            "unlabelled='rest' are the training rows that labels=<n> leaves without a label; give labels too"
+        )
     if not MODES[config.mode].kd:
         for name in NEED_TEACHER:
             if (value := getattr(config, name)) != RunConfig.model_fields[name].default:

@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ['STREAMS', 'stream', 'torch_seed']
 
 # %% ../../nbs/core/06_streams.ipynb #595665ed
-STREAMS = ('init', 'data', 'dropout', 'order', 'teacher', 'tuning', 'bootstrap', 'mask', 'sample')
+STREAMS = ('init', 'data', 'dropout', 'order', 'teacher', 'tuning', 'bootstrap', 'mask', 'sample', 'labels')
 
 
 def stream(

@@ -114,6 +114,12 @@ def signal_key(
     )[:32]
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #7442bdaf
+def _rows_in_key(config: RunConfig) -> str:  # '': the corpus' training rows, and no others
+    "Which rows a configuration trains on."
+    drawn = '' if config.labels is None else f'-labels-{config.labels}-{config.seed}'
+    return drawn + (f'-unlabelled-{config.unlabelled_id}' if config.unlabelled_id else '')
+
+
 def key_parts(
     task: Task,
     config: RunConfig,  # resolved, of a run that wants the signal
@@ -133,7 +139,7 @@ def key_parts(
         max_length=config.max_length,
         forward_dtype=config.forward_dtype,
         storage_dtype=storage_dtype or config.signal_dtype,
-        subset=f'{task.signal_key()}-{config.task}',
+        subset=f'{task.signal_key()}-{config.task}{_rows_in_key(config)}',
     )
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #4d60a5ef

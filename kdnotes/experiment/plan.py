@@ -520,13 +520,21 @@ def _resolve_on_corpus(
             f'threads_per_rank={config.threads_per_rank} is more than the {counted(on.cores, "core")} of '
             'this machine; use fewer, or auto'
         )
-    if name not in corpora:
-        corpora[name] = corpus_of(config)
-    corpus = corpora[name]
+    corpus = corpus_of(config, corpora)
     if corpus.name != name:
         # a folder with a known corpus has its settings
         config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
-    return config, corpus
+    if asked.unlabelled_id not in ('', corpus.unlabelled_id):
+        raise ConfigError(
+            f'unlabelled_id={asked.unlabelled_id} names other rows without a label than there are '
+            f'({corpus.unlabelled_id or "none"}); leave it out, since the plan finds it'
+        )
+    if config.unlabelled_share and not corpus.unlabelled_id:
+        raise ConfigError(
+            f'unlabelled_share={config.unlabelled_share:g} is a share of no rows, since corpus '
+            f'{corpus.name} has none without a label; leave it out, or name them with unlabelled=<corpus>'
+        )
+    return config.model_copy(update=dict(unlabelled_id=corpus.unlabelled_id)), corpus
 
 
 def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:

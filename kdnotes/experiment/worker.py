@@ -94,7 +94,7 @@ def _enter(config_file: str | Path) -> Rank:
         _share_times(runtime, job)
         _have_foundations(runtime, job)
     corpus = corpus_of(config)
-    if corpus.sha256 != job['corpus_sha256']:
+    if (corpus.sha256, corpus.unlabelled_id) != (job['corpus_sha256'], config.unlabelled_id):
         raise RunError(
             f'corpus {corpus.name} at {corpus.where} changed since the run was planned; start the run again'
         )
@@ -736,7 +736,7 @@ def have_floors(
     def make():  # a `tasks.base.Task`; None: the corpus is another one today
         from kdnotes.distill.models import load_tokenizer
 
-        corpus = corpus_of(config)
+        corpus = corpus_of(config.model_copy(update=dict(labels=None, unlabelled='none')))
         if corpus.sha256 != corpus_sha256:
             return None
         task = make_task(config, corpus)
@@ -774,7 +774,8 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     record = _record(rank, task, model, outcome)
     tb_record(folder.path, record)
     folder.write_record(record)
-    _keep_floors(rank.config, record['corpus_sha256'], lambda: task)
+    if rank.config.labels is None:  # floors are those of all labels
+        _keep_floors(rank.config, record['corpus_sha256'], lambda: task)
     # the record is there: nothing will go on from them
     shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)
 

@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/07_answer_selection.ipynb #0d60706e
 from __future__ import annotations
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from itertools import accumulate, chain, zip_longest
@@ -18,7 +19,7 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows, drop_in_words
 from .batching import Batch, EncodedPairs, all_apart
-from .columns import Columns, Texts, codes, numbers, ranks
+from .columns import Columns, Texts, codes, joined, numbers, ranks
 from .embedded import embedded_answer_selection
 from ..core.files import sha256_texts
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet
@@ -45,6 +46,8 @@ from kdnotes.tasks.base import (
     TaskInfo,
     Use,
     cut_notes,
+    NO_LABEL,
+    labelled,
     labels_config,
     SEQUENCE_HEAD,
     sequence_head_flops,
@@ -222,6 +225,7 @@ CORPORA = CorpusRules(
     unique=('question_id', 'sentence_id'),
     common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
+    no_label=-1,
     complete=make_up_ids,
     complete_published=partial(make_up_ids, published=True),
     check_rows=check_rows,
@@ -346,7 +350,7 @@ def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> 
         index = np.flatnonzero(np.isin(of, of[numbers(train, 'label') == 1]))
         train = train.take(index) if isinstance(train, Columns) else [train[i] for i in index.tolist()]
     if not smoke:
-        return splits | dict(train=train)
+        return {split: splits[split] for split in SPLITS} | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {
         s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'
     }
@@ -394,6 +398,21 @@ class AnswerSelection:
         }
         # (2,)
         self.label_prior = np.bincount(self.questions['train'].labels, minlength=2) / len(self.rows['train'])
+        self._add_unlabelled(corpus.unlabelled[:64] if smoke else corpus.unlabelled)
+
+    def _add_unlabelled(self, rows: Rows) -> None:
+        "Put candidates without a label behind the others; their questions are of their own."
+        self.unlabelled = len(rows)
+        if not len(rows):
+            return
+        self.rows['train'] = joined(self.rows['train'], rows)
+        own = self.questions['train']
+        of, _ = codes(rows, 'question_id')
+        self.questions['train'] = replace(
+            own,
+            of=np.concatenate([own.of, own.of.max() + 1 + of]),
+            labels=np.concatenate([own.labels, np.full(len(rows), NO_LABEL)]),
+        )
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every pair once."
@@ -449,10 +468,10 @@ class AnswerSelection:
         """Sums over the batch: `hard` against the labels, `soft` against a teacher's logits,
         and `ranking` between candidates where it is asked for.
         """
-        n = len(batch.labels)
-        terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
+        counts = self.loss_counts('train', batch.index)
+        terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), counts['hard'])}
         if signal:
-            terms['soft'] = (self.soft.loss(outputs.logits, signal['logits']), n)
+            terms['soft'] = (self.soft.loss(outputs.logits, signal['logits']), counts['soft'])
         if self.settings.ranking_loss != 'none':
             terms['ranking'] = self._ranking(outputs, batch, signal)
         return terms
@@ -462,21 +481,23 @@ class AnswerSelection:
         and how many they are (known to the host: no waiting for a GPU).
         """
         scores = self.scores(outputs, batch)[:, 0]
+        labels = batch.labels.clamp(min=0)  # candidates of a question have labels, or none of them has
         pairs = self.loss_counts('train', batch.index)['ranking']
         if self.settings.ranking_loss == 'ranknet':
-            return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
+            return ranknet(scores, batch.groups, labels, 'sum'), pairs
         if not signal:
             raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
         return margin_mse(
-            scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, batch.labels, 'sum'
+            scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, labels, 'sum'
         ), pairs
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Examples of the pointwise terms, pairs of the ranking one."
-        counts = {'hard': len(index), 'soft': len(index)}
+        "Examples of the pointwise terms (those that have a label, and all), pairs of the ranking one."
+        questions = self.questions[split]
+        counts = {'hard': labelled(questions.labels, index, self.unlabelled), 'soft': len(index)}
         if self.settings.ranking_loss != 'none':
-            questions = self.questions[split]
-            counts['ranking'] = pair_counts(questions.of[index], questions.labels[index])['labelled']
+            labels = questions.labels[index].clip(min=0)
+            counts['ranking'] = pair_counts(questions.of[index], labels)['labelled']
         return counts
 
     def loss_weights(self, kd: bool) -> dict[str, float]:

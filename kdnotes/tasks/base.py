@@ -22,9 +22,10 @@ from ..losses.conventions import dialect_weights
 from ..losses.targets import soft_target_kl
 
 # %% auto #0
-__all__ = ['SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'INPUTS', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets', 'soft_targets',
-           'labels_config', 'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'some_rows', 'floor_table',
-           'Forward', 'Task', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes', 'TaskInfo', 'TaskView']
+__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'INPUTS', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets',
+           'soft_targets', 'labels_config', 'labelled', 'sequence_head_flops', 'worst_units', 'words_of', 'floors_key',
+           'some_rows', 'floor_table', 'Forward', 'Task', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes',
+           'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -100,6 +101,21 @@ def labels_config(
     # no problem_type of an earlier training, such as multi_label_classification
     label2id = {name: i for i, name in enumerate(names)}
     return dict(problem_type=None, id2label=dict(enumerate(names)), label2id=label2id)
+
+
+# the label of a row that nobody has labelled, where losses are computed: torch's cross-entropy leaves it out
+NO_LABEL = -100
+
+
+def labelled(
+    labels: np.ndarray,  # (n,) or (n, k) of a split
+    index: np.ndarray,  # examples
+    unlabelled: int,  # how many of the split have no label
+) -> int:
+    "How many examples have a label."
+    if not unlabelled:
+        return len(index)
+    return int((labels[index].reshape(len(index), -1)[:, 0] != NO_LABEL).sum())
 
 
 # the transformers head of tasks with one output row a text or pair
@@ -213,6 +229,7 @@ class Task(Protocol):
         str, Any
     ]  # what the config of a saved model says of its outputs: their names, their scale
     evaluates_itself: bool  # `evaluate_model` instead of `scores` and `evaluate`
+    unlabelled: int  # how many of the training examples, the last ones, have no label
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...
     def lengths(self, split: str) -> np.ndarray: ...  # (n,) tokens of each example

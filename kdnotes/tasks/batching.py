@@ -20,7 +20,7 @@ from ..core.files import check_room, sha256_texts
 # %% auto #0
 __all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'second_begins', 'tells_two_texts',
            'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps',
-           'micro_batches']
+           'mixed_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -367,6 +367,33 @@ def _before_pool(
 ) -> np.ndarray:  # (n,)
     "How many examples stand before the pool of each group."
     return begin[np.searchsorted(pools, pools)]
+
+# %% ../../nbs/tasks/01_batching.ipynb #23bf6457
+def mixed_steps(
+    lengths: np.ndarray,  # (n,) tokens of each example
+    groups: np.ndarray,  # (n,) as of `epoch_steps`; none holds examples of both kinds
+    unlabelled: int,  # how many examples, the last ones, have no label
+    batch_size: int,  # examples of an optimizer step, 2 at least
+    share: float,  # of them that have none, in (0, 1)
+    rng: np.random.Generator,  # made from (seed, epoch)
+) -> list[np.ndarray]:  # positions of each step's examples
+    "An epoch of steps that all have examples with a label and without."
+    labelled = len(lengths) - unlabelled
+    without = min(batch_size - 1, max(1, round(share * batch_size)))
+    kinds = []
+    for part, size in ((slice(0, labelled), batch_size - without), (slice(labelled, None), without)):
+        kinds.append((part.start, lengths[part], groups[part], size))
+
+    def one_pass(kind: tuple) -> list[np.ndarray]:
+        start, own_lengths, own_groups, size = kind
+        return [start + index for index in epoch_steps(own_lengths, own_groups, size, rng)]
+
+    passes = [one_pass(kind) for kind in kinds]
+    n = max(map(len, passes))
+    for steps, kind in zip(passes, kinds):
+        while len(steps) < n:
+            steps += one_pass(kind)
+    return [np.concatenate(parts) for parts in zip(passes[0][:n], passes[1][:n])]
 
 # %% ../../nbs/tasks/01_batching.ipynb #fb5c6a8b
 def micro_batches(

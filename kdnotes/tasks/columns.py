@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 # %% auto #0
-__all__ = ['Columns', 'Texts', 'numbers', 'codes', 'ranks', 'write_columns', 'write_parts', 'open_columns']
+__all__ = ['Columns', 'Texts', 'numbers', 'codes', 'ranks', 'with_cell', 'joined', 'write_columns', 'write_parts', 'open_columns']
 
 # %% ../../nbs/tasks/00_columns.ipynb #adc692c5
 _AT_ONCE = 20_000  # rows that are Python's own objects at a time
@@ -126,6 +126,41 @@ def ranks(
     place = np.empty(len(rows), dtype=np.int64)
     place[order] = np.arange(len(rows))
     return place
+
+# %% ../../nbs/tasks/00_columns.ipynb #e25b09c4
+def with_cell(
+    rows: Sequence[dict] | Columns,
+    key: str,  # of a column; added where it is not there
+    value: str | int,  # of every row
+) -> Sequence[dict] | Columns:  # a copy
+    "Rows that all have one value in a column."
+    if not isinstance(rows, Columns):
+        return [row | {key: value} for row in rows]
+    import pyarrow as pa
+
+    table = rows.table.drop_columns([key]) if key in rows.table.column_names else rows.table
+    kind = pa.large_string() if isinstance(value, str) else pa.int64()
+    return Columns(table.append_column(key, pa.repeat(pa.scalar(value, kind), len(rows))))
+
+
+def joined(
+    rows: Sequence[dict] | Columns,
+    more: Sequence[dict] | Columns,  # with the same keys
+) -> Sequence[dict] | Columns:
+    "Rows, and others behind them; columns where one of the two are columns."
+    if not isinstance(rows, Columns) and not isinstance(more, Columns):
+        return [*rows, *more]
+    import pyarrow as pa
+
+    tables = [of.table if isinstance(of, Columns) else pa.Table.from_pylist(list(of)) for of in (rows, more)]
+    names = tables[0].column_names
+    kinds = pa.schema(
+        [
+            (name, pa.int64() if pa.types.is_integer(tables[0][name].type) else pa.large_string())
+            for name in names
+        ]
+    )
+    return Columns(pa.concat_tables([table.select(names).cast(kinds) for table in tables]))
 
 # %% ../../nbs/tasks/00_columns.ipynb #86a833bc
 def write_columns(

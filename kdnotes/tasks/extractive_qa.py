@@ -213,6 +213,7 @@ class ExtractiveQA:
     evaluation_sets = ('dev', 'test')
     signal_spec = {'logits': SignalSpec(shape=(2,), ragged=True)}
     evaluates_itself = False
+    unlabelled = 0
 
     def __init__(
         self,
@@ -710,7 +711,7 @@ TASK = TaskInfo(
     check=check,
     check_tokens=check_tokens,
     usual=usual,
-    unread=frozenset({'alpha', 'dialect'}),
+    unread=frozenset({'alpha', 'dialect', 'labels', 'unlabelled', 'unlabelled_share'}),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'answerable',
     use=USE,

@@ -252,6 +252,7 @@ class MaskedLM:
     head_labels = None
     head_config: dict[str, Any] = {}
     evaluates_itself = True
+    unlabelled = 0
 
     def __init__(
         self,
@@ -704,7 +705,7 @@ TASK = TaskInfo(
     check_tokens=check_tokens,
     batches_change=batches_change,
     usual=usual,
-    unread=frozenset({'alpha', 'dialect', 'eval_batch_size'}),
+    unread=frozenset({'alpha', 'dialect', 'eval_batch_size', 'labels', 'unlabelled', 'unlabelled_share'}),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'right_only',
     use=USE,

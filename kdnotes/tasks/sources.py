@@ -24,8 +24,10 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 import numpy as np
+from ..core.arms import MODES
 from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
 from ..core.progress import followed, stage
+from ..core.streams import stream
 from kdnotes.core.files import (
     FileError,
     cache_path,
@@ -42,14 +44,23 @@ from kdnotes.core.files import (
     without_password,
     write_json,
 )
-from .columns import Texts, open_columns, write_columns, write_parts
+from kdnotes.tasks.columns import (
+    Columns,
+    Texts,
+    codes,
+    open_columns,
+    with_cell,
+    write_columns,
+    write_parts,
+)
 
 # %% auto #0
-__all__ = ['Rows', 'SPLITS', 'TEACHER', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError', 'Corpus',
-           'MadeCorpus', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'Table', 'check_regular',
-           'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns', 'class_cells', 'find_folder',
-           'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub', 'dataset_classes', 'hub_rows', 'read_hub',
-           'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'split_sizes', 'sizes_in_words']
+__all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError',
+           'Corpus', 'MadeCorpus', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'Table',
+           'check_regular', 'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns', 'class_cells',
+           'of_split', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
+           'dataset_classes', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of',
+           'load_by_rules', 'trained_on', 'split_sizes', 'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
 class CorpusError(KdnotesError):
@@ -59,6 +70,7 @@ class CorpusError(KdnotesError):
 # of one split, in the source's order: a list, or `Columns` where it is large
 Rows = Sequence[dict[str, Any]]
 SPLITS = ('train', 'dev', 'test')
+UNLABELLED = 'unlabelled'  # beside them, where there are such rows
 
 
 @dataclass(frozen=True)
@@ -68,14 +80,23 @@ class Corpus:
     name: str  # 'embedded', a published corpus' name, an absolute folder or a hub id; what records call it
     kind: str  # 'embedded' | 'folder' | 'hub'
     where: str  # for people: the folder, the hub's address, or the embedded table
-    splits: dict[str, Rows]  # 'train', 'dev', 'test'
-    sha256: str  # of the content; equal content gives an equal hash wherever it came from
+    splits: dict[str, Rows]  # 'train', 'dev', 'test', and 'unlabelled' where there are such rows
+    # of the content of train, dev and test; equal content gives an equal hash wherever it came from
+    sha256: str
     # evaluation split -> how many of its rows have the texts of a row of train, where any have
     overlap: dict[str, int] = field(default_factory=dict)
     # how many rows of test have the texts of a row of dev
     test_in_dev: int = 0
     # split -> how many of its rows have the texts of another of its rows and another label, where any have
     contradictions: dict[str, int] = field(default_factory=dict)
+    # which rows without a label there are: '20000-3f2a1bc09e11', their number and the beginning of their
+    # sha256; '': there are none
+    unlabelled_id: str = ''
+
+    @property
+    def unlabelled(self) -> Rows:  # () where there are none
+        "The rows that a student learns from by its teacher's outputs alone."
+        return self.splits.get(UNLABELLED, ())
 
 
 @dataclass(frozen=True)
@@ -131,6 +152,8 @@ class CorpusRules:
     unique: tuple[str, ...] = ()
     common: tuple[tuple[str, str], ...] = ()
     all_or_none: tuple[str, ...] = ()
+    # the label of a row that nobody has labelled, once it is checked; None: the task has no such rows
+    no_label: str | int | None = None
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
 
@@ -891,6 +914,47 @@ def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
         )
     return cells
 
+# %% ../../nbs/tasks/04_sources.ipynb #d0fa1ac0
+# a label as it stands in files, of rows that nobody has labelled
+_BLANK = ('', '-1')
+_STAND_IN = '0'  # a label that every task with such rows takes
+
+
+def of_split(
+    split: str,  # 'train' | 'dev' | 'test' | 'unlabelled'
+    rules: CorpusRules,
+    columns: str | None,  # of `column_names`
+) -> tuple[CorpusRules, str | None]:  # and the columns that its rows may have
+    "The rules that the rows of a split are read by."
+    if split != UNLABELLED:
+        return rules, columns
+
+    def complete(rows: Rows, missing: set[str], *state: dict) -> None:
+        for row in rows:
+            row.setdefault('label', '')
+        rules.complete(rows, missing - {'label'}, *state)
+
+    def check_rows(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
+        for i, row in enumerate(rows):
+            if str(row['label']).strip() not in _BLANK:
+                raise CorpusError(
+                    f"{place(i)}: {names['label']} is {shown(row['label'])}, and rows of {UNLABELLED} have "
+                    'no label; move such rows to train, or empty the column'
+                )
+            row['label'] = _STAND_IN
+        rules.check_rows(rows, place, names)
+        for row in rows:
+            row['label'] = rules.no_label
+
+    def check_split(split: str, rows: Rows, where: str) -> None:
+        if not rows:
+            raise CorpusError(f'{where}: there is no row below the header; fill it, or move the file away')
+
+    named = [part for part in (columns or '').split(',') if part.partition('=')[0].strip() != 'label']
+    optional = rules.optional | {'label'}
+    own = replace(rules, optional=optional, complete=complete, check_rows=check_rows, check_split=check_split)
+    return own, ','.join(named) or None
+
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
 PLAIN_NAMES = dict(train=('train',), dev=('dev', 'validation', 'valid'), test=('test',))
@@ -929,7 +993,8 @@ def split_files(
                 f"{folder} has no {' and no '.join(missing)}; "
                 f"a corpus folder holds {', '.join(rules.published_files)}"
             )
-        return {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
+        named = {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
+        return named | _unlabelled_file(folder, rules)
     if not plain:
         return None
     found = {split: [f for f in plain if f.stem in stems] for split, stems in PLAIN_NAMES.items()}
@@ -948,7 +1013,23 @@ def split_files(
             f"{folder} has no {' and no '.join(missing)}; a corpus folder holds train, dev and test, each as "
             f"one of {', '.join(FORMATS)}"
         )
-    return {split: files[0] for split, files in found.items()}
+    return {split: files[0] for split, files in found.items()} | _unlabelled_file(folder, rules)
+
+
+def _unlabelled_file(folder: Path, rules: CorpusRules) -> dict[str, Path]:  # {}: there is none
+    "The file of rows that nobody has labelled."
+    files = [path for end in FORMATS if (path := folder / f'{UNLABELLED}.{end}').exists()]
+    if len(files) > 1:
+        raise CorpusError(
+            f"{folder} holds {' and '.join(f.name for f in files)}, and only one of them can be "
+            f'{UNLABELLED}; move the others away'
+        )
+    if files and rules.no_label is None:
+        raise CorpusError(
+            f'{files[0]} holds rows without a label, and this task learns from texts as they are; '
+            'put them into train, or move the file away'
+        )
+    return {UNLABELLED: files[0]} if files else {}
 
 
 def place_of(
@@ -973,7 +1054,9 @@ def read_folder(
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
     if files := split_files(folder, rules):
-        return {split: read_split(path, split, rules, columns) for split, path in files.items()}
+        return {
+            split: read_split(path, split, *of_split(split, rules, columns)) for split, path in files.items()
+        }
     raise CorpusError(
         f'{folder} holds no corpus: looked for {_folder_in_words(rules)}; put these files there or name '
         'another folder'
@@ -1211,20 +1294,35 @@ def _read(task: str, name: str, columns: str | None, score_on: Sequence[str] = (
 def _counted(task: str, loaded: Corpus) -> Corpus:
     "A corpus, and what its rows have in common."
     texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
+    _check_apart(texts, loaded.where)
     return replace(
         loaded,
         overlap=_overlap(texts),
         test_in_dev=_shared(texts['test'], texts['dev']),
         contradictions=_contradictions(loaded.splits, texts),
+        unlabelled_id=_unlabelled_id(loaded.unlabelled, task_info(task).corpora),
     )
+
+
+def _unlabelled_id(rows: Rows, rules: CorpusRules) -> str:
+    "Which rows without a label there are."
+    if not len(rows):
+        return ''
+    return f'{len(rows)}-{rules.fingerprint(dict(train=rows, dev=[], test=[]))[:12]}'
 
 
 def corpus_of(
     config: RunConfig,
+    # by resolved name, those that are loaded already; others are added
+    known: dict[str, Corpus] | None = None,
 ) -> Corpus:
     "The corpus that a run is trained and scored on."
-    score_on = getattr(config.task_settings, 'score_on', ())
-    return load_corpus(config.task, config.corpus, config.columns, score_on)
+    known = {} if known is None else known
+    name = resolve_corpus(config.task, config.corpus)
+    if name not in known:
+        score_on = getattr(config.task_settings, 'score_on', ())
+        known[name] = load_corpus(config.task, name, config.columns, score_on)
+    return trained_on(known[name], config, known)
 
 
 def _with_sets(corpus: Corpus, rules: CorpusRules, score_on: Sequence[str]) -> Corpus:
@@ -1251,7 +1349,11 @@ def _shared(texts: np.ndarray, others: np.ndarray) -> int:  # of `_hashes`
 
 def _overlap(texts: dict[str, np.ndarray]) -> dict[str, int]:  # of `_hashes`, by split
     "How many rows of each evaluation split have the texts of a row of train."
-    found = {split: _shared(rows, texts['train']) for split, rows in texts.items() if split != 'train'}
+    found = {
+        split: _shared(rows, texts['train'])
+        for split, rows in texts.items()
+        if split not in ('train', UNLABELLED)
+    }
     return {split: n for split, n in found.items() if n}
 
 
@@ -1259,6 +1361,8 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> di
     "How many rows of each split have the texts of another of its rows, and another label."
     found = {}
     for split, rows in splits.items():
+        if split == UNLABELLED:
+            continue
         said = (hash(row.get('label', row.get('answers'))) for row in rows)
         labels = np.fromiter(said, dtype=np.int64, count=len(rows))
         _, of, n = np.unique(texts[split], return_inverse=True, return_counts=True)
@@ -1365,6 +1469,97 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
         rules.check_split(split, rows, f'{name} {split}')
     return splits
 
+# %% ../../nbs/tasks/04_sources.ipynb #77ca1285
+def _check_apart(
+    texts: dict[str, np.ndarray],  # of `_hashes`, by split
+    where: str,
+) -> None:
+    "Refuse rows without a label that are evaluated on."
+    for split in ('dev', 'test') if UNLABELLED in texts else ():
+        found = np.flatnonzero(np.isin(texts[UNLABELLED], texts[split]))
+        if len(found):
+            raise CorpusError(
+                f'{where}: {counted(len(found), "row")} of {UNLABELLED} (the first is row {found[0] + 1}) '
+                f'{"has" if len(found) == 1 else "have"} the texts of a row of {split}, which a model is '
+                'scored on; remove them'
+            )
+
+
+def _drawn(
+    rows: Rows,  # of a training split
+    n: int,  # of them; more, where whole groups have more
+    of: str | None,  # the key that tells which rows belong together; None: each is alone
+    rng: np.random.Generator,
+) -> tuple[Rows, Rows]:  # these, and the others
+    "Some rows of a split, in its order."
+    group = codes(rows, of)[0] if of else np.arange(len(rows))
+    sizes = np.bincount(group)
+    order = rng.permutation(len(sizes))
+    before = np.cumsum(sizes[order]) - sizes[order]
+    chosen = np.isin(group, order[before < n])
+    return _taken(rows, np.flatnonzero(chosen)), _taken(rows, np.flatnonzero(~chosen))
+
+
+def _taken(rows: Rows, index: np.ndarray) -> Rows:
+    "Some rows."
+    return rows.take(index) if isinstance(rows, Columns) else [rows[i] for i in index.tolist()]
+
+
+def _without_labels(rows: Rows, rules: CorpusRules) -> Rows:
+    "The same rows as nobody had labelled them."
+    return with_cell(rows, 'label', rules.no_label)
+
+
+def _with_rows(corpus: Corpus, rows: Rows, rules: CorpusRules) -> Corpus:
+    "A corpus with these rows as those without a label."
+    splits = corpus.splits | {UNLABELLED: rows}
+    return replace(corpus, splits=splits, unlabelled_id=_unlabelled_id(rows, rules))
+
+
+def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
+    "A corpus with rows without a label from elsewhere; refused where they are evaluated on."
+    info = task_info(config.task)
+    path = Path(config.unlabelled).expanduser()
+    if _is_file(config.unlabelled):
+        rows = read_split(path, UNLABELLED, *of_split(UNLABELLED, info.corpora, config.columns))
+    else:
+        rows = _without_labels(load_corpus(config.task, config.unlabelled).splits['train'], info.corpora)
+    texts = {split: _hashes(info.texts, corpus.splits[split]) for split in ('dev', 'test')}
+    _check_apart(texts | {UNLABELLED: _hashes(info.texts, rows)}, config.unlabelled)
+    return _with_rows(corpus, rows, info.corpora)
+
+
+def trained_on(
+    corpus: Corpus,
+    config: RunConfig,
+    known: dict[str, Corpus],  # corpora with rows from elsewhere, by the names of both; others are added
+) -> Corpus:
+    "A corpus with the labels that a run has, and with the rows without one that it learns from."
+    info = task_info(config.task)
+    learns = MODES[config.mode].kd and config.unlabelled != 'none'
+    if learns and config.unlabelled not in ('auto', 'rest'):
+        key = f'{corpus.name} with {config.unlabelled}'
+        if key not in known:
+            known[key] = _with_others(corpus, config)
+        corpus = known[key]
+    if config.labels is None and (learns or not len(corpus.unlabelled)):
+        return corpus
+    splits = {split: rows for split, rows in corpus.splits.items() if learns or split != UNLABELLED}
+    if config.labels is not None:
+        n = len(splits['train'])
+        if config.labels > n:
+            raise CorpusError(
+                f'labels={config.labels} is more than the {counted(n, "row")} of {corpus.name} train; leave '
+                'it out, or name fewer'
+            )
+        of = info.rows_of[1] if info.rows_of else None
+        splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(config.seed, 'labels'))
+        info.corpora.check_split('train', splits['train'], f'{corpus.name}, labels={config.labels}')
+    corpus = replace(corpus, splits=splits, unlabelled_id=corpus.unlabelled_id if learns else '')
+    if learns and config.unlabelled == 'rest':
+        return _with_rows(corpus, _without_labels(rest, info.corpora), info.corpora)
+    return corpus
+
 # %% ../../nbs/tasks/04_sources.ipynb #d956219f
 class _Doubt(Exception):
     "Something that must be judged with all rows at hand."
@@ -1452,10 +1647,11 @@ def _streamed(
             check_regular(source)
             with _named(folder / f'{split}.arrow') as path:
                 n = _n_rows(source)
-                parts = _with_room(_parts(source, split, rules, columns), path, n)
+                of_rows, named = of_split(split, rules, columns)
+                parts = _with_room(_parts(source, split, of_rows, named), path, n)
                 write_parts(path, followed(parts, f'reading {split}', n, 'rows', len))
                 splits[split] = open_columns(path)
-            rules.check_split(split, splits[split], str(source))
+            of_rows.check_split(split, splits[split], str(source))
     except _Doubt:
         return None
     except CorpusError:

@@ -27,7 +27,7 @@ from kdnotes.tasks.sources import (
     read_split,
 )
 from .batching import Batch, EncodedPairs, all_apart
-from .columns import Texts, codes
+from .columns import Texts, codes, joined
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text, sha256_texts
 from ..losses.targets import hard_target_ce
@@ -42,6 +42,8 @@ from kdnotes.tasks.base import (
     TaskInfo,
     Use,
     cut_notes,
+    NO_LABEL,
+    labelled,
     labels_config,
     SEQUENCE_HEAD,
     sequence_head_flops,
@@ -170,6 +172,7 @@ CORPORA = CorpusRules(
     unique=('id',),
     all_or_none=('second',),
     optional=frozenset({'id', 'second', 'cluster'}),
+    no_label='',
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
@@ -469,6 +472,7 @@ class TextClassification:
         self.rows = {
             split: rows[: 64 if split == 'train' else 48] if smoke else rows
             for split, rows in corpus.splits.items()
+            if split in SPLITS
         }
         # of all training rows, also in a smoke run
         self.classes = class_names(corpus.splits['train']) if target == 'classes' else []
@@ -478,6 +482,16 @@ class TextClassification:
         self.model_kwargs = {'num_labels': self.outputs}
         self.signal_spec = {'logits': SignalSpec(shape=(self.outputs,))}
         self._set_labels(corpus)
+        self._add_unlabelled(corpus.unlabelled[:64] if smoke else corpus.unlabelled)
+
+    def _add_unlabelled(self, rows: Rows) -> None:
+        "Put rows without a label behind the others."
+        self.unlabelled = len(rows)
+        if not len(rows):
+            return
+        self.rows['train'] = joined(self.rows['train'], rows)
+        none = np.full(len(rows), NO_LABEL, dtype=self.labels['train'].dtype)
+        self.labels['train'] = np.concatenate([self.labels['train'], none])
 
     def _set_labels(self, corpus: Corpus) -> None:
         "Labels as the loss wants them, and their share in the training split."
@@ -543,19 +557,23 @@ class TextClassification:
         self, outputs, batch: Batch, signal: dict[str, Tensor] | None
     ) -> dict[str, tuple[Tensor, int]]:
         "Sums over the batch: `hard` against labels, `soft` against a teacher; squared errors of a number."
-        n = len(batch.labels)
+        counts = self.loss_counts('train', batch.index)
         if self.classes:
-            terms = {'hard': (hard_target_ce(outputs.logits, batch.labels, 'sum'), n)}
-            return terms | ({'soft': (self.soft.loss(outputs.logits, signal['logits']), n)} if signal else {})
-        value = outputs.logits.float()[:, 0]
-        terms = {'hard': ((value - batch.labels.float()).square().sum(), n)}
-        return terms | (
-            {'soft': ((value - signal['logits'].float()[:, 0]).square().sum(), n)} if signal else {}
-        )
+            hard = hard_target_ce(outputs.logits, batch.labels, 'sum')
+        else:
+            value = outputs.logits.float()[:, 0]
+            error = (value - batch.labels.float()).square()
+            hard = error.masked_fill(batch.labels == NO_LABEL, 0).sum() if self.unlabelled else error.sum()
+        terms = {'hard': (hard, counts['hard'])}
+        if signal and self.classes:
+            terms['soft'] = (self.soft.loss(outputs.logits, signal['logits']), counts['soft'])
+        elif signal:
+            terms['soft'] = ((value - signal['logits'].float()[:, 0]).square().sum(), counts['soft'])
+        return terms
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Examples, of each term."
-        return {'hard': len(index), 'soft': len(index)}
+        "Examples of each term: those that have a label, and all."
+        return {'hard': labelled(self.labels[split], index, self.unlabelled), 'soft': len(index)}
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`."
@@ -622,13 +640,14 @@ class TextClassification:
 
     def floors(self) -> dict[str, Evaluation]:
         "The training labels without a look at the texts; of pairs also those of pairs that share as much."
-        train = self.labels['train']
+        n = len(self.labels['train']) - self.unlabelled
+        train = self.labels['train'][:n]
         sets = ('dev', 'test')
-        alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in ('train', *sets)}
+        alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in sets}
         name = 'majority' if self.classes else 'mean'
-        found = {name: self._by_group(alike['train'], train, alike)}
+        found = {name: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
         if self.rows['train'][0]['second']:
-            rows, index = some_rows(self.rows['train'])
+            rows, index = some_rows(self.rows['train'][:n])
             shared = {split: shared_tenths(self.rows[split]) for split in sets}
             found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
         return found

@@ -24,7 +24,7 @@ from ..distill.one_position import logits_at
 from ..distill.teacher_cache import forward_tokens
 from ..losses.targets import weighted_sum
 from ..tasks.base import Evaluation, Task
-from ..tasks.batching import Batch, epoch_steps, micro_batches
+from ..tasks.batching import Batch, epoch_steps, micro_batches, mixed_steps
 from .cpu_fast_path import FastPath, fast_path
 from .distributed import Agreement, Runtime, Waits, wrap_ddp
 from kdnotes.train.failures import (
@@ -62,9 +62,13 @@ def schedule_steps(
     "All optimizer steps of a run, in order."
     lengths = task.lengths('train')
     groups = task.groups('train')
+    share = config.unlabelled_share
 
     def of_epoch(epoch: int) -> list[np.ndarray]:
-        return epoch_steps(lengths, groups, config.batch_size, stream(config.seed, 'data', epoch))
+        rng = stream(config.seed, 'data', epoch)
+        if share is None:
+            return epoch_steps(lengths, groups, config.batch_size, rng)
+        return mixed_steps(lengths, groups, task.unlabelled, config.batch_size, share, rng)
 
     first = of_epoch(0)
     total = max(1, round(config.epochs * len(first)))

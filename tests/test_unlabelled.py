@@ -1,0 +1,186 @@
+"Rows without a label: a student learns from them by its teacher's outputs, and nothing else changes."
+
+import json
+from pathlib import Path
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import kdnotes as kd
+from kdnotes.core.config import ConfigError, KdnotesError, make_config
+from kdnotes.distill.models import load_model, load_tokenizer
+from kdnotes.distill.teacher_cache import online_signal
+from kdnotes.experiment.plan import make_task, plan
+from kdnotes.tasks import sources
+from kdnotes.tasks.base import NO_LABEL
+from kdnotes.tasks.sources import CorpusError, corpus_of, load_corpus
+from small_runs import ON
+
+TASKS = ('answer_selection', 'text_classification')
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    return tmp_path
+
+
+def folder_of(task: str, folder: Path, unlabelled: int = 40, labelled: int = 60) -> Path:
+    "The embedded corpus as CSV files, a part of its training rows without their labels."
+    folder.mkdir(parents=True)
+    splits = load_corpus(task, 'embedded').splits
+    table = pd.DataFrame(list(splits['train']))
+    table[:labelled].to_csv(folder / 'train.csv', index=False)
+    if unlabelled:
+        rest = table[labelled : labelled + unlabelled]
+        rest.drop(columns='label').to_csv(folder / 'unlabelled.csv', index=False)
+    for split in ('dev', 'test'):
+        pd.DataFrame(list(splits[split])).to_csv(folder / f'{split}.csv', index=False)
+    return folder
+
+
+def planned(task: str, corpus: Path, mode: str = 'full_kd', **given):
+    return plan(make_config(mode=mode, task=task, corpus=str(corpus), study='few', **given), ON)
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_rows_without_a_label_change_no_run_that_does_not_learn_from_them(task, home):
+    without = folder_of(task, home / 'without', unlabelled=0)
+    with_rows = folder_of(task, home / 'with')
+    for mode in ('baseline', 'full_student'):
+        assert planned(task, with_rows, mode).run_id == planned(task, without, mode).run_id
+    usual = planned(task, without).run_id
+    assert planned(task, with_rows, unlabelled='none').run_id == usual
+    found = planned(task, with_rows)
+    assert found.run_id != usual and found.teacher.run_id == planned(task, without).teacher.run_id
+    assert found.config.unlabelled_id.startswith('40-') and found.sizes['unlabelled']['rows'] == 40
+    # the same rows by another way have the same name
+    file = with_rows / 'unlabelled.csv'
+    assert planned(task, without, unlabelled=str(file)).run_id == found.run_id
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_hard_targets_are_of_labelled_rows_alone_and_soft_ones_of_all(task, home, small_teacher):
+    given = dict(teacher=str(small_teacher), max_length=32, ranking_loss='ranknet')
+    if task != 'answer_selection':
+        given.pop('ranking_loss')
+    config = planned(task, folder_of(task, home / 'with'), **given).config
+    made = make_task(config, corpus_of(config))
+    made.encode(load_tokenizer(str(small_teacher)))
+    torch.manual_seed(0)
+    model = load_model(str(small_teacher), made.auto_class, 0, **made.model_kwargs).eval()
+    index = np.array([0, 1, 2, 3, 70, 71, 99])  # 60 have a label
+    batch = made.batch('train', index)
+    assert (batch.labels == NO_LABEL).tolist() == [False] * 4 + [True] * 3
+    outputs = model(**batch.inputs)
+    signal = online_signal(made, model)(batch)
+    terms = made.loss_terms(outputs, batch, signal)
+    alone = made.batch('train', index[:4])
+    of_labelled = made.loss_terms(model(**alone.inputs), alone, online_signal(made, model)(alone))
+    assert terms['hard'][1] == made.loss_counts('train', index)['hard'] == 4 and terms['soft'][1] == 7
+    torch.testing.assert_close(terms['hard'][0], of_labelled['hard'][0])
+    if 'ranking' in terms:
+        torch.testing.assert_close(terms['ranking'], of_labelled['ranking'])
+    assert set(made.floors()) == set(make_task(config, corpus_of(config)).floors())
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_a_large_file_is_read_like_a_small_one(task, home, monkeypatch):
+    folder = folder_of(task, home / 'with')
+    small = load_corpus(task, str(folder))
+    monkeypatch.setattr(sources, 'LARGE', 0)
+    large = load_corpus(task, str(folder))
+    assert large.unlabelled_id == small.unlabelled_id and large.sha256 == small.sha256
+    assert list(large.unlabelled) == list(small.unlabelled) and type(large.unlabelled) is not list
+    found = [make_task(p.config, corpus_of(p.config)) for p in [planned(task, folder)]]
+    assert list(found[0].rows['train']) == [*small.splits['train'], *small.unlabelled]
+
+
+def break_rows(folder: Path, how: str) -> None:
+    rows = pd.read_csv(folder / 'unlabelled.csv')
+    if how == 'label':
+        rows['label'] = ['', '-1', '1'] + [''] * (len(rows) - 3)
+    elif how == 'test':
+        test = pd.read_csv(folder / 'test.csv').drop(columns='label')
+        rows = pd.concat([rows, test[:2]])
+    elif how == 'empty':
+        rows = rows[:0]
+    rows.to_csv(folder / 'unlabelled.csv', index=False)
+    if how == 'two':
+        (folder / 'unlabelled.jsonl').write_text('{}\n')
+
+
+@pytest.mark.parametrize('large', [False, True])
+@pytest.mark.parametrize(
+    'how, words',
+    [
+        ('label', "label is '1', and rows of unlabelled have no label"),
+        ('test', '2 rows of unlabelled (the first is row 41) have the texts of a row of test'),
+        ('empty', 'there is no row below the header'),
+        ('two', 'only one of them can be unlabelled'),
+    ],
+)
+def test_a_wrong_file_is_refused(how, words, large, home, monkeypatch):
+    folder = folder_of('answer_selection', home / 'with')
+    break_rows(folder, how)
+    if large:
+        monkeypatch.setattr(sources, 'LARGE', 0)
+    with pytest.raises(CorpusError, match=words.replace('(', r'\(').replace(')', r'\)')) as e:
+        load_corpus('answer_selection', str(folder))
+    assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    'given, words',
+    [
+        (dict(unlabelled='rest'), 'give labels too'),
+        (dict(labels=5000), 'labels=5000 is more than the 60 rows'),
+        (dict(unlabelled='none', unlabelled_share=0.5), 'is a share of no rows'),
+        (dict(mode='full_student', unlabelled='none'), "mode='full_student' learns from none"),
+        (dict(unlabelled='nowhere'), "there is no corpus 'nowhere'"),
+        (dict(task='masked_lm', corpus='embedded', unlabelled='none'), "not read by task='masked_lm'"),
+        (dict(unlabelled_id='40-000000000000'), 'names other rows without a label than there are'),
+    ],
+)
+def test_what_cannot_be_meant_is_a_sentence(given, words, home):
+    folder = folder_of('answer_selection', home / 'with')
+    usual = dict(mode='full_kd', task='answer_selection', corpus=str(folder))
+    with pytest.raises(KdnotesError, match=words) as e:
+        plan(make_config(**usual | given), ON)
+    assert '\n' not in str(e.value)
+
+
+def test_rows_that_are_no_tables_have_no_place_in_other_tasks(home):
+    folder = folder_of('text_classification', home / 'with')
+    (folder / 'unlabelled.csv').rename(folder / 'unlabelled.tsv')
+    with pytest.raises((CorpusError, ConfigError), match='rows without a label, and this task'):
+        load_corpus('extractive_qa', str(folder))
+
+
+def test_data_of_python_bring_them_along(home):
+    splits = load_corpus('text_classification', 'embedded').splits
+    tables = {split: pd.DataFrame(list(rows)) for split, rows in splits.items()}
+    more = tables['train'][100:160].drop(columns='label')
+    tables['train'] = tables['train'][:100]
+    data = kd.load_data(tables, task='text_classification', unlabelled=more)
+    assert data == kd.load_data(tables | dict(unlabelled=more), task='text_classification')
+    corpus = corpus_of(make_config(task=data.task, corpus=data.corpus, unlabelled=data.unlabelled))
+    assert [row['text'] for row in corpus.unlabelled] == more['text'].tolist()
+    labelled = more.assign(label=tables['train']['label'].iloc[0])
+    wrong = kd.load_data(tables, task='text_classification', unlabelled=labelled)
+    with pytest.raises(CorpusError, match='have no label'):
+        corpus_of(make_config(task=data.task, corpus=data.corpus, unlabelled=wrong.unlabelled))
+
+
+def test_labels_are_drawn_by_the_seed_and_whole_questions(home):
+    def rows(**given):
+        config = make_config(task='answer_selection', corpus='embedded', mode='full_kd', **given)
+        corpus = corpus_of(config)
+        return [json.dumps(row) for row in corpus.splits['train']], corpus
+
+    first, corpus = rows(labels=100, seed=3, unlabelled='rest')
+    assert rows(labels=100, seed=3)[0] == first != rows(labels=100, seed=4)[0]
+    assert set(first) < set(rows(labels=200, seed=3)[0])
+    questions = {json.loads(row)['question_id'] for row in first}
+    assert questions.isdisjoint(row['question_id'] for row in corpus.unlabelled)
+    assert 100 <= len(first) < 120
