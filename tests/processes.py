@@ -1,5 +1,7 @@
 "What processes a command has started, asked while they come and go: one that has just ended is none of them."
 
+import time
+from collections.abc import Iterable
 import psutil
 
 
@@ -9,6 +11,14 @@ def has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def running(processes: Iterable[psutil.Process], seconds: float = 60) -> list[psutil.Process]:
+    "Those of some processes that have not ended after so long; a busy machine takes a while."
+    end = time.monotonic() + seconds
+    while (left := [p for p in processes if not has_ended(p)]) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
 
 
 def command_line(process: psutil.Process) -> list[str]:

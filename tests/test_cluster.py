@@ -30,7 +30,7 @@ from kdnotes.experiment.plan import Plan, plan
 from kdnotes.records.store import RunFolder, floors
 import notebooks
 from notebooks import surroundings
-from processes import descendants, has_ended, ranks_of
+from processes import descendants, ranks_of, running
 from small_runs import ON, planned
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def cluster():
     yield made
     started = set(descendants(os.getpid())) - before
     made.close()
-    assert len(started) >= 3 and [process for process in started if not has_ended(process)] == []
+    assert len(started) >= 3 and running(started) == []
     assert not folder.exists()
 
 
@@ -258,7 +258,7 @@ def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, s
     with pytest.raises(Stopped, match='was stopped before its end'):
         future.result(timeout=600)
     assert RunFolder(p.config.study, p.run_id).state()['status'] == 'interrupted'
-    assert has_ended(rank)
+    assert running([rank]) == []
     assert cluster.execute(p)['run_id'] == p.run_id
 
 
@@ -351,8 +351,7 @@ def test_when_a_machine_is_lost_the_run_ends_and_the_same_call_goes_on(cluster, 
         future.result(timeout=400)
     folder = RunFolder(p.config.study, p.run_id)
     assert lost.value.cause == folder.state()['cause'] == 'killed' and folder.state()['status'] == 'failed'
-    psutil.wait_procs(ranks, timeout=60)
-    assert [rank for rank in ranks if not has_ended(rank)] == []
+    assert running(ranks) == []
     record = cluster.execute(p)
     assert record['run_id'] == p.run_id and record['resumed_at'], 'the newest checkpoint was found'
 
@@ -487,7 +486,7 @@ def test_ctrl_c_leaves_no_process_and_the_same_command_makes_the_rest(machines, 
     assert study.returncode == 75, errors
     assert 'Traceback' not in errors
     psutil.wait_procs(started, timeout=60)
-    assert [process for process in started if not has_ended(process)] == []
+    assert running(started) == []
     study = command(*asked, place=place, smoke=False)
     said, errors = study.communicate(timeout=900)
     assert study.returncode == 0 and len(records_of(home)) == 1, errors

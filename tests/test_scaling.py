@@ -4,6 +4,7 @@ a simulated link, and results that go on where they were stopped.
 
 import json
 import os
+from pathlib import Path
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,11 @@ from tiny_lm import LENGTH, tiny_lm, tiny_lm_config, tiny_task
 from kdnotes.checks import scaling
 from kdnotes.analysis.steptime import ring_all_reduce_s
 from kdnotes.checks.contestants import BenchError
+from kdnotes.checks.scaling_results import sentences
 from kdnotes.core.files import read_json, write_json
 from kdnotes.core.resolve import Machine
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # two trainings of one gradient, added up in another order: AdamW divides by a gradient's size, and with its
 # epsilon at 1e-5 a rounding error is not worth a step
@@ -143,6 +147,15 @@ def test_every_table_says_what_was_measured(measured):
     text = scaling.text(measured[1])
     assert 'synchronisation is measured, not speed-up' in text and 'simulated' in text
     assert {g['what'] for g in measured[1]['gains']} == {'gradient_sync', 'efficiency, weak'}
+
+
+def test_a_ratio_without_an_interval_is_told_without_one():
+    results = read_json(ROOT / 'thesis' / 'data' / 'scaling.json')
+    found = next(row for row in results['gains'] if row['what'] == 'gradient_sync')
+    said = sentences(results, {})[0]
+    assert f"takes {found['times']:.2f} [{found['low']:.2f}, {found['high']:.2f}] times as long" in said
+    found['low'] = found['high'] = None  # of turns so noisy that they tell nothing
+    assert f"takes {found['times']:.2f} times as long" in sentences(results, {})[0]
 
 
 def test_results_of_another_machine_are_refused(tmp_path, monkeypatch):

@@ -492,7 +492,7 @@ def settings(
     values = {name: value for name, value in flat(config).items() if name in named}
     values |= factors(config)
     if not mode.kd:
-        values |= dict.fromkeys(names_with('kd', RunConfig, own) - left_out)
+        values |= dict.fromkeys(names_with('kd', RunConfig, own) & named)
     values |= dict.fromkeys(task_info(config.task).unread & values.keys())
     if mode.network == 'teacher':
         values |= dict(student_init=None)
