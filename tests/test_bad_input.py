@@ -273,7 +273,7 @@ def test_a_model_folder_without_weights(home, tmp_path):
 
 
 def test_a_student_with_another_vocabulary(home, tmp_path):
-    "It would be fed the teacher's token ids."
+    "Their values would be compared token by token."
     source = find_model(MINILM)
     load_tokenizer(MINILM).save_pretrained(tmp_path / 'model')
     words = json.loads((tmp_path / 'model/tokenizer.json').read_text())
@@ -285,7 +285,10 @@ def test_a_student_with_another_vocabulary(home, tmp_path):
         'vocabulary',
         str(tmp_path / 'model'),
         MINILM,
-        mode='full_student',
+        'relation_loss',
+        mode='full_kd',
+        signal='online',
+        relation_loss='values',
         student_init='hub',
         student=str(tmp_path / 'model'),
     )

@@ -244,6 +244,7 @@ def case_of(task, folder: Path, mode: str, **parameters) -> E.Case:
         label=mode,
         reason='',
         task=task,
+        as_read=task,
         corpus_sha256='c',
         tokenizer=transformers.BertTokenizerFast.from_pretrained(write_model(folder / 'words')),
         model=tiny_bert(dropout=0.1),

@@ -13,6 +13,7 @@ import transformers as hf
 from types import SimpleNamespace
 from architectures import configs, write_teacher
 from handmade import make_record, write_run
+from kdnotes import cli
 from kdnotes.analysis.compare import check_arm, compare, differences
 from kdnotes.analysis.report import report
 from kdnotes.analysis.wording import explain, sentence
@@ -253,6 +254,42 @@ def test_a_head_of_other_outputs_is_refused(tmp_path):
     )
     with pytest.raises(KdnotesError, match='cannot be given as a teacher of numbers'):
         load_given(teacher_with(tmp_path / 'number', 1), HEAD, ())
+
+
+def three_colours(folder: Path) -> Path:
+    "A corpus of three classes."
+    folder.mkdir()
+    colours = ['red', 'green', 'blue']
+    for split, n in dict(train=48, dev=12, test=12).items():
+        rows = [dict(text=f'{colours[i % 3]} {split} {i}', label=colours[i % 3]) for i in range(n)]
+        (folder / f'{split}.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.parametrize('whose', ['baseline', 'full_student'])
+@pytest.mark.parametrize('config_says', [2, 3])
+def test_a_head_of_another_size_is_replaced_where_a_model_is_fine_tuned(
+    whose, config_says, tmp_path, capsys, rank_here
+):
+    "Two outputs, on a corpus of three classes, through the command: whatever config.json says of the head."
+    folder = teacher_with(tmp_path / 'two', 2, 'roberta')
+    said = json.loads((folder / 'config.json').read_text())
+    names = {str(i): name for i, name in enumerate(['red', 'green', 'blue'][:config_says])}
+    (folder / 'config.json').write_text(json.dumps(said | dict(id2label=names, label2id={})))
+    corpus = three_colours(tmp_path / 'colours')
+    typed = ['run', '--task', 'text_classification', '--mode', whose, '--corpus', str(corpus), '--smoke']
+    own = ['--teacher', str(folder)]
+    if whose == 'full_student':
+        own += ['--student', str(folder), '-p', 'student_init=hub']
+    assert cli.main([*typed, *own, '-p', 'threads_per_rank=1', '-p', 'ranks=1']) == 0
+    told = capsys.readouterr().out
+    assert f'head: that of {folder} has 2 outputs, and the task has 3: a new one is made' in told
+    [made] = (tmp_path / 'home/runs').glob('*/*/model')
+    model = hf.AutoModelForSequenceClassification.from_pretrained(made)
+    assert model.config.id2label == dict(enumerate(['blue', 'green', 'red']))
+    record = find_record(made.parent.name)[0]
+    assert record['initial']['adaptation'] == ['classifier.out_proj.bias', 'classifier.out_proj.weight']
+    refused(classification(folder, corpus=str(corpus)), 'has 2 outputs|in another size')
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):

@@ -521,7 +521,7 @@ def test_a_student_with_another_mask_token(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.mask_token = '[UNK]'
     tokenizer.save_pretrained(student)
-    with pytest.raises(ConfigError, match=r"the mask_token of student=.* is '\[UNK\]', and that of teacher="):
+    with pytest.raises(ConfigError, match='has another vocabulary, or other special tokens, than teacher='):
         planned(
             tmp_path,
             student_init='hub',

@@ -36,8 +36,15 @@ from ..core.streams import torch_seed
 from ..losses.vocabulary import cpu_has_bf16
 from ..tasks.sources import corpus_of
 from .verdicts import Finding
-from ..experiment.worker import encoded_task, starting_model
-from ..distill.models import count_parameters, fresh_model, load_given, load_tokenizer, model_inputs
+from ..experiment.worker import encoded_task, starting_model, task_of_teacher
+from kdnotes.distill.models import (
+    count_parameters,
+    fresh_model,
+    load_given,
+    load_tokenizer,
+    model_inputs,
+    reads_as,
+)
 from ..records.store import find_run_model
 from ..tasks.base import Task
 from kdnotes.train.memory import (
@@ -62,8 +69,9 @@ class Case:
     label: str  # what the findings call it
     reason: str  # of its precision
     task: Task  # encoded
+    as_read: Task  # the same as the teacher reads it; `task` itself where both have one vocabulary
     corpus_sha256: str
-    tokenizer: object
+    tokenizer: object  # the teacher's
     model: nn.Module  # the one that is trained
     teacher: nn.Module | None
     teacher_epochs: float  # of the teacher's training, if that has to come first
@@ -79,8 +87,11 @@ class Case:
 
     def setup(self, model: nn.Module, runtime: rt.Runtime) -> TrainingSetup:
         "A training of this configuration, its teacher asked in every step."
-        signal = te.online_signal(self.task, self.teacher) if self.teacher else None
-        return TrainingSetup(self.task, model, self.config, runtime, signal)
+        return TrainingSetup(self.task, model, self.config, runtime, self.online() if self.teacher else None)
+
+    def online(self) -> Callable:
+        "What the teacher says, asked when it is needed."
+        return te.online_signal(self.as_read, self.teacher, own_tokens=self.as_read is not self.task)
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,11 @@ def _train_watched(
     "A short training without dropout, watched."
     model = probes.still(case.model)
     losses = []
-    witness = probes.Witness(case.task, case.teacher, config.signal == 'online') if case.teacher else None
+    witness = (
+        probes.Witness(case.as_read, case.teacher, config.signal == 'online', case.as_read is not case.task)
+        if case.teacher
+        else None
+    )
 
     def on_row(kind, **values):
         if kind == 'step':
@@ -227,9 +242,9 @@ def _check_cache(case: Case) -> list[Finding]:  # on the main rank; elsewhere no
         why = 'the teacher runs beside the student' if case.teacher else 'no distillation in this mode'
         return [Finding('cache', 'skipped', why)] if here.main else []
     index = np.concatenate([step.index for step in tr.schedule_steps(case.task, _timed(case))[1]])
-    key = te.key_parts(case.task, config, case.teacher, case.tokenizer, case.corpus_sha256)
+    key = te.key_parts(case.as_read, config, case.teacher, case.tokenizer, case.corpus_sha256)
     case.signal, case.signal_s = probes.few_signal(
-        case.task,
+        case.as_read,
         case.teacher,
         index,
         case.folder / f'signal-{config.seed}-{config.batch_size}-{config.signal_dtype}',
@@ -238,8 +253,8 @@ def _check_cache(case: Case) -> list[Finding]:  # on the main rank; elsewhere no
     )
     if not here.main:
         return []
-    batch = case.task.batch('train', index[:8]).to(here.device)
-    online = te.teacher_signal(case.task, case.teacher, batch)
+    batch = case.as_read.batch('train', index[:8]).to(here.device)
+    online = te.teacher_signal(case.as_read, case.teacher, batch)
     return [verdicts.judge_cache(*probes.compare_signals(case.signal(batch), online, config.signal_dtype))]
 
 # %% ../../nbs/checks/04_examination.ipynb #badbc543
@@ -262,7 +277,7 @@ def _check_time(case: Case) -> list[Finding]:
     timed = _timed(case)
     signal = case.signal
     if signal is None and case.teacher:
-        signal = te.online_signal(case.task, case.teacher)
+        signal = case.online()
     result = tr.train(
         case.task,
         copy.deepcopy(case.model),
@@ -462,7 +477,13 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         flat(config).keys() - {'task', 'corpus', 'columns'},
         lambda: corpus_of(config),
     )
-    task = _once(shared, 'task', config, _not_task(config), lambda: encoded_task(config, corpus, runtime))
+    task = _once(
+        shared,
+        f'task {reads_as(config)}',
+        config,
+        _not_task(config),
+        lambda: encoded_task(config, corpus, runtime),
+    )
     process = shared.setdefault('process', psutil.Process().memory_info().rss)
     trained = find_run_model(given['teacher_run_id']) if given['teacher_run_id'] else None
 
@@ -492,6 +513,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         here=here if config.ranks > 1 else alone,
         alone=alone,
         task=task,
+        as_read=task_of_teacher(config, corpus, runtime, task),
         model=model,
         teacher=teacher,
         process_bytes=process,

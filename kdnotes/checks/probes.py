@@ -290,8 +290,10 @@ class Witness:
         task: Task,
         teacher: nn.Module,
         online: bool = True,  # is the teacher asked in the run too? then its host syncs count
+        own_tokens: bool = False,  # as of `te.online_signal`
     ):
         self.online = online
+        self.read = te.with_tokens_of(task) if own_tokens else lambda batch: batch
         self.task = task
         self.copy = copy.deepcopy(teacher).eval().requires_grad_(False)
         self.teacher = teacher.train()
@@ -316,7 +318,8 @@ class Witness:
 
     def __call__(self, batch) -> dict[str, Tensor]:
         with contextlib.nullcontext() if self.online else _not_counted(batch.labels.device.type):
-            self.heard.append((batch, self.signal(batch)))
+            as_read = self.read(batch)
+            self.heard.append((as_read, self.signal(as_read)))
         return self.heard[-1][1]
 
     @torch.no_grad()

@@ -129,11 +129,12 @@ def online_teacher(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
     config: RunConfig,  # resolved
+    own_tokens: bool = False,  # as of `online_signal`; never with intermediate layers
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "The signal a configuration asks for, computed when it is asked for."
     if uses_intermediate_layers(config):
         return IntermediateSignal(task, teacher, config)
-    return online_signal(task, teacher, config.forward_dtype)
+    return online_signal(task, teacher, config.forward_dtype, own_tokens)
 
 # %% ../../nbs/distill/05_intermediate.ipynb #bfb13ae8
 def open_student(

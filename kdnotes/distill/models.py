@@ -30,6 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto import modeling_auto
+from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, counted, shown
 from kdnotes.core.files import (
     FileError,
@@ -50,11 +51,11 @@ from ..tasks.batching import encode_pairs, pad_pairs, tells_two_texts, tokenizer
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'ModelError', 'weight_files',
            'hub_answers', 'find_model', 'source_sha256', 'config_sha256', 'vocabulary_sha256', 'reading_sha256',
            'config_text', 'is_pinned', 'load_tokenizer', 'longest_text', 'check_batches', 'tokenizer_sha256',
-           'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model', 'fresh_model', 'new_head',
-           'two_outputs', 'one_output', 'load_given', 'own_names', 'answers_of_given', 'check_given', 'unwrap',
-           'weights_sha256', 'model_inputs', 'save_model', 'depth', 'student_config', 'left_out_in_words',
-           'choose_layers', 'build_model', 'check_hidden_states', 'check_reload', 'check_student', 'count_parameters',
-           'forward_flops', 'call']
+           'one_vocabulary', 'reads_as', 'quiet_loading', 'load_config', 'has_head', 'attention_of', 'load_model',
+           'fresh_model', 'new_head', 'two_outputs', 'one_output', 'load_given', 'own_names', 'answers_of_given',
+           'check_given', 'unwrap', 'weights_sha256', 'model_inputs', 'save_model', 'depth', 'student_config',
+           'left_out_in_words', 'choose_layers', 'build_model', 'check_hidden_states', 'check_reload', 'check_student',
+           'count_parameters', 'forward_flops', 'call']
 
 # %% ../../nbs/distill/02_models.ipynb #0fef5d88
 class ModelError(KdnotesError):
@@ -568,6 +569,34 @@ def tokenizer_sha256(
     roles = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
     return sha256_text(tokenizer_rules(tokenizer), roles)
 
+# %% ../../nbs/distill/02_models.ipynb #55b19f2f
+# what a tokenizer has a token for besides words, by transformers' names
+_ROLES = ('cls_token', 'sep_token', 'pad_token', 'mask_token', 'unk_token')
+
+
+def one_vocabulary(
+    source: str | Path,  # as for `find_model`
+    other: str | Path,  # of another model
+) -> bool:
+    "Do two models read the same token ids?"
+    return source == other or _one_vocabulary(*((str(of), vocabulary_sha256(of)) for of in (source, other)))
+
+
+@functools.lru_cache(maxsize=16)  # all plans of a study ask about the same two
+def _one_vocabulary(*files: tuple[str, str]) -> bool:
+    first, second = (load_tokenizer(source) for source, _ in files)
+    roles = all(getattr(first, role) == getattr(second, role) for role in _ROLES)
+    return roles and first.get_vocab() == second.get_vocab()
+
+
+def reads_as(
+    config: RunConfig,  # resolved
+) -> str:  # the student or the teacher, as for `find_model`
+    "The model whose tokenizer a run's network reads with: the teacher where both have one vocabulary."
+    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
+    own = from_hub and not one_vocabulary(config.student, config.teacher)
+    return config.student if own else config.teacher
+
 # %% ../../nbs/distill/02_models.ipynb #a9a03b74
 @contextmanager
 def quiet_loading() -> Iterator[None]:
@@ -635,18 +664,36 @@ def _weights_in_words(folder: Path) -> str:
     return str(files[0]) if len(files) == 1 else f'{folder} in its {len(files)} files of weights'
 
 
+def _outputs_in_file(
+    model: nn.Module,  # with a head of its config's outputs; may be without weights
+    stored: dict[str, tuple[Path, str, tuple[int, ...]]],  # of `_stored`
+) -> dict[str, int]:  # name -> outputs in the file; {}: the file has no head, or one of as many
+    "The tensors of a head that has other outputs in the file."
+    asked = model.config.num_labels
+    found = {
+        name: stored[name][2][0]
+        for name, tensor in model.state_dict().items()
+        if name in stored
+        and not name.startswith(model.base_model_prefix + '.')
+        and tensor.shape[:1] == (asked,)
+        and stored[name][2][1:] == tuple(tensor.shape[1:])
+    }
+    # tensors that disagree with each other are no head
+    return found if len(set(found.values())) == 1 and asked not in found.values() else {}
+
+
 def _check_loaded(
     model: nn.Module,
     info: dict,  # transformers' loading info
     folder: Path,
+    given: bool = False,  # is the model taken as it is, with its head?
 ) -> None:
     "Refuse a model whose encoder is not the file's."
     base = model.base_model_prefix + '.'
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     lost = [k for k in new if '.pooler.' not in k]
-    # a head that its own config gives other outputs than are asked for is a new one
-    resized = model.config.num_labels != load_config(folder).num_labels
-    other = sorted(str(k[0]) for k in info['mismatched_keys'] if not resized or str(k[0]).startswith(base))
+    replaced = set() if given else set(_outputs_in_file(model, _stored(folder)))
+    other = sorted(str(k[0]) for k in info['mismatched_keys'] if k[0] not in replaced)
     extra = sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k))
     for keys, what in (
         (lost, 'lacks'),
@@ -887,15 +934,31 @@ def new_head(
     task: Task,
     source: str | Path,  # as for `find_model`
 ) -> str:  # '': it has none, or the task's
-    "That the head of a model has other outputs than the task, and is not taken."
-    config = load_config(source)
-    outputs = task.model_kwargs.get('num_labels', config.num_labels)
-    if not has_head(config, task.auto_class) or config.num_labels == outputs:
+    "That the head in a model's file has other outputs than the task, and is not taken."
+    folder = find_model(source)
+    files = tuple((str(path), *_state(path)) for path in (folder / 'config.json', *weight_files(folder)))
+    found = _head_in_file(folder, files, task.auto_class, task.model_kwargs.get('num_labels'))
+    if not found:
         return ''
+    outputs, asked = found
     return (
-        f'that of {source!s} has {counted(config.num_labels, "output")}, and the task has {outputs}: a new '
-        'one is made, and the encoder alone is taken'
+        f'that of {source!s} has {counted(outputs, "output")}, and the task has {asked}: a new one is made, '
+        'and the encoder alone is taken'
     )
+
+
+@functools.lru_cache(maxsize=16)  # as of `_longest_of`
+def _head_in_file(
+    folder: Path,
+    files: tuple,  # that it depends on, and their states
+    auto_class: str,
+    asked: int | None,  # outputs; None: as many as the config says
+) -> tuple[int, int] | None:  # outputs in the file and those asked for; None: the same, or no head
+    "How many outputs a model's head has, where a task has others."
+    config = load_config(folder)
+    config.num_labels = config.num_labels if asked is None else asked
+    found = _outputs_in_file(build_model(config, auto_class), _stored(folder))
+    return (next(iter(found.values())), config.num_labels) if found else None
 
 # %% ../../nbs/distill/02_models.ipynb #3c5e1f12
 def two_outputs(
@@ -970,7 +1033,7 @@ def load_given(
             f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
             f'give {advice}'
         )
-    _check_loaded(model, info, folder)
+    _check_loaded(model, info, folder, given=True)
     _check_finite(model, source)
     if labels is None:
         _check_span_head(model, source)

@@ -26,8 +26,8 @@ from .needed_positions import first_position
 from ..tasks.base import SignalSpec, Task
 
 # %% auto #0
-__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'signal_key', 'key_parts',
-           'precision', 'Signal', 'open_signal', 'Workers', 'forward_tokens', 'make_signal']
+__all__ = ['SIGNAL_SCHEMA', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'with_tokens_of', 'signal_key',
+           'key_parts', 'precision', 'Signal', 'open_signal', 'Workers', 'forward_tokens', 'make_signal']
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #afbdae12
 class SignalError(KdnotesError):
@@ -75,9 +75,18 @@ def online_signal(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
     forward_dtype: str = 'fp32',  # as of `teacher_signal`
+    own_tokens: bool = False,  # are the batches of another tokenizer than the task's, which is the teacher's?
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "A signal computed when it is asked for."
-    return lambda batch: teacher_signal(task, teacher, batch, forward_dtype)
+    read = with_tokens_of(task) if own_tokens else lambda batch: batch
+    return lambda batch: teacher_signal(task, teacher, read(batch), forward_dtype)
+
+
+def with_tokens_of(
+    task: Task,  # of the same rows
+) -> Callable[[Batch], Batch]:
+    "Training batches of another tokenizer as this task has them."
+    return lambda batch: task.batch('train', batch.index).to(batch.labels.device)
 
 # %% ../../nbs/distill/04_teacher_cache.ipynb #0d5b6407
 SIGNAL_SCHEMA = 2  # of the files; a signal of another one is made again

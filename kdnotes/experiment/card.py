@@ -158,12 +158,20 @@ def _of_corpus(record: dict) -> list[str]:
     return lines
 
 
+def _base_of(record: dict) -> str:
+    "The model whose weights a run's network comes from: a student's own files, or its teacher's."
+    return record['models'].get('student') or record['models']['teacher']
+
+
 def _of_teacher(record: dict) -> list[str]:
     "Where the weights come from, and who taught them."
     initial = record['initial']
     given = record['settings'].get('teacher_mode') == 'given'
-    name = _no_path(record['models']['teacher'])
-    what = f'a model that was given, fine-tuned already: {name}' if given else f'pretrained weights: {name}'
+    name = _no_path(_base_of(record))
+    of_files = given and not record['models'].get('student')
+    what = (
+        f'a model that was given, fine-tuned already: {name}' if of_files else f'pretrained weights: {name}'
+    )
     lines = [f'- {what[0].upper()}{what[1:]}']
     if sha256 := initial.get('weights_sha256'):
         lines.append(f'- sha256 of these weights: `{sha256}`')
@@ -279,7 +287,7 @@ def _metadata(record: dict):  # a `huggingface_hub.ModelCardData`
 
     info = task_info(record['task'])
     source = info.corpora.hub_source(record['corpus'])
-    teacher = record['models']['teacher']
+    base = _base_of(record)
     results = [
         EvalResult(
             task_type=info.use.pipeline,
@@ -297,7 +305,7 @@ def _metadata(record: dict):  # a `huggingface_hub.ModelCardData`
     ]
     kd = record['factors']['kd']
     return ModelCardData(
-        base_model=teacher if _no_path(teacher) == teacher else None,
+        base_model=base if _no_path(base) == base else None,
         datasets=[source] if source else None,
         eval_results=results,
         library_name='transformers',

@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from ..analysis.estimate import estimate, in_words, seconds_of, work_planned
 from ..core.arms import MODES
@@ -20,7 +20,7 @@ from ..core.processes import process_environment
 from ..core.resolve import resolved_dtype
 from .launch import RunError
 from .plan import Plan, make_task, teacher_origin
-from .worker import as_asked, encoded_task
+from .worker import as_asked, encoded_task, task_of_teacher
 from ..records.schema import RecordError
 from ..records.store import RunFolder, find_run_model, records
 from ..tasks.sources import corpus_of
@@ -275,12 +275,18 @@ def _no_teacher(task) -> Callable:
     return lambda batch: {'logits': batch.labels.new_zeros((len(batch.index), *shape)).float()}
 
 
+def _longest_first(task, index):  # of training examples
+    "The same examples in the order of their tokens."
+    return index[task.lengths('train')[index].argsort()[::-1]]
+
+
 def _stages(
     plan: Plan,
     task,  # encoded
     network,  # on the meta device
     largest,  # examples of the largest micro-batch; None: nothing is trained
     process: float,  # bytes
+    as_read=None,  # the task with its teacher's tokens; None: they are the same
 ) -> dict[str, dict[str, float]]:  # stage -> purpose -> bytes of a rank
     "What a rank with this network needs."
     from kdnotes.distill.intermediate import online_teacher
@@ -306,11 +312,16 @@ def _stages(
         setup = memory.TrainingSetup(task, model, config, runtime, _no_teacher(task))
     elif MODES[config.mode].kd:
         teacher, taught_by = _teacher_network(plan, task, device)
-        setup = memory.TrainingSetup(task, model, config, runtime, online_teacher(task, teacher, config))
+        own_tokens = as_read is not None
+        as_read = as_read if own_tokens else task
+        signal = online_teacher(as_read, teacher, config, own_tokens)
+        setup = memory.TrainingSetup(task, model, config, runtime, signal)
         if config.signal == 'online':
-            beside = memory.forward_bytes(teacher, task, 'train', largest, device)
+            asked = _longest_first(as_read, largest) if own_tokens else largest
+            beside = memory.forward_bytes(teacher, as_read, 'train', asked, device)
         else:
-            stages['signal'] = memory.forecast_signal(setup, teacher, taught_by, process)
+            making = replace(setup, task=as_read)
+            stages['signal'] = memory.forecast_signal(making, teacher, taught_by, process)
     # on a CPU what a teacher held is not given back when its outputs are stored (LOG.md)
     stays = config.signal == 'online' or device.type == 'cpu'
     training = memory.forecast_training(setup, largest, process, taught_by if stays else 0)
@@ -323,7 +334,9 @@ _DEPTH = {'layers', 'student_layers', 'hidden_layers'}
 _BATCHES = {'seed', 'epochs', 'batch_size', 'micro_batch_tokens'}
 
 
-def _of_shape(plan: Plan, task, network, process: float) -> dict[str, dict[str, float]]:  # as of `_stages`
+def _of_shape(
+    plan: Plan, task, network, process: float, as_read=None
+) -> dict[str, dict[str, float]]:  # as of `_stages`
     "`_stages`, by way of three and of four layers where all layers are alike."
     from kdnotes.distill.heads import SHAPED
     from kdnotes.distill.intermediate import uses_intermediate_layers
@@ -333,12 +346,14 @@ def _of_shape(plan: Plan, task, network, process: float) -> dict[str, dict[str, 
     config = plan.config
     largest = None if is_given(config) else look_ahead(task, config).largest
     size = [] if largest is None else [len(largest), int(task.lengths('train')[largest].max())]
+    if as_read is not None:
+        size.append(int(as_read.lengths('train')[largest].max()))
 
     def at(n_layers: int) -> dict[str, dict[str, float]]:
         def look():
             same = n_layers == depth(network.config)
             of_depth = network if same else _of_depth(network, n_layers, task)
-            return _stages(plan, task, of_depth, largest, process)
+            return _stages(plan, task, of_depth, largest, process, as_read)
 
         names = (_DEPTH | _BATCHES).isdisjoint
         return _once('stages', config, lambda name: names([name]), look, 1024, n_layers, *size)
@@ -379,19 +394,34 @@ def memory_of(
 ) -> Needs:
     "What memory a run will need, found without training and without anybody's weights."
     import torch
+    from kdnotes.distill.models import reads_as
 
     config = plan.config
+    reader = reads_as(config)
     of_task = _OF_PROCESS | {'mode', 'max_length', *config.task_settings.model_dump()}
 
     def encoded():
         return encoded_task(config, corpus_of(config), _runtime(config))
 
+    def beside():  # the task with its teacher's tokens; None: they are the same
+        as_read = task_of_teacher(config, corpus_of(config), _runtime(config), task)
+        return None if as_read is task else as_read
+
     with _LOCK, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter('ignore')  # what a student loses of its teacher was said when it was planned
-        task = _once('task', config, of_task.__contains__, encoded, 4)
-        process = _once('process', config, _OF_PROCESS.__contains__, lambda: _process_bytes(config), 64)
+        task = _once('task', config, of_task.__contains__, encoded, 4, reader)
+        as_read = _once('as its teacher', config, of_task.__contains__, beside, 4, reader)
+        readers = [reader, *[config.teacher] * (as_read is not None)]
+        process = _once(
+            'process',
+            config,
+            _OF_PROCESS.__contains__,
+            lambda: _process_bytes(config),
+            64,
+            *dict.fromkeys(readers),
+        )
         network = _network(plan, task)
-        stages = _of_shape(plan, task, network, process)
+        stages = _of_shape(plan, task, network, process, as_read)
     sums = {stage: sum(parts.values()) for stage, parts in stages.items()}
     params, encoder_params = size_of(plan)
     return Needs(

@@ -47,6 +47,7 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
+from ..tasks.base import SEQUENCE_HEAD
 from kdnotes.tasks.sources import (
     Corpus,
     corpus_of,
@@ -156,6 +157,7 @@ class Plan:
     # and what they score; {}: there is none
     scores: dict = field(default_factory=dict)
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
+    tokens: str = ''  # whose tokenizer the network reads with, where it is not its teacher's
     head: str = ''  # what becomes of the head that its model comes with, where that is not the usual
     last_layer: str = ''  # at which tokens it is computed, and why
     # of the config.json beside the weights it starts from; None: another run's
@@ -229,6 +231,7 @@ class Plan:
             'rows': self.amount,
             **self.findings,
             'network': f'{mode.network}, starting from {self.start}',
+            'tokens': self.tokens,
             'loses': self.loses,
             'head': self.head,
             'last layer': self.last_layer,
@@ -432,7 +435,13 @@ def plan(
 
 def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> Plan:
     "The same, where its files are."
-    from kdnotes.distill.models import config_sha256, load_tokenizer, reading_sha256, vocabulary_sha256
+    from kdnotes.distill.models import (
+        config_sha256,
+        load_tokenizer,
+        reading_sha256,
+        reads_as,
+        vocabulary_sha256,
+    )
     from kdnotes.train.distributed import machine
 
     on = on or machine()
@@ -443,7 +452,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
     config, corpus = _resolve_on_corpus(asked, on, corpora)
     task_info(config.task).check_corpus(corpus, config)
     _check_batches(config)
-    task_info(config.task).check_tokens(corpus, config, lambda: load_tokenizer(config.teacher))
+    task_info(config.task).check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
     if is_given(config):
         _check_given(asked, config, corpus)
     teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
@@ -473,11 +482,12 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         transfer=first,
         scores=scores,
         loses=loses,
+        tokens=_tokens_in_words(config),
         head=_head_in_words(config, corpus, teacher),
         last_layer=_last_layer_in_words(config),
         config_sha256=config_sha256(_source(config)) if 'weights_sha256' in initial else None,
-        vocabulary_sha256=vocabulary_sha256(config.teacher),
-        reading_sha256=reading_sha256(_source(config), config.teacher),
+        vocabulary_sha256=vocabulary_sha256(reads_as(config)),
+        reading_sha256=reading_sha256(_source(config), reads_as(config)),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
@@ -648,6 +658,7 @@ def _check_batches(config: RunConfig) -> None:
         check_batches(config.teacher, config.max_length, needed)
     elif config.student_init == 'hub':
         check_batches(config.student, config.max_length, needed)
+        _check_vocabularies(config)
 
 
 def _last_layer_in_words(config: RunConfig) -> str:
@@ -682,10 +693,10 @@ def _source(config: RunConfig) -> str:
 
 def _of_files(config: RunConfig) -> dict:
     "Weights from files, and what reads them where it is not what the project's own come with."
-    from kdnotes.distill.models import is_pinned, reading_sha256, source_sha256
+    from kdnotes.distill.models import is_pinned, reading_sha256, reads_as, source_sha256
 
     weights = source_sha256(_source(config))
-    reading = reading_sha256(_source(config), config.teacher)
+    reading = reading_sha256(_source(config), reads_as(config))
     named = {} if is_pinned(weights, reading) else dict(reading_sha256=reading)
     return dict(weights_sha256=weights) | named
 
@@ -722,34 +733,34 @@ def _check_student(config: RunConfig) -> str:  # what it loses of its teacher's 
     from kdnotes.distill.models import left_out_in_words, load_config
     from kdnotes.distill.students import check_shape
 
-    if config.student_init == 'hub':
-        _check_one_vocabulary(config)
     student, left_out = check_shape(config, task_info(config.task).auto_class)
     _check_intermediate(config, student.config, load_config(config.teacher))
     return left_out_in_words(config.student_layers, left_out) if left_out else ''
 
 
-# what a tokenizer has a token for besides words, by transformers' names
-_ROLES = ('cls_token', 'sep_token', 'pad_token', 'mask_token', 'unk_token')
+def _check_vocabularies(config: RunConfig) -> None:
+    "Refuse a student with other tokens than its teacher where the two are compared token by token."
+    from kdnotes.distill.models import one_vocabulary
 
-
-def _check_one_vocabulary(config: RunConfig) -> None:
-    "Refuse a student that reads token ids in another way than its teacher."
-    from kdnotes.distill.models import load_tokenizer
-
-    student = load_tokenizer(config.student)
-    teacher = load_tokenizer(config.teacher)
-    if student.get_vocab() != teacher.get_vocab():
+    losses = [name for name in ('hidden_loss', 'relation_loss') if getattr(config, name) != 'none']
+    by_token = [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
+    if by_token and not one_vocabulary(config.student, config.teacher):
         raise ConfigError(
-            f'student={config.student!r} has another vocabulary than teacher={config.teacher!r}, '
-            'and both read the same token ids; choose two with one vocabulary'
+            f'student={config.student!r} has another vocabulary, or other special tokens, than '
+            f'teacher={config.teacher!r}, and {" and ".join(by_token)} would compare them token by token; '
+            'choose two with one vocabulary, or what compares one output a text'
         )
-    for role in _ROLES:
-        if getattr(student, role) != getattr(teacher, role):
-            raise ConfigError(
-                f'the {role} of student={config.student!r} is {getattr(student, role)!r}, and that of '
-                f'teacher={config.teacher!r} is {getattr(teacher, role)!r}; choose two that agree'
-            )
+
+
+def _tokens_in_words(config: RunConfig) -> str:  # '': its teacher's, as always
+    "That a student reads texts with a tokenizer of its own, where it does."
+    from kdnotes.distill.models import reads_as
+
+    if (own := reads_as(config)) == config.teacher:
+        return ''
+    asks = MODES[config.mode].kd and not reads_scores(config)
+    beside = ', whose tokens the teacher alone reads' * asks
+    return f'of {own}, which has another vocabulary than {config.teacher}{beside}'
 
 
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
@@ -941,6 +952,7 @@ def explain_study(
                 for w in by_arm((p.config.arm, setting_in_words(settings(p.config))) for p in chain)
             ),
             *(('not default', w) for w in by_arm((p.config.arm, p.changes) for p in chain)),
+            *(('tokens', words) for words in dict.fromkeys(p.tokens for p in plans if p.tokens)),
             *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),
             *(('head', words) for words in dict.fromkeys(p.head for p in plans if p.head)),
             *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),

@@ -50,8 +50,8 @@ from ..telemetry.timeline import compact_gradients, compact_timeline
 from ..train.failures import STOP
 
 # %% auto #0
-__all__ = ['Rank', 'Outcome', 'worker', 'bytes_before_a_model', 'encoded_task', 'starting_model', 'as_asked', 'have_floors',
-           'main']
+__all__ = ['Rank', 'Outcome', 'worker', 'bytes_before_a_model', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked',
+           'have_floors', 'main']
 
 # %% ../../nbs/experiment/03_worker.ipynb #3536d29d
 @dataclass(frozen=True)
@@ -208,7 +208,10 @@ def bytes_before_a_model(
     from kdnotes.train import distributed as rt
 
     importlib.import_module('kdnotes.train.loop')
-    encoded_task(config, corpus_of(config), rt.start(config))
+    corpus = corpus_of(config)
+    runtime = rt.start(config)
+    kept = [encoded_task(config, corpus, runtime)]
+    kept.append(task_of_teacher(config, corpus, runtime, *kept))
     return psutil.Process().memory_info().rss
 
 # %% ../../nbs/experiment/03_worker.ipynb #0ce39b40
@@ -216,18 +219,33 @@ def encoded_task(
     config: RunConfig,  # resolved
     corpus: Corpus,
     runtime,  # a `train.distributed.Runtime`
+    reader: str | None = None,  # the model whose tokenizer makes them; None: that of the run's network
 ):  # a `tasks.base.Task`
     "The task with its tokens; one rank of each machine fills its cache, the others read it."
-    from kdnotes.distill.models import load_tokenizer
+    from kdnotes.distill.models import load_tokenizer, reads_as
 
     task = make_task(config, corpus)
-    tokenizer = load_tokenizer(config.teacher)
+    tokenizer = load_tokenizer(reader or reads_as(config))
     if runtime.local_main:
         task.encode(tokenizer, cache_path() / 'tokens')
     runtime.barrier()
     if not runtime.local_main:
         task.encode(tokenizer, cache_path() / 'tokens')
     return task
+
+
+def task_of_teacher(
+    config: RunConfig,  # resolved
+    corpus: Corpus,
+    runtime,  # a `train.distributed.Runtime`
+    task,  # of `encoded_task`
+):  # a `tasks.base.Task`: the same one where both read the same tokens, or there is no teacher to ask
+    "The same examples as the teacher of a run reads them."
+    from kdnotes.distill.models import reads_as
+
+    asks = MODES[config.mode].kd and not reads_scores(config)
+    alike = not asks or reads_as(config) == config.teacher
+    return task if alike else encoded_task(config, corpus, runtime, config.teacher)
 
 
 def starting_model(
@@ -243,6 +261,7 @@ def starting_model(
         fresh_model,
         load_config,
         load_given,
+        reads_as,
         source_sha256,
         vocabulary_sha256,
         weights_sha256,
@@ -255,7 +274,7 @@ def starting_model(
     planned = {
         'config.json': (config_sha256, source, job.get('config_sha256')),
         'model.safetensors': (source_sha256, source, initial.get('weights_sha256')),
-        "tokenizer": (vocabulary_sha256, config.teacher, job.get('vocabulary_sha256')),
+        "tokenizer": (vocabulary_sha256, reads_as(config), job.get('vocabulary_sha256')),
     }
     for name, (sha256, of, then) in planned.items():
         if then and sha256(of) != then:
@@ -331,9 +350,10 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     if reads_scores(config):
         return _scores(rank, task), None
     model = _model_of_run(task, rank.job['teacher_run_id']).to(rank.runtime.device)
+    as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
     if config.signal == 'online':
-        return online_teacher(task, model, config), None
-    signal = _cached_signal(rank, task, model)
+        return online_teacher(as_read, model, config, as_read is not task), None
+    signal = _cached_signal(rank, as_read, model)
     return signal, signal.meta['teacher_s']
 
 
@@ -759,12 +779,12 @@ def _keep_floors(config: RunConfig, corpus_sha256: str, make: Callable) -> None:
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.heads import is_pruned, whole_model
-    from kdnotes.distill.models import load_tokenizer, save_model
+    from kdnotes.distill.models import load_tokenizer, reads_as, save_model
     from kdnotes.records.tensorboard import tb_record
 
     folder = rank.folder
     model.config.update(task.head_config)
-    tokenizer = load_tokenizer(rank.config.teacher)
+    tokenizer = load_tokenizer(reads_as(rank.config))
     # plain, for whoever reads it: heads that were taken out are zeros
     save_model(whole_model(model), folder.path / 'model', tokenizer, rank.config.max_length)
     if is_pruned(model):
