@@ -275,9 +275,29 @@ def _no_teacher(task) -> Callable:
     return lambda batch: {'logits': batch.labels.new_zeros((len(batch.index), *shape)).float()}
 
 
-def _longest_first(task, index):  # of training examples
-    "The same examples in the order of their tokens."
-    return index[task.lengths('train')[index].argsort()[::-1]]
+def _with_teacher(
+    plan: Plan,
+    setup,
+    as_read,
+    largest,
+    process: float,  # as of `_stages`
+):  # the setup with its signal; the teacher's parameters, bytes beside a step, and stages
+    "A training that asks a teacher."
+    from kdnotes.distill.intermediate import online_teacher
+    from kdnotes.train import memory
+
+    config = plan.config
+    device = setup.runtime.device
+    own_tokens = as_read is not None
+    as_read = as_read if own_tokens else setup.task
+    teacher, params = _teacher_network(plan, setup.task, device)
+    setup = replace(setup, signal=online_teacher(as_read, teacher, config, own_tokens))
+    if config.signal == 'online':
+        # the longest first, by its own tokens
+        asked = largest[as_read.lengths('train')[largest].argsort()[::-1]] if own_tokens else largest
+        return setup, params, memory.forward_bytes(teacher, as_read, 'train', asked, device), {}
+    making = memory.forecast_signal(replace(setup, task=as_read), teacher, params, process)
+    return setup, params, 0.0, dict(signal=making)
 
 
 def _stages(
@@ -289,7 +309,6 @@ def _stages(
     as_read=None,  # the task with its teacher's tokens; None: they are the same
 ) -> dict[str, dict[str, float]]:  # stage -> purpose -> bytes of a rank
     "What a rank with this network needs."
-    from kdnotes.distill.intermediate import online_teacher
     from kdnotes.distill.models import count_parameters
     from kdnotes.train import memory
 
@@ -309,19 +328,10 @@ def _stages(
     taught_by = 0
     beside = 0.0
     if reads_scores(config):
-        setup = memory.TrainingSetup(task, model, config, runtime, _no_teacher(task))
+        setup = replace(setup, signal=_no_teacher(task))
     elif MODES[config.mode].kd:
-        teacher, taught_by = _teacher_network(plan, task, device)
-        own_tokens = as_read is not None
-        as_read = as_read if own_tokens else task
-        signal = online_teacher(as_read, teacher, config, own_tokens)
-        setup = memory.TrainingSetup(task, model, config, runtime, signal)
-        if config.signal == 'online':
-            asked = _longest_first(as_read, largest) if own_tokens else largest
-            beside = memory.forward_bytes(teacher, as_read, 'train', asked, device)
-        else:
-            making = replace(setup, task=as_read)
-            stages['signal'] = memory.forecast_signal(making, teacher, taught_by, process)
+        setup, taught_by, beside, making = _with_teacher(plan, setup, as_read, largest, process)
+        stages |= making
     # on a CPU what a teacher held is not given back when its outputs are stored (LOG.md)
     stays = config.signal == 'online' or device.type == 'cpu'
     training = memory.forecast_training(setup, largest, process, taught_by if stays else 0)
