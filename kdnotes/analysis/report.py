@@ -103,6 +103,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
         *(f'Teacher: {words}.' for words in _scores_words(found)),
         *(f'Setting: {words}.' for words in how),
         *(f'Not default: {words}.' for words in changed),
+        *_trained_on(found),
         *_scored_on(e),
     )
 
@@ -110,6 +111,20 @@ def _setting(e: Evidence) -> tuple[str, ...]:
 def _scores_words(records: Sequence[dict]) -> list[str]:
     "Where the scores come from that arms have learnt from."
     return list(dict.fromkeys(scores_words(r['scores'], r['task']) for r in records if r.get('scores')))
+
+
+def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their corpus, which have a label
+    "How many rows the arms learnt from, where some have fewer labels than their corpus, or rows without one."
+
+    def words(record: dict) -> str:
+        rows = record['trained_rows']
+        without = rows.get('unlabelled')
+        return f'{counted(rows["train"], "row")} with a label' + f' and {without:,} without' * bool(without)
+
+    found = [r for r in found if r.get('trained_rows')]
+    if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in found):
+        return []
+    return [f'Trained on {of}.' for of in by_arm((r['arm'], words(r)) for r in found)]
 
 
 def _scored_on(e: Evidence) -> tuple[str, ...]:

@@ -447,7 +447,18 @@ def losses_in_words(
         name.removesuffix('_loss') for name in values if name.endswith('_loss') and values[name] != 'none'
     ]
     named = {f"{name} {values[f'{name}_loss']}": values.get(f'{name}_weight', 1.0) for name in losses}
-    return ', '.join([first, *own, *(f'{weight:g} * {name}' for name, weight in named.items())])
+    more = [f'{weight:g} * {name}' for name, weight in named.items()]
+    return ', '.join([first, *own, *more, *_unlabelled_in_words(config)])
+
+
+def _unlabelled_in_words(config: RunConfig) -> list[str]:  # []: every row has a label
+    "How many rows a student learns from by its teacher's outputs alone."
+    if not config.unlabelled_id:
+        return []
+    n = int(config.unlabelled_id.split('-')[0])
+    share = config.unlabelled_share
+    how = 'in turn with the others' if share is None else f'{100 * share:g} % of each step'
+    return [f'and {counted(n, "row")} without a label, {how}']
 
 
 def resolved_dtype(
@@ -555,7 +566,7 @@ _SAID_ELSEWHERE = frozenset(
     {
         *('mode', 'task', 'corpus', 'seed', 'epochs', 'learning_rate', 'batch_size', 'max_length', 'smoke'),
         *('precision', 'amp_dtype', 'ranks', 'threads_per_rank', 'student_layers', 'hidden_layers'),
-        *('teacher_seed', 'teacher_mode', 'tuning_id'),
+        *('teacher_seed', 'teacher_mode', 'tuning_id', 'unlabelled_id'),
     }
 )
 

@@ -32,6 +32,7 @@ from kdnotes.core.processes import (
 from ..core.progress import ReportFollower, report, silent
 from ..core.resolve import place_of, resolved_dtype, settings
 from .plan import Plan, on_this_machine, plan, plan_study
+from ..tasks.sources import UNLABELLED
 from kdnotes.records.store import (
     RowFollower,
     RunFolder,
@@ -516,6 +517,7 @@ def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
             initial=plan.initial,
             precision_reason=plan.reason,
             overlap=plan.overlap,
+            trained_rows={of: plan.sizes[of]['rows'] for of in ('train', UNLABELLED) if of in plan.sizes},
             config_sha256=plan.config_sha256,
             vocabulary_sha256=plan.vocabulary_sha256,
             reading_sha256=plan.reading_sha256,

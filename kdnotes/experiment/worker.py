@@ -611,6 +611,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         corpus=corpus.name,
         corpus_sha256=corpus.sha256,
         overlap={split: n for split, (n, _) in job.get('overlap', {}).items()},
+        trained_rows=job.get('trained_rows', {}),
         **(dict(columns=config.columns) if config.columns else {}),
         **(dict(scores=job['scores']) if job.get('scores') else {}),
         precision=runtime.dtype,

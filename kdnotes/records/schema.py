@@ -320,6 +320,7 @@ _RECORD_KINDS = {
         'texts by name': ['reasons'],
         'numbers by name': [
             'overlap',
+            'trained_rows',
             'time',
             'throughput',
             'memory',
