@@ -69,7 +69,7 @@ def test_hard_targets_are_of_labelled_rows_alone_and_soft_ones_of_all(task, home
     made.encode(load_tokenizer(str(small_teacher)))
     torch.manual_seed(0)
     model = load_model(str(small_teacher), made.auto_class, 0, **made.model_kwargs).eval()
-    index = np.array([0, 1, 2, 3, 70, 71, 99])  # 60 have a label
+    index = np.array([0, 1, 2, 3, 60, 61, 99])  # 60 have a label
     batch = made.batch('train', index)
     assert (batch.labels == NO_LABEL).tolist() == [False] * 4 + [True] * 3
     outputs = model(**batch.inputs)
@@ -80,6 +80,7 @@ def test_hard_targets_are_of_labelled_rows_alone_and_soft_ones_of_all(task, home
     assert terms['hard'][1] == made.loss_counts('train', index)['hard'] == 4 and terms['soft'][1] == 7
     torch.testing.assert_close(terms['hard'][0], of_labelled['hard'][0])
     if 'ranking' in terms:
+        assert not set(batch.groups[:4].tolist()) & set(batch.groups[4:].tolist())
         torch.testing.assert_close(terms['ranking'], of_labelled['ranking'])
     assert set(made.floors()) == set(make_task(config, corpus_of(config)).floors())
 

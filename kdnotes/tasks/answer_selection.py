@@ -481,14 +481,13 @@ class AnswerSelection:
         and how many they are (known to the host: no waiting for a GPU).
         """
         scores = self.scores(outputs, batch)[:, 0]
-        labels = batch.labels.clamp(min=0)  # candidates of a question have labels, or none of them has
         pairs = self.loss_counts('train', batch.index)['ranking']
         if self.settings.ranking_loss == 'ranknet':
-            return ranknet(scores, batch.groups, labels, 'sum'), pairs
+            return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
         if not signal:
             raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
         return margin_mse(
-            scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, labels, 'sum'
+            scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, batch.labels, 'sum'
         ), pairs
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
