@@ -3,11 +3,12 @@ PYTHON  ?= python3
 # what `make study` trains: TASK answer_selection | text_classification | masked_lm | extractive_qa; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
 # COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS usual | procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
-# JOBS runs at the same time, whose times are not compared where they share a device; RAY the address of a Ray cluster that makes them; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes parameters` lists them)
+# GRID values that arms have one each of: GRID='learning_rate=1e-4,2e-4 temperature=2,4'; JOBS runs at the same time, whose times are not compared where they share a device; RAY the address of a Ray cluster that makes them; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes parameters` lists them)
 TASK    ?= answer_selection
 CORPUS  ?= embedded
 SEEDS   ?= 3
 ARMS    ?= usual
+GRID    ?=
 PROFILE ?= laptop
 TRANSFER ?= none
 INIT    ?= teacher_finetuned
@@ -45,7 +46,7 @@ SHELL := bash
 # read before what follows, which makes them the Makefile's own
 GIVEN_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command line,$(origin $(name))),$(name)))
 # what is given means itself: make would expand a $ in it, and execute $(shell ...)
-TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS RAY STUDY P SEEDS ARMS GRADIENT_STATS MODE TRIALS TUNED_SEEDS SAMPLER SPACE OBJECTIVES CONTESTANTS \
+TEXTS := TASK CORPUS PROFILE TRANSFER INIT SMOKE JOBS RAY STUDY P SEEDS ARMS GRID GRADIENT_STATS MODE TRIALS TUNED_SEEDS SAMPLER SPACE OBJECTIVES CONTESTANTS \
     ALTERNATIONS STEPS WORKERS SHARE MODULE SAMPLE ARGS KDNOTES_HOME KDNOTES_DATA $(filter COLUMNS,$(GIVEN_VARIABLES))
 $(foreach name,$(TEXTS),$(if $(filter undefined,$(origin $(name))),,$(eval override $(name) := $$(value $(name)))))
 define LINE_BREAK
@@ -74,7 +75,7 @@ value_of = $(patsubst $(call name_of,$(1))=%,%,$(1))
 # what a notebook was saved with plays no part: smoke is always given
 # what a study is called; where its arms are given, once its plan has refused nothing
 NAME = kdnotes name -p $(call quoted,task=$(TASK)) -p $(call quoted,corpus=$(CORPUS)) -p $(call quoted,study=$(STUDY)) $(SHORT:%=-p smoke=true) $(foreach p,$(P),-p $(call quoted,$(p)))
-PLANNED = $(NAME) --seeds $(call quoted,$(SEEDS)) --arms $(call quoted,$(ARMS)) $(if $(COLUMNS),-p $(call quoted,columns=$(COLUMNS))) -p $(call quoted,profile=$(PROFILE)) \
+PLANNED = $(NAME) --seeds $(call quoted,$(SEEDS)) --arms $(call quoted,$(ARMS)) $(foreach g,$(GRID),--grid $(call quoted,$(g))) $(if $(COLUMNS),-p $(call quoted,columns=$(COLUMNS))) -p $(call quoted,profile=$(PROFILE)) \
     -p $(call quoted,transfer=$(TRANSFER)) -p $(call quoted,student_init=$(INIT)) -p $(call quoted,gradient_stats=$(GRADIENT_STATS))
 GIVEN = -r task $(call quoted,$(TASK)) -r corpus $(call quoted,$(CORPUS)) $(if $(COLUMNS),-r columns $(call quoted,$(COLUMNS))) -r profile $(call quoted,$(PROFILE)) \
     -r transfer $(call quoted,$(TRANSFER)) -r student_init $(call quoted,$(INIT)) \
@@ -88,7 +89,7 @@ STOPPABLE = trap 'echo stopped: what is done is kept, and the same command makes
 
 # a variable that is given and that nothing reads is a mistake: make would not say so
 RUN := TASK CORPUS COLUMNS PROFILE TRANSFER INIT SMOKE JOBS STUDY P
-READ_study := $(RUN) RAY SEEDS ARMS GRADIENT_STATS
+READ_study := $(RUN) RAY SEEDS ARMS GRID GRADIENT_STATS
 READ_report := STUDY
 READ_tune := $(RUN) MODE TRIALS TUNED_SEEDS
 READ_search := $(RUN) MODE TRIALS WORKERS SAMPLER SPACE OBJECTIVES RAY
@@ -139,10 +140,10 @@ constraints:  ## write constraints.txt and constraints-cuda.txt anew: versions s
 audit: setup  ## look up the known vulnerabilities of all pinned versions; where the database does not answer, say so and go on, or fail: ARGS=--required
 	@python tools/audit.py $(ARGS)
 
-study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 RAY=<address> P='alpha=.3 ...'; SMOKE=1 for a try
+study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual GRID='temperature=2,4' TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 RAY=<address> P='alpha=.3 ...'; SMOKE=1 for a try
 	@$(STOPPABLE) study=$$($(PLANNED)) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "study $$study: its notebook, its table and its comparisons as numbers will be in $$folder/" && \
 	papermill nbs/study.ipynb "$$folder/study.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -p seeds $(call quoted,$(SEEDS)) -r arms $(call quoted,$(ARMS)) \
-	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) $(if $(RAY),-r ray_address $(call quoted,$(RAY))) $(if $(JOBS),-p jobs $(call quoted,$(JOBS))) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt" && \
+	    -p gradient_stats $(call quoted,$(GRADIENT_STATS)) $(if $(GRID),-r grid $(call quoted,$(GRID))) $(if $(RAY),-r ray_address $(call quoted,$(RAY))) $(if $(JOBS),-p jobs $(call quoted,$(JOBS))) < /dev/null 2>&1 | $(QUIET) >&2 && cat "$$folder/table.txt" && \
 	echo "next: make report STUDY=$$study (HTML and PDF); kdnotes list $$study names the runs, for kdnotes predict and kdnotes export"
 
 report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded

@@ -615,6 +615,7 @@ def distil(
 # %% ../nbs/89_api.ipynb #d4fcdb14
 @_explained(
     "made = kd.study(data, seeds=5, study='mine')",
+    "made = kd.study(data, arms='full_student,full_kd', grid={'temperature': [2, 4]})",
     "print(*made.report.headline, sep='\n')",
 )
 def study(
@@ -624,6 +625,8 @@ def study(
     say: Callable[[str], None] = print,  # is told what happens
     on_row: Callable[[dict], None] = _ignored,  # is given every row that its runs write
     ray_address: str = '',  # of a Ray cluster that makes the runs; 'local' starts one; '': this process does
+    # parameter -> values: each arm is made once for each combination of those that it reads
+    grid: Mapping[str, Sequence] | str | None = None,
     **parameters: Any,  # of a run, and `study`, its name
 ):  # an `experiment.study.StudyResult`; its `report` has the headline and the tables
     "Train the arms of a study on several seeds, and compare them."
@@ -631,7 +634,8 @@ def study(
 
     _check_data(data)
     given = _given(data, parameters)
-    return run_study(seeds, arms, say=say, on_row=on_row, ray_address=ray_address, **given)
+    own = dict(say=say, on_row=on_row, ray_address=ray_address, grid=grid)
+    return run_study(seeds, arms, **own, **given)
 
 
 @_explained("found = kd.search(data, teacher, n_trials=40, study='mine')", 'found')

@@ -62,6 +62,7 @@ COMMANDS = [
             'study',
             'study --seeds 5 --arms all --corpus wikiqa --study mine',
             "study --task text_classification --corpus <folder> --columns 'text=review,label=stars'",
+            'study --arms full_student,full_kd --grid learning_rate=1e-4,2e-4 temperature=2,4',
             'study --teacher <folder or hub id> -p alpha=.3 --dry-run',
         ),
         StudyCommand,

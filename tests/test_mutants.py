@@ -53,6 +53,20 @@ by_hand = 'test_losses.py::test_soft_targets_by_hand'
 
 MUTANTS = [
     Mutant(
+        'the worse of two models is kept',
+        'train.state',
+        "value > kept['value'] if",
+        "value < kept['value'] if",
+        'test_keep_best.py::test_the_best_is_that_step[falls again]',
+    ),
+    Mutant(
+        'the best model is not in a checkpoint',
+        'train.state',
+        "tensors['best'] = state.best",
+        'pass',
+        'test_keep_best.py::test_stopped_and_taken_up[9]',
+    ),
+    Mutant(
         'soft targets without T*T',
         'losses.targets',
         '_reduce(rows, reduction) * (T * T)',

@@ -144,6 +144,10 @@ def label(
         return f"not one factor: {', '.join(a.factors)} differ" + (f', and {others}' if others else '')
     if a.factors:
         return f'not {next(iter(a.factors))} alone: {others} differ too'
+    if 'teacher_run_id' in a.others and (
+        rest := [k for k in a.others if k not in ('teacher_run_id', 'initial')]
+    ):
+        others = f'{", ".join(rest)}, and the teacher'  # as where it was trained in the same setting
     return f'no factor differs, but: {others}' if others else 'nothing recorded differs'
 
 # %% ../../nbs/analysis/06_compare.ipynb #22dd63e8
@@ -803,6 +807,70 @@ def difference_table(
     )
 
 # %% ../../nbs/analysis/06_compare.ipynb #2d685b32
+def _cells(
+    arms: dict[str, list[dict]],
+) -> dict[str, dict[str, list[dict]]]:  # mode -> arm -> its runs
+    "The arms that a grid has made of each mode: the mode's own, and those called after it and their values."
+    found: dict[str, dict[str, list[dict]]] = {}
+    for arm, runs in sorted(arms.items()):
+        if arm == (mode := runs[0]['mode']) or arm.startswith(f'{mode}-'):
+            found.setdefault(mode, {})[arm] = runs
+    return found
+
+
+def _axes(arms: dict[str, list[dict]]) -> dict[str, dict[str, Any]]:  # setting -> arm -> value
+    "The settings in which arms of one mode differ, without those that follow from another of them."
+    values = {arm: recorded(runs[0]) for arm, runs in arms.items()}
+    names = sorted(set().union(*values.values()) - _BY_SEED - {'dropout_masks', *HARDWARE})
+    all_axes = {name: {arm: own.get(name) for arm, own in values.items()} for name in names}
+    texts = {name: list(map(repr, of.values())) for name, of in all_axes.items()}
+
+    def tells(a: str, b: str) -> bool:
+        return len(set(zip(texts[a], texts[b]))) == len(set(texts[a]))
+
+    varied = [name for name in names if len(set(texts[name])) > 1]
+    return {
+        name: all_axes[name]
+        for name in varied
+        if not any(
+            tells(other, name) and (other < name or not tells(name, other))
+            for other in varied
+            if other != name
+        )
+    }
+
+
+def _alike(a: dict[str, list[dict]], b: dict[str, list[dict]]) -> list[tuple[str, str]]:
+    "The arms of two modes that have the same values of what a grid varies in both."
+    if not a or not b:
+        return []
+    of_a, of_b = _axes(a), _axes(b)
+    common = sorted(of_a.keys() & of_b.keys())
+    return [(x, y) for x in a for y in b if all(of_a[name][x] == of_b[name][y] for name in common)]
+
+
+def _rank(value: Any) -> tuple:
+    "Numbers by their size, before texts and lists."
+    return (0, value, '') if isinstance(value, (int, float)) else (1, 0, repr(value))
+
+
+def _neighbours(arms: dict[str, list[dict]]) -> list[tuple[str, str]]:
+    "Arms of one mode that differ in one setting, from each of its values to the next."
+    axes = _axes(arms)
+    if not axes:  # in their teachers, say
+        return list(zip(arms, list(arms)[1:]))
+    found = []
+    for name, of in axes.items():
+        rows: dict[str, list[str]] = {}
+        for arm in arms:
+            others = repr([axis[arm] for other, axis in axes.items() if other != name])
+            rows.setdefault(others, []).append(arm)
+        for row in rows.values():
+            in_order = sorted(row, key=lambda arm: _rank(of[arm]))
+            found += zip(in_order, in_order[1:])
+    return found
+
+
 def study_comparisons(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
@@ -812,6 +880,7 @@ def study_comparisons(
     arms: dict[str, list[dict]] = {}
     for r in records:
         arms.setdefault(r['arm'], []).append(r)
+    of_mode = _cells(arms)
     steps = [('chain', *s) for s in CHAIN] + [('control', *s) for s in CONTROLS]
     steps += [
         ('procedures', a, b)
@@ -819,13 +888,24 @@ def study_comparisons(
         for b in PROCEDURES[i + 1 :]
         if (a, b) not in CHAIN + CONTROLS
     ]
-    steps += [('variant', runs[0]['mode'], arm) for arm, runs in sorted(arms.items()) if arm not in MODES]
-    steps = [(kind, a, b) for kind, a, b in steps if a in arms and b in arms]
+    steps = [(kind, *pair) for kind, a, b in steps for pair in _alike(of_mode.get(a, {}), of_mode.get(b, {}))]
+    steps += [('variant', *pair) for its in of_mode.values() for pair in _neighbours(its)]
+    own = {arm for its in of_mode.values() for arm in its}
+    steps += [
+        ('variant', runs[0]['mode'], arm)
+        for arm, runs in sorted(arms.items())
+        if arm not in own and runs[0]['mode'] in arms
+    ]
     compared = {arm for _, *both in steps for arm in both}
     in_order = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
-    first, *others = [mode for mode in in_order if mode in arms] or [None]
+    first, *others = [mode for mode in in_order if mode in of_mode] or [None]
     # an arm that no step leads to or from
-    steps += [('procedures', first, arm) for arm in others if arm not in compared]
+    steps += [
+        ('procedures', *pair)
+        for mode in others
+        if not compared & of_mode[mode].keys()
+        for pair in _alike(of_mode[first], of_mode[mode])
+    ]
     times = timed(records)
     found = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
     best = floors_of(records, floors)[:1] if records else []

@@ -160,11 +160,22 @@ class InUse:
         return {arm: kept and kept.share for arm, kept in self.kept.items()}
 
 
+def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run is of the teacher's network
+    "The arm that each arm is measured by: the one that has taught it, where cells of a grid have one each."
+    of_study = teacher_arm(e.records)
+    own = [r for r in e.records if r['factors']['network'] == 'teacher']
+    ids = {r['run_id'] for r in own}
+    taught = {arm: any(r.get('teacher_run_id') in ids for r in runs) for arm, runs in e.arms.items()}
+    return {arm: teacher_arm([*runs, *own]) if taught[arm] else of_study for arm, runs in e.arms.items()}
+
+
 def in_use(
     e: Evidence,
 ) -> InUse:
     "Pair the runs of a study, and compute what each arm keeps."
-    teacher = teacher_arm(e.records)
+    teachers = _teachers(e)
+    student = student_arm(e.records)
+    teacher = teachers[student] if student else teacher_arm(e.records)
     floor = next(iter(e.trivial), None)
     gains: dict[tuple[str, ...], np.ndarray | None] = {}
 
@@ -178,8 +189,8 @@ def in_use(
         return interval_of_gain(found, e.records, e.units)
 
     pairs = {
-        arm: [] if teacher in (None, arm) else with_teachers(runs, e.arms[teacher])
-        for arm, runs in e.arms.items()
+        arm: [] if its is None or arm in teachers.values() else with_teachers(e.arms[arm], e.arms[its])
+        for arm, its in teachers.items()
     }
     kept = {arm: kept_of_pairs(its, floor, gained, interval) if its else None for arm, its in pairs.items()}
     return InUse(e, teacher, pairs, kept)

@@ -29,7 +29,7 @@ from kdnotes.analysis.tables import (
     progress_table,
     sets_table,
 )
-from .wording import explain, scores_words
+from .wording import explain, kept_words, scores_words
 from ..core.config import counted, primary_name, score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
@@ -95,6 +95,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     task = found[0]['task']
     how = by_arm((r['arm'], setting_in_words(r['settings'])) for r in found)
     changed = by_arm((r['arm'], changes_in_words(r['settings'], task, r['mode'], r['corpus'])) for r in found)
+    kept = by_arm((arm, kept_words(runs)) for arm, runs in e.arms.items())
     given = dict.fromkeys(
         r['models']['teacher'] for r in found if r['settings'].get('teacher_mode') == 'given'
     )
@@ -103,6 +104,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
         *(f'Teacher: {words}.' for words in _scores_words(found)),
         *(f'Setting: {words}.' for words in how),
         *(f'Not default: {words}.' for words in changed),
+        *(f'Kept: {words}.' for words in kept),
         *_trained_on(found),
         *_scored_on(e),
     )

@@ -16,7 +16,7 @@ from .tests import Family, p_words
 
 # %% auto #0
 __all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
-           'scores_words', 'Unconverged', 'unconverged', 'unconverged_words']
+           'scores_words', 'kept_words', 'Unconverged', 'unconverged', 'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -148,7 +148,8 @@ def _cause(c: Comparison) -> str:
     single = len(c.seeds) == 1
     factor = c.attribution.factor
     if factor is None or single:
-        return f'This is {label(c.attribution, single)}'
+        said = label(c.attribution, single)
+        return f'This is {said}' if c.attribution.factors else said.capitalize()
     if c.difference is not None and verdict_on(c).code == 'significant':
         return f'This is the effect of {factor}'
     return f'Only the factor {factor} differs'
@@ -309,6 +310,22 @@ def scores_words(
     )
 
 # %% ../../nbs/analysis/07_wording.ipynb #a0c63ab0
+def kept_words(
+    runs: Sequence[dict],  # records of one arm
+) -> str:  # '': the last step's models, as always
+    "Which step's model was kept, where the best on dev was."
+    found = [r for r in runs if r.get('kept')]
+    if not found:
+        return ''
+    several = 's' * (len(found) > 1)
+    steps = ', '.join(str(r['kept']['step'] or r['steps']) for r in found)
+    planned = ', '.join(dict.fromkeys(str(r['kept']['planned']) for r in found))
+    said = f"step{several} {steps} of {planned}, the best on {found[0]['kept']['set']}"
+    if all(r['steps'] == r['kept']['planned'] for r in found):
+        return said
+    return f"{said}; the training{several} ended after {', '.join(str(r['steps']) for r in found)}"
+
+
 LEFT = 0.5  # of the first loss, at least: what a teacher that has converged has not left
 LATE = 0.25  # of all that was learnt, at least, in the second half
 _FEWEST_LOSSES = 8

@@ -21,8 +21,8 @@ from ..core.config import TASKS, ConfigError
 
 # %% auto #0
 __all__ = ['Task', 'Corpus', 'Columns', 'Teacher', 'Student', 'Transfer', 'ProfileName', 'Study', 'Smoke', 'Parameters', 'Json',
-           'DryRun', 'Arms', 'Jobs', 'Ray', 'StudyName', 'RunName', 'ModelName', 'at_least', 'offer', 'offer_studies',
-           'offer_runs', 'offer_studies_and_runs', 'offer_parameters', 'gather', 'shared']
+           'DryRun', 'Arms', 'Grid', 'Jobs', 'Ray', 'StudyName', 'RunName', 'ModelName', 'at_least', 'offer',
+           'offer_studies', 'offer_runs', 'offer_studies_and_runs', 'offer_parameters', 'gather', 'shared']
 
 # %% ../../nbs/commands/03_options.ipynb #318c59da
 def at_least(
@@ -129,6 +129,17 @@ Arms = Annotated[
         help=f"usual ({', '.join(USUAL)}), procedures (the same without full_student), all, or some of "
         f"{', '.join(MODES)}, with commas",
         autocompletion=offer(['usual', 'procedures', 'all', *MODES], last=True),
+    ),
+]
+Grid = Annotated[
+    list[str],
+    typer.Option(
+        '--grid',
+        metavar='name=v,v ...',
+        help='values of parameters: each arm is made once for each combination of those that it reads, as of '
+        '--grid learning_rate=1e-4,2e-4 temperature=2,4',
+        autocompletion=offer_parameters,
+        show_default=False,
     ),
 ]
 Jobs = Annotated[

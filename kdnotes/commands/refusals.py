@@ -155,6 +155,21 @@ class StudyCommand(Command):
 
     without = ('mode', 'seed', 'arm')
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _each_its_own(args, '--grid'))
+
+
+def _each_its_own(args: Sequence[str], option: str) -> list[str]:
+    "The words behind an option that takes several, name=value each, with the option before each of them."
+    found: list[str] = []
+    begun = False
+    for word in args:
+        if begun and '=' in word and not word.startswith('-') and found[-1] != option:
+            found.append(option)
+        begun = word == option or begun and not word.startswith('-')
+        found.append(word)
+    return found
+
 
 def exit_codes_in_words() -> str:  # a line each
     "The exit codes of all commands."

@@ -11,6 +11,7 @@ from kdnotes.commands.options import (
     Columns,
     Corpus,
     DryRun,
+    Grid,
     Jobs,
     Json,
     Parameters,
@@ -157,6 +158,7 @@ def study(
     study: Study = None,
     smoke: Smoke = False,
     p: Parameters = (),
+    grid: Grid = (),
     jobs: Jobs = None,
     ray: Ray = '',
     dry_run: DryRun = False,
@@ -167,7 +169,7 @@ def study(
     It is `make study` without notebooks. The study is called as --study says, else by task and corpus."""
     options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
     options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    given = shared(gather(p, **options), ('jobs', 'ray'))
+    given = shared(gather(p, **options), ('grid', 'jobs', 'ray')) | dict(grid=list(grid))
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.plan import explain_study, plan_study
     from kdnotes.experiment.study import run_study
@@ -215,6 +217,7 @@ def name(
     study: Study = None,
     smoke: Smoke = False,
     p: Parameters = (),
+    grid: Grid = (),
     as_json: Json = False,
 ) -> int:
     """Print the name of a study.
@@ -228,7 +231,7 @@ def name(
 
     found = named(**given)
     if arms:
-        plan_study(seeds, arms, **found)
+        plan_study(seeds, arms, grid=list(grid), **found)
     print_json(dict(study=found['study'], corpus=found['corpus'])) if as_json else say(found['study'])
     return 0
 

@@ -18,9 +18,9 @@ from .arms import MODES, PRESET_YIELDS, PRESETS, PROFILES
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', 'ALIASES', 'ELSEWHERE', 'KdnotesError',
            'ConfigError', 'shown', 'visible', 'counted', 'task_info', 'metric_name', 'primary_name', 'score_name',
            'taught_by', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
-           'teacher_changes', 'needs_teacher', 'reads_scores', 'teachers_mode', 'is_given', 'parameters', 'nearest',
-           'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore', 'fresh',
-           'parameters_from']
+           'teacher_changes', 'needs_teacher', 'reads_scores', 'teachers_mode', 'is_given', 'result_parameters',
+           'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore',
+           'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -408,6 +408,11 @@ class RunConfig(BaseModel):
     batch_size: int = parameter(32, ge=1, le=65536, training=True)
     # most tokens, padding included, in a rank's micro-batch
     micro_batch_tokens: int = parameter(8192, ge=16, training=True)
+    # whose model is the result: that of the last step, or of the evaluation at which dev scored best by the
+    # primary metric (at the ends of epochs, every score_every steps, and at the last step)
+    keep: Literal['last', 'best'] = parameter('last', training=True, younger=True)
+    # evaluations without a better score after which a training with keep=best ends; None: it never ends early
+    patience: int | None = parameter(None, ge=1, le=1000, training=True, younger=True)
     # most tokens of an example; of a pair, the longer text is cut
     max_length: int = parameter(128, ge=8, le=512, shared=True)
     # training rows that keep their labels, drawn by the seed (whole questions, until there are so many); the
@@ -456,7 +461,8 @@ class RunConfig(BaseModel):
 
     # what is said of the training on its way: changes no result
 
-    # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none
+    # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none; with
+    # keep=best it says which models are compared, and is part of the run
     score_every: int = parameter(0, ge=0, named=False, result=False)
 
     # examples of a batch in evaluation; None: as many as are fastest, 2,048 tokens on a CPU
@@ -534,6 +540,7 @@ class RunConfig(BaseModel):
             )
         _check_shape(self)
         _check_warmup(self)
+        _check_patience(self)
         _check_losses(self)
         _check_intermediate_losses(self)
         task_info(self.task).check(self)
@@ -611,6 +618,15 @@ def _check_warmup(config: RunConfig) -> None:
         raise ValueError(
             f'warmup_steps={config.warmup_steps} and warmup_fraction={config.warmup_fraction:g} both say how '
             'long the learning rate rises; leave one of them out'
+        )
+
+
+def _check_patience(config: RunConfig) -> None:
+    "Refuse to end a training early whose last model would be the result."
+    if config.patience is not None and config.keep != 'best':
+        raise ValueError(
+            f'patience={config.patience} ends a training that no longer improves on dev, and '
+            f'keep={config.keep!r} takes its last model, which is not its best; add keep=best'
         )
 
 # %% ../../nbs/core/02_config.ipynb #268028b7
@@ -723,6 +739,14 @@ def teachers_mode(config: RunConfig) -> str:  # of MODES
 def is_given(config: RunConfig) -> bool:
     "Is this run a fine-tuned model that is measured and never trained?"
     return config.teacher_mode == 'given' and MODES[config.mode].network == 'teacher'
+
+
+def result_parameters(
+    config: RunConfig,
+) -> set[str]:  # the task's own among them
+    "The parameters that can change what comes of a run: when it is evaluated does where the best is kept."
+    found = names_with('result', RunConfig, type(config.task_settings))
+    return found | ({'score_every'} if config.keep == 'best' and not is_given(config) else set())
 
 
 def _check_teacher(config: RunConfig) -> None:

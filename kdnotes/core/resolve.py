@@ -25,6 +25,7 @@ from kdnotes.core.config import (
     needs_teacher,
     parameters,
     reads_scores,
+    result_parameters,
     task_info,
     teacher_changes,
     with_values,
@@ -500,6 +501,7 @@ def settings(
     own = task_info(config.task).settings
     left_out = _at_default(config)
     named = names_with('named', RunConfig, own) - left_out
+    named |= {'score_every'} & result_parameters(config)
     values = {name: value for name, value in flat(config).items() if name in named}
     values |= factors(config)
     if not mode.kd:

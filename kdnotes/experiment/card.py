@@ -15,7 +15,7 @@ import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
 from ..analysis.compare import floors_of, gain_interval, is_above
 from ..analysis.tables import known_floors
-from ..analysis.wording import scores_words, unconverged_words, unit_of
+from ..analysis.wording import kept_words, scores_words, unconverged_words, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -219,6 +219,7 @@ def _of_procedure(record: dict, config: RunConfig) -> list[str]:
         f'- Epochs: {config.epochs:g}, {record["steps"]} steps of {config.batch_size} examples, '
         f'{record["examples"]} examples in all',
         f'- Learning rate: {config.learning_rate:g} at its peak, weight decay {config.weight_decay:g}',
+        *(f'- Kept: {words}' for words in [kept_words([record])] if words),
     ]
 
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 import re
 from itertools import islice
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 import numpy as np
 from ..core.arms import MODES, PROCEDURES, PROFILES, SEVERAL_RANKS, USUAL
 from kdnotes.core.config import (
@@ -30,6 +31,7 @@ from kdnotes.core.config import (
     teachers_mode,
 )
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
+from ..core.grid import cell_name, cells, read_grid
 from ..core.processes import staged
 from kdnotes.core.resolve import (
     Machine,
@@ -868,10 +870,106 @@ def _with_ranks(
     return {mode: taken | (several if MODES[mode].ranks == 'auto' else {}) for mode, taken in own.items()}
 
 
+def _taken(modes: Sequence[str], common: dict) -> dict[str, dict]:
+    "What each arm takes of the parameters of a study that has one setting."
+    return _with_ranks({mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes})
+
+
+class _Cells:
+    "The arms that a grid makes of the modes of a study."
+
+    def __init__(self, modes: Sequence[str], common: dict, grid: dict[str, list], corpora: dict[str, Corpus]):
+        self.modes = modes
+        self.common = common
+        self.grid = grid
+        self.corpora = corpora
+        self.known: dict[tuple, str | None] = {}
+        self.values: dict[str, dict[str, Any]] = {}  # those of its own, by arm
+
+    def config(self, mode: str, cell: dict) -> RunConfig:
+        "Of seed 0."
+        return make_config(mode=mode, seed=0, **_taken([*self.modes, mode], self.common | cell)[mode])
+
+    def run_id(self, mode: str, cell: dict) -> str | None:  # None: there is no such run
+        "What the run of an arm is called, whatever the arm is."
+        key = (mode, *((name, repr(value)) for name, value in cell.items()))
+        if key not in self.known:
+            try:
+                self.known[key] = plan(self.config(mode, cell), corpora=self.corpora).run_id
+            except ConfigError:  # as where a value needs another one of the grid
+                self.known[key] = None
+        return self.known[key]
+
+    def own(self, mode: str, cell: dict) -> dict[str, Any]:
+        "The values of a cell without which the run of an arm would be another one."
+        config = self.config(mode, cell)
+        run = plan(config, corpora=self.corpora).run_id
+        typed = flat(config)
+        return {
+            name: typed[name]
+            for name in cell
+            if run != self.run_id(mode, {other: v for other, v in cell.items() if other != name})
+        }
+
+    def arms(self) -> list[tuple[str, dict]]:  # (mode, what it takes, its name among it)
+        "Each run once; a grid that changes none is refused."
+        found = []
+        runs: set[str] = set()
+        varied: set[str] = set()
+        for cell in cells(self.grid):
+            taken = _taken(self.modes, self.common | cell)
+            for mode in self.modes:
+                own = self.own(mode, cell)
+                varied |= own.keys()
+                run = self.run_id(mode, cell)
+                if run in runs:
+                    continue
+                runs.add(run)
+                name = cell_name(mode, own, self.values)
+                self.values[name] = own
+                found.append((mode, taken[mode] | (dict(arm=name) if name != mode else {})))
+        if idle := [name for name, values in self.grid.items() if len(values) > 1 and name not in varied]:
+            raise ConfigError(
+                f'the grid of {" and ".join(idle)} changes no run of these arms; leave it out, or add arms '
+                'that read it'
+            )
+        return found
+
+
+def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
+    """The runs of a grid with the names of their teachers: a teacher that is an arm of the study is called as
+    it is there, and another one, where there are several, after the values that its students share.
+    """
+    arms = {p.run_id: p.config.arm for p in plans}
+    taught: dict[str, list[Plan]] = {}
+    for p in plans:
+        if p.teacher:
+            taught.setdefault(p.teacher.run_id, []).append(p)
+
+    def name(teacher: Plan) -> str:
+        own = teacher.config
+        seeds = [t[0].teacher.config.seed for t in taught.values()]
+        if teacher.run_id in arms or seeds.count(own.seed) == 1:
+            return arms.get(teacher.run_id, own.arm)
+        first, *others = (values[p.config.arm] for p in taught[teacher.run_id])
+        shared = {k: v for k, v in first.items() if all(k in its and its[k] == v for its in others)}
+        return cell_name(own.mode, shared)
+
+    def of(p: Plan) -> Plan:
+        if p.teacher is None:
+            return p
+        config = p.teacher.config.model_copy(update=dict(arm=name(p.teacher)))
+        return replace(p, teacher=replace(p.teacher, config=config))
+
+    return [of(p) for p in plans]
+
+
 def plan_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
     arms: str = 'usual',  # as for `choose_arms`
     study: str = '',  # as for `named`
+    # values that arms have one each of, as of `core.grid.read_grid`; None: all arms have one setting
+    grid: str | Sequence[str] | Mapping[str, Any] | None = None,
     **common,  # fields of RunConfig that all arms share
 ) -> list[Plan]:
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
@@ -887,20 +985,30 @@ def plan_study(
             "`arms` names its modes and `seeds` says how many seeds"
         )
     modes = choose_arms(arms)
+    grid = read_grid(grid)
+    if twice := sorted(grid.keys() & common.keys()):
+        raise ConfigError(
+            f'{" and ".join(twice)} is given twice, in the grid and besides; leave one of them out'
+        )
     common = named(study=study, **common)
-    own = _with_ranks({mode: _of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes})
-    if idle := sorted(common.keys() - set().union(*own.values())):
+    own = [_taken(modes, common | cell) for cell in cells(grid)]
+    if idle := sorted(
+        (common.keys() | grid.keys()) - {name for of in own for its in of.values() for name in its}
+    ):
         raise ConfigError(
             f"{' and '.join(idle)} would play no part in arms={shown(arms)}; leave it out, "
             "or add arms that have this factor"
         )
-    configs = [
-        make_config(mode=modes[i], seed=seed, **own[modes[i]])
-        for seed in range(seeds)
-        for i in stream(seed, 'order').permutation(len(modes))
-    ]
     corpora: dict[str, Corpus] = {}
-    return [plan(config, corpora=corpora) for config in configs]
+    of_grid = _Cells(modes, common, grid, corpora)
+    named_arms = of_grid.arms() if grid else list(own[0].items())
+    configs = [
+        make_config(mode=mode, seed=seed, **taken)
+        for seed in range(seeds)
+        for mode, taken in (named_arms[i] for i in stream(seed, 'order').permutation(len(named_arms)))
+    ]
+    plans = [plan(config, corpora=corpora) for config in configs]
+    return _teachers_named(plans, of_grid.values) if grid else plans
 
 
 def _teachers(found: dict[str, list[str]]) -> list[str]:  # origin -> run_ids
@@ -921,7 +1029,8 @@ def explain_study(
 ) -> str:
     "What a study will run, on what, in which number formats and why."
     first = plans[0].config
-    arms = {p.config.arm for p in plans}
+    chain = sorted(plans, key=lambda p: (list(MODES).index(p.config.mode), p.config.arm))
+    arms = list(dict.fromkeys(p.config.arm for p in chain))
     formats = {resolved_dtype(p.config): p.reason for p in plans}
     losses = dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd)
     teachers: dict[str, list[str]] = {}  # by where their setting comes from
@@ -929,16 +1038,12 @@ def explain_study(
         if p.teacher and p.teacher.run_id not in teachers.setdefault(teacher_origin(p), []):
             teachers[teacher_origin(p)].append(p.teacher.run_id)
     given = first.teacher_mode == 'given'
-    chain = sorted(plans, key=lambda p: list(MODES).index(p.config.mode))
     return _lined(
         [
             ('study', first.study),
             (
                 'runs',
-                (
-                    f'{len(plans)}: {", ".join(m for m in MODES if m in arms)}, '
-                    f'{_repeated(plans, len(plans) // len(arms))}'
-                ),
+                (f'{len(plans)}: {", ".join(arms)}, {_repeated(plans, len(plans) // len(arms))}'),
             ),
             ('corpus', plans[0].corpus),
             ('rows', plans[0].amount),

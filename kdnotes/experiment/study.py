@@ -4,12 +4,13 @@
 
 # %% ../../nbs/experiment/13_study.ipynb #59f4d917
 from __future__ import annotations
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from threading import Lock
+from typing import Any
 import pandas as pd
 from ..analysis.estimate import duration
 from ..analysis.figures import draw_evidence
@@ -97,10 +98,12 @@ def run_study(
     # makes of `say` what is called with each row of a run, where runs are made one after the other
     follow: Callable[[Callable[[str], None]], Callable[[dict], None]] = milestones,
     ray_address: str = '',  # of a Ray cluster that makes the runs, as for `cluster.Cluster`; '': this machine
+    # values that arms have one each of, as of `core.grid.read_grid`; None: all arms have one setting
+    grid: str | Sequence[str] | Mapping[str, Any] | None = None,
     **common,  # fields of RunConfig that all arms share, and the study's name
 ) -> StudyResult:  # a `RunError` if all runs failed
     "Make the runs of a study that are not done, compare them, and draw their figures."
-    plans = plan_study(seeds, arms, **common)
+    plans = plan_study(seeds, arms, grid=grid, **common)
     planned = {p.run_id for p in plans}
     turn = Lock()
 

@@ -481,15 +481,19 @@ def _add_evaluation(config, task, result, evaluation, on_row: Callable) -> None:
     "The final evaluation as rows, and the last points of the curves."
     from kdnotes.train.state import evaluation_point
 
+    kept = result.kept or {}
+    step = kept.get('step') or result.steps
     for name in task.evaluation_sets:
         on_row(
             'eval',
-            step=result.steps,
-            epoch=result.epoch,
+            step=step,
+            epoch=kept['epoch'] if kept.get('step') else result.epoch,
             set=name,
             metrics=evaluation.metrics[name],
             elapsed_s=result.train_s,
         )
+    if kept:
+        return  # all that was evaluated is in the curves already, at its step
     metric = task.primary.metric
     # the sets that have a curve, and the first in any case
     watched = {task.evaluation_sets[0], *(point['set'] for point in result.curve if 'set' in point)}
@@ -574,6 +578,12 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
         known |= {f'throughput.{name}': why for name in record['throughput']}
     elif record['throughput']['useful_flops_per_s'] is None:
         known['throughput.useful_flops_per_s'] = _UNCOUNTED
+    for name, value in record.get('kept', {}).items():
+        if value is None:
+            p = record['kept']
+            known[f'kept.{name}'] = (
+                f"{p['metric']} is not defined on what {p['set']} holds: the last step is kept"
+            )
     return known | _operations_reasons(config, record)
 
 
@@ -716,6 +726,8 @@ def _record(rank: Rank, task, model, outcome: Outcome) -> dict:
         tokens=result.tokens,
         curve=result.curve,
     )
+    if result.kept:
+        record['kept'] = {name: result.kept[name] for name in LATER['kept']}
     reasons = _reasons(rank.config, record, used['reasons'] | unmeasured)
     return record | dict(reasons=reasons | _lost_rows(rows, result))
 

@@ -256,6 +256,8 @@ NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation
 LATER = {
     'latency': ('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens'),
     'operations': ('model_flops_per_example', 'executed_flops_per_example', 'executed_flops_per_s'),
+    # of a run that keeps its best model: after how many steps it was, what it scored, and the steps planned
+    'kept': ('step', 'set', 'metric', 'value', 'planned'),
 }
 # the `dropout_masks` of a record: are they those of the same run in another number format?
 SHARED_MASKS = 'shared'
@@ -290,6 +292,8 @@ _RECORD_KINDS = {
             'primary.set',
             'primary.metric',
             'dropout_masks',
+            'kept.set',
+            'kept.metric',
         ],
         'a name or null': ['teacher_run_id', 'tuning_id', 'models.reading_sha256'],
         'a text': ['corpus', 'precision', 'precision_reason', 'model_sha256'],
@@ -300,10 +304,11 @@ _RECORD_KINDS = {
             'environment.git',
             'energy.source',
         ],
-        'a whole number': ['seed', 'params_total', 'params_trainable', 'parallel.ranks'],
-        'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank'],
+        'a whole number': ['seed', 'params_total', 'params_trainable', 'parallel.ranks', 'kept.planned'],
+        'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank', 'kept.step'],
         'a finite number or null': [
             'primary.value',
+            'kept.value',
             'energy.device_j',
             'energy.mean_w',
             'energy.idle_w',

@@ -23,7 +23,7 @@ from kdnotes.core.config import (
     counted,
     flat,
     make_config,
-    names_with,
+    result_parameters,
     shown,
     task_info,
 )
@@ -944,7 +944,7 @@ def _threshold(asked: Asked, first: Plan, objectives: Sequence[Objective]) -> Th
 def _ledger(asked: Asked, goal: _Goal, threshold: Threshold | None) -> Ledger:
     "The trials of a search, found or begun."
     config = goal.first.config
-    own = names_with('result', type(config), type(config.task_settings)) - _NOT_ITS_OWN
+    own = result_parameters(config) - _NOT_ITS_OWN
     rest = first_points(asked.sampler, goal.space, asked.n_trials - 1, config.seed)
     teacher = goal.first.teacher
     identity = dict(

@@ -18,7 +18,7 @@ from kdnotes.core.config import (
     RunConfig,
     flat,
     make_config,
-    names_with,
+    result_parameters,
     task_info,
     teacher_changes,
 )
@@ -121,7 +121,7 @@ _USUAL = {
 def _unusual(config: RunConfig) -> dict:
     "What the trials of a search have that is part of its name."
     own = task_info(config.task).settings
-    matters = names_with('result', RunConfig, own) - _USUAL - set(teacher_changes(own).values())
+    matters = result_parameters(config) - _USUAL - set(teacher_changes(own).values())
     return {name: value for name, value in flat(config, changed=True).items() if name in matters}
 
 

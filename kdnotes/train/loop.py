@@ -43,8 +43,10 @@ from kdnotes.train.state import (
     TrainingState,
     TrainResult,
     evaluation_point,
+    keep_if_best,
     resume_training,
     save_training,
+    take_best,
 )
 
 # %% auto #0
@@ -96,7 +98,7 @@ def with_steps(
     **changes,  # of other fields
 ) -> RunConfig:  # ends after so many optimizer steps: as much of an epoch as they are
     "A configuration for a short training."
-    config = config.model_copy(update=dict(smoke=False) | changes)
+    config = config.model_copy(update=dict(smoke=False, keep='last', patience=None) | changes)
     one_epoch = config.model_copy(update=dict(epochs=1.0))
     steps_an_epoch, _ = schedule_steps(task, one_epoch)
     return config.model_copy(update=dict(epochs=steps / steps_an_epoch))
@@ -315,6 +317,14 @@ def log_interval(
     return max(1, min(total_steps // 100, max(20, total_steps // 1000)))
 
 
+def _nothing_kept(task: Task, config: RunConfig, total_steps: int) -> dict | None:
+    "What a training that keeps its best model begins with."
+    if config.keep != 'best':
+        return None
+    names = dict(set=task.evaluation_sets[0], metric=task.primary.metric)
+    return names | dict(step=None, epoch=None, value=None, since=0, planned=total_steps)
+
+
 def prepare(
     task: Task,  # encoded
     student: nn.Module,  # on the runtime's device, weights in fp32
@@ -356,7 +366,7 @@ def prepare(
         total_steps=total_steps,
         log_every=log_interval(total_steps),
         meter=ProgressMeter(runtime, warmup=min(5, total_steps // 3)),
-        result=TrainResult(steps=total_steps),
+        result=TrainResult(steps=total_steps, kept=_nothing_kept(task, config, total_steps)),
         waits=Waits(runtime, trained),
         agreement=agreement,
         non_finite=torch.zeros((), dtype=torch.bool, device=runtime.device),
@@ -380,7 +390,7 @@ def train(
     # entered around evaluations on the way, with 'evaluation'
     phase: Callable[[str], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> TrainResult:
-    "Train a model to the last step, from its newest checkpoint if there is one."
+    "Train a model from its newest checkpoint, if there is one, and leave it as of its last step or its best."
     batches_change = task_info(config.task).batches_change(config)
     lean = fast_path(model, task, runtime.device, _dropout_seed(config, runtime), batches_change)
     with lean as fast, needed_positions(model, config):
@@ -388,7 +398,7 @@ def train(
         _report_start(state)
         with STOP.deferred():
             done = resume_training(state)
-            for step in schedule_steps(state.task, config, done=done)[1]:
+            for step in () if state.over else schedule_steps(state.task, config, done=done)[1]:
                 rate = _set_rate(state, step)
                 _forward_backward(state, step)
                 gradients = _synchronise(state)
@@ -403,13 +413,18 @@ def train(
                     _check_finite(state, all_ranks=log)
                 if log:
                     _log(state, step, norm)
-                if not last and (sets := _sets_due(state, step)):
+                if sets := _sets_due(state, step):
                     with state.meter.pause(), fast.whole(), phase('evaluation'):
                         _evaluate_on_the_way(state, step, sets)
+                if state.over:
+                    _end_early(state, step, norm, log)
                 _save_or_stop(state, step.done, *state.agreement(STOP.requested, _checkpoint_due(state)))
+                if state.over:
+                    break
             answers = state.agreement.last()
             if answers:
-                _save_or_stop(state, state.total_steps, *answers)
+                _save_or_stop(state, state.result.steps, *answers)
+    take_best(state)
     return _finish(state)
 
 # %% ../../nbs/train/09_loop.ipynb #f151d8ec
@@ -520,15 +535,20 @@ def _log(state: TrainingState, step: Step, norm: Tensor) -> None:
 
 
 def _sets_due(state: TrainingState, step: Step) -> tuple[str, ...]:
-    "What is evaluated after a step: all sets every `score_every` steps, the first at the end of an epoch."
+    """What is evaluated after a step: all sets every `score_every` steps, the first at the end of an epoch.
+    The last step is evaluated by who has started the training; where the best is kept, it is looked at too.
+    """
     every = state.config.score_every
+    last = step.done == state.total_steps
+    if last and state.config.keep == 'last':
+        return ()
     if every and step.done % every == 0:
         return state.task.evaluation_sets
-    return state.task.evaluation_sets[:1] if step.last_of_epoch else ()
+    return state.task.evaluation_sets[:1] if step.last_of_epoch or last else ()
 
 
 def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]) -> None:
-    "An `eval` row and a point of the curve for each set; nothing is chosen by them."
+    "An `eval` row and a point of the curve for each set; with keep=best the first set may choose the model."
     metric = state.task.primary.metric
     elapsed = state.meter.elapsed()
     found = evaluate(state.student, state.task, sets, state.runtime, state.config.eval_batch_size).metrics
@@ -536,6 +556,16 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
         point = evaluation_point(state.config, name, metric, found[name], step.done, elapsed)
         state.result.curve.append(point)
         state.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=found[name], elapsed_s=elapsed)
+    if state.config.keep == 'best':
+        keep_if_best(state, step, found[sets[0]])
+
+
+def _end_early(state: TrainingState, step: Step, norm: Tensor, logged: bool) -> None:
+    "The last step of a training is this one."
+    state.result.steps = step.done
+    if not logged:
+        _check_finite(state, all_ranks=True)
+        _log(state, step, norm)
 
 
 def _finish(state: TrainingState) -> TrainResult:

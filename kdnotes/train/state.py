@@ -5,6 +5,7 @@
 # %% ../../nbs/train/08_state.ipynb #2b134a51
 from __future__ import annotations
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,8 +30,8 @@ from .cpu_fast_path import FastPath
 from .distributed import Agreement, Runtime, Waits
 
 # %% auto #0
-__all__ = ['Step', 'Objective', 'TrainResult', 'evaluation_point', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'save_training',
-           'resume_training']
+__all__ = ['Step', 'Objective', 'TrainResult', 'evaluation_point', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'keep_if_best',
+           'take_best', 'save_training', 'resume_training']
 
 # %% ../../nbs/train/08_state.ipynb #bb2c6a34
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class TrainResult:
     curve: list[dict] = field(default_factory=list)  # step, elapsed_s, loss or what `evaluation_point` gives
     # steps a checkpoint was taken up at; empty: trained in one session
     resumed_at: list[int] = field(default_factory=list)
+    # of keep=best: step, epoch, set, metric and value of the best evaluation, the evaluations since, and the
+    # steps that were planned; step is None until one has a value
+    kept: dict | None = None
     # this rank for the others' gradients, in the last session; None: alone, or on a GPU
     waited_s: float | None = None
 
@@ -206,10 +210,17 @@ class TrainingState:
     non_finite: Tensor  # bool, on the device: was a norm not finite?
     unchecked: list[tuple[Step, Tensor]] = field(default_factory=list)  # steps and norms nobody has looked at
     saved_s: float = field(default_factory=time.perf_counter)  # when the last checkpoint was written
+    best: dict[str, Tensor] | None = None  # the weights of `result.kept`, on the CPU
 
     @property
     def objective(self) -> Objective:
         return Objective(self.task, self.config, self.runtime, self.loss_weights, self.signal)
+
+    @property
+    def over(self) -> bool:
+        "Has dev not improved for as many evaluations as the run has patience for?"
+        kept = self.result.kept
+        return kept is not None and self.config.patience is not None and kept['since'] >= self.config.patience
 
     def row(self, kind: str, **values) -> None:
         "Report; only the main rank does."
@@ -217,6 +228,42 @@ class TrainingState:
             self.on_row(kind, **values)
 
 # %% ../../nbs/train/08_state.ipynb #f32df604
+def keep_if_best(
+    state: TrainingState,  # its student whole, with all rows of its tables
+    step: Step,  # just done
+    metrics: dict[str, float | None],  # of the first evaluation set
+) -> None:
+    "Remember the weights of the best evaluation so far, on all ranks or on none."
+    primary = state.task.primary
+    value = state.runtime.share(metrics.get(primary.metric))  # sums of ranks may differ in a last bit
+    kept = state.result.kept
+    usable = value is not None and math.isfinite(value)
+    better = usable and (
+        kept['step'] is None or (value > kept['value'] if primary.higher_is_better else value < kept['value'])
+    )
+    if not better:
+        kept['since'] += 1
+        return
+    kept |= dict(step=step.done, epoch=step.epoch, value=value, since=0)
+    state.best = {name: t.detach().to('cpu', copy=True) for name, t in _numbers(state.student).items()}
+
+
+def take_best(
+    state: TrainingState,  # its student as it was given, no faster form of it
+) -> None:
+    "Give the student the weights that were remembered."
+    if state.best is None:
+        return
+    with torch.no_grad():
+        for name, tensor in _numbers(state.student).items():
+            tensor.copy_(state.best[name])
+
+
+def _numbers(model: nn.Module) -> dict[str, Tensor]:
+    "Weights and buffers by name."
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
 def save_training(
     state: TrainingState,  # with a folder
     done: int,  # steps done
@@ -232,6 +279,8 @@ def save_training(
             decay=state.fast_path.decay,
         )
         tensors = training_tensors(state.trainable, state.optimizer, [states for states, _ in ranks])
+        if state.best is not None:
+            tensors['best'] = state.best
         save_checkpoint(state.folder, done, tensors, values, state.key, state.config.keep_checkpoints)
     state.row('checkpoint', step=done, path=path.name)
     state.runtime.barrier()
@@ -258,6 +307,7 @@ def resume_training(
     restore_training(found, state.trainable, state.optimizer, state.runtime.rank)
     state.result = TrainResult(**found.state['result'])
     state.result.resumed_at.append(done)
+    state.best = found.tensors.get('best')
     state.meter.restore(found.state['meters'][state.runtime.rank])
     state.fast_path.decay = found.state['decay']
     if state.scaler.is_enabled():
