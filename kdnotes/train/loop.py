@@ -399,25 +399,12 @@ def train(
         with STOP.deferred():
             done = resume_training(state)
             for step in () if state.over else schedule_steps(state.task, config, done=done)[1]:
-                rate = _set_rate(state, step)
-                _forward_backward(state, step)
-                gradients = _synchronise(state)
-                _report_gradients(state, step)
-                norm = update_weights(
-                    state.trainable, state.optimizer, state.scaler, config, state.non_finite, gradients
-                )
-                _after_update(state, step, norm, rate)
-                last = step.done == state.total_steps
-                log = last or step.done % state.log_every == 0
-                if log or runtime.device.type == 'cpu':
-                    _check_finite(state, all_ranks=log)
-                if log:
-                    _log(state, step, norm)
+                norm, logged = _optimise(state, step)
                 if sets := _sets_due(state, step):
                     with state.meter.pause(), fast.whole(), phase('evaluation'):
                         _evaluate_on_the_way(state, step, sets)
                 if state.over:
-                    _end_early(state, step, norm, log)
+                    _end_early(state, step, norm, logged)
                 _save_or_stop(state, step.done, *state.agreement(STOP.requested, _checkpoint_due(state)))
                 if state.over:
                     break
@@ -426,6 +413,25 @@ def train(
                 _save_or_stop(state, state.result.steps, *answers)
     take_best(state)
     return _finish(state)
+
+
+def _optimise(
+    state: TrainingState, step: Step
+) -> tuple[Tensor, bool]:  # the gradients' norm; is there a row?
+    "One optimizer step, with a row where one is due."
+    config = state.config
+    rate = _set_rate(state, step)
+    _forward_backward(state, step)
+    gradients = _synchronise(state)
+    _report_gradients(state, step)
+    norm = update_weights(state.trainable, state.optimizer, state.scaler, config, state.non_finite, gradients)
+    _after_update(state, step, norm, rate)
+    log = step.done == state.total_steps or step.done % state.log_every == 0
+    if log or state.runtime.device.type == 'cpu':
+        _check_finite(state, all_ranks=log)
+    if log:
+        _log(state, step, norm)
+    return norm, log
 
 # %% ../../nbs/train/09_loop.ipynb #f151d8ec
 def _report_start(state: TrainingState) -> None:
