@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from ..core.arms import MODES
 from ..core.config import KdnotesError
+from ..core.grid import arm_order
 
 # figures ask for them here
 from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, write_json
@@ -51,7 +52,13 @@ def arms_of(
     found: dict[str, list[dict]] = {}
     for r in sorted(
         records,
-        key=lambda r: (ORDER.index(r['mode']), r['arm'] != r['mode'], r['arm'], r['seed'], r['run_id']),
+        key=lambda r: (
+            ORDER.index(r['mode']),
+            r['arm'] != r['mode'],
+            arm_order(r['mode'], r['arm']),
+            r['seed'],
+            r['run_id'],
+        ),
     ):
         found.setdefault(r['arm'], []).append(r)
     return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))

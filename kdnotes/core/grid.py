@@ -14,7 +14,7 @@ from .config import ConfigError, shown
 from .files import sha256_text
 
 # %% auto #0
-__all__ = ['MOST_CELLS', 'read_grid', 'cells', 'cell_name']
+__all__ = ['MOST_CELLS', 'read_grid', 'cells', 'cell_name', 'arm_order']
 
 # %% ../../nbs/core/09_grid.ipynb #eaae1723
 MOST_CELLS = 1000  # combinations of a grid
@@ -114,3 +114,14 @@ def cell_name(
     if len(name) <= 100 and name not in taken:
         return name
     return f'{name[:91]}-{sha256_text(mode, repr(sorted(values.items())))[:8]}'
+
+
+def arm_order(
+    mode: str,  # of MODES
+    arm: str,  # an arm of this mode
+) -> tuple:  # to sort by
+    "An arm's place among those of its mode: numbers in the names of a grid's arms count as numbers."
+    if not arm.startswith(f'{mode}-'):
+        return ((1, 0.0, arm),)
+    parts = re.findall(r'\d+(?:\.\d+)?(?:e[-+]?\d+)?|\D+', arm)
+    return tuple((0, float(part), '') if part[0].isdigit() else (1, 0.0, part) for part in parts)

@@ -31,7 +31,7 @@ from kdnotes.core.config import (
     teachers_mode,
 )
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
-from ..core.grid import cell_name, cells, read_grid
+from ..core.grid import arm_order, cell_name, cells, read_grid
 from ..core.processes import staged
 from kdnotes.core.resolve import (
     Machine,
@@ -1029,7 +1029,9 @@ def explain_study(
 ) -> str:
     "What a study will run, on what, in which number formats and why."
     first = plans[0].config
-    chain = sorted(plans, key=lambda p: (list(MODES).index(p.config.mode), p.config.arm))
+    chain = sorted(
+        plans, key=lambda p: (list(MODES).index(p.config.mode), arm_order(p.config.mode, p.config.arm))
+    )
     arms = list(dict.fromkeys(p.config.arm for p in chain))
     formats = {resolved_dtype(p.config): p.reason for p in plans}
     losses = dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd)
@@ -1046,7 +1048,7 @@ def explain_study(
                 (f'{len(plans)}: {", ".join(arms)}, {_repeated(plans, len(plans) // len(arms))}'),
             ),
             ('corpus', plans[0].corpus),
-            ('rows', plans[0].amount),
+            *(('rows', w) for w in by_arm((p.config.arm, p.amount) for p in chain)),
             *((name, words) for name, words in plans[0].findings.items() if words),
             ('teacher', f'{first.teacher}, given: fine-tuned already' if given else first.teacher),
             *(('measured as' if given else 'taught by', words) for words in _teachers(teachers)),
