@@ -17,8 +17,8 @@ WRONG = [
     ('gpu-check --smok --device cpu', '`kdnotes gpu-check` has no option --smok; is it --smoke?'),
     (
         'name --xyzzy',
-        '`kdnotes name` has no option --xyzzy; its options are --arms, --corpus, --help, --json, --search, '
-        '--seeds, --smoke, --study, --task, -p',
+        '`kdnotes name` has no option --xyzzy; its options are --arms, --corpus, --grid, --help, --json, '
+        '--search, --seeds, --smoke, --study, --task, -p',
     ),
     ('study 3', "`kdnotes study` does not take '3'; `kdnotes study --help` says what it takes"),
     (
@@ -73,7 +73,7 @@ WRONG = [
     (
         'study --mode full_kd',
         '`kdnotes study` has no option --mode; its options are --arms, --columns, --corpus, --dry-run, '
-        '--help, --jobs, --json, --profile, --ray, --seeds, --smoke, --student, --study, --task, '
+        '--grid, --help, --jobs, --json, --profile, --ray, --seeds, --smoke, --student, --study, --task, '
         '--teacher, --transfer, -p',
     ),
     (
