@@ -178,6 +178,9 @@ def test_a_student_of_another_family_learns_what_its_teacher_says_of_its_own_tok
     batch = own.batch('train', index)
     said = logits_of(taught, [texts[i] for i in index])
     torch.testing.assert_close(signal(batch)['logits'], said, atol=2e-5, rtol=1e-4)
+    as_read = task_of_teacher(planned.config, corpus_of(planned.config), CPU, own)
+    asks = online_teacher(as_read, load_model(taught, HEAD, 0), planned.config, as_read is not own)
+    torch.testing.assert_close(asks(batch)['logits'], said, atol=2e-5, rtol=1e-4)
     assert not torch.allclose(
         said, logits_of(find_run_model(record['run_id']), [texts[i] for i in index]), atol=1e-2
     )
