@@ -760,9 +760,7 @@ def _tokens_in_words(config: RunConfig) -> str:  # '': its teacher's, as always
 
     if (own := reads_as(config)) == config.teacher:
         return ''
-    asks = MODES[config.mode].kd and not reads_scores(config)
-    beside = ', whose tokens the teacher alone reads' * asks
-    return f'of {own}, which has another vocabulary than {config.teacher}{beside}'
+    return f'of {own}, whose vocabulary is another than that of {config.teacher}'
 
 
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
