@@ -1,6 +1,7 @@
 "A teacher that is a column of the corpus: the same student as of its model, from any format, and no other."
 
 import json
+import re
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -325,3 +326,34 @@ def test_scores_that_change_after_the_plan_are_noticed(tmp_path, rank_here):
     with_scores(task, seed=1)['train'].to_csv(corpus / 'train.csv', index=False)
     with pytest.raises(KdnotesError, match='the scores in .* changed since the run was planned'):
         execute(its_plan)
+
+
+# ---- the how-to ----
+
+
+def programs() -> list[str]:
+    "The Python of the how-to that writes columns."
+    notebook = json.loads((Path(kd.__file__).parents[1] / 'nbs/howto/students.ipynb').read_text())
+    text = '\n'.join(''.join(cell['source']) for cell in notebook['cells'])
+    return [code for code in re.findall(r'```python\n(.*?)```', text, re.DOTALL) if 'to_csv' in code]
+
+
+def test_the_programs_of_the_how_to_write_columns_that_a_run_reads(tmp_path, monkeypatch):
+    pytest.importorskip('sentence_transformers')
+    of_encoder, of_llm = programs()
+    monkeypatch.chdir(tmp_path)
+    teacher = small(tmp_path / 'teacher', 1)
+    written(tmp_path / 'pairs', tables('answer_selection'))
+    exec(of_encoder.replace('cross-encoder/ms-marco-MiniLM-L6-v2', str(teacher)), {})
+    student = small(tmp_path / 'student', 2)
+    assert plan(asked(tmp_path / 'pairs', student)).scores['metrics'].keys() == {'dev', 'test'}
+
+    found = tables('text_classification')
+    written(tmp_path / 'reviews', found)
+    for split, table in found.items():
+        answers = [[label, ' ' + label, 'I cannot tell'] for label in table['label']]
+        lines = [json.dumps(dict(row=i, answers=of)) for i, of in enumerate(answers)]
+        (tmp_path / 'reviews' / f'{split}.answers.jsonl').write_text('\n'.join(lines))
+    exec(of_llm, {})
+    given = dict(task='text_classification', columns='teacher=llm', scores_are='probabilities')
+    assert plan(asked(tmp_path / 'reviews', student, **given)).scores['metrics']['test']['accuracy'] == 1
