@@ -555,6 +555,8 @@ def _given(data: Data, parameters: dict) -> dict:
     models = {
         name: _folder_of(of) for name, of in parameters.items() if name in ('teacher', 'student') and of
     }
+    if isinstance(several := parameters.get('teachers'), (list, tuple)):
+        models['teachers'] = tuple(map(_folder_of, several))
     own = dict(task=data.task, corpus=data.corpus)
     own |= {name: of for name in ('columns', 'unlabelled') if (of := getattr(data, name))}
     return own | parameters | models

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 import kdnotes as kd
 from architectures import configs, write_teacher
 from kdnotes.analysis.compare import attribute
@@ -33,12 +34,16 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', True)
 
 
-def small(folder: Path, outputs: int) -> Path:
+def small(folder: Path, outputs: int, seed: int = 0) -> Path:
     config = configs(2)['bert']
     config.num_labels = outputs
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     config.initializer_range = 0.4
-    return write_teacher(folder, config)
+    write_teacher(folder, config)
+    if seed:
+        torch.manual_seed(seed)
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
 
 
 def tables(task: str) -> dict[str, pd.DataFrame]:
@@ -131,7 +136,7 @@ def test_scores_of_a_cross_encoder_make_the_student_that_its_model_makes(
     given = RunFolder(of_model['study'], of_model['teacher_run_id']).record()
     for split, metrics in given['metrics'].items():
         for name, value in metrics.items():
-            assert of_scores['scores']['metrics'][split][name] == pytest.approx(value, abs=1e-6), name
+            assert of_scores['teachers']['metrics'][split][name] == pytest.approx(value, abs=1e-6), name
     assert of_scores['teacher_run_id'] is None and of_scores['time']['teacher_s'] is None
     assert 'outside kdnotes' in of_scores['reasons']['time.teacher_s']
     card = model_card(of_scores['run_id']).text
@@ -158,7 +163,7 @@ def test_every_format_and_shape_holds_the_same_scores(task, tmp_path):
         for name in ('wrong+right', 'both'):
             plans.append(plan(asked(folder, teacher, task=task, columns=f'{columns}teacher={name}')))
     assert len({p.run_id for p in plans}) == 1
-    assert len({p.scores['sha256'] for p in plans}) == 1
+    assert len({p.teachers['sha256'] for p in plans}) == 1
     data = kd.load_data(found, task, dict(teacher='score'))
     assert data.columns == 'teacher=score'
     of_table = asked(Path(data.corpus), teacher, task=task, columns=data.columns)
@@ -188,7 +193,7 @@ def test_scores_are_a_part_of_what_learns_from_them_and_of_nothing_else(tmp_path
     }
     known = plan(asked(one, teacher, task=task))
     p = plan(asked(written(tmp_path / 'unknown', unknown), teacher, task=task))
-    assert p.run_id == known.run_id and p.scores['metrics'] == {} and len(known.scores['metrics']) == 2
+    assert p.run_id == known.run_id and p.teachers['metrics'] == {} and len(known.teachers['metrics']) == 2
     assert 'nobody knows how good it is' in p.explain()
 
 
@@ -207,7 +212,7 @@ def test_several_columns_are_several_teachers(tmp_path):
     corpus = written(tmp_path / 'corpus', found)
 
     def sha256(name, **given):
-        return plan(asked(corpus, teacher, task=task, columns=f'teacher={name}', **given)).scores['sha256']
+        return plan(asked(corpus, teacher, task=task, columns=f'teacher={name}', **given)).teachers['sha256']
 
     def close(a: dict, b: dict) -> bool:
         from kdnotes.distill.scores import read_scores
@@ -231,6 +236,73 @@ def test_several_columns_are_several_teachers(tmp_path):
     assert sha256('score;other') != sha256('score')
     told = plan(asked(corpus, teacher, task=task, **weighted)).explain()
     assert 'score; other of the corpus (logits, the mean of their logits weighted 3, 1;' in told
+
+
+@pytest.mark.parametrize('signal', ('cached', 'online'))
+def test_several_models_teach_as_the_mean_of_their_scores_does(signal, tmp_path, rank_here):
+    "Two folders, one of which has one output; the columns are what each says by itself."
+    ranker = pytest.importorskip('sentence_transformers').CrossEncoder
+    teachers = [small(tmp_path / f'teacher-{outputs}', outputs, seed=outputs) for outputs in (1, 2)]
+    student = small(tmp_path / 'student', 2)
+    found = tables('answer_selection')
+    for folder, name in zip(teachers, 'ab'):
+        encoder = ranker(str(folder), device='cpu', max_length=64, activation_fn=torch.nn.Identity())
+        for table in found.values():
+            said = encoder.predict(list(zip(table['question'], table['sentence']))).astype(np.float64)
+            table[name] = said if said.ndim == 1 else said[:, 1] - said[:, 0]
+    corpus = written(tmp_path / 'corpus', found)
+    more = dict(student_init='hub', student=str(student), student_layers=None, learning_rate=1e-3)
+    more |= dict(teachers_weights='1,3', teachers_mean='probabilities')
+    columns = 'question=question,sentence=sentence,label=label'
+    of_models = dict(teachers=','.join(map(str, teachers)), teacher_mode='baseline', columns=columns)
+    of_models |= dict(signal=signal)
+    its_plan = plan(asked(corpus, student, **of_models, **more))
+    models_taught = run(its_plan.asked)
+    of_columns = run(asked(corpus, student, columns=f'{columns},teacher=a;b', **more))
+    batch = dict(input_ids=torch.randint(5, 50, (8, 12), generator=torch.Generator().manual_seed(0)))
+
+    def logits(record):
+        folder = RunFolder(record['study'], record['run_id']).path / 'model'
+        with torch.no_grad():
+            return load_model(str(folder), 'AutoModelForSequenceClassification', 0)(**batch).logits
+
+    assert torch.allclose(logits(models_taught), logits(of_columns), atol=1e-5)
+    assert models_taught['run_id'] == its_plan.run_id != of_columns['run_id']
+    assert (models_taught['time']['teacher_s'] is None) == (signal == 'online')
+    assert models_taught['teacher_run_id'] is None and len(models_taught['teachers']['models']) == 2
+    assert 'the mean of their probabilities weighted 1, 3' in its_plan.explain()
+    card = model_card(models_taught['run_id']).text
+    assert 'of models that were fine-tuned already' in card and str(tmp_path) not in card
+    # a finished run may be named, and the order of teachers and their weights count
+    named = dict(of_models, teachers=f"{models_taught['run_id']},{teachers[1]}")
+    other = dict(of_models, teachers=','.join(map(str, teachers[::-1])))
+    ids = {plan(asked(corpus, student, **given, **more)).run_id for given in (named, other, of_models)}
+    assert len(ids) == 3
+    if signal == 'cached':
+        study = dict(task='answer_selection', corpus=str(corpus), teacher=str(student), epochs=1, ranks=1)
+        study |= more | dict(max_length=64) | {k: of_models[k] for k in ('teachers', 'columns')}
+        plans = plan_study(1, 'full_student,full_kd,mixed_kd', **study)
+        assert not any(p.teacher for p in plans) and 'taught by: ' in explain_study(plans)
+
+
+@pytest.mark.parametrize(
+    'given, words',
+    [
+        (dict(mode='full_student'), 'learns from no teacher'),
+        (dict(student_init='teacher_finetuned'), 'a student can start from the layers of one'),
+        (dict(teacher_mode='given'), 'names another teacher'),
+        (dict(teachers_weights='1,2,3'), 'for each of 2 teachers'),
+        (dict(signal='online', hidden_loss='mse', hidden_layers='-1'), 'the layers of one teacher'),
+        (dict(teachers='a,b'), "'a'"),
+    ],
+)
+def test_teachers_that_cannot_teach_together_are_a_sentence(given, words, tmp_path):
+    folders = [str(small(tmp_path / name, 2)) for name in 'ab']
+    corpus = written(tmp_path / 'corpus', tables('text_classification'))
+    shared = dict(teachers=','.join(folders), teacher_mode='baseline', columns=None)
+    with pytest.raises(KdnotesError, match=words) as refused:
+        plan(asked(corpus, folders[0], task='text_classification', **shared | given))
+    assert '\n' not in str(refused.value)
 
 
 # ---- what is wrong is said before anything is trained ----
@@ -277,7 +349,7 @@ def test_probabilities_are_not_taken_for_logits(tmp_path):
     teacher = small(tmp_path / 'teacher', 2)
     with pytest.raises(KdnotesError, match='numbers from 0 to 1; say scores_are=probabilities'):
         plan(asked(corpus, teacher))
-    assert plan(asked(corpus, teacher, scores_are='probabilities')).scores['are'] == 'probabilities'
+    assert plan(asked(corpus, teacher, scores_are='probabilities')).teachers['are'] == 'probabilities'
 
 
 # ---- a study ----
@@ -308,7 +380,7 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
     made = run_study(1, 'usual', study='scored', say=lambda text: None, **given)
     records = {r['arm']: r for r in study_records('scored')}
     effect = attribute(records['full_student'], records['full_kd'])
-    assert effect.factor == 'kd' and effect.belongs['scores'][1] == records['full_kd']['scores']['sha256']
+    assert effect.factor == 'kd' and effect.belongs['teachers'][1] == records['full_kd']['teachers']['sha256']
     text = str(made.report)
     assert 'Teacher: score of the corpus (logits; sha256 ' in text
     assert 'its teacher' not in ' '.join(made.report.headline)
@@ -346,7 +418,7 @@ def test_the_programs_of_the_how_to_write_columns_that_a_run_reads(tmp_path, mon
     written(tmp_path / 'pairs', tables('answer_selection'))
     exec(of_encoder.replace('cross-encoder/ms-marco-MiniLM-L6-v2', str(teacher)), {})
     student = small(tmp_path / 'student', 2)
-    assert plan(asked(tmp_path / 'pairs', student)).scores['metrics'].keys() == {'dev', 'test'}
+    assert plan(asked(tmp_path / 'pairs', student)).teachers['metrics'].keys() == {'dev', 'test'}
 
     found = tables('text_classification')
     written(tmp_path / 'reviews', found)
@@ -356,4 +428,4 @@ def test_the_programs_of_the_how_to_write_columns_that_a_run_reads(tmp_path, mon
         (tmp_path / 'reviews' / f'{split}.answers.jsonl').write_text('\n'.join(lines))
     exec(of_llm, {})
     given = dict(task='text_classification', columns='teacher=llm', scores_are='probabilities')
-    assert plan(asked(tmp_path / 'reviews', student, **given)).scores['metrics']['test']['accuracy'] == 1
+    assert plan(asked(tmp_path / 'reviews', student, **given)).teachers['metrics']['test']['accuracy'] == 1

@@ -72,7 +72,7 @@ def recorded(
         **{k: v for k, v in record['settings'].items() if k not in unread},
         **record['factors'],
         **{k: record[k] for k in _IDENTITY},
-        **{k: of['sha256'] for k in ('scores',) if (of := record.get(k))},
+        **{k: of['sha256'] for k in ('teachers',) if (of := record.get(k))},
         **{k: record['environment'].get(k) for k in HARDWARE},
     }
 

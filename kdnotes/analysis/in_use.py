@@ -47,7 +47,7 @@ def teacher_arm(
     taught = Counter(arm_of[i] for r in records if (i := r.get('teacher_run_id')) in arm_of)
     if taught:
         return taught.most_common(1)[0][0]
-    if any(r.get('scores') for r in records):
+    if any(r.get('teachers') for r in records):
         return None  # what taught them is no run
     return next((arm for arm in arms_of(records) if arm in arm_of.values()), None)
 

@@ -29,7 +29,7 @@ from kdnotes.analysis.tables import (
     progress_table,
     sets_table,
 )
-from .wording import explain, kept_words, scores_words
+from .wording import explain, kept_words, teachers_words
 from ..core.config import counted, primary_name, score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
@@ -101,7 +101,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     )
     return (
         *(f'Teacher: {name}, given: fine-tuned already.' for name in given),
-        *(f'Teacher: {words}.' for words in _scores_words(found)),
+        *(f'Teacher: {words}.' for words in _teachers_words(found)),
         *(f'Setting: {words}.' for words in how),
         *(f'Not default: {words}.' for words in changed),
         *(f'Kept: {words}.' for words in kept),
@@ -110,9 +110,9 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     )
 
 
-def _scores_words(records: Sequence[dict]) -> list[str]:
-    "Where the scores come from that arms have learnt from."
-    return list(dict.fromkeys(scores_words(r['scores'], r['task']) for r in records if r.get('scores')))
+def _teachers_words(records: Sequence[dict]) -> list[str]:
+    "The teachers of arms that are no runs."
+    return list(dict.fromkeys(teachers_words(r['teachers'], r['task']) for r in records if r.get('teachers')))
 
 
 def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their corpus, which have a label

@@ -16,7 +16,7 @@ from .tests import Family, p_words
 
 # %% auto #0
 __all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
-           'scores_words', 'kept_words', 'Unconverged', 'unconverged', 'unconverged_words']
+           'teachers_words', 'kept_words', 'Unconverged', 'unconverged', 'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -284,30 +284,26 @@ def _time_sentence(c: Comparison, about: str) -> str:
     return f'{said}{_called(c)}'
 
 # %% ../../nbs/analysis/07_wording.ipynb #e5b595bc
-def scores_words(
-    scores: dict,  # of a plan or a record
+def teachers_words(
+    teachers: dict,  # of a plan or a record
     task: str,  # of `config.TASKS`
 ) -> str:
-    "Where a teacher's scores come from, and what they score themselves."
-    columns = '; '.join(' and '.join(of) for of in scores['columns'])
-    several = f', the mean of their {scores["mean"]}' if scores['mean'] else ''
-    weights = f' weighted {", ".join(f"{w:g}" for w in scores["weights"])}' if scores['weights'] else ''
+    "Which teachers that are no run taught a run, and what is known of them."
+    weights = f' weighted {", ".join(f"{w:g}" for w in teachers["weights"])}' if teachers['weights'] else ''
+    several = f'the mean of their {teachers["mean"]}{weights}' if teachers['mean'] else ''
+    sha256 = f'sha256 {teachers["sha256"][:12]}'
+    if models := teachers.get('models'):
+        return f'{"; ".join(models)}: {several}, of models that were fine-tuned already ({sha256})'
+    columns = '; '.join(' and '.join(of) for of in teachers['columns'])
+    what = ', '.join(filter(None, [teachers['are'], several]))
     info = task_info(task)
-    first = next(iter(info.margins))
-    found = {
-        split: (name, metrics[name])
-        for split, metrics in scores['metrics'].items()
-        for name in (first if first in metrics else next(iter(metrics)),)
-    }
     known = [
-        f'{info.metric_names.get(name, name)} {"undefined" if value is None else f"{value:.4f}"} on {split}'
-        for split, (name, value) in found.items()
+        f'{info.metric_names.get(name, name)} {metrics[name]:.4f} on {split}'
+        for split, metrics in teachers['metrics'].items()
+        if metrics.get(name := next((m for m in info.margins if m in metrics), '')) is not None
     ]
     unknown = 'dev and test have no scores, so nobody knows how good it is'
-    return (
-        f'{columns} of the corpus ({scores["are"]}{several}{weights}; sha256 {scores["sha256"][:12]}), made '
-        f'outside kdnotes: {", ".join(known) or unknown}'
-    )
+    return f'{columns} of the corpus ({what}; {sha256}), made outside kdnotes: {", ".join(known) or unknown}'
 
 # %% ../../nbs/analysis/07_wording.ipynb #a0c63ab0
 def kept_words(

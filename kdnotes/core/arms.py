@@ -49,7 +49,7 @@ CONTROLS = (('baseline', 'mixed_baseline'), ('full_student', 'mixed_student'), (
 FACTORS = {
     'network': {'network', 'init', 'teacher_run_id', 'initial'},
     'precision': {'precision'},
-    'kd': {'kd', 'teacher_run_id', 'scores'},
+    'kd': {'kd', 'teacher_run_id', 'teachers'},
     'ranks': {'ranks', 'backend'},
     'init': {'init', 'initial', 'teacher_run_id'},
     'signal_dtype': {'signal_dtype'},

@@ -19,8 +19,8 @@ __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'NEED_TEACHER', '
            'ConfigError', 'shown', 'visible', 'counted', 'task_info', 'metric_name', 'primary_name', 'score_name',
            'taught_by', 'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'RunConfig',
            'teacher_changes', 'needs_teacher', 'reads_scores', 'teachers_mode', 'is_given', 'result_parameters',
-           'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config', 'with_values', 'flat', 'NamesBefore',
-           'fresh', 'parameters_from']
+           'check_weights', 'parameters', 'nearest', 'is_unicode', 'preset_values', 'make_config', 'with_values',
+           'flat', 'NamesBefore', 'fresh', 'parameters_from']
 
 # %% ../../nbs/core/02_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -126,8 +126,10 @@ def taught_by(
     record: dict,
 ) -> str | None:  # None: nobody
     "Whom a run has learnt from, by the name of a run where it has one."
-    if scores := record.get('scores'):
-        return f'scores in {"; ".join(" and ".join(of) for of in scores["columns"])}'
+    if teachers := record.get('teachers'):
+        if 'models' in teachers:
+            return '; '.join(teachers['models'])
+        return f'scores in {"; ".join(" and ".join(of) for of in teachers["columns"])}'
     return record.get('teacher_run_id')
 
 # %% ../../nbs/core/02_config.ipynb #7fc703c1
@@ -287,6 +289,9 @@ class RunConfig(BaseModel):
     teacher_mode: Literal['baseline', 'mixed_baseline', 'given', 'scores'] = parameter(
         'baseline', factors=('kd',), younger=True
     )
+    # models that teach together, fine-tuned already and taken as they are: folders, hub ids or run_ids;
+    # None: one teacher, as teacher_mode says
+    teachers: tuple[str, ...] | None = parameter(None, kd=True, named=False)
     # what the scores of teacher_mode=scores are
     scores_are: Literal['logits', 'probabilities'] = parameter('logits', kd=True, younger=True)
     # what a student learns of several teachers: the mean of their logits, or of their probabilities
@@ -523,6 +528,7 @@ class RunConfig(BaseModel):
                 'use a parallel mode'
             )
         _check_scores(self)
+        _check_teachers(self)
         _check_place(self)
         if self.precision and (self.precision == 'mixed') != (MODES[self.mode].precision == 'mixed'):
             raise ValueError(
@@ -722,7 +728,7 @@ def teacher_changes(
 def needs_teacher(config: RunConfig) -> bool:
     "Does this run learn from a fine-tuned teacher, or start from one?"
     mode = MODES[config.mode]
-    learns = mode.kd and not reads_scores(config)
+    learns = mode.kd and not reads_scores(config) and not config.teachers
     return mode.network == 'student' and (learns or config.student_init == 'teacher_finetuned')
 
 
@@ -842,9 +848,61 @@ def _check_no_scores(config: RunConfig, named: bool) -> None:
             f"teacher_mode={config.teacher_mode!r} does not read them; use teacher_mode='scores', or leave "
             'them out of columns'
         )
-    for name in ('scores_are', 'teachers_mean', 'teachers_weights'):
+    of_several = () if config.teachers else ('teachers_mean', 'teachers_weights')
+    for name in ('scores_are', *of_several):
         if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-            raise ValueError(f"{name}={shown(value)} is read with teacher_mode='scores' alone; leave it out")
+            raise ValueError(
+                f"{name}={shown(value)} is read with teacher_mode='scores'"
+                f'{" or several teachers" * (name != "scores_are")}; leave it out'
+            )
+
+
+def _check_teachers(config: RunConfig) -> None:
+    "Refuse several teachers that cannot teach together."
+    if not config.teachers:
+        return
+    given = f'teachers={shown(config.teachers)}'
+    if not MODES[config.mode].kd:
+        raise ValueError(
+            f'{given} have nothing to give to mode={config.mode!r}, which learns from no teacher'
+        )
+    if config.teacher_mode != 'baseline':
+        raise ValueError(
+            f'{given} teach as they are, and teacher_mode={config.teacher_mode!r} names another teacher; '
+            'leave one of them out'
+        )
+    if config.student_init == 'teacher_finetuned':
+        raise ValueError(
+            f"{given} are several, and a student can start from the layers of one; use "
+            "student_init='teacher_pretrained', or 'hub'"
+        )
+    if not task_info(config.task).corpora.scored:
+        raise ValueError(
+            f"{given} are averaged in their logits of each row, and task={config.task!r} learns from logits "
+            'of each token; give one teacher'
+        )
+    for name in ('hidden_loss', 'relation_loss'):
+        if getattr(config, name) != 'none':
+            raise ValueError(
+                f'{name} looks at the layers of one teacher, and {given} are several; leave it out'
+            )
+    if config.teacher_seed is not None:
+        raise ValueError(
+            f'teacher_seed={config.teacher_seed} changes a training, and {given} have none; leave it out'
+        )
+    check_weights(config, len(config.teachers))
+
+
+def check_weights(
+    config: RunConfig,
+    n: int,  # teachers
+) -> None:
+    "Refuse weights that are no number above 0 for each teacher."
+    weights = config.teachers_weights
+    if weights and (len(weights) != n or min(weights) <= 0):
+        raise ConfigError(
+            f'teachers_weights={shown(weights)} must be a number above 0 for each of {counted(n, "teacher")}'
+        )
 
 # %% ../../nbs/core/02_config.ipynb #3f2a5a2a
 def parameters(

@@ -322,7 +322,7 @@ def resolve(
         **shape,
         hidden_layers=_hidden_layers(config, shape['student_layers'], teacher_depth or profile.depth),
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)
-        if student and not reads_scores(config)
+        if student and not reads_scores(config) and not config.teachers
         else None,
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},

@@ -7,21 +7,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.config import ConfigError, RunConfig, counted, shown, task_info
+from ..core.config import ConfigError, RunConfig, check_weights, counted, shown, task_info
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
 from ..tasks.columns import Texts
 from ..tasks.sources import Corpus, CorpusError, place_of, score_columns, score_key
 
 # %% auto #0
-__all__ = ['Scores', 'read_scores', 'measured']
+__all__ = ['mean_logits', 'Teachers', 'Scores', 'read_scores', 'measured']
 
 # %% ../../nbs/distill/09_scores.ipynb #c590e092
 _LEAST = 1e-7  # of a probability, whose logarithm is taken
@@ -170,17 +170,31 @@ def _logits(column: _Column, config: RunConfig) -> np.ndarray | None:  # (n, cla
     # as of a model with one output, whose softmax is its sigmoid
     return np.hstack([np.zeros_like(found), found]) if found.shape[1] == 1 else found
 
-
-def _mean(of: list[np.ndarray], config: RunConfig) -> np.ndarray:  # (n, classes) each
+# %% ../../nbs/distill/09_scores.ipynb #f655efc1
+def mean_logits(
+    of: Sequence[Tensor],  # (n, classes) of each teacher
+    config: RunConfig,  # teachers_mean, teachers_weights
+) -> Tensor:  # (n, classes) float64
     "Several teachers as one."
-    if len(of) == 1:
-        return of[0]
-    weights = np.array(config.teachers_weights or [1.0] * len(of))
-    weights = weights / weights.sum()
-    if config.teachers_mean == 'logits':
-        return sum(w * logits for w, logits in zip(weights, of))
-    shares = [np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)) for logits in of]
-    return np.log(np.maximum(sum(w * share for w, share in zip(weights, shares)), _LEAST))
+    weights = torch.tensor(config.teachers_weights or [1.0] * len(of), dtype=torch.float64)
+    weights = (weights / weights.sum()).tolist()
+    if len(of) > 1 and config.teachers_mean == 'probabilities':
+        shares = [logits.double().softmax(dim=1) for logits in of]
+        return sum(w * share for w, share in zip(weights, shares)).clamp_min(_LEAST).log()
+    return sum(w * logits.double() for w, logits in zip(weights, of))
+
+
+@dataclass(frozen=True)
+class Teachers:
+    "The signals of several teachers as one."
+
+    signals: tuple[Callable[[Batch], dict[str, Tensor]], ...]
+    config: RunConfig
+
+    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+        "What they say of a batch together."
+        said = [signal(batch)['logits'] for signal in self.signals]
+        return {'logits': mean_logits(said, self.config).float()}
 
 # %% ../../nbs/distill/09_scores.ipynb #591e8921
 @dataclass(frozen=True)
@@ -216,18 +230,14 @@ def read_scores(
         of = [_logits(_Column(task, corpus, split, columns), config) for columns in teachers]
         if all(logits is not None for logits in of):
             # 0 is added so that -0 is 0, which it is to a student, but not to a hash
-            found[split] = _mean(of, config).astype(np.float32) + np.float32(0)
+            mean = mean_logits([torch.from_numpy(logits) for logits in of], config)
+            found[split] = mean.float().numpy() + np.float32(0)
     return Scores(found)
 
 
 def _check_teachers(task: Task, teachers: tuple[tuple[str, ...], ...], config: RunConfig) -> None:
     "Refuse what is said of several teachers where it cannot be meant."
-    weights = config.teachers_weights
-    if weights and (len(weights) != len(teachers) or min(weights) <= 0):
-        raise ConfigError(
-            f'teachers_weights={shown(weights)} must be a number above 0 for each of '
-            f'{counted(len(teachers), "teacher")}'
-        )
+    check_weights(config, len(teachers))
     if not task.head_labels and 'probabilities' in (config.scores_are, config.teachers_mean):
         raise ConfigError(
             'scores_are and teachers_mean speak of probabilities, and target=number has none; leave them out'

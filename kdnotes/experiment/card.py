@@ -15,7 +15,7 @@ import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
 from ..analysis.compare import floors_of, gain_interval, is_above
 from ..analysis.tables import known_floors
-from ..analysis.wording import kept_words, scores_words, unconverged_words, unit_of
+from ..analysis.wording import kept_words, teachers_words, unconverged_words, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -180,8 +180,9 @@ def _of_teacher(record: dict) -> list[str]:
     if first := initial.get('transfer_run_id'):
         lines.append(f'- First trained on {_no_path(record["factors"]["transfer"])}: run `{first}`')
     run_id = record['teacher_run_id']
-    if scores := record.get('scores'):
-        return [*lines, f'- Teacher: {scores_words(scores, record["task"])}']
+    if teachers := record.get('teachers'):
+        models = [_no_path(name) for name in teachers.get('models', ())]
+        return [*lines, f'- Teacher: {teachers_words(teachers | dict(models=models), record["task"])}']
     if run_id is None:
         return [*lines, '- Teacher: none', *_early([record])]
     found = find_record(run_id)
@@ -257,7 +258,7 @@ def _of_costs(record: dict, model: Path) -> list[str]:
     if record['factors'].get('init') == 'given':
         untrained = ('Training', "Teacher's signal", "Teacher's training")
         quantities = {name: of for name, of in quantities.items() if name not in untrained}
-    elif record['settings'].get('teacher_mode') in ('given', 'scores'):
+    elif record['settings'].get('teacher_mode') == 'given' or record.get('teachers'):
         del quantities["Teacher's training"]  # whoever brought it knows what that took
     return [
         f'- Parameters: {record["params_total"]:,}',

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from ..analysis.estimate import estimate, in_words, seconds_of, work_planned
 from ..core.arms import MODES
-from ..core.config import RunConfig, flat, is_given, reads_scores
+from ..core.config import RunConfig, flat, is_given
 from ..core.files import runs_path
 from ..core.processes import process_environment
 from ..core.resolve import resolved_dtype
@@ -327,7 +327,7 @@ def _stages(
         return stages | dict(evaluation=memory.forecast_evaluation(setup, given))
     taught_by = 0
     beside = 0.0
-    if reads_scores(config):
+    if plan.teacher is None and MODES[config.mode].kd:
         setup = replace(setup, signal=_no_teacher(task))
     elif MODES[config.mode].kd:
         setup, taught_by, beside, making = _with_teacher(plan, setup, as_read, largest, process)

@@ -523,7 +523,7 @@ def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
             reading_sha256=plan.reading_sha256,
             times=_times_before(plan),
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
-            scores=plan.scores,
+            teachers=plan.teachers,
             jobs=jobs,
         )
     )

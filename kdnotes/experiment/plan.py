@@ -59,7 +59,7 @@ from kdnotes.tasks.sources import (
     split_sizes,
 )
 from ..records.schema import NAMING
-from ..records.store import find_record
+from ..records.store import find_record, find_run_model
 
 # %% auto #0
 __all__ = ['make_task', 'on_this_machine', 'study_name', 'smoke_name', 'overlap_in_words', 'contradictions_in_words', 'Plan',
@@ -155,9 +155,9 @@ class Plan:
     reason: str  # why this number format
     teacher: Plan | None  # the run whose model teaches this one or gives it its start
     transfer: Plan | None = None  # the run on another corpus whose model this one starts from
-    # what is known of a teacher that the corpus holds the scores of: their columns and sha256, what they are,
-    # and what they score; {}: there is none
-    scores: dict = field(default_factory=dict)
+    # what is known of teachers that are no run: the columns of their scores, what these are and score, or the
+    # names of models; how they are averaged, and sha256; {}: there are none
+    teachers: dict = field(default_factory=dict)
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
     tokens: str = ''  # whose tokenizer the network reads with, where it is not its teacher's
     head: str = ''  # what becomes of the head that its model comes with, where that is not the usual
@@ -247,8 +247,8 @@ class Plan:
         if self.teacher:
             lines['teacher'] = _teacher_in_words(self)
             lines['warning'] = _converged_in_words([self])
-        if self.scores:
-            [lines['teacher']] = _scores_in_words([self])
+        if self.teachers:
+            [lines['teacher']] = _teachers_in_words([self])
         if c.smoke:
             lines['smoke'] = 'a few steps: its numbers mean nothing'
         return _lined([(name, line) for name, line in lines.items() if line])
@@ -304,11 +304,11 @@ def _teacher_in_words(plan: Plan) -> str:
     return f'{teacher.run_id}, {how}: {teacher_origin(plan)}'
 
 
-def _scores_in_words(plans: Sequence[Plan]) -> list[str]:
-    "Where the scores come from that runs learn from."
-    from kdnotes.analysis.wording import scores_words
+def _teachers_in_words(plans: Sequence[Plan]) -> list[str]:
+    "The teachers of runs that are no runs."
+    from kdnotes.analysis.wording import teachers_words
 
-    return list(dict.fromkeys(scores_words(p.scores, p.config.task) for p in plans if p.scores))
+    return list(dict.fromkeys(teachers_words(p.teachers, p.config.task) for p in plans if p.teachers))
 
 
 def _signal_in_words(config: RunConfig) -> str:  # '': as always
@@ -470,9 +470,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         )
     loses = _check_student(config) if MODES[config.mode].network == 'student' else ''
     initial = _initial(config, teacher, first)
-    scores = _scores(config, corpus) if reads_scores(config) else {}
+    config, teachers = _no_runs(config, corpus)
     stands_on = initial | {'teacher': teacher.run_id if teacher else None}
-    stands_on |= {'scores': scores['sha256']} if scores else {}
+    stands_on |= {'teachers': teachers['sha256']} if teachers else {}
     return Plan(
         asked=asked,
         config=config,
@@ -482,7 +482,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         reason=reason,
         teacher=teacher,
         transfer=first,
-        scores=scores,
+        teachers=teachers,
         loses=loses,
         tokens=_tokens_in_words(config),
         head=_head_in_words(config, corpus, teacher),
@@ -555,6 +555,40 @@ def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
         return None
     where = make_task(config, corpus).primary.set
     return where, len({row['cluster'] for row in corpus.splits[where]})
+
+
+def _no_runs(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  # as of a `Plan`
+    "The teachers of a run that are no runs, checked; the configuration has their folders."
+    if reads_scores(config):
+        return config, _scores(config, corpus)
+    if not config.teachers:
+        return config, {}
+    from kdnotes.distill.models import check_given, source_sha256
+
+    task = make_task(config, corpus)
+    ranks = task_info(config.task).use.ranks_pairs
+    found = [str(find_run_model(name) or name) for name in config.teachers]
+    for source in found:
+        check_given(source, task.auto_class, task.head_labels, ranks)
+        _check_tokens_of(source, config)
+    known = dict(
+        models=list(config.teachers),
+        mean=config.teachers_mean,
+        weights=list(config.teachers_weights) if config.teachers_weights else None,
+        sha256=sha256_text(*map(source_sha256, found)),
+    )
+    return config.model_copy(update=dict(teachers=tuple(found))), known
+
+
+def _check_tokens_of(source: str, config: RunConfig) -> None:
+    "Refuse one of several teachers that reads token ids in another way than they are made."
+    from kdnotes.distill.models import load_tokenizer
+
+    if load_tokenizer(source).get_vocab() != load_tokenizer(config.teacher).get_vocab():
+        raise ConfigError(
+            f'{source!r} of teachers has another vocabulary than teacher={config.teacher!r}, whose tokenizer '
+            'makes the token ids that all read; choose models of one vocabulary'
+        )
 
 
 def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
@@ -840,7 +874,7 @@ def _of_arm(mode: str, common: dict) -> dict:
         lacks |= factor_settings(task)['kd'] - of_teacher
     if not taught:
         lacks |= of_teacher
-    elif common.get('teacher_mode') == 'scores':
+    elif common.get('teacher_mode') == 'scores' or common.get('teachers'):
         lacks |= of_teacher - {'teacher_mode'}
     if own.precision == 'fp32' and not mixed_teacher:
         lacks |= {'amp_dtype'}
@@ -1050,7 +1084,7 @@ def explain_study(
             *((name, words) for name, words in plans[0].findings.items() if words),
             ('teacher', f'{first.teacher}, given: fine-tuned already' if given else first.teacher),
             *(('measured as' if given else 'taught by', words) for words in _teachers(teachers)),
-            *(('taught by', words) for words in _scores_in_words(plans)),
+            *(('taught by', words) for words in _teachers_in_words(plans)),
             *(('warning', words) for words in [_converged_in_words(plans)] if words),
             *(
                 ('setting', w)

@@ -27,7 +27,7 @@ from kdnotes.core.config import (
     reads_scores,
     task_info,
 )
-from ..core.files import cache_path, file_errors
+from ..core.files import cache_path, file_errors, sha256_text
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import factors, settings
@@ -349,6 +349,8 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
         return None, None
     if reads_scores(config):
         return _scores(rank, task), None
+    if config.teachers:
+        return _of_several(rank, task)
     model = _model_of_run(task, rank.job['teacher_run_id']).to(rank.runtime.device)
     as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
     if config.signal == 'online':
@@ -362,11 +364,31 @@ def _scores(rank: Rank, task):
     from kdnotes.distill.scores import read_scores
 
     scores = read_scores(task, rank.corpus, rank.config)
-    if scores.sha256 != rank.job['scores']['sha256']:
+    if scores.sha256 != rank.job['teachers']['sha256']:
         raise RunError(
             f'the scores in {rank.corpus.where} changed since the run was planned; start the run again'
         )
     return scores
+
+
+def _of_several(rank: Rank, task):  # (a callable on batches, seconds its caches took or None)
+    "The signal of several teachers, one of which is loaded at a time where it is stored."
+    from kdnotes.distill.models import load_given, source_sha256
+    from kdnotes.distill.scores import Teachers
+    from kdnotes.distill.teacher_cache import online_signal
+
+    config = rank.config
+    if sha256_text(*map(source_sha256, config.teachers)) != rank.job['teachers']['sha256']:
+        raise RunError('the weights of teachers changed since the run was planned; start the run again')
+    signals = []
+    for source in config.teachers:
+        model = load_given(source, task.auto_class, task.head_labels).to(rank.runtime.device)
+        online = config.signal == 'online'
+        signals.append(
+            online_signal(task, model, config.forward_dtype) if online else _cached_signal(rank, task, model)
+        )
+    seconds = None if config.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
+    return Teachers(tuple(signals), config), seconds
 
 
 def _cached_signal(rank: Rank, task, teacher):
@@ -623,7 +645,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         overlap={split: n for split, (n, _) in job.get('overlap', {}).items()},
         trained_rows=job.get('trained_rows', {}),
         **(dict(columns=config.columns) if config.columns else {}),
-        **(dict(scores=job['scores']) if job.get('scores') else {}),
+        **(dict(teachers=job['teachers']) if job.get('teachers') else {}),
         precision=runtime.dtype,
         widened=runtime.widened,
         precision_reason=f"{job['precision_reason']}; {runtime.math}",
