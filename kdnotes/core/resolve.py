@@ -393,7 +393,8 @@ def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
     what the teacher had; None without a teacher.
     """
     own = teacher_changes(task_info(config.task).settings)
-    if MODES[config.mode].network == 'teacher' or config.teacher_mode in ('given', 'scores'):
+    untrained = config.teacher_mode in ('given', 'scores') or config.teachers
+    if MODES[config.mode].network == 'teacher' or untrained:
         return dict.fromkeys(own)
     given = flat(config)
     usual = default_setting(config.task, corpus, 'teacher', transfer)

@@ -71,9 +71,9 @@ def command(
 def _as_typed(name: str, value: Any) -> str:
     "A value as papermill takes it."
     if isinstance(value, (list, tuple)):
-        return ','.join(map(str, value))
+        return ','.join(_as_typed(name, of) for of in value)
     text = str(value)
-    paths = ('corpus', 'transfer', 'teacher', 'student')
+    paths = ('corpus', 'transfer', 'teacher', 'teachers', 'student')
     return f'<folder of the {name}>' if name in paths and _no_path(text) != text else text
 
 # %% ../../nbs/experiment/00_card.ipynb #495b9ec9
