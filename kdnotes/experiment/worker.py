@@ -373,20 +373,21 @@ def _scores(rank: Rank, task):
 
 def _of_several(rank: Rank, task):  # (a callable on batches, seconds its caches took or None)
     "The signal of several teachers, one of which is loaded at a time where it is stored."
+    from kdnotes.distill.intermediate import online_teacher
     from kdnotes.distill.models import load_given, source_sha256
     from kdnotes.distill.scores import Teachers
-    from kdnotes.distill.teacher_cache import online_signal
 
     config = rank.config
     if sha256_text(*map(source_sha256, config.teachers)) != rank.job['teachers']['sha256']:
         raise RunError('the weights of teachers changed since the run was planned; start the run again')
+    as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
     signals = []
     for source in config.teachers:
         model = load_given(source, task.auto_class, task.head_labels).to(rank.runtime.device)
-        online = config.signal == 'online'
-        signals.append(
-            online_signal(task, model, config.forward_dtype) if online else _cached_signal(rank, task, model)
-        )
+        if config.signal == 'online':
+            signals.append(online_teacher(as_read, model, config, as_read is not task))
+        else:
+            signals.append(_cached_signal(rank, as_read, model))
     seconds = None if config.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
     return Teachers(tuple(signals), config), seconds
 
