@@ -174,6 +174,8 @@ def forecast_memory(
     )
     if beside:
         needs['table of words'] = beside
+    if setup.config.keep == 'best' and device == 'cpu':  # of a GPU it is the host's memory
+        needs['best model'] = weights
     longest = int(setup.task.lengths('train')[largest[0]])
     return _with_allocator(needs, device), _TEMPORARY * (two - one) / longest
 
