@@ -35,8 +35,8 @@ from ..core.config import metric_name
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'share_interval', 'Kept', 'kept_of_pairs', 'InUse',
-           'in_use', 'kept_share', 'use_table', 'student_arm', 'in_percent', 'trivial', 'saves', 'rests_on', 'headline']
+__all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'Kept', 'kept_of_pairs',
+           'InUse', 'in_use', 'kept_share', 'use_table', 'in_percent', 'trivial', 'saves', 'rests_on', 'headline']
 
 # %% ../../nbs/analysis/13_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -61,6 +61,18 @@ def with_teachers(
     by_seed = {r['seed']: r for r in teachers}
     pairs = [(s, by_id.get(s.get('teacher_run_id')) or by_seed.get(s['seed'])) for s in students]
     return sorted(((s, t) for s, t in pairs if t), key=lambda pair: pair[0]['seed'])
+
+
+def student_arm(
+    records: Sequence[dict],  # of one study
+) -> str | None:  # None: no run is a student
+    "The arm that a study's headline is about."
+    arms = {arm: runs[0]['factors'] for arm, runs in arms_of(records).items()}
+    students = [arm for arm, factors in arms.items() if factors['network'] == 'student']
+    # the first of equals
+    return max(
+        students, key=lambda arm: (bool(arms[arm]['kd']), arms[arm]['precision'] != 'fp32'), default=None
+    )
 
 # %% ../../nbs/analysis/13_in_use.ipynb #f04a972d
 def share_interval(
@@ -251,18 +263,6 @@ def use_table(
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
 # %% ../../nbs/analysis/13_in_use.ipynb #701d8e37
-def student_arm(
-    records: Sequence[dict],  # of one study
-) -> str | None:  # None: no run is a student
-    "The arm that a study's headline is about."
-    arms = {arm: runs[0]['factors'] for arm, runs in arms_of(records).items()}
-    students = [arm for arm, factors in arms.items() if factors['network'] == 'student']
-    # the first of equals
-    return max(
-        students, key=lambda arm: (bool(arms[arm]['kd']), arms[arm]['precision'] != 'fp32'), default=None
-    )
-
-
 def _keeps(use: InUse, student: str) -> str:
     e = use.evidence
     teacher = use.teacher
