@@ -139,6 +139,8 @@ def test_a_wrong_file_is_refused(how, words, large, home, monkeypatch):
         (dict(unlabelled='none', unlabelled_share=0.5), 'is a share of no rows'),
         (dict(mode='full_student', unlabelled='none'), "mode='full_student' learns from none"),
         (dict(unlabelled='nowhere'), "there is no corpus 'nowhere'"),
+        (dict(unlabelled=' '), 'unlabelled is empty'),
+        (dict(unlabelled='{folder}'), 'is the corpus itself'),
         (dict(task='masked_lm', corpus='embedded', unlabelled='none'), "not read by task='masked_lm'"),
         (dict(unlabelled_id='40-000000000000'), 'names other rows without a label than there are'),
     ],
@@ -146,6 +148,8 @@ def test_a_wrong_file_is_refused(how, words, large, home, monkeypatch):
 def test_what_cannot_be_meant_is_a_sentence(given, words, home):
     folder = folder_of('answer_selection', home / 'with')
     usual = dict(mode='full_kd', task='answer_selection', corpus=str(folder))
+    if 'unlabelled' in given:
+        given = given | dict(unlabelled=given['unlabelled'].format(folder=folder))
     with pytest.raises(KdnotesError, match=words) as e:
         plan(make_config(**usual | given), ON)
     assert '\n' not in str(e.value)
@@ -171,6 +175,22 @@ def test_data_of_python_bring_them_along(home):
     wrong = kd.load_data(tables, task='text_classification', unlabelled=labelled)
     with pytest.raises(CorpusError, match='have no label'):
         corpus_of(make_config(task=data.task, corpus=data.corpus, unlabelled=wrong.unlabelled))
+
+
+def test_the_rows_of_another_corpus_are_its_training_rows_and_its_own(home):
+    one = folder_of('text_classification', home / 'one', labelled=100, unlabelled=0)
+    other = home / 'other'
+    folder_of('text_classification', other, labelled=200, unlabelled=50)
+    config = make_config(task='text_classification', corpus=str(one), unlabelled=str(other))
+    found = corpus_of(config).unlabelled
+    whole = [row['text'] for row in load_corpus('text_classification', 'embedded').splits['train'][:250]]
+    assert [row['text'] for row in found] == whole and {row['label'] for row in found} == {''}
+
+
+def test_too_few_labels_for_a_class_are_said_to_be_so(home):
+    given = dict(mode='full_kd', task='text_classification', corpus='embedded', labels=8)
+    with pytest.raises(CorpusError, match='is no class of the training split .* use more than labels=8'):
+        plan(make_config(**given), ON)
 
 
 def test_labels_are_drawn_by_the_seed_and_whole_questions(home):

@@ -651,6 +651,8 @@ NEED_TEACHER = (
 
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that cannot be meant."
+    if not config.unlabelled.strip():
+        raise ValueError('unlabelled is empty; name auto, none, rest, a corpus or a file')
     if config.unlabelled == 'rest' and config.labels is None:
         raise ValueError(
             "unlabelled='rest' are the training rows that labels=<n> leaves without a label; give labels too"

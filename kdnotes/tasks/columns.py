@@ -148,6 +148,8 @@ def joined(
     more: Sequence[dict] | Columns,  # with the same keys
 ) -> Sequence[dict] | Columns:
     "Rows, and others behind them; columns where one of the two are columns."
+    if not len(more):
+        return rows
     if not isinstance(rows, Columns) and not isinstance(more, Columns):
         return [*rows, *more]
     import pyarrow as pa

@@ -48,6 +48,7 @@ from kdnotes.tasks.columns import (
     Columns,
     Texts,
     codes,
+    joined,
     open_columns,
     with_cell,
     write_columns,
@@ -1523,7 +1524,13 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
     if _is_file(config.unlabelled):
         rows = read_split(path, UNLABELLED, *of_split(UNLABELLED, info.corpora, config.columns))
     else:
-        rows = _without_labels(load_corpus(config.task, config.unlabelled).splits['train'], info.corpora)
+        other = load_corpus(config.task, config.unlabelled)
+        if other.sha256 == corpus.sha256:
+            raise CorpusError(
+                f'unlabelled={shown(config.unlabelled)} is the corpus itself; leave it out for its own rows '
+                'without a label, or use labels=<n> and unlabelled=rest'
+            )
+        rows = joined(_without_labels(other.splits['train'], info.corpora), other.unlabelled)
     texts = {split: _hashes(info.texts, corpus.splits[split]) for split in ('dev', 'test')}
     _check_apart(texts | {UNLABELLED: _hashes(info.texts, rows)}, config.unlabelled)
     return _with_rows(corpus, rows, info.corpora)

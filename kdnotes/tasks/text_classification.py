@@ -303,7 +303,7 @@ def check_labels(
             f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "
             "training examples, too many for classes; use target=number, or check the label column"
         )
-    _check_classes(corpus, names)
+    _check_classes(corpus, names, config.labels)
 
 
 def _are_fractions(names: list[str]) -> bool:
@@ -326,7 +326,11 @@ def labels_in_words(
     return f'{len(names)} classes: {listed}' + f'; {_AS_NUMBERS}' * _are_fractions(names)
 
 
-def _check_classes(corpus: Corpus, names: list[str]) -> None:  # of the training split
+def _check_classes(
+    corpus: Corpus,
+    names: list[str],  # of the training split
+    drawn: int | None,  # how many labels were drawn for it; None: it has all
+) -> None:
     "Refuse rows without a label, and classes that are not learnt."
     classes = set(names)
     correct = f'{_AS_NUMBERS}: use it, or correct' if _are_fractions(names) else 'correct'
@@ -339,10 +343,11 @@ def _check_classes(corpus: Corpus, names: list[str]) -> None:  # of the training
             if label in marks or (label not in classes and _is_no_label(label, classes)):
                 raise _no_label(corpus, split, i, labels)
             if label not in classes:
+                advice = f'{correct} them or drop them' if drawn is None else f'use more than labels={drawn}'
                 raise CorpusError(
                     f'{_label_of(corpus, split, i)} is no class of the training split '
                     f'({", ".join(map(shown, names[:10]))}), and {counted(labels.count(label), "row")} of '
-                    f'{split} have it; {correct} them or drop them'
+                    f'{split} have it; {advice}'
                 )
 
 # %% ../../nbs/tasks/08_text_classification.ipynb #e075aa02
