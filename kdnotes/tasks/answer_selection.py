@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
-from .sources import SPLITS, Corpus, CorpusError, CorpusRules, MadeCorpus, Rows, drop_in_words
+from kdnotes.tasks.sources import (
+    SPLITS,
+    Corpus,
+    CorpusError,
+    CorpusRules,
+    MadeCorpus,
+    NoLabel,
+    Rows,
+    drop_in_words,
+)
 from .batching import Batch, EncodedPairs, all_apart
 from .columns import Columns, Texts, codes, joined, numbers, ranks
 from .embedded import embedded_answer_selection
@@ -225,7 +234,7 @@ CORPORA = CorpusRules(
     unique=('question_id', 'sentence_id'),
     common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
-    no_label=-1,
+    no_label=NoLabel(value=-1),
     complete=make_up_ids,
     complete_published=partial(make_up_ids, published=True),
     check_rows=check_rows,

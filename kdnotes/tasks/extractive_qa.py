@@ -25,11 +25,14 @@ from kdnotes.tasks.base import (
     Primary,
     Reader,
     SignalSpec,
+    NO_LABEL,
+    labelled,
     TaskInfo,
     Use,
     words_of,
 )
 from .batching import Batch, all_apart, flat_ids, pad_pairs
+from .columns import joined
 from kdnotes.tasks.passages import (
     CORPORA,
     Windows,
@@ -38,7 +41,7 @@ from kdnotes.tasks.passages import (
     encode_windows,
     room_for_questions,
 )
-from .sources import Corpus, CorpusError, Rows
+from .sources import UNLABELLED, Corpus, CorpusError, Rows
 from kdnotes.tasks.span_metrics import (
     UNIT_METRICS,
     answer_threshold,
@@ -213,7 +216,7 @@ class ExtractiveQA:
     evaluation_sets = ('dev', 'test')
     signal_spec = {'logits': SignalSpec(shape=(2,), ragged=True)}
     evaluates_itself = False
-    unlabelled = 0
+    unlabelled = 0  # until there are windows
 
     def __init__(
         self,
@@ -227,7 +230,13 @@ class ExtractiveQA:
         self.settings = settings
         self.targets = targets
         self.smoke = smoke
-        self.rows = {split: _few(rows) if smoke else rows for split, rows in corpus.splits.items()}
+        self.rows = {
+            split: _few(rows) if smoke else rows
+            for split, rows in corpus.splits.items()
+            if split != UNLABELLED
+        }
+        more = corpus.unlabelled[:_SMOKE_ROWS] if smoke else corpus.unlabelled
+        self.rows['train'] = joined(self.rows['train'], more)
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
         "Tokenise every question with its passage once."
@@ -237,7 +246,11 @@ class ExtractiveQA:
         for split, rows in self.rows.items():
             windows = encode_windows(tokenizer, rows, self.max_length, self.settings.stride, cache_dir)
             self.windows[split] = windows
-            self.labels[split] = windows.tokens([next(iter(row['answers']), None) for row in rows])
+            self.labels[split] = windows.tokens([next(iter(row['answers'] or ()), None) for row in rows])
+            without = np.array([row['answers'] is None for row in rows])[windows.row]
+            self.labels[split][without] = NO_LABEL
+            if split == 'train':
+                self.unlabelled = int(without.sum())
 
     def lengths(self, split: str) -> np.ndarray:
         "Tokens of each window."
@@ -281,18 +294,18 @@ class ExtractiveQA:
         self, outputs, batch: Batch, signal: dict[str, Tensor] | None
     ) -> dict[str, tuple[Tensor, int]]:
         "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits."
-        n = len(batch.labels)
+        counts = self.loss_counts('train', batch.index)
         student = span_logits(outputs, batch)
         hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
-        terms = {'hard': ((hard[0] + hard[1]) / 2, n)}
+        terms = {'hard': ((hard[0] + hard[1]) / 2, counts['hard'])}
         if signal:
             soft = [self.targets.loss(*of) for of in zip(student, self._teacher(signal, batch))]
-            terms['soft'] = ((soft[0] + soft[1]) / 2, n)
+            terms['soft'] = ((soft[0] + soft[1]) / 2, counts['soft'])
         return terms
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Windows of both terms."
-        return {'hard': len(index), 'soft': len(index)}
+        "Windows of each term: those that have a label, and all."
+        return {'hard': labelled(self.labels[split], index, self.unlabelled), 'soft': len(index)}
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`."
@@ -711,7 +724,7 @@ TASK = TaskInfo(
     check=check,
     check_tokens=check_tokens,
     usual=usual,
-    unread=frozenset({'alpha', 'dialect', 'labels', 'unlabelled', 'unlabelled_share'}),
+    unread=frozenset({'alpha', 'dialect'}),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'answerable',
     use=USE,

@@ -57,7 +57,7 @@ from kdnotes.tasks.columns import (
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError',
-           'Corpus', 'MadeCorpus', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'Table',
+           'Corpus', 'MadeCorpus', 'NoLabel', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'Table',
            'check_regular', 'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns', 'class_cells',
            'of_split', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
            'dataset_classes', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of',
@@ -111,6 +111,16 @@ class MadeCorpus:
 
 
 @dataclass(frozen=True)
+class NoLabel:
+    "How a row that nobody has labelled is read, and what it holds then."
+
+    columns: tuple[str, ...] = ('label',)  # keys that only rows with a label have; the first is the label
+    stand_in: str = '0'  # a label that the checks of a row take
+    key: str = 'label'  # of a checked row
+    value: str | int | None = ''  # what it holds where there is no label
+
+
+@dataclass(frozen=True)
 class CorpusRules:
     "Where a task's texts come from, what a row holds, and what is refused."
 
@@ -153,8 +163,7 @@ class CorpusRules:
     unique: tuple[str, ...] = ()
     common: tuple[tuple[str, str], ...] = ()
     all_or_none: tuple[str, ...] = ()
-    # the label of a row that nobody has labelled, once it is checked; None: the task has no such rows
-    no_label: str | int | None = None
+    no_label: NoLabel | None = None  # None: the task has no rows without a label
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
 
@@ -918,7 +927,6 @@ def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
 # %% ../../nbs/tasks/04_sources.ipynb #d0fa1ac0
 # a label as it stands in files, of rows that nobody has labelled
 _BLANK = ('', '-1')
-_STAND_IN = '0'  # a label that every task with such rows takes
 
 
 def of_split(
@@ -930,30 +938,43 @@ def of_split(
     if split != UNLABELLED:
         return rules, columns
 
+    no_label = rules.no_label
+    label = no_label.columns[0]
+
     def complete(rows: Rows, missing: set[str], *state: dict) -> None:
         for row in rows:
-            row.setdefault('label', '')
-        rules.complete(rows, missing - {'label'}, *state)
+            row.setdefault(label, '')
+        rules.complete(rows, missing - {label}, *state)
 
     def check_rows(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
         for i, row in enumerate(rows):
-            if str(row['label']).strip() not in _BLANK:
+            if str(row[label]).strip() not in _BLANK:
                 raise CorpusError(
                     f"{place(i)}: {names['label']} is {shown(row['label'])}, and rows of {UNLABELLED} have "
                     'no label; move such rows to train, or empty the column'
                 )
-            row['label'] = _STAND_IN
+            row[label] = no_label.stand_in
         rules.check_rows(rows, place, names)
         for row in rows:
-            row['label'] = rules.no_label
+            row[no_label.key] = no_label.value
 
     def check_split(split: str, rows: Rows, where: str) -> None:
         if not rows:
             raise CorpusError(f'{where}: there is no row below the header; fill it, or move the file away')
 
-    named = [part for part in (columns or '').split(',') if part.partition('=')[0].strip() != 'label']
-    optional = rules.optional | {'label'}
-    own = replace(rules, optional=optional, complete=complete, check_rows=check_rows, check_split=check_split)
+    named = [
+        part for part in (columns or '').split(',') if part.partition('=')[0].strip() not in no_label.columns
+    ]
+    names = {key: name for key, name in rules.columns.items() if key not in no_label.columns[1:]}
+    optional = rules.optional | {label}
+    own = replace(
+        rules,
+        columns=names,
+        optional=optional,
+        complete=complete,
+        check_rows=check_rows,
+        check_split=check_split,
+    )
     return own, ','.join(named) or None
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
@@ -1508,7 +1529,7 @@ def _taken(rows: Rows, index: np.ndarray) -> Rows:
 
 def _without_labels(rows: Rows, rules: CorpusRules) -> Rows:
     "The same rows as nobody had labelled them."
-    return with_cell(rows, 'label', rules.no_label)
+    return with_cell(rows, rules.no_label.key, rules.no_label.value)
 
 
 def _with_rows(corpus: Corpus, rows: Rows, rules: CorpusRules) -> Corpus:
