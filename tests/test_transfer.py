@@ -12,7 +12,7 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.answer_selection import SQUAD_FILES, TSV_COLUMNS
-from kdnotes.tasks.sources import SPLITS, corpus_of, load_corpus, local_copy
+from kdnotes.tasks.sources import SPLITS, load_corpus, local_copy
 from kdnotes.experiment.launch import execute
 from kdnotes.distill.models import load_tokenizer
 from kdnotes.experiment.plan import plan, plan_study
@@ -104,8 +104,8 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        'kdnotes.experiment.plan.corpus_of',
-        lambda config: asked.append(config.corpus) or corpus_of(config),
+        'kdnotes.tasks.sources.load_corpus',
+        lambda task, corpus, *more: asked.append(corpus) or load_corpus(task, corpus, *more),
     )
     plan_study(2, 'all', corpus='embedded', transfer=corpus, student_init='transferred')
     assert sorted(asked) == sorted(['embedded', corpus])

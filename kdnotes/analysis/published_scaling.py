@@ -17,7 +17,7 @@ from .steptime import calibrate, curve, held_out, step_of, total_s, untold
 
 # %% auto #0
 __all__ = ['GPUS_PER_MACHINE', 'ACCUMULATION', 'GRADIENT_BYTES', 'TABLE', 'CLAIMED', 'PATH', 'OTHER_PATH', 'MODELS', 'DRAWN',
-           'NOTHING', 'BATCHES', 'Published', 'batches', 'factors', 'decomposition', 'super_linear', 'measured', 'fit',
+           'BATCHES', 'Published', 'batches', 'factors', 'decomposition', 'super_linear', 'measured', 'fit',
            'unpredicted', 'figure_1', 'carried_on', 'figure_2']
 
 # %% ../../nbs/analysis/21_published_scaling.ipynb #822c8e1c
@@ -222,7 +222,6 @@ def figure_1(
     return figure
 
 # %% ../../nbs/analysis/21_published_scaling.ipynb #cb4a6f89
-NOTHING = 1e-20  # a constant below it was fitted at its bound
 BATCHES = ('of a GPU', 'of an update')  # what stays the same as on one machine
 
 
@@ -237,7 +236,7 @@ def carried_on(
         if model in DRAWN:
             fits = [calibrate(rows, free), *held_out(rows, free)[1]]
             # without row 3 what several rings carry is fitted as free of any cost
-            machines += [m for m in fits if min(getattr(m, name) for name in free) > NOTHING]
+            machines += [m for m in fits if min(getattr(m, name) for name in free) > 0]
     base = replace(step_of(measured(TABLE[2])), rings=math.inf)
     found = []
     for batch in BATCHES:
