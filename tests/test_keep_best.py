@@ -161,11 +161,12 @@ def named(**parameters):
 def test_it_is_part_of_a_run_only_where_it_is_asked_for():
     plain, values = named()
     assert not {'keep', 'patience', 'score_every'} & values.keys()
-    assert plain == named(score_every=5)[0] == named(keep='last')[0]
+    assert plain == named(score_every=5)[0] == named(score_epochs=2)[0] == named(keep='last')[0]
     best, values = named(keep='best')
     assert best != plain and values['keep'] == 'best' and values['score_every'] == 0
     # when it is evaluated says which models are compared
-    assert len({best, named(keep='best', score_every=5)[0], named(keep='best', patience=2)[0]}) == 3
+    others = [dict(score_every=5), dict(score_epochs=2), dict(patience=2)]
+    assert len({best} | {named(keep='best', **other)[0] for other in others}) == 4
     with pytest.raises(ConfigError, match='add keep=best'):
         make_config(patience=2)
     assert {'keep', 'patience'} <= training_settings('masked_lm')  # a given teacher has none of it

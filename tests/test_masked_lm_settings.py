@@ -227,16 +227,16 @@ def test_a_run_is_named_after_the_texts_it_is_scored_on(mode):
 
 @pytest.mark.parametrize('mode', ['baseline', 'full_kd'])
 def test_scores_on_the_way_change_no_name(mode):
-    assert name_of(mode=mode, score_every=7) == name_of(mode=mode)
+    assert name_of(mode=mode, score_every=7) == name_of(mode=mode, score_epochs=2) == name_of(mode=mode)
     assert name_of(mode=mode, score_blocks=7) != name_of(mode=mode)
 
 
 # ---- scores on the way ----
 
 
-def trained(here, every: int) -> SimpleNamespace:
+def trained(here, **settings) -> SimpleNamespace:
     "Two epochs of four steps with dropout: an evaluation that drew numbers would change them."
-    config = tiny_lm_config(score_every=every, epochs=2)
+    config = tiny_lm_config(epochs=2, **settings)
     task = tiny_task(config)
     model = tiny_lm(1, dropout=0.1)
     rows = []
@@ -256,8 +256,9 @@ def trained(here, every: int) -> SimpleNamespace:
 
 @pytest.mark.slow
 def test_scores_on_the_way_are_seen_and_change_nothing(here):
-    plain = trained(here, 0)
-    found = {every: trained(here, every) for every in (1, 2, 3)}
+    plain = trained(here)
+    found = {every: trained(here, score_every=every) for every in (1, 2, 3)}
+    assert trained(here, score_epochs=2).rows == []
     both = ['dev', 'test']
     # the first set at the end of an epoch; nothing after the last step, when all is scored anyway
     expected = {

@@ -469,6 +469,9 @@ class RunConfig(BaseModel):
     # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none; with
     # keep=best it says which models are compared, and is part of the run
     score_every: int = parameter(0, ge=0, named=False, result=False)
+    # epochs between two evaluations of dev on the way: more where an epoch of few labels is short; with
+    # keep=best part of the run
+    score_epochs: int = parameter(1, ge=1, le=10_000, named=False, result=False, younger=True)
 
     # examples of a batch in evaluation; None: as many as are fastest, 2,048 tokens on a CPU
     eval_batch_size: int | None = parameter(None, ge=1, le=65536, named=False, result=False)
@@ -754,7 +757,9 @@ def result_parameters(
 ) -> set[str]:  # the task's own among them
     "The parameters that can change what comes of a run: when it is evaluated does where the best is kept."
     found = names_with('result', RunConfig, type(config.task_settings))
-    return found | ({'score_every'} if config.keep == 'best' and not is_given(config) else set())
+    return found | (
+        {'score_every', 'score_epochs'} if config.keep == 'best' and not is_given(config) else set()
+    )
 
 
 def _check_teacher(config: RunConfig) -> None:

@@ -541,7 +541,7 @@ def _log(state: TrainingState, step: Step, norm: Tensor) -> None:
 
 
 def _sets_due(state: TrainingState, step: Step) -> tuple[str, ...]:
-    """What is evaluated after a step: all sets every `score_every` steps, the first at the end of an epoch.
+    """All sets are evaluated every `score_every` steps, the first set every `score_epochs` epochs.
     The last step is evaluated by who has started the training; where the best is kept, it is looked at too.
     """
     every = state.config.score_every
@@ -550,7 +550,8 @@ def _sets_due(state: TrainingState, step: Step) -> tuple[str, ...]:
         return ()
     if every and step.done % every == 0:
         return state.task.evaluation_sets
-    return state.task.evaluation_sets[:1] if step.last_of_epoch or last else ()
+    end_of_epoch = step.last_of_epoch and (step.epoch + 1) % state.config.score_epochs == 0
+    return state.task.evaluation_sets[:1] if end_of_epoch or last else ()
 
 
 def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]) -> None:
