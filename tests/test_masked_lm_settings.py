@@ -236,7 +236,7 @@ def test_scores_on_the_way_change_no_name(mode):
 
 def trained(here, **settings) -> SimpleNamespace:
     "Two epochs of four steps with dropout: an evaluation that drew numbers would change them."
-    config = tiny_lm_config(epochs=2, **settings)
+    config = tiny_lm_config(**dict(epochs=2) | settings)
     task = tiny_task(config)
     model = tiny_lm(1, dropout=0.1)
     rows = []
@@ -249,7 +249,7 @@ def trained(here, **settings) -> SimpleNamespace:
     result = train(task, model, config, here, on_row, signal)
     points = [point for point in result.curve if 'set' in point]
     losses = [point['loss'] for point in result.curve if 'loss' in point]
-    assert result.steps == 8
+    assert result.steps == 4 * config.epochs
     weights = [p.detach() for p in model.parameters()]
     return SimpleNamespace(rows=rows, points=points, losses=losses, weights=weights)
 
@@ -258,7 +258,8 @@ def trained(here, **settings) -> SimpleNamespace:
 def test_scores_on_the_way_are_seen_and_change_nothing(here):
     plain = trained(here)
     found = {every: trained(here, score_every=every) for every in (1, 2, 3)}
-    assert trained(here, score_epochs=2).rows == []
+    every_second = trained(here, epochs=4, score_epochs=2)
+    assert [(row.step, row.set) for row in every_second.rows] == [(8, 'dev')]
     both = ['dev', 'test']
     # the first set at the end of an epoch; nothing after the last step, when all is scored anyway
     expected = {

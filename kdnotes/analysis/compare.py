@@ -151,6 +151,12 @@ def label(
     return f'no factor differs, but: {others}' if others else 'nothing recorded differs'
 
 # %% ../../nbs/analysis/06_compare.ipynb #22dd63e8
+def _have_the_rest(records: Sequence[dict]) -> bool:
+    "Are their rows without a label those of one corpus that `labels` leaves, others for each seed?"
+    rows = {sum(r['trained_rows'].values()) for r in records if r.get('trained_rows')}
+    return len(rows) == 1 and all(r['settings'].get('labels') for r in records)
+
+
 def check_arm(
     records: Sequence[dict],  # of one arm
 ) -> str | None:  # why they are not one arm; None: they are
@@ -160,7 +166,8 @@ def check_arm(
     arm = records[0]['arm']
     values = [recorded(r) for r in records]
     # seeds may come from several machines, whose masks may be of another kind; pairs tell that apart
-    names = sorted(set().union(*values) - _BY_SEED - {'dropout_masks', *HARDWARE})
+    by_seed = _BY_SEED | ({'unlabelled_id'} if _have_the_rest(records) else set())
+    names = sorted(set().union(*values) - by_seed - {'dropout_masks', *HARDWARE})
     mixed = [k for k in names if any(v.get(k) != values[0].get(k) for v in values)]
     if mixed:
         return (

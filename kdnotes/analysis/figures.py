@@ -18,6 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from .comparable import timed
 from .compare import Comparison, independent_name
 from .intervals import FEW_DIFFER, LEVEL, Interval
+from .labels import labels_caption, labels_figure
 from kdnotes.analysis.plotting import (
     LINE,
     LOOKS,
@@ -702,6 +703,7 @@ FIGURES = {  # name of the file -> figure, in the order of the argument
     'accuracy_time': _against('train_s'),
     'accuracy_energy': _against('device_j'),
     'effects': _figure(effects_figure, _effects_caption),
+    'labels': _figure(labels_figure, labels_caption),
     'curves': _figure(curves_figure, _curves_caption, lambda e: curves_figure(e.records)),
     'throughput': _figure(
         throughput_figure, _throughput_caption, lambda e: throughput_figure(e.records, e.values)

@@ -14,6 +14,7 @@ from .compare import chain_table, commits, difference_table
 from .figures import draw_evidence
 from .in_use import Kept, headline, in_use, use_table
 from .intervals import LEVEL, Interval
+from .labels import pays_sentences, what_pays
 from .plotting import arms_of
 from kdnotes.analysis.tables import (
     BOUNDED,
@@ -117,16 +118,27 @@ def _teachers_words(records: Sequence[dict]) -> list[str]:
 
 def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their corpus, which have a label
     "How many rows the arms learnt from, where some have fewer labels than their corpus, or rows without one."
-
-    def words(record: dict) -> str:
-        rows = record['trained_rows']
-        without = rows.get('unlabelled')
-        return f'{counted(rows["train"], "row")} with a label' + f' and {without:,} without' * bool(without)
-
     found = [r for r in found if r.get('trained_rows')]
     if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in found):
         return []
-    return [f'Trained on {of}.' for of in by_arm((r['arm'], words(r)) for r in found)]
+    return [
+        f'Trained on {of}.'
+        for of in by_arm((arm, _rows_in_words(runs)) for arm, runs in arms_of(found).items())
+    ]
+
+
+def _rows_in_words(runs: Sequence[dict]) -> str:
+    "The rows of an arm: from the fewest of a seed to the most."
+    rows = [r['trained_rows'] for r in runs]
+    words = f'{_between(of["train"] for of in rows)} with a label'
+    without = [of.get('unlabelled') or 0 for of in rows]
+    return f'{words} and {_between(without)} without' if any(without) else words
+
+
+def _between(numbers: Iterable[int]) -> str:
+    numbers = sorted(numbers)
+    fewest, most = numbers[0], numbers[-1]
+    return counted(most, 'row') if fewest == most else f'{fewest:,} to {counted(most, "row")}'
 
 
 def _scored_on(e: Evidence) -> tuple[str, ...]:
@@ -252,7 +264,7 @@ def report_of(
     return Report(
         study,
         _about(study, e.records),
-        headline(use),
+        (*headline(use), *pays_sentences(what_pays(e))),
         use_table(use),
         floors_table(e),
         arms,

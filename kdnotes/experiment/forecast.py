@@ -26,7 +26,6 @@ from ..records.store import RunFolder, find_run_model, records
 from ..tasks.sources import corpus_of
 from ..telemetry.summary import environment
 from ..train.checkpoint import checkpoints
-from ..core.config import is_given
 
 # %% auto #0
 __all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'forecast_as_dict', 'time_in_words', 'Needs', 'size_of',
@@ -114,7 +113,7 @@ def forecast(
             teacher=p.teacher.run_id if p.teacher else None,
             teacher_from=teacher_origin(p) if p.teacher else '',
             seconds=seconds_of(work, finished, machine)[0] if is_missing else 0.0,
-            epochs=p.config.epochs,
+            epochs=None if is_given(p.config) else p.config.epochs,
         )
 
     return [line(p) for p in [*(p for p in plans if p.run_id not in missing), *left]]

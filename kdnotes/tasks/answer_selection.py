@@ -23,7 +23,7 @@ from kdnotes.tasks.sources import (
     CorpusError,
     CorpusRules,
     MadeCorpus,
-    NoLabel,
+    UnlabelledRule,
     Rows,
     drop_in_words,
 )
@@ -234,7 +234,7 @@ CORPORA = CorpusRules(
     unique=('question_id', 'sentence_id'),
     common=(('question_id', 'question'),),
     optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
-    no_label=NoLabel(value=-1),
+    no_label=UnlabelledRule(value=-1),
     complete=make_up_ids,
     complete_published=partial(make_up_ids, published=True),
     check_rows=check_rows,
@@ -482,22 +482,18 @@ class AnswerSelection:
         if signal:
             terms['soft'] = (self.soft.loss(outputs.logits, signal['logits']), counts['soft'])
         if self.settings.ranking_loss != 'none':
-            terms['ranking'] = self._ranking(outputs, batch, signal)
+            terms['ranking'] = (self._ranking(outputs, batch, signal), counts['ranking'])
         return terms
 
-    def _ranking(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> tuple[Tensor, int]:
-        """The sum over pairs of a right and a wrong candidate of a training batch,
-        and how many they are (known to the host: no waiting for a GPU).
-        """
+    def _ranking(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> Tensor:
+        "The sum over pairs of a right and a wrong candidate of a training batch."
         scores = self.scores(outputs, batch)[:, 0]
-        pairs = self.loss_counts('train', batch.index)['ranking']
         if self.settings.ranking_loss == 'ranknet':
-            return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
+            return ranknet(scores, batch.groups, batch.labels, 'sum')
         if not signal:
             raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
-        return margin_mse(
-            scores, signal['logits'].float().diff(dim=1)[:, 0], batch.groups, batch.labels, 'sum'
-        ), pairs
+        margins = signal['logits'].float().diff(dim=1)[:, 0]
+        return margin_mse(scores, margins, batch.groups, batch.labels, 'sum')
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Examples of the pointwise terms (those that have a label, and all), pairs of the ranking one."

@@ -23,7 +23,7 @@ from kdnotes.tasks.sources import (
     CorpusError,
     CorpusRules,
     MadeCorpus,
-    NoLabel,
+    UnlabelledRule,
     Rows,
     check_filled,
     check_regular,
@@ -332,7 +332,7 @@ CORPORA = CorpusRules(
     },
     notes=NOTES,
     licences=dict.fromkeys(('squad1', 'squad2'), 'CC BY-SA 4.0'),
-    no_label=NoLabel(('answer', 'answers', 'answer_start'), stand_in='', key='answers', value=None),
+    no_label=UnlabelledRule(('answer', 'answers', 'answer_start'), stand_in='', key='answers', value=None),
     from_folder=json_files,
     from_folder_words='train.json, dev.json and test.json (or one JSON file) in the shape of SQuAD',
 )

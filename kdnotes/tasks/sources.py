@@ -57,9 +57,9 @@ from kdnotes.tasks.columns import (
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError',
-           'Corpus', 'MadeCorpus', 'NoLabel', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'Table',
-           'check_regular', 'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns', 'class_cells',
-           'of_split', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
+           'Corpus', 'MadeCorpus', 'UnlabelledRule', 'CorpusRules', 'score_key', 'score_columns', 'column_names',
+           'Table', 'check_regular', 'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns',
+           'class_cells', 'of_split', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
            'dataset_classes', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of',
            'load_by_rules', 'trained_on', 'split_sizes', 'sizes_in_words']
 
@@ -111,7 +111,7 @@ class MadeCorpus:
 
 
 @dataclass(frozen=True)
-class NoLabel:
+class UnlabelledRule:
     "How a row that nobody has labelled is read, and what it holds then."
 
     columns: tuple[str, ...] = ('label',)  # keys that only rows with a label have; the first is the label
@@ -163,7 +163,7 @@ class CorpusRules:
     unique: tuple[str, ...] = ()
     common: tuple[tuple[str, str], ...] = ()
     all_or_none: tuple[str, ...] = ()
-    no_label: NoLabel | None = None  # None: the task has no rows without a label
+    no_label: UnlabelledRule | None = None  # None: the task has no rows without a label
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
 
