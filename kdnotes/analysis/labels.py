@@ -10,6 +10,7 @@ from itertools import cycle
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 from scipy.optimize import brentq
@@ -304,18 +305,8 @@ def labels_figure(
     for best in _lines(known):
         line = {n: unit.factor * _mean_value(its) for n, its in best.items()}
         sns.lineplot(x=list(line), y=list(line.values()), ax=axes, color=LINE, linewidth=1, zorder=1)
-    placed = [its for its in known if its.labels is not None]
-    given = [its for its in known if its.labels is None]
-    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
-        level = unit.factor * e.values[its.arm]['primary'].estimate
-        axes.axhline(level, color=_COLOURS['teacher'], linewidth=1, linestyle=dashes, label=its.arm, zorder=1)
-    for its, x in zip(placed, _apart([its.labels for its in placed])):
-        value = e.values[its.arm]['primary']
-        error = [[unit.factor * d for d in side] for side in span(value)]
-        looks = _looks(its, known)
-        put_interval(axes, x, unit.factor * value.estimate, error, looks, 'y', hollow=its.role == 'alone')
-        face = 'white' if its.role == 'alone' else looks[0]
-        axes.plot([], [], linestyle='', marker=looks[1], color=looks[0], markerfacecolor=face, label=its.arm)
+    _put_given(axes, [its for its in known if its.labels is None], e, unit.factor)
+    _put_trained(axes, [its for its in known if its.labels is not None], e, unit.factor)
     axes.set_xscale('log')
     axes.set_xticks(_numbers(known))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.0f}'))
@@ -324,6 +315,24 @@ def labels_figure(
     axes.set_ylabel(f'{metric_name(primary["metric"], task)} on the {primary["set"]} set')
     figure.legend(loc='outside right upper')
     return figure
+
+
+def _put_given(axes: Axes, given: Sequence[Learner], e: Evidence, factor: float) -> None:
+    "A line for each model that was given."
+    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
+        level = factor * e.values[its.arm]['primary'].estimate
+        axes.axhline(level, color=_COLOURS['teacher'], linewidth=1, linestyle=dashes, label=its.arm, zorder=1)
+
+
+def _put_trained(axes: Axes, trained: Sequence[Learner], e: Evidence, factor: float) -> None:
+    "A mark with its interval for each arm that was trained."
+    for its, x in zip(trained, _apart([its.labels for its in trained])):
+        value = e.values[its.arm]['primary']
+        error = [[factor * d for d in side] for side in span(value)]
+        looks = _looks(its, trained)
+        put_interval(axes, x, factor * value.estimate, error, looks, 'y', hollow=its.role == 'alone')
+        face = 'white' if its.role == 'alone' else looks[0]
+        axes.plot([], [], linestyle='', marker=looks[1], color=looks[0], markerfacecolor=face, label=its.arm)
 
 
 def _lines(known: Sequence[Learner]) -> list[dict[int, Learner]]:

@@ -471,7 +471,7 @@ class RunConfig(BaseModel):
     score_every: int = parameter(0, ge=0, named=False, result=False)
     # epochs between two evaluations of dev on the way: more where an epoch of few labels is short; with
     # keep=best part of the run
-    score_epochs: int = parameter(1, ge=1, le=10_000, named=False, result=False, younger=True)
+    score_epochs: int = parameter(1, ge=1, le=10_000, named=False, result=False)
 
     # examples of a batch in evaluation; None: as many as are fastest, 2,048 tokens on a CPU
     eval_batch_size: int | None = parameter(None, ge=1, le=65536, named=False, result=False)
@@ -757,9 +757,9 @@ def result_parameters(
 ) -> set[str]:  # the task's own among them
     "The parameters that can change what comes of a run: when it is evaluated does where the best is kept."
     found = names_with('result', RunConfig, type(config.task_settings))
-    return found | (
-        {'score_every', 'score_epochs'} if config.keep == 'best' and not is_given(config) else set()
-    )
+    if config.keep != 'best' or is_given(config):
+        return found
+    return found | {'score_every'} | ({'score_epochs'} if config.score_epochs > 1 else set())
 
 
 def _check_teacher(config: RunConfig) -> None:

@@ -502,7 +502,7 @@ def settings(
     own = task_info(config.task).settings
     left_out = _at_default(config)
     named = names_with('named', RunConfig, own) - left_out
-    named |= ({'score_every', 'score_epochs'} & result_parameters(config)) - left_out
+    named |= {'score_every', 'score_epochs'} & result_parameters(config)
     values = {name: value for name, value in flat(config).items() if name in named}
     values |= factors(config)
     if not mode.kd:
