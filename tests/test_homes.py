@@ -22,7 +22,7 @@ BEFORE = ('core/01_arms', 'core/02_config', 'core/03_resolve', 'core/04_files')
 QUICK = (
     'experiment/02_launch',
     'experiment/13_study',
-    'analysis/17_overview',
+    'analysis/18_overview',
 )
 
 

@@ -68,6 +68,8 @@ def given(record):
     for name in ('mode', 'arm', 'seed', 'study', 'corpus', 'tuning_id'):
         parameters[name] = record[name]
     parameters['transfer'] = found['transfer'] or 'none'
+    if 'signal_dtype' in parameters:  # with what it is computed in, where that is another format
+        parameters['signal_dtype'] = parameters['signal_dtype'].partition(',')[0]
     if found['precision'] == 'fp32':
         parameters['precision'] = 'fp32'
     else:

@@ -15,7 +15,7 @@ from .intervals import Interval, number_texts, scaled
 from .tests import Family, p_words
 
 # %% auto #0
-__all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
+__all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'in_percent', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
            'teachers_words', 'kept_words', 'Unconverged', 'unconverged', 'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
@@ -31,6 +31,16 @@ def times_as(
 
     longer = replace(ratio, estimate=1 / ratio.estimate, low=turned(ratio.high), high=turned(ratio.low))
     return f'{longer:.2f} times as long'
+
+
+def in_percent(
+    share: Interval,
+) -> str:
+    "A share as one writes it: 97.7 % [95.2 %, 100.2 %]."
+    estimate, low, high = number_texts(
+        [None if x is None else 100 * x for x in (share.estimate, share.low, share.high)], '.1f', 100.0
+    )
+    return f'{estimate} %' if low is None else f'{estimate} % [{low} %, {high} %]'
 
 # %% ../../nbs/analysis/07_wording.ipynb #6b2d1f0a
 class Unit(NamedTuple):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..analysis.compare import differences
-from ..analysis.in_use import KEPT, in_percent, in_use, rests_on, saves, trivial, use_table
+from ..analysis.in_use import KEPT, in_use, rests_on, saves, trivial, use_table
+from ..analysis.wording import in_percent
 from ..analysis.intervals import scaled
 from ..core.config import primary_name, task_info, visible
 from ..analysis.tables import Evidence, arm_values, corpus_of, known_floors
