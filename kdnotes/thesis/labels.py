@@ -84,16 +84,18 @@ def learners_table(e: Evidence) -> pd.DataFrame:  # a row an arm, text
 def pays_table(found: Sequence[Beside]) -> pd.DataFrame:  # a row a pair, text
     "What distillation did for each taught arm."
     rows = []
-    for pays, alone, c in found:
-        main = alone.arm == pays.alone.arm
+    for of in found:
+        pays, alone, c = of
         rows.append(
             {
                 'taught': pays.taught.arm,
                 'without distillation': alone.arm,
                 'difference': format(c.difference, '+.3f') if c.difference else '-',
                 'p': p_text(c.p_holm) if c.p_holm is not None else '-',
-                'of the gap, %': format(scaled(pays.closed, 100.0), '.0f') if main and pays.closed else '-',
-                'labels for that score': str(pays.worth) if main and pays.worth else '-',
+                'of the gap, %': format(scaled(pays.closed, 100.0), '.0f')
+                if of.is_main and pays.closed
+                else '-',
+                'labels for that score': str(pays.worth) if of.is_main and pays.worth else '-',
             }
         )
     return pd.DataFrame(rows)
