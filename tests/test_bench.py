@@ -17,7 +17,7 @@ from helpers import as_configured, flat, tiny_config
 from letters import of_words
 from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
-from kdnotes.checks import baselines, bench, contestants
+from bench import baselines, race as bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine, resolve
@@ -25,8 +25,8 @@ from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime
-from kdnotes.checks import gpu_race
-from kdnotes.checks.bench_results import (
+from bench import gpu_race
+from bench.results import (
     formats_line,
     headline,
     inference,

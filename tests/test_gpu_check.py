@@ -1,6 +1,5 @@
 "The check of a GPU machine, rehearsed on the CPU: every part runs, and a fault in one stays in it."
 
-import argparse
 import json
 import re
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
-from kdnotes.checks import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
+from bench import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import TASKS
 from kdnotes.tasks.base import Evaluation, TaskView
@@ -28,7 +27,7 @@ REHEARSAL = G.GpuCheckSetting(device='cpu', smoke=True, corpus='embedded')
 def gpu_check(home, *arguments, **more):
     "The command, as `make gpu-check` starts it."
     return subprocess.run(
-        [sys.executable, '-m', 'kdnotes.checks.gpu_check', *arguments],
+        [sys.executable, '-m', 'bench.gpu_check', *arguments],
         cwd=ROOT,
         env=surroundings(home, OMP_NUM_THREADS='1', **more),
         text=True,
@@ -302,7 +301,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_2(tmp_path):
 
 def test_missing_packages_are_named_before_anything_is_imported():
     hide = (
-        "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from kdnotes.checks.gpu_check "
+        "import sys; sys.modules.update(dict.fromkeys(['pydantic', 'torch'])); from bench.gpu_check "
         "import main; sys.exit(main([]))"
     )
     done = subprocess.run([sys.executable, '-c', hide], cwd=ROOT, text=True, capture_output=True)
@@ -312,9 +311,7 @@ def test_missing_packages_are_named_before_anything_is_imported():
 
 
 def test_the_help_names_every_task():
-    parser = argparse.ArgumentParser()
-    G.add_arguments(parser)
-    said = ' '.join(parser.format_help().split())
+    said = ' '.join(G.make_parser().format_help().split())
     assert f"--task T {', '.join(TASKS)} (answer_selection)" in said
 
 
