@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import numpy as np
@@ -54,8 +55,8 @@ from kdnotes.tasks.base import Reader, Task, TaskInfo, TaskView
 __all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'GROUPS', 'HEATS',
            'QUALITY_EPOCHS', 'QUALITY_SEEDS', 'CLEAR', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks',
            'Place', 'train_kdnotes', 'run_kdnotes', 'train_library', 'train_whole', 'try_formats', 'signal_parts',
-           'time_teacher', 'time_scores', 'measure_matmuls', 'time_answers', 'prepare', 'RaceSetting', 'contestant_job',
-           'trial_job']
+           'time_teacher', 'time_scores', 'measure_matmuls', 'time_answers', 'prepare', 'RaceSetting', 'first_gpu',
+           'contestant_job', 'trial_job']
 
 # %% nbs/02_contestants.ipynb #f24a8aa5
 class BenchError(KdnotesError):
@@ -631,23 +632,26 @@ def time_scores(
     return dict(examples_per_s=len(nll) / seconds, tokens_per_s=tokens / seconds, nll=mean)
 
 
-def measure_matmuls(place: Place, turn: int) -> dict:
-    "The machine's rates: large matmuls and the student's, in fp32 and in the format of the race."
-    n = 4096
+def measure_matmuls(
+    place: Place,
+    turn: int,
+    formats: Sequence[str] = (),  # beside that of the race
+) -> dict:  # rates: format -> large, layer: operations a second
+    "The machine's rates: large matmuls and the student's."
+    n = 8192 if place.runtime.device.type == 'cuda' else 4096
     seconds = 1.0
     if place.config.smoke:
         n = 256
         seconds = 0.01
     layer = layer_shapes(place.student.config, place.config.batch_size, round(place.facts['mean_tokens']))
-    return dict(
-        rates={
-            d: dict(
-                large=matmul_rate([(1, n, n, n)], d, place.runtime, seconds),
-                layer=matmul_rate(layer, d, place.runtime, seconds),
-            )
-            for d in {'fp32', place.runtime.dtype}
-        }
-    )
+    rates = {}
+    for dtype in dict.fromkeys((*(formats or ['fp32']), place.runtime.dtype)):
+        set_matmul_precision(dtype)
+        rates[dtype] = dict(
+            large=matmul_rate([(1, n, n, n)], dtype, place.runtime, seconds),
+            layer=matmul_rate(layer, dtype, place.runtime, seconds),
+        )
+    return dict(rates=rates)
 
 # %% nbs/02_contestants.ipynb #b8b4a4f2
 def _asked_texts(place: Place, turn: int) -> list[tuple[str, ...]]:
@@ -811,6 +815,11 @@ def _asked(
     return given | race.common
 
 
+def first_gpu() -> str:
+    "What CUDA_VISIBLE_DEVICES is for one GPU: some libraries would use a second one, too."
+    return os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]
+
+
 def contestant_job(
     c: Contestant,
     race: RaceSetting,
@@ -820,6 +829,9 @@ def contestant_job(
     on = machine()
     asked = _asked(c, race, on, mean_tokens)
     config = resolve(make_config(**asked), on, race.corpus)
+    environment = dict(HF_HUB_OFFLINE='1')
+    if on.device == 'cuda':
+        environment |= dict(CUDA_VISIBLE_DEVICES=first_gpu())
     return dict(
         trains=c.trains,
         library=c.by,
@@ -829,7 +841,7 @@ def contestant_job(
         ranks=c.ranks,
         copies=c.copies,
         threads=config.threads_per_rank,
-        gpu=on.device == 'cuda',
+        environment=environment,
         folder=str(race.folder),
         asked=asked,
         config=config.model_dump(mode='json'),

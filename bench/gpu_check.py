@@ -5,7 +5,6 @@
 # %% nbs/09_gpu_check.ipynb #c15dca40
 from __future__ import annotations
 import argparse
-import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -14,15 +13,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from statistics import median
 
 # %% auto #0
 __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'OVERTIME_S', 'LOWEST', 'version_at_least', 'missing', 'no_gpu',
@@ -92,15 +89,14 @@ OVERTIME_S = 15.0
 
 
 def work(
-    job_file: str,  # a job with `part` and `out`, where what was found is written to
+    job_file: str,  # a job with `part`
 ) -> None:
-    "Make one part: its lines go to standard output, and what other libraries print to standard error."
+    "Make one part, when it is asked for."
     from kdnotes.core.config import KdnotesError
-    from kdnotes.core.files import read_json, write_json
+    from kdnotes.core.files import read_json
     from bench import gpu_energy, gpu_numbers, gpu_race, gpu_setup
-    from kdnotes.core.processes import die_with_parent
+    from bench.race import serve
 
-    die_with_parent()
     job = read_json(job_file)
     parts = dict(
         machine=gpu_setup.describe_machine,
@@ -111,90 +107,43 @@ def work(
         minilm=gpu_race.run_race,
         bert=gpu_race.run_race,
     )
-    lines = sys.stdout
 
-    def say(line: str):
-        lines.write(line + '\n')
-        lines.flush()
-
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
+    def make(command: dict, say: Callable[[str], None]) -> dict:
+        try:
             found = parts[job['part']](job, say)
-    except Exception as e:
-        if not isinstance(e, KdnotesError):
-            sys.excepthook(type(e), e, e.__traceback__)
-        found = dict(error=gpu_setup.sentence(e))
-    # what is no number becomes null
-    write_json(job['out'], json.loads(json.dumps(found), parse_constant=lambda name: None))
+        except Exception as e:
+            if not isinstance(e, KdnotesError):
+                traceback.print_exc()
+            found = dict(error=gpu_setup.sentence(e))
+        # what is no number becomes null
+        return json.loads(json.dumps(found), parse_constant=lambda name: None)
+
+    serve(lambda: make)
 
 # %% nbs/09_gpu_check.ipynb #f0a6916e
-def _start_part(
-    part: str,
-    job: dict,
-    file: Path,  # the job's
-    log,  # an open file, for what is printed to standard error
-) -> subprocess.Popen:
-    "Start a part."
-    env = dict(os.environ, TOKENIZERS_PARALLELISM='false', PYTHONUNBUFFERED='1')
-    if job['device'] == 'cpu':
-        env['CUDA_VISIBLE_DEVICES'] = ''
-    elif part in ('minilm', 'bert'):
-        # some libraries would use a second GPU, too
-        env['CUDA_VISIBLE_DEVICES'] = os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0]
-    return subprocess.Popen(
-        [sys.executable, '-m', 'bench.gpu_check', '--job', str(file)],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-    )
-
-
 def _run_part(
     part: str,
     job: dict,
-    folder: Path,  # the run's
     say: Callable[[str], None],
 ) -> dict:  # what the part found, or its `error`; and `seconds`
-    "Start a part's process, hand on its lines, and wait for it, but not for ever."
-    file = folder / f'{part}.job.json'
-    out = folder / f'{part}.json'
+    "Make a part in a process of its own."
+    from bench.contestants import BenchError, first_gpu
+    from bench.race import Crew
+
     begin = time.monotonic()
-    late = threading.Event()
-    file.write_text(json.dumps(job | dict(part=part, size=part, out=str(out))))
-    with open(folder / f'{part}.log', 'w') as log:
-        process = _start_part(part, job, file, log)
-
-    def end():
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(job['seconds'] + OVERTIME_S, end)
-    timer.start()
+    environment = dict(CUDA_VISIBLE_DEVICES='') if job['device'] == 'cpu' else {}
+    if job['device'] == 'cuda' and part in ('minilm', 'bert'):
+        environment = dict(CUDA_VISIBLE_DEVICES=first_gpu())
+    job |= dict(part=part, size=part, limit_s=job['seconds'] + OVERTIME_S, environment=environment)
+    job |= dict(ranks=1, copies=1, threads=None)
+    crew = Crew(part, job, ('bench.gpu_check', '--job'), lambda line: say(f'{part}: {line}'))
     try:
-        for line in process.stdout:
-            say(f'{part}: {line.rstrip()}')
-        process.wait()
+        [found] = crew.ask(0)
+    except (BenchError, ValueError) as e:
+        found = dict(error=str(e))
     finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
-    seconds = round(time.monotonic() - begin, 1)
-    if out.is_file():
-        return json.loads(out.read_text()) | dict(seconds=seconds)
-    last = next(
-        (
-            line.strip()
-            for line in reversed((folder / f'{part}.log').read_text(errors='replace').splitlines())
-            if line.strip()
-        ),
-        'it said nothing',
-    )
-    why = f'its process ended with exit code {process.returncode}: {last}'
-    if late.is_set():
-        why = f'it did not end within {seconds:.0f} s'
-    return dict(error=why, seconds=seconds)
+        crew.close()
+    return found | dict(seconds=round(time.monotonic() - begin, 1))
 
 # %% nbs/09_gpu_check.ipynb #7be3f6c1
 def _absent(say: Callable[[str], None]) -> dict[str, str]:
@@ -229,7 +178,7 @@ def _part(
     if seconds < SHORTEST:
         minutes = results['settings']['minutes']
         return dict(error=f'it was skipped, since the {minutes:g} minutes were used up')
-    return _run_part(part, job | dict(seconds=seconds), Path(job['folder']), say)
+    return _run_part(part, job | dict(seconds=seconds), say)
 
 
 def _save(
@@ -296,8 +245,8 @@ def gpu_check(
             _save(results, folder, len(chosen), (time.monotonic() - begin) / 60)
     finally:
         shutil.rmtree(folder / 'models', ignore_errors=True)
-        for leftover in folder.glob('*.job.json'):
-            leftover.unlink()
+        for part in chosen:
+            (folder / f'{part}.json').unlink(missing_ok=True)
     return results
 
 # %% nbs/09_gpu_check.ipynb #4377c958
@@ -346,45 +295,15 @@ def rates_table(
     found: dict,  # of the part 'minilm' or 'bert'
     gpu: str = '',  # its name
 ):  # a data frame, one row a contestant
-    "Speed, memory, energy and shares."
-    import pandas as pd
+    "Speed, memory, energy and shares, the peak's too; as measured, so without the cold rows."
+    from bench.results import COLD, table
 
-    rows = {}
-    flops = found['facts']
-    for name in dict.fromkeys(t['contestant'] for t in found['turns']):
-        turns = [t for t in found['turns'] if t['contestant'] == name and not t['split']]
-
-        def middle(key, turns=turns):
-            values = [t[key] for t in turns if t.get(key) is not None]
-            return median(values) if values else None
-
-        rate = middle('examples_per_s')
-        padding = middle('padding_share')
-        if name == 'teacher':
-            dtype = 'fp32'
-            useful = rate * flops['teacher_flops_per_example']
-        else:
-            dtype = turns[0]['dtype']
-            useful = rate * flops['training_flops_per_example']
-        limits = dict(
-            large=found['rates'][dtype]['large'],
-            shapes=found['rates'][dtype]['layer'],
-            peak=known_peak(gpu, dtype),
-        )
-        rows[name] = dict(
-            format=dtype,
-            examples_per_s=rate,
-            lowest=min(t['examples_per_s'] for t in turns),
-            highest=max(t['examples_per_s'] for t in turns),
-            tokens_per_s=middle('tokens_per_s'),
-            padding_percent=None if padding is None else 100 * padding,
-            host_mib=middle('host_mib'),
-            device_mib=middle('device_mib'),
-            watts=middle('watts'),
-            joules_per_example=middle('joules_per_example'),
-            **{f'of_{k}_percent': limit and 100 * useful / limit for k, limit in limits.items()},
-        )
-    return pd.DataFrame(rows).T.infer_objects()
+    shown = table(found)
+    shown = shown[~shown.index.isin(COLD)].drop(columns=['what', 'loss_first', 'loss_middle', 'loss_last'])
+    reached = [found['rates'][dtype]['large'] for dtype in shown['format']]
+    peaks = [known_peak(gpu, dtype) or float('nan') for dtype in shown['format']]
+    shares = [large / peak for large, peak in zip(reached, peaks)]
+    return shown.assign(of_peak_percent=shown.of_large_percent * shares)
 
 # %% nbs/09_gpu_check.ipynb #be2f04aa
 def energy_text(
@@ -392,6 +311,7 @@ def energy_text(
 ) -> str:
     "Power and energy of each mode, and why there is none."
     import pandas as pd
+    from bench.results import few_digits
 
     shown = (
         pd.DataFrame(found['modes'])
@@ -400,10 +320,7 @@ def energy_text(
         .rename(columns=dict(joules='joules_per_1000_examples'))
     )
     shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or (shown[c] == '').all()])
-    lines = [
-        'energy: each mode for a few seconds\n'
-        + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep='')
-    ]
+    lines = ['energy: each mode for a few seconds\n' + shown.to_string(float_format=few_digits, na_rep='')]
     if signal := found.get('teacher'):
         lines.append(
             f"the teacher's signal took {signal['seconds']:.1f} s"
@@ -419,7 +336,7 @@ def text(
     results: dict,  # of `gpu_check`
 ) -> str:  # the last line is the verdict
     "Everything for a terminal."
-    from bench.results import ratios, time_split
+    from bench.results import few_digits, ratios, time_split
 
     parts = results['parts']
     gpu = (results['parts'].get('machine', {}).get('gpu') or {}).get('name', '')
@@ -432,8 +349,7 @@ def text(
         weights = parts['machine']['teachers'][size]['weights']
         said += [
             f"{size}: {found['settings']['steps']} steps a turn, {found['settings']['alternations']} rounds, "
-            f"weights {weights}\n"
-            + shown.to_string(float_format=lambda x: f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}', na_rep=''),
+            f"weights {weights}\n" + shown.to_string(float_format=few_digits, na_rep=''),
             'matmuls reach, TFLOP/s: '
             + '; '.join(
                 f"{d} {r['large'] / 1e12:.3g} (large), {r['layer'] / 1e12:.3g} (the student's shapes)"

@@ -10,19 +10,20 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
 from . import baselines, contestants as ct
-from .race import together
 from .gpu_setup import ENDING, SIZES, finding, formats, sentence
+from .race import Heat
+from kdnotes.checks.profiling import peaks, reset_peaks
+from kdnotes.tasks.base import Task, TaskView
 from kdnotes.telemetry.meters import Metered, mean_power, open_meter
 from kdnotes.train.distributed import set_matmul_precision
-from kdnotes.checks.profiling import layer_shapes, matmul_rate, peaks, reset_peaks
-from kdnotes.tasks.base import Task, TaskView
 
 # %% auto #0
-__all__ = ['repeated', 'contestants', 'Race', 'take_turn', 'turn_order', 'make_round', 'outcome', 'run_race']
+__all__ = ['repeated', 'contestants', 'Here', 'run_race']
 
 # %% nbs/07_gpu_race.ipynb #978aec2f
 def repeated(
@@ -79,204 +80,132 @@ def contestants(
     return rows | {name: (c, best, {}) for name, c in ct.RACE.items() if name not in rows.keys() | skipped}
 
 
-def _asks_teacher(c: ct.Contestant) -> bool:
+def _asks_teacher(
+    job: dict,  # of `contestants.contestant_job`
+) -> bool:
     "Does it ask the teacher while it is measured?"
-    if c.trains in baselines.PACKAGES:
-        return not c.options.get('stored')
-    return c.trains == 'signal' or bool(c.options.get('online'))
+    if job['trains'] in baselines.PACKAGES:
+        return not job['options'].get('stored')
+    return job['trains'] == 'signal' or bool(job['options'].get('online'))
 
 # %% nbs/07_gpu_race.ipynb #7989e24b
-class Race:
-    "The contestants of one size, in this process."
+class Here:
+    "A contestant in this process, alone on the device while it takes its turn."
 
     def __init__(
         self,
-        job: dict,  # with `size`
+        shared: dict,  # what all have loaded: attributes of `contestants.Place`
+        meter,  # of `telemetry.meters.open_meter`
+        name: str,
+        job: dict,
     ):
-        self.job = job
-        self.deadline = time.monotonic() + job['seconds'] - ENDING
-        self.slowest = 0.0  # seconds of a turn so far
-        self.folder = Path(job['folder']) / job['size']
-        self.total = 6 if job['smoke'] else job['steps'] * SIZES[job['size']].longer + 5
-        self.chosen = contestants(job)
-        self.meter = open_meter(job['device'])
-        self.turns = []
-        self.missing = {
-            name: why for name, (c, *_) in self.chosen.items() if (why := baselines.missing(c.trains))
-        }
-        self.folder.mkdir(parents=True)
-        layers = self._job('kdnotes')['config']['student_layers']
-        _, best, _ = self.chosen['kdnotes']
-        preparation = self._job((ct.Contestant('prepare', '', 'mixed_baseline'), best, {}))
-        preparation |= dict(steps=6 if job['smoke'] else 20, teacher_run='', layers=layers)
-        made = ct.Place(preparation)
-        self.facts = ct.prepare(made, 0)
-        # a turn of 256 examples a step is a part of one epoch
-        times = 1 if job['smoke'] else math.ceil(256 * self.total / len(made.task.lengths('train')))
-        task = repeated(made.task, times)
-        shared = dict(
-            corpus=made.corpus,
-            tokenizer=made.tokenizer,
-            rows=made.rows,
-            rows_with_logits=made.rows_with_logits,
-            signal=made.signal,
-            student=made.student,
-            teacher=made.teacher.cpu(),
-            facts=self.facts,
-        )
-        self.places = {}
-        for name in self.chosen:
-            place = self.places[name] = ct.Place(self._job(name))
-            vars(place).update(shared, task=task, runtime=Metered(place.runtime, self.meter))
+        self.name = name
+        self.place = ct.Place(job)
+        vars(self.place).update(shared, runtime=Metered(self.place.runtime, meter))
 
-    def _job(self, who: str | tuple) -> dict:  # a name, or what a name stands for
-        "The job that a worker of the benchmark would get."
-        c, dtype, more = self.chosen[who] if isinstance(who, str) else who
-        size = self.job['size']
-        common = dict(
-            task=self.job['task'],
-            profile=SIZES[size].profile,
-            teacher=self.job['teachers'][size]['path'],
-            smoke=self.job['smoke'],
-        )
-        if self.job['smoke']:
-            common |= dict(student_layers=(1,))
-        race = ct.RaceSetting(self.folder, common | more, dtype, self.total, self.job['corpus'])
-        return ct.contestant_job(c, race)
+    def ask(self, turn: int, watch: str = '') -> list[dict]:  # as `race.Crew.ask`, with watts
+        "Take a turn."
+        try:
+            return [self._take(turn, {watch: True} if watch else {})]
+        except Exception as e:
+            raise ct.BenchError(f'{self.name} is skipped: {sentence(e)}') from e
 
-    def rates(self) -> dict[str, dict]:  # format -> large, layer: operations per second
-        "What matmuls reach here."
-        n = 8192 if self.job['device'] == 'cuda' else 2048
-        seconds = 0.5
-        if self.job['smoke']:
-            n = 256
-            seconds = 0.01
-        layer = layer_shapes(self.places['kdnotes'].student.config, 32, round(self.facts['mean_tokens']))
-        found = {}
-        for dtype in formats(self.job):
-            set_matmul_precision(dtype)
-            found[dtype] = dict(
-                large=matmul_rate([(1, n, n, n)], dtype, self.places['kdnotes'].runtime, seconds),
-                layer=matmul_rate(layer, dtype, self.places['kdnotes'].runtime, seconds),
-            )
-        return found
+    def _take(self, turn: int, watched: dict) -> dict:
+        place = self.place
+        runtime = place.runtime
+        set_matmul_precision(runtime.dtype)
+        place.teacher.to(runtime.device if _asks_teacher(place.job) else 'cpu')
+        gc.collect()
+        if runtime.device.type == 'cuda':
+            torch.cuda.empty_cache()
+        reset_peaks(runtime.runtime)
+        runtime.readings.clear()
+        found = ct.TURNS[place.job['trains']](place, turn, **place.job['options'], **watched)
+        measured = place.config.batch_size * (place.total - place.warmup) / found['examples_per_s']
+        more = dict(dtype=runtime.dtype, watts=mean_power(runtime.readings, measured))
+        return more | found | peaks(runtime.runtime)
+
+    def close(self) -> None:
+        "Nothing was started."
 
 # %% nbs/07_gpu_race.ipynb #2bd0202d
-def take_turn(
-    contest: Race,
-    name: str,
-    turn: int,
-    split: bool = False,  # also say where the time goes
-) -> dict:  # as of `bench.heat`, and watts, joules_per_example
-    "A turn of one contestant, alone on the device."
-    place = contest.places[name]
-    c, *_ = contest.chosen[name]
-    runtime = place.runtime
-    set_matmul_precision(runtime.dtype)
-    place.teacher.to(runtime.device if _asks_teacher(c) else 'cpu')
-    gc.collect()
-    if runtime.device.type == 'cuda':
-        torch.cuda.empty_cache()
-    reset_peaks(runtime.runtime)
-    runtime.readings.clear()
-    answer = ct.TURNS[c.trains](place, turn, **c.options, **(dict(split=True) if split else {}))
-    measured = place.config.batch_size * (place.total - place.warmup) / answer['examples_per_s']
-    watts = mean_power(runtime.readings, measured)
-    entry = together([answer | peaks(runtime.runtime)], place.job, contest.facts['mean_tokens'])
-    return (
-        dict(
-            contestant=name,
-            turn=turn,
-            split=split,
-            dtype=runtime.dtype,
-            watts=watts,
-            joules_per_example=watts and watts / entry['examples_per_s'],
-        )
-        | entry
-    )
-
-# %% nbs/07_gpu_race.ipynb #ca7fd45b
-def turn_order(
-    contest: Race,
-    turn: int,  # from 0, the round that is left out; after the last round, a watched turn
-) -> list[str]:  # contestants, in the order of their turns
-    "Who takes a turn."
-    able = [name for name in contest.chosen if name not in contest.missing]
-    if turn <= contest.job['alternations']:
-        return able
-    return [name for name in able if contest.chosen[name][0].split and name in ('kdnotes', 'student_alone')]
+def _jobs(
+    job: dict,  # with `size`
+    chosen: dict[str, tuple[ct.Contestant, str, dict]],  # as of `contestants`
+) -> dict[str, dict]:
+    "The jobs that workers of the benchmark would get."
+    size = SIZES[job['size']]
+    common = dict(task=job['task'], profile=size.profile, smoke=job['smoke'])
+    common |= dict(teacher=job['teachers'][job['size']]['path'])
+    if job['smoke']:
+        common |= dict(student_layers=(1,))
+    total = 6 if job['smoke'] else job['steps'] * size.longer + 5
+    folder = Path(job['folder']) / job['size']
+    return {
+        name: ct.contestant_job(c, ct.RaceSetting(folder, common | more, dtype, total, job['corpus']))
+        # where the time goes is told of two
+        | dict(split=name in ('kdnotes', 'student_alone'), shares=False)
+        for name, (c, dtype, more) in chosen.items()
+    }
 
 
-def make_round(
-    contest: Race,
-    turn: int,
-    say: Callable[[str], None],
-) -> bool:  # was there time for all of it?
-    "A turn of each contestant; one that fails is not asked again. Of turn 0 nothing is kept."
-    rounds = contest.job['alternations']
-    last = turn > rounds
-    for name in turn_order(contest, turn):
-        begin = time.monotonic()
-        if begin + 1.5 * contest.slowest > contest.deadline:
-            say(f'{max(0, turn - 1)} of {rounds} rounds were made whole in the time there was')
-            return False
-        try:
-            entry = take_turn(contest, name, turn, split=last)
-        except Exception as e:
-            contest.missing[name] = sentence(e)
-            say(f'{name} is skipped: {contest.missing[name]}')
-            continue
-        contest.slowest = max(contest.slowest, time.monotonic() - begin)
-        if turn:
-            contest.turns.append(entry)
-        if turn and not last:
-            say(f"round {turn} of {rounds}: {name} {entry['examples_per_s']:.0f} examples/s")
-    return True
+def _shared(job: dict, jobs: dict[str, dict]) -> dict:  # of `Here`
+    "Teacher, student and signal, made once, and the examples."
+    own = jobs['kdnotes']
+    [first] = _jobs(
+        job, dict(first=(ct.Contestant('prepare', '', 'mixed_baseline'), own['dtype'], {}))
+    ).values()
+    steps = 6 if job['smoke'] else 20
+    made = ct.Place(first | dict(steps=steps, teacher_run='', layers=own['config']['student_layers']))
+    ct.prepare(made, 0)
+    # a turn of 256 examples a step is a part of one epoch
+    times = 1 if job['smoke'] else math.ceil(256 * own['steps'] / len(made.task.lengths('train')))
+    known = ('corpus', 'tokenizer', 'rows', 'rows_with_logits', 'signal', 'student', 'facts')
+    shared = {name: getattr(made, name) for name in known}
+    return shared | dict(teacher=made.teacher.cpu(), task=repeated(made.task, times))
 
 # %% nbs/07_gpu_race.ipynb #5d1c70ae
-def outcome(
-    contest: Race,
-    rounds: int,  # whole ones
-    rates: dict[str, dict],  # of `Race.rates`
-) -> dict:  # findings, settings, facts, rates, turns, missing: what `bench_results` reads
-    "What a race gives, and whether kdnotes took part in it."
-    job = contest.job
-    done = {t['contestant'] for t in contest.turns}
-    said = ''.join(f'; {name}: {why}' for name, why in contest.missing.items())
-    found = f'{len(done)} of {len(contest.chosen)} contestants, {rounds} whole rounds{said}'
-    return dict(
-        findings=[finding('bench', job['size'], 'kdnotes' in done, found)],
-        settings=dict(
-            dtype=contest.places['kdnotes'].runtime.dtype,
-            steps=contest.total - 5,
-            alternations=rounds,
-            **{k: job[k] for k in ('smoke', 'device', 'task', 'corpus', 'size')},
-        ),
-        about={name: c.about for name, (c, *_) in contest.chosen.items()},
-        facts=contest.facts,
-        rates=rates,
-        turns=contest.turns,
-        missing=contest.missing,
-        energy_reason=contest.meter.reasons.get('joules'),
-    )
-
-
 def run_race(
     job: dict,
     say: Callable[[str], None],
-) -> dict:  # of `outcome`
+) -> dict:  # findings, settings, facts, rates, turns, missing: what `results` reads
     "All rounds of one size, or as many as there is time for."
-    contest = Race(job)
-    rates = contest.rates()
-    for name, why in contest.missing.items():
+    deadline = time.monotonic() + job['seconds'] - ENDING
+    chosen = contestants(job)
+    missing = {name: why for name, (c, *_) in chosen.items() if (why := baselines.missing(c.trains))}
+    for name, why in missing.items():
         say(f'{name} is skipped: {why}')
-    rounds = 0
-    first = int(job['smoke'])  # a rehearsal has no round that is left out
-    for turn in range(first, job['alternations'] + 2):
-        if not make_round(contest, turn, say):
-            break
-        rounds = min(turn, job['alternations'])
-    for place in contest.places.values():
-        shutil.rmtree(place.facts['signal'], ignore_errors=True)
-    shutil.rmtree(contest.folder)
-    return outcome(contest, rounds, rates)
+    folder = Path(job['folder']) / job['size']
+    folder.mkdir(parents=True)
+    jobs = _jobs(job, chosen)
+    shared = _shared(job, jobs)
+    meter = open_meter(job['device'])
+    start = partial(Here, shared, meter)
+    rates = ct.measure_matmuls(start('kdnotes', jobs['kdnotes']).place, 0, formats(job))['rates']
+    heat = Heat(
+        {name: own for name, own in jobs.items() if name not in missing},
+        job['alternations'],
+        shared['facts']['mean_tokens'],
+        say,
+        start,
+        warm=int(not job['smoke']),  # a rehearsal has no round that is left out
+        deadline=deadline,
+    ).run()
+    shutil.rmtree(shared['facts']['signal'], ignore_errors=True)
+    shutil.rmtree(folder)
+    missing |= heat.failed
+    done = {t['contestant'] for t in heat.turns}
+    said = ''.join(f'; {name}: {why}' for name, why in missing.items())
+    found = f'{len(done)} of {len(chosen)} contestants, {heat.rounds} whole rounds{said}'
+    settings = dict(dtype=jobs['kdnotes']['dtype'], steps=jobs['kdnotes']['steps'] - 5)
+    settings |= {k: job[k] for k in ('smoke', 'device', 'task', 'corpus', 'size')}
+    return dict(
+        findings=[finding('bench', job['size'], 'kdnotes' in done, found)],
+        settings=settings | dict(alternations=heat.rounds),
+        about={name: c.about for name, (c, *_) in chosen.items()},
+        facts=shared['facts'],
+        rates=rates,
+        turns=heat.turns,
+        missing=missing,
+        energy_reason=meter.reasons.get('joules'),
+    )

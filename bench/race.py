@@ -9,13 +9,14 @@ import ctypes
 import datetime
 import gc
 import json
+import math
 import os
 import select
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -44,13 +45,13 @@ from kdnotes.distill.model_settings import FIELDS
 from kdnotes.records.store import find_run_model
 from kdnotes.core.processes import die_with_parent, process_environment, rank_environment
 from kdnotes.core.resolve import Machine, check_forward
-from kdnotes.train.distributed import machine, stop
+from kdnotes.train.distributed import machine
 from kdnotes.checks.profiling import peaks, reset_peaks
 from kdnotes.telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['TRIES', 'work', 'Crew', 'together', 'heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format', 'prepare_race',
-           'rounds_of', 'Outcome', 'hold', 'why_absent', 'bench']
+__all__ = ['TRIES', 'serve', 'work', 'Crew', 'together', 'Heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format',
+           'prepare_race', 'rounds_of', 'Outcome', 'hold', 'why_absent', 'bench']
 
 # %% nbs/03_race.ipynb #fef36c20
 def _give_back_memory() -> None:
@@ -63,35 +64,45 @@ def _give_back_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def serve(
+    # gives what answers a command; it also gets a function that takes lines for people
+    begin: Callable[[], Callable[[dict, Callable[[str], None]], dict]],
+) -> None:
+    "Answer each command that comes on standard input, until there are no more."
+    lines = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)  # prints go where errors go
+    die_with_parent()
+
+    def send(**message) -> None:
+        lines.write(json.dumps(message) + '\n')
+        lines.flush()
+
+    answer = begin()
+    for line in sys.stdin:
+        send(found=answer(json.loads(line), lambda text: send(say=text)))
+
+
 def work(
     job_file: str,
     turns: dict[str, Callable[..., dict]] = TURNS,  # by what a job calls `trains`
 ) -> None:
     "Take turns until there are no more."
-    answers = os.fdopen(os.dup(1), 'w')
-    os.dup2(2, 1)  # prints go where errors go
-    die_with_parent()
-    place = Place(read_json(job_file))
-    for line in sys.stdin:
-        command = json.loads(line)
-        reset_peaks(place.runtime)
-        watched = {command['watch']: True} if command['watch'] else {}
-        options = place.job['options'] | watched | command['more']
-        done = turns[place.job['trains']](place, command['turn'], **options)
-        found = dict(dtype=place.runtime.dtype) | peaks(place.runtime) | done
-        _give_back_memory()  # before the answer: after it, the next contestant is measured
-        answers.write(json.dumps(found) + '\n')
-        answers.flush()
-    stop(place.runtime)
 
-# %% nbs/03_race.ipynb #875524ca
-def _environment(job: dict) -> dict[str, str]:
-    "What all processes of a contestant are started with."
-    more = dict(HF_HUB_OFFLINE='1')
-    if job['gpu']:
-        # some libraries would use a second GPU, too
-        more |= dict(CUDA_VISIBLE_DEVICES=os.environ.get('CUDA_VISIBLE_DEVICES', '0').split(',')[0])
-    return process_environment(job['threads']) | more
+    def begin():
+        place = Place(read_json(job_file))
+
+        def take(command: dict, say: Callable[[str], None]) -> dict:
+            reset_peaks(place.runtime)
+            watched = {command['watch']: True} if command['watch'] else {}
+            options = place.job['options'] | watched | command['more']
+            done = turns[place.job['trains']](place, command['turn'], **options)
+            found = dict(dtype=place.runtime.dtype) | peaks(place.runtime) | done
+            _give_back_memory()  # before the answer: after it, the next contestant is measured
+            return found
+
+        return take
+
+    serve(begin)
 
 # %% nbs/03_race.ipynb #1631ba48
 class Crew:
@@ -101,28 +112,30 @@ class Crew:
         self,
         name: str,
         job: dict,
-        module: str = 'bench.race',  # run as a program, it does what `work` says
+        program: Sequence[str] = (
+            'bench.race',
+        ),  # a module that serves, and its arguments before the job's file
+        say: Callable[[str], None] = lambda line: None,  # gets what processes say meanwhile
     ):
         self.name = name
+        self.say = say
         self.seconds = job['limit_s']  # most time for one answer
         self.log = Path(job['folder']) / f'{name}.log'
-        file = Path(job['folder']) / f'{name}.json'
-        write_json(file, job)
-        env = _environment(job)
-        self.processes = []
+        file = write_json(Path(job['folder']) / f'{name}.json', job)
+        env = process_environment(job['threads']) | job['environment']
+        self.heard = {}  # process -> what it said and nobody read yet
         with open(self.log, 'wb') as log:
             for i in range(job['ranks'] * job['copies']):
                 place = rank_environment(i, job['ranks'], Path(job['folder']) / f'{name}.store')
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, '-m', module, str(file)],
-                        env=env | place,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        bufsize=0,
-                    )
+                process = subprocess.Popen(
+                    [sys.executable, '-m', *program, str(file)],
+                    env=env | place,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    bufsize=0,
                 )
+                self.heard[process] = b''
 
     def ask(
         self,
@@ -131,28 +144,35 @@ class Crew:
         **more,  # further options of this turn, JSON-able
     ) -> list[dict]:  # an answer of each process
         "Let all of them take a turn."
-        for p in self.processes:
+        for p in self.heard:
             with contextlib.suppress(BrokenPipeError):
                 p.stdin.write(json.dumps(dict(turn=turn, watch=watch, more=more)).encode() + b'\n')
         end = time.monotonic() + self.seconds
-        return [self._answer(p, end) for p in self.processes]
+        return [self._answer(p, end) for p in self.heard]
 
     def _answer(self, process: subprocess.Popen, end: float) -> dict:
-        said = b''
-        while not said.endswith(b'\n'):
+        while True:
+            message = json.loads(self._line(process, end))
+            if 'found' in message:
+                return message['found']
+            self.say(message['say'])
+
+    def _line(self, process: subprocess.Popen, end: float) -> bytes:
+        while b'\n' not in self.heard[process]:
             if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
                 raise BenchError(f'{self.name} did not answer within {self.seconds:g} s; see {self.log}')
             if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
                 raise BenchError(f'{self.name} ended early: {_why(self.log)} (all output: {self.log})')
-            said += piece
-        return json.loads(said)
+            self.heard[process] += piece
+        line, _, self.heard[process] = self.heard[process].partition(b'\n')
+        return line
 
     def close(self) -> None:
         "End the processes."
-        for p in self.processes:
+        for p in self.heard:
             p.stdin.close()
-            p.terminate()
-        for p in self.processes:
+            p.kill()
+        for p in self.heard:
             p.wait()
             p.stdout.close()
 
@@ -176,6 +196,8 @@ def together(answers: list[dict], job: dict, mean_tokens: float) -> dict:
         entry |= dict(
             counted_per_s=entry['examples_per_s'], examples_per_s=entry['tokens_per_s'] / mean_tokens
         )
+        if entry.get('watts'):
+            entry |= dict(joules_per_example=entry['watts'] / entry['examples_per_s'])
     return entry
 
 
@@ -190,44 +212,64 @@ def _found(entry: dict) -> str:
     return ''
 
 
-def heat(
-    jobs: dict[str, dict],  # contestant -> its job
-    alternations: int,
-    mean_tokens: float,  # of all training examples
-    say: Callable[[str], None],  # gets a line a turn
-) -> tuple[list[dict], dict[str, str]]:  # the turns; contestants that failed and why
-    "All contestants, taking turns."
-    turns = []
-    failed = {}
-    crews = {}
+@dataclass
+class Heat:
+    "Contestants that take turns."
 
-    def take(name: str, turn: int, watch: str = ''):
+    jobs: dict[str, dict]  # contestant -> its job
+    alternations: int
+    mean_tokens: float  # of all training examples
+    say: Callable[[str], None]  # gets a line a turn
+    start: Callable = Crew  # of a contestant's name and job gives what can be asked
+    warm: int = 0  # first rounds of which nothing is kept
+    deadline: float = math.inf  # by `time.monotonic`; no turn begins that would end later
+    turns: list[dict] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # contestant -> why
+    rounds: int = 0  # that were made whole
+    crews: dict = field(default_factory=dict)
+    slowest: float = 0.0  # seconds of a turn so far
+
+    def run(self) -> Heat:
+        "All rounds, and the turns that are watched."
         try:
-            entry = together(crews[name].ask(turn, watch), jobs[name], mean_tokens)
-        except (BenchError, ValueError, KeyError) as e:  # of what a broken process says, too
-            failed[name] = str(e)
-            crews.pop(name).close()
-            return say(str(e))
-        # what was watched is slower, and no round
-        turns.append(dict(contestant=name, turn=turn, split=bool(watch)) | entry)
-        if not watch:
-            say(f'round {turn + 1} of {alternations}: {name}{_found(entry)}')
+            for name, job in self.jobs.items():
+                self.crews[name] = self.start(name, job)
+            last = self.warm + self.alternations
+            for turn in range(last):
+                # there and back: nobody is always the neighbour before
+                if not self._each(list(self.crews)[:: -1 if turn % 2 else 1], turn):
+                    return self
+                self.rounds = max(0, turn + 1 - self.warm)
+            for watch in ('split', 'shares'):
+                self._each([name for name in self.crews if self.jobs[name][watch]], last, watch)
+        finally:
+            for crew in self.crews.values():
+                crew.close()
+        return self
 
-    try:
-        for name, job in jobs.items():
-            crews[name] = Crew(name, job)
-        for turn in range(alternations):
-            # there and back: nobody is always the neighbour before
-            for name in list(crews)[:: -1 if turn % 2 else 1]:
-                take(name, turn)
-        for watch in ('split', 'shares'):
-            for name in list(crews):
-                if jobs[name][watch]:
-                    take(name, alternations, watch)
-    finally:
-        for crew in crews.values():
-            crew.close()
-    return turns, failed
+    def _each(self, names: list[str], turn: int, watch: str = '') -> bool:  # was there time for all of them?
+        for name in names:
+            begin = time.monotonic()
+            if begin + 1.5 * self.slowest > self.deadline:
+                self.say(f'{self.rounds} of {self.alternations} rounds were made whole in the time there was')
+                return False
+            self._take(name, turn, watch)
+            self.slowest = max(self.slowest, time.monotonic() - begin)
+        return True
+
+    def _take(self, name: str, turn: int, watch: str) -> None:
+        try:
+            entry = together(self.crews[name].ask(turn, watch), self.jobs[name], self.mean_tokens)
+        except (BenchError, ValueError, KeyError) as e:  # of what a broken process says, too
+            self.failed[name] = str(e)
+            self.crews.pop(name).close()
+            self.say(str(e))
+            return
+        if turn >= self.warm:
+            # what was watched is slower, and no round
+            self.turns.append(dict(contestant=name, turn=turn, split=bool(watch)) | entry)
+            if not watch:
+                self.say(f'round {turn + 1 - self.warm} of {self.alternations}: {name}{_found(entry)}')
 
 # %% nbs/03_race.ipynb #d0d10b28
 # library -> the contestant that tries its formats
@@ -369,9 +411,9 @@ def hold(
             continue
         begin = time.monotonic()
         rounds = rounds_of(group, alternations, race.common['smoke'])
-        turns, failed = heat(jobs, rounds, mean_tokens, say)
-        found.turns += turns
-        found.failed |= failed
+        heat = Heat(jobs, rounds, mean_tokens, say).run()
+        found.turns += heat.turns
+        found.failed |= heat.failed
         spent = (time.monotonic() - begin) / 60
         found.minutes[group] = round(found.minutes.get(group, 0.0) + spent, 1)
     return found

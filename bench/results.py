@@ -12,7 +12,7 @@ from kdnotes.core.config import counted
 
 # %% auto #0
 __all__ = ['COLD_EPOCHS', 'COLD', 'LIBRARIES', 'DEFAULTS', 'AIMS', 'WIDTH', 'rounds', 'ratio', 'format_of', 'table', 'time_split',
-           'shares', 'quality', 'inference', 'ratios', 'aims', 'formats_line', 'headline', 'text', 'draw']
+           'shares', 'quality', 'inference', 'ratios', 'aims', 'formats_line', 'headline', 'few_digits', 'text', 'draw']
 
 # %% nbs/04_results.ipynb #12324512
 COLD_EPOCHS = 3
@@ -62,11 +62,8 @@ def _machine_rate(
     kind: str,  # 'large' | 'layer'
 ) -> float | None:  # operations per second, median over rounds
     "What the machine reached with matmuls."
-    taken = [
-        t['rates'][dtype][kind]
-        for t in results['turns']
-        if t['contestant'] == 'machine' and dtype in t['rates']
-    ]
+    of_turns = [t['rates'] for t in results['turns'] if t['contestant'] == 'machine']
+    taken = [rates[dtype][kind] for rates in of_turns or [results.get('rates', {})] if dtype in rates]
     return float(np.median(taken)) if taken else None
 
 
@@ -128,7 +125,14 @@ def table(
             continue
         middle = {
             k: rounds(results, name, k).median()
-            for k in ('tokens_per_s', 'padding_share', 'host_mib', 'device_mib')
+            for k in (
+                'tokens_per_s',
+                'padding_share',
+                'host_mib',
+                'device_mib',
+                'watts',
+                'joules_per_example',
+            )
         }
         first, mid, last = _thirds(results, name)
         rows[name] = dict(
@@ -141,6 +145,8 @@ def table(
             padding_percent=100 * middle['padding_share'],
             host_mib=middle['host_mib'],
             device_mib=middle['device_mib'],
+            watts=middle['watts'],
+            joules_per_example=middle['joules_per_example'],
             of_large_percent=_share(results, name, rates.median(), 'large'),
             of_layer_percent=_share(results, name, rates.median(), 'layer'),
             loss_first=first,
@@ -426,10 +432,10 @@ def _rates_as_text(results: dict) -> list[str]:
     legend += ['  *: as its defaults are, and not tuned as hf_best is'] * any(
         name in DEFAULTS for name in rows.index
     )
-    return [shown.to_string(float_format=_few_digits, na_rep=''), '\n'.join(legend)]
+    return [shown.to_string(float_format=few_digits, na_rep=''), '\n'.join(legend)]
 
 
-def _few_digits(x: float) -> str:
+def few_digits(x: float) -> str:
     return f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}'
 
 

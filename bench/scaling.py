@@ -251,11 +251,10 @@ def _in_processes(
         ranks: contestant_job(Contestant('setup', '', 'full_student', ranks=ranks, threads=1), race)
         for ranks in sorted({setup.ranks for setup in setups} | {1})
     }
-    module = 'bench.scaling'
     with contextlib.ExitStack() as stack:
 
         def start(name: str, job: dict) -> Crew:
-            return stack.enter_context(contextlib.closing(Crew(name, job, module)))
+            return stack.enter_context(contextlib.closing(Crew(name, job, ('bench.scaling',))))
 
         facts = start('student', jobs[1] | dict(trains='student')).ask(0)[0]
         crews = {ranks: start(f'ranks-{ranks}', job) for ranks, job in jobs.items()}

@@ -25,7 +25,6 @@ from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime
-from bench import gpu_race
 from bench.results import (
     formats_line,
     headline,
@@ -352,8 +351,9 @@ def test_a_contestant_that_fails_is_skipped_and_the_others_go_on(home, tiny):
         kdnotes=job | dict(split=False, shares=False),
     )
     lines = []
-    turns, failed = bench.heat(jobs, 2, 20.0, lines.append)
-    assert [(t['contestant'], t['turn']) for t in turns] == [('kdnotes', 0), ('kdnotes', 1)]
+    heat = bench.Heat(jobs, 2, 20.0, lines.append).run()
+    failed = heat.failed
+    assert [(t['contestant'], t['turn']) for t in heat.turns] == [('kdnotes', 0), ('kdnotes', 1)]
     assert (
         set(failed) == {'broken', 'late', 'short'}
         and 'did not answer within 0.01 s' in failed['late']
@@ -377,8 +377,9 @@ def test_two_ranks_and_two_apart(home, tiny):
         '2x1_accumulated': 512,
         '2_apart': 256,
     }
-    turns, failed = bench.heat(jobs, 1, 20.0, lambda line: None)
-    assert not failed and [(t['contestant'], t['split']) for t in turns] == [
+    heat = bench.Heat(jobs, 1, 20.0, lambda line: None).run()
+    turns = heat.turns
+    assert not heat.failed and [(t['contestant'], t['split']) for t in turns] == [
         ('2x1_accumulated', False),
         ('2_apart', False),
         ('2x1_accumulated', True),
@@ -516,24 +517,16 @@ def test_the_rest_of_the_lead_is_counted_in_operations():
     assert 'the teacher in each step is 1.50x' in rest and '2.00x, together 3.00x' in rest
 
 
-def test_the_first_round_on_a_gpu_is_left_out(monkeypatch):
-    contest = SimpleNamespace(
-        job=dict(alternations=3),
-        chosen={name: (contestants.RACE[name], 'bf16', {}) for name in ('kdnotes', 'hf_best')},
-        missing={},
-        deadline=math.inf,
-        slowest=0.0,
-        turns=[],
-    )
-    monkeypatch.setattr(
-        gpu_race, 'take_turn', lambda contest, name, turn, split: made_turn(name, 1.0, turn=turn, split=split)
-    )
-    for turn in range(5):
-        assert gpu_race.make_round(contest, turn, lambda line: None)
-    assert [(t['contestant'], t['turn']) for t in contest.turns if not t['split']] == [
-        (name, turn) for turn in (1, 2, 3) for name in ('kdnotes', 'hf_best')
-    ]
-    assert [t['contestant'] for t in contest.turns if t['split']] == ['kdnotes']
+@pytest.mark.parametrize('deadline, turns', [(math.inf, [1, 1, 2, 2, 3]), (0.0, [])])
+def test_the_first_round_on_a_gpu_is_left_out_and_no_turn_begins_too_late(deadline, turns):
+    answer = dict(examples_per_s=1.0, tokens_per_s=20.0, host_mib=1.0, device_mib=None)
+    crew = SimpleNamespace(ask=lambda *_: [answer], close=lambda: None)
+    jobs = {name: dict(copies=1, split=name == 'kdnotes', shares=False) for name in ('kdnotes', 'hf_best')}
+    said = []
+    heat = bench.Heat(jobs, 2, 20.0, said.append, lambda name, job: crew, warm=1, deadline=deadline).run()
+    assert [t['turn'] for t in heat.turns] == turns and heat.rounds == len(turns) // 2
+    assert [t['contestant'] for t in heat.turns if t['split']] == ['kdnotes'] * bool(turns)
+    assert said[-1].startswith('round 2 of 2: ' if turns else '0 of 2 rounds were made whole')
 
 
 @pytest.mark.slow

@@ -439,10 +439,10 @@ MUTANTS = [
     ),
     Mutant(
         'the first round on a GPU counts',
-        'bench.gpu_race',
-        'if turn:\n',
-        'if True:\n',
-        'test_bench.py::test_the_first_round_on_a_gpu_is_left_out',
+        'bench.race',
+        'if turn >= self.warm:',
+        'if True:',
+        'test_bench.py::test_the_first_round_on_a_gpu_is_left_out_and_no_turn_begins_too_late',
     ),
     Mutant(
         'a corpus kept whatever its files are now',

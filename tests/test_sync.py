@@ -34,7 +34,7 @@ def title(path: Path) -> str:
 def module_of(path: Path) -> Path:
     "The file a library notebook exports."
     return ROOT.joinpath(
-        'bench' if 'bench' in path.parts else 'kdnotes',
+        'bench' if PLACES[1] in path.parents else 'kdnotes',
         *re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(path)), re.M)[
             1
         ].split('.'),
