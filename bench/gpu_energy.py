@@ -9,16 +9,15 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from torch import nn
-from .gpu_setup import ENDING, Pair, finding, finding_line, make_pair, sentence
-from kdnotes.train import loop as tr
+from .gpu_setup import ENDING, Pair, finding, looked, make_pair
 from kdnotes.core.arms import MODES
+from kdnotes.distill.models import load_tokenizer
+from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
 from kdnotes.telemetry.meters import Metered, mean_power, open_meter
-from kdnotes.distill.models import weights_sha256
-from kdnotes.train.distributed import Runtime, start
-from kdnotes.distill.teacher_cache import make_signal, open_signal
 from kdnotes.telemetry.sampler import Telemetry
 from kdnotes.telemetry.summary import summarise
+from kdnotes.train import loop as tr
+from kdnotes.train.distributed import Runtime, start
 
 # %% auto #0
 __all__ = ['QUIET_S', 'PAIRS', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'telemetry_cost', 'energy_row', 'judge_readings',
@@ -34,54 +33,55 @@ STEPS = (20, 4000)
 MOST_SAMPLING = 0.01  # share of the time
 
 
+def _pair(job: dict, mode: str) -> Pair:
+    return make_pair(job, 'minilm', mode, **dict(smoke=True) if job['smoke'] else {})
+
+
+def _telemetry(
+    here: Runtime | Metered, idle_s: float, on_row: Callable[[dict], None] | None = None
+) -> Telemetry:
+    "That of a run."
+    given = [on_row] if on_row else []
+    return Telemetry(here.device.type, *given, gpu_index=here.device.index or 0, idle_s=idle_s)
+
+
 def _signal(job: dict, pair: Pair, device: str, watch: Telemetry) -> Callable:
     "The teacher's signal about the training examples, from disk or made now."
     folder = Path(job['folder']) / 'signal'
-    config = pair.config
-    parts = dict(
-        weights_sha256=weights_sha256(pair.teacher),
-        config_sha256='',
-        corpus_sha256=job['corpus'],
-        tokenizer_sha256='',
-        split='train',
-        max_length=config.max_length,
-        forward_dtype='fp32',
-        storage_dtype=config.signal_dtype,
-        subset='gpu-check',
-    )
     if open_signal(folder) is None:
+        tokenizer = load_tokenizer(pair.config.teacher)
+        parts = key_parts(pair.task, pair.config, pair.teacher, tokenizer, job['corpus'])
         with watch.phase('teacher'):
-            make_signal(
-                pair.task,
-                pair.teacher,
-                folder,
-                parts,
-                device=device,
-            )
+            make_signal(pair.task, pair.teacher, folder, parts, device=device)
         pair.teacher.cpu()
     return open_signal(folder)
+
+
+def _training(
+    pair: Pair, here: Runtime | Metered, signal: Callable | None = None
+) -> Callable[[int], tr.TrainResult]:
+    "Goes on with a student for some steps."
+    model = pair.student.to(here.device)
+
+    def run(steps: int) -> tr.TrainResult:
+        config = tr.with_steps(pair.task, pair.config, steps)
+        return tr.train(pair.task, model, config, here, lambda kind, **values: None, signal)
+
+    return run
 
 
 def _steps(
     job: dict,
     pair: Pair,
-    here: Runtime | Metered,
-    model: nn.Module,
-    signal: Callable | None,  # of the teacher
+    run: Callable[[int], tr.TrainResult],
     seconds: float,
 ) -> int:
     "As many steps as take about so long, after a training that warms the device up."
     if job['smoke']:
         return 6
-    warm = tr.train(
-        pair.task, model, tr.with_steps(pair.task, pair.config, STEPS[0]), here, _drop_row, signal
-    )
+    warm = run(STEPS[0])
     rate = warm.examples_per_s or warm.examples / warm.train_s  # the first of the two skips the first steps
     return round(min(max(seconds * rate / pair.config.batch_size, STEPS[0]), STEPS[1]))
-
-
-def _drop_row(kind: str, **values) -> None:
-    "Takes a training's rows and drops them."
 
 
 def _train_watched(
@@ -90,62 +90,46 @@ def _train_watched(
     # the summary of its telemetry, and dtype, examples, seconds, watts
 ) -> dict:
     "A short training of a mode, and an evaluation, under telemetry."
-    pair = make_pair(job, 'minilm', mode, **dict(smoke=True) if job['smoke'] else {})
+    pair = _pair(job, mode)
     here = Metered(start(pair.config), open_meter(job['device']))
-    model = pair.student.to(here.device)
     signal = None
     teacher = None
     if MODES[mode].kd:
-        with Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=0) as making:
+        with _telemetry(here, 0) as making:
             signal = _signal(job, pair, str(here.device), making)
         teacher = summarise(making)['phases'].get('teacher')
-    steps = _steps(job, pair, here, model, signal, SECONDS)
+    run = _training(pair, here, signal)
+    steps = _steps(job, pair, run, SECONDS)
     if not job['smoke']:
         time.sleep(QUIET_S)
     here.readings.clear()
-    with Telemetry(
-        here.device.type, gpu_index=here.device.index or 0, idle_s=0.2 if job['smoke'] else 1.0
-    ) as watch:
+    with _telemetry(here, 0.2 if job['smoke'] else 1.0) as watch:
         with watch.phase('student'):
-            result = tr.train(
-                pair.task, model, tr.with_steps(pair.task, pair.config, steps), here, _drop_row, signal
-            )
+            result = run(steps)
         watts = mean_power(here.readings, result.train_s)
         with watch.phase('evaluation'):
-            tr.evaluate(model, pair.task, pair.task.evaluation_sets[:1], here)
-    return summarise(watch) | dict(
-        mode=mode,
-        dtype=here.dtype,
-        examples=result.examples,
-        seconds=result.train_s,
-        teacher=teacher,
-        watts=watts,
-    )
+            tr.evaluate(pair.student, pair.task, pair.task.evaluation_sets[:1], here)
+    about = dict(mode=mode, dtype=here.dtype, examples=result.examples, seconds=result.train_s)
+    return summarise(watch) | about | dict(teacher=teacher, watts=watts)
 
 # %% nbs/08_gpu_energy.ipynb #b49bd31c
 def telemetry_cost(job: dict) -> list[float]:  # one a pair; .01 is one per cent
     "How much slower a training is with its telemetry than without it, the two taking turns."
-    pair = make_pair(job, 'minilm', 'mixed_student', **dict(smoke=True) if job['smoke'] else {})
+    pair = _pair(job, 'mixed_student')
     here = start(pair.config)
-    model = pair.student.to(here.device)
+    run = _training(pair, here)
+    steps = _steps(job, pair, run, SECONDS / 2)
+
+    def seconds(watched: bool) -> float:
+        if not watched:
+            return run(steps).train_s
+        with _telemetry(here, 0, lambda row: None):
+            return run(steps).train_s
+
     found = []
-    config = tr.with_steps(pair.task, pair.config, _steps(job, pair, here, model, None, SECONDS / 2))
-
-    def seconds():
-        return tr.train(pair.task, model, config, here, _drop_row).train_s
-
-    def watched():
-        with Telemetry(here.device.type, lambda row: None, gpu_index=here.device.index or 0, idle_s=0):
-            return seconds()
-
     for i in range(PAIRS):
-        if i % 2:
-            without = seconds()
-            beside = watched()
-        else:
-            beside = watched()
-            without = seconds()
-        found.append(beside / without - 1)
+        taken = {watched: seconds(watched) for watched in (i % 2 == 0, i % 2 == 1)}
+        found.append(taken[True] / taken[False] - 1)
     return found
 
 # %% nbs/08_gpu_energy.ipynb #cba17516
@@ -198,34 +182,14 @@ def judge_readings(
     ]
 
 # %% nbs/08_gpu_energy.ipynb #c8ae94b0
-def _judge_telemetry(job: dict, say: Callable[[str], None]) -> list[dict]:  # a finding
+def _judge_telemetry(job: dict) -> list[dict]:  # a finding
     "Does telemetry slow a training down?"
-    try:
-        found = sorted(telemetry_cost(job))
-    except Exception as e:
-        return [finding('sampling', 'training', False, sentence(e))]
+    low, *_, high = found = sorted(telemetry_cost(job))
     # one pair that differs by less shows that the others' difference is chance
-    cheap = found[0] <= MOST_SAMPLING if job['device'] == 'cuda' else None
-    seen = finding(
-        'sampling',
-        'training',
-        cheap,
-        (
-            f'with telemetry {100 * found[len(found) // 2]:.1f} % slower ({100 * found[0]:.1f} to '
-            f'{100 * found[-1]:.1f} in {len(found)} pairs)'
-        ),
-    )
-    say(finding_line(seen))
-    return [seen]
-
-
-def _too_late(
-    job: dict,
-    begin: float,  # of the part, by `time.monotonic`
-    needed: float,  # seconds
-) -> bool:
-    "Is there too little time left for something that takes so long?"
-    return time.monotonic() + needed - begin > job['seconds'] - ENDING
+    cheap = low <= MOST_SAMPLING if job['device'] == 'cuda' else None
+    middle = found[len(found) // 2]
+    said = f'{100 * middle:.1f} % slower ({100 * low:.1f} to {100 * high:.1f} in {len(found)} pairs)'
+    return [finding('sampling', 'training', cheap, f'with telemetry {said}')]
 
 
 def measure_energy(
@@ -234,34 +198,34 @@ def measure_energy(
     # findings, modes: rows of `energy_row`, teacher: phase of the signal, missing
 ) -> dict:
     "Every mode under telemetry, as many as there is time for."
-    begin = time.monotonic()
+    end = time.monotonic() + job['seconds'] - ENDING
     findings = []
     rows = []
+    teachers = []
     missing = {}
-    teacher = None
     slowest = 0.0
+
+    def look(mode: str) -> list[dict]:
+        gc.collect()
+        seen = _train_watched(job, mode)
+        rows.append(energy_row(seen))
+        teachers.append(seen['teacher'])
+        return judge_readings(rows[-1], job['device'] == 'cuda')
+
     for mode in MODES:
         now = time.monotonic()
-        if _too_late(job, begin, 1.5 * slowest):
+        if now + 1.5 * slowest > end:
             missing[mode] = 'there was no time left'
             continue
-        try:
-            seen = _train_watched(job, mode)
-        except Exception as e:
-            findings.append(finding('energy', mode, False, sentence(e)))
-            continue
-        rows.append(energy_row(seen))
-        teacher = seen['teacher'] or teacher
+        findings += looked(say, 'energy', mode, lambda mode=mode: look(mode))
         slowest = max(slowest, time.monotonic() - now)
-        findings += judge_readings(rows[-1], job['device'] == 'cuda')
-        for f in findings[-2:]:
-            say(finding_line(f))
-        gc.collect()
     shutil.rmtree(Path(job['folder']) / 'signal', ignore_errors=True)
-    if _too_late(job, begin, 3 * PAIRS * SECONDS) and not job['smoke']:
+    if time.monotonic() + 3 * PAIRS * SECONDS > end and not job['smoke']:
         missing['trainings with and without telemetry'] = 'there was no time left'
     else:
-        findings += _judge_telemetry(job, say)
+        findings += looked(say, 'sampling', 'training', lambda: _judge_telemetry(job))
     for mode, why in missing.items():
         say(f'{mode} is skipped: {why}')
-    return dict(findings=findings, modes=rows, teacher=teacher, missing=missing)
+    # it is made once, for all that learn from it
+    made = next(filter(None, teachers), None)
+    return dict(findings=findings, modes=rows, teacher=made, missing=missing)

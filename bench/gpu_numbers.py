@@ -10,6 +10,7 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
@@ -22,10 +23,9 @@ from bench.gpu_setup import (
     ENDING,
     Pair,
     finding,
-    finding_line,
     formats,
+    looked,
     make_pair,
-    sentence,
     settings,
 )
 from kdnotes.checks.probes import checksums, distance, still
@@ -235,26 +235,18 @@ def masks(
 def check_numbers(job: dict, say: Callable[[str], None]) -> dict:  # findings
     "Everything that compares numbers."
     device = torch.device(job['device'])
-    findings = []
     pair = make_pair(job, 'minilm', learning_rate=5e-5, warmup_fraction=0.0)
     checkpoints = Path(job['folder']) / 'checkpoints'
     last = formats(job)[-1]
     looks = {
-        'gradient and losses': lambda: list(compare_with_cpu(job, pair)),
+        'gradient and losses': lambda: compare_with_cpu(job, pair),
         'overflow': lambda: [overflow(pair, device)],
         'resume': lambda: [resume(pair, device, last, checkpoints)],
         'masks': lambda: [masks(pair, device, last)],
     }
-    for what, look in looks.items():
-        try:
-            found = look()
-        except Exception as e:
-            found = [finding(what, job['device'], False, sentence(e))]
-        findings += found
-        for f in found:
-            say(finding_line(f))
+    found = [f for check, look in looks.items() for f in looked(say, check, job['device'], look)]
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return dict(findings=findings)
+    return dict(findings=found)
 
 # %% nbs/06_gpu_numbers.ipynb #99b1ec54
 def run_doctor(job: dict, say: Callable[[str], None]) -> dict:  # findings
@@ -274,25 +266,23 @@ def run_doctor(job: dict, say: Callable[[str], None]) -> dict:  # findings
         if (dtype in ('bf16', 'fp16')) == (mode.precision == 'mixed')
     ]
     seen = []
-    late = []
-    try:
+
+    def look():
         for line in str(doctor(configs, seen.append, max(1.0, job['seconds'] - ENDING))).splitlines():
             say(line)
-    except Exception as e:  # what was found until then is kept
-        late = [finding('doctor', 'all', False, sentence(e))]
-        say(late[0]['found'])
-    return dict(
-        findings=[
-            finding(
-                f.check,
-                f.mode,
-                None if f.result == 'skipped' else f.result != 'fail',
-                f.found + f' -> {f.change}' * bool(f.change),
-            )
-            for f in seen
-        ]
-        + late
-    )
+        return []
+
+    late = looked(say, 'doctor', 'all', look)  # what was found until then is kept
+    found = [
+        finding(
+            f.check,
+            f.mode,
+            None if f.result == 'skipped' else f.result != 'fail',
+            f.found + f' -> {f.change}' * bool(f.change),
+        )
+        for f in seen
+    ]
+    return dict(findings=found + late)
 
 # %% nbs/06_gpu_numbers.ipynb #30b24e77
 # bytes: of the card; of CUDA's context, kernels and libraries, which no allocator counts
@@ -357,30 +347,25 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
 
 def check_memory(job: dict, say: Callable[[str], None]) -> dict:  # findings, modes, allowed_mib
     "Every mode of the profile within the memory of a small card."
-    findings = []
     modes = []
     allowed = CARD_BYTES - CONTEXT_BYTES
     on_gpu = job['device'] == 'cuda'
     if on_gpu:
-        torch.cuda.set_per_process_memory_fraction(
-            min(1.0, allowed / torch.cuda.get_device_properties(0).total_memory), 0
-        )
-    for mode in MODES:
-        try:
-            seen = _measure_memory(job, mode)
-            modes.append(seen)
-            held = seen['reserved_mib'] if on_gpu else seen['host_mib']
-            ok = not on_gpu or held * 2**20 <= allowed
-            found = (
-                f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of "
-                f"{allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
-            )
-            if on_gpu:
-                found += f", {seen['device_mib']:.0f} in use at most"
-        except Exception as e:
-            ok = False
-            found = sentence(e)
-        findings.append(finding('fits 10 GB', mode, ok, found))
-        say(finding_line(findings[-1]))
+        share = allowed / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), 0)
+
+    def look(mode: str) -> list[dict]:
         gc.collect()
-    return dict(findings=findings, modes=modes, allowed_mib=allowed / 2**20)
+        seen = _measure_memory(job, mode)
+        modes.append(seen)
+        held = seen['reserved_mib'] if on_gpu else seen['host_mib']
+        found = (
+            f"{seen['dtype']}, {seen['batch_size']} x {seen['length']} tokens: {held:.0f} MiB of "
+            f"{allowed / 2**20:.0f} {'held' if on_gpu else 'of host memory'}"
+        )
+        if on_gpu:
+            found += f", {seen['device_mib']:.0f} in use at most"
+        return [finding('fits 10 GB', mode, not on_gpu or held * 2**20 <= allowed, found)]
+
+    found = [f for mode in MODES for f in looked(say, 'fits 10 GB', mode, partial(look, mode))]
+    return dict(findings=found, modes=modes, allowed_mib=allowed / 2**20)

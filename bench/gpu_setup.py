@@ -5,7 +5,7 @@
 # %% nbs/05_gpu_setup.ipynb #51b576ed
 from __future__ import annotations
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 import tokenizers
@@ -27,7 +27,7 @@ from kdnotes.telemetry.summary import environment
 
 # %% auto #0
 __all__ = ['ENDING', 'SIZES', 'finding', 'finding_line', 'formats', 'settings', 'TeacherSize', 'random_teacher', 'find_teacher',
-           'describe_machine', 'Pair', 'make_pair', 'sentence']
+           'describe_machine', 'Pair', 'make_pair', 'sentence', 'looked']
 
 # %% nbs/05_gpu_setup.ipynb #56f062ad
 ENDING = 25.0  # seconds that a part keeps for its beginning and its end
@@ -66,20 +66,15 @@ class TeacherSize:
     "A teacher's architecture."
 
     profile: str
-    width: int
-    layers: int
-    heads: int
-    intermediate: int
+    shape: dict  # what differs from BERT-base
     # a turn has so many times the steps: the energy counter moves in steps, and a turn of less than two
     # seconds says little
     longer: int = 1
 
 
-SIZES = {
-    'minilm': TeacherSize('laptop', 384, 6, 12, 1536, longer=3),
-    'bert': TeacherSize('paper', 768, 12, 12, 3072),
-}
-_TINY = TeacherSize('', 32, 2, 2, 64)
+_MINILM = dict(hidden_size=384, num_hidden_layers=6, intermediate_size=1536)
+SIZES = {'minilm': TeacherSize('laptop', _MINILM, longer=3), 'bert': TeacherSize('paper', {})}
+_TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 _VOCABULARY = 30522
 
 
@@ -95,7 +90,7 @@ def _tokenizer(folder: Path, texts: Iterator[str], vocabulary: int):
 
 
 def random_teacher(
-    size: TeacherSize,
+    shape: dict,  # what differs from BERT-base
     folder: Path,  # made; may hold a vocab.txt
     texts: Iterator[str],  # for word pieces where it holds none
     vocabulary: int = _VOCABULARY,  # rows of the table of words
@@ -105,13 +100,7 @@ def random_teacher(
     tokenizer = _tokenizer(folder, texts, vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        config = transformers.BertConfig(
-            vocab_size=max(vocabulary, len(tokenizer)),
-            hidden_size=size.width,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            intermediate_size=size.intermediate,
-        )
+        config = transformers.BertConfig(vocab_size=max(vocabulary, len(tokenizer)), **shape)
         return save_model(transformers.BertModel(config), folder, tokenizer)
 
 # %% nbs/05_gpu_setup.ipynb #f3c2b681
@@ -139,10 +128,8 @@ def find_teacher(
     folder.mkdir(parents=True)
     if (carried / 'vocab.txt').is_file():
         shutil.copy(carried / 'vocab.txt', folder)
-    if job['smoke']:
-        path = random_teacher(_TINY, folder, texts(), 2000)
-    else:
-        path = random_teacher(size, folder, texts())
+    shape = (_TINY, 2000) if job['smoke'] else (size.shape, _VOCABULARY)
+    path = random_teacher(shape[0], folder, texts(), shape[1])
     return dict(path=str(path), weights=f'random ({why})')
 
 # %% nbs/05_gpu_setup.ipynb #f471ced2
@@ -245,3 +232,21 @@ def sentence(error: BaseException) -> str:
     "An error in one line."
     said = ' '.join((str(error).strip().splitlines() or [''])[0].split())[:300]
     return said if isinstance(error, KdnotesError) else f'it ended with {type(error).__name__}: {said}'
+
+
+def looked(
+    say: Callable[[str], None],
+    check: str,
+    of: str,
+    look: Callable[[], Iterable[dict]],  # gives findings
+) -> list[dict]:
+    "Findings, told as they are made; an error is one that failed."
+    found = []
+    try:
+        for f in look():
+            found.append(f)
+            say(finding_line(f))
+    except Exception as e:
+        found.append(finding(check, of, False, sentence(e)))
+        say(finding_line(found[-1]))
+    return found

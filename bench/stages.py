@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -34,7 +34,7 @@ from kdnotes.train.distributed import alone, machine
 from kdnotes.train.loop import rank_micro_batches, schedule_steps, train, with_steps
 
 # %% auto #0
-__all__ = ['CANDIDATES', 'SIGNAL_ROWS', 'HOST_STEPS', 'synthetic_pairs', 'Measured', 'Stages', 'tiny_classifier', 'host_seconds',
+__all__ = ['CANDIDATES', 'SIGNAL_ROWS', 'HOST_STEPS', 'synthetic_pairs', 'Stages', 'tiny_classifier', 'host_seconds',
            'measure_stages', 'StagesError', 'by_size', 'table', 'main']
 
 # %% nbs/11_stages.ipynb #d06751e6
@@ -91,25 +91,6 @@ def synthetic_pairs(
     return folder
 
 # %% nbs/11_stages.ipynb #de3ed819
-@dataclass(frozen=True)
-class Measured:
-    "What a stage took."
-
-    stage: str
-    rows: int  # that it worked on
-    seconds: float
-    peak_mib: float  # of resident memory, above where it was
-    after_mib: float  # that stayed
-
-    @property
-    def us_a_row(self) -> float:
-        return 1e6 * self.seconds / max(1, self.rows)
-
-    @property
-    def bytes_a_row(self) -> float:
-        return self.peak_mib * 2**20 / max(1, self.rows)
-
-
 def _resident() -> int:  # bytes, of this process
     return psutil.Process().memory_info().rss
 
@@ -118,11 +99,16 @@ def _resident() -> int:  # bytes, of this process
 class Stages:
     "The stages of a run as they are measured, one after the other."
 
-    found: list[Measured] = field(default_factory=list)
+    # stage, rows, seconds, us_a_row; peak_mib, after_mib (above where memory was), bytes_a_row (of the peak)
+    found: list[dict] = field(default_factory=list)
     memory: Callable[[], int] = _resident  # bytes in use; called in a thread, too
 
     @contextmanager
-    def measure(self, stage: str, rows: int) -> Iterator[None]:
+    def measure(
+        self,
+        stage: str,
+        rows: int = 0,  # that it works on; 0: the block sets them in what it gets
+    ) -> Iterator[dict]:  # what is noted of it
         before = self.memory()
         peak = before
         over = threading.Event()
@@ -134,16 +120,19 @@ class Stages:
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
+        self.found.append(noted := dict(stage=stage, rows=rows))
         began = time.perf_counter()
         try:
-            yield
+            yield noted
         finally:
             seconds = time.perf_counter() - began
             over.set()
             thread.join()
         after = self.memory()
-        grown = [(size - before) / 2**20 for size in (max(peak, after), after)]
-        self.found.append(Measured(stage, rows, seconds, *grown))
+        peak = max(peak, after) - before
+        each = max(1, noted['rows'])
+        noted |= dict(seconds=seconds, peak_mib=peak / 2**20, after_mib=(after - before) / 2**20)
+        noted |= dict(us_a_row=1e6 * seconds / each, bytes_a_row=peak / each)
 
 # %% nbs/11_stages.ipynb #ea4e76d5
 SIGNAL_ROWS = 20_000  # of a stored signal, at most
@@ -170,10 +159,9 @@ def tiny_classifier(
 
 def _encoded(stages: Stages, config: RunConfig, folder: Path) -> tuple[Task, Any]:
     "From files to tokens: the task, and its corpus."
-    with stages.measure('reading', 0):
+    with stages.measure('reading') as reading:
         corpus = corpus_of(config)
-    rows = sum(map(len, corpus.splits.values()))
-    stages.found[-1] = Measured(**asdict(stages.found[-1]) | dict(rows=rows))
+        rows = reading['rows'] = sum(map(len, corpus.splits.values()))
     with stages.measure('fingerprint', rows):
         task_info(config.task).corpora.fingerprint(corpus.splits)
     with stages.measure('task', rows):
@@ -250,10 +238,9 @@ def measure_stages(
     without_kd = config.model_copy(update=dict(mode='full_student'))
     with stages.measure('first step', examples):
         train(task, student, with_steps(task, without_kd, 1), alone(), lambda kind, **values: None)
-    whole = [dict(asdict(m), us_a_row=m.us_a_row, bytes_a_row=m.bytes_a_row) for m in stages.found]
     host = {name: 1e6 * seconds for name, seconds in host_seconds(task, config, signal).items()}
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return dict(rows=rows, stages=whole, host_us=host, peak_mib=peak_mib)
+    return dict(rows=rows, stages=stages.found, host_us=host, peak_mib=peak_mib)
 
 # %% nbs/11_stages.ipynb #4a123511
 class StagesError(KdnotesError):

@@ -56,81 +56,84 @@ def pair():
 # ---- what compares numbers can fail ----
 
 
-def test_numbers_agree_with_themselves(pair):
-    found = list(P.compare_with_cpu(dict(device='cpu'), pair))
-    assert [(f['check'], f['of'], f['ok']) for f in found] == [
-        ('gradient', 'fp32', True),
-        ('losses', 'fp32', True),
-        ('gradient', 'bf16', True),
-        ('losses', 'bf16', True),
-    ]
+def look(check: str, pair, folder) -> list[dict]:
+    "The findings of a part of the check."
+    if check == 'compare':
+        return list(P.compare_with_cpu(dict(device='cpu'), pair))
+    if check == 'overflow':
+        return [P.overflow(pair, CPU)]
+    return [P.resume(pair, CPU, 'bf16', folder) if check == 'resume' else P.masks(pair, CPU, 'bf16')]
 
 
-def test_a_device_that_computes_something_else_is_seen(pair, monkeypatch):
-    sound = trainer.loss_weights
-    monkeypatch.setattr(P, 'FAR', dict(fp32=3e-4, bf16=3e-4))
-    assert [f['ok'] for f in P.compare_with_cpu(dict(device='cpu'), pair)][:3] == [True, True, False], (
-        'bf16 is not fp32'
-    )
-    calls = []
-
-    def once_wrong(task, config):  # the third and fourth time: on the device
-        calls.append(1)
-        return sound(task, config) if len(calls) <= 2 else {'hard': 1.0, 'soft': 0.0}
-
-    monkeypatch.setattr(trainer, 'loss_weights', once_wrong)
-    assert [f['ok'] for f in P.compare_with_cpu(dict(device='cpu'), pair)][:2] == [False, False]
+@pytest.mark.parametrize(
+    'check, told',
+    [('compare', 'of its size away'), ('overflow', '4'), ('resume', '[3]'), ('masks', '0 of ')],
+)
+def test_a_sound_trainer_agrees_with_itself(check, told, pair, tmp_path):
+    found = look(check, pair, tmp_path)
+    assert all(f['ok'] for f in found) and told in found[0]['found']
+    if check == 'compare':
+        of = [(f['check'], f['of']) for f in found]
+        assert of == [(name, dtype) for dtype in ('fp32', 'bf16') for name in ('gradient', 'losses')]
 
 
-def test_an_overflow_is_skipped(pair):
-    found = P.overflow(pair, CPU)
-    assert found['ok'] and '4' in found['found']
+def careless(sound):
+    "Steps over an overflow."
 
-
-def test_an_overflow_that_is_stepped_over_is_seen(pair, monkeypatch):
-    sound = trainer.update_weights
-
-    def careless(model, optimizer, scaler, *rest):
+    def update(model, optimizer, scaler, *rest):
         for p in model.parameters():
             if p.grad is not None:
                 p.grad.nan_to_num_(0.0, 1.0, -1.0)
         return sound(model, optimizer, scaler, *rest)
 
-    monkeypatch.setattr(trainer, 'update_weights', careless)
-    assert not P.overflow(pair, CPU)['ok']
+    return update
 
 
-def test_a_resumed_training_ends_where_the_other_does(pair, tmp_path):
-    found = P.resume(pair, CPU, 'bf16', tmp_path)
-    assert found['ok'] and '[3]' in found['found']
+def forgetful(sound):
+    "Resumes without the optimizer's moments."
 
-
-def test_a_forgotten_moment_is_seen(pair, tmp_path, monkeypatch):
-    sound = training_state.restore_training
-
-    def forgetful(checkpoint, model, optimizer, rank):
+    def restore(checkpoint, model, optimizer, rank):
         sound(checkpoint, model, optimizer, rank)
         optimizer.state.clear()
 
-    monkeypatch.setattr(training_state, 'restore_training', forgetful)
-    assert not P.resume(pair, CPU, 'fp32', tmp_path)['ok']
+    return restore
 
 
-def test_masks_are_those_of_the_other_format(pair):
-    found = P.masks(pair, CPU, 'bf16')
-    assert found['ok'] and found['found'].startswith('0 of ')
+def by_format(sound):
+    "Other masks in another format."
 
-
-def test_masks_that_depend_on_the_format_are_seen(pair, monkeypatch):
-    sound = cpu_fast_path.drop
-
-    def by_format(x, p, bits):
+    def drop(x, p, bits):
         if x.dtype != torch.float32:
             bits.take(4)
         return sound(x, p, bits)
 
-    monkeypatch.setattr(cpu_fast_path, 'drop', by_format)
-    assert not P.masks(pair, CPU, 'bf16')['ok']
+    return drop
+
+
+def once_wrong(sound):
+    "Other weights of the losses the third and fourth time: on the device."
+    calls = []
+
+    def weights(task, config):
+        calls.append(1)
+        return sound(task, config) if len(calls) <= 2 else {'hard': 1.0, 'soft': 0.0}
+
+    return weights
+
+
+@pytest.mark.parametrize(
+    'check, module, name, broken',
+    [
+        ('compare', trainer, 'loss_weights', once_wrong),
+        ('compare', P, 'FAR', lambda far: dict.fromkeys(far, 3e-4)),  # bf16 is not fp32
+        ('overflow', trainer, 'update_weights', careless),
+        ('resume', training_state, 'restore_training', forgetful),
+        ('masks', cpu_fast_path, 'drop', by_format),
+    ],
+)
+def test_what_goes_wrong_on_a_device_is_seen(check, module, name, broken, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, name, broken(getattr(module, name)))
+    assert not all(f['ok'] for f in look(check, pair, tmp_path))
 
 
 # ---- what is measured ----
@@ -261,16 +264,6 @@ def test_power_and_energy_of_a_mode():
         sampling_percent=0.2,
         reason=None,
     )
-    assert [f['ok'] for f in W.judge_readings(row, True)] == [True, True] and [
-        f['ok'] for f in W.judge_readings(row, False)
-    ] == [None, None]
-
-
-@pytest.mark.parametrize(
-    'change, right', [(dict(watts=50.0), [False, True]), (dict(overhead=0.011), [True, False])]
-)
-def test_the_power_of_another_gpu_and_costly_looking_are_seen(change, right):
-    assert [f['ok'] for f in W.judge_readings(W.energy_row(seen(**change)), True)] == right
 
 
 def test_a_gpu_without_energy_says_why():
