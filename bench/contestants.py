@@ -322,6 +322,15 @@ class Place:
         vars(self).update({name: value for name, value in vars(other).items() if name not in own})
 
 # %% nbs/02_contestants.ipynb #ebe86d2b
+def _reached(rates: dict, padding_share: float, curve: list[dict]) -> dict:
+    "What a training of kdnotes tells of its speed and its losses."
+    if rates['examples_per_s'] is None:
+        raise BenchError('so few steps cannot be measured; use steps=10 or more')
+    found = {key: rates[key] for key in ('examples_per_s', 'tokens_per_s')}
+    losses = [[p['step'], p['loss']] for p in curve if 'loss' in p]
+    return found | dict(padding_share=padding_share, losses=losses)
+
+
 def train_kdnotes(
     place: Place,
     turn: int,  # from 0; the seed
@@ -351,14 +360,7 @@ def train_kdnotes(
             lambda kind, **values: None,
             watch.signal if split else signal,
         )
-    if result.examples_per_s is None:
-        raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')
-    found = dict(
-        examples_per_s=result.examples_per_s,
-        tokens_per_s=result.tokens_per_s,
-        padding_share=result.padding_share,
-        losses=[[p['step'], p['loss']] for p in result.curve if 'loss' in p],
-    )
+    found = _reached(vars(result), result.padding_share, result.curve)
     if split:
         found['parts'] = watch.parts
     if shares:
@@ -388,14 +390,7 @@ def run_kdnotes(
     with at_home(_own_home(place.folder)):
         record = run(config)
         shutil.rmtree(runs_path() / 'as-run' / record['run_id'])
-    rates = record['throughput']
-    if rates['examples_per_s'] is None:
-        raise BenchError(f'{place.total} steps are too few to measure; use steps=10 or more')
-    return dict(
-        examples_per_s=rates['examples_per_s'],
-        tokens_per_s=rates['tokens_per_s'],
-        padding_share=record['padding_share'],
-        losses=[[p['step'], p['loss']] for p in record['curve'] if 'loss' in p],
+    return _reached(record['throughput'], record['padding_share'], record['curve']) | dict(
         ranks=record['parallel']['ranks'],
         threads=record['parallel']['threads_per_rank'],
         run_s=record['time']['wall_s'],

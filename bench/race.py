@@ -51,7 +51,7 @@ from kdnotes.telemetry.summary import environment
 
 # %% auto #0
 __all__ = ['TRIES', 'serve', 'work', 'Crew', 'together', 'Heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format',
-           'prepare_race', 'rounds_of', 'Outcome', 'hold', 'why_absent', 'bench']
+           'prepare_race', 'rounds_of', 'hold', 'why_absent', 'bench']
 
 # %% nbs/03_race.ipynb #fef36c20
 def _give_back_memory() -> None:
@@ -382,15 +382,6 @@ def rounds_of(
     return alternations if group == 'race' else min(3, alternations)
 
 
-@dataclass
-class Outcome:
-    "What the groups of a benchmark have left."
-
-    turns: list[dict] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # contestant -> why
-    minutes: dict[str, float] = field(default_factory=dict)  # of each group
-
-
 def hold(
     chosen: dict[str, Contestant],  # without those that are absent
     race: RaceSetting,  # prepared
@@ -398,9 +389,13 @@ def hold(
     alternations: int,
     mean_tokens: float,
     say: Callable[[str], None],
-) -> Outcome:
+) -> tuple[
+    list[dict], dict[str, str], dict[str, float]
+]:  # turns; contestant -> why it failed; group -> minutes
     "All heats of a benchmark."
-    found = Outcome()
+    turns = []
+    failed = {}
+    minutes = {}
     for group, names in HEATS:
         jobs = {
             name: contestant_job(chosen[name], in_format(chosen[name], race, formats), mean_tokens)
@@ -412,11 +407,11 @@ def hold(
         begin = time.monotonic()
         rounds = rounds_of(group, alternations, race.common['smoke'])
         heat = Heat(jobs, rounds, mean_tokens, say).run()
-        found.turns += heat.turns
-        found.failed |= heat.failed
+        turns += heat.turns
+        failed |= heat.failed
         spent = (time.monotonic() - begin) / 60
-        found.minutes[group] = round(found.minutes.get(group, 0.0) + spent, 1)
-    return found
+        minutes[group] = round(minutes.get(group, 0.0) + spent, 1)
+    return turns, failed, minutes
 
 # %% nbs/03_race.ipynb #4eca13bf
 def why_absent(
@@ -448,7 +443,11 @@ def _settle(
 def _versions() -> dict[str, str]:
     "Of the libraries that take part."
     names = ('torch', 'transformers', 'accelerate', 'datasets', 'sentence-transformers', 'textbrewer')
-    return {name: metadata.version(name) for name in names if _installed(name)}
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def bench(
@@ -483,7 +482,7 @@ def bench(
     facts = prepare_race(race, smoke, say)
     present = {name: c for name, c in chosen.items() if name not in absent}
     formats = _settle(race, present, say)
-    found = hold(present, race, formats, alternations, facts['mean_tokens'], say)
+    turns, failed, minutes = hold(present, race, formats, alternations, facts['mean_tokens'], say)
     for name in ('teacher', 'student', 'home'):
         shutil.rmtree(folder / name, ignore_errors=True)
     settings = dict(corpus=corpus, steps=steps, alternations=alternations, dtype=dtype, smoke=smoke)
@@ -493,25 +492,18 @@ def bench(
         name=folder.name,
         began=began.isoformat(timespec='seconds'),
         minutes=round((datetime.datetime.now(datetime.UTC) - began).total_seconds() / 60, 1),
-        minutes_of=found.minutes,
+        minutes_of=minutes,
         settings=settings | {k: str(v) for k, v in common.items() if k != 'smoke'},
         about={name: c.about for name, c in chosen.items()},
         environment=environment(),
         versions=_versions(),
         facts=facts,
         formats=formats,
-        missing=absent | found.failed,
-        turns=found.turns,
+        missing=absent | failed,
+        turns=turns,
     )
     write_json(folder / 'bench.json', results)
     return results
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
 
 
 if __name__ == '__main__' and '__file__' in globals():

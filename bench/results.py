@@ -5,6 +5,7 @@
 # %% nbs/04_results.ipynb #b209e593
 from __future__ import annotations
 import textwrap
+from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -49,11 +50,29 @@ def ratio(
 ) -> tuple[float, float, float] | None:
     "How many times as fast the first is."
     quotients = (rounds(results, first, key) / rounds(results, second, key)).dropna()
-    return (
-        (float(quotients.median()), float(quotients.min()), float(quotients.max()))
-        if len(quotients)
-        else None
-    )
+    return _spread(quotients) if len(quotients) else None
+
+
+def _spread(values: pd.Series) -> tuple[float, float, float]:
+    "Median, lowest and highest."
+    return float(values.median()), float(values.min()), float(values.max())
+
+
+def _rows(
+    results: dict,
+    names: Iterable[str],  # contestants
+    key: str,  # what a contestant must have a number of
+    row: Callable[[str, pd.Series], dict],  # of a contestant and its rounds
+) -> pd.DataFrame:  # a row for each contestant that took part
+    "A table of contestants."
+    measured = {name: rounds(results, name, key) for name in names}
+    found = {name: row(name, values) for name, values in measured.items() if len(values)}
+    return pd.DataFrame(found).T.infer_objects()
+
+
+def _by_about(results: dict, shown: pd.DataFrame) -> pd.DataFrame:
+    "The rows called by what their contestants are."
+    return shown.rename(index=results['about'])
 
 # %% nbs/04_results.ipynb #c3a0dd68
 def _machine_rate(
@@ -110,66 +129,42 @@ def _thirds(results: dict, name: str) -> list[float | None]:
     return [float(np.mean(part)) if part else None for part in parts]
 
 
+_MEDIANS = ('tokens_per_s', 'padding_share', 'host_mib', 'device_mib', 'watts', 'joules_per_example')
+
+
 def table(
     results: dict,
 ) -> pd.DataFrame:  # a row for each contestant that took part
     "Everything measured, one row a contestant."
-    rows = {}
     names = [name for name in results['about'] if name != 'machine']
     if 'kdnotes' in names:
         at = names.index('kdnotes') + 1
         names[at:at] = COLD
-    for name in names:
-        rates = rounds(results, name)
-        if rates.empty:
-            continue
-        middle = {
-            k: rounds(results, name, k).median()
-            for k in (
-                'tokens_per_s',
-                'padding_share',
-                'host_mib',
-                'device_mib',
-                'watts',
-                'joules_per_example',
-            )
-        }
-        first, mid, last = _thirds(results, name)
-        rows[name] = dict(
-            what=_about(results, name),
-            format=format_of(results, name),
-            examples_per_s=rates.median(),
-            lowest=rates.min(),
-            highest=rates.max(),
-            tokens_per_s=middle['tokens_per_s'],
-            padding_percent=100 * middle['padding_share'],
-            host_mib=middle['host_mib'],
-            device_mib=middle['device_mib'],
-            watts=middle['watts'],
-            joules_per_example=middle['joules_per_example'],
-            of_large_percent=_share(results, name, rates.median(), 'large'),
-            of_layer_percent=_share(results, name, rates.median(), 'layer'),
-            loss_first=first,
-            loss_middle=mid,
-            loss_last=last,
-        )
-    return pd.DataFrame(rows).T.infer_objects()
+
+    def row(name: str, rates: pd.Series) -> dict:
+        own = dict(what=_about(results, name), format=format_of(results, name))
+        own |= dict(zip(('examples_per_s', 'lowest', 'highest'), _spread(rates)))
+        own |= {key: rounds(results, name, key).median() for key in _MEDIANS}
+        for kind in ('large', 'layer'):
+            own[f'of_{kind}_percent'] = _share(results, name, rates.median(), kind)
+        return own | dict(zip(('loss_first', 'loss_middle', 'loss_last'), _thirds(results, name)))
+
+    shown = _rows(results, names, 'examples_per_s', row)
+    if len(shown):
+        shown['padding_share'] *= 100
+    return shown.rename(columns=dict(padding_share='padding_percent'))
 
 # %% nbs/04_results.ipynb #bbad1fa1
+_PARTS = ('data', 'teacher', 'forward', 'losses', 'backward', 'waiting', 'optimizer', 'rest')
+
+
 def time_split(
     results: dict,
 ) -> pd.DataFrame:  # index: the part; a column a contestant, percent of its time
     "The parts of a training, from the turns that were watched; the first rank's."
-    watched = {t['contestant']: t['parts'] for t in results['turns'] if t.get('parts')}
-    shares = pd.DataFrame(
-        {name: pd.Series(parts) * 100 / sum(parts.values()) for name, parts in watched.items()}
-    )
-    order = [
-        p
-        for p in ('data', 'teacher', 'forward', 'losses', 'backward', 'waiting', 'optimizer', 'rest')
-        if p in shares.index
-    ]
-    return shares.reindex(order).fillna(0.0)
+    watched = pd.DataFrame({t['contestant']: t['parts'] for t in results['turns'] if t.get('parts')})
+    shares = 100 * watched / watched.sum()
+    return shares.reindex([part for part in _PARTS if part in shares.index]).fillna(0.0)
 
 # %% nbs/04_results.ipynb #0830c1b6
 def shares(
@@ -184,13 +179,11 @@ def quality(
     results: dict,
 ) -> pd.DataFrame:  # metric (with its set), mean, deviation, lowest, highest, seeds, epochs, seconds
     "The scores of students that were trained to the end; a row a contestant."
-    rows = {}
-    for name, about in results['about'].items():
-        scores = rounds(results, name, 'score')
-        if scores.empty:
-            continue
-        turn = next(t for t in results['turns'] if t['contestant'] == name)
-        rows[about] = dict(
+    turns = {t['contestant']: t for t in results['turns']}
+
+    def row(name: str, scores: pd.Series) -> dict:
+        turn = turns[name]
+        return dict(
             metric=f'{turn["metric"]} on {turn["set"]}',
             mean=scores.mean(),
             deviation=scores.std(),
@@ -200,29 +193,22 @@ def quality(
             epochs=turn['epochs'],
             seconds=rounds(results, name, 'seconds').median(),
         )
-    return pd.DataFrame(rows).T.infer_objects()
+
+    return _by_about(results, _rows(results, results['about'], 'score', row))
 
 # %% nbs/04_results.ipynb #52ad896a
 def inference(
     results: dict,
 ) -> pd.DataFrame:  # texts_per_s, lowest, highest, ms_1, ms_32, of_predict; a row a contestant
     "Models in use."
-    rows = {}
-    for name, about in results['about'].items():
-        rates = rounds(results, name, 'texts_per_s')
-        if rates.empty:
-            continue
-        own = 'predict_' + name.rpartition('_')[2]
-        against = ratio(results, name, own, 'texts_per_s')
-        rows[about] = dict(
-            texts_per_s=rates.median(),
-            lowest=rates.min(),
-            highest=rates.max(),
-            ms_1=rounds(results, name, 'latency_1_ms').median(),
-            ms_32=rounds(results, name, 'latency_32_ms').median(),
-            of_predict=against[0] if against else np.nan,
-        )
-    return pd.DataFrame(rows).T.infer_objects()
+
+    def row(name: str, rates: pd.Series) -> dict:
+        against = ratio(results, name, 'predict_' + name.rpartition('_')[2], 'texts_per_s')
+        own = dict(zip(('texts_per_s', 'lowest', 'highest'), _spread(rates)))
+        own |= {f'ms_{n}': rounds(results, name, f'latency_{n}_ms').median() for n in (1, 32)}
+        return own | dict(of_predict=against[0] if against else np.nan)
+
+    return _by_about(results, _rows(results, results['about'], 'texts_per_s', row))
 
 # %% nbs/04_results.ipynb #feddae3f
 LIBRARIES = (
@@ -278,27 +264,14 @@ def aims(
     results: dict,
 ) -> pd.DataFrame:  # key, aim, wanted, measured, lowest, highest, met
     "What is wanted and what was measured; aims whose contestants did not take part are skipped."
-    rows = []
-    for a, b, wanted in AIMS:
-        if found := ratio(results, a, b):
-            measured, lowest, highest = found
-            rows.append(
-                dict(
-                    key=f'{a}_{b}',
-                    aim=f'{a} / {b}',
-                    wanted=wanted,
-                    measured=measured,
-                    lowest=lowest,
-                    highest=highest,
-                )
-            )
-    rates = rounds(results, 'kdnotes')
-    shares = rates.map(lambda rate: _share(results, 'kdnotes', rate, 'large')).dropna() / 100
+    rows = [
+        (f'{a}_{b}', f'{a} / {b}', wanted, *found) for a, b, wanted in AIMS if (found := ratio(results, a, b))
+    ]
+    shares = [_share(results, 'kdnotes', rate, 'large') for rate in rounds(results, 'kdnotes')]
+    shares = pd.Series(shares, dtype=float).dropna() / 100
     if len(shares):
-        name = dict(key='useful_operations_large_products', aim='useful operations / large matmuls')
-        rows.append(
-            name | dict(wanted=0.4, measured=shares.median(), lowest=shares.min(), highest=shares.max())
-        )
+        name = ('useful_operations_large_products', 'useful operations / large matmuls')
+        rows.append((*name, 0.4, *_spread(shares)))
     frame = pd.DataFrame(rows, columns=['key', 'aim', 'wanted', 'measured', 'lowest', 'highest'])
     return frame.assign(met=frame.measured >= frame.wanted)
 
