@@ -43,8 +43,8 @@ from kdnotes.distill.models import (
     save_model,
 )
 from kdnotes.train.distributed import machine, start
-from kdnotes.checks.probes import some_examples
-from kdnotes.checks.profiling import Stopwatch, layer_shapes, matmul_rate
+from kdnotes.checks.probes import matmul_rate, some_examples
+from .profiling import Stopwatch, layer_shapes
 from kdnotes.distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
 from kdnotes.train.latency import median_ms
 from kdnotes.train.loop import ModelForward, evaluate, schedule_steps, train, with_steps

@@ -32,7 +32,7 @@ from kdnotes.checks.probes import checksums, distance, still
 from kdnotes.train.memory import NO_LIMIT
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime, set_matmul_precision, start
-from kdnotes.checks.profiling import peaks, reset_peaks
+from .profiling import peaks, reset_peaks
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.distill.teacher_cache import online_signal, teacher_signal
 

@@ -17,7 +17,7 @@ import torch
 from . import baselines, contestants as ct
 from .gpu_setup import ENDING, SIZES, finding, formats, sentence
 from .race import Heat
-from kdnotes.checks.profiling import peaks, reset_peaks
+from .profiling import peaks, reset_peaks
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.telemetry.meters import Metered, mean_power, open_meter
 from kdnotes.train.distributed import set_matmul_precision

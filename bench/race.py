@@ -46,7 +46,7 @@ from kdnotes.records.store import find_run_model
 from kdnotes.core.processes import die_with_parent, process_environment, rank_environment
 from kdnotes.core.resolve import Machine, check_forward
 from kdnotes.train.distributed import machine
-from kdnotes.checks.profiling import peaks, reset_peaks
+from .profiling import peaks, reset_peaks
 from kdnotes.telemetry.summary import environment
 
 # %% auto #0
