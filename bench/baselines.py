@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from kdnotes.checks.probes import replaced
 from kdnotes.core.config import KdnotesError, RunConfig
 from kdnotes.tasks.base import Task
 from kdnotes.distill.models import call
@@ -377,8 +378,7 @@ class Probe:
                 self._step()  # skipped for an overflow: it took its time all the same
             return value
 
-        torch.amp.GradScaler.step = scaled
-        self._stack.callback(setattr, torch.amp.GradScaler, 'step', unscaled)
+        self._stack.enter_context(replaced(torch.amp.GradScaler, 'step', scaled))
         for hook in (
             self.model.register_forward_pre_hook(self._forward, with_kwargs=True),
             register_optimizer_step_post_hook(self._step),

@@ -7,12 +7,13 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from kdnotes.checks.probes import replaced
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.train.distributed import Runtime
 
@@ -156,8 +157,7 @@ def _listen(watch: Stopwatch, stack: contextlib.ExitStack) -> None:
     stack.enter_context(_around_clipping(gap, lambda: watch.mark('optimizer')))
 
 
-@contextlib.contextmanager
-def _around_clipping(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+def _around_clipping(before: Callable[[], None], after: Callable[[], None]):  # a `with` block
     "Call something before and after gradients are clipped."
     clip = torch.nn.utils.clip_grad_norm_
 
@@ -168,8 +168,4 @@ def _around_clipping(before: Callable[[], None], after: Callable[[], None]) -> I
         finally:
             after()
 
-    torch.nn.utils.clip_grad_norm_ = clipped
-    try:
-        yield
-    finally:
-        torch.nn.utils.clip_grad_norm_ = clip
+    return replaced(torch.nn.utils, 'clip_grad_norm_', clipped)
