@@ -52,7 +52,7 @@ from kdnotes.train.precision import set_matmul_precision
 from kdnotes.tasks.base import Reader, Task, TaskInfo, TaskView
 
 # %% auto #0
-__all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'GROUPS', 'HEATS',
+__all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'HEATS', 'NAMED', 'GROUPS',
            'QUALITY_EPOCHS', 'QUALITY_SEEDS', 'CLEAR', 'TURNS', 'BenchError', 'Contestant', 'choose', 'in_blocks',
            'Place', 'train_kdnotes', 'run_kdnotes', 'train_library', 'train_whole', 'try_formats', 'signal_parts',
            'time_teacher', 'time_scores', 'measure_matmuls', 'time_answers', 'prepare', 'RaceSetting', 'first_gpu',
@@ -199,24 +199,22 @@ OTHERS = {  # take part when named
         options=dict(widened=False),
     ),
 }
-# what 'all' consists of
-GROUPS = {
-    'race': [*RACE],
-    # one of the default trainer takes longer than all others together: it takes part when named
-    'quality': [name for name in QUALITY if name != 'hf_default_trained'],
-    'inference': [*INFERENCE],
-    'scaling': [*SCALING, *ACCUMULATED],
-    'scoring': [*SCORING],
-}
 # who is compared takes turns; all at once would not fit into a laptop's memory
 HEATS = (
-    ('race', [*RACE, *OTHERS]),
-    ('quality', [*QUALITY]),
-    ('inference', [*INFERENCE]),
-    ('scaling', [*SCALING]),
-    ('scaling', [*ACCUMULATED]),
-    ('scoring', [*SCORING]),
+    ('race', RACE | OTHERS),
+    ('quality', QUALITY),
+    ('inference', INFERENCE),
+    ('scaling', SCALING),
+    ('scaling', ACCUMULATED),
+    ('scoring', SCORING),
 )
+# a whole training by the default trainer takes longer than all others together
+NAMED = {*OTHERS, 'hf_default_trained'}  # take part when named
+# what 'all' consists of
+GROUPS = {
+    group: [name for own, of in HEATS if own == group for name in of if name not in NAMED]
+    for group, _ in HEATS
+}
 
 # %% nbs/02_contestants.ipynb #62bcf031
 def choose(
@@ -224,7 +222,7 @@ def choose(
     gpu: bool = False,  # one GPU has nothing to scale over
 ) -> dict[str, Contestant]:
     "The contestants that names stand for, in the order of their turns."
-    known = RACE | QUALITY | INFERENCE | SCALING | ACCUMULATED | SCORING | OTHERS
+    known = {name: c for _, of in HEATS for name, c in of.items()}
     groups = GROUPS | {'all': [name for names in GROUPS.values() for name in names]}
     names = [n for part in contestants.split(',') for n in groups.get(part.strip(), [part.strip()])]
     for name in names:
