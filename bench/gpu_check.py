@@ -128,7 +128,7 @@ def _run_part(
 ) -> dict:  # what the part found, or its `error`; and `seconds`
     "Make a part in a process of its own."
     from bench.contestants import BenchError, first_gpu
-    from bench.race import Crew
+    from bench.race import ask_once
 
     begin = time.monotonic()
     environment = dict(CUDA_VISIBLE_DEVICES='') if job['device'] == 'cpu' else {}
@@ -136,13 +136,11 @@ def _run_part(
         environment = dict(CUDA_VISIBLE_DEVICES=first_gpu())
     job |= dict(part=part, size=part, limit_s=job['seconds'] + OVERTIME_S, environment=environment)
     job |= dict(ranks=1, copies=1, threads=None)
-    crew = Crew(part, job, ('bench.gpu_check', '--job'), lambda line: say(f'{part}: {line}'))
+    more = dict(program=('bench.gpu_check', '--job'), say=lambda line: say(f'{part}: {line}'))
     try:
-        [found] = crew.ask(0)
+        found = ask_once(part, job, **more)
     except (BenchError, ValueError) as e:
         found = dict(error=str(e))
-    finally:
-        crew.close()
     return found | dict(seconds=round(time.monotonic() - begin, 1))
 
 # %% nbs/09_gpu_check.ipynb #7be3f6c1

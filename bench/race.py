@@ -50,8 +50,8 @@ from .profiling import peaks, reset_peaks
 from kdnotes.telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['TRIES', 'serve', 'work', 'Crew', 'together', 'Heat', 'sixteen_bits', 'faster', 'find_formats', 'in_format',
-           'prepare_race', 'rounds_of', 'hold', 'why_absent', 'bench']
+__all__ = ['TRIES', 'serve', 'work', 'Crew', 'ask_once', 'together', 'Heat', 'sixteen_bits', 'faster', 'find_formats',
+           'in_format', 'prepare_race', 'rounds_of', 'hold', 'why_absent', 'bench']
 
 # %% nbs/03_race.ipynb #fef36c20
 def _give_back_memory() -> None:
@@ -175,6 +175,12 @@ class Crew:
         for p in self.heard:
             p.wait()
             p.stdout.close()
+
+
+def ask_once(name: str, job: dict, **more) -> dict:  # as for `Crew`
+    "The answer of a process that is asked for nothing else."
+    with contextlib.closing(Crew(name, job, **more)) as crew:
+        return crew.ask(0)[0]
 
 
 def _why(log: Path) -> str:
@@ -307,13 +313,11 @@ def find_formats(
     for library in TRIES:
         if not any(c.by == library and c.trains != 'answers' for c in chosen.values()):
             continue
-        crew = Crew(f'trial-{library}', trial_job(RACE[TRIES[library]], race, formats))
+        job = trial_job(RACE[TRIES[library]], race, formats)
         try:
-            found[library] = faster(crew.ask(0)[0]['rates'])
+            found[library] = faster(ask_once(f'trial-{library}', job)['rates'])
         except (BenchError, ValueError, KeyError) as e:
             found[library] = dict(dtype='fp32', rates={}, why=f'the trial failed: {e}')
-        finally:
-            crew.close()
         say(f"{library} races in {found[library]['dtype']}: {found[library]['why']}")
     return found
 
@@ -342,11 +346,7 @@ def prepare_race(
     teacher = Contestant('prepare', '', 'mixed_baseline')
     job = contestant_job(teacher, replace(race, dtype='auto', steps=6 if smoke else 60))
     job |= dict(teacher_run=str(found) if found else '', layers=kd.config.student_layers)
-    crew = Crew('prepare', job)
-    try:
-        return crew.ask(0)[0]
-    finally:
-        crew.close()
+    return ask_once('prepare', job)
 
 # %% nbs/03_race.ipynb #8f35e7c0
 def _raced_task(common: dict) -> str:
