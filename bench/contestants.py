@@ -222,7 +222,7 @@ def choose(
     gpu: bool = False,  # one GPU has nothing to scale over
 ) -> dict[str, Contestant]:
     "The contestants that names stand for, in the order of their turns."
-    known = {name: c for _, of in HEATS for name, c in of.items()}
+    known = RACE | QUALITY | INFERENCE | SCALING | ACCUMULATED | SCORING | OTHERS
     groups = GROUPS | {'all': [name for names in GROUPS.values() for name in names]}
     names = [n for part in contestants.split(',') for n in groups.get(part.strip(), [part.strip()])]
     for name in names:
