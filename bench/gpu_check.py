@@ -309,16 +309,11 @@ def energy_text(
 ) -> str:
     "Power and energy of each mode, and why there is none."
     import pandas as pd
-    from bench.results import few_digits
+    from bench.results import as_text
 
-    shown = (
-        pd.DataFrame(found['modes'])
-        .set_index('mode')
-        .drop(columns='reason')
-        .rename(columns=dict(joules='joules_per_1000_examples'))
-    )
-    shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or (shown[c] == '').all()])
-    lines = ['energy: each mode for a few seconds\n' + shown.to_string(float_format=few_digits, na_rep='')]
+    shown = pd.DataFrame(found['modes']).set_index('mode').drop(columns='reason')
+    shown = as_text(shown.rename(columns=dict(joules='joules_per_1000_examples')))
+    lines = [f'energy: each mode for a few seconds\n{shown}']
     if signal := found.get('teacher'):
         lines.append(
             f"the teacher's signal took {signal['seconds']:.1f} s"
@@ -334,7 +329,7 @@ def text(
     results: dict,  # of `gpu_check`
 ) -> str:  # the last line is the verdict
     "Everything for a terminal."
-    from bench.results import few_digits, ratios, time_split
+    from bench.results import as_text, ratios, time_split
 
     parts = results['parts']
     gpu = (results['parts'].get('machine', {}).get('gpu') or {}).get('name', '')
@@ -342,12 +337,10 @@ def text(
     for size in ('minilm', 'bert'):
         if not (found := parts.get(size, {})).get('turns'):
             continue
-        shown = rates_table(found, gpu)
-        shown = shown.drop(columns=[c for c in shown if shown[c].isna().all()])
         weights = parts['machine']['teachers'][size]['weights']
         said += [
             f"{size}: {found['settings']['steps']} steps a turn, {found['settings']['alternations']} rounds, "
-            f"weights {weights}\n" + shown.to_string(float_format=few_digits, na_rep=''),
+            f'weights {weights}\n{as_text(rates_table(found, gpu))}',
             'matmuls reach, TFLOP/s: '
             + '; '.join(
                 f"{d} {r['large'] / 1e12:.3g} (large), {r['layer'] / 1e12:.3g} (the student's shapes)"

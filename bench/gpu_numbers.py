@@ -70,15 +70,10 @@ def _gradient(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) -
 def _losses(pair: Pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
     "The losses of a short training, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
-    losses = []
-
-    def on_row(kind, **values):
-        if kind == 'step':
-            losses.append(values['loss'])
-
     signal = online_signal(pair.task, copy.deepcopy(pair.teacher).to(device))
-    tr.train(pair.task, still(pair.student).to(device), config, here, on_row, signal)
-    return losses
+    student = still(pair.student).to(device)
+    result = tr.train(pair.task, student, config, here, lambda kind, **values: None, signal)
+    return [point['loss'] for point in result.curve if 'loss' in point]
 
 
 def compare_with_cpu(job: dict, pair: Pair) -> Iterator[dict]:

@@ -13,7 +13,7 @@ from kdnotes.core.config import counted
 
 # %% auto #0
 __all__ = ['COLD_EPOCHS', 'COLD', 'LIBRARIES', 'DEFAULTS', 'AIMS', 'WIDTH', 'rounds', 'ratio', 'format_of', 'table', 'time_split',
-           'shares', 'quality', 'inference', 'ratios', 'aims', 'formats_line', 'headline', 'few_digits', 'text', 'draw']
+           'shares', 'quality', 'inference', 'ratios', 'aims', 'formats_line', 'headline', 'as_text', 'text', 'draw']
 
 # %% nbs/04_results.ipynb #12324512
 COLD_EPOCHS = 3
@@ -22,7 +22,7 @@ COLD = {'kdnotes_cold': 'teacher', 'kdnotes_cold_bf16': 'teacher_bf16'}
 
 
 def rounds(
-    results: dict,  # of `bench.bench`
+    results: dict,  # of `race.bench`
     contestant: str,  # its name; those of `COLD` are worked out
     key: str = 'examples_per_s',
 ) -> pd.Series:  # index: the round; empty: it did not take part
@@ -367,6 +367,14 @@ def headline(
 WIDTH = 110  # characters of a line
 
 
+def as_text(
+    shown: pd.DataFrame,  # its columns that hold nothing are left out
+) -> str:
+    "A table for a terminal."
+    empty = [c for c in shown if shown[c].isna().all() or shown[c].eq('').all()]
+    return shown.drop(columns=empty).to_string(float_format=_few_digits, na_rep='')
+
+
 def _rates_as_text(results: dict) -> list[str]:
     "The table of rates, narrow enough for a terminal, and what its rows are."
     rows = table(results)
@@ -393,7 +401,6 @@ def _rates_as_text(results: dict) -> list[str]:
             'loss': rows.loss_last,
         }
     )
-    shown = shown.drop(columns=[c for c in shown if shown[c].isna().all() or shown[c].eq('').all()])
     shown.index = [f'{name} *' if name in DEFAULTS else name for name in shown.index]
     legend = [
         textwrap.fill(f'  {name}: {what}', WIDTH, subsequent_indent='    ')
@@ -405,10 +412,10 @@ def _rates_as_text(results: dict) -> list[str]:
     legend += ['  *: as its defaults are, and not tuned as hf_best is'] * any(
         name in DEFAULTS for name in rows.index
     )
-    return [shown.to_string(float_format=few_digits, na_rep=''), '\n'.join(legend)]
+    return [as_text(shown), '\n'.join(legend)]
 
 
-def few_digits(x: float) -> str:
+def _few_digits(x: float) -> str:
     return f'{x:.3g}' if abs(x) < 10 else f'{x:,.0f}'
 
 
