@@ -170,10 +170,12 @@ PYTEST = pytest -n $(call quoted,$(WORKERS)) --dist loadfile --no-loadscope-reor
 
 test: lint   ## run every notebook, and one test of each kind: a quarter of an hour
 	nbdev_test --n_workers $(call quoted,$(WORKERS))
+	nbdev_test --path bench/nbs --n_workers $(call quoted,$(WORKERS))
 	$(PYTEST) -m 'not exhaustive'
 
 test-all: setup  ## run every notebook and every test: half an hour more, with all kills, mutants, rehearsals and 10,000 malformed inputs
 	nbdev_test --n_workers $(call quoted,$(WORKERS))
+	nbdev_test --path bench/nbs --n_workers $(call quoted,$(WORKERS))
 	KDNOTES_FUZZ=10000 $(PYTEST)
 
 test-rest: setup  ## run the tests that `make test` skips, or a share of them: SHARE=2/5
@@ -184,12 +186,13 @@ lint: setup  ## check format and code with ruff
 	ruff check
 
 check: lint  ## check a staged change before its commit: modules equal notebooks, notebooks are clean, the tests that train nothing pass
-	nbdev_export
-	@git diff --exit-code --stat -- kdnotes || { echo 'nbdev_export changed kdnotes/: look at it, stage it, try again'; exit 1; }
+	nbdev_export && python tools/export_bench.py
+	@git diff --exit-code --stat -- kdnotes bench || { echo 'the export changed modules: look at it, stage it, try again'; exit 1; }
 	nbdev_test --n_workers $(call quoted,$(WORKERS))
+	nbdev_test --path bench/nbs --n_workers $(call quoted,$(WORKERS))
 	@jupyter nbconvert --log-level=ERROR --clear-output --inplace $(filter-out nbs/index.ipynb,$(wildcard nbs/[a-z]*.ipynb))  # their outputs hold sentences of a corpus
-	nbdev_clean
-	@git diff --exit-code --stat -- nbs || { echo 'nbs/ differs from what is staged: look at it, stage it, try again'; exit 1; }
+	nbdev_clean && nbdev_clean --fname bench/nbs
+	@git diff --exit-code --stat -- nbs bench || { echo 'a notebook differs from what is staged: look at it, stage it, try again'; exit 1; }
 	$(PYTEST) -m 'not slow and not exhaustive'
 
 fuzz: setup   ## try 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
@@ -215,7 +218,7 @@ doctor: setup ## check all modes on this machine in a minute; for your own model
 	kdnotes doctor
 
 gpu-check:  ## check a GPU machine in ten minutes: correctness, memory, speed, energy; uses PYTHON as it is, without setup; ARGS='--device cpu --smoke' for a rehearsal
-	@$(PYTHON) -m kdnotes.checks.gpu_check $(ARGS)
+	@$(PYTHON) -m bench.gpu_check $(ARGS)
 
 thesis: setup ## make values, figures and thesis/thesis.pdf again from the committed evidence alone: offline, in a minute, the same bytes
 	python -m kdnotes.thesis
@@ -233,4 +236,4 @@ readme: setup ## make README.md of nbs/index.ipynb
 
 clean:   ## remove .venv and caches; runs/ stays
 	rm -rf .venv kdnotes.egg-info .pytest_cache _docs _proc mutants
-	find kdnotes nbs tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	find kdnotes bench nbs tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

@@ -106,12 +106,18 @@ def experiments(root: Path) -> list[str]:
     return ordered(there, ('run', 'study', 'search', 'tune', 'scaling', 'cluster', 'bench'))
 
 
+def bench(root: Path) -> list[str]:
+    "The notebooks of the programs that measure kdnotes."
+    return sorted(p.stem for p in (root / 'bench' / 'nbs').glob('*.ipynb'))
+
+
 def addresses(root: Path, modules: Iterable[Module]) -> dict[str, str]:
     "Which file of the checkout is which page."
     return (
         {'nbs/index.ipynb': '/index.ipynb', 'README.md': '/index.ipynb'}
         | {f'nbs/howto/{name}.ipynb': f'/howto/{name}.ipynb' for name in how_tos(root)}
         | {f'nbs/{name}.ipynb': f'/experiments/{name}.ipynb' for name in experiments(root)}
+        | {f'bench/nbs/{name}.ipynb': f'/bench/{name}.ipynb' for name in bench(root)}
         | {f'nbs/{m.notebook}': chapter(m) for m in modules}
         | {file: f'/project/{name}.md' for file, name in TEXTS.items()}
     )
@@ -171,17 +177,20 @@ def write_start(site: Site) -> None:
         ),
         toctree(['results/index'], 'Results'),
         toctree([f'library/{p}' for p in chapters(site)], 'Library, by lessons'),
+        toctree([f'bench/{name}' for name in bench(site.root)], 'Bench, by lessons'),
         toctree([f'project/{name}' for name in TEXTS.values()], 'Project'),
     ]
     site.write_notebook('nbs/index.ipynb', end='\n\n'.join(lists))
 
 
 def write_notebooks(site: Site) -> None:
-    "How-to and experiments."
+    "How-to, experiments and the bench."
     for name in how_tos(site.root):
         site.write_notebook(f'nbs/howto/{name}.ipynb')
     for name in experiments(site.root):
         site.write_notebook(f'nbs/{name}.ipynb')
+    for name in bench(site.root):
+        site.write_notebook(f'bench/nbs/{name}.ipynb')
 
 
 def write_library(site: Site) -> None:

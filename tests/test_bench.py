@@ -17,7 +17,7 @@ from helpers import as_configured, flat, tiny_config
 from letters import of_words
 from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
-from kdnotes.checks import baselines, bench, contestants
+from bench import baselines, race as bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine, resolve
@@ -25,8 +25,7 @@ from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import choose_layers, save_model
 from kdnotes.train.distributed import Runtime
-from kdnotes.checks import gpu_race
-from kdnotes.checks.bench_results import (
+from bench.results import (
     formats_line,
     headline,
     inference,
@@ -226,13 +225,6 @@ def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(nam
     assert {p.dtype for p in training.model.parameters()} == {torch.float32}
 
 
-def test_the_same_corpus_mean_makes_rates_comparable():
-    job = dict(ranks=2, copies=1)
-    answer = dict(examples_per_s=50.0, tokens_per_s=4000.0, host_mib=1.0, device_mib=None, losses=[])
-    entry = bench.together([answer, answer], job, 40.0)  # each rank gives the rate of both
-    assert (entry['examples_per_s'], entry['counted_per_s'], entry['host_mib']) == (100, 50, 2)
-
-
 def test_long_steps_have_the_mean_length(tiny):
     class Long:
         def groups(self, split):
@@ -266,75 +258,61 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_small_race(home, tiny):
+    "Rates, trained students and answers, in one benchmark."
+    race = ['machine', 'teacher', 'teacher_bf16', 'kdnotes', 'kdnotes_as_run', 'student_alone', 'hf_best']
     lines = []
     results = bench.bench(
         'embedded',
         alternations=2,
-        contestants='machine,teacher,teacher_bf16,kdnotes,kdnotes_as_run,student_alone,hf_best',
+        contestants=','.join([*race, 'quality', 'inference']),
         smoke=True,
         say=lines.append,
         teacher=str(tiny['folder'] / 'teacher'),
         student_layers=(0,),
     )
-    here = ['hf_best'] * (not baselines.missing('huggingface'))
-    teachers = ['teacher', 'teacher_bf16']
-    assert set(results['missing']) == {'hf_best'} - set(here), results['missing']
-    order = ['machine', *teachers, 'kdnotes', 'kdnotes_as_run', 'student_alone', *here]
-    assert [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']] == [
-        *((name, 0) for name in order),
-        *((name, 1) for name in reversed(order)),
-    ], 'there and back'
+    chosen = contestants.choose(','.join([*race, 'quality', 'inference']))
+    absent = {name for name, c in chosen.items() if baselines.missing(c.by)}
+    assert set(results['missing']) == absent, results['missing']
+    order = [name for name in race if name not in absent]
+    here = order[6:]
+    turns = [(t['contestant'], t['turn']) for t in results['turns'] if not t['split']]
+    there_and_back = [*((name, 0) for name in order), *((name, 1) for name in reversed(order))]
+    assert turns[: 2 * len(order)] == there_and_back
     (saved,) = (home / 'runs' / 'bench').glob('*/bench.json')
     assert json.loads(saved.read_text()) == json.loads(json.dumps(results))
-    shown = table(results)
-    assert list(shown.index) == [
-        *teachers,
-        'kdnotes',
-        'kdnotes_cold',
-        'kdnotes_cold_bf16',
-        'kdnotes_as_run',
-        'student_alone',
-        *here,
-    ]
-    formats = results['formats']
-    assert set(formats) == {'kdnotes'} | {'huggingface'} & {'huggingface' for _ in here}
-    for library, found in formats.items():
-        assert set(found['rates']) == {'fp32', 'bf16'}
-        assert found['dtype'] == max(found['rates'], key=found['rates'].get)
-        assert library in formats_line(results)
-    assert set(shown['format'][['kdnotes', 'kdnotes_as_run']]) == {formats['kdnotes']['dtype']}
-    assert list(shown['format'][teachers]) == ['fp32', 'bf16']
-    assert text(results).startswith('formats, the faster one in a trial')
-    run = next(t for t in results['turns'] if t['contestant'] == 'kdnotes_as_run')
-    assert [step for step, _ in run['losses']] == list(range(1, 7)) and run['ranks'] >= 1
     # nothing of the user's runs stays, and no run of the usual home was made
     assert [p.name for p in (home / 'runs').iterdir() if p.name != '.cache'] == ['bench']
     assert not list(saved.parent.rglob('record.json'))
-    assert set(shares(results).columns) == {'kdnotes', *here}
-    assert shares(results).sum().round(6).eq(100).all() and (shares(results).loc['products'] > 0).all()
-    assert (
-        (shown.examples_per_s > 0).all()
-        and (shown.of_large_percent > 0).all()
-        and shown.host_mib.drop(['kdnotes_cold', 'kdnotes_cold_bf16']).gt(50).all()
-    )
+    formats = results['formats']
+    assert set(formats) == {'kdnotes'} | {'huggingface' for _ in here}
+    for library, found in formats.items():
+        assert set(found['rates']) == {'fp32', 'bf16'} and library in formats_line(results)
+        assert found['dtype'] == max(found['rates'], key=found['rates'].get)
+    shown = table(results)
+    cold = ['kdnotes_cold', 'kdnotes_cold_bf16']
+    assert list(shown.index) == [*order[1:4], *cold, *order[4:]]
+    assert list(shown['format'][order[1:3]]) == ['fp32', 'bf16']
+    assert set(shown['format'][['kdnotes', 'kdnotes_as_run']]) == {formats['kdnotes']['dtype']}
+    assert (shown[['examples_per_s', 'of_large_percent']] > 0).all(axis=None)
+    assert shown.host_mib.drop(cold).gt(50).all()
     assert rounds(results, 'kdnotes_cold').lt(rounds(results, 'kdnotes')).all()
-    assert (
-        set(time_split(results).columns) == {'kdnotes', 'student_alone'}
-        and time_split(results).loc['teacher', 'student_alone']
-        == 0
-        < time_split(results).loc['teacher', 'kdnotes']
-    )
-    assert time_split(results).sum().round(6).eq(100).all()
+    run = next(t for t in results['turns'] if t['contestant'] == 'kdnotes_as_run')
     losses = [t['losses'] for t in results['turns'] if t['contestant'] == 'kdnotes']
-    assert (
-        all(
-            [step for step, _ in turn] == list(range(1, 7)) and all(math.isfinite(loss) for _, loss in turn)
-            for turn in losses
-        )
-        and losses[0] != losses[1]
-    )
-    last = text(results).splitlines()[-1]
-    assert last == ratios(results) and last.startswith('ratios: hf_best ' if here else 'ratios: none')
+    for of in (run['losses'], *losses):
+        assert [step for step, _ in of] == list(range(1, 7)) and all(math.isfinite(loss) for _, loss in of)
+    assert losses[0] != losses[1] and run['ranks'] >= 1
+    assert set(shares(results).columns) == {'kdnotes', *here} and (shares(results).loc['products'] > 0).all()
+    split = time_split(results)
+    assert split.loc['teacher', 'student_alone'] == 0 < split.loc['teacher', 'kdnotes']
+    for parts in (split, shares(results)):
+        assert parts.sum().round(6).eq(100).all()
+    scores = quality(results)
+    assert set(scores.seeds) == {2} and scores['mean'].between(0, 1).all()
+    asked = inference(results)
+    assert (asked.texts_per_s > 0).all() and asked.of_predict["kdnotes' predict, the teacher"] == 1.0
+    said = text(results).splitlines()
+    assert said[0].startswith('formats, the faster one in a trial') and said[-1] == ratios(results)
+    assert said[-1].startswith('ratios: hf_best ' if here else 'ratios: none')
     assert any('round 2 of 2: kdnotes ' in line for line in lines)
 
 
@@ -352,8 +330,9 @@ def test_a_contestant_that_fails_is_skipped_and_the_others_go_on(home, tiny):
         kdnotes=job | dict(split=False, shares=False),
     )
     lines = []
-    turns, failed = bench.heat(jobs, 2, 20.0, lines.append)
-    assert [(t['contestant'], t['turn']) for t in turns] == [('kdnotes', 0), ('kdnotes', 1)]
+    heat = bench.Heat(jobs, 2, 20.0, lines.append).run()
+    failed = heat.failed
+    assert [(t['contestant'], t['turn']) for t in heat.turns] == [('kdnotes', 0), ('kdnotes', 1)]
     assert (
         set(failed) == {'broken', 'late', 'short'}
         and 'did not answer within 0.01 s' in failed['late']
@@ -377,8 +356,9 @@ def test_two_ranks_and_two_apart(home, tiny):
         '2x1_accumulated': 512,
         '2_apart': 256,
     }
-    turns, failed = bench.heat(jobs, 1, 20.0, lambda line: None)
-    assert not failed and [(t['contestant'], t['split']) for t in turns] == [
+    heat = bench.Heat(jobs, 1, 20.0, lambda line: None).run()
+    turns = heat.turns
+    assert not heat.failed and [(t['contestant'], t['split']) for t in turns] == [
         ('2x1_accumulated', False),
         ('2_apart', False),
         ('2x1_accumulated', True),
@@ -516,47 +496,16 @@ def test_the_rest_of_the_lead_is_counted_in_operations():
     assert 'the teacher in each step is 1.50x' in rest and '2.00x, together 3.00x' in rest
 
 
-def test_the_first_round_on_a_gpu_is_left_out(monkeypatch):
-    contest = SimpleNamespace(
-        job=dict(alternations=3),
-        chosen={name: (contestants.RACE[name], 'bf16', {}) for name in ('kdnotes', 'hf_best')},
-        missing={},
-        deadline=math.inf,
-        slowest=0.0,
-        turns=[],
-    )
-    monkeypatch.setattr(
-        gpu_race, 'take_turn', lambda contest, name, turn, split: made_turn(name, 1.0, turn=turn, split=split)
-    )
-    for turn in range(5):
-        assert gpu_race.make_round(contest, turn, lambda line: None)
-    assert [(t['contestant'], t['turn']) for t in contest.turns if not t['split']] == [
-        (name, turn) for turn in (1, 2, 3) for name in ('kdnotes', 'hf_best')
-    ]
-    assert [t['contestant'] for t in contest.turns if t['split']] == ['kdnotes']
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_students_are_trained_to_the_end_and_asked(home, tiny):
-    results = bench.bench(
-        'embedded',
-        alternations=1,
-        contestants='quality,inference',
-        smoke=True,
-        teacher=str(tiny['folder'] / 'teacher'),
-        student_layers=(0,),
-    )
-    assert set(results['missing']) == {
-        name for name, c in contestants.choose('quality,inference').items() if baselines.missing(c.by)
-    }, results['missing']
-    scores = quality(results)
-    assert set(scores.seeds) == {2} and scores['mean'].between(0, 1).all()
-    asked = inference(results)
-    assert (asked.texts_per_s > 0).all() and list(asked.of_predict[["kdnotes' predict, the teacher"]]) == [
-        1.0
-    ]
-    assert 'ratios: none' in text(results)
+@pytest.mark.parametrize('deadline, turns', [(math.inf, [1, 1, 2, 2, 3]), (0.0, [])])
+def test_the_first_round_on_a_gpu_is_left_out_and_no_turn_begins_too_late(deadline, turns):
+    answer = dict(examples_per_s=1.0, tokens_per_s=20.0, host_mib=1.0, device_mib=None)
+    crew = SimpleNamespace(ask=lambda *_: [answer], close=lambda: None)
+    jobs = {name: dict(copies=1, split=name == 'kdnotes', shares=False) for name in ('kdnotes', 'hf_best')}
+    said = []
+    heat = bench.Heat(jobs, 2, 20.0, said.append, lambda name, job: crew, warm=1, deadline=deadline).run()
+    assert [t['turn'] for t in heat.turns] == turns and heat.rounds == len(turns) // 2
+    assert [t['contestant'] for t in heat.turns if t['split']] == ['kdnotes'] * bool(turns)
+    assert said[-1].startswith('round 2 of 2: ' if turns else '0 of 2 rounds were made whole')
 
 
 def test_a_race_of_what_cannot_be_kept_is_refused():

@@ -331,7 +331,7 @@ def test_evaluations_that_a_task_makes_itself_are_not_forecast(tmp_path):
 # ---- broken trainers ----
 
 KNOWN = {m.name: m for m in MUTANTS}
-BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail, words of the first of them
+BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail, or warn, words of the first
     (
         Mutant(
             'forward past DDP',
@@ -411,6 +411,30 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         ['precision'],
         ['bf16: ', 'linear layers give float32'],
     ),
+    (
+        Mutant(
+            'a number read in the hot loop',
+            'train.loop',
+            'total, shares = weighted_sum(shares, objective.loss_weights)',
+            'total, shares = weighted_sum(shares, objective.loss_weights); total.item()',
+            '',
+        ),
+        'full_kd',
+        {'host syncs': 'warn'},
+        ['train/loop.py:', ' (1)', '.item()'],
+    ),
+    (
+        Mutant(
+            'a small machine',
+            'train.memory',
+            'return free_memory() + psutil.Process().memory_info().rss',
+            'return 2 ** 20',
+            '',
+        ),
+        'baseline',
+        ['memory'],
+        ['smaller model'],
+    ),
 ]
 
 
@@ -419,44 +443,13 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
 )
 def test_a_broken_trainer_is_named(patient, tmp_path, mutant, mode, checks, words):
     found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), mode)
-    assert {c for c, f in found.items() if f.result == 'fail'} == set(checks), wrong(found)
+    expected = checks if isinstance(checks, dict) else dict.fromkeys(checks, 'fail')
+    # a CPU may have no fast bf16
+    slow = {'precision'} if found['precision'].result == 'warn' else set()
+    assert {c: found[c].result for c in wrong(found).keys() - slow} == expected, wrong(found)
+    first = found[next(iter(expected))]
     for word in words:
-        assert word in f'{found[checks[0]].found} -> {found[checks[0]].change}'
-
-
-def test_a_host_sync_is_named_with_its_line(patient, tmp_path):
-    mutant = Mutant(
-        'a number read in the hot loop',
-        'train.loop',
-        'total, shares = weighted_sum(shares, objective.loss_weights)',
-        'total, shares = weighted_sum(shares, objective.loss_weights); total.item()',
-        '',
-    )
-    package = copy_package(tmp_path / 'package', mutant)
-    line = next(
-        i
-        for i, text in enumerate((package / 'kdnotes/train/loop.py').read_text().split('\n'), 1)
-        if 'total.item()' in text
-    )
-    found = examine(patient, tmp_path, package)
-    assert (
-        found['host syncs'].result == 'warn'
-        and f'train/loop.py:{line} (1)' in found['host syncs'].found
-        and '.item()' in found['host syncs'].change
-    )
-    assert set(wrong(found)) == {'host syncs'}
-
-
-def test_memory_that_is_not_there(patient, tmp_path):
-    mutant = Mutant(
-        'a small machine',
-        'train.memory',
-        'return free_memory() + psutil.Process().memory_info().rss',
-        'return 2 ** 20',
-        '',
-    )
-    found = examine(patient, tmp_path, copy_package(tmp_path / 'package', mutant), 'baseline')
-    assert set(wrong(found)) == {'memory'} and 'smaller model' in found['memory'].change
+        assert word in f'{first.found} -> {first.change}'
 
 
 def test_a_model_that_cannot_be_trained_is_a_finding(patient, tmp_path):

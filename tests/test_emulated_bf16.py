@@ -10,7 +10,7 @@ from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.train.emulated_bf16 import WidenedMatmul
 from kdnotes.train.distributed import Runtime, start
-from kdnotes.checks.profiling import matmul_rate
+from kdnotes.checks.probes import matmul_rate
 
 CPU = torch.device('cpu')
 TORCHS, WIDENED, FP32 = Runtime(CPU, 'bf16'), Runtime(CPU, 'bf16', widened=True), Runtime(CPU, 'fp32')
@@ -161,6 +161,6 @@ def test_rates_are_those_of_the_matmuls_a_run_uses(monkeypatch):
             used.append(function)
             return super().__torch_function__(function, types, args, kwargs)
 
-    monkeypatch.setattr('kdnotes.checks.profiling.WidenedMatmul', Watched)
+    monkeypatch.setattr('kdnotes.train.emulated_bf16.WidenedMatmul', Watched)
     assert matmul_rate([(1, 8, 8, 8)], 'bf16', TORCHS, 0.001) > 0 and not used
     assert matmul_rate([(1, 8, 8, 8)], 'bf16', WIDENED, 0.001) > 0 and set(used) == {torch.Tensor.matmul}

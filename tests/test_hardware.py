@@ -9,7 +9,7 @@ import pytest
 from handmade import make_record, write_run
 from kdnotes import cli
 from kdnotes.analysis import hardware as h
-from kdnotes.checks.gpu_check import known_peak
+from bench.gpu_check import known_peak
 from kdnotes.core.config import ConfigError
 from kdnotes.records.store import records
 

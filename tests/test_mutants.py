@@ -411,38 +411,38 @@ MUTANTS = [
     ),
     Mutant(
         'a library races in its slower format',
-        'checks.bench',
+        'bench.race',
         'dtype = max(rates, key=rates.get)',
         'dtype = min(rates, key=rates.get)',
         'test_bench.py::test_each_library_races_in_its_faster_format',
     ),
     Mutant(
         'the fp32 signal is charged as the bf16 one',
-        'checks.bench_results',
+        'bench.results',
         "'kdnotes_cold_bf16': 'teacher_bf16'",
         "'kdnotes_cold_bf16': 'teacher'",
         'test_bench.py::test_the_rest_of_the_lead_is_counted_in_operations',
     ),
     Mutant(
         'padding counts for nothing',
-        'checks.bench_results',
+        'bench.results',
         "padded = (1 - padding['hf_best']) / (1 - padding['hf_default'])",
         'padded = 1.0',
         'test_bench.py::test_the_rest_of_the_lead_is_counted_in_operations',
     ),
     Mutant(
         "a user's run with the threads of the race",
-        'checks.contestants',
+        'bench.contestants',
         "if c.trains != 'run':",
         'if True:',
         'test_bench.py::test_a_users_run_has_the_ranks_and_threads_of_a_plain_run',
     ),
     Mutant(
         'the first round on a GPU counts',
-        'checks.gpu_race',
-        'if turn:\n',
-        'if True:\n',
-        'test_bench.py::test_the_first_round_on_a_gpu_is_left_out',
+        'bench.race',
+        'if turn >= self.warm:',
+        'if True:',
+        'test_bench.py::test_the_first_round_on_a_gpu_is_left_out_and_no_turn_begins_too_late',
     ),
     Mutant(
         'a corpus kept whatever its files are now',
@@ -525,8 +525,9 @@ MUTANTS = [
 
 
 def copy_package(folder: Path, mutant: Mutant | None = None) -> Path:
-    "kdnotes in a folder of its own, with a mistake in it."
-    shutil.copytree(HERE.parent / 'kdnotes', folder / 'kdnotes', ignore=shutil.ignore_patterns('__pycache__'))
+    "kdnotes and its bench in a folder of their own, with a mistake in one."
+    for name in ('kdnotes', 'bench'):
+        shutil.copytree(HERE.parent / name, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
     if mutant:
         path = source_of(mutant, folder)
         path.write_text(path.read_text().replace(mutant.old, mutant.new))
@@ -535,7 +536,8 @@ def copy_package(folder: Path, mutant: Mutant | None = None) -> Path:
 
 def source_of(mutant: Mutant, folder: Path = HERE.parent) -> Path:
     "The file that a mistake is made in."
-    return (folder / 'kdnotes').joinpath(*mutant.module.split('.')).with_suffix('.py')
+    path = folder.joinpath('kdnotes', *mutant.module.split('.')).with_suffix('.py')
+    return path if path.exists() else folder.joinpath(*mutant.module.split('.')).with_suffix('.py')
 
 
 @pytest.mark.parametrize('mutant', MUTANTS, ids=lambda m: m.name)

@@ -2,11 +2,12 @@
 nearest, and so is a value that an option cannot have.
 """
 
+import sys
 import pytest
 from kdnotes.core.config import ConfigError, make_config
 
 from kdnotes import cli
-from kdnotes.checks import gpu_check
+from bench import gpu_check
 
 WRONG = [
     ('study --seed 3', '`kdnotes study` has no option --seed; is it --seeds?'),
@@ -121,7 +122,7 @@ def test_the_check_of_a_gpu_machine_shortens_none_either(capsys):
     assert gpu_check.main(['--smok', '--device', 'cpu']) == 2
     assert (
         capsys.readouterr().err
-        == 'kdnotes: `python -m kdnotes.checks.gpu_check` has no option --smok; is it --smoke?\n'
+        == 'kdnotes: `python -m bench.gpu_check` has no option --smok; is it --smoke?\n'
     )
 
 
@@ -130,6 +131,16 @@ def test_the_check_of_a_gpu_machine_says_in_one_line_what_a_value_must_be(typed,
     assert exit_code(gpu_check.main, typed) == 2
     said = capsys.readouterr().err
     assert said.startswith(f'kdnotes: argument {typed.split()[0]}: ') and said.count('\n') == 1
+
+
+@pytest.mark.parametrize('command', ['bench', 'scaling', 'gpu-check'])
+def test_what_measures_kdnotes_itself_needs_a_clone(command, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'bench', None)  # as where a package is installed
+    for name in [name for name in sys.modules if name.startswith('bench.')]:
+        monkeypatch.delitem(sys.modules, name)
+    assert exit_code(cli.main, command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith('kdnotes: ') and 'clone' in said and said.count('\n') == 1
 
 
 @pytest.mark.parametrize('command', [c.name for c in cli.COMMANDS])

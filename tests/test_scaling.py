@@ -14,10 +14,10 @@ from parity import ranked_task
 from notebooks import papermill
 from ranks import launch
 from tiny_lm import LENGTH, tiny_lm, tiny_lm_config, tiny_task
-from kdnotes.checks import scaling
+from bench import scaling
 from kdnotes.analysis.steptime import ring_all_reduce_s
-from kdnotes.checks.contestants import BenchError
-from kdnotes.checks.scaling_results import sentences
+from bench.contestants import BenchError
+from kdnotes.analysis.scaling_results import sentences
 from kdnotes.core.files import read_json, write_json
 from kdnotes.core.resolve import Machine
 

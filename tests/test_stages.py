@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 from kinds import one_of_each
-from kdnotes.checks.stages import by_size, main, measure_stages, synthetic_pairs, table
+from bench.stages import by_size, main, measure_stages, synthetic_pairs, table
 from kdnotes.core.config import make_config
 from kdnotes.tasks.sources import corpus_of
 
@@ -40,7 +40,7 @@ def test_every_stage_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch, 
 
 def test_tokens_are_thirty_a_pair(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
-    from kdnotes.checks import stages
+    from bench import stages
 
     seen = []
     monkeypatch.setattr(stages, 'rows_in_use', lambda task, vocabulary: seen.append(task.lengths('train')))

@@ -882,7 +882,7 @@ def test_errors_are_of_models():
 
 @pytest.mark.parametrize('parameters', [dict(heads=6), dict(dropout=0.2), dict(preset='none', layers=2)])
 def test_the_race_refuses_students_that_other_libraries_cannot_have(parameters):
-    from kdnotes.checks.bench import BenchError, bench
+    from bench.race import BenchError, bench
 
     with pytest.raises(BenchError) as e:
         bench('embedded', **parameters)

@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = sorted(p for p in (ROOT / 'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+PLACES = (ROOT / 'nbs', ROOT / 'bench' / 'nbs')
+NOTEBOOKS = [p for of in PLACES for p in sorted(of.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts]
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 HOW_TO = [p for p in NOTEBOOKS if p.parent.name == 'howto']
 EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY + HOW_TO and p.stem != 'index']
@@ -26,13 +28,13 @@ def cells(path: Path) -> list[dict]:
 
 
 def title(path: Path) -> str:
-    return path.relative_to(ROOT / 'nbs').with_suffix('').as_posix()
+    return path.relative_to(ROOT).with_suffix('').as_posix()
 
 
 def module_of(path: Path) -> Path:
     "The file a library notebook exports."
     return ROOT.joinpath(
-        'kdnotes',
+        'bench' if PLACES[1] in path.parents else 'kdnotes',
         *re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(path)), re.M)[
             1
         ].split('.'),
@@ -58,7 +60,7 @@ def bytes_of(folder: Path, pattern: str) -> dict[str, bytes]:
 @pytest.fixture
 def copy(tmp_path) -> Path:
     "A copy of what nbdev reads and writes."
-    for name in ('nbs', 'kdnotes'):
+    for name in ('nbs', 'kdnotes', 'bench', 'tools'):
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints')
         )
@@ -67,8 +69,8 @@ def copy(tmp_path) -> Path:
     return tmp_path
 
 
-def nbdev(command: str, folder: Path) -> None:
-    done = subprocess.run([command], cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+def nbdev(folder: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
 
 
@@ -77,10 +79,10 @@ def changed(before: dict, after: dict) -> list[str]:
 
 
 def test_modules_are_what_the_notebooks_export(copy):
-    nbdev('nbdev_export', copy)
-    assert changed(bytes_of(ROOT / 'kdnotes', '*.py'), bytes_of(copy / 'kdnotes', '*.py')) == [], (
-        'run nbdev_export'
-    )
+    nbdev(copy, 'nbdev_export')
+    nbdev(copy, sys.executable, 'tools/export_bench.py')
+    for name in ('kdnotes', 'bench'):
+        assert changed(bytes_of(ROOT / name, '*.py'), bytes_of(copy / name, '*.py')) == [], 'export again'
 
 
 def test_every_module_has_its_notebook():
@@ -89,22 +91,23 @@ def test_every_module_has_its_notebook():
         for p in LIBRARY
     }
     # a package's __init__ holds its docstring alone
-    modules = [p for p in (ROOT / 'kdnotes').rglob('*.py') if p.stem not in ('__init__', '_modidx')]
-    assert sorted(names.values()) == sorted(
-        '.'.join(p.relative_to(ROOT / 'kdnotes').with_suffix('').parts) for p in modules
+    modules = [p for name in ('kdnotes', 'bench') for p in (ROOT / name).rglob('*.py')]
+    assert sorted(map(module_of, LIBRARY)) == sorted(
+        p for p in modules if p.stem not in ('__init__', '_modidx')
     )
     for path, name in names.items():
         *package, module = name.split('.')
-        assert (path.parent, path.stem[3:]) == (ROOT.joinpath('nbs', *package), module.strip('_')), (
+        own = next(of for of in PLACES if of in path.parents)
+        assert (path.parent, path.stem[3:]) == (own.joinpath(*package), module.strip('_')), (
             f'{path} exports {name}'
         )
 
 
 def test_notebooks_are_clean(copy):
-    nbdev('nbdev_clean', copy)
-    assert changed(bytes_of(ROOT / 'nbs', '*.ipynb'), bytes_of(copy / 'nbs', '*.ipynb')) == [], (
-        'run nbdev_clean'
-    )
+    for of in PLACES:
+        its = of.relative_to(ROOT)
+        nbdev(copy, 'nbdev_clean', '--fname', str(its))
+        assert changed(bytes_of(of, '*.ipynb'), bytes_of(copy / its, '*.ipynb')) == [], 'run nbdev_clean'
 
 
 def test_readme_is_fresh():

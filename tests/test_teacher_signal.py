@@ -296,7 +296,7 @@ def test_a_signal_is_named_by_all_it_was_made_of(teacher, tokenizer):
 
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
-    from kdnotes.checks.contestants import signal_parts
+    from bench.contestants import signal_parts
 
     config = resolve(
         make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded'

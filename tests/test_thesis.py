@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from kdnotes.analysis.compare import ONE_SEED
-from kdnotes.checks.energy import energy_values
+from kdnotes.analysis.energy import energy_values
 from kdnotes.thesis import build as th
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.files import read_json, sha256_file, write_json

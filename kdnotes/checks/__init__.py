@@ -1,1 +1,1 @@
-"Is this machine, this configuration, this code right and fast? Profiles, probes, doctor, bench, GPU check."
+"Is this machine, this configuration, this code right? The doctor and its probes."

@@ -32,12 +32,12 @@ from ..distill.models import call, model_inputs, quiet_loading, save_model
 from ..losses.vocabulary import as_tensor
 from ..train.distributed import Runtime
 from ..train.memory import TrainingSetup
-from .profiling import matmul_rate
 from ..tasks.base import Task, TaskView
 
 # %% auto #0
-__all__ = ['EXAMPLES', 'host_syncs', 'replaced', 'communication', 'checksums', 'watch', 'bf16_speed', 'Witness', 'distance',
-           'still', 'alike', 'accumulation', 'some_examples', 'few_signal', 'compare_signals', 'saved_and_loaded']
+__all__ = ['EXAMPLES', 'host_syncs', 'replaced', 'communication', 'checksums', 'watch', 'matmul_rate', 'bf16_speed', 'Witness',
+           'distance', 'still', 'alike', 'accumulation', 'some_examples', 'few_signal', 'compare_signals',
+           'saved_and_loaded']
 
 # %% ../../nbs/checks/02_probes.ipynb #621fbe45
 # the host reads a number or a shape
@@ -273,6 +273,34 @@ def watch(
             hook.remove()
 
 # %% ../../nbs/checks/02_probes.ipynb #a99cedc3
+def matmul_rate(
+    shapes: list[tuple[int, int, int, int]],  # as `layer_shapes`
+    dtype: str,  # fp32 | tf32 | bf16 | fp16; tf32 as the runtime has set it
+    runtime: Runtime,
+    seconds: float = 1.0,  # to measure for; at least one round over all shapes
+) -> float:  # operations per second, 2 for each multiply-add
+    "The rate of matmuls of some shapes, one after the other."
+    kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(dtype, torch.float32)
+    pairs = [
+        [torch.randn(b, *s, device=runtime.device, dtype=kind).squeeze(0) for s in ((m, k), (k, n))]
+        for b, m, k, n in shapes
+    ]
+
+    def rounds(count: int) -> float:
+        begin = runtime.clock()
+        with emulated_bf16.WidenedMatmul() if runtime.widened else contextlib.nullcontext():
+            for _ in range(count):
+                for a, b in pairs:
+                    a @ b
+        return runtime.clock() - begin
+
+    rounds(1)
+    count = 1
+    while (taken := rounds(count)) < seconds:
+        count = max(count + 1, min(10 * count, int(1.2 * count * seconds / max(taken, 1e-9))))
+    return count * sum(2.0 * b * m * k * n for b, m, k, n in shapes) / taken
+
+
 def bf16_speed(
     runtime: Runtime,  # of a run in bf16
     n: int = 768,  # side of the matrices

@@ -57,6 +57,18 @@ class Finding:
             'skipped': '-',
         }[self.result]
 
+
+def _judged(
+    check: str,
+    ok: bool,
+    found: str,
+    change: str,  # what to do where it is not
+    figure: str = '',
+    otherwise: str = 'fail',
+) -> Finding:
+    "A finding that asks for a change unless all is well."
+    return Finding(check, 'ok' if ok else otherwise, found, '' if ok else change, figure)
+
 # %% ../../nbs/checks/03_verdicts.ipynb #df944996
 @dataclass(frozen=True)
 class Diagnosis:
@@ -101,16 +113,11 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 
 def _by_check(findings: Sequence[Finding]) -> str:
     "A line a check; what to change on a line of its own."
-    lines = _columns(
-        [('check', 'result', findings[0].mode)]
-        + [(f.check, f.result.upper() if f.result == 'fail' else f.result, f.found) for f in findings]
-    ).split('\n')
-    return '\n'.join(
-        [
-            lines[0],
-            *(line + (f'\n    -> {f.change}' if f.change else '') for line, f in zip(lines[1:], findings)),
-        ]
-    )
+    shown = {'fail': 'FAIL'}
+    head = ('check', 'result', findings[0].mode)
+    rows = [head, *((f.check, shown.get(f.result, f.result), f.found) for f in findings)]
+    changes = ['', *(f.change and f'\n    -> {f.change}' for f in findings)]
+    return '\n'.join(map(str.__add__, _columns(rows).split('\n'), changes))
 
 
 def _by_mode(findings: Sequence[Finding], modes: Sequence[str]) -> str:
@@ -166,28 +173,22 @@ def judge_accumulation(
     if np.isnan([d for d, _ in parts.values()]).any():
         return Finding('accumulation', 'skipped', 'gradients are not finite at the first step')
     if noise > allowed:
-        return Finding(
-            'accumulation',
-            'skipped',
-            f'the same batch twice gives gradients {noise:.1e} apart: the model has randomness that is '
-            'no dropout',
-        )
+        why = 'the model has randomness that is no dropout'
+        found = f'the same batch twice gives gradients {noise:.1e} apart: {why}'
+        return Finding('accumulation', 'skipped', found)
     worst = max(d for d, _ in rest.values())
-    found = ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
+    figure = f'{worst:.0e}'
     if worst <= allowed:
-        return Finding(
-            'accumulation',
-            'ok',
-            f"gradients of {' and '.join(map(str, rest))} micro-batches are at most {worst:.1e} of their "
-            "size from the full batch's",
-            figure=f'{worst:.0e}',
-        )
-    found = f'against the full batch, the gradient is {found}'
+        of = ' and '.join(map(str, rest))
+        found = f"gradients of {of} micro-batches are at most {worst:.1e} of their size from the full batch's"
+        return Finding('accumulation', 'ok', found, figure=figure)
+    told = ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
+    found = f'against the full batch, the gradient is {told}'
     change = 'look for what couples the examples of a batch, and for a wrong divisor of the loss'
     if all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items()):
         found += ': the loss of each micro-batch is divided by its own, local count'
         change = 'divide by the counts of the whole step (Task.loss_counts)'
-    return Finding('accumulation', 'fail', found, change, f'{worst:.0e}')
+    return Finding('accumulation', 'fail', found, change, figure)
 
 # %% ../../nbs/checks/03_verdicts.ipynb #671a346a
 def judge_ranks(
@@ -202,28 +203,19 @@ def judge_ranks(
             continue
         called = names if len(names) == len(first) else [what] * len(first)
         wrong = [name for name, a, b in zip(called, first, checksums[others[0]][what]) if a != b]
-        return Finding(
-            'ranks',
-            'fail',
-            (
-                f"{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors "
-                f"({wrong[0]}, ...)"
-            ),
-            (
-                'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank '
-                'run each backward of a step'
-            ),
+        found = (
+            f'{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors '
+            f'({wrong[0]}, ...)'
         )
+        change = (
+            'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank '
+            'run each backward of a step'
+        )
+        return Finding('ranks', 'fail', found, change)
+    ranks = len(checksums)
     steps = sum('gradients' in what for what in checksums[0])
-    return Finding(
-        'ranks',
-        'ok',
-        (
-            f"losses, gradients and weights are equal to the last bit on {len(checksums)} ranks after "
-            f"{steps} steps"
-        ),
-        figure=f'{len(checksums)} equal',
-    )
+    found = f'losses, gradients and weights are equal to the last bit on {ranks} ranks after {steps} steps'
+    return Finding('ranks', 'ok', found, figure=f'{ranks} equal')
 
 
 def judge_one_rank(
@@ -237,26 +229,18 @@ def judge_one_rank(
         return Finding('one rank', 'skipped', 'gradients or losses are not finite at the first steps')
     far = max(d for d, _ in apart)
     loss = max(abs(a - b) / max(abs(b), 1e-3) for a, b in losses)
-    if far <= allowed and loss <= allowed:
-        return Finding(
-            'one rank',
-            'ok',
-            f"{ranks} ranks: gradients {far:.1e} of their size and losses {loss:.1e} from one rank's",
-            figure=f'{far:.0e}',
+    ok = far <= allowed and loss <= allowed
+    found = f"{ranks} ranks: gradients {far:.1e} of their size and losses {loss:.1e} from one rank's"
+    if not ok:
+        found = (
+            f'against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss '
+            f'{losses[0][0]:.4g} instead of {losses[0][1]:.4g}'
         )
-    return Finding(
-        'one rank',
-        'fail',
-        (
-            f"against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss "
-            f"{losses[0][0]:.4g} instead of {losses[0][1]:.4g}"
-        ),
-        (
-            'divide every loss by the count of the whole step and multiply it by the number of ranks, since '
-            'the wrapper takes the mean'
-        ),
-        f'{far:.0e}',
+    change = (
+        'divide every loss by the count of the whole step and multiply it by the number of ranks, since '
+        'the wrapper takes the mean'
     )
+    return _judged('one rank', ok, found, change, f'{far:.0e}')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #0761daac
 def judge_counts(
@@ -293,13 +277,8 @@ def judge_counts(
     )
     through = all(s.wrapped == s.forwards for s in steps)
     return [
-        Finding('all-reduce', 'fail' if fault else 'ok', found, fault, several(rounds, 'round')),
-        Finding(
-            'wrapper',
-            'ok' if through else 'fail',
-            passed,
-            '' if through else 'call the wrapper, never the model in it (model.module)',
-        ),
+        _judged('all-reduce', not fault, found, fault, several(rounds, 'round')),
+        _judged('wrapper', through, passed, 'call the wrapper, never the model in it (model.module)'),
     ]
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a0a00500
@@ -319,20 +298,13 @@ def judge_syncs(
     each = waits.total() / max(1, forwards)
     lines = ', '.join(f'{line} ({n / max(1, forwards):.2g})' for line, n in waits.most_common(3))
     found = f'the host reads a number from the device {each:.2g} times a micro-batch: {lines}'
-    if own <= free and (device == 'cpu' or not library):
-        return Finding(
-            'host syncs',
-            'ok',
-            found + '; free on a CPU, a short wait on a GPU' * (device == 'cpu'),
-            figure=f'{each:.1f}',
-        )
-    return Finding(
-        'host syncs',
-        'warn',
-        found,
-        'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor within a step',
-        f'{each:.1f}',
+    ok = own <= free and (device == 'cpu' or not library)
+    if ok and device == 'cpu':
+        found += '; free on a CPU, a short wait on a GPU'
+    change = (
+        'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor within a step'
     )
+    return _judged('host syncs', ok, found, change, f'{each:.1f}', otherwise='warn')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a99cf56b
 _FORMATS = {'fp32': 'float32', 'tf32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
@@ -352,28 +324,18 @@ def judge_precision(
         f"{dtype}: {reason}; linear layers give {' and '.join(sorted(outputs))}, "
         f"weights are {' and '.join(sorted(weights))}; fp32 matmuls: {said}"
     )
-    if (
-        outputs != {_FORMATS[dtype]}
-        or weights != {'float32'}
-        or flags != {('tf32' if dtype == 'tf32' else 'ieee', 'ieee')}
-    ):
-        return Finding(
-            'precision',
-            'fail',
-            found,
-            (
-                'keep weights in float32, let autocast alone choose the format of matmuls, and leave the '
-                'switches of torch.backends alone'
-            ),
-            dtype,
+    sound = ({_FORMATS[dtype]}, {'float32'}, {('tf32' if dtype == 'tf32' else 'ieee', 'ieee')})
+    if (outputs, weights, flags) != sound:
+        change = (
+            'keep weights in float32, let autocast alone choose the format of matmuls, and leave the '
+            'switches of torch.backends alone'
         )
+        return Finding('precision', 'fail', found, change, dtype)
     if faster is not None:
         found += f'; bf16 matmuls run at {faster:.1f} times the rate of fp32 here'
-    if faster is not None and faster < 1:
-        return Finding(
-            'precision', 'warn', found, 'this CPU has no fast bf16, so a mixed mode saves no time here', dtype
-        )
-    return Finding('precision', 'ok', found, figure=dtype)
+    ok = faster is None or faster >= 1
+    change = 'this CPU has no fast bf16, so a mixed mode saves no time here'
+    return _judged('precision', ok, found, change, dtype, otherwise='warn')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #c5a69190
 def judge_inputs(
@@ -385,22 +347,12 @@ def judge_inputs(
         for who, (takes, has) in got.items()
         if takes - has
     ]
-    if lost:
-        return Finding(
-            'inputs',
-            'fail',
-            '; '.join(lost),
-            (
-                'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on '
-                'what the model takes'
-            ),
-        )
-    return Finding(
-        'inputs',
-        'ok',
-        '; '.join(f"the {who} gets {', '.join(sorted(takes))}" for who, (takes, _) in got.items()),
-        figure='all',
+    gets = (f"the {who} gets {', '.join(sorted(takes))}" for who, (takes, _) in got.items())
+    change = (
+        'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on what the '
+        'model takes'
     )
+    return _judged('inputs', not lost, '; '.join(lost or gets), change, '' if lost else 'all')
 
 
 def judge_teacher(
@@ -409,27 +361,16 @@ def judge_teacher(
     faults: set[str],
 ) -> Finding:
     "The teacher in the trainer against the teacher alone."
-    found = f'the largest error of its signal is {error:.1e} of its largest number'
-    figure = f'{error:.0e}'
+    said = 'in eval mode, without gradients, in its own number format'
+    change = ''
     if faults:
-        return Finding(
-            'teacher',
-            'fail',
-            f"the teacher runs {' and '.join(sorted(faults))}; {found}",
-            'call teacher.eval() before its first forward, and run it under no_grad and outside autocast',
-            figure,
-        )
-    if not error < 1e-4:
-        return Finding(
-            'teacher',
-            'fail',
-            f'the teacher says something else in the trainer than alone; {found}',
-            "give it the student's batch, whole and in the same order (see 'inputs')",
-            figure,
-        )
-    return Finding(
-        'teacher', 'ok', f'in eval mode, without gradients, in its own number format; {found}', figure=figure
-    )
+        said = f"the teacher runs {' and '.join(sorted(faults))}"
+        change = 'call teacher.eval() before its first forward, and run it under no_grad and outside autocast'
+    elif not error < 1e-4:
+        said = 'the teacher says something else in the trainer than alone'
+        change = "give it the student's batch, whole and in the same order (see 'inputs')"
+    found = f'{said}; the largest error of its signal is {error:.1e} of its largest number'
+    return _judged('teacher', not change, found, change, f'{error:.0e}')
 
 
 def judge_cache(
@@ -439,15 +380,8 @@ def judge_cache(
 ) -> Finding:
     "The stored signal against the computed one."
     found = f'at most {far:.1e} from the one computed beside the student; promised are {promise}'
-    return Finding(
-        'cache',
-        'ok' if within else 'fail',
-        found,
-        ''
-        if within
-        else "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index",
-        f'{far:.0e}',
-    )
+    change = "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index"
+    return _judged('cache', within, found, change, f'{far:.0e}')
 
 
 def judge_saving(
@@ -459,24 +393,14 @@ def judge_saving(
     how = (
         'SDPA' if attention == 'sdpa' else f'{attention}, since this architecture has no SDPA in transformers'
     )
-    if not changed and apart <= 1e-5:
-        return Finding(
-            'saving',
-            'ok',
-            f'loaded again, it has the same weights and answers; its attention is {how}',
-            figure='same',
-        )
-    found = (
-        f'{len(changed)} weights differ after loading ({changed[0]}, ...)'
-        if changed
-        else f'the same weights, but logits that differ by up to {apart:.1e}'
-    )
-    return Finding(
-        'saving',
-        'fail',
-        found,
-        'a run would save another model than it trained: choose another teacher, or other student_layers',
-    )
+    found = f'loaded again, it has the same weights and answers; its attention is {how}'
+    ok = not changed and apart <= 1e-5
+    if changed:
+        found = f'{len(changed)} weights differ after loading ({changed[0]}, ...)'
+    elif not ok:
+        found = f'the same weights, but logits that differ by up to {apart:.1e}'
+    change = 'a run would save another model than it trained: choose another teacher, or other student_layers'
+    return _judged('saving', ok, found, change, 'same' if ok else '')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #e43671ad
 def judge_padding(
@@ -485,15 +409,8 @@ def judge_padding(
 ) -> Finding:
     "How much of the work is padding."
     found = f'{share:.1%} of the token positions are padding, with {limits}'
-    if share < 0.2:
-        return Finding('padding', 'ok', found, figure=f'{share:.0%}')
-    return Finding(
-        'padding',
-        'warn',
-        found,
-        'lower micro_batch_tokens: smaller micro-batches hold examples of more equal length',
-        f'{share:.0%}',
-    )
+    change = 'lower micro_batch_tokens: smaller micro-batches hold examples of more equal length'
+    return _judged('padding', share < 0.2, found, change, f'{share:.0%}', otherwise='warn')
 
 
 def judge_memory(
@@ -511,15 +428,14 @@ def judge_memory(
         f"each with {', '.join(f'{k} {v / 2**20:.0f}' for k, v in needs.items() if v)} MiB; "
         f"the largest micro-batch is {largest}"
     )
-    if total <= 0.85 * free:
-        return Finding('memory', 'ok', found, figure=f'{total / gib:.2f} GiB')
     tokens = int((0.8 * free / sharing - sum(needs.values()) + needs['activations']) / token)
     change = (
         f'set micro_batch_tokens to at most {tokens}'
         if tokens >= 128
         else 'take a smaller model, fewer ranks, or a machine with more memory'
     )
-    return Finding('memory', 'fail' if total > free else 'warn', found, change, f'{total / gib:.2f} GiB')
+    figure = f'{total / gib:.2f} GiB'
+    return _judged('memory', total <= 0.85 * free, found, change, figure, 'fail' if total > free else 'warn')
 
 
 def _duration(seconds: float) -> str:

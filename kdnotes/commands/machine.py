@@ -4,12 +4,12 @@
 
 # %% ../../nbs/commands/08_machine.ipynb #66c40fce
 from __future__ import annotations
-import re
+import importlib
 import sys
 from dataclasses import asdict
+from types import ModuleType
 from typing import Annotated
 import typer
-from ..checks import gpu_check as check
 from kdnotes.commands.options import (
     Columns,
     Corpus,
@@ -32,7 +32,7 @@ from ..core.arms import MODES
 from ..core.config import ConfigError
 
 # %% auto #0
-__all__ = ['doctor', 'bench', 'scaling', 'hardware', 'offer_gpu_check', 'gpu_check']
+__all__ = ['doctor', 'program', 'bench', 'scaling', 'hardware', 'offer_gpu_check', 'gpu_check']
 
 # %% ../../nbs/commands/08_machine.ipynb #23f83cd4
 def doctor(
@@ -93,6 +93,19 @@ def doctor(
     return 0 if diagnosis.ok else 1
 
 # %% ../../nbs/commands/08_machine.ipynb #d10ab28c
+def program(name: str) -> ModuleType:
+    "A module of `bench/`, the programs that measure kdnotes itself: a clone has them, a package has not."
+    try:
+        return importlib.import_module(f'bench.{name}')
+    except ModuleNotFoundError as e:
+        if (e.name or '').partition('.')[0] != 'bench':
+            raise
+        raise ConfigError(
+            'this command measures kdnotes itself, by programs that only a clone of its repository has; '
+            'clone it, and give the command there after `make setup`'
+        ) from None
+
+
 def bench(
     task: Task = None,
     corpus: Corpus = None,
@@ -128,12 +141,10 @@ def bench(
     as_json: Json = False,
 ) -> int:
     "Compare kdnotes with other libraries on this machine: about 40 minutes."
-    from kdnotes.checks.bench import bench as race
-    from kdnotes.checks.bench_results import text
     from kdnotes.core.files import atomic_write, runs_path
 
     common = {k: v for k, v in dict(task=task, corpus=corpus, profile=profile).items() if v is not None}
-    results = race(
+    results = program('race').bench(
         steps=steps,
         alternations=alternations,
         contestants=contestants,
@@ -142,7 +153,7 @@ def bench(
         say=speaker(as_json),
         **common,
     )
-    said = text(results)
+    said = program('results').text(results)
     atomic_write(runs_path() / 'bench' / 'table.txt', f'{said}\n')
     print_json(results) if as_json else say(said)
     return 0
@@ -160,12 +171,12 @@ def scaling(
     as_json: Json = False,
 ) -> int:
     "Measure what synchronising ranks costs here, with a model of a step: about 30 minutes."
-    from kdnotes.checks.scaling import measure
-    from kdnotes.checks.scaling_results import predictions, text
+    from kdnotes.analysis.scaling_results import predictions
     from kdnotes.core.files import read_json
 
-    results = read_json(measure(name, turns=turns, smoke=smoke, say=speaker(as_json)))
-    print_json(results) if as_json else say(text(results, predictions(results)))
+    measuring = program('scaling')
+    results = read_json(measuring.measure(name, turns=turns, smoke=smoke, say=speaker(as_json)))
+    print_json(results) if as_json else say(measuring.text(results, predictions(results)))
     return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #b5d20f71
@@ -279,7 +290,7 @@ def hardware(
 # %% ../../nbs/commands/08_machine.ipynb #0daab589
 def offer_gpu_check(incomplete: str) -> list[str]:
     "The options of the check, which Typer does not know."
-    options = set(re.findall(r'(?<![\w-])--[a-z][\w-]*', check.make_parser().format_usage()))
+    options = program('gpu_check').options()
     return sorted(name for name in options if name.startswith(incomplete))
 
 
@@ -290,8 +301,4 @@ def gpu_check(
     ] = (),
 ) -> int:
     "Check a GPU machine in ten minutes: correctness, memory, speed, energy."
-    parser = check.make_parser('kdnotes gpu-check')
-    args, unknown = parser.parse_known_args(list(arguments))
-    if why := check.refusal(parser, unknown):
-        raise ConfigError(why)
-    return check.run(args)
+    return program('gpu_check').main(list(arguments), 'kdnotes gpu-check')

@@ -4,11 +4,9 @@
 
 # %% ../../nbs/commands/03_options.ipynb #2b1c142a
 from __future__ import annotations
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 import typer
-from ..checks import gpu_check
 from kdnotes.commands.parameters import (
     about_parameter,
     as_typed,
@@ -29,13 +27,17 @@ def at_least(
     lowest: float,  # a whole number: only such are taken
 ) -> Callable[[Any], float]:  # from a text; a default is a number already
     "A number that is given on the command line."
-    read = gpu_check.at_least(lowest)
+    kind = type(lowest)
 
     def number(text: Any) -> float:
         try:
-            return read(str(text))
-        except argparse.ArgumentTypeError as e:
-            raise ValueError(str(e)) from None
+            value = kind(str(text))
+        except ValueError:
+            value = lowest - 1
+        if not value >= lowest:
+            of = 'whole number' if kind is int else 'number'
+            raise ValueError(f'{str(text)!r} must be a {of}, at least {lowest:g}')
+        return value
 
     return number
 

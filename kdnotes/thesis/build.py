@@ -28,14 +28,11 @@ from ..analysis.plotting import FigureFile, arms_of
 from ..analysis.figures import draw_evidence
 from ..analysis.tables import Evidence, evidence
 from ..core.files import read_json, write_json
-from ..checks.gpu_check import rates_table
 from ..records.store import predictions, records, units
 from ..records.schema import widened
 from ..tasks.squad import answer_sentences
-from ..checks.bench_results import aims as bench_aims, rounds
-from ..checks.energy import energy_values
-from ..checks.scaling_results import predictions as predicted_steps
-from ..checks.sizes import answer_times
+from ..analysis.energy import energy_values
+from ..analysis.scaling_results import predictions as predicted_steps
 from ..search.driver import is_search, load_found
 from ..search.summary import draw_found, runs_of, seed_values
 from .claims import Known, claims_values
@@ -55,8 +52,9 @@ from .values import part_values, transfer_values, trial_values
 # %% auto #0
 __all__ = ['PARTS', 'LANGUAGE', 'QUESTIONS', 'LABELS', 'SEARCHES', 'LISTED', 'RATES', 'MADE', 'USAGE', 'ThesisError',
            'evidence_alone', 'planned', 'part_records', 'pin', 'overlap', 'corpus_facts', 'bench_facts', 'facts_of',
-           'gpu_facts', 'coverage_facts', 'write_facts', 'compiled', 'figure_values', 'corpus_table', 'published_table',
-           'models_table_in_use', 'decisions_table', 'with_sizes', 'said_differently', 'build', 'main']
+           'gpu_facts', 'coverage_facts', 'times_in_use', 'write_facts', 'compiled', 'figure_values', 'corpus_table',
+           'published_table', 'models_table_in_use', 'decisions_table', 'with_sizes', 'said_differently', 'build',
+           'main']
 
 # %% ../../nbs/thesis/14_build.ipynb #800ef50c
 class ThesisError(KdnotesError):
@@ -272,6 +270,8 @@ def bench_facts(
     """A benchmark in few numbers. Contestants whose names begin with a digit are its part about scaling,
     and have a table of their own where they ran alone.
     """
+    from bench.results import aims, rounds
+
     own = {t['contestant'] for t in results['turns']} - {'machine'}
     names = [c for c in results['about'] if c in own and (not c[0].isdigit() or 'kdnotes' not in own)]
 
@@ -287,9 +287,7 @@ def bench_facts(
             'MiB': f'{memory.median():,.0f}',
         }
 
-    kept = bench_aims(
-        results | dict(turns=[t for t in results['turns'] if t['contestant'] in (*names, 'machine')])
-    )
+    kept = aims(results | dict(turns=[t for t in results['turns'] if t['contestant'] in (*names, 'machine')]))
     ratios = {
         r['key']: dict(
             value=r['measured'],
@@ -375,6 +373,8 @@ def gpu_facts(
     # whole round, is not there
 ) -> dict:
     "A GPU check in few numbers."
+    from bench.gpu_check import rates_table
+
     if results['settings']['smoke']:
         raise ThesisError(
             'the results of gpu-check are those of a rehearsal, whose numbers mean nothing; run it on a GPU'
@@ -453,6 +453,12 @@ def coverage_facts(
     ) | {k: plain(x) for k, x in ends.items()}
 
 
+def times_in_use() -> dict:  # of `bench.sizes.answer_times`
+    from bench.sizes import answer_times
+
+    return answer_times()
+
+
 def _whole_scaling(results: dict) -> dict:
     "Every turn of `make scaling`, from which all of it is computed again."
     if results['settings']['smoke'] or not all(len(row['step_s']) > 1 for row in results['rows']):
@@ -465,7 +471,7 @@ def _whole_scaling(results: dict) -> dict:
 
 # facts that are made when they are asked for
 MADE = dict(
-    corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts, in_use=answer_times
+    corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts, in_use=times_in_use
 )
 
 
@@ -593,7 +599,7 @@ def _level(plan: dict, main: dict) -> dict:
 
 def models_table_in_use(
     e: Evidence,
-    times: dict,  # of `checks.sizes.answer_times`; {}: not measured
+    times: dict,  # of `times_in_use`; {}: not measured
 ) -> pd.DataFrame:  # a row an arm, text
     "What each arm's model is for its user."
     use = in_use(e)

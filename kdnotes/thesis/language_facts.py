@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 import pandas as pd
 from ..analysis.intervals import Interval, exp_interval, scaled
-from ..checks.sizes import corpus_sizes, network_sizes, wikitext_tokens
 from ..core.arms import PROFILES
 from ..core.config import KdnotesError
 from .facts import flat, plain
@@ -20,9 +19,11 @@ __all__ = ['text_facts', 'texts_table', 'size_facts', 'is_score', 'score_facts']
 def text_facts() -> (
     dict
 ):  # source, tokenizer, texts: name -> split -> documents, words, pieces, sha256; tokens
-    "Sizes of the texts, from the copies at hand."
+    "Sizes of the texts, from the copies at hand, by the programs of a clone."
+    from bench.sizes import corpus_sizes, wikitext_tokens
+
     return dict(
-        source='kdnotes.checks.sizes.corpus_sizes of the published files',
+        source='bench.sizes.corpus_sizes of the published files',
         tokenizer=PROFILES['laptop'].teacher,
         texts=corpus_sizes(),
         wikitext_tokens=wikitext_tokens(),
@@ -47,10 +48,12 @@ def texts_table(
 
 def size_facts() -> dict:  # source; bert, distilbert: way of counting -> parameters; left: way -> share
     "Parameters of the published networks, counted."
+    from bench.sizes import network_sizes
+
     sizes = network_sizes()
     left = {way: n / sizes['bert'][way] for way, n in sizes['distilbert'].items()}
     return dict(
-        source='kdnotes.checks.sizes.network_sizes',
+        source='bench.sizes.network_sizes',
         **sizes,
         left={way: plain(share) for way, share in left.items()},
     )

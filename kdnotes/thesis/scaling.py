@@ -14,8 +14,8 @@ from ..analysis import published_scaling, steptime
 from ..analysis.compare import commits, uncommitted
 from ..analysis.intervals import LEVEL, Interval
 from ..analysis.plotting import FigureFile, make_figure
-from ..checks import scaling
-from ..checks.scaling_results import Predicted, draw, draw_more, measured, more_machines
+from ..analysis import scaling_results as scaling
+from ..analysis.scaling_results import Predicted, draw, draw_more, measured, more_machines
 from .claims import STUDY
 
 # %% auto #0
