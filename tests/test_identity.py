@@ -212,7 +212,7 @@ CASES = sorted(
 )
 
 
-@pytest.mark.parametrize('task, kind', one_of_each(CASES, lambda case: case[0]))
+@pytest.mark.parametrize('task, kind', one_of_each(CASES, lambda case: case[1] == 'student from files'))
 def test_no_changed_file_is_read_under_the_old_name(task, kind, home):
     found = table_of(task, kind, home)
     # the tokenizer is the teacher's: a student from files is read by another's

@@ -221,6 +221,7 @@ def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, g
 
 
 @slow
+@pytest.mark.exhaustive
 def test_a_teacher_that_goes_away_during_a_training_has_its_time_in_the_record(home, given):
     asked = make_config(mode='full_kd', ranks=1, **given | dict(smoke=False, epochs=20, teacher_epochs=1))
     with pytest.MonkeyPatch.context() as patched:

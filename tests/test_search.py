@@ -297,7 +297,7 @@ def test_the_notebook_shows_a_search(tmp_path, small_teacher):
 
 
 @pytest.mark.slow
-def test_trials_of_one_setting_are_one_run(home, small_teacher):
+def test_trials_of_one_setting_are_one_run(home, small_teacher, rank_here):
     "What is drawn here names no run: the second trial waits for the first, and finds what it has made."
     given = dict(corpus='embedded', smoke=True, threshold='none', front_seeds=0, sampler='random')
     given |= dict(teacher=str(small_teacher), max_length=64, threads_per_rank=1)
