@@ -41,19 +41,6 @@ def papermill(home, *arguments, **more):
     return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 
-def python(home, code, **more):
-    "A started interpreter that runs some lines."
-    return subprocess.Popen(
-        [sys.executable, '-c', code],
-        cwd=home,
-        env=surroundings(home, **more),
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
 def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):
     "`kdnotes` in a process that does not have the tools of notebooks."
     code = (

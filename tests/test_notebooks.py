@@ -13,7 +13,6 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import torch
 import transformers
@@ -27,10 +26,10 @@ from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.experiment.shown import SMOKE_RUN
 from kdnotes.distill.models import weights_sha256
-from kdnotes.records.store import read_csv, read_rows, without_repeats
+from kdnotes.records.store import read_csv
 from papermill.inspection import inspect_notebook
-from notebooks import ROOT, command, contents, papermill, python, start_papermill, surroundings
-from processes import command_line, has_ended, heard_of, listening, open_to_others, wait_for
+from notebooks import ROOT, command, contents, papermill, start_papermill, surroundings
+from processes import heard_of, listening, open_to_others, wait_for
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
@@ -604,29 +603,9 @@ def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
     units = pd.read_csv(home / 'thesis/data/default-smoke.units.csv.gz')
     assert set(units['run_id']) == {r['run_id'] for r in made.values()}
     shutil.rmtree(home / 'thesis')
-    refused = command(home, 'evidence', 'nothing')
-    assert (
-        refused.returncode == 2 and "there is no study 'nothing'; there are default-smoke" in refused.stderr
-    )
-    assert not (home / 'thesis').exists()
 
 
 # ---- stopped runs ----
-
-LAUNCH = """
-from kdnotes.core.config import make_config, parameters_from
-from kdnotes.experiment.launch import run
-given = dict(student_init='teacher_pretrained', corpus='embedded', smoke=True, ranks=2)
-config = make_config(mode='full_student', **given)
-record = run(config, say=lambda text: print(text, flush=True))
-print(record['primary']['value'])
-"""
-
-
-def trainers(home):
-    "The processes that train for a home."
-    running = (p for p in psutil.process_iter() if not has_ended(p))
-    return [p for p in running if any(str(home) in part for part in command_line(p))]
 
 
 def training(home, after=0.0):
@@ -643,38 +622,6 @@ def training(home, after=0.0):
 
 def state(folder):
     return json.loads((folder / 'state.json').read_text())
-
-
-@slow
-@pytest.mark.exhaustive
-def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started_again(tmp_path):
-    launcher = python(tmp_path, LAUNCH)
-    folder = wait_for(lambda: training(tmp_path), 'training to begin')
-    assert len(trainers(tmp_path)) >= RANKS
-    launcher.kill()
-    launcher.communicate()
-    wait_for(lambda: not trainers(tmp_path), 'the trainers of a killed launcher to end')
-    assert not (folder / 'record.json').exists() and state(folder)['status'] == 'interrupted'
-
-    begin = time.time()
-    launcher = python(tmp_path, LAUNCH)
-    wait_for(lambda: training(tmp_path, begin), 'training to begin again')
-    for p in trainers(tmp_path):
-        if '-m' in command_line(p):
-            p.terminate()  # an accident: nobody has asked the launcher to stop
-    said, errors = launcher.communicate(timeout=300)
-    assert launcher.returncode == 0, errors
-    assert 'all ranks start again' in (folder / 'log.txt').read_text()
-    record = json.loads((folder / 'record.json').read_text())
-    assert (
-        record['run_id'] == folder.name
-        and said.split()[-1] == str(record['primary']['value'])
-        and state(folder)['status'] == 'done'
-    )
-    rows = without_repeats(read_rows(folder / 'rows.jsonl'))
-    assert [r['step'] for r in rows if r['kind'] == 'step'] == [1, 2, 3, 4, 5, 6] and rows[-1][
-        'kind'
-    ] == 'end', 'each step once, whoever made it'
 
 
 @slow
