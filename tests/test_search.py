@@ -275,6 +275,7 @@ def test_a_fault_that_is_no_matter_of_settings_stops_the_search(home, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_notebook_shows_a_search(tmp_path, small_teacher):
     done = papermill(
         tmp_path,
