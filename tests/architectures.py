@@ -4,6 +4,7 @@ import string
 from pathlib import Path
 import torch
 import transformers as hf
+from kinds import one_of_each
 
 WORDS = [
     '[PAD]',
@@ -72,6 +73,11 @@ def configs(n_layers: int = 4, dropout: float = 0.1) -> dict:
 
 
 ARCHITECTURES = tuple(configs())
+# for `parametrize`: those that are computed alike need not all be tried each time
+EACH_ARCHITECTURE = one_of_each(
+    ARCHITECTURES,
+    lambda kind: {'roberta': 'bert', 'electra': 'bert', 'deberta_v2': 'deberta'}.get(kind, kind),
+)
 REFUSED = {  # architecture -> a config, words of the refusal
     'albert': (
         hf.AlbertConfig(**SIZE, num_hidden_layers=4, embedding_size=16),

@@ -77,6 +77,15 @@ def small_run(small_home, small_teacher, monkeypatch):  # (task, mode) -> run_id
 
 
 @pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    "The test's own folder, where runs and caches go; no real hub is asked."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    return tmp_path
+
+
+@pytest.fixture
 def rank_here(monkeypatch):
     "Runs of one rank are trained by the test's own process."
     from small_runs import train_here

@@ -58,77 +58,46 @@ def make_record(
         [(s, 1 / s + 0.1 * i) for i, s in enumerate(range(1, 60))], [(30, value - 0.05), (60, value)]
     )
     value = None if value is None else round(value, 6)
-    return of_this_schema(
-        dict(  # what schema 2 brought is null, with a reason
-            schema=1,
-            run_id=run_id(c, sha, initial, SCHEMA),
-            study=study,
-            task=c.task,
-            mode=mode,
-            arm=c.arm,
-            factors=factors(c),
-            settings=settings(c),
-            initial=initial,
-            parallel=dict(
-                ranks=c.ranks,
-                threads_per_rank=c.threads_per_rank,
-                backend='gloo' if c.ranks > 1 else None,
-                streams=None,
-                graphs=None,
-                reason='made up',
-            ),
-            seed=seed,
-            teacher_seed=c.teacher_seed,
-            teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None,
-            corpus=corpus,
-            corpus_sha256=sha,
-            precision=factors(c)['precision'],
-            precision_reason='made up',
-            environment=dict(
-                torch=torch,
-                transformers='5',
-                python='3.11',
-                device=device,
-                cpu=cpu,
-                git=git,
-                load_average=0.0,
-                cpu_steal=0.0,
-            ),
-            params_total=10,
-            model_sha256='m',
-            primary=dict(set='test', metric=metric, higher_is_better=higher, value=value),
-            metrics={'test': {metric: value, 'mrr': 0.5}, 'dev': {metric: 0.6}},
-            time=dict(
-                train_s=train_s,
-                teacher_s=2.0 * kd,
-                teacher_train_s=None,
-                total_s=train_s + 2 * kd,
-                wall_s=train_s + 1,
-            ),
-            throughput=dict(
-                examples_per_s=1000 / train_s, tokens_per_s=30000 / train_s, useful_flops_per_s=1e9
-            ),
-            memory=dict(peak_device_mib=None, peak_host_mib=900.0),
-            energy=dict(device_j=None, mean_w=None, idle_w=None, source=None),
-            amp=dict(overflow_steps=None, final_scale=None),
-            losses={'hard': 0.3},
-            reasons={
-                k: 'made up'
-                for k in (
-                    'primary.value',
-                    'memory.peak_device_mib',
-                    'energy.device_j',
-                    'energy.mean_w',
-                    'energy.idle_w',
-                    'energy.source',
-                    'amp.overflow_steps',
-                    'amp.final_scale',
-                )
-            },
-            **(dict(curve=points) if curve else {}),
-        ),
-        'made',
+    precision = factors(c)['precision']
+    measured = dict(
+        memory=dict(peak_device_mib=None, peak_host_mib=900.0),
+        energy=dict.fromkeys(('device_j', 'mean_w', 'idle_w', 'source')),
+        amp=dict.fromkeys(('overflow_steps', 'final_scale')),
     )
+    unknown = [f'{key}.{name}' for key, of in measured.items() for name in of if of[name] is None]
+    record = dict(  # what schema 2 brought is null, with a reason
+        schema=1,
+        run_id=run_id(c, sha, initial, SCHEMA),
+        study=study,
+        task=c.task,
+        mode=mode,
+        arm=c.arm,
+        factors=factors(c),
+        settings=settings(c),
+        initial=initial,
+        parallel=dict(ranks=c.ranks, threads_per_rank=c.threads_per_rank, reason='made up')
+        | dict(backend='gloo' if c.ranks > 1 else None, streams=None, graphs=None),
+        seed=seed,
+        teacher_seed=c.teacher_seed,
+        teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None,
+        corpus=corpus,
+        corpus_sha256=sha,
+        precision=precision,
+        precision_reason='made up',
+        environment=dict(torch=torch, transformers='5', python='3.11', device=device, cpu=cpu, git=git)
+        | dict(load_average=0.0, cpu_steal=0.0),
+        params_total=10,
+        model_sha256='m',
+        primary=dict(set='test', metric=metric, higher_is_better=higher, value=value),
+        metrics={'test': {metric: value, 'mrr': 0.5}, 'dev': {metric: 0.6}},
+        time=dict(train_s=train_s, teacher_s=2.0 * kd, teacher_train_s=None)
+        | dict(total_s=train_s + 2 * kd, wall_s=train_s + 1),
+        throughput={f'{of}_per_s': n / train_s for of, n in dict(examples=1000, tokens=30000).items()}
+        | dict(useful_flops_per_s=1e9),
+        losses={'hard': 0.3},
+        reasons=dict.fromkeys(['primary.value', *unknown], 'made up'),
+    )
+    return of_this_schema(record | measured | (dict(curve=points) if curve else {}), 'made')
 
 
 def units_of(records):

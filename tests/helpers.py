@@ -2,6 +2,9 @@
 unequal lengths, examples without a label, steps of one example.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
@@ -12,10 +15,16 @@ from transformers import (
 )
 from architectures import small_bert
 from kdnotes.core.config import RunConfig, make_config
+from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
 from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, SoftTargets
+from kdnotes.train.distributed import Runtime
+from kdnotes.train.failures import STOP
+from kdnotes.train.loop import TrainResult, train
+
+CPU = Runtime(torch.device('cpu'), 'fp32')
 
 # word w of the first half is word w + HALF of the second
 VOCABULARY = 80
@@ -163,3 +172,51 @@ def as_configured(task, config: RunConfig):
 def flat(tensors) -> np.ndarray:
     "All numbers of some tensors, end to end."
     return torch.cat([t.detach().float().flatten() for t in tensors]).numpy().copy()
+
+
+class Training(NamedTuple):
+    "What a training has left."
+
+    weights: np.ndarray | None  # None where it was stopped
+    rows: list[dict]
+    result: TrainResult | None
+
+    @property
+    def losses(self) -> dict[int, float]:  # step -> loss
+        return {row['step']: row['loss'] for row in self.rows if row['kind'] == 'step'}
+
+
+def trained(
+    task=None,
+    config: RunConfig | None = None,
+    model=None,
+    runtime: Runtime = CPU,
+    signal: Callable | None = None,
+    folder: Path | None = None,  # of its checkpoints
+    stop_after: int | None = None,  # the step at which it is asked to stop
+    look: Callable = lambda model, kind, values: None,  # at the model, with each row
+) -> Training:
+    "A training to its end, or until it is stopped."
+    task, config, model = task or SameWord(), config or tiny_config('full_student'), model or tiny_bert()
+    rows = []
+
+    def on_row(kind, **values):
+        rows.append(dict(kind=kind, **values))
+        look(model, kind, values)
+        if kind == 'step':
+            STOP.requested = values['step'] == stop_after
+
+    try:
+        result = train(task, model, config, runtime, on_row, signal, checkpoints=folder, key='run')
+    except Stopped:
+        return Training(None, rows, None)
+    finally:
+        STOP.requested = False
+    return Training(flat(model.parameters()), rows, result)
+
+
+def one_sentence(error) -> str:
+    "What a refusal says, in one line."
+    text = str(error.value)
+    assert text and '\n' not in text
+    return text

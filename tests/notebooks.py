@@ -18,12 +18,12 @@ def surroundings(home, **more):
     return dict(os.environ, KDNOTES_HOME=str(home), HF_HUB_OFFLINE='1', CUDA_VISIBLE_DEVICES='') | more
 
 
-def papermill(home, *arguments, cwd=ROOT, output=None, **more):
+def start_papermill(home, *arguments, cwd=ROOT, output=None, **more):
     """papermill with these arguments, `-p name value` for each pair in the tuples among them;
     standard input closed.
     """
     flat = [str(x) for a in arguments for x in (('-p', *a) if isinstance(a, tuple) else (a,))]
-    return subprocess.run(
+    return subprocess.Popen(
         [Path(sys.executable).parent / 'papermill', *flat],
         cwd=cwd,
         env=surroundings(home, **more),
@@ -31,21 +31,14 @@ def papermill(home, *arguments, cwd=ROOT, output=None, **more):
         stdin=subprocess.DEVNULL,
         stdout=output or subprocess.PIPE,
         stderr=subprocess.PIPE,
-        timeout=600,
     )
 
 
-def python(home, code, **more):
-    "A started interpreter that runs some lines."
-    return subprocess.Popen(
-        [sys.executable, '-c', code],
-        cwd=home,
-        env=surroundings(home, **more),
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def papermill(home, *arguments, **more):
+    "The same, and what it said."
+    process = start_papermill(home, *arguments, **more)
+    said, errors = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 
 def command(home, *arguments, without=('papermill', 'IPython', 'ipykernel', 'nbdev', 'datasets')):

@@ -190,6 +190,11 @@ def trained_weights(student) -> np.ndarray:
     return flat(p for name, p in student.named_parameters() if not name.endswith(('key.bias', 'k_lin.bias')))
 
 
+def way_apart(a: dict, b: dict) -> float:
+    "How far apart two trainings ended, as a share of how far the first went."
+    return np.linalg.norm(a['update'] - b['update']) / np.linalg.norm(a['update'])
+
+
 @contextlib.contextmanager
 def _watch(student):
     """At each step: a hash of the gradients, forwards and all-reduces since the step before;

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from architectures import ARCHITECTURES, REFUSED, SIZE, TOKENS, WORDS, configs, random_model, write_teacher
-from helpers import SameWord, flat, tiny_config
+from architectures import (
+    EACH_ARCHITECTURE,
+    REFUSED,
+    SIZE,
+    TOKENS,
+    WORDS,
+    configs,
+    random_model,
+    write_teacher,
+)
+from helpers import SameWord, trained
 from kinds import one_of_each
 from kdnotes.distill import models
 from kdnotes.core.arms import spread_layers
@@ -19,16 +28,12 @@ from kdnotes.tasks.batching import encode_pairs, pad_pairs
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment import export
 from kdnotes.experiment.launch import run
-from kdnotes.core.processes import Stopped
-from kdnotes.train.failures import STOP
 from kdnotes.distill.intermediate_losses import value_projections
 from kdnotes.distill.intermediate import ModelWithIntermediate
 from kdnotes.distill.models import (
-    ModelError,
     call,
     check_student,
     choose_layers,
-    forward_flops,
     load_model,
     load_tokenizer,
     save_model,
@@ -36,24 +41,13 @@ from kdnotes.distill.models import (
 )
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.records.store import RunFolder, find_run_model
-from kdnotes.train.distributed import Runtime
 from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
-from kdnotes.train.loop import train
-from kdnotes.tasks.base import sequence_head_flops
-from torch.utils.flop_counter import FlopCounterMode
+
+pytestmark = pytest.mark.usefixtures('home')
 
 HEAD = 'AutoModelForSequenceClassification'
-CPU = Runtime(torch.device('cpu'), 'fp32')
 WITHOUT_SDPA = {'mpnet', 'deberta', 'deberta_v2'}
 WITHOUT_VALUES = {'deberta', 'modernbert'}  # query, key and value are one matrix
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    "Runs and caches of the test's own; no real hub is asked."
-    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', True)
-    return tmp_path
 
 
 @pytest.fixture
@@ -79,7 +73,7 @@ def student_of(model, layers=(1, 3)):
 # ---- copies ----
 
 
-@pytest.mark.parametrize('kind', ARCHITECTURES)
+@pytest.mark.parametrize('kind', EACH_ARCHITECTURE)
 def test_a_student_is_the_same_after_saving(kind, teacher_folder, tmp_path):
     check_student(teacher_folder, (1, 3), HEAD)
     teacher = load_model(teacher_folder, HEAD, 0)
@@ -102,21 +96,6 @@ def test_a_student_is_the_same_after_saving(kind, teacher_folder, tmp_path):
         for p in student.parameters():
             p.add_(1)
     assert weights_sha256(teacher) == before, 'a copy, not a view'
-
-
-@pytest.mark.parametrize('kind', ARCHITECTURES)
-def test_attention_is_eager_only_where_there_is_no_other(kind, teacher_folder):
-    expected = 'eager' if kind in WITHOUT_SDPA else 'sdpa'
-    assert load_model(teacher_folder, HEAD, 0).config._attn_implementation == expected
-
-
-def test_layer_types_go_with_their_layers():
-    teacher = random_model(configs(6)['modernbert']).eval()
-    with pytest.warns(UserWarning, match='goes without model.layers.0.attn_norm.weight'):
-        student = choose_layers(teacher, (1, 3, 5))
-    kept = [teacher.config.layer_types[i] for i in (1, 3, 5)]
-    assert student.config.layer_types == kept and len(set(kept)) == 2
-    assert [layer.attention_type for layer in student.model.layers] == kept
 
 
 @pytest.mark.parametrize('layers, loses', [((1, 3), True), ((0, 3), False)])
@@ -147,20 +126,6 @@ def test_an_architecture_without_layers_to_choose_is_refused_in_the_plan(kind, t
     assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.teacher == str(folder), (
         'it may be trained all the same'
     )
-
-
-def test_layers_of_another_kind_are_refused():
-    "A layer whose weights differ from those its new place has."
-    teacher = random_model(configs()['bert'])
-    teacher.bert.encoder.layer[3].output.dense = torch.nn.Linear(40, 32)
-    with pytest.raises(
-        ModelError,
-        match=(
-            r'layers \[1, 3\] of BertForSequenceClassification cannot stand at places \[0, 1\], '
-            r'since bert.encoder.layer.1.output.dense.weight'
-        ),
-    ):
-        choose_layers(teacher, (1, 3))
 
 
 # ---- what is saved answers as what was scored ----
@@ -288,52 +253,21 @@ def test_a_student_is_spread_over_its_teachers_depth(n_layers, expected, tmp_pat
     assert planned.config.student_layers == expected == planned.config.hidden_layers
 
 
-def test_layers_that_are_given_are_taken(tmp_path):
-    folder = write_teacher(tmp_path / 'teacher', configs(5)['bert'])
-
-    def planned(**given):
-        return plan(
-            make_config(mode='full_kd', corpus='embedded', teacher=str(folder), **given), Machine('cpu', 2)
-        ).config
-
-    assert planned(student_layers=(0, 4)).student_layers == (0, 4)
-    assert planned(hidden_loss='mse', signal='online', hidden_layers=(2, 4)).hidden_layers == (2, 4)
-    with pytest.raises(KdnotesError, match='for each of the 2 layers of the student'):
-        planned(hidden_loss='mse', signal='online', hidden_layers=(1, 2, 4))
-    with pytest.raises(KdnotesError, match='must be rising numbers from 0 to 4'):
-        planned(student_layers=(1, 5))
-
-
 # ---- training ----
 
 
-def trained(kind, folder=None, stop_after=None):
-    "The weights after two epochs, and the steps it was taken up at; None when it was stopped."
-    model = student_of(random_model(configs()[kind]))
-
-    def on_row(name, **values):
-        STOP.requested = name == 'step' and values['step'] == stop_after
-
-    try:
-        result = train(
-            SameWord(), model, tiny_config('full_student'), CPU, on_row, None, checkpoints=folder, key='run'
-        )
-    except Stopped:
-        return None, []
-    finally:
-        STOP.requested = False
-    return flat(model.parameters()), result.resumed_at
-
-
-@pytest.mark.parametrize('kind', ARCHITECTURES)
+@pytest.mark.parametrize('kind', EACH_ARCHITECTURE)
 def test_a_stopped_training_goes_on_to_the_last_bit(kind, tmp_path):
-    weights, _ = trained(kind)
-    assert trained(kind, tmp_path, stop_after=3) == (None, [])
-    again, resumed_at = trained(kind, tmp_path)
-    assert resumed_at == [3] and (again == weights).all()
+    def training(**more):
+        return trained(model=student_of(random_model(configs()[kind])), **more)
+
+    whole = training()
+    assert training(folder=tmp_path, stop_after=3).result is None
+    again = training(folder=tmp_path)
+    assert again.result.resumed_at == [3] and (again.weights == whole.weights).all()
 
 
-@pytest.mark.parametrize('kind', ARCHITECTURES)
+@pytest.mark.parametrize('kind', EACH_ARCHITECTURE)
 def test_the_fast_path_of_a_cpu_computes_the_same(kind):
     "Without dropout: the same loss, and the same gradient of every weight."
     model, task = random_model(configs(dropout=0.0)[kind]).train(), SameWord()
@@ -365,7 +299,7 @@ def test_the_fast_path_of_a_cpu_computes_the_same(kind):
             torch.testing.assert_close(fast[name], gradient, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize('kind', ARCHITECTURES)
+@pytest.mark.parametrize('kind', EACH_ARCHITECTURE)
 def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teacher_folder):
     def planned(**given):
         return plan(
@@ -393,17 +327,7 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
     assert looked_at.intermediate['values'].shape == (3, 21, 32)
 
 
-@pytest.mark.parametrize('kind', sorted({'bert', 'modernbert', 'mpnet', 'electra'}))
-def test_operations_are_those_pytorch_counts(kind):
-    model = random_model(configs()[kind]).eval().requires_grad_(False)
-    model.set_attn_implementation('eager')
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=torch.full((3, 11), 7))
-    found = forward_flops(model.config, [11] * 3) + sequence_head_flops(model.config, 3)
-    assert found == pytest.approx(counter.get_total_flops(), rel=1e-9)
-
-
-@pytest.mark.parametrize('kind', ARCHITECTURES)
+@pytest.mark.parametrize('kind', EACH_ARCHITECTURE)
 def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     """On a GPU it saves a wait; given to every architecture it would change ModernBERT's answers and stop
     DeBERTa's.

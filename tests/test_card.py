@@ -117,6 +117,7 @@ def test_a_card_is_its_record(task, mode, small_run):
     assert str(runs_path().parent) not in card.content
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('task, mode', RUNS)
 def test_the_command_of_a_card_makes_the_run(task, mode, small_run, small_home):
@@ -132,6 +133,7 @@ def test_the_command_of_a_card_makes_the_run(task, mode, small_run, small_home):
     assert plan(make_config(**given), ON).run_id == run_id
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize('task, mode', RUNS)
 def test_what_a_card_tells_to_type_works(task, mode, small_run):
@@ -160,6 +162,7 @@ def test_a_run_is_done_without_its_card_and_gets_one_again(small_run):
     assert path.read_text() != 'edited'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_teacher_that_has_not_converged_stands_in_plan_box_and_card(
     small_run, small_home, tmp_path, monkeypatch
@@ -183,6 +186,7 @@ def test_a_teacher_that_has_not_converged_stands_in_plan_box_and_card(
     assert run_box(student.record()).lines['warning'].startswith(words)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_card_that_cannot_be_written_fails_no_run(small_run, monkeypatch):
     run = RunFolder('small', small_run('text_classification'))

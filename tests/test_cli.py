@@ -132,6 +132,7 @@ def test_json_of_what_trains_and_of_its_plan(small_run, small_home, rank_here, c
     assert Path(found['files']['table']).is_file() and found['failed'] == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_json_of_a_search(small_run, small_home, rank_here, capsys):
     small_run('answer_selection')

@@ -172,6 +172,7 @@ def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, 
     assert floors(p.config.study).equals(own_floors)
 
 
+@pytest.mark.exhaustive
 def test_a_process_joins_one_cluster_at_a_time(cluster):
     same = Cluster('auto')
     assert same._machines() == cluster._machines()
@@ -181,6 +182,7 @@ def test_a_process_joins_one_cluster_at_a_time(cluster):
         Cluster('localhost:1')
 
 
+@pytest.mark.exhaustive
 def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher):
     p = baseline(small_teacher)
     large = plan(make_config(**flat(p.asked, changed=True) | dict(threads_per_rank=64)), Machine('cpu', 64))
@@ -197,6 +199,7 @@ def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher)
         assert text in str(answer.error) and files == {} and '\n' not in str(answer.error)
 
 
+@pytest.mark.exhaustive
 def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
     p = baseline(small_teacher)
     limits = Limits(memory_mib=1)
@@ -211,6 +214,7 @@ def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
     assert cluster.execute(p)['run_id'] == p.run_id  # what failed is made by the same call
 
 
+@pytest.mark.exhaustive
 def test_a_machine_without_kdnotes(cluster, home, small_teacher, tmp_path, monkeypatch):
     import ray
 
@@ -294,6 +298,7 @@ def ray_workers(run_id: str, number: int) -> list[psutil.Process]:
     return sorted(found, key=lambda p: p.pid)
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_two_machines_is_that_of_one(cluster, home, small_teacher, tmp_path_factory):
     p = on_two(small_teacher, 'full_kd', score_every=1)
     folder = RunFolder(p.config.study, p.run_id)
@@ -325,6 +330,7 @@ def test_a_run_on_two_machines_is_that_of_one(cluster, home, small_teacher, tmp_
     assert said[-1].endswith("was made in study 'small' already")
 
 
+@pytest.mark.exhaustive
 def test_more_machines_than_the_cluster_has(cluster, home, small_teacher):
     p = on_two(small_teacher, ranks=8, nodes=8)
     with pytest.raises(

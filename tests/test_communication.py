@@ -11,6 +11,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from helpers import SameWord, flat, tiny_bert, tiny_config
+from parity import trained_weights, way_apart
 from ranks import launch
 
 TWO = dict(micro_batch_tokens=32)  # examples of 16 tokens at once
@@ -35,18 +36,6 @@ BITS = {'fp16': 11, 'bf16': 8}
 # and below fp16's normal numbers by at most half of its smallest one; bf16 goes as far down as fp32
 SMALLEST = {'fp16': 2.0**-24, 'bf16': 0.0}
 WAY = {'fp16': 0.02, 'bf16': 0.15}  # of final weights, as in test_precision.py and test_parity.py
-
-
-def weights(model) -> np.ndarray:
-    """All but the keys' biases: softmax cancels them, so their gradient is rounding error,
-    which Adam divides by its own size.
-    """
-    return flat(p for name, p in model.named_parameters() if not name.endswith('key.bias'))
-
-
-def way_apart(a: dict, b: dict) -> float:
-    "How far apart two trainings ended, as a share of how far the first went."
-    return np.linalg.norm(a['update'] - b['update']) / np.linalg.norm(a['update'])
 
 
 @contextlib.contextmanager
@@ -88,7 +77,7 @@ def train_one(here, even: bool, parameters: dict) -> dict:
     model = tiny_bert()
     rows = []
     waits = []
-    begin = weights(model)
+    begin = trained_weights(model)
     config = tiny_config('full_student', ranks=here.ranks, **parameters)
     end = Waits.end
 
@@ -110,7 +99,7 @@ def train_one(here, even: bool, parameters: dict) -> dict:
             lambda kind, **values: rows.append(dict(kind=kind, **values)),
         )
     return dict(
-        update=weights(model) - begin,
+        update=trained_weights(model) - begin,
         loss=[r['loss'] for r in rows if r['kind'] == 'step'],
         own=got[0],
         got=got[1],

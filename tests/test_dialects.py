@@ -1,6 +1,5 @@
 "Five systems' losses against values worked out by hand, and their weights translated there and back."
 
-import itertools
 import math
 import numpy as np
 import pytest
@@ -38,25 +37,6 @@ def test_by_hand(dialect, weights, value):
     assert dialect_loss(dialect, STUDENT, TEACHER, LABELS, T, weights).item() == pytest.approx(
         value, rel=1e-5
     )
-
-
-def test_without_labels_by_hand():
-    values = {
-        'canonical': 0.75 * 16 * KL,
-        'hf_distilbert': 0.75 * 16 * KL,
-        'textbrewer': 0.75 * CROSS,
-        'torchdistill': KL,
-        'modelopt': 0.75 * 16 * KL / 2,
-    }
-    for dialect, (*_, teacher) in DIALECTS.items():
-        weights = (
-            {'alpha': 0.25}
-            if dialect == 'torchdistill'
-            else dict.fromkeys(DIALECTS[dialect], 0.25) | {teacher: 0.75}
-        )
-        assert dialect_loss(dialect, STUDENT, TEACHER, None, T, weights).item() == pytest.approx(
-            values[dialect], rel=1e-5
-        )
 
 
 def test_rows_without_a_label_count_for_the_teacher_only():
@@ -121,51 +101,6 @@ def same(a, b):
     return np.allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max())
 
 
-@pytest.mark.parametrize('classes', [2, 3, 50])
-@pytest.mark.parametrize('T', [0.5, 1.0, 4.0, 10.0])
-@pytest.mark.parametrize('kd', [0.1, 0.5, 0.9])
-def test_equal_gradients_there_and_back(classes, T, kd):
-    generator = torch.Generator().manual_seed(classes)
-    student, teacher = (3 * torch.randn(24, classes, generator=generator) for _ in range(2))
-    labels = torch.randint(classes, (24,), generator=generator)
-    shape = tuple(student.shape)
-    # the narrowest dialect: all others have words for it
-    starts = {d: translate({'kd_loss_weight': kd}, T, 'modelopt', d, shape) for d in DIALECTS}
-    assert starts['modelopt'] == {'kd_loss_weight': pytest.approx(kd)}
-    for source, target in itertools.product(DIALECTS, DIALECTS):
-        there = translate(starts[source], T, source, target, shape)
-        assert same(
-            gradient(target, student, teacher, labels, T, there),
-            gradient(source, student, teacher, labels, T, starts[source]),
-        ), (source, target)
-        assert translate(there, T, target, source, shape) == pytest.approx(starts[source], rel=1e-9), (
-            source,
-            target,
-        )
-
-
-@pytest.mark.parametrize(
-    ('source', 'weights'),
-    [
-        ('hf_distilbert', dict(alpha_mlm=2.0, alpha_ce=5.0)),
-        ('hf_distilbert', dict(alpha_mlm=0.0, alpha_ce=0.5)),
-        ('textbrewer', dict(hard_label_weight=0.3, kd_loss_weight=1.0)),
-    ],
-)
-def test_published_recipes(source, weights):
-    generator = torch.Generator().manual_seed(1)
-    student = torch.randn(8, 4, generator=generator)
-    teacher = torch.randn(8, 4, generator=generator)
-    labels = torch.randint(4, (8,), generator=generator)
-    for target in ('canonical', 'hf_distilbert', 'textbrewer'):
-        there = translate(weights, 2.0, source, target, (8, 4))
-        assert same(
-            gradient(target, student, teacher, labels, 2.0, there),
-            gradient(source, student, teacher, labels, 2.0, weights),
-        )
-        assert translate(there, 2.0, target, source, (8, 4)) == pytest.approx(weights)
-
-
 def test_torchdistill_without_alpha():
     for labelled, labels in ((True, LABELS), (False, None)):
         there = translate({'alpha': 0.0}, T, 'torchdistill', 'textbrewer', (2, 2), labelled)
@@ -190,26 +125,6 @@ def test_without_labels_modelopt_has_a_weight_of_its_own():
     assert translate(there, T, 'canonical', 'modelopt', (9, 2), labelled=False) == {'kd_loss_weight': 0.5}
     with pytest.raises(ValueError, match=r'must be at most 1, got 0 \+ 2 \* 1 = 2'):
         translate(dict(hard=0, soft=1), T, 'canonical', 'modelopt', (9, 2), labelled=False)
-
-
-def test_what_the_error_advises_works():
-    with pytest.raises(
-        ValueError,
-        match=r"modelopt's weights add up to 1, .* got 0.5 \+ 2 \* 0.5 = 1.5; divide both by 1.5 first",
-    ):
-        translate(dict(hard=0.5, soft=0.5), T, 'canonical', 'modelopt', (2, 2))
-    there = translate(dict(hard=0.5 / 1.5, soft=0.5 / 1.5), T, 'canonical', 'modelopt', (2, 2))
-    assert same(
-        gradient('modelopt', STUDENT, TEACHER, LABELS, T, there) * 1.5,
-        gradient('canonical', STUDENT, TEACHER, LABELS, T, dict(hard=0.5, soft=0.5)),
-    )
-
-
-def test_torchdistill_has_no_words_for_token_logits():
-    for source, target in (('torchdistill', 'canonical'), ('canonical', 'torchdistill')):
-        weights = {'alpha': 0.5} if source == 'torchdistill' else dict(hard=0.5, soft=0.5)
-        with pytest.raises(ValueError, match='torchdistill takes dimension 1 for the classes'):
-            translate(weights, T, source, target, (8, 16, 30522))
 
 
 @pytest.mark.parametrize(
@@ -251,19 +166,3 @@ def test_bad_input(arguments, message):
     )
     with pytest.raises(ValueError, match=message):
         dialect_loss(**good | arguments)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (dict(source='kd'), "dialect must be one of .*, got 'kd'"),
-        (dict(target='kd'), "target must be one of .*, got 'kd'"),
-        (dict(T=-1.0), 'T must be > 0, got -1.0'),
-        (dict(shape=(2,)), r'shape must be that of logits \(rows, classes\), got \(2,\)'),
-        (dict(weights={}), 'weights of canonical must be'),
-    ],
-)
-def test_bad_translations(arguments, message):
-    good = dict(weights=dict(hard=0.5, soft=0.5), T=T, source='canonical', target='textbrewer', shape=(2, 2))
-    with pytest.raises(ValueError, match=message):
-        translate(**good | arguments)

@@ -8,11 +8,12 @@ import pytest
 from docutils.utils.math import MathError
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
+from kinds import one_of_each
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs import markdown, notebooks, site  # noqa: E402
+from docs import notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import help_of, listed  # noqa: E402
 from docs.conf import mathml  # noqa: E402
@@ -139,12 +140,6 @@ def test_every_notebook_is_a_page(written):
     assert [a for a in written.addresses.values() if not (written.source / a[1:]).is_file()] == []
 
 
-def test_pages_have_no_directive_of_nbdev(written):
-    for path in written.source.rglob('*.ipynb'):
-        for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
-            assert not notebooks.flags_of(cell['source']) or cell['cell_type'] == 'markdown', path
-
-
 def cannot_be_shown(text: str) -> list[str]:
     "The formulas of a markdown cell that the site's converter does not know."
     lost = []
@@ -193,11 +188,6 @@ def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
         written.prose('[a](lost.ipynb)', 'nbs', {})
 
 
-def test_quoted_text_is_no_markdown():
-    assert markdown.comment('a*b_c | `d*e` $f') == r'a\*b\_c \| `d*e` \$f'
-    assert markdown.code('a `b`') == '`` a `b` ``'
-
-
 def test_commands_are_those_that_help_lists():
     names = listed(help_of())
     assert {'study', 'doctor', 'predict'} <= set(names)
@@ -240,7 +230,7 @@ def test_a_small_site_is_built_without_warnings(written, tmp_path):
     assert 'id="kdnotes.losses.targets.soft_target_kl"' in described
 
 
-@pytest.mark.parametrize('wrong', ['[lost](nowhere.md)', r'$\\bar x$', r'$\nothing$'])
+@pytest.mark.parametrize('wrong', one_of_each(['[lost](nowhere.md)', r'$\\bar x$', r'$\nothing$']))
 def test_a_warning_fails_the_build(written, tmp_path, wrong):
     small = site.Site(ROOT, tmp_path / 'source', [], {})
     site.write_settings(small)

@@ -125,6 +125,7 @@ def test_onnx_and_int8_are_measured_as_one_counts(small_run, tmp_path):
     assert f'{found["latency"]["int8_onnx"]["batch_1_ms"]:.3g}' in card
 
 
+@pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.slow
 @pytest.mark.parametrize('task', ['masked_lm', 'extractive_qa'])
@@ -137,6 +138,7 @@ def test_every_head_becomes_onnx(task, small_run, tmp_path):
     assert of['metric'] == primary['metric'] and of['fp32'] == pytest.approx(primary['value'], abs=1e-4)
 
 
+@pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.slow
 def test_a_teacher_is_measured_beside_its_student(small_run, tmp_path, capsys):
@@ -154,6 +156,7 @@ def test_a_teacher_is_measured_beside_its_student(small_run, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / 'out' / 'onnx').iterdir()) == ['model.onnx']
 
 
+@pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.slow
 def test_without_its_teacher_a_student_is_measured_alone_and_its_card_tells_how_to_use_it(
@@ -226,6 +229,7 @@ def test_without_the_packages_their_extra_is_named(tmp_path, monkeypatch, capsys
     assert said.count('\n') == 1 and not (tmp_path / 'out').exists()
 
 
+@pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.slow
 def test_a_graph_that_gives_something_else_is_not_kept(small_run, tmp_path, monkeypatch):
@@ -263,6 +267,7 @@ main(['export', sys.argv[1], '--to', sys.argv[2], '--onnx', '--no-teacher'])
 '''
 
 
+@pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.slow
 def test_a_kill_while_onnx_is_written_leaves_no_half_folder_and_nothing_for_good(small_run, tmp_path):
@@ -375,6 +380,7 @@ def talks_nonsense(handler):
     handler.wfile.write(b'<html')
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 def test_a_push_that_fails_half_way_says_so_and_can_be_done_again(small_run, hub, monkeypatch, capsys):

@@ -74,6 +74,7 @@ def test_killed_and_resumed_is_never_killed(undisturbed, tmp_path, at):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_ranks_killed_twice(undisturbed, tmp_path):
     for at in (8, 20):
         killed(tmp_path, at, ranks=2)
@@ -84,7 +85,8 @@ def test_two_ranks_killed_twice(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('at', one_of_each([5, 17, 31]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('at', [5, 17, 31])
 def test_all_ranks_start_again_when_one_dies(undisturbed, tmp_path, monkeypatch, at):
     monkeypatch.setenv('PYTHONPATH', str(HERE), prepend=os.pathsep)
     ranks = Ranks('faults', tmp_path, at, ranks=2, threads=1, restarts=2, log=tmp_path / 'log.txt')
@@ -227,7 +229,8 @@ def run_that_dies(
     return planned, RunFolder(planned.config.study, planned.run_id)
 
 
-@pytest.mark.parametrize('mode', one_of_each(['baseline', 'parallel_baseline']))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('mode', ['baseline', 'parallel_baseline'])
 def test_a_run_that_dies_after_its_record_is_done(monkeypatch, tmp_path, mode):
     planned, folder = run_that_dies(monkeypatch, tmp_path, 'shutil.rmtree', 'checkpoints', mode)
     record = execute(planned)

@@ -16,7 +16,6 @@ from kdnotes.core.files import (
     lock,
     read_json,
     runs_path,
-    sha256_text,
     write_json,
 )
 
@@ -49,62 +48,6 @@ def test_a_failing_rename_leaves_no_temporary_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ['a'] and (tmp_path / 'a').read_text() == 'old'
 
 
-def test_new_files_have_ordinary_permissions(tmp_path):
-    (tmp_path / 'plain').write_text('')
-    assert atomic_write(tmp_path / 'a', '').stat().st_mode == (tmp_path / 'plain').stat().st_mode
-
-
-def test_equal_objects_make_equal_bytes(tmp_path):
-    one = write_json(tmp_path / '1', {'a': 1, 'b': 0.1})
-    two = write_json(tmp_path / '2', {'b': 0.1, 'a': 1})
-    assert one.read_bytes() == two.read_bytes()
-
-
-@pytest.mark.parametrize('value', [float('nan'), float('inf'), object()])
-def test_what_json_cannot_say_is_refused(tmp_path, value):
-    with pytest.raises(FileError, match='null for what is unknown'):
-        write_json(tmp_path / 'a', {'x': value})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize('data', [b'', b'{"a": 1', b'[]', b'\xff\xfe{}'])
-def test_a_broken_file_is_named_in_one_line(tmp_path, data):
-    path = atomic_write(tmp_path / 'a.json', data)
-    with pytest.raises(FileError) as e:
-        read_json(path)
-    assert str(path) in str(e.value) and '\n' not in str(e.value)
-
-
-def test_borders_between_texts_count():
-    assert (
-        len(
-            {
-                sha256_text(*p)
-                for p in [('ab', 'c'), ('a', 'bc'), ('abc',), ('abc', ''), ('', 'abc'), ('c', 'ab')]
-            }
-        )
-        == 6
-    )
-
-
-def test_a_killed_owner_frees_the_lock(tmp_path):
-    code = (
-        f"import sys, time; from kdnotes.core.files import lock\nwith lock({str(tmp_path / 'l')!r}): "
-        "print('held', flush=True); time.sleep(60)"
-    )
-    owner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True)
-    try:
-        assert owner.stdout.readline() == 'held\n'
-        with pytest.raises(BusyError, match='held by another process'):
-            with lock(tmp_path / 'l', wait_s=0):
-                pass
-    finally:
-        owner.kill()
-        owner.wait()
-    with lock(tmp_path / 'l', wait_s=0):
-        pass
-
-
 def test_a_lock_that_was_moved_away_is_not_the_lock(tmp_path):
     patient = lock(tmp_path / 'run' / 'l', wait_s=30)
     with lock(tmp_path / 'run' / 'l', wait_s=0):
@@ -116,14 +59,6 @@ def test_a_lock_that_was_moved_away_is_not_the_lock(tmp_path):
         with lock(tmp_path / 'run' / 'l', wait_s=0):
             pass
     patient.__exit__(None, None, None)
-
-
-def test_an_error_inside_frees_the_lock(tmp_path):
-    with pytest.raises(KeyError):
-        with lock(tmp_path / 'l'):
-            raise KeyError
-    with lock(tmp_path / 'l', wait_s=0):
-        pass
 
 
 NOBODY = 65534

@@ -1,7 +1,7 @@
 """Malformed inputs, made by hypothesis from sound ones:
 each is taken as what it says, or refused with one sentence of our own; nothing else is ever raised.
 
-`KDNOTES_FUZZ` sets the number of inputs, over all kinds together: 500 always the same ones by default;
+`KDNOTES_FUZZ` sets the number of inputs, over all kinds together: 250 always the same ones by default;
 more of them, and others each time, by `make fuzz`.
 """
 
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
-from transformers import BertConfig, BertForSequenceClassification
 from kdnotes.analysis import report
 from kdnotes.analysis import tables
 from kdnotes.tasks.answer_selection import CORPORA
@@ -34,8 +33,7 @@ from kdnotes.core.resolve import Machine, resolve, run_id
 from kdnotes.tasks.answer_selection import TSV_COLUMNS
 from kdnotes.tasks.text_classification import TextClassification, check_labels
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
-from kdnotes.tasks.batching import Batch, Ragged, encode_pairs, pad_pairs
-from kdnotes.tasks.base import SignalSpec
+from kdnotes.tasks.batching import encode_pairs
 from kdnotes.analysis.plotting import bind_figures
 from kdnotes.experiment.plan import choose_arms
 from kdnotes.core.files import read_json
@@ -53,13 +51,14 @@ from kdnotes.records.store import (
 from kdnotes.records.schema import SCHEMA, RecordError, make_row
 from kdnotes.distill.teacher_cache import make_signal, open_signal
 from handmade import make_record, make_units, write_run
+from test_teacher_signal import KEY, Pairs, tiny_teacher
 
-INPUTS = int(os.environ.get('KDNOTES_FUZZ', 500))
+INPUTS = int(os.environ.get('KDNOTES_FUZZ', 250))
 KINDS = 12  # of tests below, which share them evenly
 
 fuzz = settings(
     max_examples=-(-INPUTS // KINDS),
-    derandomize=INPUTS <= 500,
+    derandomize=INPUTS <= 250,
     database=None,
     deadline=None,
     print_blob=True,
@@ -603,48 +602,12 @@ def test_a_table_and_a_manifest(home, run, table, manifest):
 # ---- what is kept to be faster, and to go on ----
 
 
-class Pairs:
-    "As much of a task as a teacher sees."
-
-    signal_spec = {'logits': SignalSpec(shape=(2,))}
-    ids = Ragged.from_rows([[5, 6, 7, 8][:n] for n in (2, 3, 4, 2)])
-
-    def lengths(self, split):
-        return self.ids.lengths
-
-    def signal(self, outputs, batch):
-        return {'logits': outputs.logits}
-
-    def batch(self, split, index):
-        inputs, tokens = pad_pairs(self.ids, np.array([1, 1, 2, 1]), index)
-        return Batch(index, inputs, torch.zeros(len(index), dtype=torch.int64), tokens)
-
-
 @pytest.fixture(scope='module')
 def signal(home):
     "A stored signal: its folder, its meta.json, what it says."
-    teacher = BertForSequenceClassification(
-        BertConfig(
-            vocab_size=10, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
-        )
-    )
-    key = dict(
-        weights_sha256='w',
-        config_sha256='f',
-        corpus_sha256='c',
-        tokenizer_sha256='t',
-        split='train',
-        max_length=8,
-        forward_dtype='fp32',
-        storage_dtype='bf16',
-        subset='all',
-    )
-    stored = make_signal(Pairs(), teacher, home / 'signal', key)
-    return (
-        home / 'signal',
-        (home / 'signal' / 'meta.json').read_bytes(),
-        stored(Pairs().batch('train', np.arange(4)))['logits'],
-    )
+    stored = make_signal(Pairs(4), tiny_teacher(), home / 'signal', KEY | dict(storage_dtype='bf16'))
+    meta = (home / 'signal' / 'meta.json').read_bytes()
+    return home / 'signal', meta, stored(Pairs(4).batch('train', np.arange(4)))['logits']
 
 
 @fuzz
@@ -655,7 +618,7 @@ def test_a_signals_description(signal, data):
     found = ours(lambda: open_signal(folder))
     assert found is not REFUSED, 'a broken cache is no error: it is made again'
     if found is not None:
-        assert torch.equal(found(Pairs().batch('train', np.arange(4)))['logits'], right), (
+        assert torch.equal(found(Pairs(4).batch('train', np.arange(4)))['logits'], right), (
             'what is believed is right'
         )
 

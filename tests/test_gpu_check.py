@@ -309,6 +309,7 @@ def test_the_help_names_every_task():
     assert f"--task T {', '.join(TASKS)} (answer_selection)" in said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_part_that_dies_or_hangs_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))

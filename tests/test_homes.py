@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 import pytest
 from handmade import make_record, write_run
+from kinds import one_of_each
 from notebooks import contents
 from kdnotes.experiment.plan import plan_study
 from kdnotes.records.store import RunFolder
@@ -97,7 +98,7 @@ def theirs(user: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('home', ['beside the checkout', 'named'])
+@pytest.mark.parametrize('home', one_of_each(['named', 'beside the checkout']))
 def test_lessons_beside_finished_and_damaged_runs(user, home):
     before = theirs(user)
     more = dict(KDNOTES_HOME=str(user / 'home')) if home == 'named' else {}

@@ -30,13 +30,6 @@ TASKS = ('answer_selection', 'text_classification', 'masked_lm', 'extractive_qa'
 KINDS = ('given', 'fine-tuned', 'transferred', 'student from files')
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    return tmp_path
-
-
 def model_for(task: str, folder: Path) -> Path:
     "A small model with the head of a task, and all files that a model's folder may have."
     write_model(folder)
@@ -219,7 +212,7 @@ CASES = sorted(
 )
 
 
-@pytest.mark.parametrize('task, kind', one_of_each(CASES, lambda case: case[0]))
+@pytest.mark.parametrize('task, kind', one_of_each(CASES, lambda case: case[1] == 'student from files'))
 def test_no_changed_file_is_read_under_the_old_name(task, kind, home):
     found = table_of(task, kind, home)
     # the tokenizer is the teacher's: a student from files is read by another's
@@ -309,20 +302,3 @@ def test_a_given_teacher_that_computes_otherwise_is_measured_and_asked_anew(home
     (signals[0] / 'meta.json').write_text(json.dumps(meta))
     assert [leftover.path for leftover in stale()] == [signals[0]]
     assert signals[0] in [leftover.path for leftover in clean(leftovers())] and not stale()
-
-
-if __name__ == '__main__':  # prints the table: python tests/test_identity.py
-    import tempfile
-
-    os.environ['HF_HUB_OFFLINE'] = '1'
-    columns = [(task, kind) for task in TASKS for kind in KINDS]
-    rows = {}
-    for task, kind in columns:
-        with tempfile.TemporaryDirectory() as place:
-            os.environ['KDNOTES_HOME'] = f'{place}/home'
-            for name, what in table_of(task, kind, Path(place)).items():
-                rows.setdefault(name, []).append(what)
-    print('| file |', ' | '.join(f'{task}, {kind}' for task, kind in columns), '|')
-    print('|---' * (len(columns) + 1) + '|')
-    for name, found in rows.items():
-        print(f'| {name} |', ' | '.join(found), '|')

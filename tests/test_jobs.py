@@ -79,6 +79,7 @@ def records(home: Path) -> dict[str, dict]:
     return {record['mode']: record for record in map(json.loads, texts)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_run_that_dies_takes_no_other_with_it(asked, tmp_path, monkeypatch, capsys):
     study = start(tmp_path, asked)

@@ -5,16 +5,15 @@ weights are those of that step, and that neither ranks nor a stop change it.
 import math
 import numpy as np
 import pytest
-from helpers import SameWord, flat, tiny_config
+from helpers import SameWord, flat, tiny_config, trained
 from kdnotes.core.config import ConfigError, make_config
-from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve, run_id, settings, training_settings
 from kdnotes.experiment import launch as launcher
 from kdnotes.experiment.plan import plan
 from kdnotes.records.store import RunFolder
 from kdnotes.tasks.base import Evaluation, Primary
 from kdnotes.train.checkpoint import checkpoints
-from kdnotes.train.failures import STOP
+from kinds import one_of_each
 from ranks import launch
 from small_runs import ON, small_model, train_here
 
@@ -41,31 +40,11 @@ def student():
     return Student()
 
 
-def trained(told, folder=None, stop_after=None, higher=True, keep='best', look=None, **parameters):
-    "A training of four epochs: weights, result and rows; None for the first two where it was stopped."
-    from kdnotes.train.distributed import Runtime
-    from kdnotes.train.loop import train
-    import torch
-
-    model = student()
-    rows = []
-
-    def on_row(kind, **values):
-        rows.append(dict(kind=kind, **values))
-        if look:
-            look(model, kind, values)
-        if kind == 'step' and values['step'] == stop_after:
-            STOP.requested = True
-
+def training(told, higher=True, keep='best', folder=None, stop_after=None, look=None, **parameters):
+    "Four epochs."
     config = tiny_config('full_student', epochs=4, keep=keep, **parameters)
-    cpu = Runtime(torch.device('cpu'), 'fp32')
-    try:
-        result = train(Scored(told, higher), model, config, cpu, on_row, None, folder, 'run')
-    except Stopped:
-        return None, None, rows
-    finally:
-        STOP.requested = False
-    return flat(model.parameters()), result, rows
+    more = dict(look=look) if look else {}
+    return trained(Scored(told, higher), config, student(), folder=folder, stop_after=stop_after, **more)
 
 
 @pytest.fixture(scope='module')
@@ -77,8 +56,8 @@ def weights_after():
         if kind == 'eval':
             found[values['step']] = flat(model.parameters())
 
-    last, _, _ = trained(RISES_AND_FALLS, keep='last', look=note)
-    return found | {4 * EPOCH: last}
+    last = training(RISES_AND_FALLS, keep='last', look=note)
+    return found | {4 * EPOCH: last.weights}
 
 
 @pytest.mark.parametrize(
@@ -93,27 +72,22 @@ def weights_after():
     ids=['falls again', 'lower is better', 'equals', 'undefined', 'last'],
 )
 def test_the_best_is_that_step(weights_after, told, higher, best):
-    weights, result, rows = trained(told, higher=higher)
+    weights, rows, result = training(told, higher=higher)
     assert result.kept['step'] == best * EPOCH and result.kept['value'] == told[best - 1]
     assert (weights == weights_after[best * EPOCH]).all()
     assert result.steps == 4 * EPOCH and result.kept['planned'] == 4 * EPOCH
     assert [row['step'] for row in rows if row['kind'] == 'eval'] == [4, 8, 12, 16]  # the last one, too
 
 
-def test_without_a_score_the_last_is_kept(weights_after):
-    weights, result, _ = trained([None] * 4)
-    assert result.kept['step'] is None and (weights == weights_after[4 * EPOCH]).all()
-
-
 def test_nothing_is_chosen_by_itself(weights_after):
-    weights, result, rows = trained(RISES_AND_FALLS, keep='last')
+    weights, rows, result = training(RISES_AND_FALLS, keep='last')
     assert result.kept is None and (weights == weights_after[4 * EPOCH]).all()
     assert [row['step'] for row in rows if row['kind'] == 'eval'] == [4, 8, 12]
 
 
 @pytest.mark.parametrize('patience, done', [(1, 3), (2, 4), (3, 4)])
 def test_patience_ends_a_training(weights_after, patience, done):
-    weights, result, rows = trained(RISES_AND_FALLS, patience=patience)
+    weights, rows, result = training(RISES_AND_FALLS, patience=patience)
     assert result.steps == done * EPOCH and result.kept['step'] == 2 * EPOCH
     assert (weights == weights_after[2 * EPOCH]).all()
     assert [row['step'] for row in rows if row['kind'] == 'step'][-1] == result.steps
@@ -122,10 +96,10 @@ def test_patience_ends_a_training(weights_after, patience, done):
 @pytest.mark.parametrize('at', [3, 8, 9, 12])
 def test_stopped_and_taken_up(tmp_path, at):
     "To the last bit, also where the stop comes with the last step of an impatient training."
-    weights, result, _ = trained(RISES_AND_FALLS, patience=1)
-    none, _, _ = trained(RISES_AND_FALLS, tmp_path, stop_after=at, patience=1)
-    assert none is None and [p.name for p in checkpoints(tmp_path)] == [f'step-{at:08d}']
-    again, taken_up, _ = trained(RISES_AND_FALLS[at // EPOCH :], tmp_path, patience=1)
+    weights, _, result = training(RISES_AND_FALLS, patience=1)
+    cut = training(RISES_AND_FALLS, folder=tmp_path, stop_after=at, patience=1)
+    assert cut.result is None and [p.name for p in checkpoints(tmp_path)] == [f'step-{at:08d}']
+    again, _, taken_up = training(RISES_AND_FALLS[at // EPOCH :], folder=tmp_path, patience=1)
     assert (again == weights).all() and taken_up.kept == result.kept and taken_up.steps == result.steps
     assert [p['step'] for p in taken_up.curve] == [p['step'] for p in result.curve]
 
@@ -172,7 +146,7 @@ def test_it_is_part_of_a_run_only_where_it_is_asked_for():
     assert {'keep', 'patience'} <= training_settings('masked_lm')  # a given teacher has none of it
 
 
-@pytest.mark.parametrize('task', ['text_classification', 'masked_lm'])
+@pytest.mark.parametrize('task', one_of_each(['text_classification', 'masked_lm']))
 def test_a_run_says_what_it_has_kept(task, tmp_path, monkeypatch):
     from kdnotes.experiment.card import model_card
     from kdnotes.analysis.report import report

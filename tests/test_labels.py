@@ -203,6 +203,7 @@ def test_values_are_of_the_seeds_that_all_have():
     assert (a.tolist(), b.tolist()) == ([1, 2], [11, 12])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_study_of_few_labels_and_the_rows_that_are_left_has_a_report(tmp_path, monkeypatch):
     "Two seeds have other rows without a label, and are one arm."

@@ -7,52 +7,26 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from helpers import SameWord, flat, tiny_bert, tiny_config
-from kdnotes.core.processes import Stopped
+from helpers import CPU, SameWord, flat, tiny_bert, tiny_config, trained
 from kdnotes.losses.targets import hard_target_ce
 from kdnotes.tasks.base import Evaluation
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.train.distributed import Runtime
-from kdnotes.train.failures import STOP, TrainingError
+from kdnotes.train.failures import TrainingError
 from kdnotes.train.gradient_stats import gradient_ranges
 from kdnotes.train.loop import (
     Objective,
     accumulate,
     evaluate,
     log_interval,
-    make_optimizer,
     predict,
     rank_micro_batches,
     rate_factor,
     schedule_steps,
-    train,
     with_steps,
 )
 
-CPU = Runtime(torch.device('cpu'), 'fp32')
-
-
-def trained(task=None, config=None, model=None, runtime=CPU, **more):
-    "The rows of a training, and its result."
-    rows = []
-    result = train(
-        task or SameWord(),
-        model or tiny_bert(),
-        config or tiny_config('full_student', ranks=1),
-        runtime,
-        lambda kind, **values: rows.append(dict(kind=kind, **values)),
-        **more,
-    )
-    return rows, result
-
-
 # steps, rates and the optimizer
-
-
-def test_rates_by_hand():
-    assert [rate_factor(step, 5, 0.4) for step in range(5)] == [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4]
-    assert [rate_factor(step, 3, 0.0) for step in range(3)] == [1, 2 / 3, 1 / 3]
-    assert rate_factor(0, 1, 0.5) == 1
 
 
 def test_a_smoke_run_is_six_steps():
@@ -64,18 +38,6 @@ def test_a_smoke_run_is_six_steps():
 def test_training_for_some_steps():
     config = with_steps(SameWord(), tiny_config('full_student', smoke=True), 11, seed=5)
     assert schedule_steps(SameWord(), config)[0] == 11 and config.seed == 5 and config.smoke is False
-
-
-def test_weights_decay_in_matrices_that_are_trained():
-    model = tiny_bert()
-    model.classifier.weight.requires_grad_(False)
-    config = tiny_config('full_student', weight_decay=0.25)
-    matrices, vectors = make_optimizer(model, config).param_groups
-    assert matrices['weight_decay'] == 0.25 and vectors['weight_decay'] == 0.0
-    assert {p.ndim for p in matrices['params']} == {2} and {p.ndim for p in vectors['params']} == {1}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    assert len(matrices['params']) + len(vectors['params']) == len(trained)
-    assert matrices['lr'] == config.learning_rate and matrices['fused']
 
 
 # ranks, played one after the other
@@ -186,17 +148,6 @@ def test_a_rank_without_examples_adds_nothing():
     assert parts.tokens == parts.cells == SameWord().lengths('train')[longest]
 
 
-def test_one_rank_waits_for_nobody():
-    parts = shared(range(11), 1, micro_batch_tokens=32)
-    assert len(parts.passes[0]) > 1 and all(parts.passes[0])
-
-
-def test_cells_are_tokens_with_padding():
-    lengths = SameWord().lengths('train')
-    parts = shared(range(11), 1)
-    assert parts.tokens == lengths[:11].sum() and parts.cells == 11 * lengths[:11].max()
-
-
 def test_ranks_share_the_scores():
     model = tiny_bert().train()
     whole = predict(model, SameWord(), 'dev', CPU, tokens=16)
@@ -264,7 +215,7 @@ def test_a_task_may_evaluate_itself():
 def test_rows_of_a_training():
     config = tiny_config('full_student', ranks=1, warmup_fraction=0.25)
     task = SameWord()
-    rows, result = trained(task, config)
+    _, rows, result = trained(task, config)
     assert rows[0] == dict(
         kind='start', ranks=1, threads_per_rank=None, steps=8, examples=25, precision='fp32', device='cpu'
     )
@@ -313,17 +264,10 @@ def test_rows_of_a_training():
     assert result.overflow_steps is result.final_scale is result.waited_s is None
 
 
-def test_rates_leave_out_five_steps_at_most():
-    rows, result = trained(config=tiny_config('full_student', ranks=1, epochs=6))
-    fifth, last = (next(r for r in rows if r['kind'] == 'step' and r['step'] == step) for step in (5, 24))
-    tokens, examples = (last[name] - fifth[name] for name in ('tokens', 'examples'))
-    assert result.tokens_per_s / tokens == pytest.approx(result.examples_per_s / examples)
-
-
 def test_the_first_row_is_the_first_step_by_hand():
     config = tiny_config('full_student', ranks=1)
     task = SameWord()
-    rows, _ = trained(task, config)
+    _, rows, _ = trained(task, config)
     step = next(schedule_steps(task, config)[1])
     model = tiny_bert()
     batch = task.batch('train', step.index)
@@ -338,11 +282,11 @@ def test_the_first_row_is_the_first_step_by_hand():
 @pytest.mark.parametrize('dtype', ['fp32', 'fp16'])
 def test_rows_of_gradients(dtype):
     runtime = Runtime(torch.device('cpu'), dtype)
-    rows, _ = trained(config=tiny_config('mixed_student', ranks=1, gradient_stats=3), runtime=runtime)
+    _, rows, _ = trained(config=tiny_config('mixed_student', ranks=1, gradient_stats=3), runtime=runtime)
     assert [row['step'] for row in rows if row['kind'] == 'gradients'] == [3, 6]
 
     config = tiny_config('mixed_student', ranks=1, gradient_stats=1)
-    rows, _ = trained(config=config, runtime=runtime)
+    _, rows, _ = trained(config=config, runtime=runtime)
     row = next(row for row in rows if row['kind'] == 'gradients')
     assert row['step'] == 1 and row['scale'] == 2.0**16 and row['scaled'] is (dtype == 'fp16')
     model = tiny_bert()
@@ -383,21 +327,9 @@ def test_a_task_is_told_the_epoch():
 
 
 def test_a_hundred_rows_are_enough_and_the_last_step_has_one():
-    rows, _ = trained(config=tiny_config('full_student', ranks=1, epochs=50.25, batch_size=8))
+    _, rows, _ = trained(config=tiny_config('full_student', ranks=1, epochs=50.25, batch_size=8))
     steps = [row['step'] for row in rows if row['kind'] == 'step']
     assert steps == [*range(2, 201, 2), 201]
-
-
-def test_evaluations_are_no_training():
-    inside = []
-
-    @contextlib.contextmanager
-    def phase(name):
-        inside.append(name)
-        yield
-
-    rows, _ = trained(phase=phase)
-    assert inside == ['evaluation']
 
 
 # how a training ends early
@@ -431,30 +363,13 @@ def test_memory_that_runs_out_is_a_sentence(error):
     ) in str(e.value)
 
 
-def test_another_error_stays_what_it_is():
-    with pytest.raises(RuntimeError, match='^something else$'):
-        trained(Broken(RuntimeError('something else')))
-
-
 def test_a_checkpoint_when_its_time_has_come(tmp_path):
-    rows, _ = trained(
-        config=tiny_config('full_student', ranks=1, checkpoint_minutes=1e-9), checkpoints=tmp_path / 'soon'
+    _, rows, _ = trained(
+        config=tiny_config('full_student', ranks=1, checkpoint_minutes=1e-9), folder=tmp_path / 'soon'
     )
     assert [row['step'] for row in rows if row['kind'] == 'checkpoint'] == list(range(1, 8))
-    trained(config=tiny_config('full_student', ranks=1, checkpoint_minutes=60), checkpoints=tmp_path / 'late')
+    trained(config=tiny_config('full_student', ranks=1, checkpoint_minutes=60), folder=tmp_path / 'late')
     assert checkpoints(tmp_path / 'late') == []
-
-
-def test_a_training_without_a_folder_that_is_stopped_says_that_nothing_was_saved():
-    def on_row(kind, **values):
-        STOP.requested = kind == 'step' and values['step'] == 3
-
-    config = tiny_config('full_student', ranks=1, checkpoint_steps=1)
-    try:
-        with pytest.raises(Stopped, match='^stopped after step 3 of 8, and nothing was saved$'):
-            train(SameWord(), tiny_bert(), config, CPU, on_row)
-    finally:
-        STOP.requested = False
 
 
 class Infinite(SameWord):
@@ -471,7 +386,7 @@ def test_a_loss_that_is_not_finite_names_step_examples_and_what_is_kept(tmp_path
         (step.done, step.index) for step in schedule_steps(SameWord(), config)[1] if 13 in step.index
     )
     with pytest.raises(TrainingError) as e:
-        trained(Infinite(), config, checkpoints=tmp_path)
+        trained(Infinite(), config, folder=tmp_path)
     said = str(e.value)
     assert said.startswith(f'loss or gradients are not finite at step {number}; the first layer concerned: ')
     named = said.partition('with training examples ')[2].partition(';')[0]
@@ -515,20 +430,6 @@ def test_in_fp16_losses_are_looked_at_where_all_ranks_write_a_row():
     with pytest.raises(TrainingError, match='not finite at step 10; .*: none when the step is done again'):
         trained(task, tiny_config('full_student', ranks=1, epochs=250), runtime=runtime)
     assert task.calls == 10 + 10, 'all ten are done again'
-
-
-def test_the_first_forty_examples_of_a_step_that_is_not_finite_are_named():
-    config = tiny_config('full_student', ranks=1, batch_size=60)
-    with pytest.raises(TrainingError) as e:
-        trained(Infinite(60), config)
-    named = str(e.value).partition('with training examples ')[2].partition(';')[0].split(', ')
-    assert len(named) == len(set(named)) == 40
-
-
-def test_a_training_in_fp16_ends_with_its_scale():
-    runtime = Runtime(torch.device('cpu'), 'fp16')
-    _, result = trained(config=tiny_config('mixed_student', ranks=1), runtime=runtime)
-    assert (result.final_scale, result.overflow_steps) == (2.0**16, 0)
 
 
 class Steep(SameWord):

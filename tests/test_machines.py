@@ -204,6 +204,7 @@ def test_ranks_that_srun_has_started_train_the_same_run(machines, tmp_path, smal
     assert [results(home) for home in machines.homes] == [one, one]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
 def test_ranks_that_torchrun_has_started_train_the_same_run(machines, tmp_path, small_teacher):
     settings = [*STUDENT, f'teacher={small_teacher}']
@@ -216,6 +217,7 @@ def test_ranks_that_torchrun_has_started_train_the_same_run(machines, tmp_path, 
     assert results(machines.homes[0]) == one
 
 
+@pytest.mark.exhaustive
 def test_of_one_home_for_all_machines_the_first_alone_writes(machines, tmp_path, small_teacher):
     one = on_one_machine(tmp_path, 'mixed_kd', 'ranks=2', f'teacher={small_teacher}')
     shared, own = machines.homes
@@ -238,6 +240,7 @@ def test_of_one_home_for_all_machines_the_first_alone_writes(machines, tmp_path,
     assert not (shared / 'runs/.cache/tokens').exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
 def test_machines_with_one_home_that_do_not_say_so_are_told(machines):
     machines.homes = [machines.homes[0]] * 2
@@ -247,6 +250,7 @@ def test_machines_with_one_home_that_do_not_say_so_are_told(machines):
     assert told[0].returncode == 1 and 'give shared_storage=True on each of them' in said, said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
 @pytest.mark.parametrize('differs', ['seed', 'corpus'])
 def test_machines_that_would_train_another_run_say_so(machines, tmp_path, differs):
@@ -290,6 +294,7 @@ def test_when_one_machine_is_lost_both_end_and_the_same_command_goes_on(machines
     assert found[0]['resumed_at'] and found[0] == found[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
 def test_machines_that_were_told_other_numbers_of_ranks_say_so(machines):
     machines.start('student_init=teacher_pretrained', own=(('ranks=2',), ('ranks=4',)), mode='mixed_student')
@@ -409,6 +414,7 @@ def listening(name: str) -> set[tuple[str, str]]:  # address, command line of it
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('machines', ['apart'], indirect=True)
 def test_across_machines_the_chosen_interface_listens_and_torchruns_stores(machines):
     seen = [set(), set()]
@@ -528,6 +534,7 @@ def test_a_stop_while_staging_ends_what_the_user_has_started(tmp_path):
     assert not psutil.wait_procs(asleep, timeout=10)[1]
 
 
+@pytest.mark.exhaustive
 def test_a_staged_corpus_is_trained_on_and_its_run_has_the_name_it_has_without(tmp_path, small_teacher):
     corpus = write_corpus(tmp_path / 'slow disk' / 'corpus')
     disk = tmp_path / 'fast'

@@ -110,6 +110,7 @@ def test_nothing_of_this_process_changes():
     assert (before[0] == after[0]).all() and (before[1] == after[1]).all() and before[2:] == after[2:]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'settings',

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import time
 import sys
+from pathlib import Path
 import nbformat
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import torch
 import transformers
@@ -26,15 +26,15 @@ from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.experiment.shown import SMOKE_RUN
 from kdnotes.distill.models import weights_sha256
-from kdnotes.records.store import read_csv, read_rows, without_repeats
-from kdnotes.records.schema import RECORD_KEYS
+from kdnotes.records.store import read_csv
 from papermill.inspection import inspect_notebook
-from notebooks import ROOT, command, contents, papermill, python, surroundings
-from processes import command_line, has_ended
+from notebooks import ROOT, command, contents, papermill, start_papermill, surroundings
+from processes import heard_of, listening, open_to_others, wait_for
 
 slow = pytest.mark.slow
 SMOKE = (('corpus', 'embedded'), ('smoke', 'True'))
 RANKS = min(len(os.sched_getaffinity(0)), 2)
+TOKEN = 'hf_planted_by_a_test_000000000000'
 
 
 @pytest.fixture(scope='module')
@@ -55,10 +55,19 @@ def first(parallel) -> tuple:
 
 
 @pytest.fixture(scope='module')
-def first_run(home, first):
-    "The two-path form: the executed notebook, the record, the run folder."
-    done = papermill(home, 'nbs/run.ipynb', home / 'out.ipynb', *first)
-    assert done.returncode == 0, done.stderr
+def heard(home, first) -> dict[str, set[str]]:
+    "What listened while the first run was made, in the two-path form."
+    given = (home / 'out.ipynb', *first)
+    quiet = subprocess.DEVNULL
+    process = start_papermill(home, 'nbs/run.ipynb', *given, output=quiet, HF_TOKEN=TOKEN)
+    seen = heard_of(process)
+    assert process.wait() == 0, process.stderr.read()
+    return seen
+
+
+@pytest.fixture(scope='module')
+def first_run(home, heard):
+    "The executed notebook, the record, the run folder."
     [path] = home.glob('runs/default-smoke/mixed_kd-*/record.json')
     return nbformat.read(home / 'out.ipynb', 4), json.loads(path.read_text()), path.parent
 
@@ -69,6 +78,11 @@ def outputs(notebook, kind=None):
     if kind is None:
         return ''.join(o.text for o in shown if o.output_type == 'stream')
     return [o.data[kind] for o in shown if kind in o.get('data', {})]
+
+
+def code_of(name: str) -> list[str]:
+    "The cells of an experiment notebook."
+    return [c.source for c in nbformat.read(ROOT / f'nbs/{name}.ipynb', 4).cells if c.cell_type == 'code']
 
 
 def metrics_by_hand(rows):
@@ -86,50 +100,26 @@ def metrics_by_hand(rows):
 # ---- plans ----
 
 
-@pytest.mark.parametrize('mode', MODES)
-def test_every_mode_is_planned_and_told(mode, home, monkeypatch):
-    monkeypatch.setenv('KDNOTES_HOME', str(home))
-    planned = plan(make_config(mode=mode, corpus='embedded'), Machine('cpu', 2))
-    told = planned.explain()
-    student = MODES[mode].network == 'student'
-    for part in (
-        planned.run_id,
-        'embedded',
-        planned.reason,
-        'layers [1, 3, 5] of' if student else 'all-MiniLM-L6-v2',
-        'T=2' if MODES[mode].kd else 'none',
-    ):
-        assert part in told
-    assert (planned.teacher is None) == (not student) and (not student or planned.teacher.run_id in told)
-
-
-@pytest.mark.parametrize(
-    'given',
-    [
-        pytest.param(dict(), marks=pytest.mark.exhaustive),
-        dict(
-            arms='all',
-            seeds=2,
-            temperature=4.0,
-            student_layers='[1, 3]',
-            learning_rate='2e-4',
-            hidden_loss='mse',
-            signal='online',
-            ranks=1,
-            amp_dtype='bf16',
-            teacher_seed='none',
-            smoke='true',
-        ),
-    ],
-    ids=['nothing', 'much'],
-)
-def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
+def test_a_study_hands_each_run_what_it_was_given(home, monkeypatch):
     """The cells of the notebook up to the runs, without training and papermill:
     the parameters of each run's notebook are those of the plan.
     """
+    given = dict(
+        arms='all',
+        seeds=2,
+        temperature=4.0,
+        student_layers='[1, 3]',
+        learning_rate='2e-4',
+        hidden_loss='mse',
+        signal='online',
+        ranks=1,
+        amp_dtype='bf16',
+        teacher_seed='none',
+        smoke='true',
+    )
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.chdir(ROOT)
-    code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
+    code = code_of('study')
     runs = next(i for i, source in enumerate(code) if 'run_study(' in source)
     shell = {}
     exec(code[0], shell)
@@ -152,15 +142,23 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
         lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}),
     )
     exec(code[runs], shell)
-    seeds = given.get('seeds', 3)
-    assert list(made) == [p.run_id for p in plans] and len(plans) == seeds * (7 if given else len(USUAL))
-    for p in plans[: len(plans) // seeds]:
+    assert list(made) == [p.run_id for p in plans] and len(plans) == 2 * len(MODES)
+    for p in plans[: len(MODES)]:
         assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
-    if given:
-        assert {p.config.mode: (p.config.hidden_loss, p.config.student_layers) for p in plans}['full_kd'] == (
-            'mse',
-            (1, 3),
-        ) and plans[0].config.study == 'embedded-smoke'
+    kd = next(p.config for p in plans if p.config.mode == 'full_kd')
+    assert (kd.hidden_loss, kd.student_layers, kd.study) == ('mse', (1, 3), 'embedded-smoke')
+
+
+def make(*given, **surroundings) -> subprocess.CompletedProcess:
+    "What make would do."
+    usual = {k: v for k, v in os.environ.items() if not k.startswith('MAKE')} | {'COLUMNS': '80'}
+    return subprocess.run(
+        ['make', '-n', '-o', 'setup', *given],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=usual | surroundings,
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,6 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
     [
         ((), "study=$(kdnotes name -p 'task=answer_selection' -p 'corpus=embedded'"),
         (('TASK=text_classification',), "-r task 'text_classification' -r corpus 'embedded'  -r profile"),
-        (('COLUMNS=text=the review,label=stars',), "-r columns 'text=the review,label=stars'"),
         (("CORPUS=/it's/a b",), "-r corpus '/it'\\''s/a b'"),
         (
             ('P=columns=text=review,label=stars epochs=1',),
@@ -178,19 +175,12 @@ def test_a_study_hands_each_run_what_it_was_given(given, home, monkeypatch):
             ('P=alpha=.3 student_layers=1,3', 'SMOKE=1', 'CORPUS=/a/b'),
             "-p 'corpus=/a/b' -p 'study=' -p smoke=true -p 'alpha=.3' -p 'student_layers=1,3'",
         ),
-        (('P=alpha=.3 student_layers=1,3',), "-r 'alpha' '.3' -r 'student_layers' '1,3'"),
         (('P=alpha=.3', 'STUDY=mine'), "-p 'study=mine'"),
     ],
 )
 @pytest.mark.parametrize('target', ['study', 'tune'])
 def test_make_hands_on_what_it_is_given(target, asked, told):
-    done = subprocess.run(
-        ['make', '-n', '-o', 'setup', target, *asked],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith('MAKE')} | {'COLUMNS': '80'},
-    )
+    done = make(target, *asked)
     assert "columns '80'" not in done.stdout, 'the width of the terminal'
     assert done.returncode == 0 and told in done.stdout, done.stdout + done.stderr
 
@@ -199,39 +189,21 @@ def test_make_hands_on_what_it_is_given(target, asked, told):
     'goal, asked, words',
     [
         ('study', 'epochs=2', "has no variable epochs: .* a parameter of a run is given as P='name=value'"),
-        ('study', 'ARM=baseline', '`make study` has no variable ARM: '),
         ('bench', 'TASK=text_classification', '`make bench` has no variable TASK: it takes ALTERNATIONS'),
-        ('doctor', 'CORPUS=imdb', '`make doctor` has no variable CORPUS: '),
+        ('study', 'CORPUS=a\nb', 'CORPUS holds a line break; leave it out'),
     ],
 )
-def test_make_refuses_a_variable_that_the_goal_does_not_read(goal, asked, words):
-    done = subprocess.run(
-        ['make', '-n', '-o', 'setup', goal, asked], cwd=ROOT, text=True, capture_output=True
-    )
+def test_make_refuses_what_it_cannot_read(goal, asked, words):
+    done = make(goal, asked)
     assert done.returncode and re.search(words, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize('name', ['CORPUS', 'P', 'SEEDS', 'COLUMNS', 'KDNOTES_HOME', 'KDNOTES_DATA'])
+@pytest.mark.parametrize('name', ['CORPUS', 'P', 'COLUMNS', 'KDNOTES_HOME'])
 def test_make_executes_nothing_that_it_is_given(tmp_path, name):
     executed = tmp_path / 'executed'
     text = f'alpha=$(shell touch {executed})'
-    for given, more in (([f'{name}={text}'], {}), ([], {name: text})):
-        done = subprocess.run(
-            ['make', '-n', '-o', 'setup', 'study', *given],
-            cwd=ROOT,
-            text=True,
-            capture_output=True,
-            env=dict(os.environ) | more,
-        )
-        assert done.returncode == 0, done.stderr
-        assert not executed.exists()
-
-
-def test_a_line_break_is_no_name():
-    done = subprocess.run(
-        ['make', '-n', '-o', 'setup', 'study', 'CORPUS=a\nb'], cwd=ROOT, text=True, capture_output=True
-    )
-    assert done.returncode and 'CORPUS holds a line break; leave it out' in done.stderr
+    for done in (make('study', f'{name}={text}'), make('study', **{name: text})):
+        assert done.returncode == 0 and not executed.exists(), done.stderr
 
 
 def test_make_refuses_a_study_before_its_notebook_is_touched(tmp_path):
@@ -251,16 +223,9 @@ def test_make_refuses_a_study_before_its_notebook_is_touched(tmp_path):
     assert (home / 'study.ipynb').read_text() == 'of a finished study'
 
 
-def test_smoke_runs_have_a_study_of_their_own(monkeypatch, home):
-    monkeypatch.setenv('KDNOTES_HOME', str(home))
-    for given, study in (('mine', 'mine-smoke'), ('mine-smoke', 'mine-smoke'), ('', 'embedded-smoke')):
-        [planned] = plan_study(1, 'baseline', given, corpus='embedded', smoke=True)
-        assert planned.config.study == study
-
-
 def test_a_run_is_shown_without_the_values_that_its_notebook_was_saved_with(tmp_path):
     "Who changes run.ipynb in JupyterLab and saves it changes no study."
-    code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
+    code = code_of('study')
     shell = {}
     exec(code[0], shell)
     exec(next(source for source in code if 'def without_values(' in source), shell)
@@ -279,7 +244,7 @@ def test_a_run_is_shown_without_the_values_that_its_notebook_was_saved_with(tmp_
 def test_an_interrupted_study_says_what_is_done_and_shows_no_traceback(home, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.chdir(ROOT)
-    code = [c.source for c in nbformat.read(ROOT / 'nbs/study.ipynb', 4).cells if c.cell_type == 'code']
+    code = code_of('study')
     runs = next(i for i, source in enumerate(code) if 'run_study(' in source)
     shell = {}
     for source in code[:runs]:
@@ -296,9 +261,8 @@ def test_an_interrupted_study_says_what_is_done_and_shows_no_traceback(home, mon
 
 def test_the_run_notebook_has_the_parameters_defaults():
     "A study gives it no more than differs from them."
-    cells = [c.source for c in nbformat.read(ROOT / 'nbs/run.ipynb', 4).cells if c.cell_type == 'code']
     shell = {}
-    for source in cells[:2]:
+    for source in code_of('run')[:2]:
         exec(source, shell)
     assert make_config(**parameters_from(shell['before'], shell)) == make_config()
 
@@ -331,56 +295,52 @@ def test_every_experiment_notebook_is_run_here():
 @slow
 def test_a_run_leaves_its_record(first_run, home):
     _, record, folder = first_run
-    for key, inner in RECORD_KEYS.items():
-        assert set(inner) <= set(record[key] if inner else ()), key
-    assert (record['run_id'], record['study'], record['mode'], record['corpus']) == (
-        folder.name,
-        'default-smoke',
-        'mixed_kd',
-        'embedded',
+    expected = dict(run_id=folder.name, study='default-smoke', mode='mixed_kd', corpus='embedded')
+    assert record.items() >= (expected | dict(precision='bf16')).items() and record['precision_reason']
+    factors = dict(network='student', precision='bf16', kd=True, ranks=RANKS, init='teacher_finetuned')
+    assert record['factors'] == factors | dict(signal_dtype='fp32', transfer=None)
+    assert record['parallel']['ranks'] == RANKS and record['timeline']
+    phases = record['phases']
+    assert phases.keys() >= {'teacher', 'student', 'evaluation'} and ('synchronisation' in phases) == (
+        RANKS > 1
     )
-    assert (
-        record['precision'] == 'bf16' and record['precision_reason'] and record['parallel']['ranks'] == RANKS
-    )
-    assert record['factors'] == dict(
-        network='student',
-        precision='bf16',
-        kd=True,
-        ranks=RANKS,
-        init='teacher_finetuned',
-        signal_dtype='fp32',
-        transfer=None,
-    )
-    assert set(record['phases']) == {'teacher', 'student', 'evaluation'} | (
-        {'synchronisation'} if RANKS > 1 else set()
-    ) and all(p['seconds'] > 0 for p in record['phases'].values())
-    assert (
-        record['phases']['student']['seconds'] + record['phases']['evaluation']['seconds']
-        <= record['time']['wall_s']
-        and record['timeline']
-        and 0 <= record['machine']['busy_share'] <= 1
-    )
-    assert {p.name for p in folder.iterdir()} >= {
-        'config.json',
-        'rows.jsonl',
-        'state.json',
-        'record.json',
-        'units.csv.gz',
-        'predictions.csv.gz',
-        'model',
-    }
-    assert json.loads((folder / 'state.json').read_text())['status'] == 'done'
+    assert 0 < phases['student']['seconds'] + phases['evaluation']['seconds'] <= record['time']['wall_s']
+    files = {'config.json', 'rows.jsonl', 'state.json', 'units.csv.gz', 'predictions.csv.gz', 'model'}
+    assert files <= {p.name for p in folder.iterdir()} and state(folder)['status'] == 'done'
     teacher = json.loads((folder.parent / record['teacher_run_id'] / 'record.json').read_text())
-    assert (teacher['mode'], teacher['precision'], teacher['parallel']['ranks'], teacher['seed']) == (
-        'baseline',
-        'fp32',
-        1,
-        record['teacher_seed'],
-    )
-    assert record['time']['total_s'] == pytest.approx(
-        record['time']['train_s'] + record['time']['teacher_s'] + teacher['time']['train_s']
-    )
+    expected = dict(mode='baseline', precision='fp32', seed=record['teacher_seed'])
+    assert teacher.items() >= expected.items() and teacher['parallel']['ranks'] == 1
+    parts = record['time']['train_s'] + record['time']['teacher_s'] + teacher['time']['train_s']
+    assert record['time']['total_s'] == pytest.approx(parts)
     assert not (home / 'thesis').exists(), 'evidence is kept when it is asked for'
+
+
+@slow
+def test_a_run_listens_on_this_machine_alone_and_writes_no_secret(heard, home):
+    for part in ('ipykernel', *['kdnotes.experiment.worker'] * (RANKS > 1)):
+        assert any(part in line and addresses for line, addresses in heard.items()), f'{part} was not seen'
+    assert not open_to_others(heard)
+    left = [path for path in home.rglob('*') if path.is_file()]
+    assert home / 'out.ipynb' in left
+    assert not [path for path in left if TOKEN.encode() in path.read_bytes()]
+
+
+@pytest.mark.exhaustive
+def test_jupyterlab_listens_on_this_machine_alone(tmp_path):
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / 'jupyter', 'lab', '--no-browser', '--allow-root'],
+        cwd=tmp_path,
+        env=surroundings(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: any(listening(process).values()), 'JupyterLab to listen', 120)
+        assert not open_to_others(listening(process))
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @slow
@@ -422,6 +382,8 @@ def test_the_saved_model_loads_and_is_the_one_that_was_scored(first_run):
 @slow
 def test_the_executed_notebook_shows_the_run(first_run):
     notebook, record, _ = first_run
+    shown = [o for c in notebook.cells if c.cell_type == 'code' for o in c.outputs]
+    assert not [o for o in shown if o.get('name') == 'stderr'], 'nothing red'
     said = outputs(notebook)
     tables = outputs(notebook, 'text/html')
     bars = outputs(notebook, 'text/plain')
@@ -460,19 +422,6 @@ def links(notebook, folder):
     )
     found = [t for text in shown for t in re.findall(r'\]\((?![a-z]+:|#)([^)\s]+)\)', text)]
     return [(folder / target).resolve() for target in found]
-
-
-@slow
-def test_nothing_red_is_printed_into_a_notebook(first_run):
-    notebook, _, _ = first_run
-    errors = [
-        o.text
-        for c in notebook.cells
-        if c.cell_type == 'code'
-        for o in c.outputs
-        if o.output_type == 'stream' and o.name == 'stderr'
-    ]
-    assert errors == []
 
 
 @slow
@@ -529,62 +478,41 @@ def records_of(study) -> dict[str, dict]:
 
 @slow
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
-    table = (home / 'runs/default-smoke/table.txt').read_text()
+    study = home / 'runs/default-smoke'
+    table = (study / 'table.txt').read_text()
     executed = nbformat.read(home / 'study.ipynb', 4)
     said = outputs(executed)
-    assert table.startswith(SMOKE_STUDY)
-    assert outputs(executed, 'text/markdown')[0].startswith(SMOKE_STUDY)
+    records = records_of(study)
+    assert set(records) == set(USUAL) and records['mixed_kd'] == first_run[1]
+    assert table.startswith(SMOKE_STUDY) and outputs(executed, 'text/markdown')[0].startswith(SMOKE_STUDY)
     assert captions(executed) and all(c.startswith('Smoke runs: these numbers') for c in captions(executed))
-    own = home / 'runs/default-smoke' / records_of(home / 'runs/default-smoke')['full_kd']['run_id']
+    for text in (*USUAL, 'of its teacher', 'parameters, M', 'test MAP', 'train s', 'a single seed'):
+        assert text in table
+    own = study / records['full_kd']['run_id']
     of_run = links(nbformat.read(own / 'executed.ipynb', 4), own)
     assert {p.name for p in of_run} >= {'study.ipynb', '01_targets.ipynb'}
     assert [p for p in [*links(executed, home), *of_run] if not p.is_file()] == []
     [plans] = [t for t in outputs(executed, 'text/html') if 'to make' in t]
     assert plans.count('to make') == 1 and plans.count('there') == 3
-    assert 'time: not known: no run like the 1 run to be made was finished on this machine' in said
-    for text in (
-        *USUAL,
-        'of its teacher',
-        'parameters, M',
-        'test MAP',
-        'train s',
-        'smoke runs',
-        'a single seed',
-    ):
-        assert text in table
-    records = records_of(home / 'runs/default-smoke')
-    assert set(records) == set(USUAL) and records['mixed_kd'] == first_run[1]
-    assert (
-        records['full_kd']['run_id'] in said
-        and 'corpus: embedded (sha256 ' in said
-        and f"training {records['full_kd']['run_id']}" in said
-        and nbformat.read(home / 'runs/default-smoke' / records['full_kd']['run_id'] / 'executed.ipynb', 4)
-    )
-    figures = home / 'runs/default-smoke/figures'
+    for text in ('time: not known: no run like', 'corpus: embedded (sha256 ', f'training {own.name}'):
+        assert text in said
+    figures = study / 'figures'
     manifest = json.loads((figures / 'MANIFEST.json').read_text())
     made = {name: entry for name, entry in manifest.items() if entry['sha256']}
-    assert (
-        set(made)
-        == {p.name for p in figures.glob('*.svg')}
-        >= {
-            'accuracy_time.svg',
-            'throughput.svg',
-            'curves.svg',
-            'effects.svg',
-            'phases.svg',
-            'timelines.svg',
-            'fidelity.svg',
-            'reliability.svg',
-        }
-    )
-    assert (
-        all(entry['reason'] for name, entry in manifest.items() if name not in made)
-        and 'gradients.svg' in manifest
-    )
+    usual = {
+        'accuracy_time',
+        'throughput',
+        'curves',
+        'effects',
+        'phases',
+        'timelines',
+        'fidelity',
+        'reliability',
+    }
+    assert set(made) == {p.name for p in figures.glob('*.svg')} >= {f'{name}.svg' for name in usual}
+    assert all(entry['reason'] for name, entry in manifest.items() if name not in made)
     for name, entry in made.items():
-        assert (figures / name).read_text().startswith('<?xml') and set(entry['run_ids']) == {
-            r['run_id'] for r in records.values()
-        }
+        assert set(entry['run_ids']) == {r['run_id'] for r in records.values()}
         assert entry['sha256'] == contents(figures)[name] and entry['producer']
 
 
@@ -675,37 +603,9 @@ def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
     units = pd.read_csv(home / 'thesis/data/default-smoke.units.csv.gz')
     assert set(units['run_id']) == {r['run_id'] for r in made.values()}
     shutil.rmtree(home / 'thesis')
-    refused = command(home, 'evidence', 'nothing')
-    assert (
-        refused.returncode == 2 and "there is no study 'nothing'; there are default-smoke" in refused.stderr
-    )
-    assert not (home / 'thesis').exists()
 
 
 # ---- stopped runs ----
-
-LAUNCH = """
-from kdnotes.core.config import make_config, parameters_from
-from kdnotes.experiment.launch import run
-given = dict(student_init='teacher_pretrained', corpus='embedded', smoke=True, ranks=2)
-config = make_config(mode='full_student', **given)
-record = run(config, say=lambda text: print(text, flush=True))
-print(record['primary']['value'])
-"""
-
-
-def trainers(home):
-    "The processes that train for a home."
-    running = (p for p in psutil.process_iter() if not has_ended(p))
-    return [p for p in running if any(str(home) in part for part in command_line(p))]
-
-
-def wait_for(condition, what, seconds=300):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f'waited {seconds} s for {what}'
-        time.sleep(0.1)
-    return found
 
 
 def training(home, after=0.0):
@@ -726,37 +626,6 @@ def state(folder):
 
 @slow
 @pytest.mark.exhaustive
-def test_a_stopped_run_leaves_no_process_and_no_record_and_finishes_when_started_again(tmp_path):
-    launcher = python(tmp_path, LAUNCH)
-    folder = wait_for(lambda: training(tmp_path), 'training to begin')
-    assert len(trainers(tmp_path)) >= RANKS
-    launcher.kill()
-    launcher.communicate()
-    wait_for(lambda: not trainers(tmp_path), 'the trainers of a killed launcher to end')
-    assert not (folder / 'record.json').exists() and state(folder)['status'] == 'interrupted'
-
-    begin = time.time()
-    launcher = python(tmp_path, LAUNCH)
-    wait_for(lambda: training(tmp_path, begin), 'training to begin again')
-    for p in trainers(tmp_path):
-        if '-m' in command_line(p):
-            p.terminate()  # an accident: nobody has asked the launcher to stop
-    said, errors = launcher.communicate(timeout=300)
-    assert launcher.returncode == 0, errors
-    assert 'all ranks start again' in (folder / 'log.txt').read_text()
-    record = json.loads((folder / 'record.json').read_text())
-    assert (
-        record['run_id'] == folder.name
-        and said.split()[-1] == str(record['primary']['value'])
-        and state(folder)['status'] == 'done'
-    )
-    rows = without_repeats(read_rows(folder / 'rows.jsonl'))
-    assert [r['step'] for r in rows if r['kind'] == 'step'] == [1, 2, 3, 4, 5, 6] and rows[-1][
-        'kind'
-    ] == 'end', 'each step once, whoever made it'
-
-
-@slow
 def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
     _, record, folder = first_run
     own = tmp_path / 'runs/default' / record['teacher_run_id']
@@ -781,7 +650,8 @@ def test_a_trainer_that_is_asked_to_stop_exits_75(first_run, tmp_path):
     )
 
 
-@pytest.mark.slow
+@slow
+@pytest.mark.exhaustive
 def test_ctrl_c_in_make_says_that_the_same_command_makes_the_rest(tmp_path):
     said = tmp_path / 'said'
     with said.open('w') as out:

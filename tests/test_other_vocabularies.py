@@ -10,11 +10,10 @@ import transformers as hf
 from pathlib import Path
 from tokenizers import Tokenizer, decoders, models as token_models, pre_tokenizers, processors
 from architectures import WORDS, configs, random_model, write_teacher
-from helpers import flat
+from helpers import trained
 from small_runs import train_here
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.files import cache_path
-from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models
 from kdnotes.distill.intermediate import online_teacher
@@ -27,27 +26,19 @@ from kdnotes.distill.models import (
     vocabulary_sha256,
 )
 from kdnotes.distill.teacher_cache import open_signal
-from kdnotes.experiment import forecast
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import explain_study, plan, plan_study
+from kdnotes.experiment.plan import plan
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.worker import encoded_task, task_of_teacher
 from kdnotes.records.store import RunFolder, find_run_model
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.train.distributed import Runtime
-from kdnotes.train.failures import STOP
-from kdnotes.train.loop import train
+
+pytestmark = pytest.mark.usefixtures('home')
 
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
 HEAD = 'AutoModelForSequenceClassification'
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    "Runs and caches of the test's own; no real hub is asked."
-    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', True)
 
 
 # ---- three families besides BERT's ----
@@ -202,7 +193,7 @@ def test_a_student_of_another_family_learns_what_its_teacher_says_of_its_own_tok
 
 
 def as_trained(teacher: Path, student: Path, folder=None, stop_after=None, signal: str = 'online'):
-    "The weights of a student after its run's steps, and where it was taken up; None when it was stopped."
+    "A student's run, in this process."
     config = plan(
         asked(teacher, student, task='text_classification', signal=signal), Machine('cpu', 1)
     ).config
@@ -213,26 +204,16 @@ def as_trained(teacher: Path, student: Path, folder=None, stop_after=None, signa
     assert as_read is not task
     model, its_teacher = (load_model(of, HEAD, 0, **task.model_kwargs) for of in (student, teacher))
     asks = online_teacher(as_read, its_teacher, config, own_tokens=True)
-
-    def on_row(name, **values):
-        STOP.requested = name == 'step' and values['step'] == stop_after
-
-    try:
-        result = train(task, model, config, CPU, on_row, asks, checkpoints=folder, key='run')
-    except Stopped:
-        return None, []
-    finally:
-        STOP.requested = False
-    return flat(model.parameters()), result.resumed_at
+    return trained(task, config, model, CPU, asks, folder, stop_after)
 
 
 def test_a_stopped_training_with_two_vocabularies_goes_on_to_the_last_bit(tmp_path):
     teacher = family(tmp_path / 'teacher', 'roberta')
     student = family(tmp_path / 'student', 'bert', seed=1)
-    whole, _ = as_trained(teacher, student)
-    assert as_trained(teacher, student, tmp_path / 'checkpoints', stop_after=1) == (None, [])
-    weights, resumed_at = as_trained(teacher, student, tmp_path / 'checkpoints')
-    assert resumed_at == [1] and np.array_equal(weights, whole)
+    whole = as_trained(teacher, student)
+    assert as_trained(teacher, student, tmp_path / 'checkpoints', stop_after=1).result is None
+    again = as_trained(teacher, student, tmp_path / 'checkpoints')
+    assert again.result.resumed_at == [1] and np.array_equal(again.weights, whole.weights)
 
 
 def weights_of(record: dict) -> dict[str, torch.Tensor]:
@@ -262,22 +243,6 @@ def test_online_is_cached_and_two_ranks_are_one(tmp_path):
     assert moved > 1e-3, 'it was trained'
 
 
-def test_memory_is_foretold_of_both_tokenizers(tmp_path, monkeypatch):
-    teacher = family(tmp_path / 'teacher', 'roberta')
-    student = family(tmp_path / 'student', 'bert', seed=1)
-    seen = []
-    monkeypatch.setattr(forecast, '_process_bytes', lambda config: 0)
-    real = forecast.task_of_teacher
-    monkeypatch.setattr(forecast, 'task_of_teacher', lambda *args: seen.append(real(*args)) or seen[-1])
-    for signal in ('cached', 'online'):
-        needs = forecast.memory_of(plan(asked(teacher, student, signal=signal)))
-        assert all(value > 0 for value in needs.stages.values())
-    of_teacher = load_tokenizer(teacher)(
-        *texts_of(seen[0], 'train')[0], truncation='longest_first', max_length=64
-    )
-    assert seen[0].lengths('train')[0] == len(of_teacher['input_ids'])
-
-
 # ---- what stays as it was ----
 
 
@@ -291,27 +256,6 @@ def test_where_both_have_one_vocabulary_the_teachers_tokenizer_reads_and_names_t
     assert alike.tokens == '' and 'tokens: of' not in alike.explain()
     task = encoded_task(alike.config, corpus_of(alike.config), CPU)
     assert task_of_teacher(alike.config, None, CPU, task) is task
-
-
-def test_a_study_says_whose_tokens_a_student_reads(tmp_path):
-    teacher = family(tmp_path / 'teacher', 'modernbert')
-    student = family(tmp_path / 'student', 'bert')
-    plans = plan_study(
-        1,
-        'baseline,full_student,full_kd',
-        corpus='embedded',
-        smoke=True,
-        teacher=str(teacher),
-        student=str(student),
-        student_init='hub',
-    )
-    read = {p.config.mode: (p.vocabulary_sha256, bool(p.tokens)) for p in plans}
-    its, own = vocabulary_sha256(teacher), vocabulary_sha256(student)
-    assert read == dict(baseline=(its, False), full_student=(own, True), full_kd=(own, True))
-    assert explain_study(plans).count(f'tokens: of {student}') == 1
-    assert {p.teacher.run_id for p in plans if p.teacher} == {
-        p.run_id for p in plans if p.config.mode == 'baseline'
-    }
 
 
 # ---- refusals ----

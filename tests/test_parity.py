@@ -12,7 +12,7 @@ from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_
 from kdnotes.train.distributed import Runtime
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.train.loop import Objective, accumulate, loss_weights, train
-from parity import Run, World
+from parity import Run, World, way_apart
 
 # How far apart two divisions of one training may end: losses and scores absolutely, weights as a share of the
 # way the training went.
@@ -78,11 +78,6 @@ def name(run: Run) -> str:
     targets = 'kd' if run.kd else 'labels'
     parts = (run.ranks, targets, run.dtype, run.tokens, run.signal, run.student, run.ranking, run.hidden)
     return '-'.join(map(str, parts))
-
-
-def way_apart(a: dict, b: dict) -> float:
-    "How far apart two trainings ended, as a share of how far they went."
-    return np.linalg.norm(a['update'] - b['update']) / np.linalg.norm(a['update'])
 
 
 def assert_same_training(a: dict, b: dict, dtype: str, steps: int = 8):

@@ -41,15 +41,6 @@ def test_what_is_long_reports_at_most_twice_a_second(clock):
     assert heard[-1].done == 10_000 and len({r.stage for r in heard}) == 1
 
 
-def test_what_is_long_and_never_advances_is_heard_of_when_it_is_over(clock):
-    said = []
-    with reporting_to(Lines(said.append)):
-        with stage('reading', 1, 'files') as advance:
-            clock[0] += 6.0
-            advance()
-    assert said == ['reading: 1 files in 6.0 s']
-
-
 def test_a_log_gets_two_lines_a_stage(clock):
     said = []
     with reporting_to(Lines(said.append)):
@@ -164,16 +155,3 @@ def test_a_launcher_shows_the_stages_of_its_ranks(tmp_path, monkeypatch, ends, a
     expected = [(1, False), (2, False), (3, False), (3, True)] if alone else []
     assert [(r.done, r.over) for r in heard] == expected
     assert not stage_file(folder).exists()
-
-
-@pytest.mark.parametrize('stderr', (None, 'closed'))
-def test_work_without_a_place_for_errors_goes_on(clock, monkeypatch, stderr):
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(P.sys, 'stderr', None if stderr is None else closed)
-    monkeypatch.setattr(P, '_told', [])
-    with stage('reading', 10, 'rows') as advance:
-        for _ in range(10):
-            clock[0] += 2.0
-            advance()
-    assert stderr is None or P._told == []

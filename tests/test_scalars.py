@@ -4,7 +4,7 @@ import sys
 import pytest
 from kdnotes.records import schema as S
 from kdnotes.train.gradient_stats import gradient_ranges
-from kdnotes.records.tensorboard import scalars_of, scalars_of_record, tb_record, tb_writer
+from kdnotes.records.tensorboard import scalars_of, tb_record, tb_writer
 
 
 def step(n, loss=0.5):
@@ -49,47 +49,6 @@ def events(folder):
     return accumulator.EventAccumulator(str(folder / 'tb')).Reload()
 
 
-@pytest.mark.parametrize(
-    'row, found',
-    [
-        # the norm is NaN, and the soft loss null
-        (step(2), {'loss': 0.5, 'loss/hard': 0.5, 'learning_rate': 1e-4, 'examples': 2, 'tokens': 2}),
-        (
-            S.make_row('eval', step=2, epoch=1, set='test', metrics={'map': 0.25, 'f1': None}, elapsed_s=1.0),
-            {'test/map': 0.25},
-        ),
-        (S.make_row('overflow', step=2, scale=512.0), {'amp/overflow': 1, 'amp/loss_scale': 512}),
-        (
-            telemetry(power_w=100.0, temperature_c=60, sm_mhz=1400, throttle=['sw_power_cap', 'hw_slowdown']),
-            {
-                f'telemetry/rank 1/{k}': v
-                for k, v in dict(power_w=100, temperature_c=60, sm_mhz=1400, throttle=2).items()
-            },
-        ),
-        (S.make_row('end', step=9, train_s=7.0, status='done'), {'time/train_s': 7}),
-        (S.make_row('checkpoint', step=9, path='step-9'), {}),
-        (S.make_row('resume', step=9, path='step-9'), {}),
-    ],
-)
-def test_a_row_becomes_points(row, found):
-    assert scalars_of(row) == found
-
-
-def test_a_number_that_is_none_is_no_point():
-    assert scalars_of(
-        dict(
-            kind='step',
-            loss=float('nan'),
-            losses={'hard': float('nan')},
-            learning_rate=1.0,
-            grad_norm=None,
-            examples=1,
-            tokens=1,
-            step=1,
-        )
-    ) == {'learning_rate': 1, 'examples': 1, 'tokens': 1}
-
-
 def test_every_kind_of_row_is_thought_of():
     "A new kind of row, or a new reading, must not be left out unseen."
     assert set(S.ROW_KEYS) == {
@@ -119,24 +78,6 @@ def test_gradient_ranges_become_points():
     assert found[
         'gradients/embeddings/plain/fp16_below_subnormal'
     ] == 0.25 and 'amp/loss_scale' not in scalars_of(gradients(False))
-
-
-def test_a_record_becomes_points():
-    record = dict(
-        energy=dict(device_j=5.0, source='x', idle_w=None),
-        phases=dict(student=dict(seconds=2.0, cpu_s=3)),
-        time=dict(train_s=2.0),
-        metrics=dict(test=dict(map=0.5)),
-        smoke=True,
-    )
-    assert scalars_of_record(record) == {
-        'run/energy/device_j': 5,
-        'run/phases/student/seconds': 2,
-        'run/phases/student/cpu_s': 3,
-        'run/time/train_s': 2,
-        'run/metrics/test/map': 0.5,
-    }
-    assert scalars_of_record(dict(phases=None)) == {}  # a record of schema 1
 
 
 def test_tensorboard_gets_it_all(tmp_path):

@@ -115,6 +115,7 @@ def measured(tmp_path_factory):
         yield before, read_json(path), said, again == path
 
 
+@pytest.mark.exhaustive
 def test_turns_that_are_done_stay(measured):
     before, after, said, same = measured
     assert same and len(said) == 2 * len(scaling.SMOKE)
@@ -123,6 +124,7 @@ def test_turns_that_are_done_stay(measured):
         assert (new['name'], new['step_s'][: len(old['step_s'])]) == (old['name'], old['step_s'])
 
 
+@pytest.mark.exhaustive
 def test_a_step_is_synchronised_once_or_at_each_micro_batch(measured):
     rows = {row['name']: row for row in measured[1]['rows']}
     assert len(rows) == len(scaling.SMOKE)
@@ -143,6 +145,7 @@ def test_a_step_is_synchronised_once_or_at_each_micro_batch(measured):
     assert min(slow['step_s']) > ring_all_reduce_s(slow['bytes'], 2, 0.5e-3, 1e9 / 8)
 
 
+@pytest.mark.exhaustive
 def test_every_table_says_what_was_measured(measured):
     text = scaling.text(measured[1])
     assert 'synchronisation is measured, not speed-up' in text and 'simulated' in text

@@ -23,6 +23,7 @@ def test_the_corpus_is_one_that_a_run_would_take(tmp_path):
     assert corpus_of(make_config(corpus=str(other))).sha256 != corpus.sha256
 
 
+@pytest.mark.exhaustive
 def test_every_stage_is_measured_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     found = by_size([ROWS])

@@ -162,6 +162,7 @@ def at_rest(process) -> bool:
     return before > 0.5 and sum(process.cpu_times()[:2]) - before < 0.2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_stop_reaches_a_rank_that_waits_for_the_other(home):
     process = study(home, '--seeds', '1')
@@ -203,6 +204,7 @@ def test_a_second_interrupt_ends_at_once_what_is_left(home, jobs):
     assert set(states) == {'interrupted'} and ' failed' not in said, said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_nobody_reads_what_a_study_says(home):
     process = study(home, '--seeds', '1')

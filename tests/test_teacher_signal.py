@@ -21,21 +21,16 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertTokenizerFast,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
 )
 from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
-from kdnotes.core.files import sha256_text
 from kdnotes.core.config import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.tasks.base import SignalSpec
-from kdnotes.losses.targets import soft_target_kl
 from kdnotes.distill.needed_positions import first_position
-from kdnotes.distill.models import call, config_text, tokenizer_sha256, weights_sha256
 from kdnotes.distill.teacher_cache import (
     SignalError,
     Workers,
@@ -144,35 +139,6 @@ def test_teacher_in_training_is_the_teacher_alone(task, teacher, batch, alone):
     assert torch.allclose(signal(batch)['logits'], alone, rtol=0, atol=1e-6)
 
 
-def test_stored_signal_is_the_teacher_alone(task, teacher, batch, alone, tmp_path):
-    with torch.autocast('cpu', dtype=torch.bfloat16):
-        signal = make_signal(task, teacher.train(), tmp_path, KEY, tokens=64)
-    assert torch.allclose(signal(batch)['logits'], alone, rtol=0, atol=1e-5)
-
-
-def test_a_student_without_token_types_does_not_take_them_from_the_teacher(task, teacher, batch, alone):
-    student = DistilBertForSequenceClassification(
-        DistilBertConfig(
-            vocab_size=100, dim=32, hidden_dim=64, n_layers=1, n_heads=2, max_position_embeddings=64
-        )
-    )
-    call(student, batch.inputs)
-    seen = online_signal(task, teacher)(batch)['logits']
-    assert torch.allclose(seen, alone, rtol=0, atol=1e-6)
-
-
-def test_no_gradient_and_no_change_in_the_teacher(task, teacher, batch):
-    before = weights_sha256(teacher)
-    state = torch.random.get_rng_state()
-    seen = online_signal(task, teacher)(batch)
-    assert not any(v.requires_grad for v in seen.values())
-    student = tiny_teacher().train(False)
-    soft_target_kl(call(student, batch.inputs).logits, seen['logits'] + 0.5, 2.0).backward()
-    assert all(p.grad is None for p in teacher.parameters()) and weights_sha256(teacher) == before
-    # eval mode draws no dropout, so the student's stream is its own
-    assert torch.equal(state, torch.random.get_rng_state())
-
-
 # ---- correctness 4: cached is online ----
 
 
@@ -223,12 +189,6 @@ def test_the_format_of_a_runs_teacher_reaches_it(task, teacher, batch):
         assert 1e-4 < (said['bf16']['logits'] - alone['logits']).abs().max() < 0.05
 
 
-def test_the_key_has_everything_in_it():
-    key = signal_key(**KEY)
-    assert {signal_key(**KEY | {k: 99 if k == 'max_length' else 'other'}) for k in KEY}.isdisjoint({key})
-    assert len({signal_key(**KEY | {k: 99 if k == 'max_length' else 'other'}) for k in KEY}) == len(KEY)
-
-
 # ---- one function names the signal of every user ----
 
 # the corpus and the teacher's own questions by a sha256; the others are applied to stored logits
@@ -273,27 +233,6 @@ def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
     )
 
 
-def test_a_signal_is_named_by_all_it_was_made_of(teacher, tokenizer):
-    def built(**own):
-        parts = dict(
-            weights_sha256=weights_sha256(teacher),
-            config_sha256=sha256_text(config_text(json.loads(teacher.config.to_json_string()))),
-            corpus_sha256='c',
-            tokenizer_sha256=tokenizer_sha256(tokenizer),
-            split='train',
-            max_length=128,
-            forward_dtype='fp32',
-            storage_dtype='fp32',
-            subset='all-answer_selection',
-        )
-        return signal_key(**parts | own)
-
-    assert named(teacher, tokenizer) == built()
-    assert named(
-        teacher, tokenizer, train_questions='answered', document_title=True, smoke=True, signal_dtype='bf16'
-    ) == built(subset='answered-titles-smoke-answer_selection', storage_dtype='bf16')
-
-
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
     from bench.contestants import signal_parts
@@ -306,11 +245,6 @@ def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     assert signal_key(**signal_parts(place, teacher)) == named(
         teacher, tokenizer, document_title=True, max_length=64
     )
-
-
-def test_a_storage_format_that_is_none(task, teacher, tmp_path):
-    with pytest.raises(ValueError, match='storage_dtype must be one of'):
-        make_signal(task, teacher, tmp_path, KEY | dict(storage_dtype='int8'))
 
 
 # ---- made once ----
@@ -340,15 +274,6 @@ def test_made_once_and_cost_kept(task, teacher, tmp_path):
     assert again.meta['key_parts'] == KEY
     make_signal(task, counted, tmp_path, KEY | {'weights_sha256': 'another teacher'}, tokens=64)
     assert counted.calls == 2 * calls
-
-
-def test_an_interrupted_cache_is_never_used(task, teacher, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        make_signal(task, Counted(teacher, fail_after=2), tmp_path, KEY, tokens=64)
-    assert open_signal(tmp_path) is None
-    signal = make_signal(task, teacher, tmp_path, KEY, tokens=64)
-    whole = task.batch('train', task.all)
-    assert close(signal(whole), online_signal(task, teacher)(whole))
 
 
 def flip(path):
@@ -432,12 +357,6 @@ def test_a_reader_keeps_its_numbers_while_the_folder_is_made_again(task, teacher
         teacher.classifier.bias += 1
     other = make_signal(task, teacher, tmp_path, KEY | {'weights_sha256': 'w2'}, tokens=64)
     assert torch.equal(reader(whole)['logits'], before) and not torch.allclose(other(whole)['logits'], before)
-
-
-def test_the_signal_of_another_run_is_not_believed(task, teacher, tmp_path):
-    made = make_signal(task, teacher, tmp_path, KEY, tokens=64)
-    assert open_signal(tmp_path, made.meta['key'])
-    assert open_signal(tmp_path, 'another') is None
 
 
 @pytest.mark.parametrize('value', [0.25, float('nan')])
@@ -601,15 +520,6 @@ def test_an_interrupted_call_is_gone_on_with_by_any_number_of_ranks(task, tmp_pa
     )
 
 
-def test_a_signal_as_it_lay_before_there_were_shards_is_made_again(task, teacher, tmp_path):
-    np.save(tmp_path / 'logits.npy', np.zeros((41, 2), np.float32))
-    meta = dict(schema=1, key=signal_key(**KEY), arrays=dict(logits=T.sha256_file(tmp_path / 'logits.npy')))
-    T._write_signed(tmp_path / 'meta.json', meta)
-    assert open_signal(tmp_path) is None
-    made = make_signal(task, teacher, tmp_path, KEY)
-    assert made.meta['schema'] == T.SIGNAL_SCHEMA and not (tmp_path / 'logits.npy').exists()
-
-
 def test_fewer_examples_than_ranks(tmp_path):
     for n in (1, 2):
         few = Pairs(n)
@@ -639,27 +549,31 @@ def test_a_call_does_not_look_at_the_whole_corpus(teacher, tmp_path, monkeypatch
 # ---- what cannot be stored ----
 
 
-class Says(torch.nn.Module):
-    def __init__(self, value):
-        super().__init__()
-        self.value = value
-
-    def forward(self, input_ids):
-        return type('Outputs', (), dict(logits=torch.tensor([[0.0, self.value]]).expand(len(input_ids), 2)))
-
-
 @pytest.mark.parametrize(
-    'value, dtype, message',
+    'spec, value, dtype, words',
     [
-        (float('nan'), 'fp32', 'is not finite; train the teacher again'),
-        (float('inf'), 'bf16', 'is not finite'),
-        (1e5, 'fp16', 'does not fit fp16; use signal_dtype=fp32'),
+        (SignalSpec((2,)), float('nan'), 'fp32', 'is not finite; train the teacher again'),
+        (SignalSpec((2,)), float('inf'), 'bf16', 'is not finite'),
+        (SignalSpec((2,)), 1e5, 'fp16', 'does not fit fp16; use signal_dtype=fp32'),
+        (SignalSpec((2,), ragged=True), float('nan'), 'fp32', 'is not finite'),
+        (SignalSpec((2,), integer=True), 2**31, 'fp32', 'does not fit int32'),
+        (SignalSpec((2,), integer=True), -(2**31) - 1, 'fp32', 'does not fit int32'),
     ],
 )
-def test_numbers_that_are_refused(task, tmp_path, value, dtype, message):
-    with pytest.raises(SignalError, match=message) as e:
-        make_signal(task, Says(value), tmp_path, KEY | {'storage_dtype': dtype})
+def test_what_cannot_be_stored_is_told_by_its_example(task, teacher, tmp_path, spec, value, dtype, words):
+    def said(outputs, batch):
+        real = batch.inputs['attention_mask'].bool()
+        of = torch.from_numpy(batch.index)
+        of = of[:, None].expand(real.shape)[real] if spec.ragged else of
+        return {'said': torch.where(of == 17, value, 1)[:, None].expand(-1, 2)}
+
+    task.signal_spec, task.signal = {'said': spec}, said
+    with pytest.raises(SignalError, match=f"'said' for example 17 of 'train' {words}") as e:
+        make_signal(task, teacher, tmp_path, KEY | {'storage_dtype': dtype})
     assert '\n' not in str(e.value) and open_signal(tmp_path) is None
+    task.signal_spec = {'said': SignalSpec((3,), spec.ragged, spec.integer)}
+    with pytest.raises(SignalError, match=r"the signal 'said' of \d+ examples has the shape \(\d+, 2\)"):
+        make_signal(task, teacher, tmp_path, KEY)
 
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='the system has no /dev/full to play a full disk')
@@ -674,43 +588,6 @@ def test_a_full_disk(task, teacher, tmp_path):
 
 
 # ---- several ranks, several runs ----
-
-
-@pytest.mark.parametrize('ranks', [2, 3])
-def test_ranks_share_the_work(task, tmp_path, ranks):
-    wait, teachers, made = (
-        threading.Barrier(ranks, timeout=60),
-        [Counted(tiny_teacher()) for _ in range(ranks)],
-        {},
-    )
-
-    def one(rank):
-        made[rank] = make_signal(
-            task, teachers[rank], tmp_path, KEY, tokens=64, workers=Workers(rank, ranks, wait.wait)
-        )
-
-    for _ in range(2):  # the second time all ranks find it made
-        threads = [threading.Thread(target=one, args=(r,)) for r in range(ranks)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        calls = [t.calls for t in teachers]
-    assert sum(calls) == sum(t.calls for t in teachers) and min(calls) > 0
-    whole = task.batch('train', task.all)
-    for rank in range(ranks):
-        assert (
-            close(made[rank](whole), online_signal(task, teachers[0].inner)(whole))
-            and made[rank].meta['ranks'] == ranks
-        )
-
-
-def test_a_rank_that_wrote_nothing_is_noticed(task, teacher, tmp_path):
-    with pytest.raises(
-        SignalError, match='shard-0001-of-0002 is missing, since a rank did not write its share'
-    ):
-        make_signal(task, teacher, tmp_path, KEY, workers=Workers(0, 2))
-    assert open_signal(tmp_path) is None
 
 
 # ---- one row a token, and integers ----
@@ -785,84 +662,6 @@ def test_rows_of_tokens_go_on_after_an_interruption(teacher, tmp_path):
     assert all(same_as_online(signal, task, teacher, index) for index in ORDERS)
     flip(tmp_path / 'torn' / ONLY / '_offsets.npy')
     assert open_signal(tmp_path / 'torn') is None
-
-
-def test_an_interrupted_signal_of_other_numbers_is_begun_again(teacher, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        make_signal(EachToken(), Counted(teacher, fail_after=3), tmp_path, KEY, tokens=64)
-
-    class AsFloats(EachToken):
-        signal_spec = EACH | {'words': SignalSpec((), ragged=True)}
-
-    signal = make_signal(AsFloats(), teacher, tmp_path, KEY, tokens=64)
-    assert signal(signal_batch(AsFloats()))['words'].dtype == torch.float32
-
-
-def signal_batch(task):
-    return task.batch('train', task.all)
-
-
-def test_ranks_share_rows_of_tokens(tmp_path):
-    task = EachToken()
-    wait = threading.Barrier(2, timeout=60)
-    teachers = [Counted(tiny_teacher()) for _ in range(2)]
-    made = {}
-
-    def one(rank):
-        made[rank] = make_signal(
-            task, teachers[rank], tmp_path, KEY, tokens=64, workers=Workers(rank, 2, wait.wait)
-        )
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert all(t.calls for t in teachers)
-    assert all(same_as_online(made[rank], task, teachers[0].inner, task.all) for rank in range(2))
-
-
-def test_a_rank_that_wrote_no_integers_is_noticed(teacher, tmp_path):
-    task = EachToken()
-    task.signal_spec = {'words': EACH['words']}
-    task.signal = lambda outputs, batch: {'words': EachToken.signal(task, outputs, batch)['words']}
-    with pytest.raises(
-        SignalError, match='shard-0001-of-0002 is missing, since a rank did not write its share'
-    ):
-        make_signal(task, teacher, tmp_path, KEY, workers=Workers(0, 2))
-
-
-@pytest.mark.parametrize('value', [2**31, -(2**31) - 1])
-def test_integers_that_do_not_fit(teacher, tmp_path, value):
-    task = EachToken()
-    task.signal_spec = {'classes': SignalSpec((), integer=True)}
-    task.signal = lambda outputs, batch: {
-        'classes': torch.where(torch.from_numpy(batch.index) == 17, value, 1)
-    }
-    with pytest.raises(SignalError, match="'classes' for example 17 of 'train' does not fit int32"):
-        make_signal(task, teacher, tmp_path, KEY)
-
-
-def test_a_number_of_a_token_that_is_not_finite_is_told_by_its_example(teacher, tmp_path):
-    task = EachToken()
-    task.signal_spec = {'states': SignalSpec((), ragged=True)}
-
-    def said(outputs, batch):
-        real = batch.inputs['attention_mask'].bool()
-        of = torch.from_numpy(batch.index)[:, None].expand(real.shape)[real]
-        return {'states': torch.where(of == 17, float('nan'), 1.0)}
-
-    task.signal = said
-    with pytest.raises(SignalError, match="'states' for example 17 of 'train' is not finite"):
-        make_signal(task, teacher, tmp_path, KEY)
-
-
-def test_a_signal_of_another_shape_than_its_specification(teacher, tmp_path):
-    task = EachToken()
-    task.signal_spec = {'states': SignalSpec((3,), ragged=True)}
-    task.signal = lambda outputs, batch: {'states': outputs.logits}
-    with pytest.raises(SignalError, match=r"the signal 'states' of 41 examples has the shape \(41, 2\)"):
-        make_signal(task, teacher, tmp_path, KEY)
 
 
 def one_process(store, rank, ranks, folder, start, said):

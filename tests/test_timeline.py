@@ -1,7 +1,6 @@
 "What a record keeps of a run's samples and gradients."
 
 import json
-import random
 import pytest
 from kdnotes.telemetry.timeline import TRACE, compact_gradients, compact_timeline
 
@@ -46,49 +45,6 @@ def test_never_more_than_asked_and_always_json(n, points):
     assert max(p['host_mib'] for p in line) == n - 1 and {p['power_w'] for p in line} == {None}
 
 
-def test_rates_are_means_and_memory_is_a_maximum():
-    line = compact_timeline(
-        samples(
-            600,
-            power_w=lambda i: float(i % 10),
-            gpu_percent=lambda i: 100.0 * (i % 2),
-            device_mib=lambda i: float(i % 10),
-        )
-    )
-    assert all(p['power_w'] == 4.5 and p['gpu_percent'] == 50 and p['device_mib'] == 9 for p in line[1:-1])
-
-
-def test_a_reading_lost_on_the_way_is_left_out_of_the_mean():
-    line = compact_timeline(samples(600, power_w=lambda i: None if i % 2 else 7.0))
-    assert {p['power_w'] for p in line} == {7.0}
-
-
-def test_samples_with_unknown_or_missing_keys_are_read():
-    assert compact_timeline([dict(elapsed_s=0.0, temperature_c=60), dict(elapsed_s=1.0)])[0].keys() == {
-        'elapsed_s',
-        *TRACE,
-    }
-
-
-def test_only_the_last_session_is_kept():
-    assert compact_timeline(samples(90) + samples(20) + samples(40, host_mib=float)) == compact_timeline(
-        samples(40, host_mib=float)
-    )
-
-
-def test_of_several_ranks_the_first_is_shown():
-    first = samples(50, cpu_percent=lambda i: 90.0)
-    second = [s | dict(rank=1) for s in samples(70, cpu_percent=lambda i: 10.0)]
-    assert compact_timeline([s for pair in zip(second, first) for s in pair]) == compact_timeline(first)
-
-
-def test_asking_for_nothing_is_refused():
-    with pytest.raises(ValueError, match='points=0'):
-        compact_timeline([], 0)
-    with pytest.raises(ValueError, match='moments=0'):
-        compact_gradients([], 0)
-
-
 @pytest.mark.parametrize(
     'moments, steps', [(1, [90]), (2, [0, 90]), (3, [0, 40, 90]), (20, list(range(0, 100, 10)))]
 )
@@ -113,13 +69,3 @@ def test_a_step_done_again_after_a_resume_counts_once():
 def test_bins_are_two_exponents_wide_from_an_even_one(first, counts, start, shares):
     layer = compact_gradients([row(1, counts, first)])[0]['layers'][0]
     assert (layer['log2_from'], layer['shares']) == (start, shares)
-
-
-def test_any_counts_keep_their_sum():
-    rng = random.Random(3)
-    for _ in range(50):
-        counts = [rng.randrange(1000) for _ in range(rng.randrange(1, 90))]
-        layer = compact_gradients([row(1, counts, rng.randrange(-126, 40))])[0]['layers'][0]
-        assert layer['log2_from'] % 2 == 0 and sum(layer['shares']) == pytest.approx(
-            sum(counts) / 8, rel=1e-3
-        )

@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 import torch
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
-from kdnotes.core.arms import MODES
-from kdnotes.core.config import ConfigError, flat as flat_values, make_config
-from kdnotes.core.resolve import Machine, resolve, run_id, settings
+from kdnotes.core.config import ConfigError, make_config
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
-from kdnotes.experiment.plan import make_task, plan
 from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
 from kdnotes.distill.teacher_cache import online_signal
-from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps, train
-from parity import intermediate, ranked_corpus, ranked_task, tiny_narrow
+from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps
+from parity import intermediate, ranked_task, tiny_narrow
 
 CPU = Runtime(torch.device('cpu'), 'fp32')
 
@@ -57,38 +54,6 @@ def in_plain_torch(task, signal, loss):
     value = loss(student(**batch.inputs).logits, signal(batch)['logits'], batch)
     value.backward()
     return value.item(), flat(p.grad for p in student.parameters())
-
-
-@pytest.mark.parametrize('mode', MODES)
-def test_what_is_off_has_no_name(mode):
-    "The run_ids of runs made before these settings existed."
-    config = resolve(make_config(mode=mode), Machine('cpu', 2), 'embedded')
-    assert not OFF.keys() & settings(config).keys()
-    assert {k: flat_values(config)[k] for k in OFF} == OFF
-
-
-@pytest.mark.parametrize(
-    'asked',
-    [
-        dict(dialect='textbrewer'),
-        dict(min_probability=0.1),
-        dict(top_k=1),
-        dict(ranking_loss='ranknet'),
-        dict(ranking_loss='ranknet', ranking_weight=2.0),
-        ONLINE,
-        ONLINE | dict(hidden_weight=2.0),
-        ONLINE | dict(hidden_layers=(0, 1, 2)),
-        dict(signal='online', relation_loss='values'),
-    ],
-    ids=str,
-)
-def test_what_is_on_is_another_run(asked):
-    def name(**more):
-        return run_id(resolve(make_config(mode='full_kd', **more), Machine('cpu', 2), 'embedded'), 'c', {}, 1)
-
-    assert name(**asked) != name(signal=asked.get('signal', 'cached')) and make_config(
-        **make_config(mode='full_kd', **asked).model_dump()
-    ) == make_config(mode='full_kd', **asked)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +107,6 @@ def test_bad_combinations_are_refused(asked, sentence):
     with pytest.raises(ConfigError) as e:
         make_config(**asked)
     assert sentence in str(e.value) and '\n' not in str(e.value)
-
-
-def test_ranknet_needs_no_teacher():
-    config = tiny_config('full_student', ranking_loss='ranknet')
-    assert loss_weights(ranked_task('ranknet'), config) == {'hard': 1.0, 'ranking': 1.0}
-    losses, _ = gradient(ranked_task('ranknet'), config)
-    assert losses.keys() == {'hard', 'ranking', 'total'} and losses['total'] == pytest.approx(
-        losses['hard'] + losses['ranking']
-    )
 
 
 @pytest.mark.parametrize('dialect', DIALECTS)
@@ -247,17 +203,6 @@ def test_weight_0_is_the_control_with_the_same_steps():
     assert gradient(task, control, index=index)[0]['ranking'] > 0.1, 'told, and not minimised'
 
 
-def test_the_configuration_reaches_the_task():
-    task = make_task(
-        tiny_config('full_kd', min_probability=0.2, top_k=1, ranking_loss='margin_mse'), ranked_corpus()
-    )
-    assert (task.soft.min_probability, task.soft.top_k) == (
-        0.2,
-        1,
-    ) and task.settings.ranking_loss == 'margin_mse'
-    assert (task.groups('train') == task.questions['train'].of).all()
-
-
 def in_plain_torch_with_intermediate(student, teacher, config, projections, relation_heads):
     "Total loss of all training examples at once, layer by layer."
     batch = SameWord().batch('train', np.arange(25))
@@ -323,36 +268,3 @@ def test_losses_on_intermediate_layers_are_what_plain_torch_computes(hidden, stu
     if ours.projections:
         assert min(p.grad.abs().max() for p in ours.projections.parameters()) > 1e-3
     assert (ours.projections is None) == (student is not tiny_narrow)
-
-
-def test_a_training_comes_nearer_to_intermediate_layers():
-    config, rows, student = tiny_config('full_kd', **intermediate('cosine', epochs=12)), [], tiny_narrow()
-    train(
-        SameWord(),
-        student,
-        config,
-        CPU,
-        lambda kind, **values: rows.append(values['losses']) if kind == 'step' else None,
-        online_teacher(SameWord(), tiny_teacher(), config),
-    )
-    assert (
-        rows[0].keys() == {'hard', 'soft', 'hidden', 'relation'}
-        and np.mean([r['hidden'] for r in rows[-5:]]) < 0.6 * rows[0]['hidden']
-    )
-    assert not any(module._forward_hooks for module in value_projections(student)), 'nothing is left in it'
-
-
-def test_a_signal_without_intermediate_layers_is_refused():
-    config = tiny_config('full_kd', **intermediate('mse'))
-    with pytest.raises(ConfigError, match='make it with kdnotes.distill.intermediate.online_teacher'):
-        train(SameWord(), tiny_bert(), config, CPU, QUIET, online_signal(SameWord(), tiny_teacher()))
-
-
-def test_layers_the_teacher_has_not_are_refused_before_it_is_trained():
-    with pytest.raises(
-        ConfigError, match='hidden_layers=.*must be numbers from 0 to 5, since the teacher .* has 6 layers'
-    ):
-        plan(
-            make_config(mode='full_kd', corpus='embedded', **ONLINE, hidden_layers=(1, 3, 6)),
-            Machine('cpu', 2),
-        )

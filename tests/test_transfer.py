@@ -2,19 +2,14 @@
 and the pairs made of the real SQuAD, where there is a copy.
 """
 
-import numpy as np
 import pytest
-from kdnotes.tasks.answer_selection import CORPORA
-from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
-from kdnotes.tasks.ranking_metrics import counts
-from kdnotes.analysis.compare import attribute, label
+from kdnotes.analysis.compare import attribute
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.answer_selection import SQUAD_FILES, TSV_COLUMNS
-from kdnotes.tasks.sources import SPLITS, load_corpus, local_copy
+from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
-from kdnotes.distill.models import load_tokenizer
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.records.store import RunFolder
 from kdnotes.tasks.squad import from_hub, read_squad
@@ -81,13 +76,6 @@ def test_a_transferred_student_is_taught_by_the_transferred_teacher(corpus):
     assert p.transfer.initial == dict(teacher_run_id=p.transfer.teacher.run_id, layers=[1, 3, 5])
     with pytest.raises(ConfigError, match='needs transfer=<corpus>'):
         make_config(mode='full_kd', student_init='transferred')
-
-
-def test_transfer_is_a_factor():
-    a = make_record(mode='full_student')
-    b = make_record(mode='full_student', transfer='squad1')
-    a, b = (r | dict(factors=r['factors'] | dict(transfer=t)) for r, t in ((a, None), (b, 'squad1')))
-    assert attribute(a, b).factor == 'transfer' and 'effect of transfer' in label(attribute(a, b))
 
 
 def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
@@ -179,32 +167,3 @@ def test_weights_and_head_are_handed_on(corpus):
     )
     # and the baseline's from the teacher's, head included
     assert baseline['initial']['start_sha256'] == teacher['model_sha256']
-
-
-def test_a_title_stands_before_each_sentence():
-    corpus = load_corpus('answer_selection', 'embedded')
-    tokenizer = load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
-    plain = AnswerSelection(corpus)
-    titled = AnswerSelection(
-        corpus, settings=AnswerSelectionSettings(train_questions='all', document_title=True)
-    )
-    for task in (plain, titled):
-        task.encode(tokenizer)
-    row = corpus.splits['dev'][0]
-    text = tokenizer.decode(titled.batch('dev', np.array([0])).inputs['input_ids'][0])
-    assert (
-        f"{row['document_title']} :".lower() in text
-        and f"{row['document_title']} :".lower()
-        not in tokenizer.decode(plain.batch('dev', np.array([0])).inputs['input_ids'][0])
-    )
-
-
-def test_pairs_of_the_real_squad(corpora):
-    if not local_copy('squad1', CORPORA):
-        pytest.skip('no copy of SQuAD 1.1 in $KDNOTES_DATA/squad1')
-    squad = load_corpus('answer_selection', 'squad1')
-    n = counts(squad)
-    assert (n.clean == n.questions).all() and n.questions['train'] > 30_000 and squad.name == 'squad1'
-    titles = [{r['document_title'] for r in squad.splits[s]} for s in SPLITS]
-    assert sum(map(len, titles)) == len(set.union(*titles)) == 442  # an article is in one split
-    assert 0.15 < n.positives['train'] / n.pairs['train'] < 0.25  # about five sentences a paragraph

@@ -558,6 +558,17 @@ class RunConfig(BaseModel):
         return self
 
 # %% ../../nbs/core/02_config.ipynb #1275b11d
+def _refuse_given(
+    config: RunConfig,
+    names: Iterable[str],  # of parameters
+    why: str,  # follows the name and the value of the first that is not at its default
+) -> None:
+    "Refuse what a run like this does not read."
+    for name in names:
+        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
+            raise ValueError(f'{name}={shown(value)} {why}')
+
+
 def _check_shape(config: RunConfig) -> None:
     "Refuse a shape of the student that says two things, or that chooses among nothing."
     if config.layers is not None and config.student_layers is not None:
@@ -566,9 +577,8 @@ def _check_shape(config: RunConfig) -> None:
             'the student has; leave one of them out'
         )
     if config.heads is None:
-        for name in ('head_choice', 'pruning_seed'):
-            if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-                raise ValueError(f'{name}={value!r} chooses no heads; say with heads=<n> how many stay')
+        why = 'chooses no heads; say with heads=<n> how many stay'
+        _refuse_given(config, ('head_choice', 'pruning_seed'), why)
     if config.head_choice == 'importance' and config.pruning_seed != 42:
         raise ValueError(
             f"pruning_seed={config.pruning_seed} draws no heads with head_choice='importance'; "
@@ -661,12 +671,8 @@ def _check_losses(config: RunConfig) -> None:
             "unlabelled='rest' are the training rows that labels=<n> leaves without a label; give labels too"
         )
     if not MODES[config.mode].kd:
-        for name in NEED_TEACHER:
-            if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-                raise ValueError(
-                    f'{name}={value!r} needs a teacher, and mode={config.mode!r} learns from none; '
-                    'use a KD mode'
-                )
+        why = f'needs a teacher, and mode={config.mode!r} learns from none; use a KD mode'
+        _refuse_given(config, NEED_TEACHER, why)
     for name in ('hidden', 'relation'):
         if getattr(config, f'{name}_loss') == 'none' and (weight := getattr(config, f'{name}_weight')) != 1:
             raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
@@ -676,9 +682,7 @@ def _check_losses(config: RunConfig) -> None:
             f"signal='cached' keeps the teacher's outputs of one epoch, and the batches of "
             f"task={config.task!r} change with the epoch; use signal='online'"
         )
-    for name in sorted(info.unread):
-        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-            raise ValueError(f'{name}={value!r} is not read by task={config.task!r}; leave it out')
+    _refuse_given(config, sorted(info.unread), f'is not read by task={config.task!r}; leave it out')
     if config.dialect != 'canonical' and (config.top_k or config.min_probability):
         raise ValueError(
             f"dialect={config.dialect!r} knows no soft targets that are cut off; "
@@ -766,18 +770,10 @@ def _check_teacher(config: RunConfig) -> None:
     "Refuse to change a teacher that there is not."
     if needs_teacher(config):
         return
-    for name in ('teacher_setting', *teacher_changes()):
-        value = getattr(config, name)
-        if value != RunConfig.model_fields[name].default:
-            start = (
-                f' with student_init={config.student_init!r}'
-                if MODES[config.mode].network == 'student'
-                else ''
-            )
-            raise ValueError(
-                f'{name}={value!r} changes the teacher, and mode={config.mode!r}{start} has none; '
-                'leave it out'
-            )
+    student = MODES[config.mode].network == 'student'
+    who = f'mode={config.mode!r}' + f' with student_init={config.student_init!r}' * student
+    names = ('teacher_setting', *teacher_changes())
+    _refuse_given(config, names, f'changes the teacher, and {who} has none; leave it out')
 
 # %% ../../nbs/core/02_config.ipynb #3c5e1f02
 def _check_given(config: RunConfig) -> None:
@@ -839,12 +835,8 @@ def _check_scores(config: RunConfig) -> None:
         )
     if not named:
         raise ValueError("teacher_mode='scores' needs columns='teacher=<column of the scores>'")
-    for name in _OF_A_MODEL:
-        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-            raise ValueError(
-                f"{name}={value!r} is about a teacher's model, and with teacher_mode='scores' there is none; "
-                'leave it out'
-            )
+    why = "is about a teacher's model, and with teacher_mode='scores' there is none; leave it out"
+    _refuse_given(config, _OF_A_MODEL, why)
 
 
 def _check_no_scores(config: RunConfig, named: bool) -> None:
@@ -855,13 +847,10 @@ def _check_no_scores(config: RunConfig, named: bool) -> None:
             f"teacher_mode={config.teacher_mode!r} does not read them; use teacher_mode='scores', or leave "
             'them out of columns'
         )
-    of_several = () if config.teachers else ('teachers_mean', 'teachers_weights')
-    for name in ('scores_are', *of_several):
-        if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-            raise ValueError(
-                f"{name}={shown(value)} is read with teacher_mode='scores'"
-                f'{" or several teachers" * (name != "scores_are")}; leave it out'
-            )
+    _refuse_given(config, ('scores_are',), "is read with teacher_mode='scores'; leave it out")
+    if not config.teachers:
+        why = "is read with teacher_mode='scores' or several teachers; leave it out"
+        _refuse_given(config, ('teachers_mean', 'teachers_weights'), why)
 
 
 def _check_teachers(config: RunConfig) -> None:

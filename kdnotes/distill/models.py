@@ -290,6 +290,22 @@ def find_model(
         )
     return _find_hub(name, 'give the folder of a saved model')
 
+
+def _remembered(function: Callable) -> Callable:  # of a source as for `find_model`, and of what can be hashed
+    "Runs of a study ask the same of a model again and again: an answer stays as long as the files do."
+
+    @functools.lru_cache(maxsize=16)
+    def kept(source, files, *given):
+        return function(source, *given)
+
+    @functools.wraps(function)
+    def asked(source, *given):
+        files = sorted(path for path in find_model(source).iterdir() if path.is_file())
+        given = (tuple(of) if isinstance(of, list) else of for of in given)
+        return kept(str(source), tuple((path, *_state(path)) for path in files), *given)
+
+    return asked
+
 # %% ../../nbs/distill/02_models.ipynb #294cf59d
 def source_sha256(
     source: str | Path,  # as for `find_model`
@@ -489,21 +505,12 @@ def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit 
     return positions - padding[0] - 1 if positions is not None and padding else positions
 
 
+@_remembered
 def longest_text(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # tokens; None: no limit is known
-    "How long the texts of a model may be."
+    "How long texts may be; refuses a config that does not fit its weights, and a model that cannot be run."
     folder = find_model(source)
-    files = [folder / 'config.json', *weight_files(folder)]
-    return _longest_of(folder, tuple((str(path), *_state(path)) for path in files))
-
-
-@functools.lru_cache(maxsize=16)
-def _longest_of(
-    folder: Path,
-    files: tuple,  # that it depends on, and their states: runs of a study ask again and again
-) -> int | None:
-    "As `longest_text`; refuses a config that does not fit its weights, and a model that cannot be run."
     config = load_config(folder)
     model = _check_builds(folder, config)
     _check_sizes(folder, model)
@@ -579,14 +586,14 @@ def one_vocabulary(
     other: str | Path,  # of another model
 ) -> bool:
     "Do two models read the same token ids?"
-    return source == other or _one_vocabulary(*((str(of), vocabulary_sha256(of)) for of in (source, other)))
+    return source == other or _tokens_of(source) == _tokens_of(other)
 
 
-@functools.lru_cache(maxsize=16)  # all plans of a study ask about the same two
-def _one_vocabulary(*files: tuple[str, str]) -> bool:
-    first, second = (load_tokenizer(source) for source, _ in files)
-    roles = all(getattr(first, role) == getattr(second, role) for role in _ROLES)
-    return roles and first.get_vocab() == second.get_vocab()
+@_remembered
+def _tokens_of(source: str | Path) -> tuple[list, dict]:
+    "A tokenizer's tokens by their roles, and all of them with their ids."
+    tokenizer = load_tokenizer(source)
+    return [getattr(tokenizer, role) for role in _ROLES], tokenizer.get_vocab()
 
 
 def reads_as(
@@ -935,9 +942,7 @@ def new_head(
     source: str | Path,  # as for `find_model`
 ) -> str:  # '': it has none, or the task's
     "That the head in a model's file has other outputs than the task, and is not taken."
-    folder = find_model(source)
-    files = tuple((str(path), *_state(path)) for path in (folder / 'config.json', *weight_files(folder)))
-    found = _head_in_file(folder, files, task.auto_class, task.model_kwargs.get('num_labels'))
+    found = _head_in_file(source, task.auto_class, task.model_kwargs.get('num_labels'))
     if not found:
         return ''
     outputs, asked = found
@@ -947,17 +952,16 @@ def new_head(
     )
 
 
-@functools.lru_cache(maxsize=16)  # as of `_longest_of`
+@_remembered
 def _head_in_file(
-    folder: Path,
-    files: tuple,  # that it depends on, and their states
+    source: str | Path,
     auto_class: str,
     asked: int | None,  # outputs; None: as many as the config says
 ) -> tuple[int, int] | None:  # outputs in the file and those asked for; None: the same, or no head
     "How many outputs a model's head has, where a task has others."
-    config = load_config(folder)
+    config = load_config(source)
     config.num_labels = config.num_labels if asked is None else asked
-    found = _outputs_in_file(build_model(config, auto_class), _stored(folder))
+    found = _outputs_in_file(build_model(config, auto_class), _stored(find_model(source)))
     return (next(iter(found.values())), config.num_labels) if found else None
 
 # %% ../../nbs/distill/02_models.ipynb #3c5e1f12
@@ -965,26 +969,31 @@ def two_outputs(
     model: nn.Module,  # a classifier of transformers with one output z; changed in place
 ) -> nn.Module:  # the same, with the outputs 0 and z
     "A head of one output as one of two classes, exactly: the softmax of 0 and z is the sigmoid of z."
-    heads = [
+    name, one = _last_layer(model, 1, 'with one output to make two of; give a model with two')
+    return _with_head(model, name, picked(one, rows=[-1, 0]))
+
+
+def _last_layer(
+    model: nn.Module,
+    outputs: int,
+    advice: str,  # which one is missing, and what to do
+) -> tuple[str, nn.Linear]:  # its path
+    "The last linear layer of so many outputs: the head's."
+    found = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == 1
+        if isinstance(module, nn.Linear) and module.out_features == outputs
     ]
-    if not heads:
-        raise ModelError(
-            f'{type(model).__name__} has no linear layer with one output to make two of; '
-            'give a model with two'
-        )
-    name, one = heads[-1]
-    two = nn.utils.skip_init(nn.Linear, one.in_features, 2, bias=one.bias is not None, dtype=one.weight.dtype)
-    with torch.no_grad():
-        for new, old in zip(two.parameters(), one.parameters()):
-            new.zero_()
-            new[1] = old[0]
-    model.set_submodule(name, two.train(one.training))
-    model.config.num_labels = 2
+    if not found:
+        raise ModelError(f'{type(model).__name__} has no linear layer {advice}')
+    return found[-1]
+
+
+def _with_head(model: nn.Module, name: str, head: nn.Linear) -> nn.Module:
+    "A model with another layer of outputs, which its config knows."
+    model.set_submodule(name, head)
+    model.num_labels = model.config.num_labels = head.out_features
     model.config.problem_type = None
-    model.num_labels = 2
     return model
 
 
@@ -993,27 +1002,14 @@ def one_output(
 ) -> nn.Module:  # a copy with the output right - wrong
     "A head of two classes as one output that orders examples as their softmax does."
     made = copy.deepcopy(model)
-    heads = [
-        (name, module)
-        for name, module in made.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == made.config.num_labels
-    ]
     if made.config.num_labels == 1:
         return made
-    if made.config.num_labels != 2 or not heads:
-        raise ModelError(
-            f'{type(model).__name__} has no linear layer of two outputs to make one of; give a model with two'
-        )
-    name, two = heads[-1]
-    one = nn.utils.skip_init(nn.Linear, two.in_features, 1, bias=two.bias is not None, dtype=two.weight.dtype)
+    name, two = _last_layer(made, 2, 'of two outputs to make one of; give a model with two')
+    one = picked(two, rows=[1])
     with torch.no_grad():
-        for new, old in zip(one.parameters(), two.parameters()):
-            new.copy_(old[1:] - old[:1])
-    made.set_submodule(name, one.train(two.training))
-    made.config.num_labels = 1
-    made.config.problem_type = None
-    made.num_labels = 1
-    return made
+        for right, both in zip(one.parameters(), two.parameters()):
+            right.sub_(both[:1])
+    return _with_head(made, name, one)
 
 
 def load_given(
@@ -1058,17 +1054,8 @@ def _by_name(
 
 def _put_in_order(model: nn.Module, order: Sequence[int]) -> None:
     "Give a classifier its outputs in another order."
-    heads = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == len(order)
-    ]
-    if not heads:
-        raise ModelError(
-            f'{type(model).__name__} has no linear layer of {len(order)} outputs to put in the order of the '
-            'labels; rename the labels of the corpus'
-        )
-    name, last = heads[-1]
+    advice = f'of {len(order)} outputs to put in the order of the labels; rename the labels of the corpus'
+    name, last = _last_layer(model, len(order), advice)
     model.set_submodule(name, picked(last, rows=order))
     names = [model.config.id2label[i] for i in order]
     model.config.id2label = dict(enumerate(names))
@@ -1086,6 +1073,7 @@ def own_names(
     return [] if none or len(named) != len(labels) or _by_name(config, labels) else named
 
 
+@_remembered
 def answers_of_given(
     source: str | Path,  # as for `find_model`
     auto_class: str,  # the transformers head
@@ -1095,18 +1083,8 @@ def answers_of_given(
     max_length: int,  # tokens
 ) -> torch.Tensor:  # (n, labels)
     "What a given model says of some texts."
-    files = (str(source), source_sha256(source), config_sha256(source), vocabulary_sha256(source))
-    texts = (tuple(first), None if second is None else tuple(second))
-    return _answers_of(files, auto_class, tuple(labels), *texts, max_length)
-
-
-@functools.lru_cache(maxsize=8)
-def _answers_of(
-    files: tuple, auto_class: str, labels: tuple, first: tuple, second: tuple | None, max_length: int
-) -> torch.Tensor:
-    "As `answers_of_given`; runs of a study ask about the same files again and again."
-    model = load_given(files[0], auto_class, labels).eval()
-    tokenizer = load_tokenizer(files[0])
+    model = load_given(source, auto_class, labels).eval()
+    tokenizer = load_tokenizer(source)
     ids, begin = encode_pairs(tokenizer, first, second, max_length)
     with torch.no_grad():
         found = [
@@ -1161,7 +1139,6 @@ def check_given(
     ranks: bool = False,  # does the task compare scores with each other alone? then a number is as good
 ) -> None:
     "Refuse a model that cannot be taken as it is, in seconds."
-    folder = find_model(source)
     config = load_config(source)  # a broken one would be called the tokenizer's fault
     numbers = labels and config.problem_type == 'regression'
     if numbers and not (ranks and config.num_labels == 1):
@@ -1171,9 +1148,7 @@ def check_given(
             'give a model that was trained on classes'
         )
     words = len(load_tokenizer(source))
-    config_file = sha256_file(folder / 'config.json')
-    names = None if labels is None else tuple(labels)
-    known = _given_words(str(source), source_sha256(source), config_file, auto_class, names)
+    known = _given_words(source, auto_class, labels)
     if known is not None and words > known:
         raise ModelError(
             f'{source!s} has embeddings of {known} words, and its tokenizer has {words}; '
@@ -1181,11 +1156,9 @@ def check_given(
         )
 
 
-@functools.lru_cache(maxsize=8)
-def _given_words(
-    source: str, weights: str, config_file: str, auto_class: str, labels: tuple[str, ...] | None
-) -> int | None:
-    "The size of a given model's vocabulary; runs of a study ask about the same files again and again."
+@_remembered
+def _given_words(source: str | Path, auto_class: str, labels: Sequence[str] | None) -> int | None:
+    "The size of a given model's vocabulary."
     return getattr(load_given(source, auto_class, labels).config, 'vocab_size', None)
 
 # %% ../../nbs/distill/02_models.ipynb #86ce03f2
@@ -1451,9 +1424,8 @@ def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[st
         try:
             student = as_configured(type(model)(student_config(model.config, layers)))
         except Exception as e:  # an architecture whose config cannot have these layers
-            reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
             raise ModelError(
-                f'{type(model).__name__} cannot be made of layers {list(layers)}: {reason.rstrip(".")}; '
+                f'{type(model).__name__} cannot be made of layers {list(layers)}: {_first_line(e)}; '
                 'choose other student_layers'
             ) from e
     weights, left_out = _student_weights(model, student, layers)
@@ -1536,10 +1508,8 @@ def check_reload(
             )
         again = build_model(config, auto_class)
     except Exception as e:
-        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
         raise ModelError(
-            f'a student of {name} cannot be saved and loaded again: {reason.rstrip(".")}; '
-            'choose another teacher'
+            f'a student of {name} cannot be saved and loaded again: {_first_line(e)}; choose another teacher'
         ) from e
     before, after = (
         {k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config)
