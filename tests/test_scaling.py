@@ -17,7 +17,7 @@ from tiny_lm import LENGTH, tiny_lm, tiny_lm_config, tiny_task
 from bench import scaling
 from kdnotes.analysis.steptime import ring_all_reduce_s
 from bench.contestants import BenchError
-from kdnotes.analysis.scaling_results import sentences
+from bench.scaling import sentences
 from kdnotes.core.files import read_json, write_json
 from kdnotes.core.resolve import Machine
 
@@ -147,7 +147,7 @@ def test_a_step_is_synchronised_once_or_at_each_micro_batch(measured):
 
 @pytest.mark.exhaustive
 def test_every_table_says_what_was_measured(measured):
-    text = scaling.text(measured[1])
+    text = scaling.text(measured[1], {})
     assert 'synchronisation is measured, not speed-up' in text and 'simulated' in text
     assert {g['what'] for g in measured[1]['gains']} == {'gradient_sync', 'efficiency, weak'}
 
