@@ -222,6 +222,7 @@ def weights_of(record: dict) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_online_is_cached_and_two_ranks_are_one(tmp_path):
     "The ranks are processes: each encodes for both networks."
     teacher = family(tmp_path / 'teacher', 'roberta')
