@@ -10,6 +10,7 @@ import re
 import shutil
 import string
 import tracemalloc
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
@@ -35,14 +36,13 @@ from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, l
 from kdnotes.experiment.card import snippet
 from kdnotes.records.store import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
+from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (
     ExtractiveQA,
     ExtractiveQASettings,
-    Targets,
     answerable,
     best_spans,
     check_tokens,
-    make,
     span_logits,
 )
 from kdnotes.tasks.passages import (
@@ -647,7 +647,7 @@ def test_the_best_span_is_the_best_of_all():
 def small(tokenizer):
     "A few embedded questions in short windows."
     settings = ExtractiveQASettings(stride=16, soft_weight=0.3, hard_weight=0.9)
-    task = ExtractiveQA(load_by_rules(CORPORA, 'embedded'), 64, settings, Targets(2.0, 0.3, 0.9), smoke=True)
+    task = ExtractiveQA(load_by_rules(CORPORA, 'embedded'), 64, settings, smoke=True)
     task.encode(tokenizer)
     return task
 
@@ -713,11 +713,8 @@ def test_a_teacher_s_padding_is_not_learnt(small):
 
 def test_cut_off_soft_targets(small):
     batch = small.batch('train', np.arange(4))
-    targets = Targets(1.0, 1.0, 0.0, top_k=2)
-    task = ExtractiveQA(
-        load_by_rules(CORPORA, 'embedded'), 64, ExtractiveQASettings(stride=16), targets, smoke=True
-    )
-    task.windows, task.labels, task.pad_id = small.windows, small.labels, small.pad_id
+    task = copy(small)
+    task.soft = SoftTargets(temperature=1.0, top_k=2)
     student = said(batch, 0)
     teacher = said(batch, 1)
     found = task.loss_terms(student, batch, task.signal(teacher, batch))['soft'][0]
@@ -832,7 +829,7 @@ def test_weights_reach_the_loss():
     for soft, hard in ((1e-7, 0.999), (1.0, 0.0)):
         config = make_config(task=TASK, mode='full_kd', corpus='embedded', soft_weight=soft, hard_weight=hard)
         config = resolve(config, Machine('cpu', cores=2), 'embedded')
-        task = make(load_by_rules(CORPORA, 'embedded'), config)
+        task = ExtractiveQA.made(load_by_rules(CORPORA, 'embedded'), config)
         assert task.loss_weights(True) == dict(hard=hard, soft=soft)
 
 
@@ -975,7 +972,7 @@ def test_more_likeliest_tokens_than_a_window_has(small):
     batch = small.batch('train', np.arange(4))
     width = batch.inputs['input_ids'].shape[1]
     student, teacher = (span_logits(said(batch, seed), batch)[0] for seed in (0, 1))
-    whole, wide = (Targets(2.0, top_k=k).loss(student, teacher) for k in (None, width + 500))
+    whole, wide = (SoftTargets(2.0, top_k=k).loss(student, teacher) for k in (None, width + 500))
     assert wide.item() == pytest.approx(whole.item(), rel=1e-6)
 
 

@@ -20,7 +20,7 @@ from kdnotes.experiment.predict import find_source, predict
 from kdnotes.experiment.score import model_source
 from kdnotes.records.schema import RecordError
 from kdnotes.records.store import RunFolder, find_record, predictions
-from kdnotes.tasks.base import INPUTS
+from kdnotes.tasks.asked import INPUTS
 from kdnotes.tasks.sources import load_corpus
 
 

@@ -110,7 +110,7 @@ def batch(made):
 
 def test_the_row_of_the_registry(made):
     info = made.info
-    assert info.name == made.task.name and TASKS[info.name] == info.make.__module__
+    assert info.name == made.task.name and TASKS[info.name] == type(made.task).__module__
     assert info.unit_name and info.unit_name == info.unit_name.strip()
     assert {'epochs', 'learning_rate', 'warmup_fraction'} <= set(
         info.default_setting('embedded', 'teacher', 'none')

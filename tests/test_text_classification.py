@@ -17,7 +17,7 @@ from kdnotes.experiment.shown import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
-from kdnotes.tasks.text_classification import CORPORA, class_names
+from kdnotes.tasks.labelled_texts import CORPORA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
 from test_doctor import write_model

@@ -4,14 +4,14 @@ and the pairs made of the real SQuAD, where there is a copy.
 
 import numpy as np
 import pytest
-from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.analysis.compare import attribute, label
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
-from kdnotes.tasks.answer_selection import SQUAD_FILES, TSV_COLUMNS
+from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, load_corpus, local_copy
 from kdnotes.experiment.launch import execute
 from kdnotes.distill.models import load_tokenizer

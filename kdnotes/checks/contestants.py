@@ -48,7 +48,8 @@ from ..distill.teacher_cache import key_parts, make_signal, online_signal, open_
 from ..train.latency import median_ms
 from ..train.loop import ModelForward, evaluate, schedule_steps, train, with_steps
 from ..train.precision import set_matmul_precision
-from ..tasks.base import Reader, Task, TaskInfo, TaskView
+from ..tasks.asked import Reader
+from ..tasks.base import Task, TaskInfo, TaskView
 
 # %% auto #0
 __all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'GROUPS', 'HEATS',
