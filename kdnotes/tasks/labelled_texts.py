@@ -29,8 +29,9 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'fingerprint', 'class_names', 'label_numbers',
-           'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics', 'of_group', 'shared_tenths']
+__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'fingerprint', 'class_names', 'number_of',
+           'label_numbers', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics', 'of_group',
+           'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -171,7 +172,7 @@ def class_names(
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def _number(text: str) -> float | None:
+def number_of(text: str) -> float | None:
     "A number that float32 can hold; None: the text is none, as people write them."
     if not re.fullmatch(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?', text, re.ASCII):
         return None
@@ -201,7 +202,7 @@ def _is_no_label(
     if label != '-1':
         return label.casefold() in _NO_LABEL
     others = classes - {label}
-    numbers = {other for other in others if _number(other) is not None}
+    numbers = {other for other in others if number_of(other) is not None}
     small = label in classes and (others == {'0', '1'} or len(others) == 1 and numbers)  # -1, 0, 1 or -1, 1
     return not small and all(other.isdigit() for other in numbers)
 
@@ -230,7 +231,7 @@ def _check_numbers(corpus: Corpus) -> None:
         )
 
     for split, i, label in labels():
-        if _number(label) is None:
+        if number_of(label) is None:
             raise CorpusError(
                 f'{_label_of(corpus, split, i)} is no number, and target=number needs one of at most '
                 '3.4e38; correct it, or use target=classes'
@@ -281,7 +282,7 @@ def check_labels(
 
 def _are_fractions(names: list[str]) -> bool:
     "Are classes numbers, and some of them no whole ones?"
-    return all(_number(name) is not None for name in names) and any('.' in name for name in names)
+    return all(number_of(name) is not None for name in names) and any('.' in name for name in names)
 
 
 _AS_NUMBERS = 'labels like these are numbers, which target=number learns as such'

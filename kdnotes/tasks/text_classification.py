@@ -60,6 +60,7 @@ class TextClassification(Task):
 
     name = 'text_classification'
     settings = TextClassificationSettings()
+    primary = base.Primary('test', 'mse', False)  # of a number
 
     def take(self, corpus: Corpus) -> None:
         "Rows, and labels: numbers of classes, or standardised numbers."
@@ -69,7 +70,7 @@ class TextClassification(Task):
             if split in SPLITS
         }
         train = corpus.splits['train']  # also in a smoke run
-        self.classes = class_names(train) if self.settings.target == 'classes' else []
+        self.classes = self.classes_of(train)
         self.head_labels = tuple(self.classes)
         self.outputs = len(self.classes) or 1
         self.model_kwargs = {'num_labels': self.outputs}
@@ -79,6 +80,14 @@ class TextClassification(Task):
         else:
             self._take_numbers(label_numbers(train))
         self.add_unlabelled(corpus)
+
+    def classes_of(self, rows: Rows) -> list[str]:  # [] where labels are numbers
+        "The classes that rows have."
+        return class_names(rows) if self.settings.target == 'classes' else []
+
+    def scale(self, values: np.ndarray) -> tuple[float, float]:
+        "What is taken from a number, and by what that is divided: mean and deviation of the training split."
+        return float(values.mean()), float(values.std())
 
     def _take_classes(self) -> None:
         "Labels as numbers of classes, and their share in the training split."
@@ -97,10 +106,8 @@ class TextClassification(Task):
         self,
         values: np.ndarray,  # of the training split
     ) -> None:
-        "Labels in units of the training split's deviation from its mean."
-        self.primary = base.Primary('test', 'mse', False)
-        self.mean = float(values.mean())
-        self.deviation = float(values.std())
+        "Standardised labels."
+        self.mean, self.deviation = self.scale(values)
         # the output times the deviation, plus the mean, is the number
         self.head_config = dict(
             problem_type='regression', target_mean=self.mean, target_deviation=self.deviation
