@@ -28,7 +28,7 @@ from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
-from kdnotes.core.config import flat, make_config
+from kdnotes.core.config import make_config
 from kdnotes.core.files import FileError
 from kdnotes.distill.model_settings import head_dropout
 from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
@@ -840,33 +840,6 @@ def test_qa_dropout_is_before_the_head_and_nowhere_else(tmp_path, kind):
             module.p = 0.0
     trained = models[1].train()
     assert not torch.equal(trained(**ids).start_logits, trained(**ids).start_logits)
-
-
-def test_the_published_baseline_setting():
-    config = make_config(task=TASK, mode='mixed_kd', corpus='embedded', preset='sigopt_baseline')
-    values = flat(config)
-    published = dict(
-        adam_epsilon=9.98e-9,
-        soft_weight=0.5,
-        hard_weight=0.5,
-        attention_dropout=0.1,
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        dropout=0.1,
-        initializer_range=0.02,
-        learning_rate=5e-5,
-        heads=12,
-        layers=6,
-        eval_batch_size=8,
-        batch_size=8,
-        pruning_seed=42,
-        qa_dropout=0.1,
-        temperature=1.0,
-        warmup_steps=0,
-        weight_decay=9e-6,
-        epochs=3.0,
-    )
-    assert {name: values[name] for name in published} == published
 
 
 @pytest.mark.parametrize('seed', range(2))

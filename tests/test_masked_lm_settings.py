@@ -1,6 +1,5 @@
 "What each setting of masked language modelling does: blocks, masks, names, scores on the way, a new head."
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +9,10 @@ import torch
 import transformers
 from test_masked_lm import Says, objective_of
 from test_text_blocks import random_words, spelling_tokenizer
-from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
-from kdnotes.core.arms import MODES
+from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_lm, tiny_lm_config, tiny_task
 from kdnotes.core.resolve import run_id
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import load_model
-from kdnotes.experiment.study import run_study
 from kdnotes.tasks.sources import Corpus
 from kdnotes.train import distributed as runtime
 from kdnotes.train.loop import accumulate, evaluate, schedule_steps, train
@@ -281,48 +278,3 @@ def test_a_classifiers_new_layer_is_no_identity(tmp_path):
     encoder('roberta', tmp_path)
     model = load_model(tmp_path, 'AutoModelForSequenceClassification', 0)
     assert not torch.equal(model.classifier.dense.weight, torch.eye(32))
-
-
-# ---- a study ----
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_all_seven_modes_end_with_a_record(tmp_path, monkeypatch):
-    "The teacher has no head for this task, as a sentence encoder has none."
-    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    teacher = tmp_path / 'teacher'
-    tiny_lm(closed=True).bert.save_pretrained(teacher)
-    tiny_tokenizer().save_pretrained(teacher)
-    books = tmp_path / 'books'
-    books.mkdir()
-    texts = [row['text'] for row in tiny_corpus(40).splits['train']]
-    for i, text in enumerate(texts):
-        (books / f'{i}.txt').write_text(text)
-    made = run_study(
-        1,
-        'all',
-        task='masked_lm',
-        corpus=str(books),
-        teacher=str(teacher),
-        student_layers='1',
-        max_length=LENGTH,
-        threads_per_rank=1,
-        smoke=True,
-    )
-    assert not made.failed
-    records = [json.loads(path.read_text()) for path in tmp_path.glob('home/runs/*/*/record.json')]
-    by_mode = {record['mode']: record for record in records}
-    assert len(records) == 7 and by_mode.keys() == MODES.keys()
-    for mode, record in by_mode.items():
-        primary = record['primary']
-        assert (primary['set'], primary['metric'], primary['higher_is_better']) == ('test', 'nll', False)
-        assert math.isfinite(primary['value'])
-        assert record['metrics']['test']['nll'] == primary['value']
-        adaptation = record['initial'].get('adaptation', [])
-        if MODES[mode].network == 'teacher':
-            assert 'cls.predictions.transform.dense.weight' in adaptation
-            assert not [name for name in adaptation if name.startswith('bert.')]
-        else:
-            assert adaptation == [], 'a student starts from its teacher, which has a head by then'

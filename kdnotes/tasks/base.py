@@ -25,7 +25,7 @@ from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
 __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table', 'SoftTargets',
-           'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words', 'labels_config', 'labelled',
+           'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words', 'labels_config',
            'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'some_rows', 'floor_table', 'Forward',
            'Task', 'setting', 'TaskInfo', 'TaskView']
 
@@ -161,18 +161,6 @@ def labels_config(
 
 # the label of a row that nobody has labelled, where losses are computed: torch's cross-entropy leaves it out
 NO_LABEL = -100
-
-
-def labelled(
-    labels: np.ndarray,  # (n,) or (n, k) of a split
-    index: np.ndarray,  # examples
-    unlabelled: int,  # how many of the split have no label
-) -> int:
-    "How many examples have a label."
-    if not unlabelled:
-        return len(index)
-    return int((labels[index].reshape(len(index), -1)[:, 0] != NO_LABEL).sum())
-
 
 # the transformers head of tasks with one output row a text or pair
 SEQUENCE_HEAD = 'AutoModelForSequenceClassification'
@@ -386,7 +374,11 @@ class Task:
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Without a forward, the examples of each term: those that have a label, and all."
-        return {'hard': labelled(self.labels[split], index, self.unlabelled), 'soft': len(index)}
+        n = len(index)
+        if not self.unlabelled:
+            return {'hard': n, 'soft': n}
+        first = self.labels[split][index].reshape(n, -1)[:, 0]
+        return {'hard': int((first != NO_LABEL).sum()), 'soft': n}
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of each of its terms, with and without a teacher."

@@ -30,8 +30,8 @@ from kdnotes.tasks.sources import (
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'fingerprint', 'class_names', 'number_of',
-           'label_numbers', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics', 'of_group',
-           'shared_tenths']
+           'label_numbers', 'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics',
+           'of_group', 'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -220,17 +220,16 @@ def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusEr
     )
 
 
+def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
+    "The splits, the rows' numbers and the labels of a corpus."
+    for split in SPLITS:
+        for i, label in enumerate(Texts(corpus.splits[split], 'label')):
+            yield split, i, label
+
+
 def _check_numbers(corpus: Corpus) -> None:
     "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
-
-    def labels() -> Iterator[tuple[str, int, str]]:
-        return (
-            (split, i, label)
-            for split in SPLITS
-            for i, label in enumerate(Texts(corpus.splits[split], 'label'))
-        )
-
-    for split, i, label in labels():
+    for split, i, label in labels_of(corpus):
         if number_of(label) is None:
             raise CorpusError(
                 f'{_label_of(corpus, split, i)} is no number, and target=number needs one of at most '
@@ -244,7 +243,7 @@ def _check_numbers(corpus: Corpus) -> None:
             f'{corpus.name} train: all labels are {trained[0]:g}, and target=number learns them in units of '
             'their standard deviation; check the label column'
         )
-    for split, i, label in labels():
+    for split, i, label in labels_of(corpus):
         if abs(float(label) - mean) > _LARGEST * spread:
             raise CorpusError(
                 f'{_label_of(corpus, split, i)} is too far from the labels of train, whose standard '

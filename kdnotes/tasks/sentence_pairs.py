@@ -11,10 +11,9 @@ from ..core.config import RunConfig, TaskSettings, parameter, shown
 from . import base, labelled_texts
 from .asked import Use
 from .base import setting
-from .columns import Texts
 from .embedded import embedded_sentence_pairs
-from .labelled_texts import number_metrics, number_of
-from .sources import SPLITS, Corpus, CorpusError, Rows, UnlabelledRule, check_filled, place_of
+from .labelled_texts import labels_of, number_metrics, number_of
+from .sources import Corpus, CorpusError, Rows, UnlabelledRule, check_filled, place_of
 from .text_classification import TextClassification, classified, worst
 
 # %% auto #0
@@ -76,14 +75,13 @@ def check_scores(
 ) -> None:
     "Refuse the first score that is outside of the range, or no number."
     low, high = config.task_settings.score_low, config.task_settings.score_high
-    for split in SPLITS:
-        for i, label in enumerate(Texts(corpus.splits[split], 'label')):
-            value = number_of(label)
-            if value is None or not low <= value <= high:
-                raise CorpusError(
-                    f'{place_of(corpus, split, i, CORPORA)}: score {shown(label)} is no number from '
-                    f'{low:g} to {high:g}; correct it, or give score_low and score_high'
-                )
+    for split, i, label in labels_of(corpus):
+        value = number_of(label)
+        if value is None or not low <= value <= high:
+            raise CorpusError(
+                f'{place_of(corpus, split, i, CORPORA)}: score {shown(label)} is no number from {low:g} to '
+                f'{high:g}; correct it, or give score_low and score_high'
+            )
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #0ce78f68
 def _above(
