@@ -49,7 +49,6 @@ from kdnotes.tasks.passages import (
     SQUAD1_SHA256,
     SQUAD2_SHA256,
     encode_windows,
-    question_rows,
     room_for_questions,
 )
 from kdnotes.tasks.sources import (
@@ -60,7 +59,6 @@ from kdnotes.tasks.sources import (
     read_folder,
 )
 from kdnotes.tasks import squad
-from kdnotes.tasks.squad import from_hub, read_squad
 from kdnotes.tasks.span_metrics import (
     answer_scores,
     no_answer_probability,
@@ -799,25 +797,6 @@ def test_a_report_says_how_the_corpus_was_split():
     record = make_record('full_kd', task=TASK, metric='exact', corpus='squad2')
     record['corpus_sha256'] = SQUAD2_SHA256
     assert "SQuAD 2.0's dev part alone, split by article with seed 0" in _about('made', [record])
-
-
-def test_the_hub_gives_the_same_questions_as_the_file(corpora):
-    path = corpora / 'squad2' / 'dev-v2.0.json'
-    if not path.exists():
-        pytest.skip('no SQuAD 2.0 here')
-    paragraphs = read_squad(path)
-    table = {key: [] for key in ('id', 'title', 'context', 'question', 'answers')}
-    for p in paragraphs:
-        for q in p.questions:
-            texts = [p.context[b:e] for b, e in q.answers]
-            answers = dict(text=texts, answer_start=[b for b, _ in q.answers])
-            row = dict(id=q.id, title=p.title, context=p.context, question=q.text, answers=answers)
-            for key, value in row.items():
-                table[key].append(value)
-    rows = question_rows(from_hub(table))
-    assert rows == question_rows(paragraphs) and len(rows) == 11_873
-    splits = CORPORA.made['squad2'].from_hub(dict(validation=table, train=table))
-    assert {split: len(of) for split, of in splits.items()} == dict(train=11_873, dev=8_679, test=3_194)
 
 
 @pytest.mark.parametrize('kind', ['bert', 'distilbert'])

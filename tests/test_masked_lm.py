@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForMaskedLM
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from kdnotes.checks import probes
 from kdnotes.core.config import ConfigError, make_config
@@ -144,8 +145,6 @@ def test_stored_tokens_are_never_unpickled(tmp_path):
     "There, the data is a pickle, which runs what it holds. Here a file is numbers, whatever is in it."
     config = tiny_lm_config('full_student')
     task = tiny_task(config)
-    from tiny_lm import tiny_tokenizer
-
     task.encode(tiny_tokenizer(), tmp_path)
     before = task.blocks['train'].ids(np.arange(3)).copy()
     bomb = b"cos\nsystem\n(S'touch " + str(tmp_path / 'ran').encode() + b"'\ntR."
@@ -263,9 +262,6 @@ def test_scores_are_those_of_a_plain_computation(here):
 
 
 def test_saved_models_are_plain_ones(tmp_path):
-    from transformers import AutoModelForMaskedLM
-    from kdnotes.distill.models import choose_layers, load_model, save_model
-
     model = tiny_lm(3).eval()
     save_model(model, tmp_path / 'model')
     plain = AutoModelForMaskedLM.from_pretrained(tmp_path / 'model').eval()

@@ -13,7 +13,7 @@ from .asked import Use
 from .base import setting
 from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_metrics, number_of
-from .sources import Corpus, CorpusError, Rows, UnlabelledRule, check_filled, place_of
+from .sources import Corpus, CorpusError, Rows, check_filled, place_of
 from .text_classification import TextClassification, classified, worst
 
 # %% auto #0
@@ -40,7 +40,6 @@ CORPORA = replace(
     named=frozenset(),
     all_or_none=(),
     optional=frozenset({'id', 'cluster'}),
-    no_label=UnlabelledRule(),
     check_rows=check_rows,
     embedded=embedded_sentence_pairs,
     published='stsb',
