@@ -147,7 +147,7 @@ WRONG = {
 COMMANDS = ('study', 'tune', 'doctor')
 
 
-@pytest.mark.parametrize('command,wrong', zip(COMMANDS * 3, WRONG))
+@pytest.mark.parametrize('command,wrong', list(zip(COMMANDS * 3, WRONG)))
 def test_what_cannot_be_is_refused_in_one_sentence(command, wrong, home, tmp_path, capsys):
     given, parts = WRONG[wrong]
     corpus = str(write_reviews(tmp_path / 'reviews'))
