@@ -29,6 +29,7 @@ def asked_of(task: str) -> dict:
     return {
         'answer_selection': dict(question='What is iron?', candidates=['Iron is a metal.', 'Paris.']),
         'text_classification': dict(text='Iron is a metal.'),
+        'sentence_pairs': dict(text='Iron is a metal.', pair='Iron melts.'),
         'masked_lm': dict(text='Iron is a [MASK] .'),
         'extractive_qa': dict(question='What is iron?', passage='Iron is a metal. Paris is a city.'),
     }[task]

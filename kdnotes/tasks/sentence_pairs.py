@@ -126,6 +126,11 @@ class SentencePairs(TextClassification):
         "Where the range begins, and how wide it is."
         return self.settings.score_low, self.settings.score_high - self.settings.score_low
 
+    def _take_numbers(self, values: np.ndarray) -> None:
+        "Scores as shares of the range; the output has a name."
+        super()._take_numbers(values)
+        self.head_config |= dict(id2label={0: 'score'}, label2id={'score': 0})
+
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Correlations and errors, in units of the range; values of the pairs for those that are means."
         outputs, targets = scores[:, 0].astype(np.float64), labels.astype(np.float64)
