@@ -1,6 +1,6 @@
 # Everything goes through .venv, which `make setup` makes; see README.md.
 PYTHON  ?= python3
-# what `make study` trains: TASK answer_selection | text_classification | masked_lm | extractive_qa; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
+# what `make study` trains: TASK answer_selection | text_classification | masked_lm | extractive_qa | sentence_pairs; CORPUS embedded | wikiqa | imdb | a folder | a hub id;
 # COLUMNS which column of a folder's files holds what: 'text=review,label=stars'; ARMS usual | procedures | all | a,b,c; TRANSFER none | squad1: a corpus learnt first;
 # INIT where a student starts; GRADIENT_STATS=n ranges of gradients every n steps; SMOKE=1 a few steps an arm; STUDY its name, else the corpus';
 # GRID values that arms have one each of: GRID='learning_rate=1e-4,2e-4 temperature=2,4'; JOBS runs at the same time, whose times are not compared where they share a device; RAY the address of a Ray cluster that makes them; P any other parameters of a run, for study and tune: P='teacher=<folder> alpha=.3' (`kdnotes parameters` lists them)

@@ -49,7 +49,8 @@ from kdnotes.distill.teacher_cache import key_parts, make_signal, online_signal,
 from kdnotes.train.latency import median_ms
 from kdnotes.train.loop import ModelForward, evaluate, schedule_steps, train, with_steps
 from kdnotes.train.precision import set_matmul_precision
-from kdnotes.tasks.base import Reader, Task, TaskInfo, TaskView
+from kdnotes.tasks.asked import Reader
+from kdnotes.tasks.base import Task, TaskInfo, TaskView
 
 # %% auto #0
 __all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'HEATS', 'NAMED', 'GROUPS',

@@ -16,7 +16,7 @@ from kdnotes.experiment import launch, worker
 from kdnotes.experiment.plan import Plan, plan
 
 ON = Machine('cpu', 2)
-LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96)
+LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
 
 
 def small_model(folder: Path, seed: int = 0) -> Path:

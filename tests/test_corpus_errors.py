@@ -15,10 +15,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.candidates import CORPORA
 from kdnotes.core.config import KdnotesError
 from kdnotes.tasks import sources
-from kdnotes.tasks.answer_selection import HUB_COLUMNS, TSV_COLUMNS
+from kdnotes.tasks.candidates import HUB_COLUMNS, TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, local_copy, read_split, resolve_corpus
 
 HEADER = '\t'.join(TSV_COLUMNS.values())

@@ -19,7 +19,7 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.config import make_config
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
-from kdnotes.tasks.answer_selection import TSV_COLUMNS
+from kdnotes.tasks.candidates import TSV_COLUMNS
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.loop import schedule_steps

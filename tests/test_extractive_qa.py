@@ -10,6 +10,7 @@ import re
 import shutil
 import string
 import tracemalloc
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
@@ -27,22 +28,20 @@ from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
-from kdnotes.core.config import ConfigError, flat, make_config
+from kdnotes.core.config import make_config
 from kdnotes.core.files import FileError
-from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.model_settings import head_dropout
 from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
 from kdnotes.experiment.card import snippet
 from kdnotes.records.store import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
+from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (
     ExtractiveQA,
     ExtractiveQASettings,
-    Targets,
     answerable,
     best_spans,
     check_tokens,
-    make,
     span_logits,
 )
 from kdnotes.tasks.passages import (
@@ -50,24 +49,18 @@ from kdnotes.tasks.passages import (
     SQUAD1_SHA256,
     SQUAD2_SHA256,
     encode_windows,
-    question_rows,
     room_for_questions,
-    split_articles,
 )
 from kdnotes.tasks.sources import (
     Corpus,
     CorpusError,
-    hub_rows,
     load_by_rules,
     load_corpus,
     read_folder,
-    resolve_corpus,
 )
 from kdnotes.tasks import squad
-from kdnotes.tasks.squad import from_hub, read_squad
 from kdnotes.tasks.span_metrics import (
     answer_scores,
-    answer_threshold,
     no_answer_probability,
     normalised,
     squad_evaluation,
@@ -157,51 +150,32 @@ def assert_same_scores(found: dict, expected: dict) -> None:
 
 # answers, the prediction, exact, f1: worked out by hand
 CASES = [
-    (['Nile'], 'Nile', 1, 1),
     (['the Nile'], 'Nile', 1, 1),
     (['The Nile'], 'the nile', 1, 1),
-    (['a Nile'], 'an Nile', 1, 1),
-    (['Nile.'], 'Nile', 1, 1),
     (['"Nile"'], 'Nile!', 1, 1),
     (['the river Nile'], 'the Nile', 0, 2 / 3),
     (['river Nile', 'Nile'], 'Nile', 1, 1),
     (['Blue Nile', 'White Nile'], 'White Nile river', 0, 0.8),
-    (['Nile'], 'Congo', 0, 0),
     (['Nile'], '', 0, 0),
     ([], '', 1, 1),
     ([], 'Nile', 0, 0),
-    ([], 'the', 1, 1),  # nothing is left of the prediction
     ([], '...', 1, 1),
     (['the'], '', 1, 1),  # nothing is left of the answer
-    (['the'], 'Nile', 0, 0),
     (['the', 'Nile'], '', 0, 0),  # an answer is left
     (['the', 'Nile'], 'Nile', 1, 1),
-    (['the'], 'an', 1, 1),
     (['?!'], 'a', 1, 1),
     (['1,000'], '1000', 1, 1),
-    (['1.5'], '15', 1, 1),  # as the official rules have it
-    (['U.S.'], 'US', 1, 1),
     (['U.S.'], 'U S', 0, 0),
-    (['well-known'], 'wellknown', 1, 1),
     (['well-known'], 'well known', 0, 0),
-    (['New  York'], 'New York', 1, 1),
     (['New\tYork\n'], ' New York ', 1, 1),
     (['theatre'], 'atre', 0, 0),  # an article is a whole word
     (['Anna and a cat'], 'anna and cat', 1, 1),
     (['Café'], 'café', 1, 1),
-    (['Café'], 'Cafe', 0, 0),
-    (['Łódź'], 'łódź', 1, 1),
     (['“Nile”'], 'Nile', 0, 0),  # quotes of print stay
-    (['10 %'], '10', 1, 1),
     (['$10'], '10', 1, 1),
     (['l’a b'], 'l’ b', 1, 1),  # the letter stands alone
     (['to be or not to be'], 'to be', 0, 0.5),
-    (['to be'], 'to be to be', 0, 2 / 3),
     (['be be'], 'be', 0, 2 / 3),
-    (['x y z', 'y'], 'x y', 0, 0.8),
-    (['the the'], 'the', 1, 1),
-    (['日本'], '日本', 1, 1),
-    (['e = mc²'], 'E mc²', 1, 1),
 ]
 
 
@@ -252,9 +226,9 @@ def squad2(corpora) -> Corpus:
     return load_corpus(TASK, 'squad2')
 
 
-@pytest.mark.parametrize('split', ['dev', 'test'])
-def test_scores_of_a_whole_split_of_squad(corpora, split):
-    rows = squad2(corpora).splits[split]
+@pytest.mark.parametrize('corpus', ['squad2', 'embedded'])
+def test_scores_of_a_whole_split(corpora, corpus):
+    rows = (squad2(corpora) if corpus == 'squad2' else load_by_rules(CORPORA, corpus)).splits['test']
     answers = {row['id']: [row['context'][b:e] for b, e in row['answers']] for row in rows}
     predicted, no_answer = some_predictions(rows)
     for text in predicted.values():
@@ -263,14 +237,6 @@ def test_scores_of_a_whole_split_of_squad(corpora, split):
     assert 0.1 < expected['has_ans_exact'] < 0.8 and 0.2 < expected['no_ans_exact'] < 0.9
     assert 0 < expected['best_exact_thresh'] < 1
     assert_same_scores(squad_evaluation(answers, predicted, no_answer, 0.4), expected)
-
-
-def test_the_embedded_passages_are_scored_alike():
-    rows = load_by_rules(CORPORA, 'embedded').splits['test']
-    answers = {row['id']: [row['context'][b:e] for b, e in row['answers']] for row in rows}
-    predicted, no_answer = some_predictions(rows, seed=1)
-    expected = plain_evaluation(answers, predicted, no_answer, 0.5)
-    assert_same_scores(squad_evaluation(answers, predicted, no_answer, 0.5), expected)
 
 
 # ---- the corpora ----
@@ -299,11 +265,6 @@ def test_squad1_without_guessed_places(corpora):
     for rows in corpus.splits.values():
         assert not guessed & {row['id'] for row in rows}
         assert all(len(row['answers']) == 1 for row in rows)
-
-
-def test_a_corpus_by_its_hub_id():
-    assert resolve_corpus(TASK, 'rajpurkar/squad_v2') == 'squad2'
-    assert resolve_corpus(TASK, 'rajpurkar/squad') == 'squad1'
 
 
 def question(id: str, answer: str | None = None, start: int = 0, **more) -> dict:
@@ -340,6 +301,7 @@ WRONG = {
         'it has no answer and no is_impossible, which files of version 1 do without',
     ),
     'no question': (question('q', 'Salt', question='  '), 'question is empty'),
+    'an id twice': (question('p', 'Salt'), "-p' occurs twice; give each question its own id"),
 }
 
 
@@ -350,24 +312,13 @@ def test_files_that_do_not_hold_together(tmp_path, name):
     assert words in refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
 
 
-def test_ids_that_occur_twice(tmp_path):
-    write_squad(tmp_path / 'own', question('p', 'Salt'), question('p', 'Salt'))
-    sentence = refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
-    assert "-p' occurs twice; give each question its own id" in sentence
-
-
-def test_a_file_of_version_1(tmp_path):
-    "It has no is_impossible, and an answer for every question: nothing is unanswerable then."
+def test_files_with_answers_alone_and_with_none(tmp_path):
+    "Version 1 has no is_impossible, and an answer for every question: nothing is unanswerable then."
     answered = {k: v for k, v in question('p', 'Salt').items() if k != 'is_impossible'}
     corpus = load_corpus(TASK, str(write_squad(tmp_path / 'own', answered)))
     assert all(row['answers'] == ((0, 4),) for rows in corpus.splits.values() for row in rows)
-
-
-def test_a_split_without_an_answer(tmp_path):
-    write_squad(tmp_path / 'own', question('p'))
-    assert 'no question has an answer' in refused(
-        lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError
-    )
+    none = str(write_squad(tmp_path / 'none', question('p')))
+    assert 'no question has an answer' in refused(lambda: load_corpus(TASK, none), CorpusError)
 
 
 def test_folders_of_json(tmp_path):
@@ -384,8 +335,19 @@ def test_folders_of_json(tmp_path):
     assert load_corpus(TASK, str(packed)).sha256 == three.sha256
     write_squad(tmp_path / 'three', question('p', 'Salt'), name='more.json')
     assert 'no other JSON' in refused(lambda: load_corpus(TASK, str(tmp_path / 'three')), CorpusError)
-    (tmp_path / 'none').mkdir()
-    assert 'in the shape of SQuAD' in refused(lambda: load_corpus(TASK, str(tmp_path / 'none')), CorpusError)
+    (tmp_path / 'three' / 'more.json').unlink()
+    (tmp_path / 'three' / 'train.tsv').write_text('question\tcontext\tanswer\nWhat?\tSalt.\tSalt')
+    assert 'leave one kind there' in refused(lambda: load_corpus(TASK, str(tmp_path / 'three')), CorpusError)
+    for name, said in dict(
+        none='in the shape of SQuAD', pipe='no ordinary file', torn='no whole gzip'
+    ).items():
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == 'pipe':
+            os.mkfifo(folder / 'all.json')
+        elif name == 'torn':
+            (folder / 'all.json.gz').write_bytes(gzip.compress(b'{"data": []}')[:-9])
+        assert said in refused(lambda folder=folder: load_corpus(TASK, str(folder)), CorpusError)
 
 
 def test_tables_of_one_s_own(tmp_path):
@@ -458,15 +420,6 @@ def test_answers_of_the_hub_that_do_not_hold_together(tmp_path, kind):
     assert 'train.jsonl, line 1: ' in sentence and "'q'" in sentence and 'answer' in sentence
 
 
-def test_a_table_of_the_hub_s_shape_on_the_hub():
-    table = dict(
-        id=['a', 'b'], title=['Salt_1'] * 2, context=['Salt is white.'] * 2, question=['What?', 'Why?']
-    )
-    table |= dict(answers=[dict(text=['Salt'], answer_start=[0]), dict(text=[], answer_start=[])])
-    rows = hub_rows(table, 'train', 'someone/salt', CORPORA)
-    assert [(row['answers'], row['cluster']) for row in rows] == [(((0, 4),), 'Salt 1'), ((), 'Salt 1')]
-
-
 # ---- windows ----
 
 
@@ -521,15 +474,39 @@ def corpus_of_one(question_words: int) -> Corpus:
     return Corpus('one', 'folder', 'nowhere', dict(train=[row], dev=[row], test=[row]), '0' * 64)
 
 
-def test_a_question_longer_than_a_window(tokenizer):
+class ClsLast:
+    "A tokenizer that ends a text with [CLS]."
+
+    is_fast = True
+    cls_token = '[CLS]'
+    cls_token_id = 101
+
+    def __call__(self, *texts):
+        return dict(input_ids=[7, 102, 8, 102, 101])
+
+
+@pytest.mark.parametrize(
+    'asked,other,words',
+    [
+        ('why ' * 44, None, ''),  # it fits
+        ('why ' * 45, None, "question 'q' has 45 tokens, and windows of max_length=64 with stride=16 have"),
+        ('salt ' * 60_000, None, "question 'q' has 60,000 tokens"),  # not the tokenizer's 'Truncation error'
+        ('\uac01' * 30, None, 'shorten it'),  # a syllable of Korean is up to three tokens
+        ('why', SimpleNamespace(is_fast=False), 'save a fast one'),
+        ('why', ClsLast(), 'does not begin a text with its [CLS]'),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_questions_and_tokenizers_that_windows_do_not_hold(tokenizer, asked, other, words):
     config = make_config(task=TASK, corpus='embedded', max_length=64, stride=16)
-    room = room_for_questions(tokenizer, 64, 16)
-    fits = corpus_of_one(room)
-    check_tokens(fits, config, lambda: tokenizer)
-    windows = encode_windows(tokenizer, fits.splits['dev'], 64, 16)
-    assert windows.ids.lengths.max() <= 64
-    sentence = refused(lambda: check_tokens(corpus_of_one(room + 1), config, lambda: tokenizer), CorpusError)
-    assert f"question 'q' has {room + 1} tokens" in sentence and f'have room for {room}' in sentence
+    corpus = corpus_of_one(1)
+    corpus.splits['dev'][0]['question'] = asked
+    if words:
+        assert words in refused(lambda: check_tokens(corpus, config, lambda: other or tokenizer), CorpusError)
+        return
+    check_tokens(corpus, config, lambda: tokenizer)
+    assert room_for_questions(tokenizer, 64, 16) == 44
+    assert encode_windows(tokenizer, corpus.splits['dev'], 64, 16).ids.lengths.max() <= 64
 
 
 @pytest.mark.parametrize('damage', ['flip', 'cut', 'empty', 'remove', 'of others', 'no room'])
@@ -562,13 +539,6 @@ def test_kept_windows_are_whole_or_made_anew(tokenizer, tmp_path, damage):
             assert np.array_equal(getattr(found, array), getattr(right, array)), (name, array)
 
 
-def test_a_question_of_300_kb_is_refused_wherever_it_is_tokenised(tokenizer):
-    "The tokenizer's own words were 'Truncation error', without the question."
-    row = dict(id='q', question='salt ' * 60_000, context='Salt is white.', answers=(), cluster='c')
-    words = "question 'q' has 60,000 tokens, and windows of max_length=64 with stride=16 have room for 44"
-    assert words in refused(lambda: encode_windows(tokenizer, [row], 64, 16), CorpusError)
-
-
 def test_a_packed_file_is_not_unpacked_to_its_end(tmp_path, monkeypatch):
     write_squad(tmp_path / 'own', question('p', 'Salt'))
     content = (tmp_path / 'own' / 'all.json').read_bytes()
@@ -582,14 +552,6 @@ def test_a_packed_file_is_not_unpacked_to_its_end(tmp_path, monkeypatch):
     tracemalloc.stop()
     assert (
         'all.json.gz holds more than 0.0 GB, and a file in the shape of SQuAD is read as a whole' in sentence
-    )
-
-
-def test_a_tokenizer_that_does_not_say_where_tokens_stand():
-    config = make_config(task=TASK, corpus='embedded')
-    slow = SimpleNamespace(is_fast=False)
-    assert 'save a fast one' in refused(
-        lambda: check_tokens(corpus_of_one(1), config, lambda: slow), CorpusError
     )
 
 
@@ -647,7 +609,7 @@ def test_the_best_span_is_the_best_of_all():
 def small(tokenizer):
     "A few embedded questions in short windows."
     settings = ExtractiveQASettings(stride=16, soft_weight=0.3, hard_weight=0.9)
-    task = ExtractiveQA(load_by_rules(CORPORA, 'embedded'), 64, settings, Targets(2.0, 0.3, 0.9), smoke=True)
+    task = ExtractiveQA(load_by_rules(CORPORA, 'embedded'), 64, settings, smoke=True)
     task.encode(tokenizer)
     return task
 
@@ -713,11 +675,8 @@ def test_a_teacher_s_padding_is_not_learnt(small):
 
 def test_cut_off_soft_targets(small):
     batch = small.batch('train', np.arange(4))
-    targets = Targets(1.0, 1.0, 0.0, top_k=2)
-    task = ExtractiveQA(
-        load_by_rules(CORPORA, 'embedded'), 64, ExtractiveQASettings(stride=16), targets, smoke=True
-    )
-    task.windows, task.labels, task.pad_id = small.windows, small.labels, small.pad_id
+    task = copy(small)
+    task.soft = SoftTargets(temperature=1.0, top_k=2)
     student = said(batch, 0)
     teacher = said(batch, 1)
     found = task.loss_terms(student, batch, task.signal(teacher, batch))['soft'][0]
@@ -726,6 +685,12 @@ def test_cut_off_soft_targets(small):
         for i in range(2)
     ]
     assert found.item() == pytest.approx(sum(sides).item() / 2, rel=1e-6)
+    # where a window has fewer tokens all are kept: that depends on which windows come together
+    whole, wide = (
+        SoftTargets(2.0, top_k=k).loss(*(span_logits(of, batch)[0] for of in (student, teacher)))
+        for k in (None, batch.inputs['input_ids'].shape[1] + 500)
+    )
+    assert wide.item() == pytest.approx(whole.item(), rel=1e-6)
 
 
 # ---- merged windows and thresholds ----
@@ -750,6 +715,9 @@ def test_windows_of_a_question_are_merged(tokenizer):
     expected = windows.characters(own[1:2], scores[own[1:2], 2].astype(int), scores[own[1:2], 3].astype(int))
     assert said['item'] == f'{expected[0, 0]}:{expected[0, 1]}'
     assert list(found.predictions['unit']) == [of['id'] for of in task.rows['dev']]
+    # no text of the corpus
+    assert found.predictions['item'].str.fullmatch(r'\d+:\d+').all()
+    assert set(found.predictions.columns) == {'split', 'unit', 'item', 'label', 'score'}
 
 
 def test_the_threshold_comes_from_dev(small):
@@ -783,17 +751,6 @@ def test_the_threshold_comes_from_dev(small):
         assert set(units['cluster']) <= {row['cluster'] for row in small.rows['test']}
 
 
-def test_of_equally_good_thresholds_the_lowest():
-    "A right answer, two wrong ones to questions with an answer, and one where there is none."
-    scores = np.array([1.0, 0, 0, 0])
-    answered = np.array([True, True, True, False])
-    odds = np.float32([4, 3, 2, 1])
-    every = np.ones(4, dtype=bool)
-    assert answer_threshold(scores, answered, odds, every) == 2
-    assert answer_threshold(0 * scores, answered, odds, every) == 2  # no worse than silence
-    assert answer_threshold(0 * scores, ~answered, odds, every) == 5  # best is silence
-
-
 def test_where_every_question_has_an_answer_none_is_withdrawn(tokenizer):
     "SQuAD 1.1's shape: a model that is seldom right, and then sure."
     whole = load_by_rules(CORPORA, 'embedded')
@@ -814,46 +771,6 @@ def test_where_every_question_has_an_answer_none_is_withdrawn(tokenizer):
     record = dict(primary=dict(set='test'), task=TASK, settings=dict(answer_length=30))
     code = snippet(record | dict(metrics=dict(test=found)), 'here')
     assert "float('-inf')" in code and compile(code, 'snippet', 'exec')
-
-
-def test_evidence_holds_no_text(small):
-    scores = np.zeros((len(small.windows['dev'].row), 4), dtype=np.float32)
-    scores[:, 2:] = small.windows['dev'].context[:, :1]
-    found = small.evaluate({'dev': scores})
-    assert found.predictions['item'].str.fullmatch(r'\d+:\d+').all()
-    assert set(found.predictions.columns) == {'split', 'unit', 'item', 'label', 'score'}
-
-
-# ---- settings ----
-
-
-def test_weights_reach_the_loss():
-    "Free of each other, at the ends of the ranges that the study searched."
-    for soft, hard in ((1e-7, 0.999), (1.0, 0.0)):
-        config = make_config(task=TASK, mode='full_kd', corpus='embedded', soft_weight=soft, hard_weight=hard)
-        config = resolve(config, Machine('cpu', cores=2), 'embedded')
-        task = make(load_by_rules(CORPORA, 'embedded'), config)
-        assert task.loss_weights(True) == dict(hard=hard, soft=soft)
-
-
-REFUSED = {
-    'alpha': (dict(alpha=0.3), "alpha=0.3 is not read by task='extractive_qa'"),
-    'stride': (dict(max_length=64, stride=60), 'stride=60 leaves no room for a question'),
-    'weights': (dict(mode='full_kd', soft_weight=0, hard_weight=0), 'leave nothing to learn'),
-    'dropout': (dict(qa_dropout=1.0), 'qa_dropout=1.0 is refused'),
-    'labels': (dict(train_questions='all'), "train_questions is a setting of task='answer_selection'"),
-}
-
-
-@pytest.mark.parametrize('name', REFUSED)
-def test_settings_that_cannot_be_meant(name):
-    given, words = REFUSED[name]
-    assert words in refused(lambda: make_config(task=TASK, **given), ConfigError)
-
-
-def test_articles_that_are_too_few():
-    rows = [dict(cluster=f'{i % 2}') for i in range(9)]
-    assert '2 articles cannot make' in refused(lambda: split_articles(rows), CorpusError)
 
 
 # ---- reports ----
@@ -882,42 +799,6 @@ def test_a_report_says_how_the_corpus_was_split():
     assert "SQuAD 2.0's dev part alone, split by article with seed 0" in _about('made', [record])
 
 
-def test_the_hub_gives_the_same_questions_as_the_file(corpora):
-    path = corpora / 'squad2' / 'dev-v2.0.json'
-    if not path.exists():
-        pytest.skip('no SQuAD 2.0 here')
-    paragraphs = read_squad(path)
-    table = {key: [] for key in ('id', 'title', 'context', 'question', 'answers')}
-    for p in paragraphs:
-        for q in p.questions:
-            texts = [p.context[b:e] for b, e in q.answers]
-            answers = dict(text=texts, answer_start=[b for b, _ in q.answers])
-            row = dict(id=q.id, title=p.title, context=p.context, question=q.text, answers=answers)
-            for key, value in row.items():
-                table[key].append(value)
-    rows = question_rows(from_hub(table))
-    assert rows == question_rows(paragraphs) and len(rows) == 11_873
-    splits = CORPORA.made['squad2'].from_hub(dict(validation=table, train=table))
-    assert {split: len(of) for split, of in splits.items()} == dict(train=11_873, dev=8_679, test=3_194)
-
-
-# ---- the parameters that only this task has, one by one ----
-
-
-def run_changes(**given) -> dict:
-    "The values in which a KD run with these differs from one without, the name's parts alone."
-    usual, other = (
-        flat(resolve(make_config(task=TASK, mode='full_kd', **of), Machine('cpu', cores=2), 'embedded'))
-        for of in ({}, given)
-    )
-    return {name: value for name, value in other.items() if value != usual[name]}
-
-
-@pytest.mark.parametrize('given', [dict(soft_weight=0.2), dict(hard_weight=0.2), dict(qa_dropout=0.3)])
-def test_a_parameter_changes_itself_alone(given):
-    assert run_changes(**given) == given
-
-
 @pytest.mark.parametrize('kind', ['bert', 'distilbert'])
 def test_qa_dropout_is_before_the_head_and_nowhere_else(tmp_path, kind):
     source = str(write_model(tmp_path / 'model', kind))
@@ -940,69 +821,7 @@ def test_qa_dropout_is_before_the_head_and_nowhere_else(tmp_path, kind):
     assert not torch.equal(trained(**ids).start_logits, trained(**ids).start_logits)
 
 
-def test_the_published_baseline_setting():
-    config = make_config(task=TASK, mode='mixed_kd', corpus='embedded', preset='sigopt_baseline')
-    values = flat(config)
-    published = dict(
-        adam_epsilon=9.98e-9,
-        soft_weight=0.5,
-        hard_weight=0.5,
-        attention_dropout=0.1,
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        dropout=0.1,
-        initializer_range=0.02,
-        learning_rate=5e-5,
-        heads=12,
-        layers=6,
-        eval_batch_size=8,
-        batch_size=8,
-        pruning_seed=42,
-        qa_dropout=0.1,
-        temperature=1.0,
-        warmup_steps=0,
-        weight_decay=9e-6,
-        epochs=3.0,
-    )
-    assert {name: values[name] for name in published} == published
-
-
-# ---- what a hostile review found ----
-
-
-def test_more_likeliest_tokens_than_a_window_has(small):
-    "All are kept: whether that happens depends on which windows come together."
-    batch = small.batch('train', np.arange(4))
-    width = batch.inputs['input_ids'].shape[1]
-    student, teacher = (span_logits(said(batch, seed), batch)[0] for seed in (0, 1))
-    whole, wide = (Targets(2.0, top_k=k).loss(student, teacher) for k in (None, width + 500))
-    assert wide.item() == pytest.approx(whole.item(), rel=1e-6)
-
-
-def test_questions_with_more_tokens_than_characters(tokenizer):
-    "A syllable of Korean is up to three tokens."
-    config = make_config(task=TASK, corpus='embedded', max_length=64, stride=16)
-    corpus = corpus_of_one(1)
-    corpus.splits['dev'][0]['question'] = '\uac01' * 30
-    assert 'shorten it' in refused(lambda: check_tokens(corpus, config, lambda: tokenizer), CorpusError)
-
-
-def test_a_tokenizer_that_begins_with_something_else(tokenizer):
-    config = make_config(task=TASK, corpus='embedded')
-
-    class ClsLast:
-        is_fast = True
-        cls_token = '[CLS]'
-        cls_token_id = 101
-
-        def __call__(self, *texts):
-            return dict(input_ids=[7, 102, 8, 102, 101])
-
-    sentence = refused(lambda: check_tokens(corpus_of_one(1), config, ClsLast), CorpusError)
-    assert 'does not begin a text with its [CLS]' in sentence
-
-
-@pytest.mark.parametrize('seed', range(6))
+@pytest.mark.parametrize('seed', range(2))
 def test_stored_predictions_give_the_same_scores_to_the_last_question(small, tmp_path, monkeypatch, seed):
     "The threshold is one question's own log-odds: a digit less, and it would be refused."
     rng = np.random.default_rng(seed)
@@ -1033,23 +852,6 @@ def test_stored_predictions_give_the_same_scores_to_the_last_question(small, tmp
     assert np.mean(exact) == pytest.approx(found.metrics[split]['exact'], abs=1e-12)
 
 
-def test_folders_that_could_mean_two_things(tmp_path):
-    for split in ('train', 'dev', 'test'):
-        write_squad(tmp_path / 'own', question('p', 'Salt'), question('q'), name=f'{split}.json')
-    (tmp_path / 'own' / 'train.tsv').write_text('question\tcontext\tanswer\nWhat?\tSalt.\tSalt')
-    assert 'leave one kind there' in refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
-    (tmp_path / 'own' / 'train.tsv').unlink()
-    write_squad(tmp_path / 'own', question('p', 'Salt'), name='dev-v2.0.json')
-    assert 'leave one kind there' in refused(lambda: load_corpus(TASK, str(tmp_path / 'own')), CorpusError)
-    pipe = tmp_path / 'pipe'
-    pipe.mkdir()
-    os.mkfifo(pipe / 'all.json')
-    assert 'no ordinary file' in refused(lambda: load_corpus(TASK, str(pipe)), CorpusError)
-    (tmp_path / 'torn').mkdir()
-    (tmp_path / 'torn' / 'all.json.gz').write_bytes(gzip.compress(b'{"data": []}')[:-9])
-    assert 'no whole gzip file' in refused(lambda: load_corpus(TASK, str(tmp_path / 'torn')), CorpusError)
-
-
 @pytest.mark.parametrize(
     'answer,start,words',
     [
@@ -1072,12 +874,3 @@ def test_a_given_head_of_three_outputs(tmp_path):
     transformers.AutoModelForQuestionAnswering.from_config(config).save_pretrained(source)
     sentence = refused(lambda: load_given(source, 'AutoModelForQuestionAnswering'), ModelError)
     assert 'has 3 outputs for a token, and 2 are needed' in sentence
-
-
-def test_a_students_start_is_no_matter_of_the_teachers(tmp_path):
-    "A baseline's configuration is read again by its run, and a hub student is none of its own."
-    given = make_config(
-        task=TASK, mode='baseline', corpus='embedded', student_init='hub', student='somewhere'
-    )
-    config = resolve(given, Machine('cpu', cores=2), 'embedded')
-    assert make_config(**flat(config)).student_init == 'teacher_finetuned'

@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
 from kdnotes.analysis import report
 from kdnotes.analysis import tables
-from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.train.checkpoint import (
     CheckpointError,
@@ -30,8 +30,9 @@ from kdnotes.commands.parameters import configurations, parse_parameters
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError, make_config, parameters
 from kdnotes.core.resolve import Machine, resolve, run_id
-from kdnotes.tasks.answer_selection import TSV_COLUMNS
-from kdnotes.tasks.text_classification import TextClassification, check_labels
+from kdnotes.tasks.candidates import TSV_COLUMNS
+from kdnotes.tasks.text_classification import TextClassification, TextClassificationSettings
+from kdnotes.tasks.labelled_texts import check_labels
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import encode_pairs
 from kdnotes.analysis.plotting import bind_figures
@@ -463,7 +464,7 @@ def test_corpora_with_overlaps_and_odd_names(splits, target):
         config = make_config(task='text_classification', corpus=folder, target=target, mode='baseline')
         if ours(lambda: check_labels(corpus, config), CorpusError) is REFUSED:
             return
-        task = TextClassification(corpus, target=target)
+        task = TextClassification(corpus, settings=TextClassificationSettings(target=target))
     texts = {s: [(r['text'].strip(), r['second'].strip()) for r in rows] for s, rows in corpus.splits.items()}
     for split in ('dev', 'test'):
         assert corpus.overlap.get(split, 0) == sum(pair in texts['train'] for pair in texts[split])

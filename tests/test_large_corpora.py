@@ -24,7 +24,7 @@ from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSetti
 from kdnotes.tasks.columns import Columns, Texts, codes, numbers, open_columns, write_columns
 from kdnotes.tasks.ranking_metrics import as_questions
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
-from kdnotes.tasks.text_classification import TextClassification
+from kdnotes.tasks.text_classification import TextClassification, TextClassificationSettings
 
 ROWS = 600
 
@@ -135,7 +135,9 @@ def test_a_task_of_columns_is_that_of_lists(pairs, tmp_path, monkeypatch, questi
 def test_text_classification_of_columns(reviews, tmp_path, monkeypatch, target):
     corpora = both('text_classification', reviews, monkeypatch)
     assert same_but_rows(*corpora) and corpora[0].contradictions
-    made = [TextClassification(corpus, target=target) for corpus in corpora]
+    made = [
+        TextClassification(corpus, settings=TextClassificationSettings(target=target)) for corpus in corpora
+    ]
     for task in made:
         task.encode(of_letters(), tmp_path / 'tokens')
     one, other = made

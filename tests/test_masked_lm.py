@@ -2,19 +2,16 @@
 
 import copy
 import math
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import launch
-from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
+from transformers import AutoModelForMaskedLM
+from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from kdnotes.checks import probes
 from kdnotes.core.config import ConfigError, make_config
-from kdnotes.core.processes import Stopped
-from kdnotes.distill import teacher_cache as te
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.distill.models import choose_layers, load_model, save_model
 from kdnotes.experiment.plan import plan
@@ -23,8 +20,7 @@ from kdnotes.losses.vocabulary import OpenDecoder
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.tasks.text_blocks import TextError
 from kdnotes.train import distributed as runtime
-from kdnotes.train.failures import STOP
-from kdnotes.train.loop import accumulate, evaluate, loss_weights, make_optimizer, schedule_steps, train
+from kdnotes.train.loop import accumulate, evaluate, loss_weights, schedule_steps, train
 from kdnotes.train.state import Objective
 
 HERE = SimpleNamespace(config=tiny_lm_config())
@@ -91,18 +87,16 @@ def test_the_recipe_is_the_public_distillers_loss(here):
     torch.testing.assert_close(gradients(student), theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
 
 
-def test_weights_of_zero_leave_terms_out(here):
-    config = tiny_lm_config('full_kd', soft_weight=0, hidden_loss='none')
-    objective, trainable = objective_of(config, here, tiny_lm(7).eval(), tiny_lm(1))
+@pytest.mark.parametrize(
+    'given,term,weight',
+    [(dict(soft_weight=0, hidden_loss='none'), 'hard', 2), (dict(soft_weight=0, hard_weight=0), 'hidden', 1)],
+)
+def test_weights_of_zero_leave_terms_out(here, given, term, weight):
+    objective, trainable = objective_of(
+        tiny_lm_config('full_kd', **given), here, tiny_lm(7).eval(), tiny_lm(1)
+    )
     losses, _, _ = accumulate(trainable, objective, here.scaler(), np.arange(4))
-    assert float(losses['total']) == pytest.approx(2 * float(losses['hard']), rel=1e-6)
-
-
-def test_the_cosine_alone_can_be_learnt(here):
-    config = tiny_lm_config('full_kd', soft_weight=0, hard_weight=0)
-    objective, trainable = objective_of(config, here, tiny_lm(7).eval(), tiny_lm(1))
-    losses, _, _ = accumulate(trainable, objective, here.scaler(), np.arange(4))
-    assert float(losses['total']) == pytest.approx(float(losses['hidden']), rel=1e-6)
+    assert float(losses['total']) == pytest.approx(weight * float(losses[term]), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -147,18 +141,10 @@ def test_no_gradient_is_left_over_at_an_epochs_end(here):
     assert left and not any(left)
 
 
-def test_betas_reach_the_optimizer():
-    config = tiny_lm_config('full_student', adam_beta1=0.8, adam_beta2=0.98, adam_epsilon=1e-6)
-    for group in make_optimizer(tiny_lm(), config).param_groups:
-        assert (group['betas'], group['eps']) == ((0.8, 0.98), 1e-6)
-
-
 def test_stored_tokens_are_never_unpickled(tmp_path):
     "There, the data is a pickle, which runs what it holds. Here a file is numbers, whatever is in it."
     config = tiny_lm_config('full_student')
     task = tiny_task(config)
-    from tiny_lm import tiny_tokenizer
-
     task.encode(tiny_tokenizer(), tmp_path)
     before = task.blocks['train'].ids(np.arange(3)).copy()
     bomb = b"cos\nsystem\n(S'touch " + str(tmp_path / 'ran').encode() + b"'\ntR."
@@ -169,114 +155,6 @@ def test_stored_tokens_are_never_unpickled(tmp_path):
     again.encode(tiny_tokenizer(), tmp_path)
     assert not (tmp_path / 'ran').exists()
     assert (again.blocks['train'].ids(np.arange(3)) == before).all()
-
-
-# ---- the same training, however it is divided ----
-
-
-def trained(ranks: int, mode: str, blocks: int = 11, **parameters) -> dict:
-    "What a rank notes of a training."
-    torch.set_num_threads(1)
-    # a gradient of nothing but rounding errors is not worth a full step, as it is with AdamW's own epsilon
-    config = tiny_lm_config(mode, ranks=ranks, **dict(adam_epsilon=1e-5) | parameters)
-    here = runtime.start(config)
-    task = tiny_task(config, tiny_corpus(blocks))
-    model = tiny_lm(1)
-    signal = online_teacher(task, tiny_lm(7).eval(), config) if 'kd' in mode else None
-    rows = []
-    with probes.watch(model, syncs=False) as seen:
-        result = train(task, model, config, here, lambda kind, **v: rows.append((kind, v)), signal)
-    scores = evaluate(model, task, task.evaluation_sets, here)
-    runtime.stop(here)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
-    losses = [v['loss'] for kind, v in rows if kind == 'step']
-    return dict(
-        weights=weights,
-        losses=losses,
-        metrics=scores.metrics,
-        units=scores.units,
-        tokens=result.tokens,
-        micro_batches=[step.forwards for step in seen.steps],
-        synchronised=[step.rounds for step in seen.steps],
-    )
-
-
-def alone(mode: str, **parameters) -> dict:
-    return launch('test_masked_lm:_trained', 1, mode, parameters, ranks=1)[0]
-
-
-def _trained(ranks: int, mode: str, parameters: dict) -> dict:
-    return trained(ranks, mode, **parameters)
-
-
-@pytest.fixture(
-    scope='module', params=[('full_kd', {}), ('full_kd', dict(soft_on='masked'))], ids=['all', 'masked']
-)
-def one_rank(request):
-    mode, parameters = request.param
-    return mode, parameters, alone(mode, **parameters)
-
-
-@pytest.mark.parametrize('ranks,tokens', [(1, 2 * LENGTH), (2, 8192), (2, LENGTH)])
-def test_ranks_and_accumulation_change_nothing(one_rank, ranks, tokens):
-    mode, parameters, expected = one_rank
-    parameters = parameters | dict(micro_batch_tokens=tokens)
-    found = launch('test_masked_lm:_trained', ranks, mode, parameters, ranks=ranks)
-    for rank in found:
-        np.testing.assert_allclose(rank['weights'], expected['weights'], atol=1e-4)
-        assert rank['metrics']['test']['nll'] == pytest.approx(expected['metrics']['test']['nll'], abs=1e-3)
-        assert rank['metrics']['test']['pseudo_nll'] == pytest.approx(
-            expected['metrics']['test']['pseudo_nll'], abs=1e-3
-        )
-        assert rank['tokens'] == expected['tokens']
-    np.testing.assert_allclose(found[0]['losses'], expected['losses'], rtol=1e-4)
-    np.testing.assert_array_equal(found[0]['weights'], found[-1]['weights'])
-    if ranks > 1:
-        # gradients travel once a step, however many micro-batches there are
-        assert max(found[0]['micro_batches']) == (2 if tokens == LENGTH else 1)
-        assert set(found[0]['synchronised']) == {1}
-
-
-def test_it_learns():
-    many = dict(blocks=150, batch_size=16)
-    before = alone('full_student', epochs=0.01, **many)['metrics']['test']
-    after = alone('full_student', epochs=60, **many)['metrics']['test']
-    assert after['nll'] < before['nll'] - 0.5
-    assert after['unigram_nll'] == before['unigram_nll']
-
-
-def test_a_rank_without_blocks_changes_nothing(one_rank):
-    "A step of one block, and two ranks."
-    _, _, _ = one_rank
-    parameters = dict(batch_size=1, epochs=0.5)
-    expected = alone('full_student', **parameters)
-    found = launch('test_masked_lm:_trained', 2, 'full_student', parameters, ranks=2)
-    np.testing.assert_allclose(found[1]['weights'], expected['weights'], atol=1e-4)
-
-
-@pytest.mark.parametrize('at', [1, 4])
-def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, here, at):
-    config = tiny_lm_config('full_kd', epochs=3)
-
-    def run(folder, stop_at=None):
-        task = tiny_task(config)
-        model = tiny_lm(1, dropout=0.1)
-        signal = online_teacher(task, tiny_lm(7).eval(), config)
-
-        def on_row(kind, **values):
-            if kind == 'step' and values['step'] == stop_at:
-                STOP.requested = True
-
-        try:
-            train(task, model, config, here, on_row, signal, checkpoints=folder, key='tiny')
-        finally:
-            STOP.requested = False
-        return [p.detach().clone() for p in model.parameters()]
-
-    expected = run(None)
-    with pytest.raises(Stopped):
-        run(tmp_path, stop_at=at)
-    assert all(map(torch.equal, run(tmp_path), expected))
 
 
 # ---- masks ----
@@ -298,43 +176,6 @@ def test_teacher_and_student_see_the_same_and_epochs_differ():
     assert not torch.equal(first.positions, other_seed.batch('train', index, 0).positions)
     # scores ask the same of every seed
     assert torch.equal(task.batch('test', index).labels, other_seed.batch('test', index).labels)
-
-
-# ---- a stored signal ----
-
-
-def test_a_cached_signal_is_the_online_one(tmp_path, here):
-    given = dict(masks='static', top_k=4, soft_on='masked', hidden_loss='none')
-    online = tiny_lm_config('full_kd', signal='online', **given)
-    cached = tiny_lm_config('full_kd', signal='cached', **given)
-    task = tiny_task(cached)
-    teacher = tiny_lm(7).eval()
-    parts = dict(
-        weights_sha256='a',
-        config_sha256='f',
-        corpus_sha256='b',
-        tokenizer_sha256='c',
-        split='train',
-        max_length=LENGTH,
-        forward_dtype='fp32',
-        storage_dtype='fp32',
-        subset=task.signal_key(),
-    )
-    stored = te.make_signal(task, teacher, tmp_path / 'signal', parts)
-    batch = task.batch('train', np.array([2, 5]), epoch=1)
-    said = te.teacher_signal(tiny_task(online), teacher, batch)
-    assert torch.equal(stored(batch)['index'], said['index'])
-    torch.testing.assert_close(stored(batch)['logits'], said['logits'], rtol=0, atol=1e-5)
-    bytes_an_example = sum(f.stat().st_size for f in (tmp_path / 'signal').rglob('*.npy')) / len(
-        task.lengths('train')
-    )
-    assert bytes_an_example < 2 * task.masked * 4 * 4 + 150
-    both = []
-    for config, signal in ((online, online_teacher(tiny_task(online), teacher, online)), (cached, stored)):
-        model = tiny_lm(1)
-        train(tiny_task(config), model, config, here, lambda *a, **k: None, signal)
-        both.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    torch.testing.assert_close(*both, rtol=0, atol=1e-5)
 
 
 # ---- scores one can check ----
@@ -363,13 +204,6 @@ def test_a_model_that_knows_nothing_has_the_vocabularys_size_as_its_perplexity(h
         assert metrics[name] == pytest.approx(VOCABULARY, rel=1e-4)
     # one token a word here
     assert metrics['perplexity_word'] == pytest.approx(metrics['perplexity'], rel=1e-3)
-
-
-def test_a_unigram_model_spends_nothing_on_what_is_never_asked_for():
-    task = tiny_task(tiny_lm_config())
-    assert task.unigram[task.vocabulary].sum() == pytest.approx(1)
-    shares = task.label_prior[task.vocabulary]
-    assert task.unigram[task.vocabulary] == pytest.approx(shares / shares.sum())
 
 
 def test_a_model_that_copies_what_it_sees_knows_nothing_of_what_is_hidden(here):
@@ -428,9 +262,6 @@ def test_scores_are_those_of_a_plain_computation(here):
 
 
 def test_saved_models_are_plain_ones(tmp_path):
-    from transformers import AutoModelForMaskedLM
-    from kdnotes.distill.models import choose_layers, load_model, save_model
-
     model = tiny_lm(3).eval()
     save_model(model, tmp_path / 'model')
     plain = AutoModelForMaskedLM.from_pretrained(tmp_path / 'model').eval()
@@ -466,14 +297,9 @@ def test_the_doctor_sees_a_weight_that_was_not_saved(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     'given,words',
     [
-        (dict(score_on='wikitext3'), "score_on names 'wikitext3'"),
-        (dict(score_on=''), 'score_on names no text'),
         (dict(score_on='test,test'), 'names a text twice'),
-        (dict(score_on='dev'), "names 'dev'"),
         (dict(mask_share=0.99), 'hides all'),
         (dict(mask_share=0), 'greater than 0'),
-        (dict(dialect='textbrewer', hidden_loss='none'), 'is not read'),
-        (dict(signal='cached', masks='static'), 'add top_k=8 soft_on=masked'),
         (
             dict(signal='cached', masks='static', top_k=8, soft_on='masked', min_probability=0.1),
             'asks how likely a piece is among all',
@@ -493,7 +319,7 @@ def planned(folder: Path, **given):
     tiny_lm(closed=True).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
     books = folder / 'books'
-    books.mkdir()
+    books.mkdir(exist_ok=True)
     for i in range(4):
         (books / f'{i}.txt').write_text(f'w{i} w7 w8 ' * 60)
     return plan(
@@ -510,9 +336,15 @@ def planned(folder: Path, **given):
     )
 
 
-def test_more_likeliest_pieces_than_there_are(tmp_path):
+def test_texts_and_pieces_that_do_not_suffice(tmp_path):
     with pytest.raises(CorpusError, match='top_k=66 is more than the 65 pieces of the tokenizer'):
         planned(tmp_path, top_k=66)
+    texts = tmp_path / 'texts'
+    texts.mkdir()
+    for split, words in dict(train='w1 w2 ' * 90, dev='w1 ' + 'unheard' * 20, test='w1 ' * 90).items():
+        (texts / f'{split}.txt').write_text(words)
+    with pytest.raises(TextError, match='dev: the text has'):
+        planned(tmp_path, corpus=str(texts))
 
 
 def test_a_student_with_another_mask_token(tmp_path):
@@ -530,41 +362,6 @@ def test_a_student_with_another_mask_token(tmp_path):
             hidden_layers='1',
             mode='full_kd',
         )
-
-
-def test_a_split_without_a_block_is_named_before_anything_is_trained(tmp_path):
-    texts = tmp_path / 'texts'
-    texts.mkdir()
-    for split, words in dict(train='w1 w2 ' * 90, dev='w1 ' + 'unheard' * 20, test='w1 ' * 90).items():
-        (texts / f'{split}.txt').write_text(words)
-    with pytest.raises(TextError, match='dev: the text has'):
-        planned(tmp_path, corpus=str(texts))
-
-
-def test_a_text_shorter_than_a_block(tmp_path):
-    corpus = tiny_corpus()
-    corpus.splits['test'][:] = [dict(id='x', text='w1 w2', cluster='x')]
-    with pytest.raises(TextError, match='takes 14 of them'):
-        tiny_task(tiny_lm_config(), corpus)
-
-
-def test_folders_that_are_no_corpus(tmp_path):
-    from kdnotes.tasks.sources import CorpusError, load_corpus
-
-    for i in range(4):
-        (tmp_path / f'{i}.txt').write_text(f'Book {i}. ' * 50)
-    assert [len(rows) for rows in load_corpus('masked_lm', str(tmp_path)).splits.values()] == [2, 1, 1]
-    (tmp_path / '4.txt').write_bytes(b'\x00\x01\x02')
-    with pytest.raises(CorpusError, match='4.txt is no text: it holds a zero byte'):
-        load_corpus('masked_lm', str(tmp_path))
-    (tmp_path / '4.txt').write_text('\n')
-    with pytest.raises(CorpusError, match='4.txt is empty'):
-        load_corpus('masked_lm', str(tmp_path))
-    shutil.rmtree(tmp_path)
-    Path(tmp_path).mkdir()
-    (tmp_path / 'one.txt').write_text('alone')
-    with pytest.raises(CorpusError, match='cannot make a train, a dev and a test split'):
-        load_corpus('masked_lm', str(tmp_path))
 
 
 def test_outputs_without_a_token_start_as_rare_as_the_rarest(tmp_path):

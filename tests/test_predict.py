@@ -20,7 +20,7 @@ from kdnotes.experiment.predict import find_source, predict
 from kdnotes.experiment.score import model_source
 from kdnotes.records.schema import RecordError
 from kdnotes.records.store import RunFolder, find_record, predictions
-from kdnotes.tasks.base import INPUTS
+from kdnotes.tasks.asked import INPUTS
 from kdnotes.tasks.sources import load_corpus
 
 
@@ -29,6 +29,7 @@ def asked_of(task: str) -> dict:
     return {
         'answer_selection': dict(question='What is iron?', candidates=['Iron is a metal.', 'Paris.']),
         'text_classification': dict(text='Iron is a metal.'),
+        'sentence_pairs': dict(text='Iron is a metal.', pair='Iron melts.'),
         'masked_lm': dict(text='Iron is a [MASK] .'),
         'extractive_qa': dict(question='What is iron?', passage='Iron is a metal. Paris is a city.'),
     }[task]

@@ -6,17 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings, worst
+from kdnotes.tasks.answer_selection import AnswerSelection, worst
 from kdnotes.tasks.ranking_metrics import (
     UNIT_METRICS,
     as_questions,
     best_threshold,
     choose_thresholds,
-    counts,
     evaluate_split,
     precision_recall_f1,
     ranking_metrics,
-    rank_candidates,
     threshold_metrics,
 )
 from kdnotes.tasks.sources import Corpus, load_corpus
@@ -68,7 +66,7 @@ def trec(rows, scores):
 
 
 @pytest.mark.parametrize('levels', [1, 2, 4, 1000])
-@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('seed', range(2))
 def test_equal_to_trec_eval(seed, levels):
     rng = np.random.default_rng([seed, levels])
     rows = random_rows(rng)
@@ -89,29 +87,6 @@ def test_scores_that_differ_only_in_float64_are_ties():
         np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
     ranks = pd.Series(scores).rank(method='first').to_numpy()  # what the scores say in float64
     assert not np.allclose(ranking_metrics(as_questions(rows), ranks)['map'], theirs['map'])
-
-
-def test_the_random_data_can_tell_tie_rules_apart():
-    rng = np.random.default_rng(0)
-    rows = random_rows(rng)
-    questions = as_questions(rows)
-    scores = tied_scores(rng, len(rows))
-    theirs = trec(rows, scores)['map']
-    ascending, by_input = (
-        scores * 1e3 - rank / len(rows) / 4 for rank in (questions.tie, np.arange(len(rows)))
-    )
-    for other in (ascending, by_input):
-        assert np.abs(ranking_metrics(questions, other)['map'] - theirs).max() > 0.1
-
-
-def test_every_row_is_ranked_once_and_questions_stay_in_order():
-    rng = np.random.default_rng(1)
-    questions = as_questions(random_rows(rng))
-    order, rank = rank_candidates(questions, tied_scores(rng, len(questions.of)))
-    assert sorted(order) == list(range(len(order))) and (np.diff(questions.of[order]) >= 0).all()
-    assert all(
-        sorted(rank[questions.of[order] == q]) == list(range(1, n + 1)) for q, n in enumerate(questions.sizes)
-    )
 
 
 def test_sets_and_units():
@@ -144,28 +119,6 @@ def test_sets_and_units():
     assert list(zip(predictions.unit, predictions.item, predictions.label)) == [
         (r['question_id'], r['sentence_id'], r['label']) for r in rows
     ]
-
-
-def test_counts_of_a_corpus():
-    def rows(*questions):
-        return [
-            dict(question_id=f'Q{q}', document_id='D', sentence_id=f'{q}-{i}', label=label)
-            for q, labels in enumerate(questions)
-            for i, label in enumerate(labels)
-        ]
-
-    corpus = Corpus(
-        'by hand',
-        'folder',
-        '',
-        dict(train=rows([1, 0, 1], [1], [0, 0]), dev=rows([0]), test=rows([0, 1])),
-        '',
-    )
-    assert counts(corpus).T.to_dict() == dict(
-        train=dict(pairs=6, positives=3, questions=3, answered=2, clean=1),
-        dev=dict(pairs=1, positives=0, questions=1, answered=0, clean=0),
-        test=dict(pairs=2, positives=1, questions=1, answered=1, clean=1),
-    )
 
 
 # ids that a file does not have
@@ -256,13 +209,7 @@ def test_the_highest_of_equally_good_thresholds():
     # one score, one choice
     assert best_threshold(np.float32([1, 1, 1]), np.array([1, 0, 0]), wanted=1) == 1.0
     assert precision_recall_f1(scores, right, 2, np.inf) == (0.0, 0.0, 0.0)
-
-
-def test_where_nothing_is_to_be_found_nothing_is_divided_by_zero():
-    scores = np.float32([2, 1])
-    wrong = np.array([0, 0])
-    assert precision_recall_f1(scores, wrong, 0, 1.5) == (0.0, 0.0, 0.0)
-    assert precision_recall_f1(scores, wrong, 0, np.inf) == (0.0, 0.0, 0.0)
+    assert precision_recall_f1(scores[:2], np.array([0, 0]), 0, 3.5) == (0.0, 0.0, 0.0)
 
 
 def test_thresholds_do_not_tell_apart_what_ranks_do_not():
@@ -321,14 +268,6 @@ def test_smoke_keeps_whole_questions_of_both_kinds(corpus):
     assert 64 <= len(smoke.rows['train']) < 64 + 14 and len(smoke.questions['test'].ids) == 24
 
 
-def test_answered_training_questions_only(corpus):
-    task = AnswerSelection(corpus, settings=AnswerSelectionSettings(train_questions='answered'))
-    assert task.questions['train'].answered.all() and 0 < len(task.rows['train']) < len(
-        corpus.splits['train']
-    )
-    assert task.rows['test'] == corpus.splits['test']
-
-
 def test_worst_agrees_with_the_metric_and_survives_a_file(corpus, tmp_path):
     task = AnswerSelection(corpus)
     rng = np.random.default_rng(5)
@@ -345,12 +284,3 @@ def test_worst_agrees_with_the_metric_and_survives_a_file(corpus, tmp_path):
         getattr(evaluation, name).to_csv(tmp_path / f'{name}.csv.gz', index=False)
     read = (pd.read_csv(tmp_path / f'{name}.csv.gz') for name in ('units', 'predictions'))
     pd.testing.assert_frame_equal(worst(record, *read, corpus, n=7), table.head(7))
-
-
-def test_a_word_counting_scorer_on_the_embedded_corpus():
-    corpus = load_corpus('answer_selection', 'embedded')
-    rows = corpus.splits['test']
-    scores = [len(set(r['question'].lower().split()) & set(r['sentence'].lower().split())) for r in rows]
-    metrics, *_ = evaluate_split('test', as_questions(rows), scores, None)
-    theirs = trec(rows, scores)['map']
-    assert metrics['map'] == pytest.approx(theirs[as_questions(rows).clean].mean())

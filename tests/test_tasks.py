@@ -110,8 +110,13 @@ def batch(made):
 
 def test_the_row_of_the_registry(made):
     info = made.info
-    assert info.name == made.task.name and TASKS[info.name] == info.make.__module__
+    assert info.name == made.task.name and TASKS[info.name] == type(made.task).__module__
     assert info.unit_name and info.unit_name == info.unit_name.strip()
+    assert not set(info.settings.model_fields) & set(RunConfig.model_fields), (
+        'settings have names of their own'
+    )
+    margin, stricter = info.margins[made.task.primary.metric]
+    assert 0 < stricter < margin
     assert {'epochs', 'learning_rate', 'warmup_fraction'} <= set(
         info.default_setting('embedded', 'teacher', 'none')
     )
@@ -127,21 +132,12 @@ def test_batches_that_change_with_the_epoch_have_no_cached_signal(made, monkeypa
     assert make_config(mode='full_student', task=made.info.name)
 
 
-def test_settings_have_names_of_their_own(made):
-    assert not set(made.info.settings.model_fields) & set(RunConfig.model_fields)
-
-
-def test_margins_cover_the_primary_metric(made):
-    margin, stricter = made.info.margins[made.task.primary.metric]
-    assert 0 < stricter < margin
-
-
 def test_a_saved_model_says_what_its_outputs_are(made):
     names = made.task.head_config.get('id2label')
     if made.task.head_labels == ():
         assert made.task.head_config['problem_type'] == 'regression'
-    if names or made.task.head_labels:
-        assert len(names) == made.task.model_kwargs['num_labels'] == len(made.task.head_labels)
+    for found in filter(None, (names, made.task.head_labels)):
+        assert len(found) == made.task.model_kwargs['num_labels']
 
 
 def test_texts_of_a_row_are_its_texts(made):

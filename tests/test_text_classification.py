@@ -17,7 +17,7 @@ from kdnotes.experiment.shown import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.records.store import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
-from kdnotes.tasks.text_classification import CORPORA, class_names
+from kdnotes.tasks.labelled_texts import CORPORA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
 from test_doctor import write_model
@@ -144,17 +144,15 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize('command', ['study', 'tune', 'doctor'])
-@pytest.mark.parametrize('wrong', WRONG)
+COMMANDS = ('study', 'tune', 'doctor')
+
+
+@pytest.mark.parametrize('command,wrong', list(zip(COMMANDS * 3, WRONG)))
 def test_what_cannot_be_is_refused_in_one_sentence(command, wrong, home, tmp_path, capsys):
     given, parts = WRONG[wrong]
-    parameters = dict(
-        task='text_classification',
-        corpus=str(write_reviews(tmp_path / 'reviews')),
-        columns=COLUMNS,
-        smoke='true',
-    )
-    argv = [part for name, value in (parameters | given).items() for part in ('-p', f'{name}={value}')]
+    corpus = str(write_reviews(tmp_path / 'reviews'))
+    parameters = dict(task='text_classification', corpus=corpus, columns=COLUMNS, smoke='true') | given
+    argv = [part for name, value in parameters.items() for part in ('-p', f'{name}={value}')]
     assert main([command, *argv]) == 2
     [line] = capsys.readouterr().err.splitlines()
     for part in parts:
@@ -163,8 +161,50 @@ def test_what_cannot_be_is_refused_in_one_sentence(command, wrong, home, tmp_pat
 
 
 TRAIN = {'text': ['a', 'b', 'c', 'd'], 'label': ['n', 'p', 'n', 'p']}
-# how the columns of each file differ from TRAIN -> what is said
+
+
+def train_has(key: str, first: str, second: str) -> dict:
+    return dict(train={key: [first, second, f'{key}0', f'{key}1']})
+
+
+def labels(*test: str, train=('1', '2.', '-.5', '+3.4E38')) -> dict:
+    "Numbers as people write them, and others in test."
+    return dict(train=dict(label=list(train)), dev=dict(label=list(train)), test=dict(label=[*test]))
+
+
+NUMBER = dict(target='number')
+# how the columns of each file differ from TRAIN, what is said, and parameters
 TABLES = {
+    **{
+        f'no number: {label}': (
+            labels('1', '2', '3', label),
+            f'test.jsonl, row 4: label {label!r} is no number',
+            NUMBER,
+        )
+        for label in ('1e39', '1_0', 'nan', '-inf', '0x10', '1,5', '\u0663')
+    },
+    'too far': (
+        labels('1e-9', '1e38', '1e-9', '3e-9', train=('1e-9', '2e-9', '1e-9', '3e-9')),
+        "test.jsonl, row 2: label '1e38' is too far from the labels of train",
+        NUMBER,
+    ),
+    'one number': (
+        labels('0.1', '.1', '.1', '.1', train=['0.1', '0.10', '0.100', '.1']),
+        'all labels are 0.1',
+        NUMBER,
+    ),
+    'a map of one column': (
+        {},
+        "takes column 'label' for text and for label",
+        dict(columns='text=label,label=label'),
+    ),
+    'a map of one key': ({}, "names 'text' twice", dict(columns='text=text,text=label')),
+    'a control character': (train_has('id', 'a\rb', 'c'), "id 'a\\rb' holds a control character"),
+    'ids that look alike': (
+        train_has('id', 'n\u2075', 'n5'),
+        "id 'n5' looks like 'n⁵' of an earlier row and is not the same",
+    ),
+    'a hard blank': (train_has('label', 'good', 'good\u00a0'), "label 'good\\xa0' "),
     'a class with a blank': (
         dict(train=dict(label=['n', ' p', 'n', 'p'])),
         "label ' p' begins or ends with a blank",
@@ -229,8 +269,8 @@ def test_the_plan_lists_the_classes(labels, said, home, tmp_path):
 
 @pytest.mark.parametrize('name', TABLES)
 def test_tables_that_would_be_misread_are_refused(name, home, tmp_path):
-    changes, words = TABLES[name]
-    assert words in refused(write_tables(tmp_path / 'own', changes))
+    changes, words, *given = TABLES[name]
+    assert words in refused(write_tables(tmp_path / 'own', changes), **dict(*given))
 
 
 @pytest.mark.parametrize(
@@ -247,32 +287,6 @@ def test_a_csv_file_that_would_be_misread_is_refused(content, words, home, tmp_p
         (tmp_path / f'own/{split}.csv').write_text(content)
     assert words in refused(tmp_path / 'own')
     assert capfd.readouterr() == ('', '')
-
-
-@pytest.mark.parametrize(
-    'columns, words',
-    [
-        ('text=label,label=label', "takes column 'label' for text and for label"),
-        ('text=text,text=label', "names 'text' twice"),
-    ],
-)
-def test_a_map_that_contradicts_itself_is_refused(columns, words, home, tmp_path):
-    assert words in refused(write_tables(tmp_path / 'own', {}), columns=columns)
-
-
-@pytest.mark.parametrize(
-    'key, first, second, words',
-    [
-        ('id', 'a\rb', 'c', "id 'a\\rb' holds a control character"),
-        ('id', 'n\u2075', 'n5', "id 'n5' looks like 'n⁵' of an earlier row and is not the same"),
-        ('label', 'good', 'good\u00a0', "label 'good\\xa0' "),
-        ('cluster', 'a\nb', 'c', "cluster 'a\\nb' holds a control character"),
-    ],
-)
-def test_names_that_tables_cannot_hold_are_refused(key, first, second, words, home, tmp_path):
-    n = len(TRAIN['label'])
-    values = [first, second, *(f'{key}{i}' for i in range(n - 2))]
-    assert words in refused(write_tables(tmp_path / 'own', {'train': {key: values}}))
 
 
 def read_cells(folder: Path, texts: list[str], labels: list[str]) -> list[tuple[str, str]]:
@@ -319,21 +333,38 @@ def test_a_number_of_json_keeps_its_digits(tmp_path):
     assert [label for _, label in found] == list(written.values())
 
 
-def test_a_member_that_a_line_lacks_is_an_empty_cell(tmp_path):
-    (tmp_path / 'train.jsonl').write_text(
-        '\ufeff{"label": "n", "text": "a", "more": [{}]}\r\n{"text": "b"}', encoding='utf-8'
-    )
-    with pytest.raises(CorpusError, match='train.jsonl, line 2: label is empty'):
-        read_split(tmp_path / 'train.jsonl', 'train', CORPORA)
+# how the columns of each file differ from TRAIN, parameters, and what a plan tells
+TOLD = {
+    'test in dev': (
+        dict(dev=dict(text=['e', ' f ', 'g', 'h']), test=dict(text=['f', 'f', 'a', 'a'])),
+        {},
+        '2 rows of test have the texts of a row of dev',
+    ),
+    'two labels': (
+        dict(train=dict(text=['twice', ' twice ', 'alike', 'alike'], label=['n', 'p', 'n', 'n'])),
+        {},
+        'labels: 2 of 4 rows of train have the texts of another row there, and another label',
+    ),
+    'one step': (
+        {},
+        dict(batch_size=4),
+        'steps: one an epoch: batch_size=4 takes all 4 rows of train at once',
+    ),
+    'numbers': (labels('1', '2', '3', '4'), NUMBER, 'steps: one an epoch'),
+}
 
 
-def test_texts_of_test_that_are_in_dev_are_told(home, tmp_path):
-    changes = dict(dev=dict(text=['e', ' f ', 'g', 'h']), test=dict(text=['f', 'f', 'a', 'a']))
-    folder = str(write_tables(tmp_path / 'own', changes))
-    found = load_corpus('text_classification', folder)
-    assert (found.test_in_dev, found.overlap) == (2, {'test': 2})
-    asked = make_config(task='text_classification', mode='baseline', corpus=folder)
-    assert '2 rows of test have the texts of a row of dev' in plan(asked, Machine('cpu', 2)).explain()
+@pytest.mark.parametrize('case', TOLD)
+def test_what_a_plan_tells(case, home, tmp_path):
+    changes, given, words = TOLD[case]
+
+    def told(changes, **given):
+        corpus = str(write_tables(tmp_path / str(len(list(tmp_path.iterdir()))), changes))
+        asked = make_config(task='text_classification', mode='baseline', corpus=corpus, **given)
+        return plan(asked, Machine('cpu', 2)).explain()
+
+    assert words in told(changes, **given)
+    assert words not in told({}, batch_size=3)
 
 
 def test_texts_that_are_in_train_too_are_told(home, tmp_path):
@@ -350,27 +381,6 @@ def test_texts_that_are_in_train_too_are_told(home, tmp_path):
         assert embedded.overlap == {} and embedded.contradictions == {} and not embedded.test_in_dev
 
 
-def test_one_text_with_two_labels_is_told(home, tmp_path):
-    rows = dict(text=['twice', ' twice ', 'alike', 'alike'], label=['n', 'p', 'n', 'n'])
-    folder = write_tables(tmp_path / 'own', {'train': rows})
-    assert load_corpus('text_classification', str(folder)).contradictions == {'train': 2}
-    asked = make_config(task='text_classification', mode='baseline', corpus=str(folder))
-    words = 'labels: 2 of 4 rows of train have the texts of another row there, and another label'
-    assert words in plan(asked, Machine('cpu', 2)).explain()
-
-
-@pytest.mark.parametrize('batch_size, told', [(4, True), (3, False)])
-def test_an_epoch_of_one_step_is_told(batch_size, told, home, tmp_path):
-    asked = make_config(
-        task='text_classification',
-        mode='baseline',
-        corpus=str(write_tables(tmp_path / 'own', {})),
-        batch_size=batch_size,
-    )
-    words = 'steps: one an epoch: batch_size=4 takes all 4 rows of train at once'
-    assert (words in plan(asked, Machine('cpu', 2)).explain()) == told
-
-
 def test_two_corpora_in_one_folder_are_refused(tmp_path, corpora):
     folder = tmp_path / 'both'
     if not (corpora / 'wikiqa').is_dir():
@@ -385,29 +395,6 @@ def test_a_file_is_no_corpus_and_what_deals_it_out_is_named(home, tmp_path):
     folder = write_reviews(tmp_path / 'reviews')
     with pytest.raises(CorpusError, match='is a file, .* split it .*load_data'):
         load_corpus('text_classification', str(folder / 'train.csv'), COLUMNS)
-
-
-def test_a_folder_may_be_a_path(home, tmp_path):
-    folder = write_reviews(tmp_path / 'reviews')
-    given = make_config(task='text_classification', corpus=folder, columns=COLUMNS)
-    assert given == make_config(task='text_classification', corpus=str(folder), columns=COLUMNS)
-
-
-def test_numbers_without_a_spread_are_refused(home, tmp_path):
-    folder = write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=['0.1', '0.10', '0.100', '.1'])))
-    assert 'all labels are 0.1' in refused(folder, target='number')
-
-
-NUMBERS = dict.fromkeys(SIZES, dict(label=['1', '2.', '-.5', '+3.4E38']))
-
-
-@pytest.mark.parametrize(
-    'label', ['1e39', '-3.5e38', '1e400', '1_0', 'nan', '-inf', '0x10', '1,5', '\u0663', '.']
-)
-def test_a_label_that_is_no_number_of_a_model_is_refused(label, home, tmp_path):
-    changes = NUMBERS | {'test': dict(label=['1', '2', '3', label])}
-    said = refused(write_tables(tmp_path / 'own', changes), target='number')
-    assert f'test.jsonl, row 4: label {label!r} is no number' in said
 
 
 # labels of train, and of test -> what is said, and of which row
@@ -443,26 +430,6 @@ def test_a_row_without_a_label_is_of_no_class(kind, home, tmp_path):
     assert re.search(words, refused(write_tables(tmp_path / 'own', changes)))
 
 
-@pytest.mark.parametrize('labels', [['-1', '1'] * 2, ['-1', '0', '1', '1'], ['none', 'some'] * 2])
-def test_labels_of_two_sides_are_classes(labels, home, tmp_path):
-    folder = str(write_tables(tmp_path / 'own', dict.fromkeys(SIZES, dict(label=labels))))
-    asked = make_config(task='text_classification', corpus=folder, mode='baseline')
-    assert plan(asked, Machine('cpu', 2)).explain()
-
-
-def test_labels_that_people_write_are_numbers(home, tmp_path):
-    folder = str(write_tables(tmp_path / 'own', NUMBERS))
-    asked = make_config(task='text_classification', corpus=folder, mode='baseline', target='number')
-    assert plan(asked, Machine('cpu', 2)).explain()
-
-
-def test_a_label_that_overflows_in_units_of_the_deviation_is_refused(home, tmp_path):
-    numbers = dict.fromkeys(SIZES, dict(label=['1e-9', '2e-9', '1e-9', '3e-9']))
-    numbers['test'] = dict(label=['1e-9', '1e38', '1e-9', '3e-9'])
-    said = refused(write_tables(tmp_path / 'own', numbers), target='number')
-    assert "test.jsonl, row 2: label '1e38' is too far from the labels of train" in said
-
-
 LONG = 'x' * 100_000
 # how the columns of train, and those of dev and test, differ from TRAIN; parameters
 LONG_CELLS = {
@@ -473,8 +440,10 @@ LONG_CELLS = {
     'one label': (dict(label=[LONG] * 4), {}, {}),
     'a class': (dict(label=['n', LONG, 'n', 'n']), {}, {}),
     'no class': ({}, dict(label=[LONG] * 4), {}),
-    'no number': (NUMBERS['train'], dict(label=[LONG] * 4, id=[LONG, 'a', 'b', 'c']), dict(target='number')),
+    'no number': (labels()['train'], dict(label=[LONG] * 4, id=[LONG, 'a', 'b', 'c']), NUMBER),
     'a column': ({LONG: ['1'] * 4}, {}, dict(columns='text=review')),
+    'a map': ({}, {}, dict(columns=LONG)),
+    'a map of two': ({}, {}, dict(columns=f'text={LONG},label={LONG}')),
 }
 
 
@@ -486,57 +455,9 @@ def test_a_long_cell_is_not_repeated_in_full(case, home, tmp_path):
     assert 'xxx...' in said and len(said) < 1000
 
 
-@pytest.mark.parametrize(
-    'columns',
-    [
-        LONG,
-        f'{LONG}=text',
-        f'text={LONG},text=label',
-        f'text={LONG},label={LONG}',
-        f'text={LONG}',
-    ],
-    ids=lambda columns: re.sub('x+', 'x', columns),
-)
-def test_a_long_map_is_not_repeated_in_full(columns, home, tmp_path):
-    said = refused(write_tables(tmp_path / 'own', {}), columns=columns)
-    assert 'xxx...' in said and len(said) < 1000
-
-
 def test_classes_that_are_one_number_have_one_order():
     rows = [dict(label=label) for label in ('10', '01', '1', '001')]
     assert class_names(rows) == class_names(rows[::-1]) == ['001', '01', '1', '10']
-
-
-def test_texts_longer_than_a_model_reads_are_refused(home, tmp_path):
-    short = write_model(tmp_path / 'short')
-    config = json.loads((short / 'config.json').read_text())
-    longest = config['max_position_embeddings']
-    folder = write_tables(tmp_path / 'own', {})
-    if longest < 512:
-        words = f'reads texts of at most {longest} tokens'
-        assert words in refused(folder, teacher=str(short), max_length=512)
-
-
-def test_one_class_only_is_refused(home, tmp_path):
-    corpus = write_reviews(tmp_path / 'reviews', label=lambda row: 'good')
-    asked = make_config(task='text_classification', corpus=str(corpus), columns=COLUMNS)
-    with pytest.raises(KdnotesError, match="train.csv: every label is 'good', so there is nothing to learn"):
-        plan(asked, Machine('cpu', 2))
-
-
-def papermill_study(home, tmp_path, **parameters):
-    "nbs/study.ipynb on a folder of reviews."
-    corpus = write_reviews(tmp_path / 'reviews')
-    given = dict(task='text_classification', corpus=corpus) | parameters
-    return papermill(home, 'nbs/study.ipynb', tmp_path / 'study.ipynb', *given.items())
-
-
-@slow
-@pytest.mark.exhaustive  # test_bad_input.py has a notebook that refuses
-def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
-    done = papermill_study(home, tmp_path, columns='text=comment,label=stars')
-    last = [line for line in done.stderr.splitlines() if line.strip()][-1]
-    assert done.returncode != 0 and re.match("CorpusError: .*no column 'comment'", last), last
 
 
 # ---- studies ----
@@ -545,9 +466,9 @@ def test_the_notebook_refuses_in_one_sentence_too(home, tmp_path):
 @slow
 @pytest.mark.exhaustive
 def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
-    done = papermill_study(
-        home,
-        tmp_path,
+    given = dict(
+        task='text_classification',
+        corpus=write_reviews(tmp_path / 'reviews'),
         columns=COLUMNS,
         teacher=write_encoder(tmp_path / 'teacher'),
         student_layers='[1]',
@@ -556,6 +477,7 @@ def test_a_study_of_ones_own_texts_through_the_notebook(home, tmp_path):
         seeds=1,
         smoke=True,
     )
+    done = papermill(home, 'nbs/study.ipynb', tmp_path / 'study.ipynb', *given.items())
     assert done.returncode == 0, done.stderr
     study = home / 'runs/text_classification-reviews-smoke'
     records = {r['mode']: r for r in map(json.loads, (p.read_text() for p in study.glob('*/record.json')))}

@@ -7,8 +7,8 @@ from kdnotes.analysis.compare import attribute
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
-from kdnotes.tasks.answer_selection import SQUAD_FILES, TSV_COLUMNS
 from kdnotes.tasks.sources import load_corpus
+from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.records.store import RunFolder

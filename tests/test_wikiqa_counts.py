@@ -5,10 +5,10 @@ and the questions each kind of MAP averages over.
 import numpy as np
 import pytest
 
-from kdnotes.tasks.answer_selection import CORPORA
+from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.tasks.ranking_metrics import counts
-from kdnotes.tasks.answer_selection import WIKIQA_SHA256
+from kdnotes.tasks.candidates import WIKIQA_SHA256
 from kdnotes.tasks import sources
 from kdnotes.tasks.sources import load_by_rules, load_corpus, local_copy
 

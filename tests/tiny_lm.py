@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from kdnotes.core.config import RunConfig, make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.losses.vocabulary import open_decoder
-from kdnotes.tasks.masked_lm import MaskedLM, make
+from kdnotes.tasks.masked_lm import MaskedLM
 from kdnotes.tasks.sources import Corpus
 
 SPECIAL = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
@@ -61,7 +61,7 @@ def tiny_lm_config(mode: str = 'full_kd', ranks: int = 1, **parameters) -> RunCo
 
 def tiny_task(config: RunConfig, corpus: Corpus | None = None, tokenizer=None) -> MaskedLM:
     "The task of a configuration, encoded."
-    task = make(corpus or tiny_corpus(), config)
+    task = MaskedLM.made(corpus or tiny_corpus(), config)
     task.encode(tokenizer or tiny_tokenizer())
     return task
 

@@ -85,6 +85,7 @@ TASKS = {
     'text_classification': 'kdnotes.tasks.text_classification',
     'masked_lm': 'kdnotes.tasks.masked_lm',
     'extractive_qa': 'kdnotes.tasks.extractive_qa',
+    'sentence_pairs': 'kdnotes.tasks.sentence_pairs',
 }
 
 # older than the others: its studies and stored signals keep the names they had

@@ -13,7 +13,8 @@ import numpy as np
 from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info, visible
 from .score import RUN_ID, check_run_id
 from ..records.store import RunFolder, checked_run_model, find_run_model, saved_model
-from ..tasks.base import INPUTS, Answer, Reader, TaskInfo
+from ..tasks.asked import INPUTS, Answer, Reader
+from ..tasks.base import TaskInfo
 
 # %% auto #0
 __all__ = ['PredictError', 'Source', 'find_source', 'check_asked', 'task_of', 'Prediction', 'load_reader', 'predict',
@@ -58,7 +59,7 @@ def find_source(
 
 # %% ../../nbs/experiment/07_predict.ipynb #30b741ce
 def check_asked(
-    asked: dict[str, Any],  # by the names of `tasks.base.INPUTS`
+    asked: dict[str, Any],  # by the names of `tasks.asked.INPUTS`
 ) -> dict[str, Any]:  # without what is None
     "Refuse what nobody can answer."
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -230,7 +231,7 @@ def predict(
     # another model that answers the same; None: the teacher of the run, where its weights are at hand;
     # 'none': no other
     beside: str | None = None,
-    **asked: Any,  # by the names of `tasks.base.INPUTS`; candidates are a list
+    **asked: Any,  # by the names of `tasks.asked.INPUTS`; candidates are a list
 ) -> Prediction:
     "Ask a model."
     asked = check_asked(asked)

@@ -8,24 +8,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from itertools import product
+from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from ..core.config import KdnotesError, RunConfig
+from ..core.arms import MODES
+from ..core.config import RunConfig, TaskSettings
 from ..core.files import sha256_text
-from .columns import Columns
-from .sources import Rows
-from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
+from .columns import Columns, joined
+from .sources import Corpus, Rows
+from .batching import Batch, EncodedPairs, all_apart
 from ..losses.conventions import dialect_weights
-from ..losses.targets import soft_target_kl
+from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
-__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'INPUTS', 'SignalSpec', 'Primary', 'Evaluation', 'SoftTargets',
-           'soft_targets', 'labels_config', 'labelled', 'sequence_head_flops', 'worst_units', 'words_of', 'floors_key',
-           'some_rows', 'floor_table', 'Forward', 'Task', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes',
-           'TaskInfo', 'TaskView']
+__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table', 'SoftTargets',
+           'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words', 'labels_config',
+           'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'some_rows', 'floor_table', 'Forward',
+           'Task', 'setting', 'TaskInfo', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -54,6 +56,29 @@ class Evaluation:
     units: pd.DataFrame
     predictions: pd.DataFrame  # split, unit, item, label, score
 
+    @classmethod
+    def of(
+        cls,
+        # by evaluation set: metrics, units and predictions
+        sets: Mapping[str, tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]],
+    ) -> Evaluation:
+        "Several evaluation sets as one."
+        metrics, *tables = zip(*sets.values())
+        return cls(dict(zip(sets, metrics)), *(pd.concat(table, ignore_index=True) for table in tables))
+
+
+def unit_table(
+    split: str,  # the evaluation set
+    kind: str,  # of units: 'all', or which of them
+    units: Sequence[str],  # (n,) their names
+    clusters: Sequence[str],  # (n,) what they belong to
+    values: Mapping[str, np.ndarray],  # (n,) of each metric
+) -> pd.DataFrame:  # split, set, unit, cluster, metric, value
+    "What metrics average over."
+    common = dict(split=split, set=kind, unit=units, cluster=clusters)
+    parts = [pd.DataFrame(common | dict(metric=metric, value=of)) for metric, of in values.items()]
+    return pd.concat(parts, ignore_index=True)
+
 # %% ../../nbs/tasks/05_base.ipynb #99088ff5
 @dataclass(frozen=True)
 class SoftTargets:
@@ -81,9 +106,10 @@ class SoftTargets:
         student: Tensor,  # logits (n, classes)
         teacher: Tensor,  # logits (n, classes)
     ) -> Tensor:  # scalar, the sum over n
-        "The soft term of a batch."
+        "The soft term of a batch; where there are fewer than `top_k` classes, all are kept."
+        top_k = None if self.top_k is None else min(self.top_k, student.shape[1])
         return soft_target_kl(
-            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=self.top_k
+            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=top_k
         )
 
 
@@ -92,6 +118,36 @@ def soft_targets(
 ) -> SoftTargets:
     "How the student of a run learns from its teacher's logits."
     return SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
+
+
+def free_weights(
+    settings: Any,  # of a task that has `soft_weight` and `hard_weight` instead of `alpha`
+    kd: bool,  # is there a teacher?
+) -> dict[str, float]:  # of the terms 'hard' and 'soft'
+    "Weights that are free of each other."
+    return {'hard': settings.hard_weight, 'soft': settings.soft_weight} if kd else {'hard': 1.0}
+
+
+def check_free_weights(
+    config: RunConfig,
+) -> None:
+    "Refuse a student that learns nothing."
+    own = config.task_settings
+    intermediate = not config.hidden_loss == config.relation_loss == 'none'
+    if MODES[config.mode].kd and not (own.soft_weight or own.hard_weight or intermediate):
+        raise ValueError(
+            'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
+        )
+
+
+def free_weights_in_words(
+    config: RunConfig,  # resolved, of a run with KD
+    of: str = '',  # which soft targets: ' of all tokens'
+) -> str:
+    "How a run weighs its targets."
+    own = config.task_settings
+    soft = f'{own.soft_weight:g} * soft targets{of}'
+    return f'T={config.temperature:g}, {soft}, {own.hard_weight:g} * hard targets'
 
 # %% ../../nbs/tasks/05_base.ipynb #87a23305
 def labels_config(
@@ -105,18 +161,6 @@ def labels_config(
 
 # the label of a row that nobody has labelled, where losses are computed: torch's cross-entropy leaves it out
 NO_LABEL = -100
-
-
-def labelled(
-    labels: np.ndarray,  # (n,) or (n, k) of a split
-    index: np.ndarray,  # examples
-    unlabelled: int,  # how many of the split have no label
-) -> int:
-    "How many examples have a label."
-    if not unlabelled:
-        return len(index)
-    return int((labels[index].reshape(len(index), -1)[:, 0] != NO_LABEL).sum())
-
 
 # the transformers head of tasks with one output row a text or pair
 SEQUENCE_HEAD = 'AutoModelForSequenceClassification'
@@ -132,15 +176,21 @@ def sequence_head_flops(
 
 
 def worst_units(
-    units: pd.DataFrame,  # of a run
-    where: str,  # the evaluation set
-    metric: str,
-    higher_is_better: bool,  # in this metric
+    record: dict,
+    units: pd.DataFrame,  # of the run
+    predictions: pd.DataFrame,  # of the run
     n: int,  # at most so many
-) -> pd.DataFrame:  # rows of `units`, worst first; equal ones in the order of their names
-    "The units a run got most wrong by a metric."
-    chosen = units[(units['split'] == where) & (units['metric'] == metric)]
-    return chosen.sort_values(['value', 'unit'], ascending=[higher_is_better, True]).head(n)
+    metric: str | None = None,  # of which less is better; None: the primary one
+) -> list[
+    tuple[Any, pd.DataFrame]
+]:  # rows of `units` with their predictions; equal ones in the order of names
+    "The units of the primary metric's set that a run got most wrong, worst first."
+    where = record['primary']['set']
+    higher = metric is None and record['primary']['higher_is_better']
+    chosen = units[(units['split'] == where) & (units['metric'] == (metric or record['primary']['metric']))]
+    worst = chosen.sort_values(['value', 'unit'], ascending=[higher, True]).head(n)
+    said = dict(list(predictions[predictions['split'] == where].groupby('unit')))
+    return [(unit, said[unit.unit]) for unit in worst.itertuples() if unit.unit in said]
 
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
 def words_of(
@@ -211,152 +261,166 @@ class Forward(Protocol):
     def sum(self, values: np.ndarray) -> np.ndarray: ...  # over all ranks, on each of them
 
 
-class Task(Protocol):
-    "What training, the teacher's signal and the record need of a task with a corpus."
+class Task:
+    """What training, the teacher's signal and the record need of a task with a corpus. What is written out is
+    that of examples that are a text or a pair with a label, scored by one forward; a task overrides the rest.
+    """
 
     name: str
-    auto_class: str  # the transformers head, say 'AutoModelForSequenceClassification'
-    model_kwargs: dict[str, Any]  # for its `from_pretrained`, say {'num_labels': 2}
+    auto_class: str = SEQUENCE_HEAD  # the transformers head
+    model_kwargs: dict[str, Any] = {}  # for its `from_pretrained`, say {'num_labels': 2}
     primary: Primary
-    evaluation_sets: tuple[str, ...]  # in the order they are evaluated; curves show the first
+    evaluation_sets: tuple[str, ...] = (
+        'dev',
+        'test',
+    )  # in the order they are evaluated; curves show the first
     signal_spec: dict[str, SignalSpec]  # teacher outputs that distillation uses
     # (classes,) share of each training label, where a new head's bias may start; None: the head is no
     # classifier
-    label_prior: np.ndarray | None
+    label_prior: np.ndarray | None = None
     # names of a classifier's labels, in the order of its logits; (): the output is a number; None: neither
-    head_labels: tuple[str, ...] | None
-    head_config: dict[
-        str, Any
-    ]  # what the config of a saved model says of its outputs: their names, their scale
-    evaluates_itself: bool  # `evaluate_model` instead of `scores` and `evaluate`
-    unlabelled: int  # how many of the training examples, the last ones, have no label
+    head_labels: tuple[str, ...] | None = None
+    # what the config of a saved model says of its outputs: their names, their scale
+    head_config: dict[str, Any] = {}
+    evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
+    unlabelled: int = 0  # how many of the training examples, the last ones, have no label
+    settings: TaskSettings  # a class has those of a task that is given none
 
-    def encode(self, tokenizer, cache_dir: Path | None = None) -> None: ...
-    def lengths(self, split: str) -> np.ndarray: ...  # (n,) tokens of each example
-    # (n,) what neither a sampler nor a micro-batch may split; all different: nothing is together
-    def groups(self, split: str) -> np.ndarray: ...
-    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch: ...
-    # flat arrays that together hold every token id of a split's batches, padding included; None: they are
-    # known from the batches alone
-    def token_ids(self, split: str) -> Iterator[np.ndarray] | None: ...
-    # the teacher's part that is kept: (n, *shape), ragged (tokens, *shape)
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]: ...
-    # every choice of the task that changes its training examples, for the name of a stored signal
-    def signal_key(self) -> str: ...
-    # name -> (sum, count)
+    def __init__(
+        self,
+        corpus: Corpus,
+        max_length: int = 128,  # tokens of an example; of a pair the longer text is cut
+        settings: TaskSettings | None = None,  # None: the task's own
+        soft: SoftTargets = SoftTargets(),
+        smoke: bool = False,  # a few examples of each split
+    ):
+        self.max_length = max_length
+        if settings is not None:
+            self.settings = settings
+        self.soft = soft
+        self.smoke = smoke
+        self.take(corpus)
+
+    @classmethod
+    def made(
+        cls,
+        corpus: Corpus,
+        config: RunConfig,  # resolved
+    ) -> Self:  # not yet encoded
+        "The task a configuration names."
+        return cls(corpus, config.max_length, config.task_settings, soft_targets(config), config.smoke)
+
+    def take(self, corpus: Corpus) -> None:
+        "Choose `rows`, and `labels` (n, ...) as a loss wants them, by split."
+        raise NotImplementedError
+
+    def add_unlabelled(self, corpus: Corpus) -> Rows:
+        "Put rows without a label behind the others."
+        more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
+        self.unlabelled = len(more)
+        self.rows['train'] = joined(self.rows['train'], more)
+        own = self.labels['train']
+        self.labels['train'] = np.concatenate([own, np.full(len(more), NO_LABEL, own.dtype)])
+        return more
+
+    def texts_of(self, rows: Rows) -> tuple[Sequence[str], Sequence[str] | None]:
+        "The first and the second text of each row; None: rows have one text."
+        raise NotImplementedError
+
+    def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
+        "Tokenise every example once."
+        texts = {split: self.texts_of(rows) for split, rows in self.rows.items()}
+        self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
+
+    def lengths(self, split: str) -> np.ndarray:  # (n,)
+        "Tokens of each example."
+        return self.pairs.lengths(split)
+
+    def groups(self, split: str) -> np.ndarray:  # (n,)
+        "What neither a sampler nor a micro-batch may split; all different: nothing is together."
+        return all_apart(len(self.lengths(split)))
+
+    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
+        "Examples of a split, padded to the longest; the same in every epoch."
+        index = np.asarray(index, dtype=np.int64)
+        inputs, tokens = self.pairs.inputs(split, index)
+        return Batch(index, inputs, torch.from_numpy(self.labels[split][index]), tokens)
+
+    def token_ids(self, split: str) -> Iterator[np.ndarray] | None:
+        """Flat arrays that together hold every token id of a split's batches, padding included; None: they
+        are known from the batches alone.
+        """
+        return self.pairs.token_ids(split)
+
+    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:  # (n, *shape), ragged (tokens, *shape)
+        "The teacher's part that is kept: its logits, float32."
+        return {'logits': outputs.logits.detach().float()}
+
+    def signal_key(self) -> str:
+        "Every choice of the task that changes its training examples, for the name of a stored signal."
+        return 'all-smoke' if self.smoke else 'all'
+
+    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits."
+        losses = {'hard': hard_target_ce(outputs.logits, batch.labels, 'sum')}
+        return losses | ({'soft': self.soft.loss(outputs.logits, signal['logits'])} if signal else {})
+
     def loss_terms(
         self, outputs, batch: Batch, signal: dict[str, Tensor] | None
-    ) -> dict[str, tuple[Tensor, int]]: ...
-    # the counts, without a forward
-    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]: ...
-    # of each of its terms, with and without a teacher
-    def loss_weights(self, kd: bool) -> dict[str, float]: ...
-    # (n, k) float32: what `evaluate` needs of each example
-    def scores(self, outputs, batch: Batch) -> Tensor: ...
-    # (n, k) by evaluation set, rows in the split's order
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation: ...
-    # called on every rank
-    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation: ...
-    # what models that have learnt nothing score on the evaluation sets, of `TaskInfo.floors`; one that means
-    # nothing on this corpus is not there
-    def floors(self) -> dict[str, Evaluation]: ...
-    # operations of the head in one forward of examples of these lengths (tokens); `config` is the model's
-    def head_flops(self, config, lengths: np.ndarray) -> float: ...
+    ) -> dict[str, tuple[Tensor, int]]:
+        "The sums with their counts."
+        counts = self.loss_counts('train', batch.index)
+        return {name: (total, counts[name]) for name, total in self.losses(outputs, batch, signal).items()}
 
-# %% ../../nbs/tasks/05_base.ipynb #cedde78b
-class AskError(KdnotesError):
-    "Something that a model in use cannot be asked."
+    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+        "Without a forward, the examples of each term: those that have a label, and all."
+        n = len(index)
+        if not self.unlabelled:
+            return {'hard': n, 'soft': n}
+        first = self.labels[split][index].reshape(n, -1)[:, 0]
+        return {'hard': int((first != NO_LABEL).sum()), 'soft': n}
 
+    def loss_weights(self, kd: bool) -> dict[str, float]:
+        "Weights of each of its terms, with and without a teacher."
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Reader:
-    "A model in use, as its task sees it."
+    def scores(self, outputs, batch: Batch) -> Tensor:  # (n, k) float32
+        "What `evaluate` needs of each example: the outputs themselves."
+        return outputs.logits.float()
 
-    forward: Forward
-    device: torch.device
-    tokenizer: Any
-    config: Any  # the model's transformers config
-    max_length: int  # most tokens that it reads at once
-    settings: dict[str, Any] = field(default_factory=dict)  # of its run, flat; {}: no run is known
-    # of its run, on the set of its primary metric; {}: no run is known
-    metrics: dict[str, float | None] = field(default_factory=dict)
-
-    def encode(
+    def evaluate(
         self,
-        first: list[str],  # (n)
-        second: list[str] | None,  # (n); None: there is one text an example
-    ) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_pairs`; tokens of each example before any cut
-        "Texts as in training: of a pair that is too long, the longer text is cut."
-        whole, _ = encode_pairs(self.tokenizer, first, second, _UNCUT)
-        return *encode_pairs(self.tokenizer, first, second, self.max_length), whole.lengths
+        scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
+    ) -> Evaluation:
+        raise NotImplementedError('this task evaluates itself')
 
-    def outputs(
+    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:  # called on every rank
+        raise NotImplementedError('one forward of each example is enough: scores and evaluate')
+
+    def floors(self) -> dict[str, Evaluation]:
+        """What models that have learnt nothing score on the evaluation sets, of `TaskInfo.floors`; one that
+        means nothing on this corpus is not there.
+        """
+        raise NotImplementedError
+
+    def head_flops(
         self,
-        ids: Ragged,
-        second: np.ndarray,  # (n,) where the second segment begins
-        positions: np.ndarray | None = None,  # (n, k), as of a `Batch`
-    ) -> Iterator[tuple[Batch, Any]]:  # batches on the device, and what the model gives for them
-        "Forwards over all rows, those of like length together."
-        pad_id = self.tokenizer.pad_token_id or 0
-        for index in micro_batches(np.arange(len(ids)), ids.lengths, _BATCH_TOKENS):
-            inputs, tokens = pad_pairs(ids, second, index, pad_id)
-            at = None if positions is None else torch.from_numpy(positions[index].astype(np.int64))
-            no_labels = torch.zeros(len(index), dtype=torch.int64)
-            batch = Batch(index, inputs, no_labels, tokens, positions=at).to(self.device)
-            yield batch, self.forward(batch)
-
-
-_UNCUT = 10**6  # tokens
-_BATCH_TOKENS = 8192  # padding included
-
-
-@dataclass(frozen=True)
-class Answer:
-    "What a model says."
-
-    values: dict[str, Any]  # JSON-able
-    lines: tuple[str, ...]  # the same for people
-    notes: tuple[str, ...] = ()  # what was done with the texts, a sentence each: some were cut, say
-
-
-@dataclass(frozen=True, kw_only=True)
-class Use:
-    "How a task's models are asked about texts of no corpus."
-
-    takes: tuple[str, ...]  # what must be given, of `INPUTS`
-    may_take: tuple[str, ...] = ()
-    answer: Callable[[Reader, dict[str, Any]], Answer]  # (model, what was asked by the names of `INPUTS`)
-    example: dict[str, Any]  # something to ask, by the names of `INPUTS`
-    pipeline: str  # what the hub calls what such models do
-    # Python that asks such a model with transformers alone: a format string of `folder`, and of the run's
-    # `settings` and `metrics`
-    snippet: str
-    limits: tuple[str, ...]  # what such a model cannot do, a sentence each
-    # are its two outputs wrong and right? Then their difference ranks, and one output is enough
-    ranks_pairs: bool = False
-
-
-# what a model can be asked with: a list of texts is candidates, everything else is a text
-INPUTS = ('question', 'candidates', 'passage', 'text', 'pair')
-
-
-def cut_notes(
-    lengths: np.ndarray,  # (n,) tokens before any cut
-    max_length: int,
-    what: str,  # that was cut, in the singular: 'candidate'
-) -> tuple[str, ...]:
-    "A sentence on texts that were cut, where some were."
-    long = np.flatnonzero(lengths > max_length)
-    if not len(long):
-        return ()
-    most = int(lengths.max())
-    whose = f'the {what} has' if len(lengths) == 1 else f'{len(long)} of {len(lengths)} {what}s have'
-    return (
-        f'{whose} more tokens than the {max_length} that the model takes at once (up to {most:,}): '
-        'the end of the longer text was not read',
-    )
+        config,  # the model's
+        lengths: np.ndarray,  # (n,) tokens
+    ) -> float:
+        "Operations of the head in one forward of these examples."
+        return sequence_head_flops(config, len(lengths))
 
 # %% ../../nbs/tasks/05_base.ipynb #5887b7c4
+def setting(
+    epochs: int,
+    learning_rate: float,
+    **more: Any,  # of the task's own
+) -> dict[str, Any]:
+    "A setting by which a network is trained where a run gives none."
+    return dict(epochs=epochs, learning_rate=learning_rate, warmup_fraction=0.1, tuning_id=None) | more
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
     "What is known of a task before a corpus is read."
@@ -365,8 +429,9 @@ class TaskInfo:
     settings: type  # a `config.TaskSettings`: the fields of a configuration that only this task reads
     make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded
     corpora: Any  # a `tasks.sources.CorpusRules`: where its texts come from, and what is refused
-    # (corpus, network, transfer) -> the setting of a run that gives none
-    default_setting: Callable[[str, str, str], dict]
+    # (corpus, network) -> the setting of a run that gives none, of `setting`; '*' is every corpus, or
+    # network, without a row of its own; corpus 'a -> b' is b after transfer from a
+    defaults: dict[tuple[str, str], dict[str, Any]]
     unit_name: str  # what the primary metric averages over, in the plural: 'questions'
     # what units that are alike belong to, in the plural: statistics then are over these, each as heavy as its
     # units; '': units count as independent
@@ -435,8 +500,17 @@ class TaskInfo:
     # span that the run would give, 'numbers', which have no probability, or 'right_only': the
     # log-probability of what is right, which does not tell what was likeliest
     score_kind: Callable[[dict], str]
-    # how its models are asked about texts of no corpus
-    use: Use
+    use: Any  # a `tasks.asked.Use`: how its models are asked about texts of no corpus
+
+    def default_setting(
+        self,
+        corpus: str,  # its resolved name
+        network: str,  # 'teacher' or 'student'
+        transfer: str = 'none',  # the resolved name of the corpus learnt first
+    ) -> dict[str, Any]:  # of `setting`
+        "The setting used for a network on a corpus when a run gives none."
+        keys = product((f'{transfer} -> {corpus}', corpus, '*'), (network, '*'))
+        return dict(next(self.defaults[key] for key in keys if key in self.defaults))
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:

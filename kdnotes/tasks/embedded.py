@@ -13,7 +13,8 @@ from importlib.resources import files
 from random import Random
 
 # %% auto #0
-__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa']
+__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa',
+           'embedded_sentence_pairs']
 
 # %% ../../nbs/tasks/03_embedded.ipynb #326f88ed
 @dataclass(frozen=True)
@@ -416,3 +417,37 @@ def embedded_extractive_qa(
 ) -> dict[str, list[dict]]:
     "The embedded facts as questions about passages; always the same rows."
     return {split: _passage_rows(split) for split in _PASSAGE_SHARES}
+
+# %% ../../nbs/tasks/03_embedded.ipynb #5e52a26e
+_SHARED = (('kind', 'entity', 'attribute'), ('kind', 'attribute'), ('kind', 'entity'), ('kind',), ())
+_ALIKE = ('kind', 'entity', 'attribute', 'value')
+
+
+def _pair_rows(split: str) -> list[dict]:
+    "Each fact beside one that shares something with it, or nothing."
+    of_kinds = _split(split, tuple(_PASSAGE_SHARES.items())).values()
+    facts = [fact for of_kind in of_kinds for own in of_kind.values() for fact in own]
+    sharing: dict[tuple, list[_Fact]] = {}
+    for fact in facts:
+        for names in _SHARED:
+            sharing.setdefault((names, *(getattr(fact, name) for name in names)), []).append(fact)
+    rows = []
+    for i, fact in enumerate(Random(f'pairs {split}').sample(facts, len(facts))):
+        rng = Random(f'pair {fact.entity} {fact.attribute}')
+        names = rng.choice(_SHARED)
+        other = rng.choice(sharing[names, *(getattr(fact, name) for name in names)])
+        way, *others = rng.sample(_ways(fact), len(_ways(fact)))
+        ways = (way, others[0] if other == fact else rng.choice(_ways(other)))
+        text, second = (_upper(w.format(s=f.entity, v=f.value)) for w, f in zip(ways, (fact, other)))
+        score = 1.25 * sum(getattr(fact, name) == getattr(other, name) for name in _ALIKE)
+        rows.append(
+            dict(id=f'{split}-{i}', text=text, second=second, label=f'{score:g}', cluster=fact.entity)
+        )
+    return rows
+
+
+def embedded_sentence_pairs(
+    # split ('train', 'dev', 'test') -> rows: id, text, second, label ('0' to '5'), cluster (an entity)
+) -> dict[str, list[dict]]:
+    "The embedded facts in pairs that are more or less alike; always the same rows."
+    return {split: _pair_rows(split) for split in _PASSAGE_SHARES}

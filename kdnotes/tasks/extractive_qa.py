@@ -4,58 +4,31 @@
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a84fc718
 from __future__ import annotations
-import re
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter
-from ..losses.targets import hard_target_ce, soft_target_kl
-from kdnotes.tasks.base import (
-    Answer,
-    AskError,
-    Evaluation,
-    Forward,
-    Primary,
-    Reader,
-    SignalSpec,
-    NO_LABEL,
-    labelled,
-    TaskInfo,
-    Use,
-    words_of,
-)
-from .batching import Batch, all_apart, flat_ids, pad_pairs
+from ..losses.targets import hard_target_ce
+from . import base
+from .asked import Answer, AskError, Reader, Use
+from .base import NO_LABEL, Evaluation, Task, setting
+from .batching import Batch, EncodedPairs
 from .columns import joined
-from kdnotes.tasks.passages import (
-    CORPORA,
-    Windows,
-    check_answers,
-    check_questions,
-    encode_windows,
-    room_for_questions,
-)
-from .sources import UNLABELLED, Corpus, CorpusError, Rows
-from kdnotes.tasks.span_metrics import (
-    UNIT_METRICS,
-    answer_threshold,
-    no_answer_probability,
-    span_metrics,
-    span_scores,
-    unit_scores,
-    withdrawn,
-)
+from .passages import CORPORA, Windows, check_answers, check_questions
+from .passages import encode_windows, room_for_questions
+from .span_metrics import EVEN, UNIT_METRICS, Predicted, answers_evaluated
+from .span_metrics import near_phrases, no_answer_probability
+from .sources import SPLITS, Corpus, CorpusError, Rows
 
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'window_scores', 'Targets', 'ExtractiveQA', 'Predicted', 'near_phrase', 'near_phrases',
-           'worst', 'found_answer', 'default_setting', 'make', 'targets_in_words']
+           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #eacb6a1d
 class ExtractiveQASettings(TaskSettings):
@@ -104,9 +77,7 @@ def check(
             f'stride={own.stride} leaves no room for a question in windows of max_length={config.max_length} '
             'tokens; use a smaller stride'
         )
-    intermediate = not config.hidden_loss == config.relation_loss == 'none'
-    if MODES[config.mode].kd and not (own.soft_weight or own.hard_weight or intermediate):
-        raise ValueError('soft_weight=0 and hard_weight=0 leave nothing to learn; give one of them')
+    base.check_free_weights(config)
 
 
 def check_tokens(
@@ -181,66 +152,26 @@ def window_scores(
     return torch.stack([none, *(of.float() for of in best_spans(start, end, longest))], 1)
 
 
-@dataclass(frozen=True)
-class Targets:
-    "How a student learns from its teacher."
-
-    temperature: float = 2.0  # T, > 0
-    soft_weight: float = 0.5
-    hard_weight: float = 0.5
-    min_probability: float | None = None  # the teacher's tokens below it are cut off, in (0, 1]
-    top_k: int | None = None  # all but the teacher's k likeliest tokens are cut off
-
-    def loss(
-        self,
-        student: Tensor,  # logits (n, length)
-        teacher: Tensor,  # logits (n, length)
-    ) -> Tensor:  # scalar, the sum over n
-        "The soft term of beginnings or of ends; windows with fewer than `top_k` tokens keep all of them."
-        top_k = None if self.top_k is None else min(self.top_k, student.shape[1])
-        return soft_target_kl(
-            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=top_k
-        )
-
-
-class ExtractiveQA:
+class ExtractiveQA(Task):
     "Extractive question answering as a `Task`."
 
     name = 'extractive_qa'
     auto_class = 'AutoModelForQuestionAnswering'
     model_kwargs: dict[str, Any] = {'num_labels': 2}  # beginning and end
-    head_labels = None
-    head_config: dict[str, Any] = {}
-    label_prior = None
-    primary = Primary('test', 'exact', higher_is_better=True)
-    evaluation_sets = ('dev', 'test')
-    signal_spec = {'logits': SignalSpec(shape=(2,), ragged=True)}
-    evaluates_itself = False
-    unlabelled = 0  # until there are windows
+    primary = base.Primary('test', 'exact', higher_is_better=True)
+    signal_spec = {'logits': base.SignalSpec(shape=(2,), ragged=True)}
+    settings = ExtractiveQASettings()
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        max_length: int = 384,  # tokens of a window
-        settings: ExtractiveQASettings = ExtractiveQASettings(),
-        targets: Targets = Targets(),
-        smoke: bool = False,  # a few questions of each split
-    ):
-        self.max_length = max_length
-        self.settings = settings
-        self.targets = targets
-        self.smoke = smoke
+    def take(self, corpus: Corpus) -> None:
+        "Questions; those without a label stand behind the others."
         self.rows = {
-            split: _few(rows) if smoke else rows
-            for split, rows in corpus.splits.items()
-            if split != UNLABELLED
+            split: _few(corpus.splits[split]) if self.smoke else corpus.splits[split] for split in SPLITS
         }
-        more = corpus.unlabelled[:_SMOKE_ROWS] if smoke else corpus.unlabelled
+        more = corpus.unlabelled[:_SMOKE_ROWS] if self.smoke else corpus.unlabelled
         self.rows['train'] = joined(self.rows['train'], more)
 
     def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
-        "Tokenise every question with its passage once."
-        self.pad_id = tokenizer.pad_token_id or 0
+        "Tokenise every question with its passage once; labels are the tokens of the first answer."
         self.windows: dict[str, Windows] = {}
         self.labels = {}
         for split, rows in self.rows.items():
@@ -251,27 +182,14 @@ class ExtractiveQA:
             self.labels[split][without] = NO_LABEL
             if split == 'train':
                 self.unlabelled = int(without.sum())
-
-    def lengths(self, split: str) -> np.ndarray:
-        "Tokens of each window."
-        return self.windows[split].ids.lengths
-
-    def groups(self, split: str) -> np.ndarray:
-        "Windows need no neighbours."
-        return all_apart(len(self.windows[split].row))
+        pairs = {split: (windows.ids, windows.second) for split, windows in self.windows.items()}
+        self.pairs = EncodedPairs(pairs, tokenizer.pad_token_id or 0)
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
-        "Windows of a split, padded to the longest; the same in every epoch."
-        index = np.asarray(index, dtype=np.int64)
-        windows = self.windows[split]
-        inputs, tokens = pad_pairs(windows.ids, windows.second, index, self.pad_id)
-        labels = torch.from_numpy(self.labels[split][index])
-        context = torch.from_numpy(windows.context[index].astype(np.int64))
-        return Batch(index, inputs, labels, tokens, positions=context)
-
-    def token_ids(self, split: str) -> Iterator[np.ndarray]:
-        "All token ids of a split's batches."
-        return flat_ids(self.windows[split].ids, self.pad_id)
+        "Windows of a split, with the ends of their contexts."
+        found = super().batch(split, index, epoch)
+        context = self.windows[split].context[found.index].astype(np.int64)
+        return replace(found, positions=torch.from_numpy(context))
 
     def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
         "The teacher's two logits of each token, (tokens, 2) float32."
@@ -290,26 +208,19 @@ class ExtractiveQA:
         "Which training windows there are."
         return f"{'smoke' if self.smoke else 'all'}-stride-{self.settings.stride}"
 
-    def loss_terms(
-        self, outputs, batch: Batch, signal: dict[str, Tensor] | None
-    ) -> dict[str, tuple[Tensor, int]]:
-        "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits."
-        counts = self.loss_counts('train', batch.index)
+    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        "Means of beginning and end."
         student = span_logits(outputs, batch)
         hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
-        terms = {'hard': ((hard[0] + hard[1]) / 2, counts['hard'])}
+        losses = {'hard': (hard[0] + hard[1]) / 2}
         if signal:
-            soft = [self.targets.loss(*of) for of in zip(student, self._teacher(signal, batch))]
-            terms['soft'] = ((soft[0] + soft[1]) / 2, counts['soft'])
-        return terms
-
-    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Windows of each term: those that have a label, and all."
-        return {'hard': labelled(self.labels[split], index, self.unlabelled), 'soft': len(index)}
+            soft = [self.soft.loss(*of) for of in zip(student, self._teacher(signal, batch))]
+            losses['soft'] = (soft[0] + soft[1]) / 2
+        return losses
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`."
-        return {'hard': self.targets.hard_weight, 'soft': self.targets.soft_weight} if kd else {'hard': 1.0}
+        return base.free_weights(self.settings, kd)
 
     def scores(self, outputs, batch: Batch) -> Tensor:
         "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
@@ -317,39 +228,19 @@ class ExtractiveQA:
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
-        return self._evaluation(
-            {split: _predictions(self.rows[split], self.windows[split], of) for split, of in scores.items()}
-        )
-
-    def _evaluation(self, found: dict[str, Predicted]) -> Evaluation:
-        "The same of answers that are there, by evaluation set."
-        threshold = found['dev'].threshold() if 'dev' in found else _EVEN
-        metrics = {}
-        units = []
-        predictions = []
-        for split, predicted in found.items():
-            rows = self.rows[split]
-            metrics[split] = predicted.metrics(threshold)
-            units.append(_units(split, rows, predicted, threshold))
-            predictions.append(_table(split, rows, predicted))
-        return Evaluation(
-            metrics, pd.concat(units, ignore_index=True), pd.concat(predictions, ignore_index=True)
-        )
+        merged = {split: _merged(self.rows[split], self.windows[split], of) for split, of in scores.items()}
+        return answers_evaluated(self.rows, merged)
 
     def floors(self) -> dict[str, Evaluation]:
         "Never answering; and a name or number near the question's words, from as many words in common on."
         sets = {split: self.rows[split] for split in self.evaluation_sets}
-        nothing = {
-            split: (np.zeros((len(rows), 2), int), np.zeros(len(rows))) for split, rows in sets.items()
-        }
-        near = {split: near_phrases(rows) for split, rows in sets.items()}
+        models = dict(
+            never=lambda rows: (np.zeros((len(rows), 2), int), np.zeros(len(rows))), near_phrase=near_phrases
+        )
         return {
-            name: self._evaluation({split: _predicted(sets[split], *of) for split, of in found.items()})
-            for name, found in dict(never=nothing, near_phrase=near).items()
+            name: answers_evaluated(sets, {split: Predicted.of(of, *said(of)) for split, of in sets.items()})
+            for name, said in models.items()
         }
-
-    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
-        raise NotImplementedError('one forward of each window is enough: scores and evaluate')
 
     def head_flops(self, config, lengths: np.ndarray) -> float:
         "Two numbers for each token."
@@ -357,7 +248,6 @@ class ExtractiveQA:
 
 
 _SMOKE_ROWS = 24
-_EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
 
 
 def _few(rows: Rows) -> Rows:
@@ -366,38 +256,8 @@ def _few(rows: Rows) -> Rows:
     chosen = sorted(i for of_kind in kinds for i in of_kind[: _SMOKE_ROWS // 2])
     return [rows[i] for i in chosen]
 
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #50b4c352
-@dataclass(frozen=True)
-class Predicted:
-    "What a model says of the questions of a split."
 
-    spans: np.ndarray  # (n, 2) characters of each question's context: the best span
-    # (n,) float32, as they are stored: the score of the best span less that of no answer
-    log_odds: np.ndarray
-    scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
-    answered: np.ndarray  # (n,) bool: has the question an answer?
-
-    @property
-    def some(self) -> np.ndarray:  # (n,) bool
-        "Is the best span a text? A token may stand for no character."
-        return self.spans[:, 1] > self.spans[:, 0]
-
-    def threshold(self) -> float | None:
-        "The log-odds from which on it is best for `exact` to answer; None: always."
-        return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
-
-    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
-        "Which answers are withdrawn; None: there is no threshold."
-        return self.log_odds < (-np.inf if threshold is None else threshold)
-
-    def metrics(self, threshold: float | None) -> dict[str, float | None]:
-        "All metrics, with a threshold that was chosen on dev."
-        of_none = no_answer_probability(self.log_odds)
-        found = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
-        return found | dict(threshold=threshold)
-
-
-def _predictions(
+def _merged(
     rows: Rows,
     windows: Windows,
     scores: np.ndarray,  # (n, 4) of `ExtractiveQA.scores`
@@ -411,87 +271,7 @@ def _predictions(
     best = order[np.searchsorted(windows.row, np.arange(n))]
     first, last = scores[best, 2:].astype(np.int64).T
     spans = windows.characters(best, first, last)
-    return _predicted(rows, spans, scores[best, 1] - none)
-
-
-def _predicted(
-    rows: Rows,
-    spans: np.ndarray,  # (n, 2) characters of each context
-    log_odds: np.ndarray,  # (n,) that there is an answer
-) -> Predicted:
-    "Spans and how sure they are, with their scores."
-    answers = {row['id']: [row['context'][low:high] for low, high in row['answers']] for row in rows}
-    texts = {row['id']: row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist())}
-    answered = np.array([bool(row['answers']) for row in rows])
-    return Predicted(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
-
-
-def _units(
-    split: str, rows: Rows, predicted: Predicted, threshold: float | None
-) -> pd.DataFrame:  # split, set, unit, cluster, metric, value
-    "The scores of each question."
-    none = predicted.silent(threshold)
-    exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
-    parts = [
-        pd.DataFrame(
-            dict(
-                split=split,
-                set=UNIT_METRICS[metric],
-                unit=[rows[i]['id'] for i in index],
-                cluster=[rows[i]['cluster'] for i in index],
-                metric=metric,
-                value=values,
-            )
-        )
-        for metric, (index, values) in unit_scores(exact, f1, predicted.answered).items()
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _table(split: str, rows: Rows, predicted: Predicted) -> pd.DataFrame:
-    """The predictions of a split: the best span as characters of the context, whether there is an answer,
-    and the log-odds that there is one.
-    """
-    return pd.DataFrame(
-        dict(
-            split=split,
-            unit=[row['id'] for row in rows],
-            item=[f'{begin}:{end}' for begin, end in predicted.spans.tolist()],
-            label=predicted.answered.astype(int),
-            score=predicted.log_odds,
-        )
-    )
-
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #a6b8ec9e
-_SENTENCE = re.compile(r'[^.!?]+(?:[.!?](?!\s)[^.!?]*)*')
-_PHRASE = re.compile(r'(?:[A-Z][\w\'’-]*|\d[\d,.]*\w*)(?:\s(?:[A-Z][\w\'’-]*|\d[\d,.]*\w*))*')
-
-
-def near_phrase(
-    question: str,
-    context: str,
-) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
-    "A name or number of the sentence that has most of a question's words, else that sentence."
-    asked = set(words_of(question))
-    sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
-    shared = [len(asked.intersection(words_of(context[slice(*at)]))) for at in sentences]
-    begin, end = sentences[shared.index(max(shared))]
-    score = max(shared) / max(1, len(asked))
-    first = context[begin:end].split(maxsplit=1)[:1]
-    for phrase in _PHRASE.finditer(context, begin, end):
-        # one word at the beginning of a sentence has its capital from there
-        if [phrase[0]] != first and not asked.issuperset(words_of(phrase[0])):
-            return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
-    inside = context[begin:end]
-    return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
-
-
-def near_phrases(
-    rows: Rows,
-) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
-    "The same of each question."
-    found = [near_phrase(row['question'], row['context']) for row in rows]
-    return np.array([of[:2] for of in found]), np.array([of[2] for of in found])
+    return Predicted.of(rows, spans, scores[best, 1] - none)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a1d146e4
 _SHOWN = 300  # characters of a passage
@@ -509,9 +289,9 @@ def worst(
     where, metric = (record['primary'][k] for k in ('set', 'metric'))
     of_set = units[(units['split'] == where) & (units['metric'] == metric)]
     wrong = set(of_set[of_set['value'] == 0]['unit'])
-    threshold = record.get('metrics', {}).get(where, {}).get('threshold', _EVEN)
+    threshold = record.get('metrics', {}).get(where, {}).get('threshold', EVEN)
     said = predictions[(predictions['split'] == where) & predictions['unit'].isin(wrong)]
-    sure = (said['score'] - (_EVEN if threshold is None else threshold)).abs()
+    sure = (said['score'] - (EVEN if threshold is None else threshold)).abs()
     chosen = said.assign(sure=sure).sort_values(['sure', 'unit'], ascending=[False, True]).head(n)
     texts = {row['id']: row for row in corpus.splits[where]} if corpus else {}
 
@@ -548,10 +328,10 @@ def found_answer(
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)
     for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
         scores[batch.index] = window_scores(outputs, batch, longest).cpu().numpy()
-    predicted = _predictions(rows, windows, scores)
+    predicted = _merged(rows, windows, scores)
     begin, end = map(int, predicted.spans[0])
     log_odds = float(predicted.log_odds[0])
-    threshold = reader.metrics.get('threshold', _EVEN)
+    threshold = reader.metrics.get('threshold', EVEN)
     answers = bool(predicted.some[0] and not predicted.silent(threshold)[0])
     none = float(no_answer_probability(predicted.log_odds)[0])
     values = dict(
@@ -638,52 +418,17 @@ USE = Use(
 )
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #e9adb49e
-DEFAULTS = {  # (corpus, network); '*' is every corpus without a row of its own
-    ('*', 'teacher'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
-    ('*', 'student'): dict(epochs=3, learning_rate=1e-4, warmup_fraction=0.1),
-    ('squad1', 'teacher'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
-    ('squad1', 'student'): dict(epochs=2, learning_rate=1e-4, warmup_fraction=0.1),
-    ('embedded', 'teacher'): dict(epochs=4, learning_rate=3e-4, warmup_fraction=0.1),
-    ('embedded', 'student'): dict(epochs=4, learning_rate=3e-4, warmup_fraction=0.1),
+DEFAULTS = {
+    ('*', '*'): setting(3, 1e-4),
+    ('squad1', '*'): setting(2, 1e-4),
+    ('embedded', '*'): setting(4, 3e-4),
 }
-
-
-def default_setting(
-    corpus: str,  # its resolved name
-    network: str,  # 'teacher' or 'student'
-    transfer: str = 'none',  # the resolved name of the corpus learnt first; it changes nothing here
-) -> dict:  # epochs, learning_rate, warmup_fraction, tuning_id
-    "The setting used for a network on a corpus when a run gives none."
-    known = corpus if (corpus, network) in DEFAULTS else '*'
-    return dict(tuning_id=None) | DEFAULTS[known, network]
-
-
-def make(
-    corpus: Corpus,
-    config: RunConfig,  # resolved
-) -> ExtractiveQA:  # not yet encoded
-    "The task a configuration names."
-    own = config.task_settings
-    targets = Targets(
-        config.temperature, own.soft_weight, own.hard_weight, config.min_probability, config.top_k
-    )
-    return ExtractiveQA(corpus, config.max_length, own, targets, config.smoke)
-
-
-def targets_in_words(
-    config: RunConfig,  # resolved, of a run with KD
-) -> str:
-    "How a run weighs its targets."
-    own = config.task_settings
-    return f'T={config.temperature:g}, {own.soft_weight:g} * soft targets, {own.hard_weight:g} * hard targets'
-
-
-TASK = TaskInfo(
+TASK = base.TaskInfo(
     name='extractive_qa',
     settings=ExtractiveQASettings,
-    make=make,
+    make=ExtractiveQA.made,
     corpora=CORPORA,
-    default_setting=default_setting,
+    defaults=DEFAULTS,
     auto_class=ExtractiveQA.auto_class,
     special_tokens=('cls_token',),
     unit_name='questions',
@@ -725,7 +470,7 @@ TASK = TaskInfo(
     check_tokens=check_tokens,
     usual=usual,
     unread=frozenset({'alpha', 'dialect'}),
-    targets_in_words=targets_in_words,
+    targets_in_words=base.free_weights_in_words,
     score_kind=lambda settings: 'answerable',
     use=USE,
 )

@@ -14,7 +14,7 @@ import torch
 from ..core.progress import followed
 from ..core.streams import stream
 from ..losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
-from .base import Forward
+from .base import Forward, unit_table
 from .batching import Batch, micro_batches
 from .pseudo_likelihood import Asked, alone_nll, block_rows
 from .text_blocks import Blocks, Masking, mask_blocks
@@ -234,11 +234,8 @@ def score_tables(
     "Units and predictions: blocks are units; of the pseudo-nll, positions are."
     blocks = [str(b) for b in text.chosen.tolist()]
     clusters = [text.clusters[d] for d in text.blocks.documents[text.chosen].tolist()]
-    common = dict(split=text.name, set='all')
-    units = [
-        pd.DataFrame(common | dict(unit=blocks, cluster=clusters, metric=metric, value=value))
-        for metric, value in (('nll', hidden.nll.mean(1)), ('nll_all', hidden.nll_all))
-    ]
+    values = dict(nll=hidden.nll.mean(1), nll_all=hidden.nll_all)
+    units = [unit_table(text.name, 'all', blocks, clusters, values)]
     k = hidden.labels.shape[1]
     predictions = [
         dict(
@@ -252,8 +249,7 @@ def score_tables(
     if sampled is not None:
         names = [f'{b}:{p}' for b, p in zip(sampled.blocks.tolist(), sampled.positions.tolist())]
         theirs = [text.clusters[d] for d in sampled.documents.tolist()]
-        own = dict(unit=names, cluster=theirs, metric='pseudo_nll', value=sampled.nll)
-        units.append(pd.DataFrame(common | own))
+        units.append(unit_table(text.name, 'all', names, theirs, dict(pseudo_nll=sampled.nll)))
         predictions.append(
             dict(split=text.name, unit=names, item='alone', label=sampled.labels, score=-sampled.nll)
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
-from .base import words_of
+from .base import unit_table, words_of
 from .columns import Texts, codes, numbers
 from .sources import SPLITS, Corpus, Rows
 
@@ -315,18 +315,7 @@ def unit_tables(
     for metric, (name, of) in UNIT_METRICS.items():
         own = sets[name]
         value = values[of][sets[name]]
-        units.append(
-            pd.DataFrame(
-                dict(
-                    split=split,
-                    set=name,
-                    unit=questions.ids[own],
-                    cluster=questions.documents[own],
-                    metric=metric,
-                    value=value,
-                )
-            )
-        )
+        units.append(unit_table(split, name, questions.ids[own], questions.documents[own], {metric: value}))
         metrics[metric] = float(value.mean())
     return metrics, pd.concat(units, ignore_index=True)
 

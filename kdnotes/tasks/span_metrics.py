@@ -8,11 +8,16 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 import numpy as np
+import pandas as pd
+from .base import Evaluation, unit_table, words_of
+from .sources import Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'normalised', 'exact_match', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
-           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'squad_evaluation']
+__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'exact_match', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
+           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'squad_evaluation',
+           'Predicted', 'answers_evaluated', 'near_phrase', 'near_phrases']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -181,3 +186,114 @@ def squad_evaluation(
     of_none = np.array([(no_answer or {}).get(id, 0.0) for id in known], dtype=np.float64)
     some = np.array([bool(predicted[id]) for id in known], dtype=bool)
     return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
+
+# %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
+@dataclass(frozen=True)
+class Predicted:
+    "What a model says of the questions of a split."
+
+    spans: np.ndarray  # (n, 2) characters of each question's context: the best span
+    # (n,) float32, as they are stored: the score of the best span less that of no answer
+    log_odds: np.ndarray
+    scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
+    answered: np.ndarray  # (n,) bool: has the question an answer?
+
+    @property
+    def some(self) -> np.ndarray:  # (n,) bool
+        "Is the best span a text? A token may stand for no character."
+        return self.spans[:, 1] > self.spans[:, 0]
+
+    def threshold(self) -> float | None:
+        "The log-odds from which on it is best for `exact` to answer; None: always."
+        return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
+
+    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
+        "Which answers are withdrawn; None: there is no threshold."
+        return self.log_odds < (-np.inf if threshold is None else threshold)
+
+    def metrics(self, threshold: float | None) -> dict[str, float | None]:
+        "All metrics, with a threshold that was chosen on dev."
+        of_none = no_answer_probability(self.log_odds)
+        found = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
+        return found | dict(threshold=threshold)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        spans: np.ndarray,  # (n, 2) characters of each context
+        log_odds: np.ndarray,  # (n,) that there is an answer
+    ) -> Predicted:
+        "Spans and how sure they are, with their scores."
+        answers = {row['id']: [row['context'][low:high] for low, high in row['answers']] for row in rows}
+        texts = {row['id']: row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist())}
+        answered = np.array([bool(row['answers']) for row in rows])
+        return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+
+
+EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
+
+
+def answers_evaluated(
+    rows: Mapping[str, Rows],  # by evaluation set
+    found: Mapping[str, Predicted],
+) -> Evaluation:  # the threshold needs dev among the sets
+    "Metrics, units and predictions."
+    threshold = found['dev'].threshold() if 'dev' in found else EVEN
+    return Evaluation.of(
+        {split: _evaluated(split, rows[split], of, threshold) for split, of in found.items()}
+    )
+
+
+def _evaluated(
+    split: str, rows: Rows, predicted: Predicted, threshold: float | None
+) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:
+    """Those of one set. A prediction is the best span as characters of the context, whether there is an
+    answer, and the log-odds that there is one.
+    """
+    ids, clusters = (np.array([row[key] for row in rows], dtype=object) for key in ('id', 'cluster'))
+    none = predicted.silent(threshold)
+    exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
+    units = [
+        unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
+        for metric, (index, values) in unit_scores(exact, f1, predicted.answered).items()
+    ]
+    predictions = dict(
+        split=split,
+        unit=ids,
+        item=[f'{begin}:{end}' for begin, end in predicted.spans.tolist()],
+        label=predicted.answered.astype(int),
+        score=predicted.log_odds,
+    )
+    return predicted.metrics(threshold), pd.concat(units, ignore_index=True), pd.DataFrame(predictions)
+
+# %% ../../nbs/tasks/14_span_metrics.ipynb #6c67e5c5
+_SENTENCE = re.compile(r'[^.!?]+(?:[.!?](?!\s)[^.!?]*)*')
+_PHRASE = re.compile(r'(?:[A-Z][\w\'’-]*|\d[\d,.]*\w*)(?:\s(?:[A-Z][\w\'’-]*|\d[\d,.]*\w*))*')
+
+
+def near_phrase(
+    question: str,
+    context: str,
+) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
+    "A name or number of the sentence that has most of a question's words, else that sentence."
+    asked = set(words_of(question))
+    sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
+    shared = [len(asked.intersection(words_of(context[slice(*at)]))) for at in sentences]
+    begin, end = sentences[shared.index(max(shared))]
+    score = max(shared) / max(1, len(asked))
+    first = context[begin:end].split(maxsplit=1)[:1]
+    for phrase in _PHRASE.finditer(context, begin, end):
+        # one word at the beginning of a sentence has its capital from there
+        if [phrase[0]] != first and not asked.issuperset(words_of(phrase[0])):
+            return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
+    inside = context[begin:end]
+    return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
+
+
+def near_phrases(
+    rows: Rows,
+) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
+    "The same of each question."
+    found = [near_phrase(row['question'], row['context']) for row in rows]
+    return np.array([of[:2] for of in found]), np.array([of[2] for of in found])

@@ -15,7 +15,7 @@ from ..analysis.plotting import arms_of
 from ..analysis.tables import Evidence, arms_table, judged_by, set_interval, sets_of, sets_table
 from ..analysis.wording import sentence
 from ..core.config import RunConfig, metric_name
-from ..tasks.masked_lm import COSINE_WEIGHTS, RECIPES
+from ..tasks.lm_settings import COSINE_WEIGHTS, RECIPES
 from .facts import about_values, among, machine_table, models_table, runs_table, settings_table
 from .roles import role_steps, roles_of, side, study_command, work_values
 from .steps import verdict
