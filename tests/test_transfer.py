@@ -7,7 +7,7 @@ import pytest
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.tasks.ranking_metrics import counts
-from kdnotes.analysis.compare import attribute, label
+from kdnotes.analysis.comparable import attribute, label
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
@@ -87,7 +87,7 @@ def test_transfer_is_a_factor():
     a = make_record(mode='full_student')
     b = make_record(mode='full_student', transfer='squad1')
     a, b = (r | dict(factors=r['factors'] | dict(transfer=t)) for r, t in ((a, None), (b, 'squad1')))
-    assert attribute(a, b).factor == 'transfer' and 'effect of transfer' in label(attribute(a, b))
+    assert attribute((a, b)).factor == 'transfer' and 'effect of transfer' in label(attribute((a, b)))
 
 
 def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
@@ -98,7 +98,7 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
         for mode in ('full_student', 'full_kd')
     )
     assert a['settings']['teacher_questions'] is None and b['settings']['teacher_questions'] == 'all'
-    assert attribute(a, b | dict(teacher_run_id='x')).factor == 'kd'
+    assert attribute((a, b | dict(teacher_run_id='x'))).factor == 'kd'
 
 
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
