@@ -26,7 +26,6 @@ from kdnotes.core.config import (
 )
 from ..core.files import evidence_path, runs_path
 from ..records.store import RecordError, RunFolder, find_record, records
-from .wording import unit_of
 
 # %% auto #0
 __all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'list_as_dict',
@@ -77,8 +76,8 @@ def value_in_words(
     primary = record['primary']
     if primary['value'] is None:
         return 'unknown'
-    unit = unit_of(record['task'], primary['metric'])
-    return f"{unit.factor * primary['value']:{unit.spec}}{unit.sign}"
+    share = primary['metric'] in task_info(record['task']).percent
+    return f"{100 * primary['value']:.1f} %" if share else f"{primary['value']:.3f}"
 
 
 def _folders(study: str) -> list[RunFolder]:
