@@ -9,7 +9,7 @@ from docs.markdown import code, comment, directive, escaped, table
 from kdnotes.analysis.figures import FIGURES, draw_evidence
 from kdnotes.analysis.page import Page, Part, page_of, runs_table
 from kdnotes.analysis.plotting import FigureFile
-from kdnotes.analysis.tables import Evidence, ReportError, evidence
+from kdnotes.analysis.evidence import Evidence, ReportError, evidence
 from kdnotes.records.store import records
 from kdnotes.thesis.question_figures import QUESTION_FIGURES
 

@@ -149,7 +149,7 @@ def load_data(
     try:
         found = load_corpus(task, str(folder), teacher)
     except CorpusError as e:
-        raise CorpusError(_of_table(str(e), folder)) from None
+        raise CorpusError(f'{e} (of the table, a row a line)') from None
     if dealt:
         say(dealt)
     return Data(task, str(folder), teacher, more, '\n'.join(filter(None, [_about(found, task), dealt])))
@@ -202,16 +202,6 @@ def _about(corpus: Corpus, task: str) -> str:
 
 def _short(value: Any) -> str:
     return textwrap.shorten(str(value), 48, placeholder=' ...')
-
-
-def _of_table(sentence: str, folder: Path) -> str:
-    "What is wrong with a file that was made of a table, said of the table: its rows are counted from 0."
-
-    def place(found: re.Match) -> str:
-        row = f', row {int(found[2]) - 1}' if found[2] else ''
-        return f'the {found[1]} part of the table{row}'
-
-    return re.sub(rf'{re.escape(str(folder))}/(\w+)\.jsonl(?:, line (\d+))?', place, sentence)
 
 
 def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> None:  # columns of a teacher

@@ -241,7 +241,7 @@ def test_data_show_how_much_there_is_and_their_first_rows():
         KdnotesError, match=r"no column 'sentence' among .* columns=.'sentence': '<your column>'."
     ):
         kd.load_data(wrong)
-    with pytest.raises(KdnotesError, match="^the train part of the table, row 0: label is '2'"):
+    with pytest.raises(KdnotesError, match="train.jsonl, line 1: label is '2'.*of the table, a row a line"):
         kd.load_data(table.assign(label=2))
 
 

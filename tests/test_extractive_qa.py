@@ -27,7 +27,8 @@ from test_doctor import write_model
 from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
-from kdnotes.analysis.tables import arm_values, arms_table, comparison_table, metrics_table
+from kdnotes.analysis.evidence import arm_values
+from kdnotes.analysis.tables import arms_table, comparison_table, metrics_table
 from kdnotes.core.config import make_config
 from kdnotes.core.files import FileError
 from kdnotes.distill.model_settings import head_dropout

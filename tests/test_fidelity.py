@@ -76,32 +76,26 @@ def test_ece_and_bins_are_scikit_learns(by, strategy):
     bins = bin_of(p, 10, by)
     n = np.bincount(bins, minlength=10)
     assert [p[bins == k].mean() for k in np.unique(bins)] == pytest.approx(said, abs=2e-3)
-    assert ece(p, r['label'], 10, by) == pytest.approx(
-        (abs(right - said) * n[n > 0]).sum() / len(p), abs=2e-3
-    )
+    expected = (abs(right - said) * n[n > 0]).sum() / len(p)
+    assert ece(p, r['label'], 10, by) == pytest.approx(expected, abs=2e-3)
 
 
 def test_equal_probabilities_share_a_bin():
-    assert len(set(bin_of(np.array([0.2] * 9 + [0.9]), 5))) == 2 and bin_of(
-        np.array([1.0, 0.0]), 10, 'width'
-    ).tolist() == [9, 0]
+    assert len(set(bin_of(np.array([0.2] * 9 + [0.9]), 5))) == 2
+    assert bin_of(np.array([1.0, 0.0]), 10, 'width').tolist() == [9, 0]
 
 
 def test_calibration_error_is_the_mean_of_the_runs_and_wider_with_fewer_units():
+    def error(runs, seed=0, **how):
+        return calibration_error(runs, np.random.default_rng(seed), **how)
+
     runs = [run(s, sharp=3.0) for s in range(3)]
-    i = calibration_error(runs, np.random.default_rng(0))
-    assert (
-        i.estimate == pytest.approx(np.mean([ece(expit(r['score']), r['label']) for r in runs]))
-        and i.low <= i.estimate <= i.high
-    )
-    assert i == calibration_error(runs, np.random.default_rng(0)) and i != calibration_error(
-        runs, np.random.default_rng(1)
-    )
-    few = calibration_error(
-        [r[r['unit'].isin([f'Q{k}' for k in range(15)])] for r in runs], np.random.default_rng(0)
-    )
+    i = error(runs)
+    assert i.estimate == pytest.approx(np.mean([ece(expit(r['score']), r['label']) for r in runs]))
+    assert i.low <= i.estimate <= i.high and i == error(runs) and i != error(runs, 1)
+    few = error([r[r['unit'].isin([f'Q{k}' for k in range(15)])] for r in runs])
     assert few.se > 1.4 * i.se  # a quarter of the units: about twice
-    assert 'equal width' in calibration_error(runs, np.random.default_rng(0), by='width').method
+    assert 'equal width' in error(runs, by='width').method
 
 
 def test_units_are_drawn_whole():
@@ -117,11 +111,8 @@ def test_units_are_drawn_whole():
 def test_reliability_counts_every_item_once():
     runs = [run(s) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0))
-    assert (
-        t['n'].sum() == 3 * len(runs[0])
-        and (t['low'] <= t['right']).all()
-        and (t['right'] <= t['high']).all()
-    )
+    assert t['n'].sum() == 3 * len(runs[0])
+    assert (t['low'] <= t['right']).all() and (t['right'] <= t['high']).all()
     assert (t['right'] * t['n']).sum() == pytest.approx(3 * runs[0]['label'].sum())
 
 
@@ -130,55 +121,41 @@ def test_a_bin_whose_labels_agree_is_not_certain(label):
     """Wilson's limits, of the items that are in the bin in any run, each counted once."""
     runs = [run(s, noise=0.01).assign(label=label) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0), bins=3)
-    which = [
-        bin_of(np.concatenate([expit(r['score']) for r in runs]), 3).reshape(3, -1) == k for k in range(3)
-    ]
-    for row, inside in zip(t.itertuples(), which):
-        n = int(inside.any(0).sum())
-        assert (
-            n < row.n / 2
-            and (row.low, row.high) == pytest.approx(proportion_confint(n * label, n, method='wilson'))
-            and row.low <= row.right <= row.high
-            and row.high - row.low > 0.02
-        )
+    bins = bin_of(np.concatenate([expit(r['score']) for r in runs]), 3).reshape(3, -1)
+    for k, row in enumerate(t.itertuples()):
+        n = int((bins == k).any(0).sum())
+        limits = proportion_confint(n * label, n, method='wilson')
+        assert n < row.n / 2 and (row.low, row.high) == pytest.approx(limits)
+        assert row.low <= row.right <= row.high and row.high - row.low > 0.02
+
+
+def jensen_shannon(p, q):
+    m = (p + q) / 2
+    return (entropy(p, m) + entropy(q, m)) / 2
 
 
 def test_agreement_by_hand_and_against_scipy():
-    student = run(1, noise=1.0)
-    teacher = run(0)
+    student, teacher = run(1, noise=1.0), run(0)
     v = agreement_values(student, teacher, threshold=-0.5)
     for q in ('Q3', 'Q17'):
         s, t = (x[x['unit'] == q]['score'].to_numpy() for x in (student, teacher))
-        p = expit(s)
-        r = expit(t)
-        m = (p + r) / 2
-        assert v.loc[q, 'tau'] == pytest.approx(kendalltau(s, t).statistic) and v.loc[q, 'top_1'] == (
-            s.argmax() == t.argmax()
-        )
-        assert v.loc[q, 'kl'] == pytest.approx(
-            np.mean([entropy([a, 1 - a], [b, 1 - b]) for a, b in zip(r, p)])
-        )
-        assert v.loc[q, 'js'] == pytest.approx(
-            np.mean(
-                [
-                    (entropy([a, 1 - a], [c, 1 - c]) + entropy([b, 1 - b], [c, 1 - c])) / 2
-                    for a, b, c in zip(r, p, m)
-                ]
-            )
-        )
-        assert v.loc[q, 'decisions'] == np.mean((s > -0.5) == (t > -0.5))
+        both = [(np.array([a, 1 - a]), np.array([b, 1 - b])) for a, b in zip(expit(t), expit(s))]
+        found = v.loc[q]
+        assert found['tau'] == pytest.approx(kendalltau(s, t).statistic)
+        assert found['top_1'] == (s.argmax() == t.argmax())
+        assert found['kl'] == pytest.approx(np.mean([entropy(*pair) for pair in both]))
+        assert found['js'] == pytest.approx(np.mean([jensen_shannon(*pair) for pair in both]))
+        assert found['decisions'] == np.mean((s > -0.5) == (t > -0.5))
     i = agreement([student], [teacher], threshold=-0.5)
     assert {k: x.estimate for k, x in i.items()} == pytest.approx(v.mean().to_dict()) and i['kl'].units == 60
 
 
 def test_the_sides_of_the_divergence():
     """KL(teacher || student) punishes a student that is sure where its teacher is not."""
-    sure = one([8.0, -8.0])
-    unsure = one([1.0, -1.0])
-    assert agreement_values(sure, unsure)['kl'].item() > 3 * agreement_values(unsure, sure)['kl'].item()
-    assert agreement_values(sure, unsure)['js'].item() == pytest.approx(
-        agreement_values(unsure, sure)['js'].item()
-    )
+    sure, unsure = one([8.0, -8.0]), one([1.0, -1.0])
+    there, back = agreement_values(sure, unsure), agreement_values(unsure, sure)
+    assert there['kl'].item() > 3 * back['kl'].item()
+    assert there['js'].item() == pytest.approx(back['js'].item())
 
 
 def test_a_unit_without_an_order_has_no_rank_correlation():
@@ -191,25 +168,18 @@ def test_a_unit_without_an_order_has_no_rank_correlation():
 
 
 def test_rows_find_each_other_whatever_their_order():
-    student = run(1)
-    teacher = run(0)
-    shuffled = student.sample(frac=1, random_state=0)
-    assert agreement([shuffled], [teacher]) == agreement([student], [teacher])
+    student, teacher = run(1), run(0)
     other = pd.concat([student, student.assign(split='dev', score=0.0)])
-    assert agreement([other], [teacher]) == agreement([student], [teacher])
+    for rows in (student.sample(frac=1, random_state=0), other):
+        assert agreement([rows], [teacher]) == agreement([student], [teacher])
 
 
 def test_decisions_are_statsmodels_mcnemar():
-    student = run(1, units=150, noise=2.0)
-    teacher = run(0, units=150)
-    a = first_is_right(teacher)
-    b = first_is_right(student)
+    student, teacher = run(1, units=150, noise=2.0), run(0, units=150)
+    a, b = first_is_right(teacher), first_is_right(student)
     t = decision_test(student, teacher)
-    assert (
-        t.p == pytest.approx(mcnemar(pd.crosstab(a, b), exact=True).pvalue)
-        and t.statistic == int(b.sum()) - int(a.sum())
-        and t.units == len(a)
-    )
+    assert t.p == pytest.approx(mcnemar(pd.crosstab(a, b), exact=True).pvalue)
+    assert t.statistic == int(b.sum()) - int(a.sum()) and t.units == len(a)
     mixed = teacher.groupby('unit')['label'].nunique() == 2
     assert len(a) == mixed.sum() < 150 or mixed.all()
 
@@ -279,9 +249,7 @@ def test_two_runs_of_four_classes_may_predict_different_ones():
     v = agreement_values(runs[1], runs[0], kind='logits')
     assert v['top_1'].tolist() == [1, 0, 1, 0, 1] and 'decisions' not in v
     assert v['kl'].tolist() == pytest.approx([entropy(p, q) for p, q in zip(FOUR, FOUR[::-1])])
-    means = [(np.array(p) + q) / 2 for p, q in zip(FOUR, FOUR[::-1])]
-    js = [(entropy(p, m) + entropy(q, m)) / 2 for p, q, m in zip(FOUR, FOUR[::-1], means)]
-    assert v['js'].tolist() == pytest.approx(js)
+    assert v['js'].tolist() == pytest.approx(list(map(jensen_shannon, np.array(FOUR), np.array(FOUR[::-1]))))
     assert decision_test(runs[1], runs[0]).units == 5
     t = reliability(runs, np.random.default_rng(0), bins=3, kind='logits')
     assert t['n'].sum() == 10 and (t["right"] * t["n"]).sum() == pytest.approx(7)
@@ -326,16 +294,11 @@ def test_the_gain_of_distillation_is_scipys_tau_paired_by_question_and_seed():
     control[1].loc[control[1]['unit'] == 'Q7', 'score'] = 1.0
     units = sorted(set(taught[0]['unit']) - {'Q7'})
 
+    def tau(s, t, unit):
+        return kendalltau(*(x.loc[x['unit'] == unit, 'score'] for x in (s, t))).statistic
+
     def taus(students):
-        return np.array(
-            [
-                [
-                    kendalltau(s.loc[s['unit'] == u, 'score'], t.loc[t['unit'] == u, 'score']).statistic
-                    for u in units
-                ]
-                for s, t in zip(students, teachers)
-            ]
-        )
+        return np.array([[tau(s, t, u) for u in units] for s, t in zip(students, teachers)])
 
     found = tau_gain(taught, control, teachers, np.random.default_rng(0))
     difference = taus(taught) - taus(control)

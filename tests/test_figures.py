@@ -19,6 +19,7 @@ from matplotlib.text import Text
 from handmade import make_record, units_of
 from kinds import one_of_each
 from kdnotes.analysis import figures as fg
+from kdnotes.analysis import evidence as ev
 from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES
 from kdnotes.core.files import evidence_path, figures_path
@@ -26,7 +27,8 @@ from kdnotes.analysis.plotting import LOOKS, SMALLEST, STYLE, WIDTH, NotDrawn, a
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.records.store import RecordError, write_csv
 from kdnotes.analysis.report import report_of
-from kdnotes.analysis.tables import ReportError, pareto_front
+from kdnotes.analysis.evidence import ReportError
+from kdnotes.analysis.tables import pareto_front
 from kdnotes.records.schema import of_this_schema
 from kdnotes.analysis.intervals import mean_interval
 
@@ -106,7 +108,7 @@ def commit(found, name='made'):
 
 def figures(*names):
     "The figures of these names, all without one, made from what is committed."
-    made = fg.draw_evidence(tb.evidence('made'), figures_path('made'), names or fg.FIGURES)
+    made = fg.draw_evidence(ev.evidence('made'), figures_path('made'), names or fg.FIGURES)
     return {f.name: f for f in made}
 
 
@@ -222,7 +224,7 @@ def test_two_machines_with_equally_many_runs_share_no_times():
 
 def test_one_seed_is_drawn_hollow_and_said():
     commit(study(seeds=(0,)))
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     figure = fg.effects_figure(e)
     marks = [
         line
@@ -240,7 +242,7 @@ def test_one_seed_is_drawn_hollow_and_said():
 
 def test_the_forest_shows_the_comparisons_numbers():
     commit(study())
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     left, right = fg.effects_figure(e).axes
     shown = [c for kind, c in e.comparisons if kind != 'procedures']
     for axes, values in (
@@ -264,7 +266,7 @@ def test_the_forest_shows_the_comparisons_numbers():
 def test_an_interval_of_few_units_looks_different_and_is_explained():
     "Its length cannot be held against that of an interval from a variance."
     commit(study(('baseline', 'full_student', 'full_kd', 'mixed_kd')))
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     kd = next(c for _, c in e.comparisons if (c.a, c.b) == ('full_student', 'full_kd'))
     few = replace(kd, differing=3, difference=replace(kd.difference, se=None))
     assert few.few_differ and not kd.few_differ
@@ -298,7 +300,7 @@ def test_many_arms_can_be_told_apart():
             for s in (0, 1)
         ]
     )
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     accuracy = fg.accuracy_figure(e.records, e.values)
     curves = fg.curves_figure(e.records)
     for figure in (accuracy, curves):
@@ -320,7 +322,7 @@ def test_trivial_models_are_rows_and_the_best_a_line(higher):
         r | dict(primary=r['primary'] | dict(higher_is_better=higher)) for r in study(('baseline',), (0, 1))
     ]
     commit(records)
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     floors = {'random order': 0.39, 'shared words': 0.52}
     figure = fg.accuracy_figure(e.records, e.values, floors=floors)
     metric, cost = figure.axes
@@ -337,7 +339,7 @@ def test_a_confounded_step_has_a_star():
     commit([run('full_student', s) for s in (0, 1)] + [run('full_kd', s, max_grad_norm=3.0) for s in (0, 1)])
     made = figures('effects')
     assert (
-        fg._effect_name(tb.evidence('made').comparisons[0][1]) == 'kd*'
+        fg._effect_name(ev.evidence('made').comparisons[0][1]) == 'kd*'
         and 'A star:' in made['effects'].caption
     )
 
@@ -347,7 +349,7 @@ def test_a_variant_of_other_settings_is_named_so():
         [run('full_kd', s) for s in (0, 1)]
         + [run('full_kd', s, arm='own', max_grad_norm=3.0) for s in (0, 1)]
     )
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     assert [fg._effect_name(c) for _, c in e.comparisons] == ['other settings*']
     assert [t.get_text() for t in fg.effects_figure(e).axes[0].get_yticklabels()] == [
         'variants',
@@ -362,7 +364,7 @@ def test_with_a_gpu_its_load_and_power_are_shown():
             for r in study(('baseline', 'mixed_kd'), (0, 1))
         ]
     )
-    figure = fg.timelines_figure(tb.evidence('made'))
+    figure = fg.timelines_figure(ev.evidence('made'))
     assert [a.get_title('left') for a in figure.axes[:2]] == ['GPU busy, %', 'power, W'] and len(
         figure.axes
     ) == 4
@@ -421,7 +423,7 @@ def test_energy_says_what_it_is_of():
         ]
     )
     caption = figures('accuracy_energy')['accuracy_energy'].caption
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     said = report_of(e, {})
     note = next(n for n in said.notes if n.startswith('Energy is that of the device alone'))
     assert f'{note}.' in caption and 'host (processor, memory, fans) was not metered' in note
@@ -432,7 +434,7 @@ def test_energy_says_what_it_is_of():
     ]
     assert 'without the memory (DRAM)' in tb.energy_note(rapl)
     others = [r | dict(machine=r['machine'] | dict(idle_gpu_percent=40.0)) for r in e.records]
-    assert tb.above_rest(others[0]) is None and 'was not read while nobody used it' in tb.energy_note(others)
+    assert ev.above_rest(others[0]) is None and 'was not read while nobody used it' in tb.energy_note(others)
     assert tb.energy_note([r | dict(energy=r['energy'] | dict(device_j=None)) for r in e.records]) is None
 
 
@@ -443,7 +445,7 @@ def lesson_evidence():
     own = [r | dict(energy=r['energy'] | dict(device_j=1e4), trained_rows=dict(train=64)) for r in own]
     others = [r | dict(trained_rows=dict(train=20_000)) for r in study(seeds=(0, 1), energy=12345.0)]
     commit(others + own)
-    return tb.evidence('made')
+    return ev.evidence('made')
 
 
 def lesson_figures():
@@ -543,7 +545,7 @@ def test_the_pareto_front_is_what_nothing_beats(higher):
 def test_phases_add_up_to_the_run_and_its_teachers_training():
     r = run('full_kd', train_s=40.0)
     r['time'] |= dict(teacher_train_s=100.0, wall_s=50.0)
-    parts = tb.phase_seconds(r)
+    parts = ev.phase_seconds(r)
     assert (
         parts['waiting for other ranks'] == 0.5
         and parts['training'] == 37.5
@@ -552,11 +554,11 @@ def test_phases_add_up_to_the_run_and_its_teachers_training():
     # from the cache: not this run's time
     assert parts['start and end'] == pytest.approx(50 - 38 - 1) and parts['teacher signal'] == 2
     r['phases'] |= dict(teacher=dict(seconds=5.0))
-    assert sum(tb.phase_seconds(r).values()) == pytest.approx(150)
+    assert sum(ev.phase_seconds(r).values()) == pytest.approx(150)
 
 
 def test_gradients_are_pooled_layer_by_layer():
-    table = tb.pooled_gradients(
+    table = ev.pooled_gradients(
         moments(['head'])
         + [
             dict(
@@ -576,14 +578,14 @@ def test_gradients_are_pooled_layer_by_layer():
 
 def test_the_gradients_share_below_fp16_is_written_beside_its_layer():
     commit(study(('mixed_kd',)))
-    figure = fg.gradients_figure(tb.evidence('made'))
+    figure = fg.gradients_figure(ev.evidence('made'))
     # bins from -30, -28 and -26, of what is not zero
     assert [t.get_text() for t in figure.axes[0].texts] == ['66.7%'] * 3
 
 
 def test_drawing_a_figure_alone_without_its_numbers_says_why():
     commit([of_this_schema(make_record('full_kd') | dict(schema=1), 'a test')])
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     for draw in (fg.effects_figure, fg.timelines_figure, fg.phases_figure, fg.gradients_figure):
         with pytest.raises(NotDrawn) as why:
             draw(e)
@@ -592,7 +594,7 @@ def test_drawing_a_figure_alone_without_its_numbers_says_why():
 
 def test_a_figure_in_a_notebook_is_a_png():
     commit(study(seeds=(0,)))
-    figure = fg.timelines_figure(tb.evidence('made'))
+    figure = fg.timelines_figure(ev.evidence('made'))
     assert figure._repr_png_()[:4] == b'\x89PNG' and figure_bytes(figure, 'png') == figure_bytes(
         figure, 'png'
     )
@@ -687,7 +689,7 @@ def test_predictions_become_fidelity_and_reliability(monkeypatch):
 
     table = pd.concat([scores(r) for r in found])
     monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     agree = tb.agreement_table(e)
     assert (
         set(agree['arm']) == {'full_kd'}
@@ -735,7 +737,7 @@ def test_the_control_of_distillation_stands_beside_it(monkeypatch):
 
     table = pd.concat([scores(r) for r in found])
     monkeypatch.setattr(tb, 'predictions', lambda study, ids: table)
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     rows = tb.agreement_table(e)
     assert rows.groupby('arm')['control'].first().to_dict() == dict(full_kd=False, full_student=True)
     tau = rows[rows['measure'] == "Kendall's tau"].set_index('arm')['estimate']
@@ -792,7 +794,7 @@ def test_predictions_of_classes_and_of_numbers(monkeypatch, target):
         assert made['fidelity'].reason == made['reliability'].reason
         assert 'predictions are numbers, which have no probability' in made['fidelity'].reason
         return
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     agree = tb.agreement_table(e).set_index('measure')['estimate']
     assert agree['same class'] == 1
     bins = tb.reliability_table(e)

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
+from kdnotes.analysis import evidence
+from kdnotes.analysis import overview
 from kdnotes.analysis import report
-from kdnotes.analysis import tables
 from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.train.checkpoint import (
@@ -519,7 +520,7 @@ def test_a_record(home, run, data):
         lambda: find_record(RECORD['run_id']),
         lambda: export('fuzz'),
         lambda: report.report('fuzz'),
-        lambda: [(tables.run_table(r), tables.curve_of(r)) for r in records('fuzz')],
+        lambda: [(overview.run_table(r), evidence.curve_of(r)) for r in records('fuzz')],
     ):
         ours(read)
     assert not exported.exists() or records('fuzz') == [

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from architectures import configs, write_teacher
 from handmade import make_record, write_run
 from kdnotes import cli
-from kdnotes.analysis.compare import check_arm, compare, differences
+from kdnotes.analysis.comparable import check_arm, differences
+from kdnotes.analysis.compare import compare
 from kdnotes.analysis.report import report
 from kdnotes.analysis.wording import explain, sentence
 from kdnotes.checks.doctor import doctor

@@ -6,7 +6,7 @@ from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.analysis import in_use
 from kdnotes.analysis.intervals import StatsError
 from kdnotes.analysis.report import report, report_as_dict
-from kdnotes.analysis.tables import evidence
+from kdnotes.analysis.evidence import evidence
 from kdnotes.core.arms import USUAL
 
 
@@ -38,14 +38,14 @@ def write_study(modes=USUAL, seeds=(0, 1, 2), change=lambda record: None, floors
 
 def test_a_share_is_of_what_the_teacher_gains_over_the_best_floor():
     e = write_study()
-    found = in_use.kept_share(e, 'mixed_kd')
+    found = in_use.in_use(e).shares['mixed_kd']
     floor = make_units(0.5, 99)['value'].mean()
     students = [make_units(0.72 + 0.004 * s, s)['value'].mean() - floor for s in range(3)]
     teachers = [make_units(0.8 + 0.004 * s, s)['value'].mean() - floor for s in range(3)]
     assert found.estimate == pytest.approx(np.mean(students) / np.mean(teachers), abs=1e-4)
     assert found.estimate == pytest.approx((0.724 - 0.5) / (0.804 - 0.5), abs=1e-4)
     assert (found.n, found.units) == (3, 40) and found.low < found.estimate < found.high
-    assert in_use.kept_share(e, 'baseline') is None
+    assert in_use.in_use(e).shares['baseline'] is None
     assert [floor.name for floor in e.trivial] == ['bm25', 'random_order']
 
 
@@ -72,7 +72,7 @@ def test_there_is_no_share_at_the_floor(value):
     code, begins, cell = AT_THE_FLOOR[value]
     use = in_use.in_use(e)
     kept = use.kept['mixed_kd']
-    assert (kept.code, kept.share) == (code, None) and in_use.kept_share(e, 'mixed_kd') is None
+    assert (kept.code, kept.share) == (code, None) and in_use.in_use(e).shares['mixed_kd'] is None
     keeps = in_use.headline(use)[0]
     assert keeps.startswith(begins) and f'BM25 {value}' in keeps and 'mixed_kd keeps' not in keeps
     assert 'kdnotes tune' in keeps  # something to try
@@ -159,7 +159,9 @@ def test_where_less_is_better_a_share_is_of_what_is_less_than_the_floor():
     write_floors(made, random_order=5.0, bm25=3.8)
     e = evidence('made')
     assert e.trivial[0].name == 'bm25'  # the lowest
-    assert in_use.kept_share(e, 'full_kd').estimate == pytest.approx((3.8 - 3.205) / (3.8 - 3.005), abs=1e-3)
+    assert in_use.in_use(e).shares['full_kd'].estimate == pytest.approx(
+        (3.8 - 3.205) / (3.8 - 3.005), abs=1e-3
+    )
     said = in_use.headline(in_use.in_use(e))[0]
     assert 'full_kd keeps 74.8 %' in said and 'BM25 3.800' in said
 

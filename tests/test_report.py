@@ -13,6 +13,7 @@ from handmade import make_record, write_run
 from kdnotes.analysis.compare import VERDICTS
 from kdnotes.analysis import figures as fg
 from kdnotes.analysis import report as rp
+from kdnotes.analysis import evidence as ev
 from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES, PROCEDURES
 from kdnotes.core.files import figures_path, runs_path
@@ -36,12 +37,17 @@ def study(modes=PROCEDURES, seeds=(0, 1, 2), **parameters):
     ]
 
 
+def write_all(records):
+    for r in records:
+        write_run(r)
+
+
 def svgs(found):
     return {name: path.read_bytes() for name, path in found.figures.items()}
 
 
 def test_a_study_with_no_runs_is_refused_with_one_sentence(home):
-    with pytest.raises(tb.ReportError, match='no finished runs in') as e:
+    with pytest.raises(ev.ReportError, match='no finished runs in') as e:
         rp.report('nothing')
     assert '\n' not in str(e.value) and not figures_path('nothing').exists()
 
@@ -56,9 +62,8 @@ def test_a_study_with_no_runs_is_refused_with_one_sentence(home):
     ],
 )
 def test_runs_that_do_not_belong_together_are_refused(other, words):
-    for r in study(seeds=(0, 1)) + study(('full_kd',), (2,), **other):
-        write_run(r)
-    with pytest.raises(tb.ReportError, match=words):
+    write_all(study(seeds=(0, 1)) + study(('full_kd',), (2,), **other))
+    with pytest.raises(ev.ReportError, match=words):
         rp.report('made')
     # naming the runs helps
     assert len(rp.report('made', [r['run_id'] for r in study(seeds=(0, 1))]).figures) == 3
@@ -69,210 +74,129 @@ def test_a_run_that_is_not_there_is_named():
         rp.report('made', ['nowhere'])
 
 
-def test_evidence_alone_makes_the_same_bytes(home):
-    for r in study(MODES):
-        write_run(r)
-    whole = rp.report('made')
-    first = svgs(whole)
-    text = str(whole)
-    manifest = (figures_path('made') / 'MANIFEST.json').read_bytes()
+def test_evidence_alone_makes_the_same_bytes():
+    def made():
+        found = rp.report('made')
+        return svgs(found), str(found), (figures_path('made') / 'MANIFEST.json').read_bytes()
+
+    write_all(study(MODES))
+    first = made()
     export('made')
     shutil.rmtree(runs_path() / 'made')
-    again = rp.report('made')
-    assert (
-        svgs(again) == first
-        and str(again) == text
-        and (figures_path('made') / 'MANIFEST.json').read_bytes() == manifest
-    )
-    assert set(first) == {'accuracy_time', 'throughput', 'curves'}
+    assert made() == first and set(first[0]) == {'accuracy_time', 'throughput', 'curves'}
 
 
-def test_another_process_with_another_hash_seed_and_style_makes_the_same_bytes(home):
-    for r in study():
-        write_run(r)
+def test_another_process_with_another_hash_seed_and_style_makes_the_same_bytes():
+    write_all(study())
     first = svgs(rp.report('made'))
     code = (
-        "import matplotlib; "
-        "matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\nfrom "
-        "kdnotes.analysis.report import report; report('made')"
+        "import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False})\n"
+        "from kdnotes.analysis.report import report; report('made')"
     )
-    subprocess.run(
-        [sys.executable, '-c', code],
-        check=True,
-        env={**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'},
-    )
+    env = {**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'}
+    subprocess.run([sys.executable, '-c', code], check=True, env=env)
     assert {n: (figures_path('made') / f'{n}.svg').read_bytes() for n in first} == first
 
 
-def test_figures_change_with_their_numbers():
-    for r in study():
-        write_run(r)
-    first = svgs(rp.report('made'))
-    for r in study(('full_student',)):
-        write_run(r)
+def test_figures_change_with_their_numbers_and_the_manifest_binds_them_to_runs():
+    write_all(study())
+    save_figure(fg.curves_figure(study()[:3]), figures_path('made'), 'mine', ['x', 'a'], 'a notebook')
+    found = rp.report('made')
+    manifest = read_json(figures_path('made') / 'MANIFEST.json')
+    assert set(manifest) == {'accuracy_time.svg', 'curves.svg', 'throughput.svg', 'mine.svg'}
+    assert manifest['mine.svg']['run_ids'] == ['a', 'x']
+    for name, entry in manifest.items():
+        assert entry['sha256'] == sha256_file(figures_path('made') / name)
+    assert manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study())
+    assert manifest['curves.svg']['producer'] == 'kdnotes.analysis.figures.curves_figure'
+    first = svgs(found)
+    write_all(study(('full_student',)))
     second = svgs(rp.report('made'))
     assert all(first[n] != second[n] for n in first)
 
 
-def test_the_manifest_binds_files_to_runs_and_keeps_others():
-    for r in study():
-        write_run(r)
-    save_figure(fg.curves_figure(study()[:3]), figures_path('made'), 'mine', ['x', 'a'], 'a notebook')
-    found = rp.report('made')
-    manifest = read_json(figures_path('made') / 'MANIFEST.json')
-    assert set(manifest) == {'accuracy_time.svg', 'curves.svg', 'throughput.svg', 'mine.svg'} and manifest[
-        'mine.svg'
-    ]['run_ids'] == ['a', 'x']
-    for name, entry in manifest.items():
-        assert entry['sha256'] == sha256_file(figures_path('made') / name)
-    assert (
-        manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study())
-        and manifest['curves.svg']['producer'] == 'kdnotes.analysis.figures.curves_figure'
-    )
-    assert all(p.parent == figures_path('made') for p in found.figures.values())
-
-
-def test_curves_come_from_rows_where_the_record_has_none():
+def test_curves_come_from_the_record_or_else_from_rows():
     record = make_record(curve=False)
     write_run(record)
-    curve = tb.curve_of(record)
-    assert (
-        curve[-1]['step'] == 60
-        and [p['value'] for p in curve if p['value'] is not None] == [0.6]
-        and tb.curve_of(record | {'study': 'gone'}) == []
-    )
-    assert 'curves' in rp.report('made').figures
-
-
-def test_curves_read_the_trainers_points():
-    """A trainer's curve: losses and evaluations in one list, other keys ignored."""
-    record = make_record() | dict(
-        curve=[
-            dict(step=10, elapsed_s=1.0, loss=0.5),
-            dict(step=20, elapsed_s=2.0, loss=0.4),
-            dict(step=20, elapsed_s=2.0, set='dev', metric='map', value=0.7),
-        ]
-    )
-    assert tb.curve_of(record) == [
-        dict(step=10, loss=0.5, value=None),
-        dict(step=20, loss=0.4, value=None),
-        dict(step=20, loss=None, value=0.7),
-    ]
-    assert tb.curve_set([record]) == 'dev'
+    curve = ev.curve_of(record)
+    assert curve[-1]['step'] == 60 and [p['value'] for p in curve if p['value'] is not None] == [0.6]
+    assert ev.curve_of(record | {'study': 'gone'}) == [] and 'curves' in rp.report('made').figures
+    points = [dict(step=10, elapsed_s=1.0, loss=0.5), dict(step=20, set='dev', metric='map', value=0.7)]
+    found = ev.curve_of(record | dict(curve=points))
+    assert found == [dict(step=10, loss=0.5, value=None), dict(step=20, loss=None, value=0.7)]
+    assert ev.curve_set([record | dict(curve=points)]) == 'dev'
 
 
 def test_times_are_of_the_machine_that_made_most():
     moved = make_record('full_student', 0, torch='2.14.0')
-    for r in (*study(), moved):
-        write_run(r)
+    write_all([*study(), moved])
     found = rp.report('made')
-    assert 'examples_per_s' not in found.values['full_student'] and found.values['full_student'][
-        'primary'
-    ].estimate == pytest.approx(moved['primary']['value'], abs=1e-4)
-    assert all(found.values[r['arm']]['train_s'].n == 3 for r in study())
-    assert any(
-        'are of the 9 runs made with torch 2.13.0; excluded: ' + moved['run_id'] in n for n in found.notes
+    assert 'examples_per_s' not in found.values['full_student']
+    assert found.values['full_student']['primary'].estimate == pytest.approx(
+        moved['primary']['value'], abs=1e-4
     )
-    assert (figures_path('made') / 'throughput.svg').exists()
+    assert all(found.values[r['arm']]['train_s'].n == 3 for r in study())
+    assert any('of the 9 runs' in n and n.endswith('excluded: ' + moved['run_id']) for n in found.notes)
 
 
 def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figures():
-    for r in study():
-        write_run(r)
+    write_all(study())
     rp.report('made')
-    for seed in range(9):
-        write_run(make_record('full_student', seed, torch='2.14.0'))
+    write_all(make_record('full_student', seed, torch='2.14.0') for seed in range(9))
     found = rp.report('made')
     assert set(found.figures) == {'curves'} and not (figures_path('made') / 'throughput.svg').exists()
     not_drawn = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
-    assert (
-        not_drawn['sha256'] is None
-        and 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in not_drawn['reason']
-        and len(not_drawn['run_ids']) == 18
-    )
-    assert (
-        any('times are excluded' in n for n in found.notes)
-        and 'train s' not in found.arms.columns
-        and 'test MAP' in found.arms.columns
-    )
+    assert not_drawn['sha256'] is None and len(not_drawn['run_ids']) == 18
+    assert 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in not_drawn['reason']
+    assert any('times are excluded' in n for n in found.notes)
+    assert 'train s' not in found.arms.columns and 'test MAP' in found.arms.columns
 
 
 def test_null_accuracy_leaves_times_and_says_why():
-    for r in study():
-        write_run(
-            r
-            | dict(
-                primary=r['primary'] | {'value': None}, metrics={'test': {'map': None}, 'dev': {'map': None}}
-            )
-        )
+    none = {'test': {'map': None}, 'dev': {'map': None}}
+    write_all(r | dict(primary=r['primary'] | {'value': None}, metrics=none) for r in study())
     found = rp.report('made')
-    assert (
-        set(found.figures) == {'throughput', 'curves'}
-        and (found.arms['test MAP'] == '-').all()
-        and any('has no MAP: made up' in n for n in found.notes)
-    )
+    assert set(found.figures) == {'throughput', 'curves'} and (found.arms['test MAP'] == '-').all()
+    assert any('has no MAP: made up' in n for n in found.notes)
 
 
 def test_a_single_run_has_a_report_without_intervals():
     write_run(make_record('baseline'))
     found = rp.report('made')
-    assert (
-        '±' not in found.arms.loc['baseline', 'train s']
-        and '±' in found.arms.loc['baseline', 'test MAP']
-        and 'one arm, so nothing is compared' in str(found)
-    )
-    assert any('a single seed' in n for n in found.notes) and len(found.figures) == 3
+    arm = found.arms.loc['baseline']
+    assert '±' not in arm['train s'] and '±' in arm['test MAP'] and len(found.figures) == 3
+    assert 'one arm, so nothing is compared' in str(found)
+    assert any('a single seed' in n for n in found.notes)
 
 
 def test_tables_hold_what_was_asked():
-    for r in study(MODES):
-        write_run(r)
+    write_all(study(MODES))
     found = rp.report('made')
-    assert list(found.arms.index) == [m for m in ORDER] and {
-        'test MAP',
-        'train s',
-        'total s',
-        'examples/s',
-        'host MiB',
-    } <= set(found.arms.columns)
-    assert (found.arms['seeds'] == 3).all() and 'GPU MiB' not in found.arms.columns
-    assert (
-        list(found.metrics.index) == ['MAP', 'MRR']
-        and len(found.comparisons) == 9
-        and len(found.sentences) == 9
-        and set(found.comparisons['verdict']) <= set(VERDICTS.values())
-    )
-    assert '\x1b' not in str(found) and 'effect of kd' in str(found) and len(found.differences) == 9
+    assert list(found.arms.index) == list(ORDER) and (found.arms['seeds'] == 3).all()
+    assert {'test MAP', 'train s', 'total s', 'examples/s', 'host MiB'} <= set(found.arms.columns)
+    assert 'GPU MiB' not in found.arms.columns and list(found.metrics.index) == ['MAP', 'MRR']
+    assert len(found.comparisons) == len(found.sentences) == len(found.differences) == 9
+    assert set(found.comparisons['verdict']) <= set(VERDICTS.values())
+    assert '\x1b' not in str(found) and 'effect of kd' in str(found)
     i = found.values['baseline']['primary']
-    assert found.arms.loc['baseline', 'test MAP'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}' and (
-        i.n,
-        i.units,
-    ) == (3, 40)
-    assert i.estimate == pytest.approx(np.mean([0.7, 0.703, 0.706]))
+    assert found.arms.loc['baseline', 'test MAP'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}'
+    assert (i.n, i.units, i.estimate) == (3, 40, pytest.approx(np.mean([0.7, 0.703, 0.706])))
     # what the arms share is said, and on how much they were scored
     assert found.setting[-1] == 'Scored on 40 questions of test.'
     own = [said for said in found.setting if 'epochs' in said]
     assert len(own) == 2 and own[0].startswith('Setting: 3 epochs') and '(baseline, ' in own[0]
-    assert all(said in str(found) for said in found.setting)
-    changed = [make_record('baseline', s, weight_decay=0.5, epochs=1, study='other') for s in (0, 1)]
-    for r in changed:
-        write_run(r)
+    write_all(make_record('baseline', s, weight_decay=0.5, epochs=1, study='other') for s in (0, 1))
     said = rp.report('other').setting
     assert said[0].startswith('Setting: 1 epoch, ') and said[1] == 'Not default: weight_decay=0.5.'
 
 
 def test_the_primary_metric_is_the_records():
-    for r in study(metric='perplexity', higher=False):
-        write_run(r)
+    write_all(study(metric='perplexity', higher=False))
     found = rp.report('made')
-    assert (
-        'test perplexity' in found.arms.columns
-        and 'change of test perplexity' in found.comparisons.columns
-        and 'over seeds' in str(found)
-    )
-    assert found.sentences and all(
-        'not tested, since 3 seed(s)' in s and 'detected' not in s for s in found.sentences
-    )
+    assert 'test perplexity' in found.arms.columns
+    assert 'change of test perplexity' in found.comparisons.columns
+    for said in found.sentences:
+        assert 'not tested, since 3 seed(s)' in said and 'detected' not in said
 
 
 def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
@@ -283,7 +207,7 @@ def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
     for mode in modes:
         for seed in (0, 1, 2):
             write_run(make_record(mode, seed, error[mode] + 0.003 * seed, seconds[mode] + seed, **more))
-    e = tb.evidence('made')
+    e = ev.evidence('made')
     # the slowest arm has the smallest error: read as an accuracy, only the fastest would be on the front
     assert tb.pareto_front(e.values, 'train_s', False) == ['full_student', 'full_kd', 'baseline']
     label = fg.accuracy_figure(e.records, e.values).axes[0].get_xlabel()
@@ -311,30 +235,28 @@ def test_drawing_leaves_matplotlib_as_it_was():
     assert dict(matplotlib.rcParams) == before
 
 
-def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatch):
-    record = make_record()
+def written_with(units, items, **more):
+    "A run whose units and predictions are these."
+    record = make_record(**more)
     folder = write_run(record)
     folder.write_table(
-        'predictions',
-        pd.DataFrame(
-            dict(
-                split=['test'] * 3 + ['dev'],
-                unit='Q3',
-                item=['a', 'b', 'c', 'x'],
-                label=[1, 0, 0, 1],
-                score=[0.1, 2.0, 1.0, 9.0],
-            )
-        ),
+        'units', pd.DataFrame(dict(split='test', set='clean', cluster='D', metric='map') | units)
     )
-    folder.write_table(
-        'units',
-        pd.DataFrame(
-            dict(split='test', set='clean', unit=['Q3', 'Q4'], cluster='D', metric='map', value=[1 / 3, 1.0])
-        ),
+    folder.write_table('predictions', pd.DataFrame(dict(split='test') | items))
+    return record
+
+
+def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(monkeypatch):
+    items = dict(
+        split=['test'] * 3 + ['dev'],
+        unit='Q3',
+        item=list('abcx'),
+        label=[1, 0, 0, 1],
+        score=[0.1, 2.0, 1.0, 9.0],
     )
+    record = written_with(dict(unit=['Q3', 'Q4'], value=[1 / 3, 1.0]), items)
     monkeypatch.setattr(tb, 'corpus_of', lambda record: None)
-    worst = tb.run_worst(record, 1)
-    assert worst.iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
+    assert tb.run_worst(record, 1).iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
     rows = [
         dict(question_id='Q3', sentence_id=i, question='why?', sentence=f'text {i}', label=int(i == 'a'))
         for i in 'abc'
@@ -344,34 +266,12 @@ def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(tmp_path, monkeypatc
     assert tb.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
 
 
-def test_run_table_gives_reasons_for_nulls():
-    t = tb.run_table(make_record())['']
-    assert t['memory', 'most on the GPU'] == 'none: made up' and t['scores on test', 'MAP'] == '0.7'
-
-
-def test_worst_follows_the_metrics_direction(monkeypatch):
+@pytest.mark.parametrize('higher, unit', [(True, 'low'), (False, 'high')])
+def test_worst_follows_the_metrics_direction(monkeypatch, higher, unit):
     monkeypatch.setattr(tb, 'corpus_of', lambda record: None)
-    for higher, unit in ((True, 'low'), (False, 'high')):
-        record = make_record(higher=higher, seed=int(higher))
-        folder = write_run(record)
-        folder.write_table(
-            'units',
-            pd.DataFrame(
-                dict(
-                    split='test',
-                    set='clean',
-                    unit=['low', 'high'],
-                    cluster='D',
-                    metric='map',
-                    value=[0.1, 0.9],
-                )
-            ),
-        )
-        folder.write_table(
-            'predictions',
-            pd.DataFrame(dict(split='test', unit=['low', 'high'], item='a', label=[1, 1], score=[0.1, 0.2])),
-        )
-        assert tb.run_worst(record, 1)['question'].tolist() == [unit]
+    items = dict(unit=['low', 'high'], item='a', label=[1, 1], score=[0.1, 0.2])
+    record = written_with(dict(unit=['low', 'high'], value=[0.1, 0.9]), items, higher=higher)
+    assert tb.run_worst(record, 1)['question'].tolist() == [unit]
 
 
 def test_texts_come_from_the_runs_own_corpus_only():

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 import kdnotes as kd
 from architectures import configs, write_teacher
-from kdnotes.analysis.compare import attribute
+from kdnotes.analysis.comparable import attribute
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.distill import models
 from kdnotes.distill.models import load_model
@@ -379,7 +379,7 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
     assert [line.state for line in forecast(plans)] == ['to make'] * 4
     made = run_study(1, 'usual', study='scored', say=lambda text: None, **given)
     records = {r['arm']: r for r in study_records('scored')}
-    effect = attribute(records['full_student'], records['full_kd'])
+    effect = attribute((records['full_student'], records['full_kd']))
     assert effect.factor == 'kd' and effect.belongs['teachers'][1] == records['full_kd']['teachers']['sha256']
     text = str(made.report)
     assert 'Teacher: score of the corpus (logits; sha256 ' in text

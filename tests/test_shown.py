@@ -14,7 +14,8 @@ from kdnotes.analysis import estimate as es
 from kdnotes.analysis.figures import FIGURES, draw_evidence, run_curves
 from kdnotes.analysis.plotting import SMOKE_MARK, figure_bytes, mark_smoke
 from kdnotes.analysis.report import report
-from kdnotes.analysis.tables import evidence, run_table
+from kdnotes.analysis.evidence import evidence
+from kdnotes.analysis.overview import run_table
 from kdnotes.core.config import make_config
 from kdnotes.core.files import figures_path
 from kdnotes.core.processes import Stopped
@@ -105,9 +106,8 @@ def test_a_name_is_no_html():
 
 def test_a_table_of_a_run_is_in_words_and_with_units():
     shown = run_table(pair())['']
-    assert shown['time', 'training'] == '10 s' and shown['speed of answers', 'one example'] == '4 ms'
-    assert shown['energy', 'of the device'] == 'none: made up'
-    assert ('energy', 'CO2 of it') not in shown
+    assert shown['time', 'training'] == '10 s' and shown['time of an answer', 'one example'] == '4 ms'
+    assert shown['not known', 'energy.device_j'] == 'made up' and ('energy', 'of the device') not in shown
 
 
 # ---- smoke says so ----

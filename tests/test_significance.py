@@ -13,7 +13,6 @@ from statsmodels.stats.weightstats import ttost_paired
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES
 from kdnotes.analysis.tests import (
     FACTORIAL,
-    NOT_ESTIMABLE,
     Family,
     _nct_cdf,
     crossed_test,
@@ -29,7 +28,7 @@ from kdnotes.analysis.tests import (
     seed_test,
     smallest_p,
 )
-from kdnotes.analysis.power import power, power_table
+from kdnotes.analysis.coverage import power, power_table
 from kdnotes.analysis.intervals import (
     Interval,
     StatsError,
@@ -176,29 +175,31 @@ def test_holm_is_statsmodels_and_needs_its_family():
         Family('twice', ('a', 'a'))
 
 
-def test_effect_size_interval_is_the_noncentral_t():
-    x = np.random.default_rng(0).normal(0.5, 1, 20)
-    e = effect_size(x)
-    t = scipy_stats.ttest_1samp(x, 0)
-    assert e.estimate == pytest.approx(x.mean() / x.std(ddof=1)) and e.estimate * 20**0.5 == pytest.approx(
-        t.statistic
-    )
-    assert scipy_stats.nct.cdf(t.statistic, 19, e.low * 20**0.5) == pytest.approx(
-        0.975
-    ) and scipy_stats.nct.cdf(t.statistic, 19, e.high * 20**0.5) == pytest.approx(0.025)
+@pytest.mark.parametrize(
+    'values',
+    [
+        np.random.default_rng(0).normal(0.5, 1, 20),
+        10 + 0.1 * np.random.default_rng(0).normal(size=237),  # a noncentrality of 1,500
+        [1.0, 1.1, 1.2, 1.15, 1.05],  # 4 degrees of freedom, where a normal approximation is off by .02
+    ],
+)
+def test_effect_size_interval_is_the_noncentral_t(values):
+    x = np.asarray(values)
+    n, e = len(x), effect_size(x)
+    t = e.estimate * n**0.5
+    assert e.estimate == pytest.approx(x.mean() / x.std(ddof=1))
+    found = [scipy_stats.nct.cdf(t, n - 1, limit * n**0.5) for limit in (e.low, e.high)]
+    assert found == pytest.approx([0.975, 0.025], abs=1e-6)
     back = effect_size(-x)
     assert (back.estimate, back.low, back.high) == pytest.approx((-e.estimate, -e.high, -e.low), abs=1e-6)
-    x = 10 + 0.1 * np.random.default_rng(0).normal(size=237)  # a noncentrality of 1,500
-    far = effect_size(x)
-    root = 237**0.5
-    assert [
-        scipy_stats.nct.cdf(far.estimate * root, 236, limit * root) for limit in (far.low, far.high)
-    ] == pytest.approx([0.975, 0.025], abs=1e-6)
-    # two seeds that nearly agree: scipy has no number for one of the limits
+
+
+def test_an_effect_size_of_two_seeds_that_nearly_agree():
+    "Scipy has no number for one of the limits."
     two = effect_size([0.0100, 0.0102])
+    assert 0 < two.low < two.estimate < two.high
     for limit, q in ((two.low, 0.975), (two.high, 0.025)):
-        nc = limit * 2**0.5
-        t = two.estimate * 2**0.5
+        nc, t = limit * 2**0.5, two.estimate * 2**0.5
         at_most_t = scipy_integrate.quad(
             lambda z, t=t, nc=nc: scipy_stats.norm.pdf(z) * scipy_stats.chi2.sf(max((z + nc) / t, 0) ** 2, 1),
             -9,
@@ -206,12 +207,6 @@ def test_effect_size_interval_is_the_noncentral_t():
             points=[-nc] if abs(nc) < 9 else None,
         )[0]
         assert at_most_t == pytest.approx(q, abs=1e-5)
-    assert 0 < two.low < two.estimate < two.high
-    # 5 degrees of freedom, where a normal approximation is off by .02
-    few = effect_size([1.0, 1.1, 1.2, 1.15, 1.05])
-    assert few.estimate * 5**0.5 > 30 and scipy_stats.nct.cdf(
-        few.estimate * 5**0.5, 4, few.low * 5**0.5
-    ) == pytest.approx(0.975, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -264,18 +259,14 @@ def test_equivalence_is_the_ninety_percent_interval_within_the_margin():
 
 
 def test_likeness_needs_seeds_a_spread_and_a_margin():
-    e = equivalence(crossed_interval([[0.1, 0.2, 0.1]]), 0.05)
-    assert e.equivalent is None and e.noninferior is None and 'one seed' in e.reason
-    for same in (np.zeros((3, 4)), np.full((3, 4), 0.1), np.full((3, 4), -0.1)):
-        none = equivalence(crossed_interval(same), 0.05)
-        assert none.p_equivalent is None and none.p_noninferior is None and 'no spread' in none.reason
-        assert none.equivalent is None and none.noninferior is None
-    assert (
-        equivalence(mean_interval(np.full(3, 0.1)), 0.05).p_equivalent is None
-        and equivalence(crossed_interval(differences()), 0.05).reason is None
-    )
+    one = crossed_interval([[0.1, 0.2, 0.1]])
+    same = [crossed_interval(np.full((3, 4), x)) for x in (0.0, 0.1, -0.1)]
+    for i, why in ((one, 'one seed'), *((i, 'no spread') for i in same)):
+        e = equivalence(i, 0.05)
+        assert e.p_equivalent is e.p_noninferior is e.equivalent is e.noninferior is None and why in e.reason
+    assert equivalence(crossed_interval(differences()), 0.05).reason is None
     with pytest.raises(StatsError, match='margin=-1 must be > 0'):
-        equivalence(crossed_interval(np.zeros((3, 4))), -1)
+        equivalence(one, -1)
 
 
 @pytest.mark.parametrize(
@@ -309,35 +300,24 @@ def test_power_is_what_is_seen(difference, spread, seeds, units):
     )
 
 
-def test_power_has_no_step_where_a_component_vanishes():
-    for none, nearly in (
-        ((0.0, 0.0, 0.19**2), (1e-12, 1e-12, 0.19**2)),
-        ((0.0, 0.1**2, 0.1**2), (1e-12, 0.1**2, 0.1**2)),
-        ((0.1**2, 0.0, 0.1**2), (0.1**2, 1e-12, 0.1**2)),
+def test_power_is_statsmodels_and_has_no_step_where_a_component_vanishes():
+    for variance, seeds, units, spread, n in (
+        ((0.0, 0.16**2, 1e-15), 4, 237, 0.16, 237),
+        ((0.03**2, 0.0, 1e-15), 6, 50, 0.03, 6),
     ):
+        theirs = TTestPower().power(0.02 / spread, n, 0.05)
+        assert power(0.02, variance, seeds, units) == pytest.approx(theirs, abs=1e-3)
+    every = (0.01**2, 0.1**2, 0.1**2)
+    assert power(0.01, every, 5, 100) == power(-0.01, every, 5, 100) and power(9.0, every, 5, 100) > 0.999
+    for none in ((0.0, 0.0, 0.19**2), (0.0, 0.1**2, 0.1**2), (0.1**2, 0.0, 0.1**2)):
+        nearly = tuple(v or 1e-12 for v in none)
         assert power(0.03, none, 5, 100) == pytest.approx(power(0.03, nearly, 5, 100), abs=1e-3)
-    with pytest.raises(StatsError, match='variance above 0'):
-        power(0.03, (0.0, 0.0, 0.0), 5, 100)
-
-
-def test_power_is_statsmodels_and_grows():
-    assert power(0.02, (0.0, 0.16**2, 1e-15), 4, 237) == pytest.approx(
-        TTestPower().power(0.02 / 0.16, 237, 0.05), abs=1e-3
-    )
-    assert power(0.02, (0.03**2, 0.0, 1e-15), 6, 50) == pytest.approx(
-        TTestPower().power(0.02 / 0.03, 6, 0.05), abs=1e-3
-    )
-    assert power(0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100) == power(
-        -0.01, (0.01**2, 0.1**2, 0.1**2), 5, 100
-    ) and power(9.0, (0.01**2, 0.1**2, 0.1**2), 5, 100) == pytest.approx(1)
-    t = power_table(0.03, (0.01**2, 0.16**2, 0.19**2), (3, 5, 8, 12, 20), (122, 237, 500, 1000))
-    assert (
-        (t.diff().dropna() > 0).all(axis=None)
-        and (t.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)
-        and t.index.name == 'seeds'
-    )
+    table = power_table(0.03, (0.01**2, 0.16**2, 0.19**2), (3, 8, 20), (122, 500, 1000))
+    assert (table.diff().dropna() > 0).all(axis=None) and table.index.name == 'seeds'
     with pytest.raises(StatsError, match='2 seeds'):
         power(0.1, (0.0, 1.0, 1.0), 1, 10)
+    with pytest.raises(StatsError, match='variance above 0'):
+        power(0.03, (0.0, 0.0, 0.0), 5, 100)
 
 
 def test_contrasts_are_those_of_a_regression_with_dummies():
@@ -370,24 +350,17 @@ def test_contrasts_are_those_of_a_regression_with_dummies():
 
 def test_what_is_estimable_is_about_the_modes():
     factors = ('network', 'precision', 'kd', 'ranks')
+    first = MODES['baseline']
     for name, weights in FACTORIAL.items():
         assert set(weights) <= set(MODES) and sum(weights.values()) == 0
-        moved = {
-            f
-            for f in factors
-            if abs(
-                sum(w for a, w in weights.items() if getattr(MODES[a], f) == getattr(MODES['baseline'], f))
-            )
-            > 0
+        alike = {
+            f: [w for a, w in weights.items() if getattr(MODES[a], f) == getattr(first, f)] for f in factors
         }
+        moved = {f for f, of in alike.items() if sum(of)}
         # a main effect moves its own factor alone, an interaction none on balance
-        assert len(moved) == (0 if ' x ' in name else 1) and (moved <= {name.split()[0]})
-    assert not set(NOT_ESTIMABLE) & set(FACTORIAL) and all(
-        'students' in why or 'rank' in why for why in NOT_ESTIMABLE.values()
-    )
-    assert {frozenset(w) for w in FACTORIAL.values() if len(w) == 2} <= {
-        frozenset(s) for s in CHAIN + CONTROLS
-    }
+        assert moved == (set() if ' x ' in name else {name.split()[0]})
+    pairs = {frozenset(w) for w in FACTORIAL.values() if len(w) == 2}
+    assert pairs <= {frozenset(s) for s in CHAIN + CONTROLS}
 
 
 def test_missing_arms_and_wrong_weights_are_said():

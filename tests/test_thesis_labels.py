@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kdnotes.analysis.labels import learners
-from kdnotes.analysis.tables import evidence
+from kdnotes.analysis.evidence import evidence
 from kdnotes.core.files import at_home, root, with_evidence
 from kdnotes.thesis.labels import held_against, labels_values, verdict
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from handmade import make_record
 from test_thesis import ROOT, copy_of, shown
-from kdnotes.analysis.in_use import kept_share
+from kdnotes.analysis.in_use import in_use
 from kdnotes.analysis.intervals import Interval
-from kdnotes.analysis.tables import evidence
+from kdnotes.analysis.evidence import evidence
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import of_this_schema
@@ -168,7 +168,7 @@ def test_values_of_the_study(home):
     assert 'hidden' not in found['sets']['dev']['full_kd'] and 'kept' not in found['sets']['dev']['baseline']
     # of 8 - 5.1 nats the student has 8 - 5.4: the share, and the interval, that headline and table have
     assert scores['kept'].estimate == pytest.approx(2.6 / 2.9, abs=0.01)
-    assert scores['kept'] == kept_share(evidence('gutenberg'), 'full_kd')
+    assert scores['kept'] == in_use(evidence('gutenberg')).shares['full_kd']
     told = found['tables']['comparisons']
     assert set(told['epochs']) == {f'{n:g}, {n:g}' for n in [records('gutenberg')[0]['settings']['epochs']]}
     assert set(found['tables']['scores']) == set(SETS)

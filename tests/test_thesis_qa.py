@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from handmade import make_record
 from test_thesis import ROOT, copy_of, shown
-from kdnotes.analysis.tables import evidence
+from kdnotes.analysis.evidence import evidence
 from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import check_record, of_this_schema
 from kdnotes.records.store import RunFolder, export, records

@@ -3,7 +3,7 @@ and the pairs made of the real SQuAD, where there is a copy.
 """
 
 import pytest
-from kdnotes.analysis.compare import attribute
+from kdnotes.analysis.comparable import attribute
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.resolve import Machine
@@ -86,7 +86,7 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
         for mode in ('full_student', 'full_kd')
     )
     assert a['settings']['teacher_questions'] is None and b['settings']['teacher_questions'] == 'all'
-    assert attribute(a, b | dict(teacher_run_id='x')).factor == 'kd'
+    assert attribute((a, b | dict(teacher_run_id='x'))).factor == 'kd'
 
 
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):

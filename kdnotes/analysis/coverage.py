@@ -6,11 +6,15 @@
 from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 import numpy as np
 import pandas as pd
-from scipy.special import ndtr, stdtr, stdtrit
+from scipy import stats as distributions
+from scipy.special import chdtri, ndtr, stdtr, stdtrit
 from .tests import LEAST_SEEDS, flip_p, flips
 from kdnotes.analysis.intervals import (
+    LEVEL,
+    moments_of,
     StatsError,
     checked_numbers,
     crossed_interval,
@@ -22,7 +26,7 @@ from kdnotes.analysis.intervals import (
 
 # %% auto #0
 __all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'ENOUGH_SEEDS', 'Setting', 'draw', 'rates', 'coverage_table',
-           'outside', 'resampled_rates']
+           'outside', 'resampled_rates', 'power', 'power_table']
 
 # %% ../../nbs/analysis/10_coverage.ipynb #78bdb2dc
 CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
@@ -211,3 +215,47 @@ def resampled_rates(
             row[f'{name} width'] = of.high - of.low
         found.append(row)
     return {name: float(np.mean([row[name] for row in found])) for name in found[0]}
+
+# %% ../../nbs/analysis/10_coverage.ipynb #b0d75769
+@lru_cache
+def _cube() -> np.ndarray:
+    "Points that fill the unit cube evenly, (2048, 3), none on its faces."
+    return distributions.qmc.Sobol(3, scramble=False).random_base2(11) + 0.5 / 2**11
+
+
+def power(
+    difference: float,  # the true one
+    # of one value: seeds, units, the rest (`Components.variance` of differences); not all 0
+    variance: tuple[float, float, float],
+    seeds: int,  # >= 2
+    units: int,  # >= 2
+) -> float:  # 0 to 1
+    "The chance that the crossed test rejects."
+    if min(seeds, units) < 2 or min(variance) < 0:
+        raise StatsError(
+            f'power needs 2 seeds, 2 units and variances >= 0, got {seeds}, {units} and {variance}'
+        )
+    if not any(variance):
+        raise StatsError(
+            'power needs a variance above 0: where all differences are the same the test is refused'
+        )
+    s, u, e = variance
+    df = np.array([seeds - 1, units - 1, (seeds - 1) * (units - 1)])
+    expected = np.array([units * s + e, seeds * u + e, e])
+    sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
+    square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
+    reach = stdtrit(its_df, (1 + LEVEL) / 2) * np.sqrt(square)  # a mean further from 0 is significant
+    return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
+
+
+def power_table(
+    difference: float,
+    variance: tuple[float, float, float],
+    seeds: Sequence[int],  # of the rows
+    units: Sequence[int],  # of the columns
+) -> pd.DataFrame:  # power; rows: seeds; columns: units
+    "Power by seeds and units."
+    return pd.DataFrame(
+        {u: [power(difference, variance, s, u) for s in seeds] for u in units},
+        index=pd.Index(seeds, name='seeds'),
+    ).rename_axis(columns='units')

@@ -37,6 +37,7 @@ from kdnotes.analysis.plotting import (
     make_figure,
     mark_smoke,
 )
+from .evidence import curve_of, curve_points, curve_set, phase_seconds, pooled_gradients
 from kdnotes.analysis.tables import (
     COSTS,
     QUANTITIES,
@@ -44,13 +45,8 @@ from kdnotes.analysis.tables import (
     agreement_table,
     confidence,
     energy_note,
-    curve_of,
-    curve_points,
-    curve_set,
     evidence,
     pareto_front,
-    phase_seconds,
-    pooled_gradients,
     reliability_table,
     score_kind,
     taught_and_not,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
-from kdnotes.analysis.compare import (
-    Comparison,
+from kdnotes.analysis.comparable import (
     Floor,
     gain,
     gain_interval,
@@ -18,6 +17,7 @@ from kdnotes.analysis.compare import (
     interval_of_gain,
     is_above,
 )
+from .compare import Comparison
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
@@ -28,14 +28,21 @@ from kdnotes.analysis.intervals import (
     scaled,
 )
 from .plotting import arms_of
-from .tables import Evidence
-from .wording import in_percent, sentence, times_as, unconverged_words, unit_of
-from ..core.config import metric_name
+from .evidence import Evidence
+from kdnotes.analysis.wording import (
+    epochs_beside,
+    in_percent,
+    metric_on,
+    sentence,
+    times_as,
+    unconverged_words,
+    unit_of,
+)
 from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'Kept', 'kept_of_pairs',
-           'InUse', 'in_use', 'kept_share', 'use_table', 'trivial', 'saves', 'rests_on', 'headline']
+           'InUse', 'in_use', 'use_table', 'trivial', 'saves', 'rests_on', 'headline']
 
 # %% ../../nbs/analysis/14_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -129,7 +136,7 @@ KEPT = {  # code -> in a table's cell
 
 def kept_of_pairs(
     pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`, at least one
-    floor: Floor | None,  # of `compare.floors_of`: the first
+    floor: Floor | None,  # of `comparable.floors_of`: the first
     gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
     interval: Callable[[np.ndarray], Interval],  # of such a gain
 ) -> Kept:
@@ -205,14 +212,6 @@ def in_use(
     }
     kept = {arm: kept_of_pairs(its, floor, gained, interval) if its else None for arm, its in pairs.items()}
     return InUse(e, teacher, pairs, kept)
-
-
-def kept_share(
-    e: Evidence,
-    student: str,  # an arm
-) -> Interval | None:  # None: there is none; `in_use(e).kept[student].code` says why
-    "The share of its teacher's gain over the best trivial model that an arm keeps."
-    return in_use(e).shares[student]
 
 # %% ../../nbs/analysis/14_in_use.ipynb #249cff6c
 MIB = 2**20
@@ -330,7 +329,7 @@ def trivial(
         return ''
     unit = _unit_of_metric(e)
     best = e.trivial[0]
-    return f', {best.words} {unit.factor * best.value:.{unit.digits - 1}f}'
+    return f', {best.words} {unit.factor * best.value:{unit.spec}}'
 
 
 def _unit_of_metric(e: Evidence):
@@ -340,8 +339,7 @@ def _unit_of_metric(e: Evidence):
 
 def _named_metric(e: Evidence) -> str:
     "The primary metric, as sentences name it."
-    p = e.records[0]['primary']
-    return f"{metric_name(p['metric'], e.records[0]['task'])} on the {p['set']} set"
+    return metric_on(e.records[0]['primary'], e.records[0]['task'])
 
 
 def _in_percent(e: Evidence) -> str:
@@ -350,7 +348,7 @@ def _in_percent(e: Evidence) -> str:
 
 def _in_unit(e: Evidence, value: Interval) -> str:
     unit = _unit_of_metric(e)
-    return format(scaled(value, unit.factor), f'.{unit.digits - 1}f')
+    return format(scaled(value, unit.factor), unit.spec)
 
 
 def _trained_as(use: InUse, pairs: Sequence[tuple[dict, dict]], other: str) -> str:
@@ -363,10 +361,8 @@ def _trained_as(use: InUse, pairs: Sequence[tuple[dict, dict]], other: str) -> s
     ratio = ratio_interval(seconds[1], seconds[0])
     fewer = f' ({ratio.n} seeds)' if ratio.n != len(pairs) else ''
     own, its = (r['settings'].get('epochs') for r in timed[0])
-    if None in (own, its):
-        return f'{times_as(ratio)}{fewer} as {other}'
-    epochs = f'{own:g} epochs each' if own == its else f'{own:g} epochs against {its:g}'
-    return f'{times_as(ratio)}{fewer} as {other} ({epochs})'
+    epochs = epochs_beside(its, own)
+    return f'{times_as(ratio)}{fewer} as {other}' + f' ({epochs})' * bool(epochs)
 
 
 def _in_one_format(use: InUse, student: str) -> str:

@@ -13,10 +13,10 @@ from ..core.config import KdnotesError
 
 # %% auto #0
 __all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'number_texts', 'Interval',
-           'checked_numbers', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares',
-           'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units',
-           'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval', 'ratio_interval',
-           'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
+           'no_interval', 'checked_numbers', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval',
+           'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
+           'differing_units', 'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval',
+           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -79,6 +79,18 @@ class Interval:
             return f'{estimate} [no interval]' if self.n > 1 else estimate
         return f'{estimate} [{low}, {high}]'
 
+
+def no_interval(
+    estimate: float,
+    n: int,  # runs it rests on
+    method: str,  # in words
+    reason: str,  # why no more is known
+    level: float = LEVEL,
+    units: int | None = None,  # per run
+) -> Interval:
+    "An estimate of which nobody can say how sure it is."
+    return Interval(float(estimate), None, None, n, level, method, units=units, reason=reason)
+
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
 def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
     "Finite float64 numbers of the given dimension, or a `StatsError`."
@@ -124,9 +136,7 @@ def mean_interval(
     "Student's t interval of a mean (needs about normal values)."
     x = checked_numbers(values, 1, 'values', level)
     if len(x) == 1:
-        return Interval(
-            float(x[0]), None, None, 1, level, 'one value', reason='one value has no spread; run more seeds'
-        )
+        return no_interval(x[0], 1, 'one value', 'one value has no spread; run more seeds', level)
     return _t_interval(
         x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs'
     )
@@ -145,16 +155,7 @@ def cluster_interval(
     n = len(names)
     mean = y.mean()
     if n == 1:
-        return Interval(
-            float(mean),
-            None,
-            None,
-            1,
-            level,
-            'one cluster',
-            units=len(y),
-            reason='one cluster tells nothing about others',
-        )
+        return no_interval(mean, 1, 'one cluster', 'one cluster tells nothing about others', level, len(y))
     apart = np.bincount(which, weights=y - mean)
     variance = n / (n - 1) * (apart**2).sum() / len(y) ** 2
     return _t_interval(
@@ -258,16 +259,7 @@ def crossed_interval(
     S, U = y.shape
     mean = y.mean()
     if S == U == 1:
-        return Interval(
-            float(mean),
-            None,
-            None,
-            1,
-            level,
-            'one value',
-            units=1,
-            reason='one seed and one unit have no spread',
-        )
+        return no_interval(mean, 1, 'one value', 'one seed and one unit have no spread', level, 1)
     if 1 in (S, U):
         over, single = ('units', 'seed') if S == 1 else ('seeds', 'unit')
         method = f'Student t over {over} only: one {single} tells nothing about other {single}s'
@@ -466,11 +458,9 @@ def studentised_limits(
     with np.errstate(divide='ignore', invalid='ignore'):
         t = np.where(mean == 0, 0.0, mean / se)
     low, high = np.quantile(t, [(1 - level) / 2, (1 + level) / 2], method='closest_observation')
-    return (
-        (float(center), float(center))
-        if own == 0
-        else (float(center - high * own), float(center - low * own))
-    )
+    if own == 0:
+        return float(center), float(center)
+    return float(center - high * own), float(center - low * own)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #afd49077
 def bootstrap_interval(
@@ -483,35 +473,18 @@ def bootstrap_interval(
     y = checked_numbers(matrix, 2, 'matrix', level)
     S, U = y.shape
     if S == U == 1:
-        return Interval(
-            float(y.mean()),
-            None,
-            None,
-            1,
-            level,
-            'one value',
-            units=1,
-            reason='one seed and one unit have no spread',
-        )
+        return no_interval(y.mean(), 1, 'one value', 'one seed and one unit have no spread', level, 1)
     # infinite where a tail has no spread
     limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)
     method = 'studentised bootstrap over ' + (
         'units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units'
     )
     if not np.isfinite(limits).all():
-        return Interval(
-            float(y.mean()),
-            None,
-            None,
-            S,
-            level,
-            method,
-            units=U,
-            reason=(
-                f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values '
-                'differ in too few places'
-            ),
+        reason = (
+            f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values '
+            'differ in too few places'
         )
+        return no_interval(y.mean(), S, method, reason, level, U)
     return Interval(float(y.mean()), *limits, S, level, method, units=U)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #ccccf0c6
@@ -525,13 +498,8 @@ def compact_curve(
     curve = []
     for part in np.array_split(np.arange(len(steps)), min(points, len(steps)) or 1):
         if len(part):
-            curve.append(
-                dict(
-                    step=int(steps[part[-1]][0]),
-                    loss=_short(np.mean([steps[k][1] for k in part])),
-                    value=None,
-                )
-            )
+            loss = _short(np.mean([steps[k][1] for k in part]))
+            curve.append(dict(step=int(steps[part[-1]][0]), loss=loss, value=None))
     curve += [dict(step=int(step), loss=None, value=_short(value)) for step, value in evaluations]
     return sorted(curve, key=lambda p: (p['step'], p['loss'] is None))
 

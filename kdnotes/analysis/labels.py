@@ -14,12 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 from scipy.optimize import brentq
-from .compare import unit_matrix
+from .comparable import unit_matrix
 from .intervals import LEVEL, Interval, crossed_interval, mean_interval
 from .plotting import LINE, WIDTH, NotDrawn, drawing, put_interval, span
-from .tables import Evidence
-from .wording import in_percent, unit_of
-from ..core.config import metric_name
+from .evidence import Evidence
+from .wording import in_percent, metric_on, unit_of
 
 # %% auto #0
 __all__ = ['STEPS', 'BEFORE', 'BEYOND', 'NO_GAP', 'Learner', 'learners', 'values_of', 'gap_closed', 'Worth', 'labels_worth',
@@ -311,7 +310,7 @@ def labels_figure(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.0f}'))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel('rows with a label')
-    axes.set_ylabel(f'{metric_name(primary["metric"], task)} on the {primary["set"]} set')
+    axes.set_ylabel(metric_on(primary, task))
     figure.legend(loc='outside right upper')
     return figure
 
@@ -373,7 +372,7 @@ def labels_caption(
     p = e.records[0]['primary']
     seeds = len({r['seed'] for r in e.records})
     return (
-        f'{metric_name(p["metric"], e.records[0]["task"])} on the {p["set"]} set of {e.records[0]["corpus"]} '
+        f'{metric_on(p, e.records[0]["task"])} of {e.records[0]["corpus"]} '
         'against the rows with a label, with 95 % intervals over seeds and units. Hollow: students without '
         'distillation, the best of each number joined. Black: teachers, dashed models that were given. '
         f'{seeds} seeds.'

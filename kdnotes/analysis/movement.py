@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from .calibration import aligned
-from .compare import matched_pairs, unit_matrix
+from .comparable import unit_matrix
+from .compare import matched_pairs
 from .intervals import Interval, StatsError, mean_interval, ratio_interval
 
 # %% auto #0

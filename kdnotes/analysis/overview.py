@@ -4,13 +4,17 @@
 
 # %% ../../nbs/analysis/18_overview.ipynb #96b86a69
 from __future__ import annotations
+
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
+
+import pandas as pd
 import psutil
+
 from kdnotes.core.config import (
     ConfigError,
     KdnotesError,
@@ -25,7 +29,7 @@ from ..records.store import RecordError, RunFolder, find_record, records
 
 # %% auto #0
 __all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'list_as_dict',
-           'when_in_words', 'find_run', 'run_folders', 'in_words', 'record_in_words']
+           'when_in_words', 'find_run', 'run_folders', 'in_words', 'record_in_words', 'run_table']
 
 # %% ../../nbs/analysis/18_overview.ipynb #1d78e89d
 def _is_alive(pid: object) -> bool:
@@ -86,16 +90,16 @@ def _folders(study: str) -> list[RunFolder]:
 def _line(folder: RunFolder) -> RunLine:
     "What a list says of a run."
     state = run_state(folder)
+    record = None
+    at_s = None
+    if state != 'damaged':
+        record = folder.record()
+        at_s = (folder.state() or {}).get('at_s')
+    if record is not None:
+        return _line_of(folder.study, record, state, at_s)
     name = re.fullmatch(r'(.+)-s(\d+)-[0-9a-f]+', folder.run_id)
-    mode = name[1] if name else ''
-    seed = int(name[2]) if name else None
-    if state == 'damaged':
-        return RunLine(folder.study, folder.run_id, mode, seed, '', None, '', state, None)
-    at_s = (folder.state() or {}).get('at_s')
-    record = folder.record()
-    if record is None:
-        return RunLine(folder.study, folder.run_id, mode, seed, '', None, '', state, at_s)
-    return _line_of(folder.study, record, state, at_s)
+    mode, seed = (name[1], int(name[2])) if name else ('', None)
+    return RunLine(folder.study, folder.run_id, mode, seed, '', None, '', state, at_s)
 
 
 def _line_of(study: str, record: dict, state: str, at_s: float | None = None) -> RunLine:
@@ -319,3 +323,14 @@ def record_in_words(
         'not known': dict(record.get('reasons') or {}),
     }
     return {name: group for name, group in groups.items() if group}
+
+
+def run_table(
+    record: dict,
+) -> pd.DataFrame:  # group and name, value; without the setting, which whoever ran it has before them
+    "A record for people, in a notebook."
+    groups = record_in_words(record)
+    rows = {
+        (group, name): text for group, of in groups.items() if group != 'setting' for name, text in of.items()
+    }
+    return pd.DataFrame({'': rows.values()}, index=pd.MultiIndex.from_tuples(rows, names=['', '']))

@@ -4,21 +4,23 @@
 
 # %% ../../nbs/analysis/16_page.ipynb #ad453279
 from __future__ import annotations
+
 import base64
-import html
 import json
-import math
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
 import pandas as pd
+from jinja2 import Environment
+
 from .figures import draw_evidence
 from .plotting import FigureFile
 from .report import Report, report_of
-from .tables import Evidence, ReportError, evidence
-from ..core.files import atomic_write, figures_path, runs_path
+from .evidence import Evidence, ReportError, evidence
 from ..core.config import score_name, taught_by
+from ..core.files import atomic_write, figures_path, runs_path
 
 # %% auto #0
 __all__ = ['Table', 'Part', 'Page', 'runs_table', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report', 'save_page']
@@ -53,17 +55,17 @@ class Page:
     parts: tuple[Part, ...]
 
 
-def _cell(value: object) -> str:
-    "A cell of a frame as text; a missing one is empty."
-    missing = value is None or isinstance(value, float) and math.isnan(value)
-    return '' if missing else str(value)
-
-
 def _table(df: pd.DataFrame, caption: str, index: bool = True) -> Table:
     "A frame of text as a table."
     df = df.reset_index() if index else df
-    rows = tuple(tuple(map(_cell, row)) for row in df.itertuples(index=False))
+    cells = df.astype(object).where(df.notna(), '')  # a missing one is empty
+    rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
     return Table(tuple(map(str, df.columns)), rows, caption)
+
+
+def _tables(by_caption: dict[str, pd.DataFrame], index: bool = True) -> tuple[Table, ...]:
+    "Those that hold something."
+    return tuple(_table(df, caption, index) for caption, df in by_caption.items() if len(df))
 
 
 def _turned(df: pd.DataFrame, caption: str) -> Table:
@@ -114,37 +116,33 @@ def page_of(
 ) -> Page:
     "What has been read and drawn, in the order in which a reader asks for it."
     found = report_of(e, {f.name: f.path for f in figures if f.path})
-    metrics = [_table(found.metrics, f'Every metric of the {e.records[0]["primary"]["set"]} set.')]
-    if len(found.sets):
-        metrics.append(_table(found.sets, 'Every evaluation set.'))
-    if len(found.progress):
-        metrics.append(_table(found.progress, 'The primary metric on the way, means over seeds.'))
-    floors = (_table(found.floors, 'Models that have learnt nothing, on the same units.'),) * bool(
-        len(found.floors)
-    )
-    differ = tuple(
-        _table(t, f'Settings that differ: {name}.', index=False)
-        for name, t in found.differences.items()
-        if len(t)
-    )
+    where = e.records[0]['primary']['set']
+    differ = {f'Settings that differ: {name}.': t for name, t in found.differences.items()}
+    compared = {'Arms compared on the same seeds and units.': found.comparisons}
     parts = (
         Part(
             'What each model is for its user',
-            tables=(_turned(found.use, 'Means over runs; shares with their intervals.'), *floors),
+            tables=(
+                _turned(found.use, 'Means over runs; shares with their intervals.'),
+                *_tables({'Models that have learnt nothing, on the same units.': found.floors}),
+            ),
         ),
         Part('What it took to train', tables=(_turned(found.arms, 'Mean ± half of the interval.'),)),
         Part('How it was trained', found.setting),
-        Part(
-            'What each factor does',
-            found.sentences,
-            (_table(found.comparisons, 'Arms compared on the same seeds and units.', index=False),)
-            if len(found.comparisons)
-            else (),
-        ),
+        Part('What each factor does', found.sentences, _tables(compared, index=False)),
         Part('Figures', figures=tuple(f for f in figures if f.path)),
-        Part('All metrics', tables=tuple(metrics)),
+        Part(
+            'All metrics',
+            tables=_tables(
+                {
+                    f'Every metric of the {where} set.': found.metrics,
+                    'Every evaluation set.': found.sets,
+                    'The primary metric on the way, means over seeds.': found.progress,
+                }
+            ),
+        ),
         Part('What was left out, and what to know', _left_out(found, figures, e)),
-        Part('The runs', tables=(_table(runs_table(e.records), 'One a row.', index=False), *differ)),
+        Part('The runs', tables=_tables({'One a row.': runs_table(e.records), **differ}, index=False)),
     )
     return Page(f'Study {e.study}', found.about, found.headline, parts)
 
@@ -174,58 +172,49 @@ li { margin: .35rem 0; }
 """
 
 
-def _html_table(t: Table) -> str:
-    def cells(kind: str, row: Iterable[str]) -> str:
-        return '<tr>' + ''.join(f'<{kind}>{html.escape(x)}</{kind}>' for x in row) + '</tr>'
-
-    body = '\n'.join(cells('td', row) for row in t.rows)
-    return (
-        f'<div class="scroll"><table><caption>{html.escape(t.caption)}</caption>'
-        f'<thead>{cells("th", t.columns)}</thead>\n<tbody>{body}</tbody></table></div>'
-    )
-
-
-def _html_figure(f: FigureFile) -> str:
-    drawn = base64.b64encode(f.path.read_bytes()).decode()
-    caption = html.escape(f.caption)
-    return (
-        f'<figure><img src="data:image/svg+xml;base64,{drawn}" alt="{caption}"/>'
-        f'<figcaption>{caption}</figcaption></figure>'
-    )
-
-
-def _html_part(part: Part) -> str:
-    said = ''.join(f'<li>{html.escape(s)}</li>' for s in part.sentences)
-    return '\n'.join(
-        [
-            f'<section><h2>{html.escape(part.heading)}</h2>',
-            *map(_html_table, part.tables),
-            f'<ul>{said}</ul>' if said else '',
-            *map(_html_figure, part.figures),
-            '</section>',
-        ]
-    )
+_HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{{ page.title }}</title><style>{{ style|safe }}</style></head><body>
+<h1>{{ page.title }}</h1>
+{% if page.headline %}
+<div class="headline">{% for s in page.headline %}<p>{{ s }}</p>{% endfor %}</div>
+{% endif %}
+<p class="about">{{ page.about }}</p>
+{% for part in page.parts %}
+<section><h2>{{ part.heading }}</h2>
+{% for t in part.tables %}
+<div class="scroll"><table><caption>{{ t.caption }}</caption>
+<thead><tr>{% for x in t.columns %}<th>{{ x }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in t.rows %}
+<tr>{% for x in row %}<td>{{ x }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endfor %}
+{% if part.sentences %}
+<ul>{% for s in part.sentences %}<li>{{ s }}</li>{% endfor %}</ul>
+{% endif %}
+{% for f in part.figures %}
+<figure><img src="data:image/svg+xml;base64,{{ drawn(f) }}" alt="{{ f.caption }}"/>
+<figcaption>{{ f.caption }}</figcaption></figure>
+{% endfor %}
+</section>
+{% endfor %}
+</body></html>
+""")
 
 
 def as_html(
     page: Page,
 ) -> str:  # a whole document; well-formed XML, too
     "A page as HTML."
-    title = html.escape(page.title)
-    lines = ''.join(f'<p>{html.escape(s)}</p>' for s in page.headline)
-    return '\n'.join(
-        [
-            '<!DOCTYPE html>',
-            '<html lang="en"><head><meta charset="utf-8"/>',
-            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-            f'<title>{title}</title><style>{_STYLE}</style></head><body>',
-            f'<h1>{title}</h1>',
-            f'<div class="headline">{lines}</div>' if lines else '',
-            f'<p class="about">{html.escape(page.about)}</p>',
-            *map(_html_part, page.parts),
-            '</body></html>\n',
-        ]
-    )
+
+    def drawn(f: FigureFile) -> str:
+        return base64.b64encode(f.path.read_bytes()).decode()
+
+    return _HTML.render(page=page, style=_STYLE, drawn=drawn)
 
 # %% ../../nbs/analysis/16_page.ipynb #048e1397
 _TYPST = """
@@ -255,7 +244,7 @@ _TYPST = """
   #for t in part.tables { shown(t) }
   #list(..part.sentences)
   #for f in part.figures {
-    block(breakable: false, image(f.file, width: 92%) + text(size: 7.5pt, fill: luma(90), f.caption))
+    block(breakable: false, image(f.path, width: 92%) + text(size: 7.5pt, fill: luma(90), f.caption))
   }
 ]
 """
@@ -271,28 +260,18 @@ def as_pdf(
         raise ReportError('a PDF is set by typst, which is not installed: pip install typst') from None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / 'page.json').write_text(json.dumps(_for_typst(page, folder)))
+        (folder / 'page.json').write_text(
+            json.dumps(_for_typst(page, folder), default=lambda path: path.name)
+        )
         (folder / 'page.typ').write_text(_TYPST)
         return typst.compile(str(folder / 'page.typ'), root=name, ignore_system_fonts=True)
 
 
 def _for_typst(page: Page, folder: Path) -> dict:
     "A page as typst reads it, its figures copied into a folder."
-
-    def figure(f: FigureFile) -> dict:
+    for f in (f for part in page.parts for f in part.figures):
         (folder / f.path.name).write_bytes(f.path.read_bytes())
-        return dict(file=f.path.name, caption=f.caption)
-
-    parts = [
-        dict(
-            heading=part.heading,
-            sentences=part.sentences,
-            tables=[dict(columns=t.columns, rows=t.rows, caption=t.caption) for t in part.tables],
-            figures=[figure(f) for f in part.figures],
-        )
-        for part in page.parts
-    ]
-    return dict(title=page.title, about=page.about, headline=page.headline, parts=parts)
+    return asdict(page)
 
 # %% ../../nbs/analysis/16_page.ipynb #147af53e
 @dataclass(frozen=True)

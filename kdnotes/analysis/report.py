@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
 from .comparable import timed
-from .compare import chain_table, commits, difference_table
+from .compare import commits
+from .evidence import chain_table, difference_table
 from .figures import draw_evidence
 from .in_use import Kept, headline, in_use, use_table
 from .intervals import LEVEL, Interval
 from .labels import pays_sentences, what_pays
 from .plotting import arms_of
+from .evidence import Evidence, evidence
 from kdnotes.analysis.tables import (
     BOUNDED,
-    Evidence,
     arms_table,
     comparison_table,
     energy_note,
-    evidence,
     floors_table,
     metrics_table,
     nearer_sentence,
@@ -60,7 +60,7 @@ class Report:
     notes: tuple[str, ...]  # what a reader should know
     figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
-    numbers: pd.DataFrame  # the comparisons as numbers, of `compare.chain_table`
+    numbers: pd.DataFrame  # the comparisons as numbers, of `evidence.chain_table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
     # a model that has learnt nothing -> set -> metric -> value; the best one first
     trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)

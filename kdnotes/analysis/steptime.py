@@ -18,8 +18,7 @@ from ..core.config import ConfigError, shown
 
 # %% auto #0
 __all__ = ['FREE', 'Machine', 'Step', 'ring_all_reduce_s', 'hierarchical_all_reduce_s', 'expected_largest', 'exposed_s', 'step_s',
-           'total_s', 'efficiency', 'step_of', 'observed_s', 'untold', 'told', 'calibrate', 'held_out', 'curve',
-           'what_next']
+           'total_s', 'step_of', 'observed_s', 'untold', 'told', 'calibrate', 'held_out', 'curve', 'what_next']
 
 # %% ../../nbs/analysis/21_steptime.ipynb #9baef78f
 @dataclass(frozen=True)
@@ -155,15 +154,6 @@ def total_s(
 ) -> float:
     "Seconds of a whole step."
     return sum(step_s(step, machine).values())
-
-# %% ../../nbs/analysis/21_steptime.ipynb #55f358e6
-def efficiency(
-    step: Step,
-    machine: Machine,
-) -> float:  # in (0, 1]
-    "The time of one device alone for the same batch, as a share of the time that all devices spend."
-    alone = replace(step, ranks=1, nodes=1, micro_batches=step.ranks * step.micro_batches)
-    return total_s(alone, machine) / (step.ranks * total_s(step, machine))
 
 # %% ../../nbs/analysis/21_steptime.ipynb #569e3d9e
 _NEEDED = ('ranks', 'micro_batches', 'examples', 'gradient_sync', 'bytes', 'all_reduces')

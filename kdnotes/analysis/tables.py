@@ -6,29 +6,17 @@
 from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 import numpy as np
 import pandas as pd
 from .calibration import NOT_CALIBRATED, TauGain, agreement, reliability, tau_gain
-from .comparable import Timed, timed
-from kdnotes.analysis.compare import (
-    Comparison,
-    Floor,
-    check_arm,
-    corpus_names,
-    floors_of,
-    label,
-    study_comparisons,
-    unit_matrix,
-    verdict_on,
-)
+from .comparable import label, timed
+from .compare import Comparison, verdict_on
+from .evidence import QUANTITIES, Evidence, above_rest, evidence, primary_interval
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
     StatsError,
-    compact_curve,
-    crossed_interval,
     exp_interval,
     mean_interval,
     number_texts,
@@ -36,257 +24,15 @@ from kdnotes.analysis.intervals import (
 )
 from .plotting import NotDrawn, arms_of
 from .tests import ALPHA, Family, holm, p_words
-from ..core.config import KdnotesError, counted, metric_name, task_info, taught_by
-from ..core.files import evidence_path, runs_path
-from kdnotes.records.store import (
-    RecordError,
-    RunFolder,
-    floors,
-    predictions,
-    read_csv,
-    records,
-    units,
-    without_repeats,
-)
-from ..tasks.base import floors_key
-from ..telemetry.summary import BUSY_SHARE
+from ..core.config import KdnotesError, metric_name, task_info
+from ..records.store import RecordError, RunFolder, predictions, read_csv
+from .wording import PLAIN, unit_of
 
 # %% auto #0
-__all__ = ['QUANTITIES', 'BOUNDED', 'COSTS', 'MEASURES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'energy_note',
-           'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_floors', 'floors_table', 'arms_table',
-           'over_seeds', 'metrics_table', 'epochs_cell', 'comparison_table', 'sets_of', 'judged_by', 'set_interval',
-           'sets_table', 'progress_table', 'why_none', 'confidence', 'pareto_front', 'curve_points', 'curve_of',
-           'curve_set', 'phase_seconds', 'pooled_gradients', 'score_kind', 'Taught', 'taught_and_not',
-           'agreement_table', 'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'run_table',
-           'corpus_of', 'run_worst']
-
-# %% ../../nbs/analysis/11_tables.ipynb #e14f23c0
-class ReportError(KdnotesError):
-    "A study that cannot be reported."
-
-
-def check_study(
-    study: str,
-    records: Sequence[dict],
-) -> None:
-    "Refuse runs that do not belong into one report."
-
-    def refuse(why):
-        raise ReportError(f'study {study!r} cannot be reported, since {why}')
-
-    if not records:
-        refuse(
-            f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
-            'train some first, with nbs/run.ipynb or nbs/study.ipynb'
-        )
-    corpora = corpus_names(records)
-    for name, key in (
-        ('tasks', lambda r: r['task']),
-        ('corpora', lambda r: corpora[r['corpus_sha256']]),
-        ('primary metrics', lambda r: f"{r['primary']['set']} {r['primary']['metric']}"),
-        ('smoke', lambda r: 'smoke runs' if r['settings'].get('smoke') else 'full runs'),
-    ):
-        if len(seen := sorted({key(r) for r in records})) > 1:
-            refuse(
-                f"it mixes {name}: {' and '.join(seen)}; report them apart, by run_ids or in studies of "
-                "their own"
-            )
-    for runs in arms_of(records).values():
-        if why := check_arm(runs):
-            refuse(f'{why}, or report some of the runs by run_ids')
-
-# %% ../../nbs/analysis/11_tables.ipynb #1867c17d
-# key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are
-# always shown
-QUANTITIES = {
-    'train_s': ('train s', '.1f', 'time'),
-    'total_s': ('total s', '.1f', 'time'),
-    'examples_per_s': ('examples/s', '.1f', 'throughput'),
-    'tokens_per_s': ('tokens/s', '.0f', 'throughput'),
-    'peak_device_mib': ('GPU MiB', '.0f', 'memory'),
-    'peak_host_mib': ('host MiB', '.0f', 'memory'),
-    'device_j': ('energy J', '.0f', 'energy'),
-    'above_rest_j': ('above rest J', '.0f', 'energy'),
-    'mean_w': ('power W', '.1f', 'energy'),
-    'co2_g': ('CO2 g', '.3g', 'energy'),
-    'gpu_percent': ('GPU %', '.0f', 'utilisation'),
-    'cpu_percent': ('CPU % (100: a core)', '.0f', 'utilisation'),
-}
-
-# %% ../../nbs/analysis/11_tables.ipynb #bcbbabcd
-def above_rest(
-    record: dict,
-) -> (
-    float | None
-):  # J; None: the energy or the power at rest is not known, or others worked on the device then
-    "The energy of a run's devices without what they draw at rest."
-    energy = record.get('energy') or {}
-    machine = record.get('machine') or {}
-    joules, watts, seconds = energy.get('device_j'), energy.get('idle_w'), machine.get('wall_s')
-    if None in (joules, watts, seconds) or (machine.get('idle_gpu_percent') or 0.0) > 100 * BUSY_SHARE:
-        return None
-    return joules - watts * seconds
-
-
-def quantity(
-    record: dict,
-    key: str,  # of QUANTITIES
-) -> float | None:  # None: it was not measured
-    "What a run measured of a quantity."
-    if key == 'above_rest_j':
-        return above_rest(record)
-    return record.get(QUANTITIES[key][2], {}).get(key)
-
-
-def energy_note(
-    records: Sequence[dict],  # of one study
-) -> str | None:  # a sentence; None: no energy is shown
-    "What the energy of a study is of, and what is not in it."
-    times = timed(records)
-    shown = [r for r in times.runs if (r.get('energy') or {}).get('device_j') is not None]
-    if not shown:
-        return None
-    if any('RAPL' in (r['energy'].get('source') or '') for r in shown):
-        return (
-            'Energy is that of the CPU packages of the machine (RAPL), with what they draw at rest and for '
-            'other processes, and without the memory (DRAM) and the rest of the machine'
-        )
-    return (
-        'Energy is that of the device alone, with what it draws at rest; the host (processor, memory, fans) '
-        f'was not metered. {_at_rest(shown)}'
-    )
-
-
-def _at_rest(
-    records: Sequence[dict],  # with an energy
-) -> str:  # a sentence without its full stop
-    "How much of the power is there without any work."
-    known = [r['energy'] for r in records if above_rest(r) is not None and r['energy'].get('mean_w')]
-    if not known:
-        return 'How much it draws at rest was not read while nobody used it'
-    rest = [e['idle_w'] for e in known]
-    whole = [e['mean_w'] for e in known]
-    return (
-        f'At rest it drew {min(rest):.0f} to {max(rest):.0f} W, and in the runs {min(whole):.0f} to '
-        f'{max(whole):.0f} W; "above rest" is the energy without the power at rest'
-    )
-
-# %% ../../nbs/analysis/11_tables.ipynb #90515a45
-def primary_interval(
-    runs: Sequence[dict],  # of one arm
-    units: pd.DataFrame | None,  # of these runs
-) -> Interval | None:  # None: no run has a value
-    "The arm's primary metric, over seeds and units where there are units."
-    matrix = unit_matrix(runs, units)
-    if matrix is not None and not matrix.isna().any(axis=None):
-        return crossed_interval(matrix)
-    values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
-    return mean_interval(values) if values else None
-
-
-def arm_values(
-    records: Sequence[dict],  # of one study
-    units: pd.DataFrame | None,  # of these runs
-    # arm -> 'primary' or a key of QUANTITIES -> interval; what no run has is not there
-) -> dict[str, dict[str, Interval]]:
-    "All quantities of all arms, as numbers."
-    found = {}
-    times = timed(records)
-    for arm, runs in arms_of(records).items():
-        found[arm] = {'primary': p} if (p := primary_interval(runs, units)) else {}
-        for key in QUANTITIES:
-            values = [v for r in runs if times.has(r, key) and (v := quantity(r, key)) is not None]
-            if values:
-                found[arm][key] = mean_interval(values)
-    return found
-
-# %% ../../nbs/analysis/11_tables.ipynb #974bb599
-@dataclass(frozen=True)
-class Evidence:
-    "The finished runs of one study and what follows from them."
-
-    study: str
-    records: list[dict]  # sorted by run_id
-    units: pd.DataFrame  # of `records.store.units`
-    values: dict[str, dict[str, Interval]]  # of `arm_values`
-    comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
-    floors: pd.DataFrame | None = None  # of `records.store.floors`; None: not measured
-
-    @property
-    def arms(self) -> dict[str, list[dict]]:
-        return arms_of(self.records)
-
-    @cached_property
-    def trivial(self) -> list[Floor]:
-        return floors_of(self.records, self.floors)  # the best first; []: not measured
-
-    @cached_property
-    def times(self) -> Timed:
-        return timed(self.records)  # whose times, memory and energy are shown
-
-
-def evidence(
-    study: str,
-    # these runs only, a missing one is refused by name; None: all finished runs of the study
-    run_ids: Iterable[str] | None = None,
-) -> Evidence:
-    "Read a study's runs, refuse what does not belong together, and compute what the figures show."
-    found = records(study, None if run_ids is None else list(run_ids))
-    check_study(study, found)
-    its_units = units(study, [r['run_id'] for r in found])
-    its_floors = known_floors(study, found)
-    return Evidence(
-        study,
-        found,
-        its_units,
-        arm_values(found, its_units),
-        study_comparisons(found, its_units, its_floors),
-        its_floors,
-    )
-
-
-def known_floors(
-    study: str,
-    records: Sequence[dict],  # of it
-) -> pd.DataFrame | None:  # None: not measured
-    "What the trivial models of a study's task score on its sets, kept by the study or by one of its runs'."
-    for r in records:
-        key = floors_key(task_info(r['task']), r['corpus_sha256'], r['settings'])
-        for home in dict.fromkeys([study, r['study']]):
-            if len(found := floors(home, key)):
-                return found
-    return None
-
-
-def floors_table(
-    e: Evidence,
-) -> (
-    pd.DataFrame
-):  # one row a set and metric, one column a trivial model, cells are text; empty: not measured
-    "What models score that have learnt nothing, the best first: every metric that is a mean of units."
-    task = e.records[0]['task']
-    measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
-    scores = {floor.words: floor.record['metrics'] for floor in e.trivial}
-    rows = dict.fromkeys(
-        (where, metric)
-        for by_set in scores.values()
-        for where, metrics in by_set.items()
-        for metric in metrics
-        if metric in measured
-    )
-
-    def cell(value: float | None, metric: str) -> str:
-        scale = _name_and_scale(task, metric)[1]
-        return '-' if value is None else f'{scale * value:.{3 if scale == 1.0 else 1}f}'
-
-    table = {
-        words: {
-            f'{where} {_name_and_scale(task, metric)[0]}': cell(by_set.get(where, {}).get(metric), metric)
-            for where, metric in rows
-        }
-        for words, by_set in scores.items()
-    }
-    return pd.DataFrame(table).rename_axis('models that learnt nothing')
+__all__ = ['BOUNDED', 'COSTS', 'MEASURES', 'arms_table', 'over_seeds', 'metrics_table', 'epochs_cell', 'comparison_table',
+           'floors_table', 'sets_of', 'judged_by', 'set_interval', 'sets_table', 'progress_table', 'why_none',
+           'confidence', 'energy_note', 'pareto_front', 'score_kind', 'Taught', 'taught_and_not', 'agreement_table',
+           'reliability_table', 'Nearer', 'nearer_to_teacher', 'nearer_sentence', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/analysis/11_tables.ipynb #f6b22454
 def _cell(interval: Interval | None, spec: str, positive: bool = False) -> str:
@@ -300,22 +46,15 @@ def _cell(interval: Interval | None, spec: str, positive: bool = False) -> str:
     return mean if half is None else f'{mean} ± {half}'
 
 
-def _name_and_scale(
-    task: str,  # of TASKS
-    metric: str,
-) -> tuple[str, float]:  # what a table calls it, and what its values are multiplied by
-    "Shares are shown in percent."
-    percent = metric in task_info(task).percent
-    name = metric_name(metric, task)
-    return (f'{name} %', 100.0) if percent else (name, 1.0)
+def _title(task: str, metric: str) -> str:
+    "What a table calls a metric; shares are shown in percent."
+    return metric_name(metric, task) + unit_of(task, metric).sign
 
 
 def _metric_cell(task: str, metric: str, interval: Interval | None) -> str:
-    "A metric's mean and half width, in percent where it is a share."
-    _, scale = _name_and_scale(task, metric)
-    if interval is None or scale == 1.0:
-        return _cell(interval, '.3f')
-    return _cell(scaled(interval, scale), '.1f')
+    "A metric's mean and half width."
+    unit = unit_of(task, metric)
+    return _cell(interval and scaled(interval, unit.factor), unit.spec)
 
 
 def arms_table(
@@ -325,7 +64,7 @@ def arms_table(
     "The arms side by side."
     p = records[0]['primary']
     task = records[0]['task']
-    primary = f"{p['set']} {_name_and_scale(task, p['metric'])[0]}"
+    primary = f"{p['set']} {_title(task, p['metric'])}"
     shown = {
         k: q[:2]
         for k, q in QUANTITIES.items()
@@ -370,10 +109,8 @@ def metrics_table(
             return '-' if found is None else f'{exp_interval(found):.4g}'
         return _metric_cell(task, name, over_seeds(runs, where, name))
 
-    titles = {name: _name_and_scale(task, name)[0] for name in names}
-    return pd.DataFrame(
-        {arm: {titles[name]: cell(runs, name) for name in names} for arm, runs in arms.items()}
-    ).rename_axis(f'{where}, over seeds')
+    cells = {arm: {_title(task, name): cell(runs, name) for name in names} for arm, runs in arms.items()}
+    return pd.DataFrame(cells).rename_axis(f'{where}, over seeds')
 
 
 # behind a change whose interval is that of a bounded mean
@@ -393,13 +130,14 @@ def comparison_table(
     "The comparisons of a study: what changed, by how much, and what a test says of the change."
     found = [c for _, c in comparisons]
     primary = next((c.primary for c in found if c.primary), None)
-    metric = (
-        f"{primary['set']} {metric_name(primary['metric'], found[0].task)}" if primary else 'primary metric'
-    )
-    percent = bool(primary) and primary['metric'] in task_info(found[0].task).percent
+    unit = unit_of(found[0].task, primary['metric']) if primary else PLAIN
+    metric = 'primary metric'
+    if primary:
+        metric = f"{primary['set']} {metric_name(primary['metric'], found[0].task)}"
+    title = f'change of {metric}{"," * bool(unit.words)}{unit.words}'
 
     def change(interval):
-        return cell(scaled(interval, 100.0), '+.1f') if interval and percent else cell(interval, '+.3f')
+        return cell(interval and scaled(interval, unit.factor), f'+{unit.spec}')
 
     def cell(interval, spec):
         return '-' if interval is None else f'{interval:{spec}}'
@@ -416,7 +154,7 @@ def comparison_table(
         return {
             'comparison': f'{c.a} -> {c.b}',
             'pairs': len(c.seeds),
-            f'change of {metric}{", percentage points" * percent}': change(c.difference) + mark(c),
+            title: change(c.difference) + mark(c),
             'verdict': verdict_on(c).words,
             'epochs': epochs_cell(c),
             'training, times as fast': times(c, 'train_s'),
@@ -425,6 +163,36 @@ def comparison_table(
         }
 
     return pd.DataFrame([row(c) for c in found])
+
+
+def floors_table(
+    e: Evidence,
+    # one row a set and metric, one column a trivial model, cells are text; empty: not measured
+) -> pd.DataFrame:
+    "What models score that have learnt nothing, the best first: every metric that is a mean of units."
+    task = e.records[0]['task']
+    measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
+    scores = {floor.words: floor.record['metrics'] for floor in e.trivial}
+    rows = dict.fromkeys(
+        (where, metric)
+        for by_set in scores.values()
+        for where, metrics in by_set.items()
+        for metric in metrics
+        if metric in measured
+    )
+
+    def cell(value: float | None, metric: str) -> str:
+        unit = unit_of(task, metric)
+        return '-' if value is None else format(unit.factor * value, unit.spec)
+
+    table = {
+        words: {
+            f'{where} {_title(task, metric)}': cell(by_set.get(where, {}).get(metric), metric)
+            for where, metric in rows
+        }
+        for words, by_set in scores.items()
+    }
+    return pd.DataFrame(table).rename_axis('models that learnt nothing')
 
 # %% ../../nbs/analysis/11_tables.ipynb #5b0c5e32
 def sets_of(
@@ -473,32 +241,26 @@ def sets_table(
         found = set_interval(e, runs, where, name)
         if found is None:
             return '-'
-        scale = _name_and_scale(task.name, name)[1]
-        found = found if scale == 1.0 else scaled(found, scale)
-        spec = '.4g' if name in task.exp_of else '.3f' if scale == 1.0 else '.1f'
+        unit = unit_of(task.name, name)
+        found = scaled(found, unit.factor)
+        spec = '.4g' if name in task.exp_of else unit.spec
         # what all runs have in common needs no limits
         return format(found.estimate, spec) if found.low == found.high else format(found, spec)
 
     rows = {
-        (where, _name_and_scale(task.name, name)[0]): {
-            arm: cell(runs, where, name) for arm, runs in e.arms.items()
-        }
+        (where, _title(task.name, name)): {arm: cell(runs, where, name) for arm, runs in e.arms.items()}
         for where in sets
         for name in task.of_every_set
         if any(name in r['metrics'].get(where, {}) for r in e.records)
     }
-    return (
-        pd.DataFrame.from_dict(rows, orient='index').rename_axis(['set', 'metric'])
-        if rows
-        else pd.DataFrame()
-    )
+    found = pd.DataFrame.from_dict(rows, orient='index')
+    return found.rename_axis(['set', 'metric']) if rows else found
 
 
 def progress_table(
     records: Sequence[dict],  # of one study
-) -> (
-    pd.DataFrame
-):  # one row a step, one column an arm and set, means over seeds; empty: nothing was evaluated
+    # one row a step, one column an arm and set, means over seeds; empty: nothing was evaluated
+) -> pd.DataFrame:
     "How the primary metric changed while the arms trained, for a study with `score_every`."
     points = [
         dict(arm=r['arm'], set=p.get('set', ''), step=p['step'], value=p['value'], seed=r['seed'])
@@ -512,10 +274,8 @@ def progress_table(
     # an epoch's end may be a step of `score_every`, too
     table = pd.DataFrame(points).drop_duplicates(['arm', 'set', 'step', 'seed'], keep='last')
     means = table.pivot_table(index='step', columns=['arm', 'set'], values='value', sort=False)
-    first = records[0]
-    _, scale = _name_and_scale(first['task'], first['primary']['metric'])
-    spec = '.3f' if scale == 1.0 else '.1f'
-    return means.sort_index().map(lambda x: '' if pd.isna(x) else f'{scale * x:{spec}}')
+    unit = unit_of(records[0]['task'], records[0]['primary']['metric'])
+    return means.sort_index().map(lambda x: '' if pd.isna(x) else format(unit.factor * x, unit.spec))
 
 # %% ../../nbs/analysis/11_tables.ipynb #e4954b7d
 def why_none(
@@ -527,18 +287,10 @@ def why_none(
     times = timed(records)
     if not times.runs:
         return times.note
-    records = times.runs
-    reasons = sorted(
-        {
-            r['reasons'].get(f'{place}.{key}', 'no reason recorded')
-            for r in records
-            if r.get(place, {}).get(key) is None
-        }
-    )
-    return (
-        f"no run has {title!r}: {'; '.join(reasons) or 'there is no primary metric to show it with'}"
-        + f' ({times.note})' * bool(times.note)
-    )
+    without = [r for r in times.runs if r.get(place, {}).get(key) is None]
+    reasons = sorted({r['reasons'].get(f'{place}.{key}', 'no reason recorded') for r in without})
+    why = '; '.join(reasons) or 'there is no primary metric to show it with'
+    return f'no run has {title!r}: {why}' + f' ({times.note})' * bool(times.note)
 
 
 def confidence(
@@ -546,6 +298,40 @@ def confidence(
 ) -> str:  # '95%'
     "The level of the intervals."
     return format(next(i.level for v in values.values() for i in v.values()), '.0%')
+
+
+def energy_note(
+    records: Sequence[dict],  # of one study
+) -> str | None:  # a sentence; None: no energy is shown
+    "What the energy of a study is of, and what is not in it."
+    times = timed(records)
+    shown = [r for r in times.runs if (r.get('energy') or {}).get('device_j') is not None]
+    if not shown:
+        return None
+    if any('RAPL' in (r['energy'].get('source') or '') for r in shown):
+        return (
+            'Energy is that of the CPU packages of the machine (RAPL), with what they draw at rest and for '
+            'other processes, and without the memory (DRAM) and the rest of the machine'
+        )
+    return (
+        'Energy is that of the device alone, with what it draws at rest; the host (processor, memory, fans) '
+        f'was not metered. {_at_rest(shown)}'
+    )
+
+
+def _at_rest(
+    records: Sequence[dict],  # with an energy
+) -> str:  # a sentence without its full stop
+    "How much of the power is there without any work."
+    known = [r['energy'] for r in records if above_rest(r) is not None and r['energy'].get('mean_w')]
+    if not known:
+        return 'How much it draws at rest was not read while nobody used it'
+    rest = [e['idle_w'] for e in known]
+    whole = [e['mean_w'] for e in known]
+    return (
+        f'At rest it drew {min(rest):.0f} to {max(rest):.0f} W, and in the runs {min(whole):.0f} to '
+        f'{max(whole):.0f} W; "above rest" is the energy without the power at rest'
+    )
 
 # %% ../../nbs/analysis/11_tables.ipynb #6a775287
 # what accuracy can be shown against
@@ -569,95 +355,6 @@ def pareto_front(
         if {'primary', cost} <= v.keys()
     )
     return [arm for i, (_, loss, arm) in enumerate(points) if all(loss < other for _, other, _ in points[:i])]
-
-# %% ../../nbs/analysis/11_tables.ipynb #ba3405f1
-def curve_points(
-    record: dict,
-) -> list[dict]:  # step and loss, or step, set and value
-    "All that is known of a run on its way, from its record or else from its rows."
-    if record.get('curve'):
-        return record['curve']
-    rows = without_repeats(RunFolder(record['study'], record['run_id']).rows())
-    metric = record['primary']['metric']
-    kept = [r for r in rows if r['kind'] in ('step', 'eval')]
-    first = next((r['set'] for r in kept if r['kind'] == 'eval'), None)
-    return [
-        dict(step=r['step'], loss=r['loss'])
-        if r['kind'] == 'step'
-        else dict(step=r['step'], set=first, value=r['metrics'].get(metric))
-        for r in kept
-        if r['kind'] == 'step' or r['set'] == first
-    ]
-
-
-def curve_of(
-    record: dict,
-    points: int = 40,  # at most so many losses
-) -> list[dict]:  # of `analysis.intervals.compact_curve`
-    "A run's training curve, with losses few enough for a figure of many runs."
-    found = curve_points(record)
-    evaluated = [p for p in found if p.get('value') is not None]
-    first = evaluated[0].get('set') if evaluated else None
-    return compact_curve(
-        [(p['step'], p['loss']) for p in found if p.get('loss') is not None],
-        [(p['step'], p['value']) for p in evaluated if p.get('set') == first],
-        points,
-    )
-
-
-def curve_set(
-    records: Sequence[dict],  # of one study
-) -> str:
-    "The set the curves are evaluated on."
-    named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
-    return (
-        named[0]
-        if named
-        else next(
-            (s for s in records[0]['metrics'] if s != records[0]['primary']['set']),
-            records[0]['primary']['set'],
-        )
-    )
-
-# %% ../../nbs/analysis/11_tables.ipynb #e52f5a91
-def phase_seconds(
-    record: dict,  # with phases
-) -> dict[str, float]:  # part of the run -> s; they add up to the run and its teacher's training
-    "What a run's time went into."
-    seconds = {name: values.get('seconds') or 0.0 for name, values in record['phases'].items()}
-    waited = seconds.pop('synchronisation', 0.0)  # a part of the student's time
-    rest = max(0.0, record['time']['wall_s'] - sum(seconds.values()))
-    return {
-        # a cached signal was paid for by another run
-        'teacher signal': max(seconds.get('teacher', 0.0), record['time']['teacher_s'] or 0.0),
-        'training': max(0.0, seconds.get('student', 0.0) - waited),
-        'waiting for other ranks': waited,
-        'evaluation': seconds.get('evaluation', 0.0),
-        'start and end': rest,
-        "the teacher's own training": record['time']['teacher_train_s'] or 0.0,
-    }
-
-# %% ../../nbs/analysis/11_tables.ipynb #589ec3a0
-def pooled_gradients(
-    moments: Iterable[dict],  # the `gradients` of records, of one network: step, scale, layers
-    # index: exponents (of bins two wide); columns: layers in their order; shares of the numbers that are not
-    # zero
-) -> pd.DataFrame:
-    "Gradient histograms of several steps and runs as one."
-    rows = [
-        (layer['layer'], layer['log2_from'] + 2 * i, share)
-        for m in moments
-        for layer in m['layers']
-        for i, share in enumerate(layer['shares'])
-    ]
-    table = pd.DataFrame(rows, columns=['layer', 'exponent', 'share']).pivot_table(
-        index='exponent', columns='layer', values='share', aggfunc='sum'
-    )[list(dict.fromkeys(name for name, _, _ in rows))]
-    return (
-        (table / table.sum())
-        .reindex(range(int(table.index.min()), int(table.index.max()) + 1, 2))
-        .fillna(0.0)
-    )
 
 # %% ../../nbs/analysis/11_tables.ipynb #54c4a2c8
 # of `analysis.calibration.agreement`
@@ -716,9 +413,8 @@ def _with_teachers(runs: Sequence[dict], scored: dict[str, pd.DataFrame]) -> lis
 
 def agreement_table(
     e: Evidence,
-) -> (
-    pd.DataFrame
-):  # as `fidelity_figure` takes it; arms that have a teacher among the runs, and their controls
+    # as `fidelity_figure` takes it; arms that have a teacher among the runs, and their controls
+) -> pd.DataFrame:
     """How well each arm's runs agree with the teacher they were made with,
     and the same students without a teacher with the one that they would have had.
     """
@@ -782,9 +478,8 @@ class Nearer:
 
 def nearer_to_teacher(
     e: Evidence,
-) -> list[
-    Nearer
-]:  # a member a pair of `taught_and_not`; []: items are not ranked, or predictions are not there
+    # a member a pair of `taught_and_not`; []: items are not ranked, or predictions are not there
+) -> list[Nearer]:
     "The manipulation check of distillation: Kendall's tau with the teacher, with and without its lessons."
     if score_kind(e.records) != 'log_odds' or not (pairs := taught_and_not(e)):
         return []
@@ -829,115 +524,6 @@ def nearer_sentence(
     if d.estimate < 0:
         where = f"{found.arm} farther from its teacher's ranking than {found.control}, which was not taught"
     return f'Distillation brought {where}: {numbers} ({rests}{corrected}).'
-
-# %% ../../nbs/analysis/11_tables.ipynb #49a42c9e
-_PARTS = {  # group -> (key of a record, its keys -> (in words, unit))
-    'time': (
-        'time',
-        {
-            'train_s': ('training', 's'),
-            'teacher_s': ("making the teacher's outputs", 's'),
-            'teacher_train_s': ("the teacher's training", 's'),
-            'transfer_s': ('learning another corpus first, once for all runs', 's'),
-            'total_s': ('in all, for whoever has only the pretrained weights', 's'),
-            'wall_s': ('this run from its start to its record', 's'),
-        },
-    ),
-    'speed of training': (
-        'throughput',
-        {
-            'examples_per_s': ('examples', 'a second'),
-            'tokens_per_s': ('tokens, padding not counted', 'a second'),
-            'useful_flops_per_s': ('operations, padding not counted', 'a second'),
-        },
-    ),
-    'speed of answers': (
-        'latency',
-        {
-            'batch_1_ms': ('one example', 'ms'),
-            'batch_1_tokens': ('its length', 'tokens'),
-            'batch_32_ms': ('32 examples at once', 'ms'),
-            'batch_32_tokens': ('length of the longest of them', 'tokens'),
-        },
-    ),
-    'memory': (
-        'memory',
-        {'peak_device_mib': ('most on the GPU', 'MiB'), 'peak_host_mib': ('most of the processes', 'MiB')},
-    ),
-    'energy': (
-        'energy',
-        {
-            'device_j': ('of the device', 'J'),
-            'mean_w': ('mean power', 'W'),
-            'idle_w': ('power before the training', 'W'),
-            'co2_g': ('CO2 of it', 'g'),
-            'grid_g_per_kwh': ('CO2 of the grid, as given', 'g a kWh'),
-            'source': ('how it was read', ''),
-        },
-    ),
-    'use of the machine': (
-        'utilisation',
-        {'cpu_percent': ('CPU, 100 % is a core', '%'), 'gpu_percent': ('GPU', '%')},
-    ),
-}
-
-
-def _run_value(value, unit: str = '') -> str:
-    "A value of a record as text: numbers with four digits, large ones whole."
-    if isinstance(value, float):
-        value = f'{value:,.4g}' if abs(value) < 1e4 or abs(value) >= 1e9 else f'{value:,.0f}'
-    return f'{value} {unit}'.strip()
-
-
-def _what_was_run(record: dict) -> dict[str, str]:
-    "The first lines of a run's table."
-    parallel = record['parallel']
-    threads = parallel.get('threads_per_rank')
-    rows = {
-        'run': record['run_id'],
-        'arm': record['arm'],
-        'corpus': record['corpus'],
-        'seed': record['seed'],
-        'taught by': taught_by(record) or 'nobody',
-        'parameters': f"{record['params_total']:,}",
-        'number format': f"{record['precision']}: {record['precision_reason']}",
-        'processes': str(parallel['ranks']) + f' with {counted(threads or 0, "thread")} each' * bool(threads),
-        'device': record['environment']['device'],
-    }
-    return {name: _run_value(value) for name, value in rows.items()}
-
-
-def _scores(record: dict, where: str) -> dict[str, str]:
-    "The metrics of an evaluation set in words, shares in percent."
-    info = task_info(record['task'])
-    return {
-        info.metric_names.get(name, name): _run_value(100.0 * value, '%')
-        if name in info.percent
-        else _run_value(value)
-        for name, value in record['metrics'][where].items()
-        if value is not None
-    }
-
-
-def run_table(
-    record: dict,
-) -> pd.DataFrame:  # group and name, value; what is null comes with its reason
-    "What a reader wants to know of one run, in words and with units."
-    groups = {'what was run': _what_was_run(record)}
-    groups |= {f'scores on {where}': _scores(record, where) for where in record['metrics']}
-    reasons = record.get('reasons', {})
-    for group, (place, words) in _PARTS.items():
-        found = record.get(place) or {}
-        groups[group] = {
-            words.get(key, (key, ''))[0]: (
-                f"none: {reasons.get(f'{place}.{key}', 'not measured')}"
-                if value is None
-                else _run_value(value, words.get(key, (key, ''))[1])
-            )
-            for key, value in found.items()
-        }
-    rows = {(group, name): value for group, its in groups.items() for name, value in its.items()}
-    return pd.DataFrame({'': list(rows.values())}, index=pd.MultiIndex.from_tuples(rows, names=['', '']))
 
 # %% ../../nbs/analysis/11_tables.ipynb #cf7e1ffa
 def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is another one by now

@@ -22,14 +22,15 @@ from kdnotes.analysis.intervals import (
     crossed_interval,
     difference_interval,
     few_differ,
+    no_interval,
     number_texts,
 )
 
 # %% auto #0
-__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'NOT_ESTIMABLE', 'INTERACTIONS', 'PValue', 'interval_test',
-           'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'difference_test', 'smallest_p',
-           'seed_test', 'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins',
-           'equivalence', 'bounded_equivalence', 'Effect', 'factorial']
+__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'interval_test', 'crossed_test',
+           'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'difference_test', 'smallest_p', 'seed_test',
+           'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins', 'equivalence',
+           'bounded_equivalence', 'Effect', 'factorial']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -58,17 +59,13 @@ def interval_test(
     if i.se is None or i.df is None:
         return PValue(None, None, i.method, i.n, i.units, i.reason or 'no standard error')
     away = np.log(i.estimate / null) if log else i.estimate - null
+    if away == 0 and i.se == 0:
+        return PValue(1.0, 0.0, i.method, i.n, i.units)
     if i.se <= ROUNDING * abs(away):
-        return (
-            PValue(1.0, 0.0, i.method, i.n, i.units)
-            if away == 0
-            else PValue(
-                None, None, i.method, i.n, i.units, 'all values are the same: there is no spread to judge by'
-            )
-        )
-    return PValue(
-        float(2 * distributions.t.sf(abs(away) / i.se, i.df)), float(away / i.se), i.method, i.n, i.units
-    )
+        reason = 'all values are the same: there is no spread to judge by'
+        return PValue(None, None, i.method, i.n, i.units, reason)
+    p = float(2 * distributions.t.sf(abs(away) / i.se, i.df))
+    return PValue(p, float(away / i.se), i.method, i.n, i.units)
 
 
 def crossed_test(
@@ -253,26 +250,12 @@ def effect_size(
     n = len(x)
     words = "Cohen's d_z, noncentral t"
     if n < 2:
-        return Interval(np.nan, None, None, n, LEVEL, words, reason='one value has no spread')
+        return no_interval(np.nan, n, words, 'one value has no spread')
     if (sd := x.std(ddof=1)) <= ROUNDING * abs(x).max():
-        return Interval(
-            np.nan,
-            None,
-            None,
-            n,
-            LEVEL,
-            words,
-            reason='all values are the same: there is no spread to measure by',
-        )
+        return no_interval(np.nan, n, words, 'all values are the same: there is no spread to measure by')
     t = x.mean() / sd * np.sqrt(n)
-    return Interval(
-        float(x.mean() / sd),
-        *(_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)),
-        n,
-        LEVEL,
-        words,
-        df=float(n - 1),
-    )
+    limits = (_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
+    return Interval(float(x.mean() / sd), *limits, n, LEVEL, words, df=float(n - 1))
 
 
 # a tenth of a second each, and the report, the figures and the thesis ask for the same ones
@@ -401,16 +384,6 @@ FACTORIAL = {  # effect -> weight of each arm
     'network (fp32, no kd)': {_PLAIN: 1, 'parallel_baseline': -1},
     'ranks (fp32, no kd)': {'parallel_baseline': 1, 'baseline': -1},
     'network x precision (no kd)': {_MIXED: 1, _PLAIN: -1, 'mixed_baseline': -1, 'baseline': 1},
-}
-NOT_ESTIMABLE = {  # effect -> why
-    'network x kd': 'only students are distilled',
-    'network x precision x kd': 'only students are distilled',
-    'ranks x precision': (
-        "the teacher's network is run in mixed precision on 1 rank only; if ranks matter to the effect of "
-        "precision, 'network x precision' holds that too"
-    ),
-    'ranks x kd': 'students are run on all ranks only',
-    'ranks x network': 'students are run on all ranks only',
 }
 
 # %% ../../nbs/analysis/02_tests.ipynb #25ddc572

@@ -10,13 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from ..core.arms import MODES
 from ..core.config import metric_name, task_info
-from .compare import TIMES, Comparison, label, verdict_on
+from .comparable import label
+from .compare import TIMES, Comparison, verdict_on
 from .intervals import Interval, number_texts, scaled
 from .tests import Family, p_words
 
 # %% auto #0
-__all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'in_percent', 'Unit', 'unit_of', 'epochs_words', 'explain', 'sentence',
-           'teachers_words', 'kept_words', 'Unconverged', 'unconverged', 'unconverged_words']
+__all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'in_percent', 'Unit', 'unit_of', 'metric_on', 'epochs_beside',
+           'epochs_words', 'explain', 'sentence', 'teachers_words', 'kept_words', 'Unconverged', 'unconverged',
+           'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -44,15 +46,20 @@ def in_percent(
 
 # %% ../../nbs/analysis/07_wording.ipynb #6b2d1f0a
 class Unit(NamedTuple):
-    "How differences of a metric are written."
+    "How values of a metric and their differences are written."
 
     factor: float = 1.0
-    digits: int = 4
-    words: str = ''  # behind a number
+    digits: int = 4  # of a difference
+    words: str = ''  # behind a difference
+    sign: str = ''  # behind a name, or a value
+
+    @property
+    def spec(self) -> str:
+        return f'.{self.digits - 1}f'  # of a value
 
 
 PLAIN = Unit()
-PERCENT = Unit(100.0, 2, ' percentage points')  # of a share
+PERCENT = Unit(100.0, 2, ' percentage points', ' %')  # of a share
 
 
 def unit_of(
@@ -83,9 +90,16 @@ def _one_seed(c: Comparison) -> str:
     return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
 
 
-def _metric(c: Comparison) -> str:
+def metric_on(
+    primary: dict,  # of a record or a comparison: metric, set
+    task: str,  # of TASKS
+) -> str:
     "The primary metric, as every text names it."
-    return f"{metric_name(c.primary['metric'], c.task)} on the {c.primary['set']} set"
+    return f"{metric_name(primary['metric'], task)} on the {primary['set']} set"
+
+
+def _metric(c: Comparison) -> str:
+    return metric_on(c.primary, c.task)
 
 
 def _sense(c: Comparison) -> str:
@@ -105,14 +119,22 @@ def _sense(c: Comparison) -> str:
     return f'{where}{found.words}, since {found.reason}'
 
 
+def epochs_beside(
+    a: float | None,
+    b: float | None,  # None: it was not trained
+) -> str:  # of b, beside a; '': not both are known
+    "How long two models were trained: a time says little without it."
+    if None in (a, b):
+        return ''
+    return f'{a:g} epochs each' if a == b else f'{b:g} epochs against {a:g}'
+
+
 def epochs_words(
     c: Comparison,
 ) -> str:
-    "How long each arm was trained, behind a comma: a time says little without it."
-    a, b = c.epochs
-    if None in (a, b):
-        return ''
-    return f', {a:g} epochs each' if a == b else f', {b:g} epochs against {a:g}'
+    "The same of two arms, behind a comma."
+    said = epochs_beside(*c.epochs)
+    return said and f', {said}'
 
 
 def _result(c: Comparison) -> list[str]:

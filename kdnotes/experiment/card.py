@@ -14,7 +14,7 @@ import pandas as pd
 import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
 from ..analysis.compare import floors_of, gain_interval, is_above
-from ..analysis.tables import known_floors
+from ..analysis.evidence import known_floors
 from ..analysis.wording import kept_words, teachers_words, unconverged_words, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (

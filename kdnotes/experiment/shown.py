@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..analysis.compare import differences
+from ..analysis.comparable import differences
 from ..analysis.in_use import KEPT, in_use, rests_on, saves, trivial, use_table
 from ..analysis.wording import in_percent
 from ..analysis.intervals import scaled
 from ..core.config import primary_name, task_info, visible
-from ..analysis.tables import Evidence, arm_values, corpus_of, known_floors
+from ..analysis.evidence import known_floors
+from ..analysis.evidence import arm_values
+from ..analysis.tables import Evidence, corpus_of
 from ..analysis.wording import unconverged_words, unit_of
 from ..core.processes import Stopped
 from .cluster import make_run

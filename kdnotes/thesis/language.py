@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 import numpy as np
 import pandas as pd
-from ..analysis.compare import Comparison, by_cluster, compare
+from ..analysis.comparable import by_cluster
+from ..analysis.compare import Comparison, compare
 from ..analysis.in_use import in_use
 from ..analysis.intervals import Interval, crossed_interval
 from ..analysis.plotting import arms_of

@@ -26,7 +26,8 @@ from kdnotes.analysis.plotting import (
     make_figure,
 )
 from ..analysis.figures import in_mixed_precision, put_course
-from ..analysis.tables import Evidence, curve_of, curve_set
+from ..analysis.evidence import curve_of, curve_set
+from ..analysis.tables import Evidence
 from ..core.arms import PROFILES
 from ..core.config import metric_name, task_info
 

@@ -42,8 +42,9 @@ from ..records.schema import OWN_MASKS, dropout_masks, widened
 from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..analysis.in_use import in_use
 from ..analysis.plotting import arms_of
-from ..analysis.power import power, power_table
+from ..analysis.coverage import power, power_table
 from ..analysis.report import starts_made_again
+from ..analysis.evidence import pooled_gradients
 from kdnotes.analysis.tables import (
     Evidence,
     arms_table,
@@ -52,7 +53,6 @@ from kdnotes.analysis.tables import (
     nearer_sentence,
     nearer_to_teacher,
     pareto_front,
-    pooled_gradients,
     score_kind,
 )
 from ..analysis.tests import p_text
