@@ -3,6 +3,7 @@ the Makefile, and the commands that look at runs and tidy up.
 """
 
 import ast
+import inspect
 import json
 import os
 import pty
@@ -163,7 +164,7 @@ def test_every_command_has_json(name):
     if name == 'gpu-check':
         assert '--json' in cli.machine.offer_gpu_check('--')
     else:
-        assert 'as_json' in COMMANDS[name].run.__annotations__
+        assert 'as_json' in inspect.signature(COMMANDS[name].run).parameters
 
 
 # ---- lists, one run, comparisons ----
@@ -314,9 +315,7 @@ def notebook_defaults(name):
 @pytest.mark.parametrize('name', ['study', 'tune', 'bench', 'run'])
 def test_a_command_has_the_defaults_of_its_notebook(name):
     theirs = notebook_defaults(name)
-    command = COMMANDS[name].run
-    code = command.__code__
-    ours = dict(zip(code.co_varnames[: code.co_argcount], command.__defaults__))
+    ours = {p.name: p.default for p in inspect.signature(COMMANDS[name].run).parameters.values()}
     for option in (
         'seeds',
         'arms',

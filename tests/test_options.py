@@ -36,7 +36,7 @@ WRONG = [
     ('doctor --json --json', '--json is given twice; `kdnotes doctor` takes it once'),
     (
         'study --corpus wikiqa -p corpus=embedded',
-        'corpus is given twice, with --corpus and with -p corpus=embedded; leave one out',
+        'corpus is given twice, with --corpus wikiqa and with -p corpus=embedded; leave one out',
     ),
     ('study -p jobs=2', 'jobs is no parameter of a run; write --jobs 2 instead of -p jobs=2'),
     ('run --seed 1 -p seed=2', 'seed is given twice, with --seed 1 and with -p seed=2; leave one out'),
@@ -96,7 +96,7 @@ WRONG = [
 ]
 
 
-EXAMPLES = {command.name: command.examples for command in cli.COMMANDS}
+EXAMPLES = {command.name: command.run.examples for command in cli.COMMANDS}
 
 
 def exit_code(main, typed: str) -> int:
