@@ -30,7 +30,8 @@ from ..tasks.pseudo_likelihood import Asked, Rows, all_tokens, alone_nll, line_r
 from ..tasks.text_blocks import token_stream
 from ..experiment.launch import run
 from ..experiment.plan import make_task
-from ..experiment.predict import find_source, load_reader
+from ..experiment.predict import load_reader
+from ..experiment.score import find_source
 from ..distill.needed_positions import left_out_flops, why_trained_whole
 from kdnotes.distill.models import (
     choose_layers,

@@ -13,11 +13,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from ..checks import gpu_check
 from kdnotes.commands.parameters import (
-    about_parameter,
     as_typed,
-    choices_of,
     comments,
     describe_parameters,
+    of_all_tasks,
     parse_parameters,
 )
 from ..core.arms import MODES, USUAL
@@ -113,10 +112,9 @@ def argument(
 
 def _of_run(name: str, offered: Callable[[str], list[str]] | None = None) -> Any:
     "The option of a run's parameter."
-    choices = choices_of(name)
-    words = [' | '.join(choices) if len(choices) > 1 else '', about_parameter(name)]
-    said = '; '.join(filter(None, words))
-    return option(f'--{name} {name[0].upper()}', said, autocompletion=offered or offer(choices))
+    of = of_all_tasks()[name]
+    said = '; '.join(filter(None, [' | '.join(of.choices), of.about]))
+    return option(f'--{name} {name[0].upper()}', said, autocompletion=offered or offer(of.choices))
 
 
 _MODES = ', '.join(MODES)
@@ -142,7 +140,7 @@ Student = Annotated[str | None, _of_run('student', offer([]))]
 Transfer = Annotated[str | None, _of_run('transfer', offer(['none', 'squad1']))]
 ProfileName = Annotated[str | None, _of_run('profile')]
 Study = Annotated[str | None, _of_run('study', offer_studies)]
-Smoke = Annotated[bool, option('--smoke', about_parameter('smoke'))]
+Smoke = Annotated[bool, option('--smoke', of_all_tasks()['smoke'].about)]
 Parameters = Annotated[
     list[str],
     option(
