@@ -20,7 +20,7 @@ from ..core.config import KdnotesError, counted, is_unicode, make_config, shown
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
 from ..records.store import RunFolder, checked_run_model, saved_model
-from ..tasks.batching import Batch, tokenizer_rules
+from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from ..tasks.lm_scores import hidden_scores, scored_batch, text_set
 from kdnotes.tasks.pseudo_likelihood import (
@@ -247,31 +247,7 @@ class Score:
         return self.pieces / max(1, self.words)
 
 
-class _Forward:
-    "A `tasks.base.Forward` in the score's number format."
-
-    rank = 0
-    ranks = 1
-
-    def __init__(self, scorer: Scorer):
-        from kdnotes.train.loop import ModelForward
-
-        self.forward = ModelForward(scorer.model, scorer.runtime)
-        self.runtime = scorer.runtime
-
-    def __call__(self, batch: Batch):
-        with self.runtime.autocast():
-            return self.forward(batch)
-
-    def at(self, batch: Batch):
-        with self.runtime.autocast():
-            return self.forward.at(batch)
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return values
-
-
-def _hidden(forward: _Forward, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
+def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats a hidden token of each block, and of all its tokens."
     its = text_set('text', text.blocks, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
@@ -282,7 +258,7 @@ def _hidden(forward: _Forward, scorer: Scorer, text: Text, budget: int) -> tuple
 
 
 def _pseudo(
-    forward: _Forward, scorer: Scorer, rows: Rows, asked: Asked, key: str, budget: int, say: Callable
+    forward: Any, scorer: Scorer, rows: Rows, asked: Asked, key: str, budget: int, say: Callable
 ) -> np.ndarray:
     "Nats of each token that is hidden by itself, one call at a time."
     folder = cache_path() / 'scores' / key
@@ -325,6 +301,8 @@ def score(
     say: Callable[[str], None] = lambda line: None,  # told how far the work is
 ) -> tuple[Score, pd.DataFrame]:  # and the tokens: document, row, position, token, nll
     "Score a text; an interrupted call goes on where it was."
+    from kdnotes.train.loop import ModelForward
+
     documents = read_text_to_score(text)
     scorer = load_scorer(model, dtype, length)
     encoded = encode(documents, scorer.tokenizer, by, length)
@@ -345,8 +323,9 @@ def score(
         text_sha256,
         *map(str, (by, length, sample, dtype, scorer.runtime.device.type)),
     )
-    forward = _Forward(scorer)
-    nll = _pseudo(forward, scorer, encoded.rows, asked, key[:32], budget, say)
+    forward = ModelForward(scorer.model, scorer.runtime)
+    with scorer.runtime.autocast():
+        nll = _pseudo(forward, scorer, encoded.rows, asked, key[:32], budget, say)
     if not np.isfinite(nll).all():
         raise ScoreError(
             f'{model} gives numbers that are not finite for {int((~np.isfinite(nll)).sum()):,} of '
@@ -355,7 +334,8 @@ def score(
     of_rows, of_tokens, clusters = _clusters(encoded, asked)
     at_once = (None, None)
     if encoded.blocks is not None:
-        at_once = (cluster_interval(x, of_rows) for x in _hidden(forward, scorer, encoded, budget))
+        with scorer.runtime.autocast():
+            at_once = [cluster_interval(x, of_rows) for x in _hidden(forward, scorer, encoded, budget)]
     hidden, hidden_all = at_once
     found = Score(
         model=model,
