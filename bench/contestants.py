@@ -31,7 +31,8 @@ from kdnotes.tasks.pseudo_likelihood import Asked, Rows, all_tokens, alone_nll, 
 from kdnotes.tasks.text_blocks import token_stream
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task
-from kdnotes.experiment.predict import find_source, load_reader
+from kdnotes.experiment.predict import load_reader
+from kdnotes.experiment.score import find_source
 from kdnotes.distill.needed_positions import left_out_flops, why_trained_whole
 from kdnotes.distill.models import (
     choose_layers,

@@ -16,7 +16,8 @@ import typer
 from . import __version__
 from .commands import machine, models, results, training
 from .commands.output import tell
-from .commands.refusals import Command, Group, StudyCommand, usage_sentence
+from .commands.options import command
+from .commands.refusals import Command, Group, usage_sentence
 from .core.config import KdnotesError
 from .core.files import file_errors
 from .core.processes import EXIT_STOPPED, interruptible
@@ -29,121 +30,30 @@ __all__ = ['COMMANDS', 'Listed', 'make_app', 'main']
 class Listed:
     "A command in the list of all."
 
-    name: str
     run: Callable[..., int]
     group: str  # the heading it stands under
-    examples: tuple[str, ...]  # without `kdnotes`
-    kind: type[Command] = Command
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__.rstrip('_').replace('_', '-')
 
 
-class _TuneCommand(StudyCommand):
-    without = ('mode', 'seed', 'arm', 'tuning_id')
-
-
-class _SearchCommand(StudyCommand):
-    without = ('arm', 'tuning_id')
-
-
-COMMANDS = [
-    Listed(
-        'run',
-        training.run,
-        'train',
-        (
-            'run --mode mixed_kd --corpus embedded --smoke',
-            'run --mode full_kd --seed 1 --corpus wikiqa -p learning_rate=5e-5 -p epochs=2',
-        ),
-    ),
-    Listed(
-        'study',
-        training.study,
-        'train',
-        (
-            'study',
-            'study --seeds 5 --arms all --corpus wikiqa --study mine',
-            "study --task text_classification --corpus <folder> --columns 'text=review,label=stars'",
-            'study --arms full_student,full_kd --grid learning_rate=1e-4,2e-4 temperature=2,4',
-            'study --teacher <folder or hub id> -p alpha=.3 --dry-run',
-        ),
-        StudyCommand,
-    ),
-    Listed(
-        'tune',
-        training.tune,
-        'train',
-        ('tune --mode full_kd --task text_classification', 'tune --mode baseline --trials 12 --dry-run'),
-        _TuneCommand,
-    ),
-    Listed(
-        'search',
-        training.search,
-        'train',
-        (
-            'search --trials 40 --workers 2',
-            'search --task extractive_qa --corpus squad2 --space laptop --max-trial-minutes 5',
-            'search --space mine.yaml --objectives score,latency_ms --ray auto',
-        ),
-        _SearchCommand,
-    ),
-    Listed('parameters', training.parameters, 'train', ('parameters', 'parameters --task extractive_qa')),
-    Listed(
-        'list', results.list_, 'look at what there is', ('list', 'list <study>', 'list --json | jq .runs')
-    ),
-    Listed('show', results.show, 'look at what there is', ('show <run_id>', 'show <run_id> --json')),
-    Listed(
-        'compare',
-        results.compare,
-        'look at what there is',
-        ('compare <study>', 'compare <study> <another study>', 'compare <run_id> <run_id>'),
-    ),
-    Listed('report', results.report, 'look at what there is', ('report <study>', 'report <study> --no-pdf')),
-    Listed(
-        'predict',
-        models.predict,
-        'use a model',
-        (
-            'predict <run_id> --question "who wrote it?" --passage "It was written by Ada."',
-            'predict <run_id> --question "what is gold?" --candidates lines.txt',
-            'predict <folder> --text "a fine film" --json',
-        ),
-    ),
-    Listed(
-        'score',
-        models.score,
-        'use a model',
-        ('score <folder, hub id or run_id> wikitext2 --sample 4000', 'score <run_id> book.txt --by line'),
-    ),
-    Listed('export', models.export, 'use a model', ('export <run_id> --to <folder> --int8',)),
-    Listed('push', models.push, 'use a model', ('push <run_id> <user/name> --yes',)),
-    Listed(
-        'doctor',
-        machine.doctor,
-        'check this machine',
-        ('doctor', 'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>'),
-    ),
-    Listed('bench', machine.bench, 'check this machine', ('bench', 'bench --contestants race --steps 10')),
-    Listed('scaling', machine.scaling, 'check this machine', ('scaling', 'scaling --turns 3')),
-    Listed(
-        'hardware',
+_doctor = command('doctor', 'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>')
+_bench = command('bench', 'bench --contestants race --steps 10')
+_GROUPS = {
+    'train': [training.run, training.study, training.tune, training.search, training.parameters],
+    'look at what there is': [results.list_, results.show, results.compare, results.report],
+    'use a model': [models.predict, models.score, models.export, models.push],
+    'check this machine': [
+        _doctor(machine.doctor),
+        _bench(machine.bench),
+        machine.scaling,
         machine.hardware,
-        'check this machine',
-        (
-            'hardware --run <study or run_id> --epochs 3',
-            'hardware --run <study> --arm full_kd --prices my.csv --trials 40 --workers 2',
-            "hardware --measured 'Tesla V100=1.3' --epochs 3 --trials 479 --workers 20",
-        ),
-    ),
-    Listed(
-        'gpu-check',
         machine.gpu_check,
-        'check this machine',
-        ('gpu-check', 'gpu-check --device cpu --smoke', 'gpu-check --help'),
-    ),
-    Listed('evidence', results.evidence, 'keep and tidy up', ('evidence <study>',)),
-    Listed('forget', results.forget, 'keep and tidy up', ('forget <study> <run_id>',)),
-    Listed('clean', results.clean, 'keep and tidy up', ('clean --dry-run', 'clean --yes')),
-    Listed('name', training.name, 'keep and tidy up', ('name --corpus wikiqa --smoke',), StudyCommand),
-]
+    ],
+    'keep and tidy up': [results.evidence, results.forget, results.clean, training.name],
+}
+COMMANDS = [Listed(run, group) for group, runs in _GROUPS.items() for run in runs]
 _FIRST_EXAMPLES = (
     'study --smoke',
     'study --seeds 5 --arms all --corpus wikiqa --study mine',
@@ -191,8 +101,8 @@ def make_app() -> typer.Typer:
         settings = dict(ignore_unknown_options=True, help_option_names=[]) if hands_on else {}
         app.command(
             listed.name,
-            cls=listed.kind,
-            epilog=_typed_examples(listed.examples),
+            cls=Command,
+            epilog=_typed_examples(listed.run.examples),
             rich_help_panel=listed.group,
             context_settings=settings,
         )(listed.run)

@@ -116,21 +116,12 @@ LONG = 'x' * 100_000
 LAYERS = '1,' * 50_000
 LONG_VALUES = [
     {LONG: 3},
-    dict(task=LONG),
-    dict(mode=LONG),
-    dict(study=LONG),
-    dict(corpus=LONG),
-    dict(corpus=f'a/{LONG}'),
-    dict(columns=LONG),
-    dict(transfer=LONG),
+    *(dict.fromkeys([name], LONG) for name in ('task', 'mode', 'study', 'columns', 'student')),
+    *({name: value} for name in ('corpus', 'transfer', 'teacher') for value in (LONG, f'a/{LONG}')),
     dict(transfer=LONG, teacher_mode='given', teacher='somewhere'),
-    dict(teacher=LONG),
-    dict(teacher=f'a/{LONG}'),
-    dict(student=LONG),
     dict(student=LONG, student_init='hub'),
     dict(student_layers=LAYERS, student_init='teacher_pretrained'),
     dict(hidden_layers=LAYERS),
-    dict(hidden_layers=LAYERS, hidden_loss='mse', signal='online'),
     dict(hidden_layers=f'-{LAYERS}', student_layers=LAYERS, hidden_loss='mse', signal='online'),
 ]
 
@@ -140,12 +131,9 @@ def test_a_long_value_is_not_repeated_in_full(home, parameters):
     refused('...', **parameters)
 
 
-@pytest.mark.parametrize('given', [dict(arms=LONG), dict(seeds=LONG)])
-def test_a_long_value_of_a_study_is_not_repeated_in_full(home, given):
-    sentence(lambda: plan_study(**given, corpus='embedded'), '...')
-
-
-def test_a_long_word_of_a_command_is_not_repeated_in_full():
+def test_a_long_value_of_a_study_or_a_command_is_not_repeated_in_full(home):
+    for given in (dict(arms=LONG), dict(seeds=LONG)):
+        sentence(lambda given=given: plan_study(**given, corpus='embedded'), '...')
     sentence(lambda: parse_parameters([LONG]), 'xxx...', 'write -p name=value')
 
 
@@ -236,19 +224,8 @@ def test_a_parameter_that_is_deleted_from_its_cell_is_gone(name, again):
 # ---- corpora: each fault and more of them, with all their words, are in test_corpus_errors.py ----
 
 
-@pytest.mark.parametrize(
-    'fault',
-    [
-        'missing column',
-        'label not 0/1',
-        'broken encoding',
-        'empty file',
-        'short row',
-        'question without candidates',
-    ],
-)
-def test_a_broken_corpus(home, tmp_path, fault):
-    content, told = FAULTS[fault]
+def test_a_broken_corpus(home, tmp_path):
+    content, told = FAULTS['missing column']
     write(tmp_path / 'corpus')
     write(tmp_path / 'corpus', names=['WikiQA-dev.tsv'], **content)
     refused(str(tmp_path / 'corpus' / 'WikiQA-dev.tsv'), *told, corpus=str(tmp_path / 'corpus'))

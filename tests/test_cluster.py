@@ -28,7 +28,6 @@ from kdnotes.experiment.cluster import Cluster, make_run
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.records.store import RunFolder, floors
-import notebooks
 from notebooks import surroundings
 from processes import descendants, ranks_of, running
 from small_runs import ON, planned
@@ -362,39 +361,6 @@ def test_when_a_machine_is_lost_the_run_ends_and_the_same_call_goes_on(cluster, 
     assert record['run_id'] == p.run_id and record['resumed_at'], 'the newest checkpoint was found'
 
 
-@pytest.mark.exhaustive
-def test_a_pause_saves_the_state_of_all_machines_and_the_same_call_goes_on(cluster, home, small_teacher):
-    p = on_two(small_teacher, **LONG | dict(checkpoint_steps=None, score_every=20))
-    seen = []
-
-    def pause(row):
-        seen.append(row)
-        if row['kind'] == 'eval':
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cluster.execute(p, pause)
-    folder = RunFolder(p.config.study, p.run_id)
-    assert folder.state()['status'] == 'interrupted' and ranks_of(os.getpid()) == []
-    assert folder.rows('eval') and folder.rows('checkpoint'), (
-        'what it scored so far is here, and it has saved'
-    )
-    [saved] = [row['step'] for row in folder.rows('checkpoint')]
-    record = cluster.execute(p)
-    assert record['resumed_at'] == [saved]
-
-
-@pytest.mark.exhaustive
-def test_the_command_on_two_machines(home, small_teacher):
-    given = dict(task=TASK, teacher=small_teacher, max_length=32, student_layers=1, ranks=2)
-    given |= dict(nodes=2, launcher='ray', rendezvous='local')
-    asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
-    made = notebooks.command(home, 'run', '--mode', 'full_student', '--smoke', *asked, without=())
-    assert made.returncode == 0, made.stderr
-    [record] = home.glob('runs/*/full_student-*/record.json')
-    assert json.loads(record.read_text())['parallel']['reason'] == '2 ranks on cpu, 2 machines'
-
-
 TWO_NODES = """
 import sys
 from ray.cluster_utils import Cluster
@@ -460,21 +426,6 @@ def command(
 def records_of(home: Path) -> dict[str, dict]:
     found = (json.loads(path.read_text()) for path in home.glob('runs/small*/*/record.json'))
     return {record['run_id']: record for record in found}
-
-
-@pytest.mark.exhaustive
-def test_a_study_has_the_same_records_as_without_ray(home, small_teacher, tmp_path_factory):
-    without = tmp_path_factory.mktemp('without')
-    for place, more in ((home, ('--ray', 'local')), (without, ())):
-        study = command(place, small_teacher, '--seeds', '1', '--arms', 'full_student,full_kd', *more)
-        said, errors = study.communicate(timeout=900)
-        assert study.returncode == 0, errors
-    there = records_of(home)
-    here = records_of(without)
-    assert len(there) == 3 and there.keys() == here.keys()
-    for run_id, record in there.items():
-        assert {k for k in record if record[k] != here[run_id][k]} <= MEASURED
-    assert (home / 'runs/small-smoke/comparisons.csv').exists()
 
 
 @pytest.mark.exhaustive

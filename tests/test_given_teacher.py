@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from architectures import configs, write_teacher
 from handmade import make_record, write_run
 from kdnotes import cli
-from kdnotes.analysis.comparable import check_arm, differences
+from kdnotes.analysis.comparable import differences
 from kdnotes.analysis.compare import compare
 from kdnotes.analysis.report import report
 from kdnotes.analysis.wording import explain, sentence
@@ -483,12 +483,3 @@ def test_two_given_models_differ_in_their_weights_alone():
     c = compare(made, other)
     assert set(differences(made[0], other[0])) == {'initial'} and 'training' not in c.attribution.belongs
     assert c.reasons['train_s'].endswith('since baseline and other are given models that were not trained')
-
-
-def test_between_trained_runs_every_setting_counts():
-    a = make_record('full_kd')
-    b = make_record('full_kd', epochs=7, batch_size=8)
-    assert set(differences(a, b)) == {'epochs', 'batch_size'}
-    assert check_arm([a, b | dict(seed=1, teacher_seed=1)]).startswith(
-        "arm 'full_kd' mixes runs that differ in batch_size"
-    )

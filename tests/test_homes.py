@@ -21,8 +21,8 @@ LIBRARY = sorted(p for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb') if '.ipyn
 BEFORE = ('core/01_arms', 'core/02_config', 'core/03_resolve', 'core/04_files')
 # quick ones that look for runs and evidence; `make test-all` takes all
 QUICK = (
-    'experiment/02_launch',
-    'experiment/13_study',
+    'experiment/06_launch',
+    'experiment/18_study',
     'analysis/18_overview',
 )
 

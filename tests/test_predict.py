@@ -16,8 +16,8 @@ from kdnotes.core.config import TASKS, task_info
 from kdnotes.core.files import runs_path
 from kdnotes.distill.models import MINILM, load_tokenizer, save_model
 from kdnotes.experiment.export import export_model
-from kdnotes.experiment.predict import find_source, predict
-from kdnotes.experiment.score import model_source
+from kdnotes.experiment.predict import predict
+from kdnotes.experiment.score import find_source
 from kdnotes.records.schema import RecordError
 from kdnotes.records.store import RunFolder, find_record, predictions
 from kdnotes.tasks.asked import INPUTS
@@ -202,7 +202,7 @@ def test_a_runs_folder_is_held_to_its_record_as_its_run_id_is(small_run, tmp_pat
 
     def refused(words):
         for folder in (copy, copy / 'model'):
-            for use in (find_source, model_source, lambda name: export_model(name, str(tmp_path / 'out'))):
+            for use in (find_source, lambda name: export_model(name, str(tmp_path / 'out'))):
                 with pytest.raises(RecordError, match=words):
                     use(str(folder))
 

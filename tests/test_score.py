@@ -54,18 +54,17 @@ def books(folder: Path, words: int = 60, n: int = 3) -> Path:
     return folder
 
 
-def by_hand(model: Path, rows: list[list[int]]) -> dict[tuple[int, int], float]:
+def by_hand(model: Path, rows: list[list[int]], tokenizer=None) -> dict[tuple[int, int], float]:
     "(row, position) -> nats, each row by itself and each hidden token by itself."
-    from transformers import BertForMaskedLM
-
-    plain = BertForMaskedLM.from_pretrained(model).eval()
-    special = set(tiny_tokenizer().all_special_ids)
+    plain = transformers.AutoModelForMaskedLM.from_pretrained(model).eval()
+    tokenizer = tokenizer or tiny_tokenizer()
+    special = set(tokenizer.all_special_ids)
     found = {}
     for r, row in enumerate(rows):
         for position, token in enumerate(row):
             if token not in special:
                 hidden = torch.tensor([row])
-                hidden[0, position] = 4
+                hidden[0, position] = tokenizer.mask_token_id
                 with torch.no_grad():
                     found[r, position] = -float(plain(hidden).logits[0, position].log_softmax(-1)[token])
     return found
@@ -164,21 +163,9 @@ def test_sixteen_bits_change_little(model, tmp_path):
     assert rounded.pseudo_nll.estimate == pytest.approx(plain.pseudo_nll.estimate, abs=0.02)
 
 
-def command(model: Path, texts: Path, *more: str) -> list[str]:
-    return [
-        sys.executable,
-        '-m',
-        'kdnotes.cli',
-        'score',
-        str(model),
-        str(texts),
-        '--json',
-        '--by',
-        'line',
-        '--length',
-        '32',
-        *more,
-    ]
+def command(model: Path, texts: Path) -> list[str]:
+    asked = '--json --by line --length 32'.split()
+    return [sys.executable, '-m', 'kdnotes.cli', 'score', str(model), str(texts), *asked]
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -231,14 +218,25 @@ def test_a_changed_model_or_text_is_scored_anew(model, tmp_path):
     assert len([p for p in (cache_path() / 'scores').iterdir() if p.is_dir()]) == 3
 
 
-def test_another_mask_token_is_scored_anew(model, tmp_path):
+def another_mask(copy: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.mask_token = '[PAD]'
+    tokenizer.save_pretrained(copy)
+
+
+def another_config(copy: Path) -> None:
+    config = json.loads((copy / 'config.json').read_text())
+    config['num_attention_heads'] *= 2
+    (copy / 'config.json').write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize('change', [another_mask, another_config])
+def test_another_reading_of_the_same_weights_is_scored_anew(model, tmp_path, change):
     texts = books(tmp_path / 'texts')
     first = score(str(model), str(texts), length=LENGTH)[0]
     copy = tmp_path / 'copy'
     shutil.copytree(model, copy)
-    tokenizer = tiny_tokenizer()
-    tokenizer.mask_token = '[PAD]'
-    tokenizer.save_pretrained(copy)
+    change(copy)
     other = score(str(copy), str(texts), length=LENGTH)[0]
     assert other.model_sha256 == first.model_sha256
     assert other.pseudo_nll != first.pseudo_nll
@@ -254,19 +252,6 @@ def test_a_token_belongs_to_the_document_it_stands_in(model, tmp_path):
         # what does not fill a block is at the end of the last book
         words = [word for word in known[document] if word != 'unheard']
         assert its.sort_values(['row', 'position'])['token'].tolist() == words[: len(its)]
-
-
-def test_another_config_is_scored_anew(model, tmp_path):
-    texts = books(tmp_path / 'texts')
-    first = score(str(model), str(texts), length=LENGTH)[0]
-    copy = tmp_path / 'copy'
-    shutil.copytree(model, copy)
-    config = json.loads((copy / 'config.json').read_text())
-    config['num_attention_heads'] *= 2
-    (copy / 'config.json').write_text(json.dumps(config))
-    other = score(str(copy), str(texts), length=LENGTH)[0]
-    assert other.model_sha256 == first.model_sha256
-    assert other.pseudo_nll != first.pseudo_nll
 
 
 def test_what_each_token_costs_can_be_had(model, tmp_path, capsys):
@@ -428,67 +413,23 @@ def unigram(lines: list[str]):
 
 
 SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
-# kind -> its tokenizer, and a config for a vocabulary of n tokens that reads 64 of them
+EMBEDDED = SIZE | dict(embedding_size=16)
+FNET = dict(hidden_size=32, num_hidden_layers=2, intermediate_size=64, tpu_short_seq_length=64)
+ESM = dict(pad_token_id=0, mask_token_id=4, position_embedding_type='rotary', token_dropout=False)
+# kind -> its tokenizer, its config, and what that is given besides a vocabulary; each reads 64 tokens
 KINDS = {
-    'roberta': (
-        byte_level,
-        lambda n: transformers.RobertaConfig(
-            **SIZE, vocab_size=n, max_position_embeddings=66, pad_token_id=1
-        ),
-    ),
+    'roberta': (byte_level, 'RobertaConfig', SIZE | dict(max_position_embeddings=66, pad_token_id=1)),
     'modernbert': (
         byte_level,
-        lambda n: transformers.ModernBertConfig(
-            **SIZE, vocab_size=n, max_position_embeddings=64, pad_token_id=1, cls_token_id=0, sep_token_id=2
-        ),
+        'ModernBertConfig',
+        SIZE | dict(pad_token_id=1, cls_token_id=0, sep_token_id=2),
     ),
-    'albert': (
-        unigram,
-        lambda n: transformers.AlbertConfig(
-            **SIZE, embedding_size=16, vocab_size=n, max_position_embeddings=64
-        ),
-    ),
-    'electra': (
-        unigram,
-        lambda n: transformers.ElectraConfig(
-            **SIZE, embedding_size=16, vocab_size=n, max_position_embeddings=64
-        ),
-    ),
-    'distilbert': (
-        unigram,
-        lambda n: transformers.DistilBertConfig(
-            dim=32, n_layers=2, n_heads=2, hidden_dim=64, vocab_size=n, max_position_embeddings=64
-        ),
-    ),
-    # padding is not invisible to it
-    'fnet': (
-        unigram,
-        lambda n: transformers.FNetConfig(
-            hidden_size=32,
-            num_hidden_layers=2,
-            intermediate_size=64,
-            vocab_size=n,
-            max_position_embeddings=64,
-            tpu_short_seq_length=64,
-        ),
-    ),
-    # adds a bias to what its output layer gives
-    'esm': (
-        unigram,
-        lambda n: transformers.EsmConfig(
-            **SIZE,
-            vocab_size=n,
-            max_position_embeddings=64,
-            pad_token_id=0,
-            mask_token_id=4,
-            position_embedding_type='rotary',
-            token_dropout=False,
-        ),
-    ),
-    'more outputs than tokens': (
-        unigram,
-        lambda n: transformers.BertConfig(**SIZE, vocab_size=n + 11, max_position_embeddings=64),
-    ),
+    'albert': (unigram, 'AlbertConfig', EMBEDDED),
+    'electra': (unigram, 'ElectraConfig', EMBEDDED),
+    'distilbert': (unigram, 'DistilBertConfig', dict(dim=32, n_layers=2, n_heads=2, hidden_dim=64)),
+    'fnet': (unigram, 'FNetConfig', FNET),  # padding is not invisible to it
+    'esm': (unigram, 'EsmConfig', SIZE | ESM),  # adds a bias to what its output layer gives
+    'more outputs than tokens': (unigram, 'BertConfig', SIZE),
 }
 
 
@@ -497,26 +438,16 @@ def test_every_architecture_costs_what_transformers_says(kind, tmp_path, capsys)
     words = 'The quick brown fox jumps over the lazy dog. Ünïcode, 12 numbers and (signs)! '
     lines = [(words * 3)[start : start + 40 + start % 7].strip() for start in range(0, 120, 17)]
     (tmp_path / 'text.txt').write_text('\n'.join(lines))
-    make_tokenizer, config = KINDS[kind]
+    make_tokenizer, name, given = KINDS[kind]
     tokenizer = make_tokenizer(lines)
+    n_outputs = len(tokenizer) + (11 if kind == 'more outputs than tokens' else 0)
+    config = getattr(transformers, name)(**dict(vocab_size=n_outputs, max_position_embeddings=64) | given)
     torch.manual_seed(0)
-    plain = transformers.AutoModelForMaskedLM.from_config(config(len(tokenizer))).eval()
-    plain.save_pretrained(tmp_path / 'model')
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / 'model')
     tokenizer.save_pretrained(tmp_path / 'model')
-    special = set(tokenizer.all_special_ids)
-    expected = []
-    for line in lines:
-        row = [
-            tokenizer.cls_token_id,
-            *tokenizer(line, add_special_tokens=False)['input_ids'],
-            tokenizer.sep_token_id,
-        ]
-        for position, token in enumerate(row):
-            if token not in special:
-                hidden = torch.tensor([row])
-                hidden[0, position] = tokenizer.mask_token_id
-                with torch.no_grad():
-                    expected.append(-float(plain(hidden).logits[0, position].log_softmax(-1)[token]))
+    begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
+    rows = [[begin, *tokenizer(line, add_special_tokens=False)['input_ids'], end] for line in lines]
+    expected = list(by_hand(tmp_path / 'model', rows, tokenizer).values())
     source = str(tmp_path / 'model')
     found = score(source, str(tmp_path / 'text.txt'), by='line', length=64)[0]
     assert found.tokens == len(expected)

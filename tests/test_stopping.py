@@ -337,44 +337,27 @@ def test_a_stop_while_something_is_written(undisturbed, home, monkeypatch, what)
 # ---- a file system that refuses ----
 
 
-def a_file(runs):
-    runs.write_text('')
+SPOILED = {
+    'a file stands where a folder is needed; move it away': lambda runs: runs.write_text(''),
+    'something else stands where a folder is needed': lambda runs: runs.symlink_to(runs.parent / 'gone/away'),
+    'leads to itself': lambda runs: runs.symlink_to(runs),
+}
 
 
-def leads_nowhere(runs):
-    runs.symlink_to(runs.parent / 'gone' / 'away')
-
-
-def leads_to_itself(runs):
-    runs.symlink_to(runs)
-
-
-@pytest.mark.parametrize(
-    'spoil, words',
-    [
-        (a_file, 'a file stands where a folder is needed; move it away'),
-        (leads_nowhere, 'something else stands where a folder is needed'),
-        (leads_to_itself, 'leads to itself'),
-    ],
-)
-def test_runs_that_cannot_be_written_are_a_sentence(home, monkeypatch, capsys, spoil, words):
-    monkeypatch.setenv('KDNOTES_HOME', str(home))
-    spoil(home / 'runs')
+@pytest.mark.parametrize('words', [*SPOILED, 'a home that cannot be made'])
+def test_runs_that_cannot_be_written_are_a_sentence(home, monkeypatch, capsys, words):
+    there = home
+    if words in SPOILED:
+        SPOILED[words](home / 'runs')
+    else:
+        (home / 'file').write_text('')
+        there, words = home / 'file' / 'home', 'a file stands where a folder is needed'
+    monkeypatch.setenv('KDNOTES_HOME', str(there))
     given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
     argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
     assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) == 1
     said = capsys.readouterr().err.strip()
-    assert '\n' not in said and words in said and str(home / 'runs') in said, said
-
-
-def test_a_home_that_cannot_be_made_is_a_sentence(home, monkeypatch, capsys):
-    (home / 'file').write_text('')
-    monkeypatch.setenv('KDNOTES_HOME', str(home / 'file' / 'home'))
-    given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
-    argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
-    assert main(['study', '--arms', 'baseline', '--seeds', '1', *argv]) == 1
-    said = capsys.readouterr().err.strip()
-    assert '\n' not in said and 'a file stands where a folder is needed' in said, said
+    assert '\n' not in said and words in said and str(home) in said, said
 
 
 @pytest.mark.parametrize('name', ['x' * 101, '../x', 'a/b', '.hidden', ''])

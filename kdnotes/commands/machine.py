@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Annotated
 import typer
 from kdnotes.commands.options import (
+    Amount,
     Columns,
     Corpus,
+    Count,
     Json,
     Parameters,
     ProfileName,
@@ -21,7 +23,9 @@ from kdnotes.commands.options import (
     Task,
     Teacher,
     Transfer,
+    argument,
     at_least,
+    command,
     gather,
     offer,
     offer_studies_and_runs,
@@ -159,14 +163,10 @@ def bench(
     return 0
 
 
+@command('scaling', 'scaling --turns 3')
 def scaling(
-    name: Annotated[
-        str, typer.Option('--name', metavar='NAME', help='of the results; the same name goes on with them')
-    ] = 'scaling',
-    turns: Annotated[
-        int,
-        typer.Option('--turns', metavar='N', parser=at_least(1), help='of each setting, for an interval'),
-    ] = 5,
+    name: str = 'scaling',  # NAME: of the results; the same name goes on with them
+    turns: Count = 5,  # N: of each setting, for an interval
     smoke: Smoke = False,
     as_json: Json = False,
 ) -> int:
@@ -180,81 +180,25 @@ def scaling(
     return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #b5d20f71
+@command(
+    'hardware --run <study or run_id> --epochs 3',
+    'hardware --run <study> --arm full_kd --prices my.csv --trials 40 --workers 2',
+    "hardware --measured 'Tesla V100=1.3' --epochs 3 --trials 479 --workers 20",
+)
 def hardware(
-    run: Annotated[
-        str | None,
-        typer.Option(
-            '--run',
-            metavar='NAME',
-            help='a finished run, or a study: what is to be trained',
-            autocompletion=offer_studies_and_runs,
-            show_default=False,
-        ),
-    ] = None,
-    arm: Annotated[
-        str | None,
-        typer.Option('--arm', metavar='A', help='the runs of this arm of the study', show_default=False),
-    ] = None,
-    measured: Annotated[
-        list[str],
-        typer.Option(
-            '--measured',
-            metavar='DEVICE=HOURS',
-            help='instead of --run: an epoch that you timed yourself; may be given several times',
-            show_default=False,
-        ),
-    ] = (),
-    precision: Annotated[
-        str,
-        typer.Option(
-            '--precision',
-            metavar='P',
-            help='of --measured: fp32, fp16 or bf16',
-            autocompletion=offer(['fp32', 'fp16', 'bf16']),
-        ),
-    ] = 'fp32',
-    epochs: Annotated[
-        float | None,
-        typer.Option(
-            '--epochs',
-            metavar='N',
-            parser=at_least(0.0),
-            help='of a training (those that the runs had)',
-            show_default=False,
-        ),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(
-            '--prices',
-            metavar='CSV',
-            help='your devices and prices, which replace the packaged ones or add to them',
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        list[str],
-        typer.Option(
-            '--device',
-            metavar='DEVICE',
-            help='this device alone; may be given several times',
-            show_default=False,
-        ),
-    ] = (),
-    trials: Annotated[
-        int | None,
-        typer.Option(
-            '--trials',
-            metavar='N',
-            parser=at_least(1),
-            help='also the wall clock of a search of so many trials',
-            show_default=False,
-        ),
-    ] = None,
-    workers: Annotated[
-        int,
-        typer.Option('--workers', metavar='N', parser=at_least(1), help='devices that try at the same time'),
-    ] = 1,
+    # NAME: a finished run, or a study: what is to be trained
+    run: Annotated[str | None, dict(autocompletion=offer_studies_and_runs)] = None,
+    arm: str | None = None,  # A: the runs of this arm of the study
+    # DEVICE=HOURS: instead of --run: an epoch that you timed yourself; may be given several times
+    measured: list[str] = (),
+    # P: of --measured: fp32, fp16 or bf16
+    precision: Annotated[str, dict(autocompletion=offer(['fp32', 'fp16', 'bf16']))] = 'fp32',
+    epochs: Amount = None,  # N: of a training (those that the runs had)
+    # CSV: your devices and prices, which replace the packaged ones or add to them
+    prices: str | None = None,
+    device: list[str] = (),  # DEVICE: this device alone; may be given several times
+    trials: Count = None,  # N: also the wall clock of a search of so many trials
+    workers: Count = 1,  # N: devices that try at the same time
     as_json: Json = False,
 ) -> int:
     """Choose hardware: time, price and energy of a training by device.
@@ -294,11 +238,9 @@ def offer_gpu_check(incomplete: str) -> list[str]:
     return sorted(name for name in options if name.startswith(incomplete))
 
 
+@command('gpu-check', 'gpu-check --device cpu --smoke', 'gpu-check --help')
 def gpu_check(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(metavar='[OPTIONS]', autocompletion=offer_gpu_check, show_default=False),
-    ] = (),
+    arguments: Annotated[list[str], argument('[OPTIONS]', None, offer_gpu_check)] = (),
 ) -> int:
     "Check a GPU machine in ten minutes: correctness, memory, speed, energy."
     return program('gpu_check').main(list(arguments), 'kdnotes gpu-check')

@@ -9,8 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
-import typer
-from .options import Json, ModelName, RunName, at_least
+from .options import Json, ModelName, RunName, argument, at_least, command
 from .output import print_json, say, tell
 from ..core.config import ConfigError, shown
 
@@ -18,40 +17,21 @@ from ..core.config import ConfigError, shown
 __all__ = ['predict', 'score', 'export', 'push']
 
 # %% ../../nbs/commands/07_models.ipynb #6c992b09
+@command(
+    'predict <run_id> --question "who wrote it?" --passage "It was written by Ada."',
+    'predict <run_id> --question "what is gold?" --candidates lines.txt',
+    'predict <folder> --text "a fine film" --json',
+)
 def predict(
     model: ModelName,
-    question: Annotated[
-        str | None, typer.Option('--question', metavar='Q', help='a question, with candidates or a passage')
-    ] = None,
-    passage: Annotated[
-        str | None,
-        typer.Option('--passage', metavar='P', help='a text of any length that may hold the answer'),
-    ] = None,
-    candidate: Annotated[
-        list[str],
-        typer.Option(
-            '--candidate', metavar='C', help='a candidate; may be given several times', show_default=False
-        ),
-    ] = (),
-    candidates: Annotated[
-        str | None,
-        typer.Option('--candidates', metavar='FILE', help='a text file with a candidate a line'),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option('--text', metavar='T', help='a text to classify, or one with [MASK] in it')
-    ] = None,
-    pair: Annotated[
-        str | None, typer.Option('--pair', metavar='T2', help='the second text of a pair')
-    ] = None,
-    beside: Annotated[
-        str | None,
-        typer.Option(
-            '--beside',
-            metavar='MODEL',
-            help='another model that answers the same (the teacher of the run, if it is at hand); '
-            'none: no other',
-        ),
-    ] = None,
+    question: str | None = None,  # Q: a question, with candidates or a passage
+    passage: str | None = None,  # P: a text of any length that may hold the answer
+    candidate: list[str] = (),  # C: a candidate; may be given several times
+    candidates: str | None = None,  # FILE: a text file with a candidate a line
+    text: str | None = None,  # T: a text to classify, or one with [MASK] in it
+    pair: str | None = None,  # T2: the second text of a pair
+    # MODEL: another model that answers the same (the teacher of the run, if it is at hand); none: no other
+    beside: str | None = None,
     as_json: Json = False,
 ) -> int:
     """Ask a model about texts of your own.
@@ -85,62 +65,28 @@ def _lines_of(name: str) -> list[str]:
     return [line.strip() for line in read_document(path).splitlines() if line.strip()]
 
 # %% ../../nbs/commands/07_models.ipynb #e70a2a65
+@command('score <folder, hub id or run_id> wikitext2 --sample 4000', 'score <run_id> book.txt --by line')
 def score(
     model: ModelName,
     text: Annotated[
         str,
-        typer.Argument(
-            metavar='TEXT',
-            help='a .txt file, a folder of them, wikitext2, imdb, or a corpus whose test part is meant '
+        argument(
+            'TEXT',
+            'a .txt file, a folder of them, wikitext2, imdb, or a corpus whose test part is meant '
             '(embedded, gutenberg)',
-            show_default=False,
         ),
     ],
-    by: Annotated[
-        Literal['block', 'line'],
-        typer.Option(
-            '--by', help='what the model sees at once: blocks of running text, or each line by itself'
-        ),
-    ] = 'block',
-    length: Annotated[
-        int,
-        typer.Option(
-            '--length', metavar='N', parser=at_least(8), help='tokens of a block, or most tokens of a line'
-        ),
-    ] = 128,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            '--sample',
-            metavar='N',
-            parser=at_least(2),
-            help='hide so many tokens, drawn at random from the whole text; without it all of them',
-        ),
-    ] = None,
-    dtype: Annotated[
-        Literal['fp32', 'bf16', 'fp16'],
-        typer.Option(
-            '--dtype',
-            help='the number format of matmuls; 16 bits change a score by about a thousandth of a nat',
-        ),
-    ] = 'fp32',
-    budget: Annotated[
-        int,
-        typer.Option(
-            '--budget',
-            metavar='N',
-            parser=at_least(8),
-            help='most tokens of a batch, padding included; fewer take less memory',
-        ),
-    ] = 8192,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            '--out',
-            metavar='FILE',
-            help='also write what each hidden token costs, as a gzipped CSV (.csv.gz)',
-        ),
-    ] = None,
+    # what the model sees at once: blocks of running text, or each line by itself
+    by: Literal['block', 'line'] = 'block',
+    # N: tokens of a block, or most tokens of a line
+    length: Annotated[int, dict(parser=at_least(8))] = 128,
+    # N: hide so many tokens, drawn at random from the whole text; without it all of them
+    sample: Annotated[int, dict(parser=at_least(2))] = None,
+    # the number format of matmuls; 16 bits change a score by about a thousandth of a nat
+    dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32',
+    # N: most tokens of a batch, padding included; fewer take less memory
+    budget: Annotated[int, dict(parser=at_least(8))] = 8192,
+    out: str | None = None,  # FILE: also write what each hidden token costs, as a gzipped CSV (.csv.gz)
     as_json: Json = False,
 ) -> int:
     """Say how well a masked language model knows a text.
@@ -174,21 +120,15 @@ def _file_to_write(name: str) -> Path:
     raise ConfigError(f'--out {shown(name)} cannot be written; name a file in a folder that exists')
 
 # %% ../../nbs/commands/07_models.ipynb #31ec5002
+@command('export <run_id> --to <folder> --int8')
 def export(
     run_id: RunName,
-    to: Annotated[str, typer.Option('--to', metavar='FOLDER', help='the folder to write, new or empty')],
-    onnx: Annotated[bool, typer.Option('--onnx', help='also as ONNX in float32')] = False,
-    int8: Annotated[
-        bool, typer.Option('--int8', help='also as ONNX with weights in 8 bits (and --onnx)')
-    ] = False,
-    teacher: Annotated[
-        bool,
-        typer.Option(
-            '--teacher/--no-teacher',
-            help='measure its teacher, too, where ONNX is written: the card then compares the two, and it '
-            'takes about as long again',
-        ),
-    ] = True,
+    to: str,  # FOLDER: the folder to write, new or empty
+    onnx: bool = False,  # also as ONNX in float32
+    int8: bool = False,  # also as ONNX with weights in 8 bits (and --onnx)
+    # measure its teacher, too, where ONNX is written: the card then compares the two, and it takes about as
+    # long again
+    teacher: bool = True,
     as_json: Json = False,
 ) -> int:
     """Write a run's model for use elsewhere, as transformers loads it.
@@ -207,19 +147,13 @@ def export(
     return 0
 
 
+@command('push <run_id> <user/name> --yes')
 def push(
     run_id: RunName,
-    repo: Annotated[
-        str,
-        typer.Argument(
-            metavar='REPO', help='user/name; it is made where it is not there', show_default=False
-        ),
-    ],
-    yes: Annotated[bool, typer.Option('--yes', help='send it')] = False,
-    public: Annotated[
-        bool, typer.Option('--public', help='let everybody see a repository that is made')
-    ] = False,
-    int8: Annotated[bool, typer.Option('--int8', help='with ONNX in float32 and in 8 bits')] = False,
+    repo: Annotated[str, argument('REPO', 'user/name; it is made where it is not there')],
+    yes: bool = False,  # send it
+    public: bool = False,  # let everybody see a repository that is made
+    int8: bool = False,  # with ONNX in float32 and in 8 bits
     as_json: Json = False,
 ) -> int:
     """Put a run's model on the Hugging Face hub.

@@ -4,23 +4,27 @@
 
 # %% ../../nbs/commands/03_options.ipynb #2b1c142a
 from __future__ import annotations
+import functools
+import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from kdnotes.commands.parameters import (
-    about_parameter,
     as_typed,
-    choices_of,
+    comments,
     describe_parameters,
+    of_all_tasks,
     parse_parameters,
 )
 from ..core.arms import MODES, USUAL
-from ..core.config import TASKS, ConfigError
+from ..core.config import TASKS, ConfigError, RunConfig
 
 # %% auto #0
-__all__ = ['Task', 'Corpus', 'Columns', 'Teacher', 'Student', 'Transfer', 'ProfileName', 'Study', 'Smoke', 'Parameters', 'Json',
-           'DryRun', 'Arms', 'Grid', 'Jobs', 'Ray', 'StudyName', 'RunName', 'ModelName', 'at_least', 'offer',
-           'offer_studies', 'offer_runs', 'offer_studies_and_runs', 'offer_parameters', 'gather', 'shared']
+__all__ = ['Count', 'Whole', 'Amount', 'Mode', 'Seed', 'Task', 'Corpus', 'Columns', 'Teacher', 'Student', 'Transfer',
+           'ProfileName', 'Study', 'Smoke', 'Parameters', 'OfName', 'OfStudy', 'OfRun', 'Json', 'DryRun', 'Arms',
+           'Grid', 'Jobs', 'StudyName', 'RunName', 'ModelName', 'at_least', 'offer', 'offer_studies', 'offer_runs',
+           'offer_studies_and_runs', 'offer_parameters', 'option', 'argument', 'gather', 'command']
 
 # %% ../../nbs/commands/03_options.ipynb #318c59da
 def at_least(
@@ -83,20 +87,53 @@ def offer_parameters(incomplete: str) -> list[str]:
     return sorted(f'{name}={value}' for value in values if value.startswith(begun))
 
 # %% ../../nbs/commands/03_options.ipynb #946d9851
-def _of_run(name: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+# how a value is typed, where its kind does not say it: what Typer is told besides a comment
+Count = Annotated[int, dict(parser=at_least(1))]
+Whole = Annotated[int, dict(parser=at_least(0))]
+Amount = Annotated[float, dict(parser=at_least(0.0))]
+
+
+def option(
+    typed: str,  # '--seeds N', or '--yes' of a flag
+    about: str,
+    **more: Any,  # of Typer's
+) -> Any:
+    "An option that several commands share, or whose meaning is put together."
+    flag, _, metavar = typed.partition(' ')
+    return typer.Option(flag, metavar=metavar or None, help=about, **more)
+
+
+def argument(
+    metavar: str,
+    about: str,
+    offered: Callable[[str], list[str]] | None = None,
+) -> Any:
+    "What is given without a name."
+    return typer.Argument(metavar=metavar, help=about, autocompletion=offered, show_default=False)
+
+
+def _of_run(name: str, offered: Callable[[str], list[str]] | None = None) -> Any:
     "The option of a run's parameter."
-    choices = choices_of(name)
-    words = [' | '.join(choices) if len(choices) > 1 else '', about_parameter(name)]
-    return typer.Option(
-        f'--{name}',
-        metavar=name[0].upper(),
-        help='; '.join(filter(None, words)),
-        autocompletion=complete or offer(choices),
-        show_default=False,
-    )
+    of = of_all_tasks()[name]
+    said = '; '.join(filter(None, [' | '.join(of.choices), of.about]))
+    return option(f'--{name} {name[0].upper()}', said, autocompletion=offered or offer(of.choices))
 
 
-# parameters of a run that are typed most
+_MODES = ', '.join(MODES)
+_USUAL_MODE = RunConfig.model_fields['mode'].default
+Mode = Annotated[
+    str | None,
+    option('--mode M', f'one of {_MODES}; {_USUAL_MODE} where none is given', autocompletion=offer(MODES)),
+]
+Seed = Annotated[
+    int | None,
+    option(
+        '--seed N',
+        'one seed, of data order, dropout and a new head; `kdnotes study --seeds N` trains several; '
+        '0 where none is given',
+        parser=at_least(0),
+    ),
+]
 Task = Annotated[str | None, _of_run('task', offer(TASKS))]
 Corpus = Annotated[str | None, _of_run('corpus', offer(['auto', 'embedded']))]
 Columns = Annotated[str | None, _of_run('columns', offer([]))]
@@ -105,40 +142,45 @@ Student = Annotated[str | None, _of_run('student', offer([]))]
 Transfer = Annotated[str | None, _of_run('transfer', offer(['none', 'squad1']))]
 ProfileName = Annotated[str | None, _of_run('profile')]
 Study = Annotated[str | None, _of_run('study', offer_studies)]
-Smoke = Annotated[bool, typer.Option('--smoke', help=about_parameter('smoke'))]
+Smoke = Annotated[bool, option('--smoke', of_all_tasks()['smoke'].about)]
 Parameters = Annotated[
     list[str],
-    typer.Option(
-        '-p',
-        metavar='name=value',
-        help='any parameter of a run, may be given several times, and of one name the last counts; '
+    option(
+        '-p name=value',
+        'any parameter of a run, may be given several times, and of one name the last counts; '
         '`kdnotes parameters` lists them',
         autocompletion=offer_parameters,
         show_default=False,
     ),
 ]
 
+# what a command may take as `given`
+_NAMED = dict(task=Task, corpus=Corpus, study=Study, smoke=Smoke, p=Parameters)
+_MADE = dict(task=Task, corpus=Corpus, columns=Columns, teacher=Teacher, student=Student, transfer=Transfer)
+_MADE |= dict(profile=ProfileName, study=Study, smoke=Smoke, p=Parameters)
+OfName = Annotated[dict, _NAMED]
+OfStudy = Annotated[dict, _MADE]
+OfRun = Annotated[dict, dict(mode=Mode, seed=Seed) | _MADE]
+
 # what a command does
-Json = Annotated[bool, typer.Option('--json', help='print the result as JSON, alone on standard output')]
+Json = Annotated[bool, option('--json', 'print the result as JSON, alone on standard output')]
 DryRun = Annotated[
-    bool, typer.Option('--dry-run', help='say what would be made, and about how long it takes; train nothing')
+    bool, option('--dry-run', 'say what would be made, and about how long it takes; train nothing')
 ]
 Arms = Annotated[
     str,
-    typer.Option(
-        '--arms',
-        metavar='A',
-        help=f"usual ({', '.join(USUAL)}), procedures (the same without full_student), all, or some of "
-        f"{', '.join(MODES)}, with commas",
+    option(
+        '--arms A',
+        f"usual ({', '.join(USUAL)}), procedures (the same without full_student), all, or some of "
+        f'{_MODES}, with commas',
         autocompletion=offer(['usual', 'procedures', 'all', *MODES], last=True),
     ),
 ]
 Grid = Annotated[
     list[str],
-    typer.Option(
-        '--grid',
-        metavar='name=v,v ...',
-        help='values of parameters: each arm is made once for each combination of those that it reads, as of '
+    option(
+        '--grid name=v,v ...',
+        'values of parameters: each arm is made once for each combination of those that it reads, as of '
         '--grid learning_rate=1e-4,2e-4 temperature=2,4',
         autocompletion=offer_parameters,
         show_default=False,
@@ -146,80 +188,106 @@ Grid = Annotated[
 ]
 Jobs = Annotated[
     int,
-    typer.Option(
-        '--jobs',
-        metavar='N',
-        parser=at_least(1),
-        help='runs that train at the same time: sooner done, but on the same device times, memory and '
+    option(
+        '--jobs N',
+        'runs that train at the same time: sooner done, but on the same device times, memory and '
         'energy are not compared; 1 where none is given, and on a cluster as many as it has room for',
-    ),
-]
-Ray = Annotated[
-    str,
-    typer.Option(
-        '--ray',
-        metavar='ADDRESS',
-        help='make the runs on a Ray cluster: auto (one that runs on this machine), host:port, '
-        'ray://host:port, or local (started for this command)',
-        autocompletion=offer(['auto', 'local']),
-        show_default=False,
+        parser=at_least(1),
     ),
 ]
 StudyName = Annotated[
-    str,
-    typer.Argument(
-        metavar='STUDY',
-        help='the folder under runs/, or evidence of that name',
-        autocompletion=offer_studies,
-        show_default=False,
-    ),
+    str, argument('STUDY', 'the folder under runs/, or evidence of that name', offer_studies)
 ]
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar='RUN',
-        help='the run_id or the folder of a run',
-        autocompletion=offer_runs,
-        show_default=False,
-    ),
-]
+RunName = Annotated[str, argument('RUN', 'the run_id or the folder of a run', offer_runs)]
 ModelName = Annotated[
     str,
-    typer.Argument(
-        metavar='MODEL',
-        help='the run_id or the folder of a finished run, a folder of a saved model, or a hub id',
-        autocompletion=offer_runs,
-        show_default=False,
+    argument(
+        'MODEL',
+        'the run_id or the folder of a finished run, a folder of a saved model, or a hub id',
+        offer_runs,
     ),
 ]
 
 # %% ../../nbs/commands/03_options.ipynb #4c016055
 def gather(
     pairs: Sequence[str],  # of -p
-    **options: str | bool | None,  # parameters that are options; None and False: not given
+    **options: Any,  # parameters that are options; None and False: not given
 ) -> dict[str, str]:
     "The parameters of a run, however they were given."
     found = parse_parameters(pairs)
     for name, value in options.items():
         if value is None or value is False:
             continue
-        if name in found:
+        if found.setdefault(name, as_typed(value)) != as_typed(value):
+            option = f'--{name}' if value is True else f'--{name} {value}'
             raise ConfigError(
-                f'{name} is given twice, with --{name} and with -p {name}={found[name]}; leave one out'
+                f'{name} is given twice, with {option} and with -p {name}={found[name]}; leave one out'
             )
-        found[name] = as_typed(value)
     return found
 
+# %% ../../nbs/commands/03_options.ipynb #70a61358
+def _as_option(p: inspect.Parameter, hint: Any, comment: str) -> inspect.Parameter:
+    "A parameter of a command as Typer reads it."
+    kind, *more = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if more and not isinstance(more[0], dict):
+        return p.replace(annotation=hint)
+    metavar, about = re.fullmatch(r'(?:([A-Z][A-Z0-9,=]*): )?(.*)', comment).groups()
+    flag = f'--{p.name.replace("_", "-")}'
+    told = dict(metavar=metavar, help=about, show_default=p.default not in (None, (), ''))
+    either = f'/--no-{p.name}' if p.default is True else ''
+    return p.replace(
+        annotation=Annotated[kind, typer.Option(flag + either, **told, **(more[0] if more else {}))]
+    )
 
-def shared(
-    given: dict[str, str],  # of `gather`
-    own: Sequence[str],  # options of the command that are no parameters of a run
-) -> dict[str, str]:  # with the corpus that a study takes by itself
-    "The parameters all runs of a study share."
-    for name in ('seeds', 'arms', *own):
-        if name in given:
+
+def _refuse_own(pairs: Sequence[str], own: set[str]) -> None:
+    "Refuse as a parameter of a run what is an option of the command."
+    for name, value in parse_parameters(pairs).items():
+        if name in own:
+            option = f'--{name.replace("_", "-")}'
             raise ConfigError(
-                f'{name} is no parameter of a run; '
-                f'write --{name.replace("_", "-")} {given[name]} instead of -p {name}={given[name]}'
+                f'{name} is no parameter of a run; write {option} {value} instead of -p {name}={value}'
             )
-    return dict(corpus='embedded') | given
+
+
+def command(
+    *examples: str,  # of it, without `kdnotes`
+    without: Sequence[str] = (),  # parameters of a run that it does not take, though it has -p
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """A function as a command: its parameters are options, the comments beside them are their help.
+    `given` stands for the options of a run's parameters.
+    """
+
+    def made(function: Callable[..., int]) -> Callable[..., int]:
+        about = comments(function)
+        hints = get_type_hints(function, include_extras=True)
+        of_run: dict[str, Any] = {}
+        found = []
+        for name, p in inspect.signature(function).parameters.items():
+            if name != 'given':
+                found.append(_as_option(p, hints[name], about.get(name, '')))
+                continue
+            [of_run] = hints[name].__metadata__
+            defaults = dict(smoke=False, p=())
+            found += [p.replace(name=n, default=defaults.get(n), annotation=of) for n, of in of_run.items()]
+        signature = inspect.Signature(found, return_annotation=int)
+        own = {p.name for p in found if p.name not in of_run and not isinstance(p.default, bool)}
+
+        @functools.wraps(function)
+        def carried_out(*typed: Any, **options: Any) -> int:
+            bound = signature.bind(*typed, **options)
+            bound.apply_defaults()
+            taken = bound.arguments
+            if of_run:
+                of = {name: taken.pop(name) for name in of_run}
+                _refuse_own(of['p'], own)
+                taken['given'] = gather(of.pop('p'), **of)
+            return function(**taken)
+
+        carried_out.__signature__ = signature
+        carried_out.__annotations__ = {p.name: p.annotation for p in found}
+        carried_out.examples = examples
+        carried_out.without = without
+        return carried_out
+
+    return made

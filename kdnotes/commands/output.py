@@ -6,9 +6,7 @@
 from __future__ import annotations
 import contextlib
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -57,22 +55,14 @@ def plain_table(
     return '\n'.join(lines)
 
 
-def print_table(
-    rows: Sequence[dict[str, str]],  # of the same keys
-    title: str = '',
-) -> None:
-    "A table: Rich's on a terminal, plain text elsewhere."
-    if not rows:
-        return
-    if not sys.stdout.isatty():
-        say(*filter(None, [title, plain_table(rows)]))
-        return
+def _on_terminal(rows: Sequence[dict[str, str]], **look: Any) -> None:
+    "Rich's table, which folds to the width of the terminal."
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=visible(title) or None, title_justify='left', box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(**dict(box=box.SIMPLE_HEAD, title_justify='left', pad_edge=False) | look)
     for name in rows[0]:
         # a run_id is copied from here, so it is never broken
         table.add_column(Text(visible(name)), overflow='fold', no_wrap=name in ('run', 'run_id'))
@@ -81,33 +71,30 @@ def print_table(
     Console().print(table)
 
 
+def print_table(
+    rows: Sequence[dict[str, str]],  # of the same keys
+    title: str = '',
+) -> None:
+    "A table: Rich's on a terminal, plain text elsewhere."
+    if rows and sys.stdout.isatty():
+        _on_terminal(rows, title=visible(title) or None)
+    elif rows:
+        say(*filter(None, [title, plain_table(rows)]))
+
+
 def print_groups(
     groups: dict[str, dict[str, str]],  # group -> name -> text
 ) -> None:
     "Groups of named values, folded to the width of a terminal."
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     column = 2 + max((len(name) for group in groups.values() for name in group), default=0)
-    column = min(column, width // 2) if width else column
     for title, group in groups.items():
         say(title)
-        for name, text in group.items():
-            say(_folded(name, ' '.join(text.split()), column, width))
-
-
-def _folded(
-    name: str,
-    text: str,
-    column: int,  # where values begin, behind two blanks
-    width: int,  # of the terminal; 0: there is none
-) -> str:
-    "A value beside its name, or below one that is too long, in as many lines as it takes."
-    begin = f'  {name.ljust(column)}'
-    if not width:
-        return f'{begin}{text}'
-    indent = ' ' * (column + 2)
-    if len(begin) > len(indent):
-        return f'{begin}\n{textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)}'
-    return textwrap.fill(text, width, initial_indent=begin, subsequent_indent=indent) or begin.rstrip()
+        lines = {f'  {name}'.ljust(column + 2): ' '.join(text.split()) for name, text in group.items()}
+        if group and sys.stdout.isatty():
+            rows = [dict(name=name, text=text) for name, text in lines.items()]
+            _on_terminal(rows, box=None, show_header=False, padding=0)
+        else:
+            say(*(f'{name}{text}' for name, text in lines.items()))
 
 
 def print_report(
@@ -208,29 +195,20 @@ def saved_in_words(
     plans: Sequence[Any],  # of the runs that were to be made; []: none was planned yet
 ) -> str:
     "What is left of runs that were stopped."
+    from kdnotes.experiment.launch import saved_step
     from kdnotes.records.store import RunFolder
-    from kdnotes.train.checkpoint import checkpoints
 
     if not plans:
         return 'nothing was begun'
-    every = {p.run_id: p for p in [*_foundations(plans), *plans]}
+    every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}
     folders = [RunFolder(p.config.study, p.run_id) for p in every.values()]
     done = sum(RunFolder(p.config.study, p.run_id).done for p in plans)
     said = [f'{done} of {len(plans)} runs {"is" if done == 1 else "are"} done']
     for folder in folders:
-        saved = checkpoints(folder.path / 'checkpoints')
-        if saved and not folder.done:
-            said.append(f'{folder.run_id} is saved at step {int(saved[0].name[5:])}')
+        step = saved_step(folder)
+        if step is not None and not folder.done:
+            said.append(f'{folder.run_id} is saved at step {step}')
     return ', '.join(said)
-
-
-def _foundations(plans: Sequence[Any]) -> list[Any]:
-    "What runs stand on."
-    found = []
-    for p in plans:
-        before = [first for first in (p.teacher, p.transfer) if first]
-        found += [*_foundations(before), *before]
-    return found
 
 
 @contextlib.contextmanager

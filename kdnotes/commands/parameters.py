@@ -15,7 +15,7 @@ from ..core.arms import MODES
 from ..core.config import TASKS, ConfigError, RunConfig, make_config, shown, task_info
 
 # %% auto #0
-__all__ = ['parse_parameters', 'configurations', 'as_typed', 'Described', 'about_parameter', 'choices_of', 'usual_of',
+__all__ = ['parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',
            'describe_parameters', 'parameter_lines']
 
 # %% ../../nbs/commands/01_parameters.ipynb #034a0dc7
@@ -64,8 +64,10 @@ def _choices(annotation: Any) -> list[str]:
 
 
 @cache
-def _comments(of: type) -> dict[str, str]:
-    "The comment beside each field of a model's source, else the lines right above it."
+def comments(
+    of: Any,  # a model, or a function whose parameters have a line each
+) -> dict[str, str]:
+    "The comment beside each field or parameter in a source, else the lines right above it."
     found = {}
     above: list[str] = []
     for line in inspect.getsource(of).splitlines():
@@ -107,23 +109,9 @@ class Described:
     tasks: tuple[str, ...]  # that read it; (): all
 
 # %% ../../nbs/commands/01_parameters.ipynb #3f398ebf
-def about_parameter(
-    name: str,  # a field of `RunConfig`
-) -> str:
-    "What a parameter of every task means, as one types it."
-    return re.sub(r'\bNone\b', 'none', _comments(RunConfig)[name])
-
-
-def choices_of(
-    name: str,  # a field of `RunConfig`
-) -> list[str]:  # []: any value of its kind
-    "The values a parameter names."
-    return _choices(RunConfig.model_fields[name].annotation)
-
-
 def _described(of: type, tasks: tuple[str, ...]) -> list[Described]:
     "The parameters that one model declares."
-    comments = _comments(of)
+    said = comments(of)
     headings = _headings(of)
     group = 'the run' if of is RunConfig else f'task={tasks[0]} alone'
     found = []
@@ -133,10 +121,16 @@ def _described(of: type, tasks: tuple[str, ...]) -> list[Described]:
         if name == 'task_settings':
             continue
         choices = _choices(field.annotation)
-        about = re.sub(r'\bNone\b', 'none', comments[name])
+        about = re.sub(r'\bNone\b', 'none', said[name])
         several = tuple(choices) if len(choices) > 1 else ()
         found.append(Described(name, as_typed(field.default), several, about, group, tasks))
     return found
+
+
+@cache
+def of_all_tasks() -> dict[str, Described]:
+    "The parameters that a run of any task has, by name."
+    return {one.name: one for one in _described(RunConfig, ())}
 
 
 def usual_of(
@@ -153,7 +147,7 @@ def describe_parameters(
     "The parameters of a run; with a task those it reads, and its own defaults."
     own = {} if task is None else usual_of(task)
     found = []
-    for one in _described(RunConfig, ()):
+    for one in of_all_tasks().values():
         found.append(Described(**asdict(one) | dict(default=own.get(one.name, one.default))))
     for name in TASKS if task is None else (task,):
         found += _described(task_info(name).settings, (name,))

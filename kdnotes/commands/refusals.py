@@ -15,7 +15,7 @@ from ..core.config import ConfigError, nearest, parameters
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
-__all__ = ['EXIT_CODES', 'as_parameter', 'usage_sentence', 'Command', 'StudyCommand', 'exit_codes_in_words', 'Group']
+__all__ = ['EXIT_CODES', 'as_parameter', 'usage_sentence', 'Command', 'exit_codes_in_words', 'Group']
 
 # %% ../../nbs/commands/02_refusals.ipynb #6178eaf9
 EXIT_CODES = {
@@ -110,9 +110,13 @@ def usage_sentence(
 class Command(TyperCommand):
     "A command that takes no option twice, and shows its examples first."
 
-    without: tuple[str, ...] = ()  # parameters of a run that it does not take, though it has -p
+    @property
+    def without(self) -> Sequence[str]:
+        "Parameters of a run that it does not take, though it has -p."
+        return getattr(self.callback, 'without', ())
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = _each_its_own(args, '--grid')
         if not ctx.resilient_parsing:  # as when a shell asks for completions
             left, order = self._read(ctx, args)
             if twice := _given_twice(order):
@@ -148,15 +152,6 @@ def _given_twice(order: Sequence[Any]) -> str:  # the option; '': none
     "Of the parameters in the order in which they were typed, one that can only be meant once."
     options = [p for p in order if p.param_type_name == 'option' and not p.multiple]
     return next((p.opts[0] for p, n in Counter(options).items() if n > 1), '')
-
-
-class StudyCommand(Command):
-    "A command for a whole study, which has modes and seeds of its own."
-
-    without = ('mode', 'seed', 'arm')
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _each_its_own(args, '--grid'))
 
 
 def _each_its_own(args: Sequence[str], option: str) -> list[str]:

@@ -8,11 +8,12 @@ import os
 import sys
 from pathlib import Path
 from typing import Annotated
-import typer
 from kdnotes.commands.options import (
     Json,
     RunName,
     StudyName,
+    argument,
+    command,
     offer_runs,
     offer_studies,
     offer_studies_and_runs,
@@ -24,15 +25,10 @@ from ..core.config import ConfigError
 __all__ = ['list_', 'show', 'compare', 'report', 'evidence', 'forget', 'clean']
 
 # %% ../../nbs/commands/06_results.ipynb #3a4977d9
+@command('list', 'list <study>', 'list --json | jq .runs')
 def list_(
     study: Annotated[
-        str | None,
-        typer.Argument(
-            metavar='STUDY',
-            help='the folder under runs/; without it all of them',
-            autocompletion=offer_studies,
-            show_default=False,
-        ),
+        str | None, argument('STUDY', 'the folder under runs/; without it all of them', offer_studies)
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -72,6 +68,7 @@ def list_(
     return 0
 
 
+@command('show <run_id>', 'show <run_id> --json')
 def show(run: RunName, as_json: Json = False) -> int:
     "Show one run: its record in words, or all of it with --json."
     from kdnotes.analysis.overview import find_run, record_in_words, run_state, when_in_words
@@ -93,14 +90,14 @@ def show(run: RunName, as_json: Json = False) -> int:
     return 0
 
 # %% ../../nbs/commands/06_results.ipynb #ce58cd27
+@command('compare <study>', 'compare <study> <another study>', 'compare <run_id> <run_id>')
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar='STUDY|RUN...',
-            help='a study, several, or single runs: all of them are compared together',
-            autocompletion=offer_studies_and_runs,
-            show_default=False,
+        argument(
+            'STUDY|RUN...',
+            'a study, several, or single runs: all of them are compared together',
+            offer_studies_and_runs,
         ),
     ],
     as_json: Json = False,
@@ -138,21 +135,14 @@ def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and 
     return '+'.join(names), list(dict.fromkeys(run_ids))
 
 
+@command('report <study>', 'report <study> --no-pdf')
 def report(
     study: StudyName,
     run_id: Annotated[
-        list[str],
-        typer.Argument(
-            metavar='[RUN_ID]...',
-            help='these runs only; without it all of them',
-            autocompletion=offer_runs,
-            show_default=False,
-        ),
+        list[str], argument('[RUN_ID]...', 'these runs only; without it all of them', offer_runs)
     ] = (),
-    to: Annotated[
-        str | None, typer.Option('--to', metavar='FOLDER', help='where the files go (runs/STUDY)')
-    ] = None,
-    no_pdf: Annotated[bool, typer.Option('--no-pdf', help='the HTML file alone; a PDF needs typst')] = False,
+    to: str | None = None,  # FOLDER: where the files go (runs/STUDY)
+    no_pdf: bool = False,  # the HTML file alone; a PDF needs typst
     as_json: Json = False,
 ) -> int:
     """Write the report of a study: HTML and PDF.
@@ -178,6 +168,7 @@ def report(
     return 0
 
 # %% ../../nbs/commands/06_results.ipynb #5d3e469c
+@command('evidence <study>')
 def evidence(study: StudyName, as_json: Json = False) -> int:
     """Keep the finished runs of a study beside the code.
 
@@ -198,12 +189,10 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     return 0
 
 
+@command('forget <study> <run_id>')
 def forget(
     study: StudyName,
-    run_id: Annotated[
-        list[str],
-        typer.Argument(metavar='RUN_ID', help='a folder under runs/STUDY/', autocompletion=offer_runs),
-    ],
+    run_id: Annotated[list[str], argument('RUN_ID', 'a folder under runs/STUDY/', offer_runs)],
     as_json: Json = False,
 ) -> int:
     """Take finished runs out of a study, so that they are made again.
@@ -232,9 +221,10 @@ def forget(
     return 0
 
 
+@command('clean --dry-run', 'clean --yes')
 def clean(
-    yes: Annotated[bool, typer.Option('--yes', help='remove it without asking')] = False,
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='say what would be removed')] = False,
+    yes: bool = False,  # remove it without asking
+    dry_run: bool = False,  # say what would be removed
     as_json: Json = False,
 ) -> int:
     """Remove checkpoints and caches that finished runs no longer need.

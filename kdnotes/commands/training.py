@@ -4,29 +4,24 @@
 
 # %% ../../nbs/commands/05_training.ipynb #66d79bb0
 from __future__ import annotations
-from typing import Annotated, Any
-import typer
+import json
+from dataclasses import asdict
+from typing import Annotated, Any, get_args
 from kdnotes.commands.options import (
     Arms,
-    Columns,
-    Corpus,
+    Amount,
+    Count,
     DryRun,
     Grid,
     Jobs,
     Json,
-    Parameters,
-    ProfileName,
-    Ray,
-    Smoke,
-    Student,
-    Study,
-    Task,
-    Teacher,
-    Transfer,
-    at_least,
-    gather,
+    OfName,
+    OfRun,
+    OfStudy,
+    Whole,
+    command,
     offer,
-    shared,
+    option,
 )
 from kdnotes.commands.output import (
     following,
@@ -39,7 +34,7 @@ from kdnotes.commands.output import (
 )
 from ..core.arms import MODES
 from ..core.processes import Stopped
-from ..core.config import TASKS, ConfigError, RunConfig, make_config
+from ..core.config import TASKS, make_config
 
 # %% auto #0
 __all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']
@@ -71,51 +66,12 @@ def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> in
     return 0
 
 # %% ../../nbs/commands/05_training.ipynb #773b878b
-def run(
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            '--mode',
-            metavar='M',
-            help=f"one of {', '.join(MODES)}; {RunConfig.model_fields['mode'].default} where none is given",
-            autocompletion=offer(MODES),
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            '--seed',
-            metavar='N',
-            parser=at_least(0),
-            help='one seed, of data order, dropout and a new head; `kdnotes study --seeds N` trains several; '
-            '0 where none is given',
-            show_default=False,
-        ),
-    ] = None,
-    task: Task = None,
-    corpus: Corpus = None,
-    columns: Columns = None,
-    teacher: Teacher = None,
-    student: Student = None,
-    transfer: Transfer = None,
-    profile: ProfileName = None,
-    study: Study = None,
-    smoke: Smoke = False,
-    p: Parameters = (),
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> int:
+@command(
+    'run --mode mixed_kd --corpus embedded --smoke',
+    'run --mode full_kd --seed 1 --corpus wikiqa -p learning_rate=5e-5 -p epochs=2',
+)
+def run(given: OfRun = None, dry_run: DryRun = False, as_json: Json = False) -> int:
     "Train one model, after its teacher if there is none yet; or find it trained."
-    options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
-    options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    given = gather(p, **options)
-    for name, value in dict(mode=mode, seed=seed).items():
-        if value is not None and given.setdefault(name, str(value)) != str(value):
-            raise ConfigError(
-                f'{name} is given twice, with --{name} {value} and with -p {name}={given[name]}; leave one '
-                'out'
-            )
     config = make_config(**given)
     from kdnotes.experiment.cluster import make_run
     from kdnotes.experiment.plan import plan
@@ -143,33 +99,34 @@ def _show_result(record: dict) -> None:
     say(f'more of it: kdnotes show {run_id}; ask it: kdnotes predict {run_id} --help')
 
 # %% ../../nbs/commands/05_training.ipynb #794860d5
+_OF_STUDY = ('mode', 'seed', 'arm')  # a study has modes and seeds of its own
+_CORPUS = dict(corpus='embedded')  # that a study takes by itself
+
+
+@command(
+    'study',
+    'study --seeds 5 --arms all --corpus wikiqa --study mine',
+    "study --task text_classification --corpus <folder> --columns 'text=review,label=stars'",
+    'study --arms full_student,full_kd --grid learning_rate=1e-4,2e-4 temperature=2,4',
+    'study --teacher <folder or hub id> -p alpha=.3 --dry-run',
+    without=_OF_STUDY,
+)
 def study(
-    seeds: Annotated[
-        int, typer.Option('--seeds', metavar='N', parser=at_least(1), help='train with seeds 0 to N - 1')
-    ] = 3,
+    seeds: Count = 3,  # N: train with seeds 0 to N - 1
     arms: Arms = 'usual',
-    task: Task = None,
-    corpus: Corpus = None,
-    columns: Columns = None,
-    teacher: Teacher = None,
-    student: Student = None,
-    transfer: Transfer = None,
-    profile: ProfileName = None,
-    study: Study = None,
-    smoke: Smoke = False,
-    p: Parameters = (),
+    given: OfStudy = None,
     grid: Grid = (),
     jobs: Jobs = None,
-    ray: Ray = '',
+    # ADDRESS: make the runs on a Ray cluster: auto (one that runs on this machine), host:port,
+    # ray://host:port, or local (started for this command)
+    ray: Annotated[str, dict(autocompletion=offer(['auto', 'local']))] = '',
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Train the runs of a study that are not done, compare them and draw their figures.
 
     It is `make study` without notebooks. The study is called as --study says, else by task and corpus."""
-    options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
-    options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    given = shared(gather(p, **options), ('grid', 'jobs', 'ray')) | dict(grid=list(grid))
+    given = _CORPUS | given | dict(grid=list(grid))
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.plan import explain_study, plan_study
     from kdnotes.experiment.study import run_study
@@ -197,75 +154,44 @@ def _study_as_dict(made: Any) -> dict:  # of a `StudyResult`; JSON-able
     )
 
 
+@command('name --corpus wikiqa --smoke', without=_OF_STUDY)
 def name(
-    arms: Annotated[
-        str | None,
-        typer.Option(
-            '--arms',
-            metavar='A',
-            help='plan the study of these arms first, so that what it refuses is refused here',
-        ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option('--seeds', metavar='N', parser=at_least(1), help='of the study that is planned')
-    ] = 1,
-    search: Annotated[
-        bool, typer.Option('--search', help='the name of a search, as of `kdnotes search`')
-    ] = False,
-    task: Task = None,
-    corpus: Corpus = None,
-    study: Study = None,
-    smoke: Smoke = False,
-    p: Parameters = (),
+    arms: str | None = None,  # A: plan the study of these arms first, so that what it refuses is refused here
+    seeds: Count = 1,  # N: of the study that is planned
+    search: bool = False,  # the name of a search, as of `kdnotes search`
+    given: OfName = None,
     grid: Grid = (),
     as_json: Json = False,
 ) -> int:
     """Print the name of a study.
 
     It is that of --study, else one made of the task and the corpus. Its runs are in runs/NAME/."""
-    given = shared(gather(p, task=task, corpus=corpus, study=study, smoke=smoke), ())
     from kdnotes.experiment.plan import named, plan_study
 
     if search:
         from kdnotes.search.driver import search_named as named
 
-    found = named(**given)
+    found = named(**_CORPUS | given)
     if arms:
         plan_study(seeds, arms, grid=list(grid), **found)
     print_json(dict(study=found['study'], corpus=found['corpus'])) if as_json else say(found['study'])
     return 0
 
 # %% ../../nbs/commands/05_training.ipynb #57bd9218
+@command(
+    'tune --mode full_kd --task text_classification',
+    'tune --mode baseline --trials 12 --dry-run',
+    without=(*_OF_STUDY, 'tuning_id'),
+)
 def tune(
     mode: Annotated[
-        str,
-        typer.Option(
-            '--mode', metavar='M', help=f"the arm: one of {', '.join(MODES)}", autocompletion=offer(MODES)
-        ),
+        str, option('--mode M', f'the arm: one of {", ".join(MODES)}', autocompletion=offer(MODES))
     ] = 'baseline',
-    trials: Annotated[
-        int, typer.Option('--trials', metavar='N', parser=at_least(1), help='settings that are tried')
-    ] = 6,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            '--seeds',
-            metavar='N',
-            parser=at_least(0),
-            help='afterwards train the arm with the chosen setting on seeds 0 to N - 1, as runs of the '
-            'study NAME-sensitivity',
-        ),
-    ] = 0,
-    task: Task = None,
-    corpus: Corpus = None,
-    columns: Columns = None,
-    teacher: Teacher = None,
-    student: Student = None,
-    transfer: Transfer = None,
-    profile: ProfileName = None,
-    study: Study = None,
-    smoke: Smoke = False,
-    p: Parameters = (),
+    trials: Count = 6,  # N: settings that are tried
+    # N: afterwards train the arm with the chosen setting on seeds 0 to N - 1, as runs of the study
+    # NAME-sensitivity
+    seeds: Whole = 0,
+    given: OfStudy = None,
     jobs: Jobs = 1,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -274,13 +200,11 @@ def tune(
 
     It is `make tune` without notebooks. The trials are runs of the study NAME-tuning; those that are done
     are skipped."""
-    options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
-    options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    given = shared(gather(p, **options), ('mode', 'trials', 'jobs'))
+    from kdnotes.experiment.launch import outcome
     from kdnotes.experiment.plan import explain_study, named
     from kdnotes.search.random import plan_trials, search, train_tuned
 
-    given = named(**given)
+    given = named(**_CORPUS | given)
     if dry_run:
         plans = plan_trials(mode, trials, jobs=jobs, **given)
         return _show_forecast(plans, explain_study(plans), jobs, as_json)
@@ -291,148 +215,64 @@ def tune(
         if not as_json:
             print_table([{k: str(v) for k, v in row.items()} for row in found.trials.to_dict('records')])
         made = train_tuned(found, seeds, **more, **given)
-    print_json(_search_as_dict(found, made)) if as_json else _show_search(found, made)
+    if as_json:
+        trials = json.loads(found.trials.to_json(orient='records'))
+        print_json(dict(tuning_id=found.id, arm=found.arm, chosen=found.chosen, trials=trials, tuned=made))
+        return 0
+    say(*(f"{record['run_id']}: {outcome(record)}" for record in made))
+    say(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
     return 0
 
-
-def _show_search(found: Any, made: list[dict]) -> None:
-    "What a search has chosen, and what came of it."
-    from kdnotes.experiment.launch import outcome
-
-    for record in made:
-        say(f"{record['run_id']}: {outcome(record)}")
-    say(f'chosen for {found.arm}: {found.chosen} (tuning_id {found.id!r})')
-
-
-def _search_as_dict(found: Any, made: list[dict]) -> dict:  # JSON-able
-    import json
-
-    return dict(
-        tuning_id=found.id,
-        arm=found.arm,
-        chosen=found.chosen,
-        trials=json.loads(found.trials.to_json(orient='records')),
-        tuned=made,
-    )
-
 # %% ../../nbs/commands/05_training.ipynb #2a513bd6
-_SAMPLERS = ('tpe', 'gp', 'nsga2', 'random', 'sobol')
-_SPACES = ('student', 'laptop', 'study')
-_STUDENTS = tuple(m for m in MODES if MODES[m].network == 'student')
+_STUDENTS = [m for m in MODES if MODES[m].network == 'student']
+_MODE = Annotated[
+    str | None,
+    option(
+        '--mode M',
+        f'how its students are trained: one of {", ".join(_STUDENTS)}; mixed_kd where none is given',
+        autocompletion=offer(_STUDENTS),
+    ),
+]
 
 
+@command(
+    'search --trials 40 --workers 2',
+    'search --task extractive_qa --corpus squad2 --space laptop --max-trial-minutes 5',
+    'search --space mine.yaml --objectives score,latency_ms --ray auto',
+    without=('arm', 'tuning_id'),
+)
 def search(
-    trials: Annotated[
-        int, typer.Option('--trials', metavar='N', parser=at_least(1), help='settings that are proposed')
-    ] = 40,
-    workers: Annotated[
-        int,
-        typer.Option('--workers', metavar='N', parser=at_least(1), help='trials that train at the same time'),
-    ] = 1,
-    sampler: Annotated[
-        str,
-        typer.Option(
-            '--sampler', metavar='S', help='tpe, gp, nsga2, random or sobol', autocompletion=offer(_SAMPLERS)
-        ),
-    ] = 'tpe',
-    space: Annotated[
-        str,
-        typer.Option(
-            '--space',
-            metavar='S',
-            help='what is drawn: student, laptop, study, or a YAML file with lines such as layers: [1, 6]',
-            autocompletion=offer(_SPACES),
-        ),
-    ] = 'student',
-    objectives: Annotated[
-        str,
-        typer.Option(
-            '--objectives',
-            metavar='A,B',
-            help='what is made large or small: score, params, latency_ms, energy_j, train_s, peak_mib',
-        ),
-    ] = 'score,params',
-    threshold: Annotated[
-        str | None,
-        typer.Option(
-            '--threshold',
-            metavar='X',
-            help="the score a student must be better than; 'none': any will do; without it that of a model "
-            'that has learnt nothing',
-            show_default=False,
-        ),
-    ] = None,
-    budget_minutes: Annotated[
-        float | None,
-        typer.Option(
-            '--budget-minutes', metavar='M', parser=at_least(0.0), help='after which no trial is begun'
-        ),
-    ] = None,
-    max_trial_minutes: Annotated[
-        float | None,
-        typer.Option('--max-trial-minutes', metavar='M', parser=at_least(0.0), help='that a trial may take'),
-    ] = None,
-    memory_mib: Annotated[
-        float | None,
-        typer.Option('--memory-mib', metavar='M', parser=at_least(0.0), help='memory that a trial may take'),
-    ] = None,
-    front_seeds: Annotated[
-        int,
-        typer.Option(
-            '--front-seeds',
-            metavar='N',
-            parser=at_least(0),
-            help='more seeds that the students of the front are trained on',
-        ),
-    ] = 3,
-    storage: Annotated[
-        str,
-        typer.Option(
-            '--storage', metavar='URL', help='a database for the trials; without it a file beside the runs'
-        ),
-    ] = '',
-    ray: Annotated[
-        str,
-        typer.Option(
-            '--ray', metavar='ADDRESS', help="a Ray cluster on which trials run; 'local' starts one"
-        ),
-    ] = '',
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            '--mode',
-            metavar='M',
-            help=f'how its students are trained: one of {", ".join(_STUDENTS)}; mixed_kd where none is given',
-            autocompletion=offer(_STUDENTS),
-            show_default=False,
-        ),
-    ] = None,
-    task: Task = None,
-    corpus: Corpus = None,
-    columns: Columns = None,
-    teacher: Teacher = None,
-    student: Student = None,
-    transfer: Transfer = None,
-    profile: ProfileName = None,
-    study: Study = None,
-    smoke: Smoke = False,
-    p: Parameters = (),
+    trials: Count = 40,  # N: settings that are proposed
+    workers: Count = 1,  # N: trials that train at the same time
+    # S: tpe, gp, nsga2, random or sobol
+    sampler: Annotated[str, dict(autocompletion=offer(['tpe', 'gp', 'nsga2', 'random', 'sobol']))] = 'tpe',
+    # S: what is drawn: student, laptop, study, or a YAML file with lines such as layers: [1, 6]
+    space: Annotated[str, dict(autocompletion=offer(['student', 'laptop', 'study']))] = 'student',
+    # A,B: what is made large or small: score, params, latency_ms, energy_j, train_s, peak_mib
+    objectives: str = 'score,params',
+    # X: the score a student must be better than; 'none': any will do; without it that of a model that has
+    # learnt nothing
+    threshold: str | None = None,
+    budget_minutes: Amount = None,  # M: after which no trial is begun
+    max_trial_minutes: Amount = None,  # M: that a trial may take
+    memory_mib: Amount = None,  # M: memory that a trial may take
+    front_seeds: Whole = 3,  # N: more seeds that the students of the front are trained on
+    storage: str = '',  # URL: a database for the trials; without it a file beside the runs
+    ray: str = '',  # ADDRESS: a Ray cluster on which trials run; 'local' starts one
+    given: Annotated[dict, dict(mode=_MODE) | get_args(OfStudy)[1]] = None,
     as_json: Json = False,
 ) -> int:
     """Search for the students that are worth their size.
 
     Every trial is a run of the study NAME-search. A search that was stopped goes on with the same command."""
-    options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student, mode=mode)
-    options |= dict(transfer=transfer, profile=profile, study=study, smoke=smoke)
-    from kdnotes.search.driver import Asked, search as search_for
-    from kdnotes.search.summary import save_search, search_as_dict, search_lines
-
-    given = shared(gather(p, **options), ('trials', *Asked.__dataclass_fields__))
     asked = dict(n_trials=trials, workers=workers, sampler=sampler, space=space, objectives=objectives)
     asked |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     asked |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
+    from kdnotes.search.driver import search as search_for
+    from kdnotes.search.summary import save_search, search_as_dict, search_lines
+
     try:
-        found = search_for(say=speaker(as_json), **asked, **given)
+        found = search_for(say=speaker(as_json), **asked, **_CORPUS | given)
     except KeyboardInterrupt:
         raise Stopped(
             'the search was stopped; trials that are done stay, and the same command goes on'
@@ -445,17 +285,13 @@ def search(
     return 0
 
 # %% ../../nbs/commands/05_training.ipynb #341f2d4c
+@command('parameters', 'parameters --task extractive_qa')
 def parameters(
-    task: Annotated[
-        str | None,
-        typer.Option(
-            '--task', metavar='T', help='only those that this task reads', autocompletion=offer(TASKS)
-        ),
-    ] = None,
+    # T: only those that this task reads
+    task: Annotated[str | None, dict(autocompletion=offer(TASKS))] = None,
     as_json: Json = False,
 ) -> int:
     "List all parameters of a run: default, values, meaning."
-    from dataclasses import asdict
     from kdnotes.commands.parameters import describe_parameters, parameter_lines
 
     if as_json:
