@@ -185,7 +185,7 @@ def test_quotes_that_would_join_rows_of_a_csv_file_are_refused_with_the_row(
 ):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
     monkeypatch.setattr(sources, 'LARGE', 1 if large else sources.LARGE)
-    monkeypatch.setattr(sources, '_PART', 1)
+    monkeypatch.setattr(sources, 'PART', 1)
     lines = ['text,label', *QUOTES[kind]]
     if task == 'extractive_qa':
         lines = ['question,context,answer', *(f'why,{row}' for row in QUOTES[kind])]

@@ -18,8 +18,9 @@ from transformers import (
 from ..core.arms import PROFILES
 from ..core.files import sha256_text
 from ..distill.models import count_parameters, load_config, load_tokenizer
+from ..core.tables import CorpusError, read_text
 from ..tasks.documents import CORPORA, MORE_SETS, more_set
-from ..tasks.sources import CorpusError, Rows, load_by_rules, local_copy, read_text
+from ..tasks.sources import Rows, load_by_rules, local_copy
 from ..tasks.text_blocks import token_stream
 from ..telemetry.meters import cpu_name
 from ..train.latency import median_ms

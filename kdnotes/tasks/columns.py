@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 # %% auto #0
-__all__ = ['Columns', 'Texts', 'numbers', 'codes', 'ranks', 'with_cell', 'joined', 'write_columns', 'write_parts', 'open_columns']
+__all__ = ['Columns', 'Texts', 'numbers', 'codes', 'ranks', 'with_cell', 'joined', 'write_columns', 'open_columns']
 
 # %% ../../nbs/tasks/00_columns.ipynb #adc692c5
 _AT_ONCE = 20_000  # rows that are Python's own objects at a time
@@ -167,34 +167,30 @@ def joined(
 # %% ../../nbs/tasks/00_columns.ipynb #86a833bc
 def write_columns(
     path: Path,
-    rows: Sequence[dict],  # one at least; texts, and whole numbers below 2^63
+    parts: Iterable[Sequence[dict]],  # one row at least in each; texts, and whole numbers below 2^63
 ) -> None:
-    "Write rows as an Arrow file, and bring it to the disk."
-    write_parts(path, (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)))
-
-
-def write_parts(
-    path: Path,
-    parts: Iterable[Sequence[dict]],  # of rows; one at least in each
-) -> None:
-    "The same of rows that never are in memory together."
+    "Write rows that never are in memory together as an Arrow file, and bring it to the disk."
     import pyarrow as pa
 
-    with open(path, 'wb') as f, contextlib.ExitStack() as stack:
-        out = None
-        for part in parts:
-            if out is None:
-                kinds = {
-                    name: pa.large_string() if isinstance(cell, str) else pa.int64()
-                    for name, cell in part[0].items()
-                }
-                schema = pa.schema(list(kinds.items()))
-                out = stack.enter_context(pa.ipc.new_file(f, schema))
-            cells = [pa.array([row[of.name] for row in part], of.type) for of in schema]
-            out.write_batch(pa.record_batch(cells, schema=schema))
-        stack.close()  # the end of the file says where its batches are
-        f.flush()
-        os.fsync(f.fileno())
+    try:
+        with open(path, 'wb') as f, contextlib.ExitStack() as stack:
+            out = None
+            for part in parts:
+                if out is None:
+                    kinds = {
+                        name: pa.large_string() if isinstance(cell, str) else pa.int64()
+                        for name, cell in part[0].items()
+                    }
+                    schema = pa.schema(list(kinds.items()))
+                    out = stack.enter_context(pa.ipc.new_file(f, schema))
+                cells = [pa.array([row[of.name] for row in part], of.type) for of in schema]
+                out.write_batch(pa.record_batch(cells, schema=schema))
+            stack.close()  # the end of the file says where its batches are
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as e:  # pyarrow's own do not say which file they are about
+        e.filename = e.filename or str(path)
+        raise
 
 
 def open_columns(

@@ -15,18 +15,16 @@ from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
 from ..core.progress import stage
 from ..core.files import check_room, sha256_text, sha256_texts
+from ..core.tables import FORMATS, CorpusError, check_regular
 from .batching import Ragged, groups_of, second_begins, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
 from kdnotes.tasks.sources import (
-    FORMATS,
     SPLITS,
-    CorpusError,
     CorpusRules,
     MadeCorpus,
     UnlabelledRule,
     Rows,
     check_filled,
-    check_regular,
 )
 from .squad import Paragraph, SquadError, answer_spans, from_hub, read_squad
 

@@ -4,7 +4,6 @@
 
 # %% ../../nbs/tasks/04_sources.ipynb #1d57537e
 from __future__ import annotations
-import csv
 import importlib.util
 import json
 import os
@@ -12,28 +11,41 @@ import re
 import shutil
 import threading
 import unicodedata
-from bisect import bisect_right
-from collections import Counter
+from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeout
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from decimal import Context, Decimal
 from difflib import get_close_matches
-from itertools import accumulate, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.arms import MODES
-from ..core.config import TASKS, ConfigError, KdnotesError, RunConfig, counted, shown, task_info
-from ..core.progress import followed, stage
+from ..core.config import TASKS, ConfigError, RunConfig, counted, shown, task_info
+from ..core.progress import followed
 from ..core.streams import stream
+from kdnotes.core.tables import (
+    FORMATS,
+    PART,
+    CorpusError,
+    Table,
+    as_text,
+    changed,
+    check_regular,
+    check_rows_fit,
+    n_rows,
+    number_text,
+    places,
+    read_table,
+    reason,
+    size_of,
+    unchanged,
+)
 from kdnotes.core.files import (
     FileError,
     cache_path,
     check_room,
     file_errors,
-    free_memory,
     lock,
     read_json,
     root,
@@ -52,22 +64,16 @@ from kdnotes.tasks.columns import (
     open_columns,
     with_cell,
     write_columns,
-    write_parts,
 )
 
 # %% auto #0
-__all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'FORMATS', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'CorpusError',
-           'Corpus', 'MadeCorpus', 'UnlabelledRule', 'CorpusRules', 'score_key', 'score_columns', 'column_names',
-           'Table', 'check_regular', 'read_text', 'read_split', 'drop_in_words', 'check_filled', 'needed_columns',
-           'class_cells', 'of_split', 'find_folder', 'split_files', 'place_of', 'read_folder', 'ask_hub', 'fetch_hub',
-           'dataset_classes', 'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'load_corpus', 'corpus_of',
-           'load_by_rules', 'trained_on', 'split_sizes', 'sizes_in_words']
+__all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'PLAIN_NAMES', 'ANSWER_S', 'FETCH_S', 'LARGE', 'Corpus', 'MadeCorpus',
+           'UnlabelledRule', 'CorpusRules', 'score_key', 'score_columns', 'column_names', 'read_split', 'drop_in_words',
+           'check_filled', 'needed_columns', 'class_cells', 'of_split', 'find_folder', 'split_files', 'place_of',
+           'read_folder', 'ask_hub', 'fetch_hub', 'dataset_classes', 'hub_rows', 'read_hub', 'local_copy',
+           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on', 'split_sizes', 'sizes_in_words']
 
 # %% ../../nbs/tasks/04_sources.ipynb #e4549e5e
-class CorpusError(KdnotesError):
-    "A corpus that is missing, malformed, or does not come."
-
-
 # of one split, in the source's order: a list, or `Columns` where it is large
 Rows = Sequence[dict[str, Any]]
 SPLITS = ('train', 'dev', 'test')
@@ -285,408 +291,11 @@ def column_names(
             )
     return names
 
-# %% ../../nbs/tasks/04_sources.ipynb #60eeca39
-_PART = 20_000  # rows
-
-
-@dataclass(frozen=True)
-class Table:
-    "A file's cells, or those of a part of it."
-
-    where: str  # the file, for messages
-    names: list[str]  # of all its columns
-    # name -> what stands there, None for a missing one; of the columns that may be needed
-    cells: dict[str, list]
-    place: Callable[[int], str]  # says where row i is
-    rows: int
-    # name -> what its numbers from 0 on stand for, where the file says that they are classes
-    classes: dict[str, list[str]] = field(default_factory=dict)
-
-    @classmethod
-    def without_rows(cls, where: Path | str, names: list[str], possible: Container[str]) -> Table:
-        "The columns of a file, before its rows come."
-        return cls(str(where), names, {name: [] for name in names if name in possible}, str, 0)
-
-
-def check_regular(path: Path) -> None:
-    "Refuse to open what may never end: a pipe, a device. A link counts as what it leads to."
-    if path.exists() and not path.is_file():
-        raise CorpusError(
-            f'{path} is no ordinary file (a folder, a pipe or a device); put the file itself there'
-        )
-
-
-def _state_of(path: Path) -> list[int]:
-    "What changes when a file is written; its time of writing alone can be set back."
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
-def _changed(path: Path) -> CorpusError:
-    return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
-
-
-def _unreadable(path: Path, error: OSError) -> CorpusError:
-    return CorpusError(
-        f'{path} cannot be read ({error.strerror}); check that it is a file and its permissions'
-    )
-
-
-def _check_memory(needed: int, what: str) -> None:  # bytes; in the singular or the plural of 'take'
-    "Refuse to begin what the memory has no room for."
-    if needed > (free := free_memory()):
-        raise CorpusError(
-            f'{what} would take about {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; '
-            'give less of it, or use a larger machine'
-        )
-
-
-def read_text(path: Path) -> str:
-    "A file's content, decoded strictly."
-    check_regular(path)
-    try:
-        _check_memory(2 * path.stat().st_size, f'the text of {path}')
-        data = path.read_bytes()
-    except OSError as e:
-        raise _unreadable(path, e) from None
-    try:
-        return data.decode('utf-8').removeprefix('\ufeff')
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
-
-
-def _not_utf8(path: Path) -> CorpusError:
-    "Where a file's first byte is that is not UTF-8."
-    with open(path, 'rb') as f:
-        for number, line in enumerate(f, 1):
-            try:
-                line.decode('utf-8')
-            except UnicodeDecodeError as e:
-                return CorpusError(
-                    f'{path}, line {number}: byte 0x{line[e.start]:02x} is not UTF-8; save the file as UTF-8'
-                )
-    return _changed(path)
-
-
-def _twice(names: Iterable[str]) -> list[str]:
-    "The names that are there more than once."
-    return [name for name, n in Counter(names).items() if n > 1]
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    "Refuse two columns of one name."
-    if twice := _twice(header):
-        raise CorpusError(f'{path}: two columns are called {shown(twice[0])}; rename one of them')
-
-
-def _check_line_ends(path: Path, first: str) -> None:
-    "Refuse a first line that holds a carriage return: all that follows it would be misread."
-    if '\r' in first:
-        raise CorpusError(
-            f'{path}, line 1: the header holds a carriage return (CR), so lines do not end as those of Unix '
-            'or Windows do; save the file with lines that end in LF or in CR LF'
-        )
-
-
-def _check_quotes(path: Path, number: int, name: str, cell: str) -> None:
-    "Refuse what CSV means by quotes: in a TSV file they are part of a text."
-    inner = cell[1:-1]
-    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
-    if quoted and any(of in inner and '"' not in inner.replace(of, '') for of in ('""', r'\"')):
-        raise CorpusError(
-            f'{path}, line {number}: {name} stands in double quotes, with those inside it marked, as CSV '
-            'writes a text; in a .tsv file quotes are part of the text: save the table as .csv, or write it '
-            'without quotes'
-        )
-
-
-def _tsv_tables(path: Path, possible: set[str]) -> Iterator[Table]:  # names of columns that may be needed
-    "A tab-separated file, part by part."
-    with open(path, encoding='utf-8-sig', newline='\n') as f:
-        lines = ((number, line.removesuffix('\n').removesuffix('\r')) for number, line in enumerate(f, 1))
-        _, first = next(lines, (1, ''))
-        _check_line_ends(path, first)
-        header = first.split('\t')
-        _check_header(path, header)
-        if first.strip():
-            yield Table.without_rows(path, header, possible)
-        while some := list(islice(lines, _PART)):
-            yield _tsv_table(path, header, some, possible)
-
-
-def _tsv_table(
-    path: Path,
-    header: list[str],
-    lines: list[tuple[int, str]],  # numbered
-    possible: set[str],
-) -> Table:
-    "The rows of a tab-separated file, below its header."
-    kept = [(i, name) for i, name in enumerate(header) if name in possible]
-    cells = {name: [] for _, name in kept}
-    numbers = []
-    for number, line in lines:
-        if not line:
-            continue
-        fields = line.split('\t')
-        if len(fields) != len(header):
-            raise CorpusError(
-                f'{path}, line {number}: {len(fields)} fields where the header has {len(header)}; complete '
-                'the row or remove it (fields are separated by one tab)'
-            )
-        for i, name in kept:
-            _check_quotes(path, number, name, fields[i])
-            cells[name].append(fields[i])
-        numbers.append(number)
-    return Table(str(path), header, cells, lambda i: f'{path}, line {numbers[i]}', len(numbers))
-
-# %% ../../nbs/tasks/04_sources.ipynb #b73d20e4
-def _as_text(cell: Any) -> str | None:
-    "A cell as in a text file, whole numbers and truth values as integers; None: it is no text."
-    if isinstance(cell, (list, tuple, dict, set, bytes)):
-        return None
-    if cell is None or cell != cell:  # NaN
-        return ''
-    if isinstance(cell, bool) or (isinstance(cell, float) and cell.is_integer()):
-        return str(int(cell))
-    return str(cell)
-
-
-def _number_text(digits: str) -> str:
-    "A fraction of JSON as other files hold it, or its own digits where that would be another number."
-    text = _as_text(float(digits))
-    # NaN, which equals nothing, where the exponent is beyond all bounds
-    exact = Decimal(digits, Context(traps=[]))
-    return text if Decimal(text) == exact else digits
-
-
-def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    "An object's members; a member that is there twice is refused."
-    if twice := _twice(name for name, _ in pairs):
-        raise ValueError(f'{shown(twice[0])} is there twice')
-    return dict(pairs)
-
-
-def _json_row(line: str) -> dict[str, Any]:
-    "The object that a line holds, its numbers as texts; a ValueError says why it holds none."
-    try:
-        row = json.loads(line, parse_int=str, parse_float=_number_text, object_pairs_hook=_json_object)
-    except json.JSONDecodeError as e:
-        raise ValueError(f'{e.msg} (character {e.colno})') from None
-    except RecursionError:
-        raise ValueError('it is nested too deeply') from None
-    if not isinstance(row, dict):
-        raise ValueError('it is no object')
-    return row
-
-
-def _jsonl_tables(path: Path, possible: set[str]) -> Iterator[Table]:
-    "A file with one JSON object a line, part by part; a member that a line lacks is an empty cell."
-    with open(path, encoding='utf-8-sig', newline='\n') as f:
-        lines = enumerate((line.removesuffix('\n') for line in f), 1)
-        while some := list(islice(lines, _PART)):
-            yield _jsonl_table(path, some, possible)
-
-
-def _jsonl_table(path: Path, lines: list[tuple[int, str]], possible: set[str]) -> Table:  # numbered lines
-    "The rows of some lines."
-    rows = []
-    numbers = []
-    names: dict[str, None] = {}
-    for number, line in lines:
-        if not line.strip():
-            continue
-        try:
-            row = _json_row(line)
-        except ValueError as e:
-            raise CorpusError(
-                f'{path}, line {number}: {e}; write one JSON object a line, as in '
-                '{"text": "...", "label": 1}'
-            ) from None
-        names |= dict.fromkeys(row)
-        rows.append({name: row[name] for name in row if name in possible})
-        numbers.append(number)
-    cells = {name: [row.get(name) for row in rows] for name in names if name in possible}
-    return Table(str(path), list(names), cells, lambda i: f'{path}, line {numbers[i]}', len(rows))
-
 # %% ../../nbs/tasks/04_sources.ipynb #aed14ebc
-def _reason(error: BaseException) -> str:
-    "An error of others in a few words."
-    lines = str(error).strip().splitlines()
-    return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
-
-
-def _csv_tables(path: Path, possible: set[str]) -> Iterator[Table]:
-    "A CSV file, part by part, with every cell a text: neither `NA` nor `007` is anything else."
-    csv.field_size_limit(2**31 - 1)
-    with open(path, encoding='utf-8-sig', newline='') as f:
-        rows = _csv_rows(path, f)
-        header = next(rows, [])
-        _check_header(path, header)
-        yield Table.without_rows(path, header, possible)
-        kept = [(i, name) for i, name in enumerate(header) if name in possible]
-        first = 1
-        while header and (some := list(islice(rows, _PART))):
-            _check_fields(path, header, some, first)
-            cells = {name: [fields[i] for fields in some] for i, name in kept}
-            yield Table(
-                str(path), header, cells, lambda i, first=first: f'{path}, row {first + i}', len(some)
-            )
-            first += len(some)
-    if header and first == 1:
-        raise CorpusError(f'{path}: there is no row below the header; a split needs at least one example')
-
-
-def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[list[str]]:
-    "The rows of a CSV file, its header first, without blank lines."
-    row = 0
-    try:
-        for fields in filter(None, csv.reader(lines, strict=True)):
-            yield fields
-            row += 1
-    except csv.Error:
-        where = f'row {row}' if row else 'the header'
-        raise CorpusError(
-            f'{path}, {where}: a double quote opens a text, and what follows does not end it as CSV does, so '
-            'rows would run together; close it, and write a double quote inside such a text twice ("")'
-        ) from None
-
-
-def _check_fields(path: Path, header: list[str], rows: Iterable[list[str]], first: int) -> None:
-    "Refuse a CSV file whose rows have not as many fields as its header."
-    for row, fields in enumerate(rows, first):
-        if len(fields) != len(header):
-            raise CorpusError(
-                f'{path}, row {row}: {len(fields)} fields where the header has {len(header)}; put a text '
-                'that holds commas in double quotes'
-            )
-
-
-def _parquet_tables(path: Path, possible: set[str]) -> Iterator[Table]:
-    "A Parquet file, part by part."
-    if importlib.util.find_spec('pyarrow') is None:
-        raise CorpusError(
-            f"{path} needs the package pyarrow, which is not installed; pip install 'kdnotes[data]', or save "
-            f"the table as {path.stem}.tsv"
-        )
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path) as f:
-        names = f.schema_arrow.names
-        _check_header(path, names)
-        if not f.metadata.num_rows:
-            raise CorpusError(f'{path}: there is no row; a split needs at least one example')
-        yield Table.without_rows(path, names, possible)
-        kept = [name for name in names if name in possible]
-        classes = _classes_of(f.schema_arrow.metadata)
-        first = 1
-        for part in f.iter_batches(_PART, columns=kept) if kept else ():
-            cells = {name: part.column(name).to_pylist() for name in kept}
-            yield Table(
-                str(path), names, cells, lambda i, first=first: f'{path}, row {first + i}', len(part), classes
-            )
-            first += len(part)
-
-
-def _classes_of(
-    metadata: dict[bytes, bytes] | None,
-) -> dict[str, list[str]]:  # column -> names of its classes
-    "What the package datasets writes beside a table about numbers that are classes."
-    try:
-        features = json.loads((metadata or {})[b'huggingface'])['info']['features']
-        return {
-            name: list(map(str, of['names'])) for name, of in features.items() if of['_type'] == 'ClassLabel'
-        }
-    except (KeyError, TypeError, ValueError, AttributeError):  # there is none, or it is of another kind
-        return {}
-
-
-_READERS = {'.tsv': _tsv_tables, '.csv': _csv_tables, '.jsonl': _jsonl_tables, '.parquet': _parquet_tables}
-_OF_OTHERS = ('.csv', '.parquet')  # read by packages that have errors of their own
-FORMATS = tuple(end[1:] for end in _READERS)
-
-
-def _tables(path: Path, possible: set[str]) -> Iterator[Table]:
-    "A file, part by part: its rows, and the names of its columns."
-    named = False
-    try:
-        for table in _READERS[path.suffix](path, possible):
-            named = named or bool(table.names)
-            yield table
-    except CorpusError:
-        raise
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
-    except Exception as e:
-        if isinstance(e, OSError) and e.errno is not None:
-            raise _unreadable(path, e) from None
-        if path.suffix not in _OF_OTHERS:
-            raise
-        raise CorpusError(
-            f'{path} cannot be read as {path.suffix[1:]} ({_reason(e)}); correct the file'
-        ) from None
-    if not named:
-        raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
-
-
-def _joined(tables: list[Table]) -> Table:
-    "The parts of a file, together."
-    names = list(dict.fromkeys(name for table in tables for name in table.names))
-    kept = dict.fromkeys(name for table in tables for name in table.cells)
-    cells = {
-        name: [cell for table in tables for cell in table.cells.get(name) or [None] * table.rows]
-        for name in kept
-    }
-    ends = list(accumulate(table.rows for table in tables))
-
-    def place(i: int) -> str:
-        part = bisect_right(ends, i)
-        return tables[part].place(i - (ends[part] - tables[part].rows))
-
-    return Table(tables[0].where, names, cells, place, ends[-1], tables[-1].classes)
-
-
-def _possible(names: dict[str, str]) -> set[str]:
+def _possible(rules: CorpusRules, columns: str | None) -> set[str]:
     "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
+    names = column_names(columns, rules.columns, rules.scored)
     return {*names, *names.values()}
-
-
-def _n_rows(path: Path) -> int:
-    "How many rows a file has, about: its lines, or what a Parquet file says; 0 where it cannot be read."
-    try:
-        if path.suffix == '.parquet':
-            from pyarrow.parquet import read_metadata
-
-            return read_metadata(path).num_rows
-        with open(path, 'rb') as f:
-            lines = sum(block.count(b'\n') for block in iter(lambda: f.read(1 << 20), b''))
-    except (ImportError, ValueError, OSError):  # who reads it says what is wrong
-        return 0
-    return lines - (path.suffix != '.jsonl')  # the header is no row
-
-
-_COLUMNS_ROW = 64  # bytes of a row that is kept in columns, at the least
-_DICT_ROW = 1000  # of one that is a dict
-
-
-def _size_of(path: Path, possible: set[str]) -> int:  # bytes
-    "How much a file holds, without reading it: a Parquet file may be a millionth of that."
-    if path.suffix != '.parquet':
-        return path.stat().st_size
-    from pyarrow.parquet import read_metadata
-
-    try:
-        found = read_metadata(path)
-    except (ValueError, OSError):  # who reads it says what is wrong
-        return path.stat().st_size
-    groups = [found.row_group(i) for i in range(found.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    needed = [of.total_uncompressed_size for of in columns if of.path_in_schema.split('.')[0] in possible]
-    return max(sum(needed), found.num_rows * _COLUMNS_ROW)
-
-
-def _in_memory(path: Path, possible: set[str]) -> int:  # bytes
-    "What a file takes at the least that is read as a whole."
-    return _size_of(path, possible) + _n_rows(path) * _DICT_ROW
 
 
 def read_split(
@@ -694,24 +303,53 @@ def read_split(
     split: str,  # 'train' | 'dev' | 'test': what it is used for
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
+    into: Path | None = None,  # a file whose columns the rows become as they are read; None: a list
 ) -> Rows:  # checked, in the file's order
     "A split from a file."
-    names = column_names(columns, rules.columns, rules.scored)
+    possible = _possible(rules, columns)
     check_regular(path)
-    before = _state_of(path) if path.exists() else None
-    n = _n_rows(path)
-    if before:
-        _check_memory(_in_memory(path, _possible(names)), f'the {n:,} rows of {path}')
-    parts = []
-    tables = _tables(path, _possible(names))
-    for table in followed(tables, f'reading {split}', n, 'rows', lambda table: table.rows):
-        if path.suffix != '.jsonl':  # each line of that has names of its own
-            _check_layout(table, rules, names, _mapped(columns, split))
-        parts.append(table)
-    rows = _rows_of(_joined(parts), split, rules, names, _mapped(columns, split))
-    if not path.exists() or _state_of(path) != before:
-        raise _changed(path)
+    with unchanged(path):
+        if into is None and path.exists():
+            check_rows_fit(path, possible)
+        n = n_rows(path)
+        numbers = array('q')
+        tables = followed(
+            read_table(path, possible, PART if into else None),
+            f'reading {split}',
+            n,
+            'rows',
+            lambda table: len(table.numbers),
+        )
+        parts = _checked_parts(tables, split, rules, columns, numbers)
+        if into is None:
+            rows = list(chain.from_iterable(parts))
+        else:
+            write_columns(into, _with_room(parts, into, n))
+            rows = open_columns(into) if numbers else []
+        if len(numbers) > PART:  # one part is whole
+            unit = 'line' if path.suffix in ('.tsv', '.jsonl') else 'row'
+            usual = column_names(columns, rules.columns, rules.scored)
+            _check_together(rows, places(str(path), unit, numbers), rules, usual)
+        rules.check_split(split, rows, str(path))
     return rows
+
+
+def _checked_parts(
+    tables: Iterable[Table],  # the first has no rows, and names that are those of all
+    split: str,
+    rules: CorpusRules,
+    columns: str | None,
+    numbers: array,  # of all rows; those of each part are added
+) -> Iterator[list[dict]]:
+    "The rows of a table, part by part, each of them checked."
+    tables = iter(tables)
+    first = next(tables)
+    usual = column_names(columns, rules.columns, rules.scored)
+    names, missing = _check_layout(first, rules, usual, _mapped(columns, split))
+    state = [{}] if rules.tables else []
+    for table in tables:
+        numbers.extend(table.numbers)
+        yield _checked_rows(table, rules, names, missing, *state)
 
 
 def drop_in_words(
@@ -747,9 +385,19 @@ def check_filled(
         seen.add(row['id'])
 
 
+def _naming(keys: Iterable[str]) -> list[str]:
+    "The keys of ids, clusters and classes."
+    return [key for key in keys if key in ('label', 'cluster') or key.endswith('id')]
+
+
+def _alike(name: str) -> str:
+    "What names that look the same have in common."
+    return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
+
+
 def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
     "Refuse ids, clusters and classes that tables could not hold, or that look the same and are not."
-    for key in (key for key in names if key in ('label', 'cluster') or key.endswith('id')):
+    for key in _naming(names):
         known: dict[str, str] = {}
         for i, row in enumerate(rows):
             value = row.get(key)
@@ -760,7 +408,7 @@ def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str])
                     f'{place(i)}: {names[key] or key} {shown(value)} holds a control character, as of a line '
                     'end; remove it'
                 )
-            alike = known.setdefault(unicodedata.normalize('NFKC', value).strip(), value)
+            alike = known.setdefault(_alike(value), value)
             if alike != value:
                 raise CorpusError(
                     f'{place(i)}: {names[key] or key} {shown(value)} looks like {shown(alike)} of an earlier '
@@ -797,14 +445,6 @@ def _mapped(columns: str | None, split: str) -> set[str]:
     named = dict(_typed_pairs(columns or '', ()))
     scores = set() if split in ('dev', 'test') else set(_score_names(score_columns(columns)))
     return named.keys() - {TEACHER} | scores
-
-
-def _rows_of(table: Table, split: str, rules: CorpusRules, names: dict[str, str], mapped: set[str]) -> Rows:
-    "The rows of a table with these columns, or with columns called as the keys are, checked."
-    names, missing = _check_layout(table, rules, names, mapped)
-    rows = _checked_rows(table, rules, names, missing)
-    rules.check_split(split, rows, table.where)
-    return rows
 
 
 def _check_layout(
@@ -865,7 +505,7 @@ def needed_columns(
     there: Iterable[str],  # names of a table's columns
 ) -> list[str]:  # keys; []: all that a row needs is there
     "The keys whose columns a table lacks."
-    _, _, lost = _layout(Table.without_rows('', list(there), ()), rules, rules.columns, set())
+    _, _, lost = _layout(Table('', list(there)), rules, rules.columns, set())
     return lost
 
 
@@ -894,7 +534,7 @@ _NUMBERS = ('label', 'answer_start')
 def _whole_number(cell: str) -> str:
     "A whole number without the `.0` of a float."
     whole = cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII)
-    return _number_text(cell) if whole else cell
+    return number_text(cell) if whole else cell
 
 
 def class_cells(
@@ -914,7 +554,7 @@ def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
         found = class_cells(found, table.classes[name])
     if key not in rules.columns:  # scores, which may be a list of them
         found = [json.dumps(cell, default=str) if isinstance(cell, (list, tuple)) else cell for cell in found]
-    cells = [_as_text(cell) for cell in found]
+    cells = [as_text(cell) for cell in found]
     if key in _NUMBERS and None not in cells:
         cells = list(map(_whole_number, cells))
     if None in cells:
@@ -1073,11 +713,13 @@ def read_folder(
     folder: Path,  # holds one file for each split
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
+    into: Path | None = None,  # a folder for the rows as columns; None: they become lists
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
     if files := split_files(folder, rules):
         return {
-            split: read_split(path, split, *of_split(split, rules, columns)) for split, path in files.items()
+            split: read_split(path, split, *of_split(split, rules, columns), into and into / f'{split}.arrow')
+            for split, path in files.items()
         }
     raise CorpusError(
         f'{folder} holds no corpus: looked for {_folder_in_words(rules)}; put these files there or name '
@@ -1145,7 +787,7 @@ def ask_hub(
         ) from None
     except Exception as e:
         raise CorpusError(
-            f'the hub ({hub}) could not be asked for {hub_id!r} ({without_password(_reason(e))}); {_HELP}'
+            f'the hub ({hub}) could not be asked for {hub_id!r} ({without_password(reason(e))}); {_HELP}'
         ) from None
 
 
@@ -1168,7 +810,7 @@ def fetch_hub(
         ) from None
     except Exception as e:
         raise CorpusError(
-            f"the hub's dataset {hub_id!r} could not be loaded ({without_password(_reason(e))}); {_HELP}"
+            f"the hub's dataset {hub_id!r} could not be loaded ({without_password(reason(e))}); {_HELP}"
         ) from None
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
@@ -1194,14 +836,16 @@ def hub_rows(
     known = {key: names.get(key, '') for key in rules.columns if key in names or key in rules.optional}
     known |= {key: name for key, name in names.items() if key not in rules.columns}
     there = getattr(table, 'column_names', None) or list(table)
-    possible = [name for name in there if name in _possible(known)]
+    possible = [name for name in there if name in {*known, *known.values()}]
     if hasattr(table, 'select_columns'):  # else each column would be read with all others beside it
         table = table.select_columns(possible)
     cells = {name: list(table[name]) for name in possible}
     n = len(next(iter(cells.values()), ()))
-    classes = dataset_classes(table)
-    listed = Table(where, there, cells, lambda i: f'{where}, row {i}', n, classes)
-    return _rows_of(listed, split, rules, known, _mapped(columns, split))
+    listed = Table(where, there, cells, range(n), classes=dataset_classes(table))
+    names, missing = _check_layout(listed, rules, known, _mapped(columns, split))
+    rows = _checked_rows(listed, rules, names, missing)
+    rules.check_split(split, rows, where)
+    return rows
 
 
 def read_hub(
@@ -1307,14 +951,12 @@ def load_corpus(
     return _read(task, name, columns, score_on)
 
 
-def _read(task: str, name: str, columns: str | None, score_on: Sequence[str] = ()) -> Corpus:
-    "A corpus from its source."
-    loaded = load_by_rules(task_info(task).corpora, name, columns)
-    return _counted(task, _with_sets(loaded, task_info(task).corpora, score_on))
-
-
-def _counted(task: str, loaded: Corpus) -> Corpus:
-    "A corpus, and what its rows have in common."
+def _read(
+    task: str, name: str, columns: str | None, score_on: Sequence[str] = (), into: Path | None = None
+) -> Corpus:
+    "A corpus from its source, and what its rows have in common."
+    rules = task_info(task).corpora
+    loaded = _with_sets(load_by_rules(rules, name, columns, into), rules, score_on)
     texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
     _check_apart(texts, loaded.where)
     return replace(
@@ -1322,7 +964,7 @@ def _counted(task: str, loaded: Corpus) -> Corpus:
         overlap=_overlap(texts),
         test_in_dev=_shared(texts['test'], texts['dev']),
         contradictions=_contradictions(loaded.splits, texts),
-        unlabelled_id=_unlabelled_id(loaded.unlabelled, task_info(task).corpora),
+        unlabelled_id=_unlabelled_id(loaded.unlabelled, rules),
     )
 
 
@@ -1400,6 +1042,7 @@ def load_by_rules(
     rules: CorpusRules,
     name: str,  # of `resolve_corpus`
     columns: str | None = None,
+    into: Path | None = None,  # as of `read_folder`
 ) -> Corpus:
     "What `load_corpus` does once the name is resolved."
     folder = (
@@ -1428,7 +1071,7 @@ def load_by_rules(
     elif folder:
         kind = 'folder'
         where = str(folder)
-        splits = read_folder(folder, rules, columns)
+        splits = read_folder(folder, rules, columns, into)
     elif name == rules.published and not rules.hub_id:
         raise _not_at_hand(name)
     else:
@@ -1589,68 +1232,42 @@ def trained_on(
     return corpus
 
 # %% ../../nbs/tasks/04_sources.ipynb #d956219f
-class _Doubt(Exception):
-    "Something that must be judged with all rows at hand."
-
-# %% ../../nbs/tasks/04_sources.ipynb #4d207a65
-class _Seen:
-    "What is remembered of the rows of a split that went by."
-
-    def __init__(self, rules: CorpusRules, names: Iterable[str]):
-        self.rules = rules
-        self.ids = [key for key in names if key in ('label', 'cluster') or key.endswith('id')]
-        self.hashes: dict[tuple[str, ...], list[np.ndarray]] = {}
-        self.filled: dict[str, set[bool]] = {key: set() for key in rules.all_or_none}
-
-    def add(self, rows: list[dict]) -> None:
-        "Look at a part, which was checked by itself."
-        for key in self.ids:
-            if any(_alike(row[key]) != row[key] for row in rows if isinstance(row.get(key), str)):
-                raise _Doubt  # it may be like another one
-        for key, filled in self.filled.items():
-            filled |= {bool(row[key].strip()) for row in rows}
-        for keys in {self.rules.unique, *self.rules.common, *((key,) for key, _ in self.rules.common)}:
-            found = np.fromiter((hash(tuple(row[key] for key in keys)) for row in rows), np.int64, len(rows))
-            self.hashes.setdefault(keys, []).append(found)
-
-    def check(self) -> None:
-        "Look at all parts together."
-        n = {keys: len(np.unique(np.concatenate(parts))) for keys, parts in self.hashes.items()}
-        rows = sum(map(len, self.hashes[self.rules.unique]))
-        if (
-            n[self.rules.unique] < rows
-            or any(n[keys] != n[keys[:1]] for keys in self.rules.common)
-            or any(len(filled) > 1 for filled in self.filled.values())
-        ):
-            raise _Doubt
+def _check_together(
+    rows: Columns, place: Callable[[int], str], rules: CorpusRules, names: dict[str, str]
+) -> None:
+    "Refuse rows that are sound in their parts and do not go together."
+    for earlier, wrong in _strangers(rows, rules):
+        for i in np.flatnonzero(wrong).tolist():
+            two = int(earlier[i]), i
+            pair = [rows[k] for k in two]
+            _check_names(pair, lambda k, two=two: place(two[k]), names)
+            rules.check_rows(pair, lambda k, two=two: place(two[k]), names)
 
 
-def _alike(name: str) -> str:
-    "What names that look the same have in common."
-    return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
+def _strangers(rows: Columns, rules: CorpusRules) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    "For each row an earlier one, and whether the two seem not to go together."
 
-# %% ../../nbs/tasks/04_sources.ipynb #6f1c8bed
-def _parts(path: Path, split: str, rules: CorpusRules, columns: str | None) -> Iterator[list[dict]]:
-    "The checked rows of a file, part by part."
-    state: dict = {}
-    usual = column_names(columns, rules.columns, rules.scored)
-    first = None
-    for table in _tables(path, _possible(usual)):
-        if not table.rows:
-            continue
-        layout = _layout(table, rules, usual, _mapped(columns, split))
-        names, missing, lost = layout
-        if first is None:
-            first = layout
-            seen = _Seen(rules, names)
-        if layout != first or lost:
-            raise _Doubt
-        rows = _checked_rows(table, rules, names, missing, state)
-        seen.add(rows)
-        yield rows
-    if first is None:
-        raise _Doubt
-    seen.check()
+    def hashed(*keys: str, of: Callable[[str], Any] = str) -> np.ndarray:
+        texts = Texts(rows, *keys, between='\0')
+        return np.fromiter((hash(of(text)) for text in texts), np.int64, len(rows))
+
+    def first(hashes: np.ndarray) -> np.ndarray:
+        _, place, of = np.unique(hashes, return_index=True, return_inverse=True)
+        return place[of]
+
+    twin = first(hashed(*rules.unique))
+    yield twin, twin != np.arange(len(rows))
+    for key, other in rules.common:
+        twin = first(hashed(key))
+        said = hashed(other)
+        yield twin, said[twin] != said
+    for key in rules.all_or_none:
+        filled = hashed(key, of=lambda text: bool(text.strip())) > 0
+        yield np.full(len(rows), filled.argmax()), filled[filled.argmax()] & ~filled
+    for key in _naming(key for key, cell in rows[0].items() if isinstance(cell, str)):
+        twin = first(hashed(key, of=_alike))
+        said = hashed(key)
+        yield twin, said[twin] != said
 
 # %% ../../nbs/tasks/04_sources.ipynb #174d7208
 def _with_room(parts: Iterable[list[dict]], path: Path, n: int) -> Iterator[list[dict]]:
@@ -1660,47 +1277,6 @@ def _with_room(parts: Iterable[list[dict]], path: Path, n: int) -> Iterator[list
         if number == 0:
             written = path.stat().st_size
             check_room(path.parent, written * (n / len(rows) - 1), f'the columns of {n:,} rows')
-
-
-def _streamed(
-    task: str, name: str, columns: str | None, files: dict[str, Path], folder: Path
-) -> Corpus | None:  # None: it has to be read as a whole
-    "A corpus of files, written to columns as it is read."
-    rules = task_info(task).corpora
-    if not rules.unique:
-        return None
-    splits = {}
-    try:
-        for split, source in files.items():
-            check_regular(source)
-            with _named(folder / f'{split}.arrow') as path:
-                n = _n_rows(source)
-                of_rows, named = of_split(split, rules, columns)
-                parts = _with_room(_parts(source, split, of_rows, named), path, n)
-                write_parts(path, followed(parts, f'reading {split}', n, 'rows', len))
-                splits[split] = open_columns(path)
-            of_rows.check_split(split, splits[split], str(source))
-    except _Doubt:
-        return None
-    except CorpusError:
-        possible = _possible(column_names(columns, rules.columns, rules.scored))
-        if max(_in_memory(path, possible) for path in files.values()) > free_memory():
-            raise  # the first fault, or a later one: nobody can look at all rows together
-        return None
-    sha256 = rules.fingerprint(splits)
-    where = str(files['train'].parent)
-    named = rules.known.get(sha256, rules.published if name == rules.hub_id else name)
-    return _counted(task, Corpus(named, 'folder', where, splits, sha256))
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[Path]:
-    "Inside, an error of the file system says which file it is about."
-    try:
-        yield path
-    except OSError as e:
-        e.filename = e.filename or str(path)
-        raise
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
 LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
@@ -1722,8 +1298,8 @@ def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str
 
 
 def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None) -> int:  # bytes
-    possible = _possible(column_names(columns, rules.columns, rules.scored))
-    return sum(_size_of(path, possible) for path in files.values())
+    possible = _possible(rules, columns)
+    return sum(size_of(path, possible) for path in files.values())
 
 
 @file_errors()
@@ -1745,10 +1321,10 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            found = _streamed(task, name, columns, files, folder) or _at_once(task, name, columns, folder)
+            found = _read(task, name, columns, into=folder)
             for split, path in files.items():
                 if [str(path), sha256_big_file(path)] != state[split]:
-                    raise _changed(path)
+                    raise changed(path)
             _vouch(found, folder, state)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -1756,17 +1332,6 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         if found := _open_kept(folder):
             return found
     raise CorpusError(f'{folder} was changed while it was written; start the same command again')
-
-
-def _at_once(task: str, name: str, columns: str | None, folder: Path) -> Corpus:
-    "A corpus of files that is read as a whole, and then written to columns."
-    with stage(f'reading {name} as a whole', None, 'splits') as advance:
-        corpus = _read(task, name, columns)
-        advance(len(corpus.splits))
-    for split, rows in corpus.splits.items():
-        with _named(folder / f'{split}.arrow') as path:
-            write_columns(path, rows)
-    return corpus
 
 
 def _vouch(corpus: Corpus, folder: Path, state: dict[str, list[str]]) -> None:
