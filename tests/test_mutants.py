@@ -447,14 +447,14 @@ MUTANTS = [
     Mutant(
         'a corpus kept whatever its files are now',
         'tasks.sources',
-        "key = sha256_text('corpus-3', read_as, json.dumps(state, sort_keys=True))",
-        "key = sha256_text('corpus-3', read_as)",
+        "key = sha256_text('corpus-4', read_as, json.dumps(before, sort_keys=True))",
+        "key = sha256_text('corpus-4', read_as)",
         'test_large_corpora.py::test_a_file_that_changed_is_another_corpus',
     ),
     Mutant(
         'columns that nobody vouches for',
-        'tasks.sources',
-        "if any(sha256_file(folder / f'{split}.arrow') != of for split, of in files.items()):",
+        'core.columns',
+        "if any(sha256_file(folder / f'{name}.arrow') != of for name, of in said['files'].items()):",
         'if False:',
         'test_large_corpora.py::test_a_kept_corpus_that_was_damaged_is_read_again',
     ),
@@ -481,7 +481,7 @@ MUTANTS = [
     ),
     Mutant(
         'ids that occur twice in different parts',
-        'tasks.sources',
+        'tasks.rules',
         'yield twin, twin != np.arange(len(rows))',
         'yield twin, twin < 0',
         'test_large_corpora.py::test_what_is_wrong_is_refused_in_the_same_words_in_parts',
@@ -516,7 +516,7 @@ MUTANTS = [
     ),
     Mutant(
         'ids that begin anew with each part',
-        'tasks.sources',
+        'tasks.rules',
         'rules.complete(rows, missing, *state)',
         'rules.complete(rows, missing)',
         'test_large_corpora.py::test_parts_of_a_table_are_the_whole_of_it',

@@ -7,8 +7,9 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
@@ -20,7 +21,8 @@ from .files import free_memory
 
 # %% auto #0
 __all__ = ['FORMATS', 'PART', 'CorpusError', 'Table', 'places', 'check_regular', 'unchanged', 'changed', 'check_memory',
-           'read_text', 'as_text', 'number_text', 'read_table', 'reason', 'n_rows', 'size_of', 'check_rows_fit']
+           'read_text', 'as_text', 'class_cells', 'number_text', 'read_table', 'reason', 'check_characters', 'n_rows',
+           'size_of', 'check_rows_fit']
 
 # %% ../../nbs/core/10_tables.ipynb #48d19368
 class CorpusError(KdnotesError):
@@ -221,6 +223,14 @@ def as_text(cell: Any) -> str | None:
     return str(cell)
 
 
+def class_cells(
+    cells: Iterable[Any],  # numbers from 0 on; -1, or None, where there is no class
+    names: Sequence[str],  # of the classes
+) -> list:  # the name of each; what is no number of a class stays
+    "Classes by their names."
+    return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
+
+
 def number_text(digits: str) -> str:
     "A fraction of JSON as other files hold it, or its own digits where that would be another number."
     text = as_text(float(digits))
@@ -342,9 +352,9 @@ def _parts(path: Path, possible: Container[str], at_once: int | None) -> Iterato
         raise CorpusError(f'{path}: two columns are called {shown(twice)}; rename one of them')
     if not names:
         raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
-    yield Table(str(path), names)
-    kept = [name for name in names if name in possible]
     unit = 'line' if path.suffix in ('.tsv', '.jsonl') else 'row'
+    yield Table(str(path), names, unit=unit)
+    kept = [name for name in names if name in possible]
     classes = _parquet_classes(path) if path.suffix == '.parquet' else {}
     while some := list(islice(rows, at_once)):
         numbers, cells = zip(*some)
@@ -356,6 +366,31 @@ def reason(error: BaseException) -> str:
     "An error of others in a few words."
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
+
+# %% ../../nbs/core/10_tables.ipynb #76c34517
+def check_characters(
+    rows: Iterable[dict],
+    place: Callable[[int], str],  # says where row i is
+    names: dict[str, str],  # what the source calls a key
+    longest: int | None,  # characters of a text
+) -> None:
+    "Refuse too many, and half a one, as JSON can write it: UTF-8 has none, so nothing can be made of it."
+    for i, row in enumerate(rows):
+        for key, value in row.items():
+            if not isinstance(value, str):
+                continue
+            if longest and len(value) > longest:
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} has {len(value):,} characters, and {longest:,} are '
+                    'the most; cut it, and keep the part that counts'
+                )
+            if value.isascii():  # as most are: a search would take longer
+                continue
+            if half := re.search('[\ud800-\udfff]', value):
+                raise CorpusError(
+                    f'{place(i)}: {names.get(key) or key} holds {half[0]!r}, which is half a character; '
+                    'remove it'
+                )
 
 # %% ../../nbs/core/10_tables.ipynb #8d7875d8
 _COLUMNS_ROW = 64  # bytes of a row that is kept in columns, at the least

@@ -50,11 +50,11 @@ from kdnotes.core.resolve import (
 )
 from ..core.streams import stream
 from ..tasks.base import SEQUENCE_HEAD
+from ..tasks.rules import score_columns
 from kdnotes.tasks.sources import (
     Corpus,
     corpus_of,
     resolve_corpus,
-    score_columns,
     sizes_in_words,
     split_sizes,
 )

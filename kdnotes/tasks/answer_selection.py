@@ -17,18 +17,16 @@ import torch
 from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter, shown
+from .rules import MadeCorpus, UnlabelledRule, drop_in_words
 from kdnotes.tasks.sources import (
     SPLITS,
     Corpus,
     CorpusError,
     CorpusRules,
-    MadeCorpus,
-    UnlabelledRule,
     Rows,
-    drop_in_words,
 )
 from .batching import Batch, EncodedPairs, all_apart
-from .columns import Columns, Texts, codes, joined, numbers, ranks
+from ..core.columns import Columns, Texts, codes, joined, numbers, ranks
 from .embedded import embedded_answer_selection
 from ..core.files import sha256_texts
 from ..losses.targets import hard_target_ce, margin_mse, pair_counts, ranknet

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from ..core.config import KdnotesError, RunConfig
 from ..core.files import sha256_text
-from .columns import Columns
+from ..core.columns import Columns
 from .sources import Rows
 from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
 from ..losses.conventions import dialect_weights

@@ -11,12 +11,11 @@ from ..core.config import counted, shown
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
 from .embedded import embedded_masked_lm
+from .rules import MadeCorpus, check_filled
 from kdnotes.tasks.sources import (
     SPLITS,
     CorpusRules,
-    MadeCorpus,
     Rows,
-    check_filled,
     fetch_hub,
     load_by_rules,
     local_copy,

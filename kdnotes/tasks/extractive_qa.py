@@ -32,7 +32,7 @@ from kdnotes.tasks.base import (
     words_of,
 )
 from .batching import Batch, all_apart, flat_ids, pad_pairs
-from .columns import joined
+from ..core.columns import joined
 from kdnotes.tasks.passages import (
     CORPORA,
     Windows,

@@ -14,21 +14,23 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, counted, parameter, shown
+from kdnotes.tasks.rules import (
+    MadeCorpus,
+    UnlabelledRule,
+    check_filled,
+    drop_in_words,
+)
 from kdnotes.tasks.sources import (
     SPLITS,
     Corpus,
     CorpusError,
     CorpusRules,
-    MadeCorpus,
-    UnlabelledRule,
     Rows,
-    check_filled,
-    drop_in_words,
     place_of,
     read_split,
 )
 from .batching import Batch, EncodedPairs, all_apart
-from .columns import Texts, codes, joined
+from ..core.columns import Texts, codes, joined
 from .embedded import embedded_text_classification
 from ..core.files import sha256_text, sha256_texts
 from ..losses.targets import hard_target_ce
