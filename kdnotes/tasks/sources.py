@@ -565,8 +565,8 @@ def _sums(files: dict[str, Path]) -> dict[str, list[str]]:
     return {split: [str(path), sha256_big_file(path)] for split, path in files.items()}
 
 
-def _unsealed(known: dict[str, Any], splits: dict[str, Columns]) -> Corpus:
-    return Corpus(splits=splits, **known)
+def _unsealed(files: dict[str, Path], known: dict[str, Any], columns: dict[str, Columns]) -> Corpus:
+    return Corpus(splits={split: columns[split] for split in files}, **known)
 
 # %% ../../nbs/tasks/04_sources.ipynb #ce72c335
 def split_sizes(
