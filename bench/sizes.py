@@ -18,8 +18,9 @@ from transformers import (
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.files import sha256_text
 from kdnotes.distill.models import count_parameters, load_config, load_tokenizer
+from kdnotes.core.tables import CorpusError, read_text
 from kdnotes.tasks.documents import CORPORA, MORE_SETS, more_set
-from kdnotes.tasks.sources import CorpusError, Rows, load_by_rules, local_copy, read_text
+from kdnotes.tasks.sources import Rows, load_by_rules, local_copy
 from kdnotes.tasks.text_blocks import token_stream
 from kdnotes.telemetry.meters import cpu_name
 from kdnotes.train.latency import median_ms

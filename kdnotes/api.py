@@ -23,23 +23,25 @@ from .core.config import ConfigError, make_config, score_name, shown, task_info,
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record
+from kdnotes.tasks.rules import (
+    TEACHER,
+    class_cells,
+    needed_columns,
+    score_columns,
+    score_key,
+)
 from kdnotes.tasks.sources import (
     FORMATS,
     SPLITS,
-    TEACHER,
     UNLABELLED,
     Corpus,
     CorpusError,
     CorpusRules,
-    class_cells,
     column_names,
     dataset_classes,
     load_corpus,
-    needed_columns,
     of_split,
     read_split,
-    score_columns,
-    score_key,
     sizes_in_words,
     split_sizes,
 )

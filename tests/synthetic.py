@@ -63,12 +63,12 @@ def read_large(folder: Path) -> tuple[str, int]:
     from kdnotes.tasks import sources
 
     sources.LARGE = 1
-    read = sources._streamed
+    read = sources.load_by_rules
     times = []
 
     def counted(*given):
         times.append(1)
         return read(*given)
 
-    sources._streamed = counted
+    sources.load_by_rules = counted
     return sources.load_corpus('answer_selection', str(folder)).sha256, len(times)

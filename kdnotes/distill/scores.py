@@ -17,8 +17,9 @@ from torch import Tensor
 from ..core.config import ConfigError, RunConfig, check_weights, counted, shown, task_info
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
-from ..tasks.columns import Texts
-from ..tasks.sources import Corpus, CorpusError, place_of, score_columns, score_key
+from ..core.columns import Texts
+from ..tasks.rules import score_columns, score_key
+from ..tasks.sources import Corpus, CorpusError, place_of
 
 # %% auto #0
 __all__ = ['mean_logits', 'Teachers', 'Scores', 'read_scores', 'measured']

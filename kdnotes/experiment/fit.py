@@ -12,7 +12,8 @@ from ..core.files import sha256_text
 from ..core.resolve import training_settings
 from ..records.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
-from ..tasks.sources import Corpus, score_columns
+from ..tasks.rules import score_columns
+from ..tasks.sources import Corpus
 
 # %% auto #0
 __all__ = ['make_task', 'source_of', 'teachers_of', 'check_given_teacher', 'head_in_words', 'check_reading',

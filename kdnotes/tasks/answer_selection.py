@@ -15,7 +15,7 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter
 from .sources import SPLITS, Corpus, Rows
 from .batching import Batch
-from .columns import Columns, Texts, codes, numbers
+from ..core.columns import Columns, Texts, codes, numbers
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
 from .asked import Answer, AskError, Reader, Use, cut_notes

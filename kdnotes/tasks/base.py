@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings
 from ..core.files import sha256_text
-from .columns import Columns, joined
+from ..core.columns import Columns, joined
 from .sources import Corpus, Rows
 from .batching import Batch, EncodedPairs, all_apart
 from ..losses.conventions import dialect_weights

@@ -11,16 +11,9 @@ from pathlib import Path
 import numpy as np
 from ..core.config import shown
 from ..core.files import sha256_texts
-from kdnotes.tasks.sources import (
-    SPLITS,
-    CorpusError,
-    CorpusRules,
-    MadeCorpus,
-    Rows,
-    UnlabelledRule,
-    drop_in_words,
-)
-from .columns import codes, numbers, ranks
+from .rules import MadeCorpus, UnlabelledRule, drop_in_words
+from .sources import SPLITS, CorpusError, CorpusRules, Rows
+from ..core.columns import codes, numbers, ranks
 from .embedded import embedded_answer_selection
 from .squad import SquadError, answer_sentences, from_hub, read_squad
 

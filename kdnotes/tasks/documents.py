@@ -9,20 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from ..core.config import counted, shown
 from ..core.files import sha256_text
+from ..core.tables import FORMATS, CorpusError, read_text
 from .embedded import embedded_masked_lm
+from .rules import MadeCorpus, check_filled
 from kdnotes.tasks.sources import (
-    FORMATS,
     SPLITS,
-    CorpusError,
     CorpusRules,
-    MadeCorpus,
     Rows,
-    check_filled,
     fetch_hub,
     load_by_rules,
     local_copy,
     read_split,
-    read_text,
 )
 
 # %% auto #0

@@ -19,7 +19,7 @@ from . import base
 from .asked import Answer, AskError, Reader, Use
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch, EncodedPairs
-from .columns import joined
+from ..core.columns import joined
 from .passages import CORPORA, Windows, check_answers, check_questions
 from .passages import encode_windows, room_for_questions
 from .span_metrics import EVEN, UNIT_METRICS, Predicted, answers_evaluated

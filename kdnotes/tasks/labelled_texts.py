@@ -12,21 +12,10 @@ import torch
 from ..core.config import RunConfig, counted, shown
 from ..core.files import sha256_text, sha256_texts
 from .base import words_of
-from .columns import Texts, codes
+from ..core.columns import Texts, codes
 from .embedded import embedded_text_classification
-from kdnotes.tasks.sources import (
-    SPLITS,
-    Corpus,
-    CorpusError,
-    CorpusRules,
-    MadeCorpus,
-    Rows,
-    UnlabelledRule,
-    check_filled,
-    drop_in_words,
-    place_of,
-    read_split,
-)
+from .rules import MadeCorpus, UnlabelledRule, check_filled, drop_in_words
+from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'fingerprint', 'class_names', 'number_of',

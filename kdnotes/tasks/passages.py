@@ -15,20 +15,12 @@ from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
 from ..core.progress import stage
 from ..core.files import check_room, sha256_text, sha256_texts
+from ..core.tables import FORMATS, CorpusError
 from .batching import Ragged, groups_of, second_begins, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
-from kdnotes.tasks.sources import (
-    FORMATS,
-    SPLITS,
-    CorpusError,
-    CorpusRules,
-    MadeCorpus,
-    UnlabelledRule,
-    Rows,
-    check_filled,
-    check_regular,
-)
-from .squad import Paragraph, SquadError, answer_spans, from_hub, read_squad
+from .rules import MadeCorpus, UnlabelledRule, check_filled
+from .sources import SPLITS, CorpusRules, Rows
+from .squad import Paragraph, answer_spans, from_hub, read_squad
 
 # %% auto #0
 __all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split',
@@ -83,10 +75,7 @@ def check_rows(
 def _of_hub(row: dict, where: str) -> dict:
     "The question and the answers of a row in the hub's shape, as those of the official file."
     row.pop('answer_start', None)
-    try:
-        spans = answer_spans(where, row['id'], row['context'], row['answers'])
-    except SquadError as e:
-        raise CorpusError(str(e)) from None
+    spans = answer_spans(where, row['id'], row['context'], row['answers'])
     return dict(question=' '.join(row['question'].split()), answers=spans)
 
 
@@ -208,15 +197,6 @@ def split_articles(
     return {split: [row for row in rows if split_of[row['cluster']] == split] for split in SPLITS}
 
 
-def _read(path: Path) -> list[Paragraph]:
-    "A file's paragraphs."
-    check_regular(path)
-    try:
-        return read_squad(path)
-    except SquadError as e:
-        raise CorpusError(str(e)) from None
-
-
 def _first(folder: Path, name: str) -> Path | None:
     "A file, packed or not."
     return next((path for end in ('', '.gz') if (path := folder / f'{name}{end}').is_file()), None)
@@ -234,7 +214,7 @@ def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> dict
 def _squad2_folder(folder: Path) -> dict[str, Rows]:
     "Those of a local copy."
     train = _first(folder, 'train-v2.0.json')
-    return _squad2(_read(_first(folder, 'dev-v2.0.json')), None if train is None else _read(train))
+    return _squad2(read_squad(_first(folder, 'dev-v2.0.json')), None if train is None else read_squad(train))
 
 
 def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) -> dict[str, Rows]:
@@ -250,17 +230,14 @@ def _squad1_folder(folder: Path) -> dict[str, Rows]:
     path = _first(folder, 'train-v1.1.json')
     guessed = folder / 'train-v1.1.guessed-start-ids.txt'
     ids = guessed.read_text(encoding='utf-8').split() if guessed.is_file() else []
-    return _squad1(_read(path), frozenset(ids))
+    return _squad1(read_squad(path), frozenset(ids))
 
 
 def _from_hub(data, split: str) -> list[Paragraph]:
     "A split of a dataset of the hub as paragraphs."
-    try:
-        return from_hub(data[split])
-    except KeyError:
-        raise CorpusError(f"the hub's dataset has no split {split!r}; it has {', '.join(data)}") from None
-    except SquadError as e:
-        raise CorpusError(str(e)) from None
+    if split not in data:
+        raise CorpusError(f"the hub's dataset has no split {split!r}; it has {', '.join(data)}")
+    return from_hub(data[split])
 
 
 def json_files(
@@ -285,13 +262,13 @@ def json_files(
     if official:
         return _squad2_folder(folder)
     if len(files) == 1:
-        return split_articles(question_rows(_read(files[0])), where=str(files[0]))
+        return split_articles(question_rows(read_squad(files[0])), where=str(files[0]))
     if None in named.values() or len(files) > len(SPLITS):
         raise CorpusError(
             f'{folder} has {", ".join(shown(path.name) for path in files[:4])}; put train.json, dev.json and '
             'test.json there and no other JSON, or one file, which is split by article'
         )
-    return {split: question_rows(_read(path)) for split, path in named.items()}
+    return {split: question_rows(read_squad(path)) for split, path in named.items()}
 
 
 # of SQuAD 2.0's dev part alone, and of the part of SQuAD 1.1 that is learnt first

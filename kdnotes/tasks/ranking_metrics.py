@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from .base import unit_table, words_of
-from .columns import Texts, codes, numbers
+from ..core.columns import Texts, codes, numbers
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0

@@ -13,7 +13,8 @@ from .asked import Use
 from .base import setting
 from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_metrics, number_of
-from .sources import Corpus, CorpusError, Rows, check_filled, place_of
+from .rules import check_filled
+from .sources import Corpus, CorpusError, Rows, place_of
 from .text_classification import TextClassification, classified, worst
 
 # %% auto #0

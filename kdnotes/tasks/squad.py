@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.config import KdnotesError, shown
+from ..core.config import shown
+from ..core.tables import CorpusError, check_regular
 from ..core.progress import followed
 
 # %% auto #0
-__all__ = ['LARGEST', 'SquadError', 'Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans',
+__all__ = ['SquadError', 'LARGEST', 'Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans',
            'answer_sentences']
 
 # %% ../../nbs/tasks/02_squad.ipynb #2f35fae0
-class SquadError(KdnotesError):
-    "A SQuAD file that cannot be read or does not hold together."
+SquadError = CorpusError  # of a file that cannot be read or does not hold together
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ def _question(where: str, context: str, question: dict) -> Question:
         text = ' '.join(question['question'].split())
         answers = question['answers']
     except (KeyError, TypeError, AttributeError):
-        raise SquadError(
+        raise CorpusError(
             f'{where}: a question lacks id, question or answers; take the official file'
         ) from None
     if type(given_id) not in (str, int):
-        raise SquadError(
+        raise CorpusError(
             f'{where}: the id of the question {shown(text)} is {shown(given_id)}; give a text or a number'
         )
     id = str(given_id)
     if not isinstance(answers, list):
-        raise SquadError(f'{where}: the answers of question {id!r} are no list; take the official file')
+        raise CorpusError(f'{where}: the answers of question {id!r} are no list; take the official file')
     _check_impossible(where, id, bool(answers), question)
     return Question(id, text, tuple(_span(where, id, context, answer) for answer in answers))
 
@@ -79,7 +79,7 @@ def _check_impossible(where: str, id: str, answered: bool, question: dict) -> No
     elif not impossible and not answered:
         wrong = 'it has no answer, and is_impossible is false'
     if wrong:
-        raise SquadError(f'{where}: question {id!r} does not hold together: {wrong}; correct it')
+        raise CorpusError(f'{where}: question {id!r} does not hold together: {wrong}; correct it')
 
 
 def _whole(start: Any) -> Any:
@@ -94,7 +94,7 @@ def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
         begin = _whole(given['answer_start'])
         answer = given['text']
     except (KeyError, TypeError, IndexError):
-        raise SquadError(
+        raise CorpusError(
             f'{where}: the answer of question {id!r} lacks text or answer_start; take the official file'
         ) from None
     if not (
@@ -104,7 +104,7 @@ def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
         and context[begin : begin + len(answer)] == answer
         and begin >= 0
     ):
-        raise SquadError(
+        raise CorpusError(
             f'{where}: the answer of question {id!r} does not stand at character {shown(begin)} of its '
             'context; take the official file'
         )
@@ -118,7 +118,7 @@ def _paragraph(where: str, title: str, paragraph: Any) -> Paragraph:
         and isinstance(paragraph.get('context'), str)
         and isinstance(paragraph.get('qas'), list)
     ):
-        raise SquadError(f'{where}: a paragraph of {title!r} lacks context or qas; take the official file')
+        raise CorpusError(f'{where}: a paragraph of {title!r} lacks context or qas; take the official file')
     return Paragraph(
         title,
         paragraph['context'],
@@ -136,7 +136,7 @@ def _content(path: Path) -> bytearray:
         for piece in followed(iter(lambda: file.read(1 << 20), b''), f'reading {path.name}', None, 'MiB'):
             found += piece
             if len(found) > LARGEST:
-                raise SquadError(
+                raise CorpusError(
                     f'{path} holds more than {LARGEST / 1e9:.1f} GB, and a file in the shape of SQuAD is '
                     'read as a whole; give less of it, or train, dev and test as .jsonl, a question a line'
                 )
@@ -147,27 +147,28 @@ def read_squad(
     path: Path,  # JSON in SQuAD's shape, gzipped if it ends in .gz
 ) -> list[Paragraph]:  # in the file's order
     "The paragraphs of a SQuAD file."
+    check_regular(path)
     try:
         articles = json.loads(_content(path))['data']
     except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise SquadError(f'{path} cannot be read, since it is no whole gzip file; fetch it again') from None
+        raise CorpusError(f'{path} cannot be read, since it is no whole gzip file; fetch it again') from None
     except OSError as e:
-        raise SquadError(
+        raise CorpusError(
             f'{path} cannot be read ({e.strerror or e}); check the file and its permissions'
         ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SquadError(
+        raise CorpusError(
             f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file"
         ) from None
     found = []
     for place, article in enumerate(articles if isinstance(articles, list) else [None], 1):
         if not (isinstance(article, dict) and isinstance(article.get('paragraphs'), list)):
-            raise SquadError(f'{path}: article {place} lacks paragraphs; take the official file')
+            raise CorpusError(f'{path}: article {place} lacks paragraphs; take the official file')
         title = article.get('title')
         if title is None or isinstance(title, str) and not title.strip():
             title = f'article {place}'
         if not isinstance(title, str):
-            raise SquadError(
+            raise CorpusError(
                 f'{path}: the title of article {place} is {shown(title)}; give a text, or leave it out'
             )
         found += [_paragraph(str(path), title.replace('_', ' '), p) for p in article['paragraphs']]
@@ -191,7 +192,7 @@ def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
         answers.get(key) if isinstance(answers, dict) else None for key in ('text', 'answer_start')
     )
     if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
-        raise SquadError(
+        raise CorpusError(
             f'{where}: question {shown(id)} lacks answers with as many starts as texts, both empty where '
             f'there is none; it has {shown(answers)}; correct the table'
         )
@@ -217,7 +218,7 @@ def from_hub(
     "The paragraphs of SQuAD as the hub gives it."
     names = getattr(table, 'column_names', None) or list(table)
     if missing := [name for name in _HUB_COLUMNS if name not in names]:
-        raise SquadError(
+        raise CorpusError(
             f"the hub's table has no column {missing[0]!r}; it needs {', '.join(_HUB_COLUMNS)}, as "
             'rajpurkar/squad_v2 has them'
         )
@@ -225,7 +226,7 @@ def from_hub(
     before = None
     for id, title, context, question, answers in zip(*(list(table[name]) for name in _HUB_COLUMNS)):
         if not (isinstance(title, str) and isinstance(context, str)):
-            raise SquadError(f'the hub: question {shown(id)} lacks a title and a context; correct the table')
+            raise CorpusError(f'the hub: question {shown(id)} lacks a title and a context; correct the table')
         here = title.replace('_', ' '), context
         if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY):
             found.append((*here, []))
@@ -278,7 +279,7 @@ def answer_sentences(
     rng = np.random.default_rng(seed)
     titles = list(dict.fromkeys(p.title for p in paragraphs))
     if len(titles) < 2 * held_out + 1:
-        raise SquadError(
+        raise CorpusError(
             f'{len(titles)} articles cannot be split into train, {held_out} of dev and {held_out} of test; '
             'take the official file'
         )

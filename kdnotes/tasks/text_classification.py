@@ -14,7 +14,7 @@ from . import base
 from .asked import Answer, Reader, Use, cut_notes
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch
-from .columns import Texts
+from ..core.columns import Texts
 from kdnotes.tasks.labelled_texts import (
     CORPORA,
     check_labels,
