@@ -31,42 +31,12 @@ from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, 
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['ORDER', 'BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'WIDTH',
-           'SMALLEST', 'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'arms_of', 'look', 'theme', 'figure_bytes',
-           'notebook_png', 'drawing', 'mark', 'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top',
-           'grid', 'course_grid', 'put_lines', 'put_course', 'in_mixed_precision', 'put_band', 'log_axis',
-           'number_words', 'number_axis', 'stacked_bars', 'mark_smoke', 'NotDrawn', 'FigureFile', 'Picture',
-           'save_figure', 'bind_figures', 'make_figures']
-
-# %% ../../nbs/analysis/05_plotting.ipynb #1a246311
-ORDER = (
-    'baseline',
-    'parallel_baseline',
-    'mixed_baseline',
-    'full_student',
-    'mixed_student',
-    'full_kd',
-    'mixed_kd',
-)
-
-
-def arms_of(
-    records: Iterable[dict],
-) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of the chain, then arms of your own
-    "Runs by arm, always in the same order."
-    found: dict[str, list[dict]] = {}
-    for r in sorted(
-        records,
-        key=lambda r: (
-            ORDER.index(r['mode']),
-            r['arm'] != r['mode'],
-            arm_order(r['mode'], r['arm']),
-            r['seed'],
-            r['run_id'],
-        ),
-    ):
-        found.setdefault(r['arm'], []).append(r)
-    return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
+__all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'ORDER', 'WIDTH',
+           'SMALLEST', 'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png',
+           'drawing', 'arms_of', 'mark', 'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid',
+           'course_grid', 'put_lines', 'put_course', 'in_mixed_precision', 'put_band', 'log_axis', 'number_words',
+           'number_axis', 'stacked_bars', 'mark_smoke', 'NotDrawn', 'FigureFile', 'Picture', 'save_figure',
+           'bind_figures', 'make_figures']
 
 # %% ../../nbs/analysis/05_plotting.ipynb #95a423ba
 BLACK = '#000000'
@@ -88,6 +58,7 @@ LOOKS = {
     'full_kd': (BLUE, 'P'),
     'mixed_kd': (RED, 'X'),
 }
+ORDER = tuple(LOOKS)  # of the chain
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
@@ -186,6 +157,25 @@ def drawing(
         return figure
 
     return styled
+
+# %% ../../nbs/analysis/05_plotting.ipynb #1a246311
+def arms_of(
+    records: Iterable[dict],
+) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of the chain, then arms of your own
+    "Runs by arm, always in the same order."
+    found: dict[str, list[dict]] = {}
+    for r in sorted(
+        records,
+        key=lambda r: (
+            ORDER.index(r['mode']),
+            r['arm'] != r['mode'],
+            arm_order(r['mode'], r['arm']),
+            r['seed'],
+            r['run_id'],
+        ),
+    ):
+        found.setdefault(r['arm'], []).append(r)
+    return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
 
 # %% ../../nbs/analysis/05_plotting.ipynb #1594c685
 BOUNDED = (0, (2, 1.3))  # dashes
