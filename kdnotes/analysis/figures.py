@@ -5,38 +5,17 @@
 # %% ../../nbs/analysis/13_figures.ipynb #374fd646
 from __future__ import annotations
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from .comparable import timed
 from .compare import Comparison, independent_name
-from .intervals import FEW_DIFFER, LEVEL, Interval
+from .intervals import FEW_DIFFER, Interval
 from .labels import labels_caption, labels_figure
-from kdnotes.analysis.plotting import (
-    LINE,
-    LOOKS,
-    QUIET,
-    SMALLEST,
-    WIDTH,
-    FigureFile,
-    NotDrawn,
-    arms_of,
-    course_grid,
-    drawing,
-    grid,
-    interval_row,
-    interval_rows,
-    look,
-    make_figure,
-    mark_smoke,
-)
+from . import plotting as pt
 from .evidence import curve_of, curve_points, curve_set, phase_seconds, pooled_gradients
 from kdnotes.analysis.tables import (
     COSTS,
@@ -45,7 +24,6 @@ from kdnotes.analysis.tables import (
     agreement_table,
     confidence,
     energy_note,
-    evidence,
     pareto_front,
     reliability_table,
     score_kind,
@@ -53,26 +31,52 @@ from kdnotes.analysis.tables import (
     why_none,
 )
 from .wording import unit_of
-from ..core.arms import MODES
 from ..core.config import primary_name, task_info
-from ..core.files import figures_path
 
 # %% auto #0
-__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'put_course', 'put_lines', 'in_mixed_precision',
-           'curves_figure', 'smoothed', 'run_curves', 'effects_figure', 'timelines_figure', 'phases_figure',
-           'gradients_figure', 'fidelity_figure', 'reliability_figure', 'StudyFigure', 'study_figures', 'draw_evidence']
+__all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'smoothed', 'run_curves',
+           'effects_figure', 'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure',
+           'reliability_figure', 'draw_evidence']
 
 # %% ../../nbs/analysis/13_figures.ipynb #bd20987b
-_FLOOR_LOOKS = (LINE, '|')
+def _rows_of_arms(
+    records: Sequence[dict],
+    values: dict[str, dict[str, Interval]],
+    panels: Mapping[str, str],  # 'primary' or a key of QUANTITIES -> what is below its panel
+    floors: Mapping[str, float],  # in the first panel
+    bold: Iterable[str] = (),  # arms
+) -> tuple[Figure, dict[str, Axes]]:
+    "A row an arm that has all of these values and then a row a trivial model, with single runs as points."
+    arms = {arm: runs for arm, runs in pt.arms_of(records).items() if panels.keys() <= values[arm].keys()}
+    names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
+    rows = [
+        dict(row=names[arm], panel=panel) | pt.mark(values[arm][key], pt.look(arm, arms))
+        for arm in arms
+        for key, panel in panels.items()
+    ]
+    point = dict(panel=next(iter(panels.values())), low=math.nan, high=math.nan, looks=(pt.LINE, '|'))
+    rows += [point | dict(row=f'floor: {name}', value=value) for name, value in floors.items()]
+    times = timed(records)
+    seen = [
+        (names[arm], panel, value)
+        for arm, runs in arms.items()
+        for r in runs
+        for key, panel in panels.items()
+        if (value := _value_of(r, key)) is not None and (key == 'primary' or times.has(r, key))
+    ]
+    figure, axes = pt.interval_rows(rows, [names[arm] for arm in bold], seen)
+    for key, panel in panels.items():
+        if key != 'primary':
+            axes[panel].set_xlim(left=0)
+    figure.axes[0].set_title(f'mean and {confidence(values)} interval; points: runs')
+    return figure, axes
 
 
-def _floor_rows(panel: str, floors: Mapping[str, float]) -> list[dict]:
-    "A row a trivial model."
-    points = {name: Interval(value, None, None, 1, LEVEL, 'measured') for name, value in floors.items()}
-    return [interval_row(f'floor: {name}', panel, point, _FLOOR_LOOKS) for name, point in points.items()]
+def _value_of(record: dict, key: str) -> float | None:
+    return record['primary']['value'] if key == 'primary' else record[QUANTITIES[key][2]][key]
 
 
-@drawing
+@pt.drawing
 def accuracy_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
@@ -82,124 +86,53 @@ def accuracy_figure(
     "The primary metric and what it costs, a row an arm, the Pareto front in bold."
     p = records[0]['primary']
     higher = p['higher_is_better']
-    times = timed(records)
-    if not (front := pareto_front(values, cost, higher)):
-        raise NotDrawn(why_none(records, cost))
-    arms = {arm: runs for arm, runs in arms_of(records).items() if {'primary', cost} <= values[arm].keys()}
-    names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
+    front = pareto_front(values, cost, higher)
+    if not front:
+        raise pt.NotDrawn(why_none(records, cost))
     metric = f"{primary_name(records[0])} on {p['set']}\n({'higher' if higher else 'lower'} is better)"
-    panels = {'primary': metric, cost: COSTS[cost]}
-    rows = [
-        interval_row(names[arm], name, values[arm][key], look(arm, arms))
-        for arm in arms
-        for key, name in panels.items()
-    ]
-    seen = [
-        (names[arm], name, r[place][key])
-        for arm, runs in arms.items()
-        for r in runs
-        for key, place, name in (('value', 'primary', metric), (cost, QUANTITIES[cost][2], COSTS[cost]))
-        if r[place][key] is not None and (key == 'value' or times.has(r, cost))
-    ]
-    floors = dict(floors or {})
-    bold = [names[arm] for arm in front]
-    figure, axes = interval_rows([*rows, *_floor_rows(metric, floors)], bold, seen)
+    floors = floors or {}
+    figure, axes = _rows_of_arms(records, values, {'primary': metric, cost: COSTS[cost]}, floors, front)
     if floors:
         best = (max if higher else min)(floors.values())
-        axes[metric].axvline(best, color=LINE, linewidth=1.1, linestyle=':', zorder=1)
-    axes[COSTS[cost]].set_xlim(left=0)
-    axes[metric].set_title(f'mean and {confidence(values)} interval; points: runs', loc='left')
+        axes[metric].axvline(best, color=pt.LINE, linewidth=1.1, linestyle=':', zorder=1)
     return figure
 
 # %% ../../nbs/analysis/13_figures.ipynb #7f09eb7b
-@drawing
+@pt.drawing
 def throughput_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
 ) -> Figure:
     "Training examples per second, a row an arm and a point a run."
     key = 'examples_per_s'
-    arms = {arm: runs for arm, runs in arms_of(timed(records).runs).items() if key in values[arm]}
-    if not arms:
-        raise NotDrawn(why_none(records, key))
-    panel = 'training examples per second'
-    rows = [interval_row(arm, panel, values[arm][key], look(arm, arms)) for arm in arms]
-    seen = [
-        (arm, panel, value)
-        for arm, runs in arms.items()
-        for r in runs
-        if (value := r['throughput'][key]) is not None
-    ]
-    figure, axes = interval_rows(rows, runs=seen)
-    axes[panel].set_xlim(left=0)
-    axes[panel].set_title(f'mean and {confidence(values)} interval; points: runs', loc='left')
-    return figure
+    runs = [r for r in timed(records).runs if key in values[r['arm']]]
+    if not runs:
+        raise pt.NotDrawn(why_none(records, key))
+    return _rows_of_arms(runs, values, {key: 'training examples per second'}, {})[0]
 
 # %% ../../nbs/analysis/13_figures.ipynb #5c6897e9
-def put_course(
-    axes: Axes,
-    points: pd.DataFrame,  # step and value, of several seeds
-    looks: tuple[str, str],  # of `look`
-    mixed: bool,  # dashed: equal courses of two precisions stay visible
-) -> None:
-    "The mean of the seeds by step, from the lowest to the highest."
-    steps = points['step'].nunique()
-    colour, marker = looks
-    marks = dict(marker=marker, markevery=max(1, steps // 5) if steps > 12 else 1, markersize=4, mec=colour)
-    band = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))
-    put_lines(axes, points, color=colour, linestyle='--' if mixed else '-', **marks, **band)
-
-
-def put_lines(
-    axes: Axes,
-    points: pd.DataFrame,  # step and value
-    **how,  # of `seaborn.lineplot`
-) -> None:
-    "Lines without the columns' names as labels."
-    sns.lineplot(x=points['step'].to_numpy(), y=points['value'].to_numpy(), ax=axes, legend=False, **how)
-
-
-def in_mixed_precision(
-    runs: Sequence[dict],  # of one arm
-) -> bool:
-    "Is an arm's mode one in mixed precision?"
-    return MODES[runs[0]['mode']].precision == 'mixed'
-
-
-def _courses(records: Sequence[dict]) -> pd.DataFrame:
-    "Losses and the metric on the way of all runs: arm, key, step, value."
-    points = [
-        (r['arm'], key, p['step'], p[key])
-        for r in records
-        for p in curve_of(r)
-        for key in ('loss', 'value')
-        if p[key] is not None
-    ]
-    return pd.DataFrame(points, columns=['arm', 'key', 'step', 'value'])
-
-
-@drawing
+@pt.drawing
 def curves_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Training loss and the metric on the way against optimizer steps, a row an arm among all others."
-    arms = arms_of(records)
-    points = _courses(records)
+    arms = pt.arms_of(records)
+    found = [(r['arm'], p['step'], p['loss'], p['value']) for r in records for p in curve_of(r)]
+    points = pd.DataFrame(found, columns=['arm', 'x', 'loss', 'value'])
+    points = points.melt(['arm', 'x'], var_name='key', value_name='y').dropna().astype(dict(y=float))
     if not len(points):
-        raise NotDrawn('no run has a training curve or rows to take one from')
-    titles = dict(
-        loss="training loss (each arm's own)", value=f'{primary_name(records[0])} on {curve_set(records)}'
-    )
+        raise pt.NotDrawn('no run has a training curve or rows to take one from')
+    value = f'{primary_name(records[0])} on {curve_set(records)}'
+    keys = {"training loss (each arm's own)": 'loss', value: 'value'}
     height = max(0.35, min(1.9, 0.42 + 2.2 / len(arms), 8.4 / len(arms)))
-    figure, panels = course_grid(list(arms), list(titles.values()), height, 'optimizer steps')
-    means = points.groupby(['arm', 'key', 'step'], as_index=False)['value'].mean()
+    figure, panels = pt.course_grid(list(arms), list(keys), height, 'optimizer steps')
+    means = points.groupby(['arm', 'key', 'x'], as_index=False)['y'].mean()
     grey = dict(estimator=None, color='#CCCCCC', linewidth=0.8, zorder=1)
     for (arm, title), axes in panels.items():
-        key = 'loss' if title == titles['loss'] else 'value'
-        others = means[(means['arm'] != arm) & (means['key'] == key)]
-        put_lines(axes, others, units=others['arm'].to_numpy(), **grey)
-        own = points[(points['arm'] == arm) & (points['key'] == key)]
-        put_course(axes, own, look(arm, arms), in_mixed_precision(arms[arm]))
+        others = means[(means['arm'] != arm) & (means['key'] == keys[title])]
+        pt.put_lines(axes, others, units=others['arm'].to_numpy(), **grey)
+        own = points[(points['arm'] == arm) & (points['key'] == keys[title])]
+        pt.put_course(axes, own, pt.look(arm, arms), pt.in_mixed_precision(arms[arm]))
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
 
@@ -212,7 +145,7 @@ def smoothed(
     return pd.Series(losses, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
 
-@drawing
+@pt.drawing
 def run_curves(
     record: dict,
 ) -> Figure:
@@ -223,28 +156,26 @@ def run_curves(
     scores = points.dropna(subset='value').astype({'set': object}).fillna({'set': ''})
     scores = scores.drop_duplicates(['set', 'step'], keep='last')
     if not len(losses) + len(scores):
-        raise NotDrawn('the run has no training curve and no rows to take one from')
+        raise pt.NotDrawn('the run has no training curve and no rows to take one from')
     unit = unit_of(record['task'], record['primary']['metric'])
     sets = list(scores['set'].unique())
     percent = ', %' if unit.factor != 1 else ''
     shown = f' on {sets[0]}' if len(sets) == 1 else ''
     names = ['training loss', f'{primary_name(record)}{shown}{percent}']
-    figure, panels = grid(names, 2, 2.3, 'optimizer steps', sharex=True)
+    figure, panels = pt.grid(names, 2, 2.3, 'optimizer steps', sharex=True)
     loss_axes, score_axes = panels.values()
-    colour = LOOKS['full_kd'][0]
-    loss_axes.plot(losses['step'], losses['loss'], color=colour, alpha=0.35, linewidth=0.9)
-    loss_axes.plot(losses['step'], smoothed(losses['loss']), color=colour)
+    loss_axes.plot(losses['step'], losses['loss'], color=pt.BLUE, alpha=0.35, linewidth=0.9)
+    loss_axes.plot(losses['step'], smoothed(losses['loss']), color=pt.BLUE)
     if len(losses):
-        loss_axes.set_title('training loss (thin: as logged; thick: smoothed)', loc='left')
-    for where, (colour, marker) in zip(sets, LOOKS.values()):
+        loss_axes.set_title('training loss (thin: as logged; thick: smoothed)')
+    for where, (colour, marker) in zip(sets, pt.LOOKS.values()):
         its = scores[scores['set'] == where]
-        score_axes.plot(
-            its['step'], unit.factor * its['value'], color=colour, marker=marker, markersize=4, label=where
-        )
+        how = dict(color=colour, marker=marker, markersize=4, label=where)
+        score_axes.plot(its['step'], unit.factor * its['value'], **how)
     if len(sets) > 1:
         score_axes.legend()
     loss_axes.set_xlim(left=0)
-    return mark_smoke(figure, [record])
+    return pt.mark_smoke(figure, bool(record['settings'].get('smoke')))
 
 # %% ../../nbs/analysis/13_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
@@ -257,59 +188,41 @@ def _effect_name(c: Comparison) -> str:
     return c.attribution.factor or f"{' + '.join(c.attribution.factors) or 'other settings'}*"
 
 
-def _effect_row(c: Comparison) -> str:
-    "What a row of the forest is called."
-    seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) != 1)}"
-    return f'{_effect_name(c)} ({seeds})\n{c.a} → {c.b}'
-
-
 def _effect_rows(
-    comparisons: Iterable[tuple[str, Comparison]],
+    e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
-    arms: dict[str, list[dict]],  # of `arms_of`
-) -> list[dict]:  # of `interval_row`
-    "A title a group and its comparisons below it, and then what is drawn of them, panel by panel."
+) -> list[dict]:  # of `interval_rows`
+    "A title a group, its comparisons below it, and what is drawn of each."
     rows = []
-    found = []
     for kind, title in _GROUPS.items():
-        its = [c for k, c in comparisons if k == kind]
-        rows += [dict(row=name) for name in ([title] if its else []) + [_effect_row(c) for c in its]]
-        found += its
-    for key, panel in panels.items():
+        found = [c for k, c in e.comparisons if k == kind]
+        rows += [dict(row=title)] if found else []
         for c in found:
-            interval = c.difference if key == 'difference' else c.speedup.get(key)
-            marks = dict(hollow=len(c.seeds) == 1, bounded=key == 'difference' and c.few_differ)
-            if interval:
-                rows.append(interval_row(_effect_row(c), panel, interval, look(c.b, arms), **marks))
+            seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) != 1)}"
+            row = dict(row=f'{_effect_name(c)} ({seeds})\n{c.a} → {c.b}')
+            marks = dict(looks=pt.look(c.b, e.arms), hollow=len(c.seeds) == 1)
+            drawn = dict(difference=c.difference, **c.speedup)
+            rows.append(row)
+            rows += [
+                row
+                | dict(panel=panel)
+                | pt.mark(drawn[key], bounded=key == 'difference' and c.few_differ, **marks)
+                for key, panel in panels.items()
+                if drawn.get(key)
+            ]
     return rows
 
-
-def _times_axis(axes, ratios: list[float]) -> None:
-    "A log axis with doublings on it."
-    low = math.log2(min([0.8, *ratios]))
-    high = math.log2(max([1.25, *ratios]))
-    ticks = [2.0**i for i in range(math.floor(low), math.ceil(high) + 1)]
-    axes.set_xscale('log', base=2)
-    axes.set_xlim(2 ** (low - 0.08 * (high - low)), 2 ** (high + 0.08 * (high - low)))
-    axes.xaxis.set_major_locator(
-        FixedLocator(
-            ticks if sum(low <= math.log2(t) <= high for t in ticks) > 2 else sorted({*ticks, 0.7, 1.4})
-        )
-    )
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f'{v:g}'))
-
 # %% ../../nbs/analysis/13_figures.ipynb #d6c2d54a
-@drawing
+@pt.drawing
 def effects_figure(
     e: Evidence,
 ) -> Figure:
     "A forest plot: what each factor does to the primary metric and to training time."
     found = [c for kind, c in e.comparisons if kind in _GROUPS]
     if not found:
-        raise NotDrawn('the study has no two arms that are a step of the chain or a control')
+        raise pt.NotDrawn('the study has no two arms that are a step of the chain or a control')
     if not any(c.difference or c.speedup for c in found):
-        raise NotDrawn('no two arms of the study can be compared')
+        raise pt.NotDrawn('no two arms of the study can be compared')
     primary = e.records[0]['primary']
     metric = f"{primary_name(e.records[0])} on {primary['set']}"
     better = 'right' if primary['higher_is_better'] else 'left'
@@ -317,99 +230,96 @@ def effects_figure(
     ratios = [i for c in found if (i := c.speedup.get('train_s'))]
     if ratios:
         panels['train_s'] = 'training, times as fast\n(right: faster)'
-    rows = _effect_rows(e.comparisons, panels, e.arms)
-    figure, axes = interval_rows(rows, _GROUPS.values(), height=0.36)
+    figure, axes = pt.interval_rows(_effect_rows(e, panels), _GROUPS.values(), height=0.36)
     for key, no_effect in (('difference', 0), ('train_s', 1)):
         if panels.get(key) in axes:
-            axes[panels[key]].axvline(no_effect, color=LINE, linewidth=0.9, zorder=1)
+            axes[panels[key]].axvline(no_effect, color=pt.LINE, linewidth=0.9, zorder=1)
     if ratios:
         _times_axis(axes[panels['train_s']], [v for i in ratios for v in (i.estimate, i.low, i.high) if v])
     return figure
 
+
+def _times_axis(axes: Axes, ratios: list[float]) -> None:
+    "A log axis with doublings on it, or with half of them where these are few."
+    low, high = min([0.8, *ratios]), max([1.25, *ratios])
+    doublings = 2.0 ** np.arange(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
+    few = sum((low <= doublings) & (doublings <= high)) < 3
+    pt.log_axis(axes, 'x', [*doublings, *([0.7, 1.4] if few else [])])
+    margin = (high / low) ** 0.08
+    axes.set_xlim(low / margin, high * margin)
+
 # %% ../../nbs/analysis/13_figures.ipynb #baa14c09
-# key -> title, what it is divided by
-_TRACES = {
-    'gpu_percent': ('GPU busy, %', 1),
-    'power_w': ('power, W', 1),
-    'cpu_percent': ('CPU, % of a core', 1),
-    'host_mib': ('host memory, GiB', 1024),
+_TRACES = {  # title -> key, what it is divided by
+    'GPU busy, %': ('gpu_percent', 1),
+    'power, W': ('power_w', 1),
+    'CPU, % of a core': ('cpu_percent', 1),
+    'host memory, GiB': ('host_mib', 1024),
 }
 
 
-@drawing
+@pt.drawing
 def timelines_figure(
     e: Evidence,
 ) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
     if not e.times.runs:
-        raise NotDrawn(e.times.note)
+        raise pt.NotDrawn(e.times.note)
     lines = [
         pd.DataFrame(r['timeline']).assign(arm=arm, run_id=r['run_id'])
-        for arm, runs in arms_of(e.times.runs).items()
+        for arm, runs in pt.arms_of(e.times.runs).items()
         for r in runs
         if r.get('timeline')
     ]
     if not lines:
-        raise NotDrawn('no record has a timeline')
+        raise pt.NotDrawn('no record has a timeline')
     whole = pd.concat(lines)
-    have = [key for key in _TRACES if key in whole and whole[key].notna().any()][:2]
-    if not have:
-        raise NotDrawn('no timeline holds utilisation, power or memory')
+    titles = [t for t, (key, _) in _TRACES.items() if key in whole and whole[key].notna().any()][:2]
+    if not titles:
+        raise pt.NotDrawn('no timeline holds utilisation, power or memory')
     unit, name = (60, 'minutes') if whole['elapsed_s'].max() > 180 else (1, 'seconds')
-    titles = {_TRACES[key][0]: key for key in have}
-    figure, panels = course_grid(whole['arm'].unique(), list(titles), 0.56, f'{name} since the start')
+    figure, panels = pt.course_grid(whole['arm'].unique(), titles, 0.56, f'{name} since the start')
     for (arm, title), axes in panels.items():
-        key = titles[title]
-        divisor = _TRACES[key][1]
+        key, divisor = _TRACES[title]
         its = whole[whole['arm'] == arm]
-        line = pd.DataFrame(dict(step=its['elapsed_s'] / unit, value=its[key].astype(float) / divisor))
-        how = dict(color=look(arm, e.arms)[0], linewidth=0.9, alpha=0.75)
-        put_lines(axes, line, units=its['run_id'].to_numpy(), estimator=None, **how)
+        line = pd.DataFrame(dict(x=its['elapsed_s'] / unit, y=its[key].astype(float) / divisor))
+        how = dict(color=pt.look(arm, e.arms)[0], linewidth=0.9, alpha=0.75)
+        pt.put_lines(axes, line, units=its['run_id'].to_numpy(), estimator=None, **how)
         axes.set_ylim(0, 1.1 * whole[key].max() / divisor)
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
 
 # %% ../../nbs/analysis/13_figures.ipynb #f11c6160
 PHASE_COLOURS = {  # part of a run, of `tables.phase_seconds` -> colour
-    'teacher signal': '#CC79A7',
-    'training': '#0072B2',
-    'waiting for other ranks': '#E69F00',
-    'evaluation': '#56B4E9',
-    'start and end': '#BBBBBB',
+    'teacher signal': pt.PURPLE,
+    'training': pt.BLUE,
+    'waiting for other ranks': pt.ORANGE,
+    'evaluation': pt.SKY,
+    'start and end': pt.PALE,
     "the teacher's own training": '#FFFFFF',
 }
 
 
-@drawing
+@pt.drawing
 def phases_figure(
     e: Evidence,
 ) -> Figure:
     "What each arm's time goes into, as stacked bars."
     if not e.times.runs:
-        raise NotDrawn(e.times.note)
+        raise pt.NotDrawn(e.times.note)
     parts = [
-        dict(arm=r['arm']) | phase_seconds(r)
-        for r in e.records
+        dict(row=r['arm']) | phase_seconds(r)
+        for runs in e.arms.values()
+        for r in runs
         if r.get('phases') and not r.get('resumed_at') and e.times.has(r, 'total_s')
     ]
     if not parts:
-        raise NotDrawn('no record holds the phases of its run')
-    table = pd.DataFrame(parts).groupby('arm').mean()
-    table = table.loc[[arm for arm in e.arms if arm in table.index], table.any()]
-    figure = Figure(figsize=(WIDTH, 1.15 + 0.3 * len(table)))
-    axes = figure.subplots()
-    starts = table.cumsum(axis=1) - table
-    bar = dict(edgecolor=QUIET, linewidth=0.5, height=0.7)
-    for name in table:
-        axes.barh(table.index, table[name], left=starts[name], color=PHASE_COLOURS[name], label=name, **bar)
-    axes.invert_yaxis()
-    axes.grid(axis='y', visible=False)
-    axes.set_xlabel('seconds, mean of the seeds')
-    figure.legend(loc='outside lower center', ncols=3)
-    return figure
+        raise pt.NotDrawn('no record holds the phases of its run')
+    table = pd.DataFrame(parts).groupby('row', sort=False).mean()
+    frame = table.loc[:, table.any()].melt(ignore_index=False, var_name='part').reset_index()
+    return pt.stacked_bars(frame, PHASE_COLOURS, 'seconds, mean of the seeds')[0]
 
 # %% ../../nbs/analysis/13_figures.ipynb #daf609fa
-@drawing
+@pt.drawing
 def gradients_figure(
     e: Evidence,
 ) -> Figure:
@@ -420,56 +330,48 @@ def gradients_figure(
         if (its := [m for r in runs for m in r.get('gradients') or ()])
     }
     if not arms:
-        raise NotDrawn('no run recorded its gradients (gradient_stats=0)')
+        raise pt.NotDrawn('no run recorded its gradients (gradient_stats=0)')
     layers = max(len(t.columns) for t in arms.values())
-    figure, panels = grid(list(arms), 3, 0.45 + 0.19 * layers, sharex=True)
+    figure, panels = pt.grid(list(arms), 3, 0.45 + 0.19 * layers, sharex=True)
     shown = [t.index[t.max(axis=1) > 1e-5] for t in arms.values()]
     left = min(-30, *(i.min() for i in shown))
     right = max(-8, *(i.max() for i in shown)) + 2
     for (arm, table), axes in zip(arms.items(), panels.values()):
-        colour = look(arm, e.arms)[0]
+        colour = pt.look(arm, e.arms)[0]
         for y, layer in enumerate(table.columns):
             top = y - 0.85 * table[layer] / table[layer].max()
             axes.fill_between(table.index + 1, y, top, step='mid', color=colour, alpha=0.6, linewidth=0)
             lost = f'{table[layer][table.index < -24].sum():.1%}'
-            axes.text(1.01, y - 0.1, lost, fontsize=SMALLEST, transform=axes.get_yaxis_transform())
+            axes.text(1.01, y - 0.1, lost, fontsize=pt.SMALLEST, transform=axes.get_yaxis_transform())
         for border, dashes in ((-24, '-'), (-14, '--')):
-            axes.axvline(border, color=LINE, linewidth=0.8, linestyle=dashes)
+            axes.axvline(border, color=pt.LINE, linewidth=0.8, linestyle=dashes)
         names = [str(name).replace('layer ', '') for name in table.columns]
-        axes.set_yticks(np.arange(len(names)) - 0.2, names, fontsize=SMALLEST)
+        axes.set_yticks(np.arange(len(names)) - 0.2, names, fontsize=pt.SMALLEST)
         axes.set(ylim=(len(names) - 0.6, -1), xlim=(max(-60, left), right))
         axes.tick_params(axis='y', length=0)
         axes.grid(axis='y', visible=False)
-    figure.supxlabel(
-        "log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)", fontsize=9
-    )
+    figure.supxlabel("log2 of the magnitude; fp16's smallest number (solid) and smallest normal one (dashed)")
     return figure
 
 # %% ../../nbs/analysis/13_figures.ipynb #fd853eb1
-@drawing
+@pt.drawing
 def fidelity_figure(
     table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), control; a row each
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
     "How well students agree with their teachers, a row an arm and a panel a measure."
-    shown = [arm for arm in arms if arm in set(table['arm'])]
-    if not shown:
-        raise NotDrawn('no arm has a teacher whose predictions are there')
-    rows = [
-        interval_row(arm, i['measure'], _interval(i), look(arm, arms), hollow=bool(i.get('control')))
-        for arm in shown
-        for i in table[table['arm'] == arm].to_dict('records')
+    order = [arm for arm in arms if (table['arm'] == arm).any()]
+    if not order:
+        raise pt.NotDrawn('no arm has a teacher whose predictions are there')
+    names = dict(arm='row', measure='panel', estimate='value', control='hollow')
+    frame = table.rename(columns=names).astype(dict(low=float, high=float))
+    frame = frame.assign(looks=[pt.look(arm, arms) for arm in frame['row']])
+    return pt.interval_rows([row for arm in order for row in frame[frame['row'] == arm].to_dict('records')])[
+        0
     ]
-    return interval_rows(rows)[0]
-
-
-def _interval(row: dict) -> Interval:
-    "A table's row as an interval."
-    low, high = (None if pd.isna(row[k]) else row[k] for k in ('low', 'high'))
-    return Interval(row['estimate'], low, high, 1, LEVEL, 'of a table')
 
 # %% ../../nbs/analysis/13_figures.ipynb #580acfb2
-@drawing
+@pt.drawing
 def reliability_figure(
     bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
     arms: dict[str, list[dict]],  # of `arms_of`
@@ -477,20 +379,19 @@ def reliability_figure(
     "How often predictions of a given probability are right, a panel an arm."
     shown = [arm for arm in arms if arm in set(bins['arm'])]
     if not shown:
-        raise NotDrawn('no predictions of these runs are there')
-    figure, panels = grid(shown, min(4, len(shown)), 1.75, sharex=True, sharey=True)
+        raise pt.NotDrawn('no predictions of these runs are there')
+    figure, panels = pt.grid(shown, 4, 1.75, sharex=True, sharey=True)
     for arm, axes in panels.items():
         its = bins[bins['arm'] == arm]
-        colour, marker = look(arm, arms)
-        axes.bar(its['confidence'], 0.3 * its['n'] / its['n'].max(), width=0.05, color='#BBBBBB', zorder=1)
-        axes.plot([0, 1], [0, 1], color=QUIET, linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
-        low, high = (its[k].astype(float).fillna(its['accuracy']) for k in ('low', 'high'))
-        error = [its['accuracy'] - low, high - its['accuracy']]
+        colour, marker = pt.look(arm, arms)
+        axes.bar(its['confidence'], 0.3 * its['n'] / its['n'].max(), width=0.05, color=pt.PALE, zorder=1)
+        axes.plot([0, 1], [0, 1], color=pt.QUIET, linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
+        error = [its['accuracy'] - its['low'].astype(float), its['high'].astype(float) - its['accuracy']]
         how = dict(marker=marker, color=colour, linewidth=1, markersize=4)
         axes.errorbar(its['confidence'], its['accuracy'], yerr=error, **how)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-    figure.supxlabel('predicted probability', fontsize=9)
-    figure.supylabel('share that is right', fontsize=9)
+    figure.supxlabel('predicted probability')
+    figure.supylabel('share that is right')
     return figure
 
 # %% ../../nbs/analysis/13_figures.ipynb #45436c71
@@ -506,9 +407,8 @@ def _seeds(e: Evidence) -> str:
     single = [arm for arm, seeds in n.items() if seeds == 1]
     if len(set(n.values())) == 1:
         return 'One seed an arm.' if single else f'{next(iter(n.values()))} seeds an arm.'
-    return f'{min(n.values())} to {max(n.values())} seeds an arm' + (
-        f"; one in {_listed(single)}." if single else '.'
-    )
+    alone = f'; one in {_listed(single)}' if single else ''
+    return f'{min(n.values())} to {max(n.values())} seeds an arm{alone}.'
 
 
 def _items(e: Evidence) -> str:
@@ -524,69 +424,64 @@ def _all_items(e: Evidence) -> str:
     return f" and all {n} {task_info(e.records[0]['task']).unit_name}" if n else ''
 
 
+def _set(e: Evidence, name: str | None = None) -> str:
+    "A set, the primary one or that of this name, and its corpus."
+    return f"the {name or e.records[0]['primary']['set']} set of {e.records[0]['corpus']}"
+
+
 def _metric(e: Evidence) -> str:
-    p = e.records[0]['primary']
-    return f"{primary_name(e.records[0])} on the {p['set']} set of {e.records[0]['corpus']}"
+    return f'{primary_name(e.records[0])} on {_set(e)}'
 
 
 def _machine(e: Evidence) -> str:
     note = e.times.note
-    return (
-        f'{note[0].upper()}{note[1:]}.' if note else f"All runs on {e.records[0]['environment']['device']}."
-    )
+    device = e.records[0]['environment']['device']
+    return f'{note[0].upper()}{note[1:]}.' if note else f'All runs on {device}.'
 
 # %% ../../nbs/analysis/13_figures.ipynb #f3e1059f
 def _accuracy_caption(e: Evidence, cost: str) -> str:
     front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
-    return (
+    said = [
         f"{_metric(e)} (left) and {COSTS[cost].split(',')[0]} (right). Large markers are means with "
         f"{confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the "
-        "cost; small ones are single runs. In bold is the Pareto front of the means: "
-        f"{_listed(front)}.{_floors(e)} {_seeds(e)} {_machine(e)}"
-        + (f' {energy_note(e.records)}.' if cost == 'device_j' else '')
-    )
-
-
-def _floors(e: Evidence) -> str:
-    "What the dotted line is, where there is one."
-    if not e.trivial:
-        return ''
-    return f' The dotted line is the floor: the best trivial model scored, {e.trivial[0].words}.'
+        f'cost; small ones are single runs. In bold is the Pareto front of the means: {_listed(front)}.'
+    ]
+    if e.trivial:
+        said.append(f'The dotted line is the floor: the best trivial model scored, {e.trivial[0].words}.')
+    said += [_seeds(e), _machine(e)]
+    return ' '.join(said + [f'{energy_note(e.records)}.'] * (cost == 'device_j'))
 
 
 def _effects_caption(e: Evidence) -> str:
     shown = [c for kind, c in e.comparisons if kind in _GROUPS]
-    hollow = any(len(c.seeds) == 1 for c in shown)
-    star = any(c.attribution and not c.attribution.factor for c in shown)
-    bounded = any(c.few_differ for c in shown)
-    times = ' and to training time (right: how many times as fast, log axis)' * any(
-        'train_s' in c.speedup for c in shown
-    )
-    return (
-        (
-            f"What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same "
-            f"seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or "
-            "ratio."
+    timed = any('train_s' in c.speedup for c in shown)
+    times = ' and to training time (right: how many times as fast, log axis)' * timed
+    said = [
+        f'What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same '
+        f'seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio.'
+    ]
+    if timed and e.times.note:
+        said.append(_machine(e))
+    if any(len(c.seeds) == 1 for c in shown):
+        said.append(
+            'Hollow markers rest on a single seed, and their intervals say nothing about other seeds.'
         )
-        + f' {_machine(e)}' * bool(times and e.times.note)
-        + ' Hollow markers rest on a single seed, and their intervals say nothing about other seeds.' * hollow
-        + (
-            f' Dashed bars: fewer than {FEW_DIFFER} differ, so that the interval is a bound from the largest '
+    if any(c.few_differ for c in shown):
+        said.append(
+            f'Dashed bars: fewer than {FEW_DIFFER} differ, so that the interval is a bound from the largest '
             'difference there can be, and longer than one from the variance.'
         )
-        * bounded
-        + ' A star: other settings differ between the arms, too.' * star
-    )
+    if any(c.attribution and not c.attribution.factor for c in shown):
+        said.append('A star: other settings differ between the arms, too.')
+    return ' '.join(said)
 
 
 def _curves_caption(e: Evidence) -> str:
     return (
-        f"Training loss (left) and {primary_name(e.records[0])} on the "
-        f"{curve_set(e.records)} set of {e.records[0]['corpus']} (right) along the optimizer steps. "
-        "Lines are means of the seeds, bands reach from the lowest to the highest seed; dashed lines "
-        "are arms in mixed precision, grey ones the means of the other arms. "
-        'Losses with and without distillation are different quantities and can be compared by shape '
-        f'only. {_seeds(e)}'
+        f'Training loss (left) and {primary_name(e.records[0])} on {_set(e, curve_set(e.records))} (right) '
+        'along the optimizer steps. Lines are means of the seeds, bands reach from the lowest to the highest '
+        'seed; dashed lines are arms in mixed precision, grey ones the means of the other arms. Losses with '
+        f'and without distillation are different quantities and can be compared by shape only. {_seeds(e)}'
     )
 
 
@@ -599,27 +494,24 @@ def _throughput_caption(e: Evidence) -> str:
 
 def _timelines_caption(e: Evidence) -> str:
     ranks = max(r['parallel']['ranks'] for r in e.times.runs)
+    several = (
+        f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.'
+    )
     return (
-        (
-            'What the machine did during each run: a line is a run, a point a stretch of it (the mean, and '
-            'of memory the highest value).'
-        )
-        + f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.'
-        * (ranks > 1)
-        + f' {_seeds(e)} {_machine(e)}'
+        'What the machine did during each run: a line is a run, a point a stretch of it (the mean, and of '
+        f'memory the highest value).{several * (ranks > 1)} {_seeds(e)} {_machine(e)}'
     )
 
 
 def _phases_caption(e: Evidence) -> str:
+    empty = (
+        " The empty bars are the training of the students' teacher, which is paid once for any number of "
+        'students.'
+    )
     again = any(r['time']['teacher_train_s'] for r in e.times.runs)
     return (
         "What each arm's time goes into, in seconds of a mean run, evaluations included."
-        + (
-            " The empty bars are the training of the students' teacher, which is paid once for any number "
-            "of students."
-        )
-        * again
-        + f' {_seeds(e)} {_machine(e)}'
+        f'{empty * again} {_seeds(e)} {_machine(e)}'
     )
 
 
@@ -635,119 +527,69 @@ def _gradients_caption(e: Evidence) -> str:
 
 
 def _fidelity_caption(e: Evidence) -> str:
-    return (
-        "How well students agree with the teacher they were made with, on the "
-        f"{e.records[0]['primary']['set']} set of {e.records[0]['corpus']}: mean over seeds{_all_items(e)} "
-        "with 95% intervals. Agreement is high for a large share and tau, and for a small divergence "
-        f"(Jensen and Shannon, in nats).{_controls(e)} {_seeds(e)}"
-    )
-
-
-def _controls(e: Evidence) -> str:
-    "What hollow markers are, where there are any."
-    names = [both.control for both in taught_and_not(e)]
-    if not names:
-        return ''
-    return (
-        f' Hollow: {_listed(names)}, the same students without distillation, held against the teacher of '
+    controls = [both.control for both in taught_and_not(e)]
+    hollow = controls and (
+        f' Hollow: {_listed(controls)}, the same students without distillation, held against the teacher of '
         'their seed: agreement that is there anyway.'
     )
+    return (
+        f'How well students agree with the teacher they were made with, on {_set(e)}: mean over '
+        f'seeds{_all_items(e)} with 95% intervals. Agreement is high for a large share and tau, and for a '
+        f"small divergence (Jensen and Shannon, in nats).{hollow or ''} {_seeds(e)}"
+    )
+
+
+_RELIABLE = {  # kind of score -> of what a share is shown, what is counted; of any other, the last
+    'logits': ('right predictions by the probability of the predicted class', 'predictions'),
+    'answerable': (
+        'questions that have an answer by the predicted probability that they have one',
+        'questions',
+    ),
+    '': ('right candidates by predicted probability', 'candidates'),
+}
 
 
 def _reliability_caption(e: Evidence) -> str:
-    if score_kind(e.records) == 'logits':
-        shown = 'right predictions by the probability of the predicted class'
-        counted = 'predictions'
-    elif score_kind(e.records) == 'answerable':
-        shown = 'questions that have an answer by the predicted probability that they have one'
-        counted = 'questions'
-    else:
-        shown = 'right candidates by predicted probability'
-        counted = 'candidates'
+    shown, counted = _RELIABLE.get(score_kind(e.records), _RELIABLE[''])
     return (
-        f"Share of {shown} on the {e.records[0]['primary']['set']} "
-        f"set of {e.records[0]['corpus']}: ten bins of equal width with 95% bootstrap intervals over "
-        f"seeds{_all_items(e)}; on the dashed line a probability is what it says. "
-        f'Grey bars: {counted} in a bin, beside those of the fullest. {_seeds(e)}'
+        f'Share of {shown} on {_set(e)}: ten bins of equal width with 95% bootstrap intervals over '
+        f'seeds{_all_items(e)}; on the dashed line a probability is what it says. Grey bars: {counted} in a '
+        f'bin, beside those of the fullest. {_seeds(e)}'
     )
 
 # %% ../../nbs/analysis/13_figures.ipynb #d502ebc1
-@dataclass(frozen=True)
-class StudyFigure:
-    "A figure every study has, or has a reason not to have."
-
-    draw: Callable[[Evidence], Figure]  # raises NotDrawn where its numbers are not there
-    caption: Callable[[Evidence], str]
-    producer: str  # the function that draws it
-
-
-def _figure(of: Callable[..., Figure], caption: Callable, draw: Callable | None = None) -> StudyFigure:
-    "A drawing function with its caption; `draw` where it asks for more than evidence, or less."
-    return StudyFigure(draw or of, caption, f'kdnotes.analysis.figures.{of.__name__}')
-
-
-def _against(cost: str) -> StudyFigure:
+def _against(cost: str) -> pt.Picture:
     "Accuracy and one cost."
-    return _figure(
+    return pt.Picture(
         accuracy_figure,
         lambda e: _accuracy_caption(e, cost),
-        lambda e: accuracy_figure(e.records, e.values, cost, {f.words: f.value for f in e.trivial[:1]}),
+        lambda e: (e.records, e.values, cost, {f.words: f.value for f in e.trivial[:1]}),
     )
 
 
 FIGURES = {  # name of the file -> figure, in the order of the argument
     'accuracy_time': _against('train_s'),
     'accuracy_energy': _against('device_j'),
-    'effects': _figure(effects_figure, _effects_caption),
-    'labels': _figure(labels_figure, labels_caption),
-    'curves': _figure(curves_figure, _curves_caption, lambda e: curves_figure(e.records)),
-    'throughput': _figure(
-        throughput_figure, _throughput_caption, lambda e: throughput_figure(e.records, e.values)
-    ),
-    'phases': _figure(phases_figure, _phases_caption),
-    'timelines': _figure(timelines_figure, _timelines_caption),
-    'gradients': _figure(gradients_figure, _gradients_caption),
-    'fidelity': _figure(
-        fidelity_figure, _fidelity_caption, lambda e: fidelity_figure(agreement_table(e), e.arms)
-    ),
-    'reliability': _figure(
-        reliability_figure, _reliability_caption, lambda e: reliability_figure(reliability_table(e), e.arms)
+    'effects': pt.Picture(effects_figure, _effects_caption),
+    'labels': pt.Picture(labels_figure, labels_caption),
+    'curves': pt.Picture(curves_figure, _curves_caption, lambda e: (e.records,)),
+    'throughput': pt.Picture(throughput_figure, _throughput_caption, lambda e: (e.records, e.values)),
+    'phases': pt.Picture(phases_figure, _phases_caption),
+    'timelines': pt.Picture(timelines_figure, _timelines_caption),
+    'gradients': pt.Picture(gradients_figure, _gradients_caption),
+    'fidelity': pt.Picture(fidelity_figure, _fidelity_caption, lambda e: (agreement_table(e), e.arms)),
+    'reliability': pt.Picture(
+        reliability_figure, _reliability_caption, lambda e: (reliability_table(e), e.arms)
     ),
 }
-
-
-def study_figures(
-    study: str,
-    # these runs only, a missing one is refused by name; None: all finished runs of the study
-    run_ids: Iterable[str] | None = None,
-    folder: Path | None = None,  # where the files go; None: runs/<study>/figures
-) -> list[FigureFile]:  # one for each of FIGURES, made or with a reason
-    """Draw a study's figures from its records, with captions,
-    and keep in the manifest what was made from what, or why not.
-    """
-    return draw_evidence(evidence(study, run_ids), folder or figures_path(study))
 
 
 def draw_evidence(
     e: Evidence,
     folder: Path,  # where the files go
     names: Iterable[str] = tuple(FIGURES),  # which of them to draw
-) -> list[FigureFile]:  # one for each name, made or with a reason
-    "Draw what has been read already."
+) -> list[pt.FigureFile]:  # one for each name, made or with a reason
+    "Draw a study's figures with captions, and keep in the manifest what was made from what, or why not."
     ids = [r['run_id'] for r in e.records]
-    made = []
-    for name in names:
-        figure = FIGURES[name]
-        draw = partial(_drawn, figure, e)
-        caption = partial(_caption, figure, e)
-        made.append(make_figure(folder, name, draw, ids, figure.producer, caption))
-    return made
-
-
-def _drawn(figure: StudyFigure, e: Evidence) -> Figure:
-    return mark_smoke(figure.draw(e), e.records)
-
-
-def _caption(figure: StudyFigure, e: Evidence) -> str:
-    warned = 'Smoke runs: these numbers mean nothing. ' * bool(e.records[0]['settings'].get('smoke'))
-    return warned + figure.caption(e)
+    smoke = any(r['settings'].get('smoke') for r in e.records)
+    return pt.make_figures({name: FIGURES[name] for name in names}, e, folder, ids, smoke)

@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 from scipy.optimize import brentq
 from .comparable import unit_matrix
 from .intervals import LEVEL, Interval, crossed_interval, mean_interval
-from .plotting import LINE, WIDTH, NotDrawn, drawing, put_interval, span
+from . import plotting as pt
 from .evidence import Evidence
 from .wording import in_percent, metric_on, unit_of
 
@@ -288,49 +285,35 @@ def _pays_sentence(p: Pays) -> str:
     return f"{with_what}{closes}{need}."
 
 # %% ../../nbs/analysis/12_labels.ipynb #81f88b12
-@drawing
+@pt.drawing
 def labels_figure(
     e: Evidence,
 ) -> Figure:
     "The primary metric against the number of labels."
     known = learners(e.arms)
     if len(_numbers(known)) < 2:
-        raise NotDrawn('all runs have as many labels; give labels=<n>, as --grid labels=64,256,1024 does')
+        raise pt.NotDrawn('all runs have as many labels; give labels=<n>, as --grid labels=64,256,1024 does')
     task, primary = e.records[0]['task'], e.records[0]['primary']
     unit = unit_of(task, primary['metric'])
-    figure = Figure(figsize=(WIDTH, 3.4))
+    figure = Figure(figsize=(pt.WIDTH, 3.4))
     axes = figure.subplots()
     for best in _lines(known):
-        line = {n: unit.factor * _mean_value(its) for n, its in best.items()}
-        sns.lineplot(x=list(line), y=list(line.values()), ax=axes, color=LINE, linewidth=1, zorder=1)
-    _put_given(axes, [its for its in known if its.labels is None], e, unit.factor)
-    _put_trained(axes, [its for its in known if its.labels is not None], e, unit.factor)
-    axes.set_xscale('log')
-    axes.set_xticks(_numbers(known))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.0f}'))
-    axes.xaxis.set_minor_locator(NullLocator())
+        line = [(n, unit.factor * _mean_value(its)) for n, its in best.items()]
+        pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
+    given = [its for its in known if its.labels is None]
+    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
+        level = unit.factor * e.values[its.arm]['primary'].estimate
+        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=its.arm, zorder=1)
+    trained = [its for its in known if its.labels is not None]
+    for its, x in zip(trained, _apart([its.labels for its in trained])):
+        looks = _looks(its, trained)
+        row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
+        pt.put_marks(axes, [row | dict(at=x)], 'y', label=its.arm)
+    pt.log_axis(axes, 'x', _numbers(known))
     axes.set_xlabel('rows with a label')
     axes.set_ylabel(metric_on(primary, task))
     figure.legend(loc='outside right upper')
     return figure
-
-
-def _put_given(axes: Axes, given: Sequence[Learner], e: Evidence, factor: float) -> None:
-    "A line for each model that was given."
-    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
-        level = factor * e.values[its.arm]['primary'].estimate
-        axes.axhline(level, color=_COLOURS['teacher'], linewidth=1, linestyle=dashes, label=its.arm, zorder=1)
-
-
-def _put_trained(axes: Axes, trained: Sequence[Learner], e: Evidence, factor: float) -> None:
-    "A mark with its interval for each arm that was trained."
-    for its, x in zip(trained, _apart([its.labels for its in trained])):
-        value = e.values[its.arm]['primary']
-        error = [[factor * d for d in side] for side in span(value)]
-        looks = _looks(its, trained)
-        put_interval(axes, x, factor * value.estimate, error, looks, 'y', hollow=its.role == 'alone')
-        face = 'white' if its.role == 'alone' else looks[0]
-        axes.plot([], [], linestyle='', marker=looks[1], color=looks[0], markerfacecolor=face, label=its.arm)
 
 
 def _lines(known: Sequence[Learner]) -> list[dict[int, Learner]]:
@@ -352,8 +335,8 @@ def _apart(labels: Sequence[int]) -> list[float]:
     return found
 
 
-_COLOURS = dict(teacher='#000000', alone='#777777')
-_TAUGHT = ('#0072B2', '#D55E00', '#009E73', '#CC79A7')
+_COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
+_TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
 _MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
 
 

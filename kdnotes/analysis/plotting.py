@@ -7,10 +7,11 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -19,6 +20,8 @@ from PIL import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from ..core.arms import MODES
 from ..core.config import KdnotesError
 from ..core.grid import arm_order
@@ -28,59 +31,45 @@ from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, 
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['ORDER', 'LOOKS', 'STYLE', 'WIDTH', 'SMALLEST', 'QUIET', 'LINE', 'BOUNDED', 'SMOKE_MARK', 'arms_of', 'look', 'span',
-           'theme', 'figure_bytes', 'notebook_png', 'drawing', 'put_interval', 'explain_bounded', 'interval_row',
-           'interval_rows', 'grid', 'course_grid', 'mark_smoke', 'NotDrawn', 'FigureFile', 'save_figure',
-           'bind_figures', 'make_figure']
-
-# %% ../../nbs/analysis/05_plotting.ipynb #1a246311
-ORDER = (
-    'baseline',
-    'parallel_baseline',
-    'mixed_baseline',
-    'full_student',
-    'mixed_student',
-    'full_kd',
-    'mixed_kd',
-)
-
-
-def arms_of(
-    records: Iterable[dict],
-) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of the chain, then arms of your own
-    "Runs by arm, always in the same order."
-    found: dict[str, list[dict]] = {}
-    for r in sorted(
-        records,
-        key=lambda r: (
-            ORDER.index(r['mode']),
-            r['arm'] != r['mode'],
-            arm_order(r['mode'], r['arm']),
-            r['seed'],
-            r['run_id'],
-        ),
-    ):
-        found.setdefault(r['arm'], []).append(r)
-    return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
+__all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'ORDER', 'WIDTH',
+           'SMALLEST', 'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png',
+           'drawing', 'arms_of', 'mark', 'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid',
+           'course_grid', 'put_lines', 'put_course', 'in_mixed_precision', 'put_band', 'log_axis', 'number_words',
+           'number_axis', 'stacked_bars', 'mark_smoke', 'NotDrawn', 'FigureFile', 'Picture', 'save_figure',
+           'bind_figures', 'make_figures']
 
 # %% ../../nbs/analysis/05_plotting.ipynb #95a423ba
+BLACK = '#000000'
+ORANGE = '#E69F00'
+SKY = '#56B4E9'
+GREEN = '#009E73'
+BLUE = '#0072B2'
+RED = '#D55E00'
+PURPLE = '#CC79A7'
+QUIET = '#777777'  # what others are compared with: fronts, floors, the other arms
+PALE = '#BBBBBB'  # what is there besides
+LINE = '#444444'  # no effect, borders
 LOOKS = {
-    'baseline': ('#000000', 'o'),
-    'parallel_baseline': ('#E69F00', 's'),
-    'mixed_baseline': ('#CC79A7', 'D'),
-    'full_student': ('#56B4E9', 'v'),
-    'mixed_student': ('#009E73', '^'),
-    'full_kd': ('#0072B2', 'P'),
-    'mixed_kd': ('#D55E00', 'X'),
+    'baseline': (BLACK, 'o'),
+    'parallel_baseline': (ORANGE, 's'),
+    'mixed_baseline': (PURPLE, 'D'),
+    'full_student': (SKY, 'v'),
+    'mixed_student': (GREEN, '^'),
+    'full_kd': (BLUE, 'P'),
+    'mixed_kd': (RED, 'X'),
 }
+ORDER = tuple(LOOKS)  # of the chain
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
-STYLE = {
-    **sns.axes_style('ticks'),
+WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
+SMALLEST = 7  # points
+STYLE = sns.axes_style('ticks') | {
     'font.family': 'DejaVu Sans',
     'font.size': 9,
     'axes.titlesize': 8,
-    'axes.titlecolor': '#444444',
+    'axes.titlecolor': LINE,
+    'axes.titlelocation': 'left',
     'axes.labelsize': 9,
+    'figure.labelsize': 9,
     'xtick.labelsize': 8,
     'ytick.labelsize': 8,
     'legend.fontsize': 8,
@@ -92,7 +81,7 @@ STYLE = {
     'grid.linewidth': 0.6,
     'axes.linewidth': 0.8,
     'lines.linewidth': 1.4,
-    'lines.markersize': 6,
+    'lines.markersize': 5.5,
     'errorbar.capsize': 2,
     'figure.constrained_layout.use': True,
     'text.hinting': 'none',  # letters are as wide at any resolution, so that places found at one hold at all
@@ -100,10 +89,6 @@ STYLE = {
     'svg.hashsalt': 'kdnotes',
     'path.simplify': True,
 }
-WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
-SMALLEST = 7  # points
-QUIET = '#777777'  # what others are compared with: fronts, floors, the other arms
-LINE = '#444444'  # no effect, borders
 
 
 def look(
@@ -113,21 +98,8 @@ def look(
     "An arm's colour and marker, the same in every figure."
     if arm in LOOKS:
         return LOOKS[arm]
-    return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[
-        [a for a in arms if a not in LOOKS].index(arm) % len(_OWN_MARKERS)
-    ]
-
-
-def span(
-    interval: Interval,
-    # (2, 1): distances below and above, as matplotlib wants error bars; 0 where they are unknown
-) -> list[list[float]]:
-    "An interval as an error bar."
-    return (
-        [[0.0], [0.0]]
-        if interval.low is None
-        else [[interval.estimate - interval.low], [interval.high - interval.estimate]]
-    )
+    own = [a for a in arms if a not in LOOKS]
+    return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[own.index(arm) % len(_OWN_MARKERS)]
 
 # %% ../../nbs/analysis/05_plotting.ipynb #bfc206bf
 def theme():
@@ -186,27 +158,57 @@ def drawing(
 
     return styled
 
+# %% ../../nbs/analysis/05_plotting.ipynb #1a246311
+def arms_of(
+    records: Iterable[dict],
+) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of the chain, then arms of your own
+    "Runs by arm, always in the same order."
+    found: dict[str, list[dict]] = {}
+    for r in sorted(
+        records,
+        key=lambda r: (
+            ORDER.index(r['mode']),
+            r['arm'] != r['mode'],
+            arm_order(r['mode'], r['arm']),
+            r['seed'],
+            r['run_id'],
+        ),
+    ):
+        found.setdefault(r['arm'], []).append(r)
+    return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
+
 # %% ../../nbs/analysis/05_plotting.ipynb #1594c685
 BOUNDED = (0, (2, 1.3))  # dashes
 
 
-def put_interval(
-    axes: Axes,
-    x: float,
-    y: float,
-    error: list[list[float]],  # of `span`
+def mark(
+    interval: Interval,
     looks: tuple[str, str],  # of `look`
-    along: str = 'x',  # the direction of the error bar, or 'y'
-    hollow: bool = False,
-    bounded: bool = False,  # not an interval from a variance
+    factor: float = 1.0,  # of the unit that is shown
+    **marks: bool,  # hollow, bounded: not an interval from a variance
+) -> dict:  # value, low, high (nan: unknown), looks and these
+    "An estimate with its interval, as columns of a long frame."
+    ends = dict(value=interval.estimate, low=interval.low, high=interval.high)
+    return {k: math.nan if v is None else factor * v for k, v in ends.items()} | dict(looks=looks) | marks
+
+
+def put_marks(
+    axes: Axes,
+    rows: Iterable[dict],  # of `mark`, with `at`, the place on the other axis
+    along: str = 'x',  # the direction of the intervals, or 'y'
+    **how,  # of `Axes.errorbar`: zorder, label
 ) -> None:
-    "An estimate with its interval, in the marks of all figures."
-    colour, marker = looks
-    face = 'white' if hollow else colour
-    how = dict(marker=marker, color=colour, markerfacecolor=face, markersize=5.5, linewidth=1.1)
-    drawn = axes.errorbar(x, y, **{f'{along}err': error}, linestyle='', **how)
-    if bounded:
-        drawn.lines[2][0].set_linestyle(BOUNDED)
+    "Estimates with their intervals, in the marks of all figures."
+    for row in rows:
+        colour, marker = row['looks']
+        face = 'white' if row.get('hollow') else colour
+        value = row['value']
+        error = {f'{along}err': [[value - row['low']], [row['high'] - value]]}
+        place = (value, row['at']) if along == 'x' else (row['at'], value)
+        looks = dict(marker=marker, color=colour, markerfacecolor=face, linewidth=1.1, linestyle='')
+        drawn = axes.errorbar(*place, **error, **looks, **how)
+        if row.get('bounded'):
+            drawn.lines[2][0].set_linestyle(BOUNDED)
 
 
 def explain_bounded(
@@ -218,55 +220,50 @@ def explain_bounded(
     figure.legend(lines, list(kinds), loc='outside lower right', ncols=2, handlelength=2.6)
 
 # %% ../../nbs/analysis/05_plotting.ipynb #f3e7717f
-def interval_row(
-    row: str,  # its name at the left
-    panel: str,  # what is below its panel
-    interval: Interval,
-    looks: tuple[str, str],  # of `look`
-    **marks: bool,  # hollow, bounded
-) -> dict:
-    "A line of the frame that `interval_rows` draws."
-    return dict(row=row, panel=panel, estimate=interval.estimate, error=span(interval), looks=looks) | marks
-
-
 def interval_rows(
-    rows: Sequence[dict],  # of `interval_row`, or a title alone, in order from the top
+    rows: Sequence[dict],  # row, panel and those of `mark`; or a row alone, a title: in order from the top
     bold: Collection[str] = (),  # rows and titles
     runs: Iterable[tuple[str, str, float]] = (),  # row, panel, value: small points
     height: float = 0.3,  # inches a row
 ) -> tuple[Figure, dict[str, Axes]]:  # panel -> its axes
     "A row a name, a panel a quantity, an interval in each."
-    frame = pd.DataFrame(rows, columns=['row', 'panel', 'estimate', 'error', 'looks', 'hollow', 'bounded'])
-    frame[['hollow', 'bounded']] = frame[['hollow', 'bounded']].eq(True)
-    places = {row: y for y, row in enumerate(frame['row'].unique())}
-    names = frame['panel'].dropna().unique()
+    places = {row: y for y, row in enumerate(dict.fromkeys(row['row'] for row in rows))}
+    names = dict.fromkeys(row['panel'] for row in rows if 'panel' in row)
     figure = Figure(figsize=(WIDTH, 0.85 + height * len(places)))
     panels = dict(zip(names, figure.subplots(1, len(names), sharey=True, squeeze=False)[0]))
-    for i in frame.dropna(subset='panel').itertuples():
-        put_interval(panels[i.panel], i.estimate, places[i.row], i.error, i.looks, 'x', i.hollow, i.bounded)
     points = pd.DataFrame(runs, columns=['row', 'panel', 'value'])
-    for name, its in points.groupby('panel'):
-        below = its['row'].map(places) + 0.28
-        dots = dict(color=LINE, s=8, alpha=0.7, linewidth=0)
-        sns.scatterplot(x=its['value'], y=below.to_numpy(), ax=panels[name], **dots)
+    points['at'] = points['row'].map(places) + 0.28
     for name, axes in panels.items():
+        put_marks(axes, [row | dict(at=places[row['row']]) for row in rows if row.get('panel') == name])
+        dots = dict(color=LINE, s=8, alpha=0.7, linewidth=0)
+        sns.scatterplot(points[points['panel'] == name], x='value', y='at', ax=axes, **dots)
         lines = [textwrap.fill(line, 76 // len(panels)) for line in name.split('\n')]
-        axes.set_xlabel('\n'.join(lines))
-        axes.grid(axis='y', visible=False)
-        axes.tick_params(axis='y', length=0)
+        axes.set(xlabel='\n'.join(lines), ylabel='')
         axes.locator_params(axis='x', nbins=max(4, 10 // len(panels)), steps=[1, 2, 2.5, 5, 10])
         # a factor common to all ticks would be written over the label
         axes.ticklabel_format(axis='x', style='plain', useOffset=False)
-    first = next(iter(panels.values()))
-    first.set_yticks(list(places.values()), list(places))
-    first.set_ylim(len(places) - 0.4, -0.6)
-    for label in first.get_yticklabels():
+        rows_from_the_top(axes, list(places))
+    for label in figure.axes[0].get_yticklabels():
         label.set_fontweight('bold' if label.get_text() in bold else 'normal')
-    if frame['bounded'].any():
+    if any(row.get('bounded') for row in rows):
         explain_bounded(figure)
     return figure, panels
 
+
+def rows_from_the_top(
+    axes: Axes,
+    names: Sequence[str],  # of rows at 0, 1, ...
+) -> None:
+    "Names of rows, with no line between them."
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis='y', length=0)
+    axes.grid(axis='y', visible=False)
+
 # %% ../../nbs/analysis/05_plotting.ipynb #03b50d2a
+BAND = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))  # from the lowest to the highest
+
+
 def grid(
     names: Sequence[str],  # a panel each
     columns: int,  # at most
@@ -280,7 +277,7 @@ def grid(
     figure = Figure(figsize=(WIDTH, 0.5 + height * rows))
     found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for n, (axes, name) in enumerate(zip(found, names)):
-        axes.set_title(name, loc='left')
+        axes.set_title(name)
         lowest = n + columns >= len(names)
         axes.tick_params(axis='x', labelbottom=lowest)
         axes.set_xlabel(below if lowest else '')
@@ -298,14 +295,123 @@ def course_grid(
     "A row an arm, a column a quantity, all of a column on the same axes."
     figure = Figure(figsize=(WIDTH, 0.7 + height * len(arms)))
     found = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
-    for arm, axes in zip(arms, found):
+    for arm, axes in zip(arms, found[:, 0]):
         name = textwrap.fill(arm.replace('_', ' '), 14, break_long_words=False).replace(' ', '_')
-        axes[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=8)
+        axes.set_ylabel(name, rotation=0, ha='right', va='center', fontsize=8)
     for quantity, axes in zip(quantities, found.T):
-        axes[0].set_title(quantity, loc='left')
+        axes[0].set_title(quantity)
         axes[-1].set_xlabel(below)
     figure.align_ylabels(found[:, 0])
     return figure, {(a, q): axes for a, row in zip(arms, found) for q, axes in zip(quantities, row)}
+
+
+def put_lines(
+    axes: Axes,
+    points: pd.DataFrame,  # x and y
+    **how,  # of `seaborn.lineplot`, as BAND
+) -> None:
+    "Lines, without the columns' names as labels."
+    sns.lineplot(x=points['x'].to_numpy(), y=points['y'].to_numpy(), ax=axes, legend=False, **how)
+
+
+def put_course(
+    axes: Axes,
+    points: pd.DataFrame,  # x (steps) and y, of several seeds
+    looks: tuple[str, str],  # of `look`
+    mixed: bool,  # dashed: equal courses of two precisions stay visible
+) -> None:
+    "The mean of the seeds by step, from the lowest to the highest."
+    steps = points['x'].nunique()
+    colour, marker = looks
+    marks = dict(marker=marker, markevery=max(1, steps // 5) if steps > 12 else 1, markersize=4, mec=colour)
+    put_lines(axes, points, color=colour, linestyle='--' if mixed else '-', **marks, **BAND)
+
+
+def in_mixed_precision(
+    runs: Sequence[dict],  # of one arm
+) -> bool:
+    "Is an arm's mode one in mixed precision?"
+    return MODES[runs[0]['mode']].precision == 'mixed'
+
+
+def put_band(
+    axes: Axes,
+    points: pd.DataFrame,  # x, y, low and high
+    colour: str,
+    **how,  # of `Axes.plot`
+) -> None:
+    "A line within a band that is known."
+    axes.plot(points['x'], points['y'], color=colour, **how)
+    axes.fill_between(points['x'], points['low'], points['high'], color=colour, alpha=0.18, linewidth=0)
+
+
+def log_axis(
+    axes: Axes,
+    along: str,  # 'x' or 'y'
+    ticks: Iterable[float],
+) -> None:
+    "A logarithmic axis with these numbers on it, and no others."
+    axes.set(**{f'{along}scale': 'log'})
+    axis = getattr(axes, f'{along}axis')
+    axis.set_minor_locator(NullLocator())
+    ticks = sorted(set(ticks))
+    axis.set_ticks(ticks, [f'{t:,.0f}' if t >= 1000 else f'{t:g}' for t in ticks])
+
+
+def number_words(
+    x: Any,
+) -> str:  # of a float '14 M', '0.05', '3e-5'
+    "A number of an axis, or what else there is to choose."
+    if not isinstance(x, float):
+        return str(x)
+    if abs(x) >= 1e4:
+        return EngFormatter()(x)
+    if 0 < abs(x) < 0.01:
+        digits, power = f'{x:.1e}'.split('e')
+        return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f'{x:.4g}'
+
+
+def number_axis(
+    axes: Axes,
+    low: float,
+    high: float,
+    log: bool,
+    most: int = 7,  # numbers, or about
+    whole: bool = False,
+) -> None:
+    "The horizontal axis with numbers that can be read."
+    axis = axes.xaxis
+    if log:
+        decades = math.log10(high / low)
+        subs = next((subs for subs in ((1, 2, 5), (1, 3)) if len(subs) * decades <= most), (1,))
+        axes.set_xscale('log')
+        axis.set_major_locator(LogLocator(subs=subs, numticks=20 if len(subs) > 1 else most))
+        axis.set_minor_locator(NullLocator())
+    else:
+        axis.set_major_locator(MaxNLocator(most - 1, integer=whole))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: number_words(x)))
+
+
+def stacked_bars(
+    frame: pd.DataFrame,  # row, part and value; rows in their order from the top
+    colours: Mapping[str, str],  # of the parts, in their order from the left
+    below: str,  # what the horizontal axis is
+) -> tuple[Figure, Axes]:
+    "A bar a row, of parts one after the other."
+    rows = list(frame['row'].unique())
+    parts = [part for part in colours if (frame['part'] == part).any()]
+    figure = Figure(figsize=(WIDTH, 1.1 + 0.28 * len(rows)))
+    axes = figure.subplots()
+    shown = frame.assign(row=frame['row'].map(rows.index))
+    hue = dict(hue='part', hue_order=parts[::-1], palette=colours, alpha=1, edgecolor=QUIET, linewidth=0.5)
+    bars = dict(y='row', weights='value', multiple='stack', discrete=True, shrink=0.7, legend=False)
+    sns.histplot(shown, ax=axes, **bars, **hue)
+    rows_from_the_top(axes, rows)
+    axes.set(xlabel=below, ylabel='')
+    areas = [Patch(facecolor=colours[part], edgecolor=QUIET, linewidth=0.5, label=part) for part in parts]
+    figure.legend(handles=areas, loc='outside lower center', ncols=3)
+    return figure, axes
 
 # %% ../../nbs/analysis/05_plotting.ipynb #182374e5
 SMOKE_MARK = 'smoke run: means nothing'
@@ -313,13 +419,13 @@ SMOKE_MARK = 'smoke run: means nothing'
 
 def mark_smoke(
     figure: Figure,  # drawn
-    records: Iterable[dict],  # that it shows
+    smoke: bool,  # is it of smoke runs?
 ) -> Figure:  # the same
     "Write across a figure that its numbers mean nothing, where they are those of smoke runs."
-    if any(r['settings'].get('smoke') for r in records):
+    if smoke:
         size = 4.5 * figure.get_figwidth()
         place = dict(ha='center', va='center', rotation=12, zorder=10)
-        figure.text(0.5, 0.5, SMOKE_MARK, fontsize=size, color='#D55E00', alpha=0.45, **place)
+        figure.text(0.5, 0.5, SMOKE_MARK, fontsize=size, color=RED, alpha=0.45, **place)
     return figure
 
 # %% ../../nbs/analysis/05_plotting.ipynb #4f346791
@@ -336,6 +442,21 @@ class FigureFile:
     caption: str  # stands alone; '' when not made
     run_ids: tuple[str, ...]  # the runs it shows, or would
     reason: str | None = None  # why it was not made
+
+
+@dataclass(frozen=True)
+class Picture:
+    "A figure that all of a kind have, or have a reason not to have."
+
+    of: Callable[..., Figure]  # draws it; raises NotDrawn where its numbers are not there
+    words: str | Callable[[Any], str]  # its caption, or what is shown -> its caption
+    given: Callable[[Any], tuple] = lambda shown: (shown,)  # what is shown -> what `of` asks for
+
+    def draw(self, shown: Any) -> Figure:
+        return self.of(*self.given(shown))
+
+    def caption(self, shown: Any) -> str:
+        return self.words if isinstance(self.words, str) else self.words(shown)
 
 
 def save_figure(
@@ -365,23 +486,33 @@ def bind_figures(
         write_json(manifest, {k: v for k, v in known.items() if v is not None})
 
 # %% ../../nbs/analysis/05_plotting.ipynb #aa1c8585
-def make_figure(
+def make_figures(
+    pictures: Mapping[str, Picture],  # name without .svg -> figure
+    shown: Any,  # what they show
     folder: Path,  # runs/<study>/figures
-    name: str,  # without .svg
-    draw: Callable[[], Figure],  # raises NotDrawn where its numbers are not there
-    run_ids: Iterable[str],  # the runs it shows
-    producer: str,  # what draws it again, by its dotted name
-    caption: Callable[[], str] = lambda: '',  # only called for a figure that was made
+    run_ids: Iterable[str],  # the runs they show
+    smoke: bool = False,  # of which the numbers mean nothing
+) -> list[FigureFile]:  # one for each name, made or with a reason
+    "Draw and save figures with their captions, or keep in the manifest why there is none."
+    ids = tuple(sorted(run_ids))
+    return [_made(name, picture, shown, folder, ids, smoke) for name, picture in pictures.items()]
+
+
+def _made(
+    name: str, picture: Picture, shown: Any, folder: Path, ids: tuple[str, ...], smoke: bool
 ) -> FigureFile:
-    "Draw and save a figure, or keep the reason why there is none in the manifest."
-    run_ids = tuple(sorted(run_ids))
+    "One of them."
+    producer = f'{picture.of.__module__}.{picture.of.__name__}'
     try:
-        return FigureFile(name, save_figure(draw(), folder, name, run_ids, producer), caption(), run_ids)
+        figure = picture.draw(shown)
     except NotDrawn as why:
         reason = str(why)
+    else:
+        path = save_figure(mark_smoke(figure, smoke), folder, name, ids, producer)
+        warned = 'Smoke runs: these numbers mean nothing. ' * smoke
+        return FigureFile(name, path, warned + picture.caption(shown), ids)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f'{name}.svg').unlink(missing_ok=True)
-    bind_figures(
-        folder, {f'{name}.svg': dict(producer=producer, run_ids=list(run_ids), sha256=None, reason=reason)}
-    )
-    return FigureFile(name, None, '', run_ids, reason)
+    entry = dict(producer=producer, run_ids=list(ids), sha256=None, reason=reason)
+    bind_figures(folder, {f'{name}.svg': entry})
+    return FigureFile(name, None, '', ids, reason)

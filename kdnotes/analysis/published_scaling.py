@@ -11,8 +11,7 @@ from itertools import combinations
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
-from .plotting import LINE, SMALLEST, WIDTH, drawing
+from . import plotting as pt
 from .steptime import calibrate, curve, held_out, step_of, total_s, untold
 
 # %% auto #0
@@ -143,7 +142,7 @@ MODELS = {  # free constants of `steptime.Machine`
     'waits': ('per_example_s', 'spread', 'ring_byte_s', 'link_byte_s'),
     'fixed': ('per_example_s', 'fixed_s', 'byte_s', 'ring_byte_s', 'link_byte_s'),
 }
-DRAWN = {'bytes': '#0072B2', 'waits': '#D55E00'}  # the models of four numbers -> their colour
+DRAWN = {'bytes': pt.BLUE, 'waits': pt.RED}  # the models of four numbers -> their colour
 
 
 def measured(
@@ -198,22 +197,22 @@ def unpredicted(
     return found
 
 # %% ../../nbs/analysis/22_published_scaling.ipynb #90e80a55
-@drawing
+@pt.drawing
 def figure_1(
     fits: pd.DataFrame,  # of `fit`
 ) -> Figure:
     "The published minutes, and how far off each is predicted from the other rows."
-    figure = Figure(figsize=(WIDTH, 2.9))
+    figure = Figure(figsize=(pt.WIDTH, 2.9))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     table = pd.DataFrame([dict(row=r.what, minutes=r.minutes) for r in TABLE])
-    sns.barplot(table, y='row', x='minutes', ax=left, color='#BBBBBB', saturation=1, width=0.7)
-    left.bar_label(left.containers[0], fmt='%d', padding=3, fontsize=SMALLEST, color=LINE)
+    sns.barplot(table, y='row', x='minutes', ax=left, color=pt.PALE, saturation=1, width=0.7)
+    left.bar_label(left.containers[0], fmt='%d', padding=3, fontsize=pt.SMALLEST, color=pt.LINE)
     drawn = fits[fits['model'].isin(DRAWN)]
     drawn = drawn.assign(row=drawn['row'].map(lambda n: table['row'][n - 1]))
     looks = dict(hue_order=list(DRAWN), palette=DRAWN, markers=['o', 's'], markersize=4.5)
     how = dict(dodge=0.3, linestyle='none', errorbar=None, legend=True)
     sns.pointplot(drawn, y='row', x='error_percent', hue='model', ax=right, **looks, **how)
-    right.axvline(0, color=LINE, linewidth=0.8, zorder=0)
+    right.axvline(0, color=pt.LINE, linewidth=0.8, zorder=0)
     left.set(xlabel='minutes, published', ylabel='', xlim=(0, 1.15 * table['minutes'].max()))
     right.set(xlabel='error when left out, %')
     sns.move_legend(right, 'lower center', bbox_to_anchor=(0.5, 1), ncols=2, title=None)
@@ -248,27 +247,23 @@ def carried_on(
     return pd.concat(found, ignore_index=True)
 
 
-@drawing
+@pt.drawing
 def figure_2(
     carried: pd.DataFrame,  # of `carried_on`
 ) -> Figure:
     "Minutes on more GPUs, with the published ones."
-    figure = Figure(figsize=(WIDTH, 2.9))
+    figure = Figure(figsize=(pt.WIDTH, 2.9))
     axes = figure.subplots()
+    frame = carried.rename(columns=dict(devices='x', minutes='y'))
     for batch, colour in zip(BATCHES, DRAWN.values()):
-        own = carried[carried['batch'] == batch]
-        axes.plot(own['devices'], own['minutes'], color=colour, label=f'the same batch {batch}')
-        axes.fill_between(own['devices'], own['low'], own['high'], color=colour, alpha=0.2, linewidth=0)
+        pt.put_band(axes, frame[frame['batch'] == batch], colour, label=f'the same batch {batch}')
     for several, marker in ((False, 'o'), (True, 's')):
         rows = [r for r in TABLE if r.sync == 'delayed' and r.several_rings == several]
         words = 'published, several rings' if several else 'published'
         points = ([r.gpus for r in rows], [r.minutes for r in rows])
-        axes.plot(*points, marker, color=LINE, markersize=4, label=words)
-    axes.set_xscale('log', base=2)
-    axes.set_yscale('log')
-    ticks = sorted(set(carried['devices']))
-    axes.set_xticks(ticks, ticks)
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.plot(*points, marker, color=pt.LINE, markersize=4, label=words)
+    pt.log_axis(axes, 'x', frame['x'])
+    pt.log_axis(axes, 'y', (3, 10, 30, 100, 300))
     axes.set(xlabel='GPUs', ylabel='minutes')
-    axes.legend(fontsize=SMALLEST)
+    axes.legend(fontsize=pt.SMALLEST)
     return figure

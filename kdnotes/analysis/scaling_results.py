@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
 from . import steptime
 from .intervals import Interval
-from .plotting import LINE, SMALLEST, WIDTH, drawing
+from . import plotting as pt
 from ..core.config import ConfigError
 
 # %% auto #0
@@ -102,7 +101,7 @@ def predictions(results: dict) -> dict[str, Predicted]:  # task -> its model
     return {task: _predicted(measured(results, task)) for task in tasks}
 
 # %% ../../nbs/analysis/23_scaling_results.ipynb #1da64a78
-@drawing
+@pt.drawing
 def draw(
     rows: list[dict],  # of `measured`
     predicted: Predicted,
@@ -114,33 +113,18 @@ def draw(
     turns = [(row, s) for row in rows for s in row['step_s']]
     steps = pd.DataFrame([dict(name=row['name'], step_s=s / row['micro_batches']) for row, s in turns])
     waits = [float(np.median(row['exposed_s'])) / row['micro_batches'] for row in rows]
-    figure = Figure(figsize=(WIDTH, 0.6 + 0.19 * len(names)))
+    figure = Figure(figsize=(pt.WIDTH, 0.6 + 0.19 * len(names)))
     axes = figure.subplots()
-    sns.barplot(
-        steps,
-        y='name',
-        x='step_s',
-        order=names,
-        ax=axes,
-        color='#BBBBBB',
-        saturation=1,
-        errorbar=None,
-        estimator='median',
-    )
-    axes.barh(range(len(names)), waits, color='#D55E00', height=0.8, label='of it waiting for gradients')
-    sns.stripplot(steps, y='name', x='step_s', order=names, ax=axes, color=LINE, size=2, jitter=False)
-    axes.plot(
-        told,
-        range(len(names)),
-        'D',
-        color='#0072B2',
-        markersize=3.5,
-        label='predicted from the others',
-    )
+    places = range(len(names))
+    by_name = dict(y='name', x='step_s', order=names, ax=axes)
+    sns.barplot(steps, color=pt.PALE, saturation=1, errorbar=None, estimator='median', **by_name)
+    axes.barh(places, waits, color=pt.RED, height=0.8, label='of it waiting for gradients')
+    sns.stripplot(steps, color=pt.LINE, size=2, jitter=False, **by_name)
+    axes.plot(told, places, 'D', color=pt.BLUE, markersize=3.5, label='predicted from the others')
     axes.set(xlabel="a step's seconds by its micro-batches, medians and turns", ylabel='')
-    axes.tick_params(axis='y', labelsize=SMALLEST)
+    axes.tick_params(axis='y', labelsize=pt.SMALLEST)
     axes.grid(axis='y', visible=False)
-    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2, fontsize=SMALLEST)
+    axes.legend(loc='lower right', bbox_to_anchor=(1, 1), ncols=2)
     return figure
 
 # %% ../../nbs/analysis/23_scaling_results.ipynb #8161ce4a
@@ -164,27 +148,23 @@ def more_machines(
     return pd.concat(found, ignore_index=True)
 
 
-@drawing
+@pt.drawing
 def draw_more(
     more: pd.DataFrame,  # of `more_machines`
     known: tuple[int, Interval] | None = None,  # ranks, how many times as fast they were
 ) -> Figure:
     "How many times as fast as one rank, by the model, with what was measured."
-    figure = Figure(figsize=(WIDTH, 2.7))
+    figure = Figure(figsize=(pt.WIDTH, 2.7))
     axes = figure.subplots()
     ticks = sorted(set(more['devices']))
-    axes.plot(ticks, ticks, linestyle='--', color=LINE, linewidth=0.8, label='linear')
-    for (link, own), colour in zip(more.groupby('link', sort=False), ('#0072B2', '#D55E00')):
-        axes.plot(own['devices'], own['speedup'], 'o-', color=colour, markersize=3, label=link)
-        axes.fill_between(own['devices'], own['low'], own['high'], color=colour, alpha=0.2, linewidth=0)
+    axes.plot(ticks, ticks, linestyle='--', color=pt.LINE, linewidth=0.8, label='linear')
+    frame = more.rename(columns=dict(devices='x', speedup='y'))
+    for (link, own), colour in zip(frame.groupby('link', sort=False), (pt.BLUE, pt.RED)):
+        pt.put_band(axes, own, colour, marker='o', markersize=3, label=link)
     if known:
-        ranks, faster = known
-        spread = [[faster.estimate - faster.low], [faster.high - faster.estimate]]
-        axes.errorbar(ranks, faster.estimate, spread, fmt='D', color=LINE, markersize=3, label='measured')
-    axes.set_xscale('log', base=2)
-    axes.set_xticks(ticks, ticks)
-    axes.set_yscale('log', base=2)
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+        pt.put_marks(axes, [pt.mark(known[1], (pt.LINE, 'D')) | dict(at=known[0])], 'y', label='measured')
+    pt.log_axis(axes, 'x', ticks)
+    pt.log_axis(axes, 'y', ticks)
     axes.set(xlabel='ranks, a core each', ylabel='times as fast as one')
-    axes.legend(fontsize=SMALLEST)
+    axes.legend()
     return figure

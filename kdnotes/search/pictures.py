@@ -5,12 +5,11 @@
 # %% ../../nbs/search/05_pictures.ipynb #39b37163
 from __future__ import annotations
 import math
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 import numpy as np
 import pandas as pd
@@ -21,18 +20,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from kdnotes.analysis.plotting import (
-    LINE,
-    SMALLEST,
-    WIDTH,
-    FigureFile,
-    NotDrawn,
-    drawing,
-    grid,
-    make_figure,
-    mark_smoke,
-)
+from matplotlib.ticker import MaxNLocator
+from ..analysis import plotting as pt
 from kdnotes.search.front import (
     Objective,
     Seeds,
@@ -47,28 +36,54 @@ from kdnotes.search.front import (
     trials_table,
     with_means,
 )
+from .importances import FEWEST, IMPORTANCE, importances, options_of, place_of, searched
 
 # %% auto #0
-__all__ = ['LOOKS', 'FEWEST', 'PICTURES', 'kind_of', 'kinds_of', 'ended', 'front_figure', 'hypervolume_figure', 'searched',
-           'place_of', 'fewest_trials', 'importances', 'importances_figure', 'parallel_figure', 'slices_figure',
-           'lanes', 'timeline_figure', 'causes_table', 'causes_figure', 'Shown', 'draw_search']
+__all__ = ['LOOKS', 'PICTURES', 'Shown', 'kind_of', 'front_figure', 'hypervolume_figure', 'importances_of', 'importances_figure',
+           'parallel_figure', 'slices_figure', 'lanes', 'timeline_figure', 'causes_table', 'causes_figure',
+           'draw_search']
 
 # %% ../../nbs/search/05_pictures.ipynb #a2b189fe
+@dataclass(frozen=True)
+class Shown:
+    "What the pictures of a search are drawn from."
+
+    trials: Sequence[Trial]  # in the order in which they ended
+    objectives: Sequence[Objective]
+    space: Mapping[str, Any]  # parameter -> with `distribution()`
+    threshold: float | None = None  # of the score
+    seeds: Seeds = field(default_factory=dict)  # of front points that were trained on more seeds
+    # name -> histories of its repeats; {}: this search alone, in its own box
+    histories: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
+    smoke: bool = False  # numbers that mean nothing
+
+    @property
+    def ended(self) -> list[Trial]:  # those of which it is known what became of them
+        return [t for t in self.trials if t.state != 'running']
+
+    @property
+    def frame(self) -> pd.DataFrame:  # of `trials_table`, with `kind`
+        "Those as a long frame; those of the front come last, above the others."
+        best = {t.number for t in front(self.ended, self.objectives)}
+        table = trials_table(self.ended, self.objectives)
+        table['kind'] = [kind_of(t, best) for t in self.ended]
+        return table.sort_values('kind', key=lambda kind: kind == 'front', kind='stable')
+
+
 LOOKS: dict[str, tuple[str, str]] = {  # kind -> colour, mark
-    'front': ('#0072B2', 'o'),
-    'complete': ('#BBBBBB', 'o'),
+    'front': (pt.BLUE, 'o'),
+    'complete': (pt.PALE, 'o'),
     'running': ('#DDDDDD', '^'),
-    'threshold': ('#56B4E9', 'v'),
-    'memory': ('#D55E00', 'X'),
-    'time': ('#E69F00', 's'),
-    'curve': ('#009E73', '<'),
-    'not finite': ('#CC79A7', 'P'),
-    'killed': ('#009E73', 'p'),
-    'failed': ('#E69F00', 'd'),
-    'refused': ('#CC79A7', 'h'),
-    'other cause': ('#777777', '>'),
+    'threshold': (pt.SKY, 'v'),
+    'memory': (pt.RED, 'X'),
+    'time': (pt.ORANGE, 's'),
+    'curve': (pt.GREEN, '<'),
+    'not finite': (pt.PURPLE, 'P'),
+    'killed': (pt.GREEN, 'p'),
+    'failed': (pt.ORANGE, 'd'),
+    'refused': (pt.PURPLE, 'h'),
+    'other cause': (pt.QUIET, '>'),
 }
-_BASELINE = ('#000000', 'D')
 _TALLEST = 8.2  # inches of panels, so that a figure is no taller than a page
 _WORDS = {'threshold': 'misses the threshold', 'curve': 'given up by its curve'}
 
@@ -84,104 +99,34 @@ def kind_of(
     return 'front' if t.number in best else t.state
 
 
-def kinds_of(
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-) -> pd.DataFrame:  # of `trials_table`, with `kind`; those of the front come last, above the others
-    "The trials as a long frame."
-    best = {t.number for t in front(trials, objectives)}
-    table = trials_table(trials, objectives)
-    table['kind'] = [kind_of(t, best) for t in trials]
-    return table.sort_values('kind', key=lambda kind: kind == 'front', kind='stable')
-
-
-def ended(
-    trials: Sequence[Trial],
-) -> list[Trial]:
-    "The trials of which it is known what became of them."
-    return [t for t in trials if t.state != 'running']
-
-
 def _scatter(frame: pd.DataFrame, x: str, y: str, axes: Axes, **how) -> None:
     "Points in their kind's colour and mark."
     shown = [kind for kind in LOOKS if kind in set(frame['kind'])]
-    sns.scatterplot(
-        frame,
-        x=x,
-        y=y,
-        hue='kind',
-        style='kind',
-        hue_order=shown,
-        style_order=shown,
-        palette={kind: LOOKS[kind][0] for kind in shown},
-        markers={kind: LOOKS[kind][1] for kind in shown},
-        edgecolor='white',
-        linewidth=0.4,
-        legend=False,
-        ax=axes,
-        **dict(s=34) | how,
-    )
+    colours, markers = ({kind: LOOKS[kind][n] for kind in shown} for n in (0, 1))
+    orders = dict(hue='kind', style='kind', hue_order=shown, style_order=shown, legend=False)
+    looks = dict(palette=colours, markers=markers, edgecolor='white', linewidth=0.4)
+    sns.scatterplot(frame, x=x, y=y, ax=axes, **orders, **looks, **how)
 
 
-def _words(kinds: Iterable[str]) -> dict[str, str]:  # kind -> its line of a legend, in the order of LOOKS
-    "What each kind is called, with the number of its trials."
+def _key(kinds: Iterable[str], sign: Callable) -> list:
+    "The lines of a legend, each with the number of its trials; `sign` makes one of a kind."
     counts = Counter(kinds)
-    return {kind: f'{_WORDS.get(kind, kind)} ({counts[kind]})' for kind in LOOKS if counts[kind]}
+    return [sign(kind, label=f'{_WORDS.get(kind, kind)} ({counts[kind]})') for kind in LOOKS if counts[kind]]
 
 
-def _marks(kinds: Iterable[str]) -> list[Line2D]:
-    "The lines of a legend."
-    how = dict(linestyle='', markersize=5.5)
-    words = _words(kinds)
-    return [Line2D([], [], color=LOOKS[k][0], marker=LOOKS[k][1], label=words[k], **how) for k in words]
+def _dot(kind: str, **how) -> Line2D:
+    colour, marker = LOOKS[kind]
+    return Line2D([], [], color=colour, marker=marker, linestyle='', **how)
 
 # %% ../../nbs/search/05_pictures.ipynb #28bb04c0
-def _tick(x: float) -> str:
-    "A number of an axis."
-    if abs(x) >= 1e4:
-        return number_text(x)
-    if 0 < abs(x) < 0.01:
-        digits, power = f'{x:.1e}'.split('e')
-        return f"{digits.removesuffix('.0')}e{int(power)}"
-    return f'{x:.4g}'
-
-
-def _log_ticks(low: float, high: float, most: int) -> LogLocator:
-    "At most so many ticks, or about: tens, or numbers between them where tens are few."
-    decades = math.log10(high / low)
-    for subs in ((1, 2, 5), (1, 3)):
-        if len(subs) * decades <= most:
-            return LogLocator(subs=subs, numticks=20)
-    return LogLocator(numticks=most)
-
-
-def _scale_x(axes: Axes, low: float, high: float, log: bool, most: int = 7, whole: bool = False) -> None:
-    "The horizontal axis with numbers that can be read."
-    if log:
-        axes.set_xscale('log')
-        axes.xaxis.set_major_locator(_log_ticks(low, high, most))
-        axes.xaxis.set_minor_locator(NullLocator())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(most - 1, integer=whole))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x)))
-
-
 def _is_wide(low: float, high: float) -> bool:
     "Are values so far apart that an even axis would press most of them together?"
     return low > 0 and high >= 8 * low
 
 
-def _as_numbers(ticks: Sequence[float]) -> list[str]:
-    "Ticks with as many digits each as one of them needs."
-    for digits in range(6):
-        if np.allclose(np.round(ticks, digits), ticks, rtol=0, atol=1e-9):
-            return [f'{t:.{digits}f}' for t in ticks]
-    return [_tick(t) for t in ticks]
-
-
 def _with_strip(
     axes: Axes,
-    frame: pd.DataFrame,  # of `kinds_of`
+    frame: pd.DataFrame,  # of `Shown`
     score: Objective,
     also: Iterable[float] = (),  # what is shown besides
     most: int = 6,  # numbers on the axis
@@ -197,16 +142,17 @@ def _with_strip(
     axes.set_ylim(low, high)
     if near.all():
         return scores
-    sign = -1 if score.higher_is_better else 1
-    border = low if score.higher_is_better else high
+    border, sign = (low, -1) if score.higher_is_better else (high, 1)
     place = border + sign * 0.07 * reach
     edge = border + sign * 0.14 * reach
     axes.axhspan(border, edge, color='#F2F2F2', zorder=0)
     what = 'none, far' if scores[~near].notna().any() else 'none'
-    ticks = [t for t in MaxNLocator(most).tick_values(low, high) if low <= t <= high]
     # the strip's name needs room
-    ticks = [t for t in ticks if abs(t - place) > 0.6 * (high - low) / most]
-    axes.set_yticks([*ticks, place], [*_as_numbers(ticks), what])
+    room = 0.6 * (high - low) / most
+    ticks = [
+        t for t in MaxNLocator(most).tick_values(low, high) if low <= t <= high and abs(t - place) > room
+    ]
+    axes.set_yticks([*ticks, place], [*map(pt.number_words, ticks), what])
     axes.set_ylim(min(low, edge), max(high, edge))
     return scores.where(near, place)
 
@@ -216,308 +162,158 @@ def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective
     x = [t.values[cost.name] for t in best]
     y = [t.values[score.name] for t in best]
     end = axes.get_xlim()[0 if cost.higher_is_better else 1]
-    how = dict(color=LOOKS['front'][0], zorder=1.5) | how
-    axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', **how)
+    axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', color=pt.BLUE, zorder=1.5, **how)
 
 
-def _whiskers(axes: Axes, means: Sequence[Trial], seeds: Seeds, score: Objective, cost: Objective) -> None:
-    "Means over seeds, from the lowest to the highest."
-    how = dict(marker='o', color=LOOKS['front'][0], markerfacecolor='white', markersize=5.5, linewidth=1.1)
+def _whiskers(means: Sequence[Trial], seeds: Seeds, shown: Objective, other: Objective) -> list[dict]:
+    "Means over seeds of one objective, from the lowest to the highest, at those of another one."
+    found = []
     for t in means:
-        bars = {}
-        for along, o in (('x', cost), ('y', score)):
-            values = seeds[t.run_id].get(o.name)
-            if values is not None:
-                mean = t.values[o.name]
-                bars[f'{along}err'] = [[mean - min(values)], [max(values) - mean]]
-        axes.errorbar(t.values[cost.name], t.values[score.name], **bars, **how, zorder=4)
+        values = seeds[t.run_id].get(shown.name)
+        if values is not None:
+            ends = dict(value=t.values[shown.name], low=min(values), high=max(values))
+            found.append(ends | dict(at=t.values[other.name], looks=LOOKS['front'], hollow=True))
+    return found
 
 
-def _panel(
-    axes: Axes,
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-    cost: Objective,
-    threshold: float | None,
-    seeds: Seeds,
-) -> None:
+def _panel(axes: Axes, s: Shown, cost: Objective) -> None:
     "One panel of `front_figure`."
-    score = objectives[0]
-    means = with_means(trials, seeds)
-    frame = kinds_of(trials, objectives)
+    score = s.objectives[0]
+    trials = s.ended
+    means = with_means(trials, s.seeds)
+    frame = s.frame
     frame = frame[np.isfinite(frame[cost.name])]
-    also = [v for t in means for v in seeds[t.run_id].get(score.name, ())]
-    also += [] if threshold is None else [threshold]
+    also = [v for t in means for v in s.seeds[t.run_id].get(score.name, ())]
+    also += [] if s.threshold is None else [s.threshold]
     frame = frame.assign(place=_with_strip(axes, frame, score, also))
-    _scatter(frame, cost.name, 'place', axes, zorder=3)
+    _scatter(frame, cost.name, 'place', axes, s=34, zorder=3)
     low, high = frame[cost.name].min(), frame[cost.name].max()
-    _scale_x(axes, low, high, _is_wide(low, high))
+    pt.number_axis(axes, low, high, _is_wide(low, high))
     axes.set_xlim(axes.get_xlim())
-    if threshold is not None:
-        axes.axhline(threshold, color=LINE, linewidth=1, linestyle=':', zorder=1)
-    if len(objectives) == 2:
+    if s.threshold is not None:
+        axes.axhline(s.threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
+    if len(s.objectives) == 2:
         of_one_seed = dict(linestyle='--', linewidth=0.9) if means else {}
-        _stairs(axes, front(trials, objectives), score, cost, **of_one_seed)
-        if believed := pareto_with_seeds(trials, objectives, seeds, threshold):
+        _stairs(axes, front(trials, s.objectives), score, cost, **of_one_seed)
+        if believed := pareto_with_seeds(trials, s.objectives, s.seeds, s.threshold):
             _stairs(axes, believed, score, cost)
-    _whiskers(axes, means, seeds, score, cost)
+    pt.put_marks(axes, _whiskers(means, s.seeds, cost, score), 'x', zorder=4)
+    pt.put_marks(axes, _whiskers(means, s.seeds, score, cost), 'y', zorder=4)
     baseline = frame[frame['number'] == 0]
-    how = dict(marker=_BASELINE[1], facecolor='none', edgecolor=_BASELINE[0], linewidth=1.3, s=70, zorder=5)
+    how = dict(marker='D', facecolor='none', edgecolor=pt.BLACK, linewidth=1.3, s=70, zorder=5)
     axes.scatter(baseline[cost.name], baseline['place'], **how)
-    axes.set(xlabel=_with_sense(cost), ylabel='')
+    axes.set(xlabel=_with_sense(cost), ylabel='', title='')
 
 
 def _with_sense(o: Objective) -> str:
     return f"{o.label} ({'higher' if o.higher_is_better else 'lower'} is better)"
 
-
-def _legend(
-    trials: Sequence[Trial], objectives: Sequence[Objective], threshold: float | None, seeds: Seeds
-) -> list:
-    "The marks of `front_figure`, each with the number of its trials."
-    best = {t.number for t in front(trials, objectives)}
-    hollow = dict(linestyle='', markerfacecolor='white')
-    colour, marker = _BASELINE
-    marks = [Line2D([], [], color=colour, marker=marker, **hollow, label='baseline')]
-    marks += _marks(kind_of(t, best) for t in trials)
-    if with_means(trials, seeds):
-        colour, marker = LOOKS['front']
-        marks.append(Line2D([], [], color=colour, marker=marker, **hollow, label='mean and range of seeds'))
-    if threshold is not None:
-        marks.append(Line2D([], [], color=LINE, linestyle=':', label=f'threshold {number_text(threshold)}'))
-    return marks
-
 # %% ../../nbs/search/05_pictures.ipynb #06ae1938
-@drawing
+@pt.drawing
 def front_figure(
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],  # the score, then what it costs, a panel each
-    threshold: float | None = None,  # of the score
-    seeds: Seeds | None = None,  # of front points that were trained on more seeds
+    s: Shown,
 ) -> Figure:
     "The score against its cost: all trials, the front, the baseline, and what did not hold."
-    score, *costs = objectives
-    seeds = seeds or {}
-    trials = ended(trials)
+    score, *costs = s.objectives
+    trials = s.ended
     if not costs:
-        raise NotDrawn('a search for one objective has no front: its best trial is the answer')
-    if not front(trials, objectives):
-        raise NotDrawn(ship(trials, objectives, None).sentence)
-    figure, panels = grid([o.label for o in costs], 2, 3.3)
+        raise pt.NotDrawn('a search for one objective has no front: its best trial is the answer')
+    if not front(trials, s.objectives):
+        raise pt.NotDrawn(ship(trials, s.objectives, None).sentence)
+    figure, panels = pt.grid([o.label for o in costs], 2, 3.3)
     for axes, cost in zip(panels.values(), costs):
-        _panel(axes, trials, objectives, cost, threshold, seeds)
-        axes.set_title('', loc='left')
-    next(iter(panels.values())).set_ylabel(_with_sense(score))
-    marks = _legend(trials, objectives, threshold, seeds)
-    figure.legend(handles=marks, loc='outside lower center', ncols=3, handlelength=1.4)
+        _panel(axes, s, cost)
+    figure.axes[0].set_ylabel(_with_sense(score))
+    hollow = dict(linestyle='', markerfacecolor='white')
+    signs = [Line2D([], [], color=pt.BLACK, marker='D', label='baseline', **hollow)]
+    signs += _key(s.frame['kind'], _dot)
+    if with_means(trials, s.seeds):
+        signs.append(Line2D([], [], color=pt.BLUE, marker='o', label='mean and range of seeds', **hollow))
+    if s.threshold is not None:
+        words = f'threshold {number_text(s.threshold)}'
+        signs.append(Line2D([], [], color=pt.LINE, linestyle=':', label=words))
+    figure.legend(handles=signs, loc='outside lower center', ncols=3, handlelength=1.4)
     return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #19d6f9ca
-_LINES = (  # colour and dashes of each
-    ('#0072B2', ''),
-    ('#D55E00', (4, 1.5)),
-    ('#000000', (1, 1)),
-    ('#009E73', (4, 1, 1, 1)),
-    ('#CC79A7', (6, 2)),
-)
+_LINES = {
+    pt.BLUE: '',
+    pt.RED: (4, 1.5),
+    pt.BLACK: (1, 1),
+    pt.GREEN: (4, 1, 1, 1),
+    pt.PURPLE: (6, 2),
+}  # colour -> dashes
 
 
-def _long(histories: Mapping[str, Sequence[np.ndarray]]) -> pd.DataFrame:
-    "Histories as a long frame: search, trials, share."
-    rows = [
-        (name, n + 1, float(share))
-        for name, repeats in histories.items()
-        for history in repeats
-        for n, share in enumerate(history)
-    ]
-    return pd.DataFrame(rows, columns=['search', 'trials', 'share'])
-
-
-@drawing
+@pt.drawing
 def hypervolume_figure(
     histories: Mapping[str, Sequence[np.ndarray]],  # name -> those of its repeats, of `hypervolume_history`
 ) -> Figure:
     "What the front covers after each trial, a line a search."
-    frame = _long(histories)
+    rows = [
+        (f'{name} ({len(repeats)} repeats)' if len(repeats) > 1 else name, n + 1, float(share))
+        for name, repeats in histories.items()
+        for history in repeats
+        for n, share in enumerate(history)
+    ]
+    frame = pd.DataFrame(rows, columns=['search', 'trials', 'share'])
     names = list(frame['search'].unique())
     if not names:
-        raise NotDrawn('no trial has ended yet')
+        raise pt.NotDrawn('no trial has ended yet')
     if len(names) > len(_LINES):
-        raise NotDrawn(f'{len(names)} searches are more than the {len(_LINES)} lines that can be told apart')
-    figure = Figure(figsize=(WIDTH, 2.9))
+        raise pt.NotDrawn(
+            f'{len(names)} searches are more than the {len(_LINES)} lines that can be told apart'
+        )
+    figure = Figure(figsize=(pt.WIDTH, 2.9))
     axes = figure.subplots()
-    colours = {name: colour for name, (colour, _) in zip(names, _LINES)}
-    dashes = {name: dashes for name, (_, dashes) in zip(names, _LINES)}
-    how = dict(hue='search', style='search', palette=colours, dashes=dashes, estimator='median')
-    band = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))
-    sns.lineplot(frame, x='trials', y='share', ax=axes, **how, **band)
-    labels = {name: f'{name} ({n} repeats)' if (n := len(histories[name])) > 1 else name for name in names}
-    lines, found = axes.get_legend_handles_labels()
-    axes.legend(lines, [labels[name] for name in found], loc='lower right', handlelength=2.6)
+    looks = dict(palette=dict(zip(names, _LINES)), dashes=dict(zip(names, _LINES.values())))
+    how = dict(hue='search', style='search', estimator='median')
+    sns.lineplot(frame, x='trials', y='share', ax=axes, **how, **looks, **pt.BAND)
+    axes.legend(loc='lower right', handlelength=2.6)
     axes.set(xlabel='trials that have ended', ylabel='hypervolume, share of the box', ylim=(0, None))
     axes.set_xlim(1, max(2, frame['trials'].max()))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     return figure
 
-# %% ../../nbs/search/05_pictures.ipynb #03c9cf57
-def _options(distribution: Any) -> tuple | None:
-    "The values of a choice, None of a range."
-    return getattr(distribution, 'choices', None)
-
-
-def _is_log(distribution: Any) -> bool:
-    return bool(getattr(distribution, 'log', False))
-
-
-def searched(
-    space: Mapping[str, Any],  # parameter -> with `distribution()`
-) -> dict[str, Any]:  # parameter -> distribution
-    "The parameters of a space that have more than one value."
-    found = {}
-    for name, drawn in space.items():
-        distribution = drawn.distribution()
-        options = _options(distribution)
-        several = len(options) > 1 if options is not None else distribution.low < distribution.high
-        if several:
-            found[name] = distribution
-    return found
-
-
-def place_of(
-    value: Any,  # of a parameter
-    distribution: Any,
-) -> float:  # 0: the lowest, 1: the highest; nan: it has no place there
-    "Where a value is in its range."
-    options = _options(distribution)
-    if options is not None:
-        return options.index(value) / (len(options) - 1) if value in options else math.nan
-    low, high = distribution.low, distribution.high
-    if value is None or (_is_log(distribution) and value <= 0):
-        return math.nan
-    if _is_log(distribution):
-        return math.log(value / low) / math.log(high / low)
-    return (value - low) / (high - low)
-
-# %% ../../nbs/search/05_pictures.ipynb #e6d7298f
-FEWEST = 20  # trials, for importances
-_SHUFFLES = 40
-_BEST_OF_THEM = 2  # so many shuffles that did as well make it chance
-_NEIGHBOURS = 5  # among whom values are shuffled
-
-
-def fewest_trials(
-    parameters: int,
-) -> int:
-    "How many trials importances of so many parameters need."
-    return max(FEWEST, 2 * parameters)
-
-
-def _as_optunas(trials: Sequence[Trial], distributions: Mapping[str, Any]) -> tuple[Any, list[int]]:
-    "Trials as a study of Optuna's, and which: one outside of the space, as a baseline may be, is left out."
-    import optuna
-
-    study = optuna.create_study()
-    inside = []
-    for n, t in enumerate(trials):
-        drawn = {name: t.params[name] for name in distributions if name in t.params}
-        theirs = {name: distributions[name] for name in drawn}
-        try:
-            made = optuna.trial.create_trial(params=drawn, distributions=theirs, value=0.0)
-        except ValueError:
-            continue
-        study.add_trial(made)
-        inside.append(n)
-    return study, inside
-
-
-def _divergences(
-    study: Any,  # of Optuna's
-    points: np.ndarray,  # a loss for each of its trials
-    names: Iterable[str],
-) -> np.ndarray:  # how far the best lie from all, >= 0, for each name
-    "PED-ANOVA's importances, before they are made shares."
-    import optuna
-
-    best = min(0.25, max(0.1, 5 / len(points)))
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
-    # `get_param_importances` warns of an experiment where it is asked for these
-    found = evaluator.evaluate(study, target=lambda t: float(points[t.number]))
-    return np.array([found.get(name, 0.0) for name in names])
-
-
-def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    "The values, exchanged among neighbours."
-    starts = range(0, len(points), _NEIGHBOURS)
-    return np.concatenate([rng.permutation(points[n : n + _NEIGHBOURS]) for n in starts])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    "Optuna says nothing of studies that it makes, nor that low targets are the good ones."
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with warnings.catch_warnings(action='ignore', category=UserWarning):
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-def importances(
-    trials: Sequence[Trial],  # in the order of the search
-    objectives: Sequence[Objective],
-    space: Mapping[str, Any],  # parameter -> with `distribution()`
-) -> (
-    pd.DataFrame
-):  # objective, trials, parameter, importance (shares of 1), is_chance; objectives in their order
-    "How much each parameter decides of each objective; none of one that too few trials tell of."
-    names = searched(space)
-    rows = []
-    for o in objectives:
-        points = losses(ended(trials), [o])[:, 0]
-        known = [t for t, value in zip(ended(trials), points) if np.isfinite(value)]
-        with _quiet():
-            study, inside = _as_optunas(known, names)
-            points = losses(known, [o])[inside, 0]
-            if len(inside) < fewest_trials(len(names)) or len(names) < 2 or not np.ptp(points):
-                continue
-            rng = np.random.default_rng(0)
-            found = _divergences(study, points, names)
-            others = [_divergences(study, _shuffled(points, rng), names) for _ in range(_SHUFFLES)]
-        as_good = (np.array(others) >= found).sum(0)
-        for name, share, n in zip(names, found / (found.sum() or 1.0), as_good):
-            rows.append((o.name, len(inside), name, float(share), bool(n >= _BEST_OF_THEM)))
-    return pd.DataFrame(rows, columns=['objective', 'trials', 'parameter', 'importance', 'is_chance'])
-
 # %% ../../nbs/search/05_pictures.ipynb #fb5a6a0b
-@drawing
+def importances_of(
+    s: Shown,
+) -> pd.DataFrame:  # objective and as of `importances`
+    "How much each parameter decides of each objective, by all trials of which that is known."
+    tables = []
+    for o in s.objectives:
+        points = losses(s.trials, [o])[:, 0]
+        known = [t.state != 'running' and np.isfinite(x) for t, x in zip(s.trials, points)]
+        settings = [t.params for t, is_known in zip(s.trials, known) if is_known]
+        tables.append(importances(settings, points[known], s.space).assign(objective=o.name))
+    return pd.concat(tables, ignore_index=True)
+
+
+@pt.drawing
 def importances_figure(
-    table: pd.DataFrame,  # of `importances`
-    objectives: Sequence[Objective],
+    s: Shown,
 ) -> Figure:
     "How much each parameter decides, a panel an objective."
+    table = importances_of(s)
     if not len(table):
-        raise NotDrawn(
+        raise pt.NotDrawn(
             f'importances need {FEWEST} trials or more, two for each parameter, and values that vary: '
             'with fewer, where the best lie is chance'
         )
     order = table.groupby('parameter')['importance'].max().sort_values(ascending=False, kind='stable').index
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.24 * len(order)))
-    for axes, o in zip(figure.subplots(1, len(objectives), sharey=True, squeeze=False)[0], objectives):
+    figure = Figure(figsize=(pt.WIDTH, 0.9 + 0.24 * len(order)))
+    bars = dict(x='importance', y='parameter', order=order, hue='is_chance', legend=False, saturation=1)
+    looks = dict(palette={True: '#FFFFFF', False: pt.SKY}, edgecolor=pt.LINE, linewidth=0.8)
+    for axes, o in zip(figure.subplots(1, len(s.objectives), sharey=True, squeeze=False)[0], s.objectives):
         its = table[table['objective'] == o.name]
         if len(its):
-            sns.barplot(
-                its, x='importance', y='parameter', order=order, ax=axes, color='#56B4E9', edgecolor=LINE
-            )
-            is_chance = its.set_index('parameter')['is_chance']
-            for bar, name in zip(axes.patches, order):
-                bar.set(facecolor='white' if is_chance[name] else '#56B4E9', linewidth=0.8)
-            axes.set_title(f"{its['trials'].iloc[0]} trials", loc='left')
+            sns.barplot(its, ax=axes, **bars, **looks)
+            axes.set_title(f"{its['trials'].iloc[0]} trials")
             axes.set_xlim(0, None)
         else:
-            how = dict(ha='center', va='center', fontsize=SMALLEST, color=LINE, transform=axes.transAxes)
+            how = dict(
+                ha='center', va='center', fontsize=pt.SMALLEST, color=pt.LINE, transform=axes.transAxes
+            )
             axes.text(0.5, 0.5, 'too few trials,\nor all alike', **how)
             axes.set_xticks([])
         axes.set(xlabel=f'importance for\n{o.label}', ylabel='')
@@ -525,139 +321,104 @@ def importances_figure(
     return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #dbb63be5
-def _edges(distribution: Any) -> tuple[str, str]:
-    "What the two ends of a parameter's range are called."
-    options = _options(distribution)
-    ends = (options[0], options[-1]) if options is not None else (distribution.low, distribution.high)
-    return tuple(_said(v) for v in ends)
-
-
-def _said(value: Any) -> str:
-    "A parameter's value, as short as it can be."
-    return _tick(value) if isinstance(value, float) else str(value)
-
-
 def _rows_of(
     trials: Sequence[Trial],
     objectives: Sequence[Objective],
     distributions: Mapping[str, Any],
-) -> tuple[pd.DataFrame, dict[str, tuple[str, str]]]:  # number, row, place; row -> its two ends
-    "Where each trial is on each row of the parallel coordinates."
-    ends = {name: _edges(d) for name, d in distributions.items()}
-    rows = distributions.items()
-    points = [(t.number, name, place_of(t.params.get(name), d)) for t in trials for name, d in rows]
+) -> tuple[pd.DataFrame, dict[str, tuple[str, str]]]:  # number, y, place; row -> its two ends
+    "Where each trial is on each row of the parallel coordinates, with no place beyond a row's ends."
+    ends = {}
+    points = []
+    for name, d in distributions.items():
+        options = options_of(d) or (d.low, d.high)
+        points += [(t.number, len(ends), place_of(t.params.get(name), d)) for t in trials]
+        ends[name] = pt.number_words(options[0]), pt.number_words(options[-1])
     for n, o in enumerate(objectives):
         values = losses(trials, [o])[:, 0] * (-1 if o.higher_is_better else 1)
         # a score that diverged would press the others together; a size is true of every trial
         decide = [v for t, v in zip(trials, values) if np.isfinite(v) and (n or t.state == 'complete')]
         low, high = min(decide), max(decide)
-        scale = _Range(low, high if high > low else low + 1, _is_wide(low, high))
-        ends[o.label] = (number_text(low), number_text(high))
-        points += [(t.number, o.label, place_of(v, scale)) for t, v in zip(trials, values)]
-    return pd.DataFrame(points, columns=['number', 'row', 'place']), ends
-
-
-@dataclass(frozen=True)
-class _Range:
-    "An objective's values, as a parameter's are given."
-
-    low: float
-    high: float
-    log: bool
-
-
-@drawing
-def parallel_figure(
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-    space: Mapping[str, Any],  # parameter -> with `distribution()`
-) -> Figure:
-    "The settings of all trials, a line each, in the colour of their score."
-    score = objectives[0]
-    scores = {t.number: t.values[score.name] for t in trials if t.state == 'complete'}
-    if len(scores) < 2:
-        raise NotDrawn('fewer than two trials are complete: there is nothing to compare')
-    frame, ends = _rows_of(ended(trials), objectives, searched(space))
-    # places beyond a row's ends are no places on it
-    frame = frame.assign(place=frame['place'].where(frame['place'].between(-1e-9, 1 + 1e-9)))
-    frame = frame.assign(y=frame['row'].map({row: n for n, row in enumerate(ends)}))
-    figure = Figure(figsize=(WIDTH, 1.0 + min(0.36 * len(ends), _TALLEST)))
-    axes = figure.subplots()
-    holds = frame['number'].isin(scores)
-    lines = dict(
-        x='place', y='y', units='number', estimator=None, sort=False, orient='y', ax=axes, legend=False
-    )
-    others = frame[~holds].dropna()
-    if len(others):  # seaborn draws no line of nothing
-        sns.lineplot(others, color='#BBBBBB', linewidth=0.6, zorder=1, **lines)
-    shown = frame[holds].dropna()
-    shade = Normalize(min(scores.values()), max(scores.values()))
-    palette = _SHADES if score.higher_is_better else f'{_SHADES}_r'
-    hue = dict(hue=shown['number'].map(scores), palette=palette, hue_norm=shade)
-    sns.lineplot(shown, linewidth=0.9, zorder=2, **hue, **lines)
-    _name_rows(axes, ends)
-    bar = figure.colorbar(ScalarMappable(shade, palette), ax=axes, location='bottom', aspect=45, pad=0.02)
-    bar.set_label(_with_sense(score))
-    return figure
-
-
-def _name_rows(
-    axes: Axes, ends: Mapping[str, tuple[str, str]]
-) -> None:  # row -> its lowest and highest value
-    "Names and ends of the rows of `parallel_figure`."
-    how = dict(va='center', fontsize=SMALLEST, color=LINE)
-    for y, (low, high) in enumerate(ends.values()):
-        axes.text(-0.015, y, low, ha='right', **how)
-        axes.text(1.015, y, high, ha='left', **how)
-    axes.set_yticks(range(len(ends)), list(ends))
-    axes.tick_params(axis='y', length=0, pad=10 + 4.5 * max(len(low) for low, _ in ends.values()))
-    axes.set(xlim=(-0.01, 1.01), ylim=(len(ends) - 0.6, -0.4), xlabel='', ylabel='', xticks=[])
-    for side in ('left', 'bottom'):
-        axes.spines[side].set_visible(False)
+        scale = SimpleNamespace(low=low, high=high if high > low else low + 1, log=_is_wide(low, high))
+        points += [(t.number, len(ends), place_of(v, scale)) for t, v in zip(trials, values)]
+        ends[o.label] = number_text(low), number_text(high)
+    frame = pd.DataFrame(points, columns=['number', 'y', 'place'])
+    return frame[frame['place'].between(-1e-9, 1 + 1e-9)], ends
 
 
 _SHADES = 'viridis'  # the best are the brightest, and brightness is even: readable without colour
 
+
+@pt.drawing
+def parallel_figure(
+    s: Shown,
+) -> Figure:
+    "The settings of all trials, a line each, in the colour of their score."
+    score = s.objectives[0]
+    scores = {t.number: t.values[score.name] for t in s.trials if t.state == 'complete'}
+    if len(scores) < 2:
+        raise pt.NotDrawn('fewer than two trials are complete: there is nothing to compare')
+    frame, ends = _rows_of(s.ended, s.objectives, searched(s.space))
+    frame = frame.assign(score=frame['number'].map(scores))
+    figure = Figure(figsize=(pt.WIDTH, 1.0 + min(0.36 * len(ends), _TALLEST)))
+    axes = figure.subplots()
+    lines = dict(x='place', y='y', units='number', estimator=None, sort=False, orient='y', ax=axes)
+    others = frame[frame['score'].isna()]
+    if len(others):  # seaborn draws no line of nothing
+        sns.lineplot(others, color=pt.PALE, linewidth=0.6, zorder=1, legend=False, **lines)
+    shade = Normalize(min(scores.values()), max(scores.values()))
+    palette = _SHADES if score.higher_is_better else f'{_SHADES}_r'
+    hue = dict(hue='score', palette=palette, hue_norm=shade, legend=False)
+    sns.lineplot(frame.dropna(), linewidth=0.9, zorder=2, **hue, **lines)
+    how = dict(va='center', fontsize=pt.SMALLEST, color=pt.LINE)
+    for y, (low, high) in enumerate(ends.values()):
+        axes.text(-0.015, y, low, ha='right', **how)
+        axes.text(1.015, y, high, ha='left', **how)
+    pt.rows_from_the_top(axes, list(ends))
+    axes.tick_params(axis='y', length=0, pad=10 + 4.5 * max(len(low) for low, _ in ends.values()))
+    axes.set(xlim=(-0.01, 1.01), xlabel='', ylabel='', xticks=[])
+    axes.grid(axis='y', visible=True)
+    axes.spines[['left', 'bottom']].set_visible(False)
+    bar = figure.colorbar(ScalarMappable(shade, palette), ax=axes, location='bottom', aspect=45, pad=0.02)
+    bar.set_label(_with_sense(score))
+    return figure
+
 # %% ../../nbs/search/05_pictures.ipynb #c4adb2de
 def _slice(axes: Axes, frame: pd.DataFrame, name: str, distribution: Any) -> None:
     "One panel of `slices_figure`."
-    options = _options(distribution)
+    options = options_of(distribution)
+    at = frame[name]
     if options is None:
-        _scatter(frame, name, 'place', axes, s=22)
         low, high = distribution.low, distribution.high
-        _scale_x(axes, low, high, _is_log(distribution), 5, isinstance(low, int))
+        pt.number_axis(axes, low, high, distribution.log, 5, isinstance(low, int))
     else:
-        at = frame[name].map({v: n for n, v in enumerate(options)}).astype(float)
         # points of one choice would lie above each other
-        at += np.random.default_rng(0).uniform(-0.18, 0.18, len(at))
-        _scatter(frame.assign(at=at), 'at', 'place', axes, s=22)
+        aside = np.random.default_rng(0).uniform(-0.18, 0.18, len(at))
+        at = at.map({v: n for n, v in enumerate(options)}).astype(float) + aside
         shown = sorted({round(i) for i in np.linspace(0, len(options) - 1, min(5, len(options)))})
-        axes.set_xticks(shown, [_said(options[i]) for i in shown])
+        axes.set_xticks(shown, [pt.number_words(options[i]) for i in shown])
         axes.set_xlim(-0.5, len(options) - 0.5)
+    _scatter(frame.assign(at=at), 'at', 'place', axes, s=22)
     axes.set(xlabel='', ylabel='')
-    axes.set_title(name, loc='left')
+    axes.tick_params(axis='x', labelbottom=True)
 
 
-@drawing
+@pt.drawing
 def slices_figure(
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-    space: Mapping[str, Any],  # parameter -> with `distribution()`
+    s: Shown,
 ) -> Figure:
     "The score against each parameter, by what became of the trial."
-    score = objectives[0]
-    distributions = searched(space)
-    frame = kinds_of(ended(trials), objectives)
+    score = s.objectives[0]
+    distributions = searched(s.space)
+    frame = s.frame
     if not distributions or not frame[score.name].notna().any():
-        raise NotDrawn('no trial has a score, or no parameter varies')
+        raise pt.NotDrawn('no trial has a score, or no parameter varies')
     rows = math.ceil(len(distributions) / 3)
-    figure, panels = grid(list(distributions), 3, min(1.55, _TALLEST / rows), sharey=True)
+    figure, panels = pt.grid(list(distributions), 3, min(1.55, _TALLEST / rows), sharey=True)
     for axes, (name, distribution) in zip(panels.values(), distributions.items()):
         placed = frame.assign(place=_with_strip(axes, frame, score, most=4))
         _slice(axes, placed, name, distribution)
-        axes.tick_params(axis='x', labelbottom=True)
-    figure.supylabel(_with_sense(score), fontsize=9)
-    figure.legend(handles=_marks(frame['kind']), loc='outside lower center', ncols=4, handlelength=1)
+    figure.supylabel(_with_sense(score))
+    figure.legend(handles=_key(frame['kind'], _dot), loc='outside lower center', ncols=4, handlelength=1)
     return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #c9533590
@@ -674,44 +435,40 @@ def lanes(
     return found
 
 
-@drawing
-def timeline_figure(
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-) -> Figure:
-    "When each trial ran, a line a worker."
-    started = sorted((t for t in trials if t.started_s is not None), key=lambda t: (t.started_s, t.number))
-    if not started:
-        raise NotDrawn('no trial has been started')
-    last = max(t.started_s if t.ended_s is None else t.ended_s for t in started)
-    spans = [(t.started_s, last if t.ended_s is None else t.ended_s) for t in started]
-    lines = lanes(spans)
-    unit, seconds = ('hours', 3600) if last > 3 * 3600 else ('minutes', 60) if last > 180 else ('seconds', 1)
-    figure = Figure(figsize=(WIDTH, 1.15 + 0.26 * (max(lines) + 1)))
-    axes = figure.subplots()
-    best = {t.number for t in front(trials, objectives)}
-    kinds = [kind_of(t, best) for t in started]
-    for (start, end), lane, kind in zip(spans, lines, kinds):
-        hatch = _HATCHES.get(kind, '')
-        place = dict(left=start / seconds, height=0.8, edgecolor='white', linewidth=0.5)
-        axes.barh(lane, (end - start) / seconds, color=LOOKS[kind][0], hatch=hatch, **place)
-    busy = sum(end - start for start, end in spans) / (last * (max(lines) + 1) or 1)
-    axes.set_title(f'{len(started)} trials; workers were busy {busy:.0%} of the time', loc='left')
-    axes.set(xlabel=f'{unit} since the search began', ylabel='worker', xlim=(0, last / seconds or 1))
-    axes.set_ylim(max(lines) + 0.6, -0.6)
-    axes.yaxis.set_major_locator(MaxNLocator(min(8, max(lines) + 1), integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f'{y + 1:.0f}'))
-    axes.grid(axis='y', visible=False)
-    areas = [
-        Patch(facecolor=LOOKS[kind][0], hatch=_HATCHES.get(kind, ''), edgecolor='white', label=words)
-        for kind, words in _words(kinds).items()
-    ]
-    figure.legend(handles=areas, loc='outside lower center', ncols=4, handlelength=1.6)
-    return figure
-
-
 # besides colours, so that kinds differ in print without colour, too
 _HATCHES = {'killed': 'xx', 'failed': '//', 'refused': '..', 'curve': '\\\\', 'other cause': '++'}
+
+
+def _area(kind: str) -> dict:
+    return dict(facecolor=LOOKS[kind][0], hatch=_HATCHES.get(kind, ''), edgecolor='white', linewidth=0.5)
+
+
+@pt.drawing
+def timeline_figure(
+    s: Shown,
+) -> Figure:
+    "When each trial ran, a line a worker."
+    started = sorted((t for t in s.trials if t.started_s is not None), key=lambda t: (t.started_s, t.number))
+    if not started:
+        raise pt.NotDrawn('no trial has been started')
+    last = max(t.started_s if t.ended_s is None else t.ended_s for t in started)
+    spans = [(t.started_s, last if t.ended_s is None else t.ended_s) for t in started]
+    workers = lanes(spans)
+    n = max(workers) + 1
+    unit, seconds = ('hours', 3600) if last > 3 * 3600 else ('minutes', 60) if last > 180 else ('seconds', 1)
+    figure = Figure(figsize=(pt.WIDTH, 1.15 + 0.26 * n))
+    axes = figure.subplots()
+    best = {t.number for t in front(s.trials, s.objectives)}
+    kinds = [kind_of(t, best) for t in started]
+    for (start, end), worker, kind in zip(spans, workers, kinds):
+        axes.barh(worker, (end - start) / seconds, left=start / seconds, height=0.8, **_area(kind))
+    busy = sum(end - start for start, end in spans) / (last * n or 1)
+    axes.set_title(f'{len(started)} trials; workers were busy {busy:.0%} of the time')
+    axes.set(xlabel=f'{unit} since the search began', ylabel='worker', xlim=(0, last / seconds or 1))
+    pt.rows_from_the_top(axes, range(1, n + 1))
+    areas = _key(kinds, lambda kind, label: Patch(label=label, **_area(kind)))
+    figure.legend(handles=areas, loc='outside lower center', ncols=4, handlelength=1.6)
+    return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #f1081b5b
 def causes_table(
@@ -734,75 +491,42 @@ def causes_table(
     return table.loc[order].reset_index(drop=True)
 
 
-_STARTED = {'started': '#0072B2', 'never started': '#E69F00'}
-
-
-@drawing
+@pt.drawing
 def causes_figure(
-    trials: Sequence[Trial],
+    s: Shown,
 ) -> Figure:
     "Trials that did not hold, by the constraint they broke."
-    table = causes_table(trials)
+    table = causes_table(s.trials)
     if not len(table):
-        raise NotDrawn('no trial was infeasible')
-    order = list(table['cause'].unique())
-    figure = Figure(figsize=(WIDTH, 1.2 + 0.27 * len(order)))
-    axes = figure.subplots()
-    shown = table.assign(cause=pd.Categorical(table['cause'], order))
-    kinds = [was for was in _STARTED if was in set(table['was'])]
-    bars = dict(multiple='stack', shrink=0.7, discrete=True, alpha=1, edgecolor='white', legend=False)
-    hue = dict(hue='was', hue_order=kinds[::-1], palette=_STARTED)
-    sns.histplot(shown, y='cause', weights='trials', ax=axes, **hue, **bars)
-    longest = 0
-    for y, cause in enumerate(order):
-        its = table[table['cause'] == cause]
+        raise pt.NotDrawn('no trial was infeasible')
+    frame = table.rename(columns=dict(cause='row', was='part', trials='value'))
+    colours = {'started': pt.BLUE, 'never started': pt.ORANGE}
+    figure, axes = pt.stacked_bars(frame, colours, f'infeasible trials, of {len(s.trials)}')
+    for y, (_, its) in enumerate(table.groupby('cause', sort=False)):
         n, minutes = its['trials'].sum(), its['minutes'].sum()
-        longest = max(longest, n)
         spent = f', {minutes:.1f} min' if minutes < 100 else f', {minutes / 60:.1f} h'
-        axes.text(
-            n,
-            y,
-            f'  {n}' + spent * ('started' in set(its['was'])),
-            va='center',
-            fontsize=SMALLEST,
-            color=LINE,
-        )
-    axes.set(xlabel=f'infeasible trials, of {len(trials)}', ylabel='', xlim=(0, 1.2 * longest))
+        text = f'  {n}' + spent * ('started' in set(its['was']))
+        axes.text(n, y, text, va='center', fontsize=pt.SMALLEST, color=pt.LINE)
+    axes.set_xlim(0, 1.2 * table.groupby('cause')['trials'].sum().max())
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.grid(axis='y', visible=False)
-    areas = [Patch(facecolor=_STARTED[was], label=was) for was in kinds]
-    figure.legend(handles=areas, loc='outside lower center', ncols=2)
     return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #01f5f6ab
-@dataclass(frozen=True)
-class Shown:
-    "What the pictures of a search are drawn from."
-
-    trials: Sequence[Trial]  # in the order in which they ended
-    objectives: Sequence[Objective]
-    space: Mapping[str, Any]  # parameter -> with `distribution()`
-    threshold: float | None = None  # of the score
-    seeds: Seeds = field(default_factory=dict)  # of front points that were trained on more seeds
-    # name -> histories of its repeats; {}: this search alone, in its own box
-    histories: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
-    smoke: bool = False  # numbers that mean nothing
-
-
 def _histories(s: Shown) -> Mapping[str, Sequence[np.ndarray]]:
     "The searches beside each other, or this one alone."
     if s.histories:
         return s.histories
     if not any(t.state == 'complete' for t in s.trials):
-        raise NotDrawn('no trial is complete')
+        raise pt.NotDrawn('no trial is complete')
     reference, ideal = box(s.trials, s.objectives)
     if any(reference[o.name] == ideal[o.name] for o in s.objectives):
-        raise NotDrawn('all complete trials have the same value of an objective: there is no box to fill')
-    return {'this search': [hypervolume_history(ended(s.trials), s.objectives, reference, ideal)]}
+        raise pt.NotDrawn('all complete trials have the same value of an objective: there is no box to fill')
+    return {'this search': [hypervolume_history(s.ended, s.objectives, reference, ideal)]}
 
 
-def _n(n: int, one: str, many: str = '') -> str:
-    return f"{n} {one if n == 1 else many or one + 's'}"
+def _n(trials: Sequence[Trial]) -> str:
+    n = len(trials)
+    return f"{n} trial{'s' * (n != 1)}"
 
 
 def _capital(text: str) -> str:
@@ -812,10 +536,10 @@ def _capital(text: str) -> str:
 def _front_caption(s: Shown) -> str:
     costs = ' and '.join(o.label for o in s.objectives[1:])
     best = front(s.trials, s.objectives)
-    no_size = sum(not np.isfinite(p).all() for p in losses(s.trials, s.objectives[1:]))
+    no_size = [p for p in losses(s.trials, s.objectives[1:]) if not np.isfinite(p).all()]
     said = [
-        f'{_capital(s.objectives[0].label)} against {costs}, of {_n(len(s.trials), "trial")}.',
-        f'The front ({_n(len(best), "trial")}) is what no trial beats in all objectives.',
+        f'{_capital(s.objectives[0].label)} against {costs}, of {_n(s.trials)}.',
+        f'The front ({_n(best)}) is what no trial beats in all objectives.',
     ]
     if any(t.state == 'infeasible' for t in s.trials):
         said.append('Trials in the grey strip have no score, or one far from all others.')
@@ -825,7 +549,7 @@ def _front_caption(s: Shown) -> str:
             'the front of the means, the dashed one that of single seeds.'
         )
     if no_size:
-        said.append(f'{_n(no_size, "trial")} without a size cannot be shown.')
+        said.append(f'{_n(no_size)} without a size cannot be shown.')
     return ' '.join(said)
 
 
@@ -837,17 +561,9 @@ def _history_caption(s: Shown) -> str:
     )
 
 
-def _importances_caption(s: Shown) -> str:
-    return (
-        'How much each parameter decides who is among the best (PED-ANOVA), as shares of 1 for each '
-        f'objective. Hollow: no more than chance, since of {_SHUFFLES} shuffles of the values '
-        f'among {_NEIGHBOURS} neighbours at least {_BEST_OF_THEM} did as well.'
-    )
-
-
 def _parallel_caption(s: Shown) -> str:
     return (
-        f'The settings of {_n(len(s.trials), "trial")}, a line each, from the lowest value of each parameter '
+        f'The settings of {_n(s.trials)}, a line each, from the lowest value of each parameter '
         f'to the highest, in the colour of the {s.objectives[0].label}. Grey: trials that did not hold.'
     )
 
@@ -858,72 +574,27 @@ def _slices_caption(s: Shown) -> str:
         'Trials in the grey strip have no score, or one far from all others.'
     )
 
-
-def _timeline_caption(s: Shown) -> str:
-    return 'When each trial ran, from its start to its end, a line a worker. Gaps are workers that waited.'
-
-
-def _causes_caption(s: Shown) -> str:
-    return (
-        'Infeasible trials by the constraint they broke, with the time they ran. A trial that broke several '
-        'counts at each.'
-    )
-
 # %% ../../nbs/search/05_pictures.ipynb #c16f975b
-@dataclass(frozen=True)
-class _Picture:
-    "A picture every search has, or has a reason not to have."
-
-    of: Callable[..., Figure]  # the drawing function
-    draw: Callable[[Shown], Figure]
-    caption: Callable[[Shown], str]
-
-
-_PICTURES = {
-    'search_front': _Picture(
-        front_figure,
-        lambda s: front_figure(s.trials, s.objectives, s.threshold, s.seeds),
-        _front_caption,
-    ),
-    'search_hypervolume': _Picture(
-        hypervolume_figure, lambda s: hypervolume_figure(_histories(s)), _history_caption
-    ),
-    'search_importances': _Picture(
-        importances_figure,
-        lambda s: importances_figure(importances(s.trials, s.objectives, s.space), s.objectives),
-        _importances_caption,
-    ),
-    'search_parallel': _Picture(
-        parallel_figure, lambda s: parallel_figure(s.trials, s.objectives, s.space), _parallel_caption
-    ),
-    'search_slices': _Picture(
-        slices_figure, lambda s: slices_figure(s.trials, s.objectives, s.space), _slices_caption
-    ),
-    'search_timeline': _Picture(
-        timeline_figure, lambda s: timeline_figure(s.trials, s.objectives), _timeline_caption
-    ),
-    'search_causes': _Picture(causes_figure, lambda s: causes_figure(s.trials), _causes_caption),
+_TIMELINE = 'When each trial ran, from its start to its end, a line a worker. Gaps are workers that waited.'
+_CAUSES = (
+    'Infeasible trials by the constraint they broke, with the time they ran. A trial that broke several '
+    'counts at each.'
+)
+PICTURES = {  # name of the file -> picture, in the order of the argument
+    'search_front': pt.Picture(front_figure, _front_caption),
+    'search_hypervolume': pt.Picture(hypervolume_figure, _history_caption, lambda s: (_histories(s),)),
+    'search_importances': pt.Picture(importances_figure, IMPORTANCE),
+    'search_parallel': pt.Picture(parallel_figure, _parallel_caption),
+    'search_slices': pt.Picture(slices_figure, _slices_caption),
+    'search_timeline': pt.Picture(timeline_figure, _TIMELINE),
+    'search_causes': pt.Picture(causes_figure, _CAUSES),
 }
-PICTURES = tuple(_PICTURES)  # names of files, in the order of the argument
 
 
 def draw_search(
     shown: Shown,
     folder: Path,  # where the files go, runs/<study>/figures
-    names: Iterable[str] = PICTURES,  # which of them to draw
-) -> list[FigureFile]:  # one for each name, made or with a reason
+) -> list[pt.FigureFile]:  # one for each of PICTURES, made or with a reason
     "Draw the pictures of a search, with captions, and bind each to its runs."
     ids = [t.run_id for t in shown.trials if t.run_id]
-    marked = [dict(settings=dict(smoke=shown.smoke))]
-    made = []
-    for name in names:
-        picture = _PICTURES[name]
-
-        def draw(picture=picture) -> Figure:
-            return mark_smoke(picture.draw(shown), marked)
-
-        def caption(picture=picture) -> str:
-            return 'Smoke runs: these numbers mean nothing. ' * shown.smoke + picture.caption(shown)
-
-        made.append(make_figure(folder, name, draw, ids, f'{__name__}.{picture.of.__name__}', caption))
-    return made
+    return pt.make_figures(PICTURES, shown, folder, ids, shown.smoke)

@@ -4,36 +4,21 @@
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #7cca9117
 from __future__ import annotations
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
-from kdnotes.analysis.plotting import (
-    LINE,
-    SMALLEST,
-    WIDTH,
-    FigureFile,
-    NotDrawn,
-    arms_of,
-    drawing,
-    grid,
-    look,
-    make_figure,
-)
-from ..analysis.figures import in_mixed_precision, put_course
-from ..analysis.evidence import curve_of, curve_set
-from ..analysis.tables import Evidence
+from ..analysis import plotting as pt
+from ..analysis.evidence import Evidence, curve_of, curve_set
 from ..core.arms import PROFILES
 from ..core.config import metric_name, task_info
 
 # %% auto #0
-__all__ = ['QUESTION_FIGURES', 'way_of', 'progress_figure', 'Box', 'canvas', 'put', 'arrow', 'distillation_figure',
-           'teacher_figure', 'start_figure', 'search_figure', 'QuestionFigure', 'draw_questions']
+__all__ = ['QUESTION_FIGURES', 'way_of', 'progress_figure', 'Box', 'diagram', 'distillation_figure', 'teacher_figure',
+           'start_figure', 'search_figure', 'draw_questions']
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #b030d423
 def way_of(
@@ -44,7 +29,7 @@ def way_of(
     losses = [dict(step=p['step'], loss=p['loss']) for p in curve_of(record) if p['loss'] is not None]
     where = curve_set([record])
     scores = [
-        dict(step=p['step']) | {k: 100 * x for k, x in ({metric: p['value']} | p.get('metrics', {})).items()}
+        dict(step=p['step']) | {k: 100 * v for k, v in ({metric: p['value']} | p.get('metrics', {})).items()}
         for p in record.get('curve') or ()
         if p.get('value') is not None and p.get('set', where) == where
     ]
@@ -56,30 +41,30 @@ def _metrics(record: dict) -> list[str]:
     return list(dict.fromkeys([record['primary']['metric'], *task_info(record['task']).curve_metrics]))
 
 
-@drawing
+@pt.drawing
 def progress_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Loss and scores along the optimizer steps, a panel each."
-    arms = arms_of(records)
+    arms = pt.arms_of(records)
     points = pd.concat([way_of(r).assign(arm=r['arm']) for r in records])
     keys = [key for key in ('loss', *_metrics(records[0])) if points[key].notna().any()]
     if not keys:
-        raise NotDrawn('no run has a training curve')
+        raise pt.NotDrawn('no run has a training curve')
     task = records[0]['task']
     names = ['training loss' if key == 'loss' else f'{metric_name(key, task)}, %' for key in keys]
-    figure, panels = grid(names, 3, 1.9, 'optimizer steps', sharex=True)
-    for key, axes in zip(keys, panels.values()):
-        for arm, runs in arms.items():
-            own = points[points['arm'] == arm].rename(columns={key: 'value'}).dropna(subset='value')
-            put_course(axes, own, look(arm, arms), in_mixed_precision(runs))
+    figure, panels = pt.grid(names, 3, 1.9, 'optimizer steps', sharex=True)
+    lines = []
+    for arm, runs in arms.items():
+        looks, mixed = pt.look(arm, arms), pt.in_mixed_precision(runs)
+        for key, axes in zip(keys, panels.values()):
+            own = points[points['arm'] == arm].rename(columns={'step': 'x', key: 'y'}).dropna(subset='y')
+            pt.put_course(axes, own, looks, mixed)
+        # an arm without points draws no line, so that handles are made from the looks
+        how = dict(color=looks[0], marker=looks[1], markersize=4, linestyle='--' if mixed else '-')
+        lines.append(Line2D([], [], label=arm, **how))
     axes.set_xlim(left=0)  # of all panels, once all is drawn
-    # an arm without points draws no line, so that handles are made from the looks
-    lines = [
-        Line2D([], [], color=c, marker=m, markersize=4, linestyle='--' if in_mixed_precision(runs) else '-')
-        for (c, m), runs in ((look(arm, arms), runs) for arm, runs in arms.items())
-    ]
-    figure.legend(lines, list(arms), loc='outside lower center', ncols=4)
+    figure.legend(handles=lines, loc='outside lower center', ncols=4)
     return figure
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #a6a9ba02
@@ -92,7 +77,7 @@ class Box(NamedTuple):
     height: float
     text: str
     colour: str = '#EAF1F7'
-    dashed: bool = False  # not done
+    done: bool = True
 
     @property
     def middle(self) -> tuple[float, float]:
@@ -100,66 +85,58 @@ class Box(NamedTuple):
 
 
 _OWN = '#FCE9D9'  # what is trained
-_DONE = '#EAF1F7'
+_TURNS = {  # how an arrow turns -> whether it leaves and arrives sideways, and matplotlib's words for it
+    'corner': (False, True, 'angle,angleA=-90,angleB=0'),
+    'back': (True, False, 'angle,angleA=180,angleB=-90'),
+}
 
 
-def canvas(
+def diagram(
     height: float,  # hundredths of the text's width
-) -> tuple[Figure, Axes]:
-    "An empty place for boxes."
-    figure = Figure(figsize=(WIDTH, WIDTH * height / 100))
+    boxes: Mapping[str, Box],
+    # from, to, and perhaps a word on it, or how it turns ('corner': down, then left; 'back': left, then up)
+    arrows: Iterable[tuple[str, ...]],
+    texts: Iterable[tuple[float, float, str]] = (),  # middles
+) -> Figure:
+    "Boxes with arrows between them."
+    figure = Figure(figsize=(pt.WIDTH, pt.WIDTH * height / 100))
     figure.set_layout_engine('none')  # boxes have their places
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.5, 100.5), ylim=(0, height))
     axes.set_axis_off()
-    return figure, axes
+    words = dict(ha='center', va='center', fontsize=pt.SMALLEST)
+    for box in boxes.values():
+        shape = dict(boxstyle='round,pad=0,rounding_size=0.8', edgecolor=pt.LINE, linewidth=0.8)
+        ground = dict(facecolor=box.colour) if box.done else dict(facecolor='white', linestyle='--')
+        axes.add_patch(FancyBboxPatch((box.x, box.y), box.width, box.height, **shape, **ground))
+        axes.text(*box.middle, box.text, **words)
+    for a, b, *more in arrows:
+        start, end = boxes[a], boxes[b]
+        word = more[0] if more else ''
+        leaves, arrives, turn = _TURNS.get(word, (None, None, None))
+        at, to = _edge(start, end, leaves), _edge(end, start, arrives)
+        how = dict(arrowstyle='-|>', color=pt.LINE, linewidth=0.9, shrinkA=1, shrinkB=1, connectionstyle=turn)
+        if word and not turn:
+            middle = ((at[0] + to[0]) / 2, (at[1] + to[1]) / 2)
+            axes.text(*middle, word, bbox=dict(facecolor='white', edgecolor='none', pad=1), **words)
+        axes.annotate('', to, at, arrowprops=how | dict(linestyle='-' if start.done and end.done else '--'))
+    for x, y, text in texts:
+        axes.text(x, y, text, **words)
+    return figure
 
 
-def put(
-    axes: Axes,
+def _edge(
     box: Box,
-) -> Box:  # the same one
-    "Draw a box with its text."
-    style = FancyBboxPatch(
-        (box.x, box.y),
-        box.width,
-        box.height,
-        boxstyle='round,pad=0,rounding_size=0.8',
-        facecolor='white' if box.dashed else box.colour,
-        edgecolor=LINE,
-        linewidth=0.8,
-        linestyle='--' if box.dashed else '-',
-    )
-    axes.add_patch(style)
-    axes.text(*box.middle, box.text, ha='center', va='center', fontsize=SMALLEST)
-    return box
-
-
-def _edge(box: Box, towards: Box) -> tuple[float, float]:
+    towards: Box,
+    sideways: bool | None = None,  # None: where the two stand beside each other
+) -> tuple[float, float]:
     "Where an arrow to or from another box meets this one."
     x, y = box.middle
-    if towards.x >= box.x + box.width:
-        return box.x + box.width, y
-    if towards.x + towards.width <= box.x:
-        return box.x, y
+    if sideways is None:
+        sideways = towards.x >= box.x + box.width or towards.x + towards.width <= box.x
+    if sideways:
+        return box.x + box.width if towards.middle[0] > x else box.x, y
     return x, box.y + box.height if towards.y > box.y else box.y
-
-
-def arrow(
-    axes: Axes,
-    start: Box,
-    end: Box,
-    text: str = '',
-    dashed: bool = False,
-) -> None:
-    "An arrow from one box to another, perhaps with a word on it."
-    a, b = _edge(start, end), _edge(end, start)
-    how = dict(arrowstyle='-|>', color=LINE, linewidth=0.9, linestyle='--' if dashed else '-')
-    axes.annotate('', b, a, arrowprops=how | dict(shrinkA=1, shrinkB=1))
-    if text:
-        place = ((a[0] + b[0]) / 2, (a[1] + b[1]) / 2)
-        ground = dict(facecolor='white', edgecolor='none', pad=1)
-        axes.text(*place, text, ha='center', va='center', fontsize=SMALLEST, bbox=ground)
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #4f954fcd
 def _first(records: Sequence[dict], network: str) -> dict | None:
@@ -168,43 +145,40 @@ def _first(records: Sequence[dict], network: str) -> dict | None:
     return next((r for r in own if r['factors']['kd']), own[0] if own else None)
 
 
-def _weights(record: dict | None) -> dict[str, str]:
-    "The weights of the terms and the temperature, as text."
-    if record is None or not record['factors']['kd']:
-        return dict(soft='w soft', hard='w hard', T='T')
-    s = record['settings']
-    return dict(soft=f"{s['soft_weight']:g}", hard=f"{s['hard_weight']:g}", T=f"{s['temperature']:g}")
-
-
-@drawing
+@pt.drawing
 def distillation_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Teacher and student, soft and hard targets on beginnings and ends."
-    w = _weights(_first(records, 'student'))
-    taught = any(r['factors']['kd'] for r in records)
-    figure, axes = canvas(45)
-    read = put(axes, Box(0, 17, 16, 11, 'question and\npassage, in\nwindows', 'white'))
-    teacher = put(axes, Box(22, 30, 17, 11, 'teacher,\ntrained, fixed', dashed=not taught))
-    student = put(axes, Box(22, 9, 17, 11, 'student', _OWN))
-    of_teacher = put(
-        axes, Box(45, 30, 19, 11, 'logits of beginning\nand end, a pair\nfor each token', dashed=not taught)
+    first = _first(records, 'student')
+    taught = first is not None and first['factors']['kd']
+    s = first['settings'] if taught else {}
+    T = f"{s['temperature']:g}" if taught else 'T'
+    logits = 'logits of beginning\nand end, a pair\nfor each token'
+    boxes = dict(
+        read=Box(0, 17, 16, 11, 'question and\npassage, in\nwindows', 'white'),
+        teacher=Box(22, 30, 17, 11, 'teacher,\ntrained, fixed', done=taught),
+        student=Box(22, 9, 17, 11, 'student', _OWN),
+        of_teacher=Box(45, 30, 19, 11, logits, done=taught),
+        of_student=Box(45, 9, 19, 11, logits, _OWN),
+        right=Box(45, 0.5, 19, 6, 'right tokens, or [CLS]', 'white'),
+        soft=Box(70, 26, 15, 12, f'soft targets:\n$T^2$ KL, $T$ = {T},\nmean of the two', done=taught),
+        hard=Box(70, 3, 15, 12, 'hard targets:\ncross-entropy,\nmean of the two'),
+        loss=Box(91, 16, 9, 11, 'loss', _OWN),
     )
-    of_student = put(axes, Box(45, 9, 19, 11, 'logits of beginning\nand end, a pair\nfor each token', _OWN))
-    right = put(axes, Box(45, 0, 19, 6, 'right tokens, or [CLS]', 'white'))
-    soft = put(
-        axes,
-        Box(70, 26, 15, 12, f"soft targets:\n$T^2$ KL, $T$ = {w['T']},\nmean of the two", dashed=not taught),
-    )
-    hard = put(axes, Box(70, 3, 15, 12, 'hard targets:\ncross-entropy,\nmean of the two'))
-    loss = put(axes, Box(91, 16, 9, 11, 'loss', _OWN))
-    for start, end in ((read, student), (student, of_student), (of_student, hard), (right, hard)):
-        arrow(axes, start, end)
-    for start, end in ((read, teacher), (teacher, of_teacher), (of_teacher, soft), (of_student, soft)):
-        arrow(axes, start, end, dashed=not taught)
-    arrow(axes, soft, loss, f"× {w['soft']}", dashed=not taught)
-    arrow(axes, hard, loss, f"× {w['hard']}" if taught else '')
-    return figure
+    arrows = [
+        ('read', 'student'),
+        ('student', 'of_student'),
+        ('of_student', 'hard'),
+        ('right', 'hard'),
+        ('read', 'teacher'),
+        ('teacher', 'of_teacher'),
+        ('of_teacher', 'soft'),
+        ('of_student', 'soft'),
+        ('soft', 'loss', f"× {s['soft_weight']:g}" if taught else '× w soft'),
+        ('hard', 'loss', f"× {s['hard_weight']:g}" if taught else ''),
+    ]
+    return diagram(45, boxes, arrows)
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #bf552e7d
 def _short_name(name: str) -> str:
@@ -214,25 +188,25 @@ def _short_name(name: str) -> str:
     return f'{head}{dash}\n{tail}' if len(short) > 20 else short
 
 
-@drawing
+@pt.drawing
 def teacher_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "From pretrained weights over a transfer to the task."
     first = _first(records, 'teacher') or records[0]
     transfer = first['factors']['transfer']
-    figure, axes = canvas(18)
-    pretrained = put(
-        axes, Box(0, 3, 20, 12, f"pretrained:\n{_short_name(first['models']['teacher'])}", 'white')
+    words = dict(
+        pretrained=f"pretrained:\n{_short_name(first['models']['teacher'])}",
+        transfer=f"transfer:\n{transfer or 'none in this study'}",
+        task=f"task: {first['corpus']},\nwith and without\nan answer",
     )
-    learnt = f'transfer:\n{transfer}' if transfer else 'transfer:\nnone in this study'
-    between = put(axes, Box(28, 3, 21, 12, learnt, _OWN, dashed=not transfer))
-    task = put(axes, Box(57, 3, 21, 12, f"task: {first['corpus']},\nwith and without\nan answer", _OWN))
-    teacher = put(axes, Box(86, 3, 14, 12, 'teacher'))
-    arrow(axes, pretrained, between, dashed=not transfer)
-    arrow(axes, between, task, dashed=not transfer)
-    arrow(axes, task, teacher)
-    return figure
+    boxes = dict(
+        pretrained=Box(0, 3, 20, 12, words['pretrained'], 'white'),
+        transfer=Box(28, 3, 21, 12, words['transfer'], _OWN, bool(transfer)),
+        task=Box(57, 3, 21, 12, words['task'], _OWN),
+        teacher=Box(86, 3, 14, 12, 'teacher'),
+    )
+    return diagram(18, boxes, zip(boxes, [*boxes][1:]))
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #e91b87d8
 _STARTS = {  # init -> where layers come from, and whether the head comes along
@@ -256,104 +230,64 @@ def _heads(settings: dict) -> str:
     return 'attention heads: all are kept' if kept is None else f'attention heads: {kept} of a layer are kept'
 
 
-class _Column(NamedTuple):
-    "Boxes of a network, the embeddings first and the head last."
-
-    x: float  # of the left end
-    y: float  # of the lower end
-    step: float  # from one box to the next
-
-    def box(self, place: int, text: str, colour: str = _DONE, dashed: bool = False) -> Box:
-        return Box(self.x, self.y + self.step * place, 28, self.step - 1.5, text, colour, dashed)
-
-
-def _teacher_boxes(column: _Column, layers: Sequence[int], depth: int, with_head: bool) -> list[Box]:
-    "What the student's parts are copied from."
-    places = [
-        column.box(i + 1, f'layer {i + 1}' + ': pruned' * (i not in layers), dashed=i not in layers)
-        for i in range(depth)
-    ]
-    head = column.box(depth + 1, 'head: beginning and end', dashed=not with_head)
-    return [column.box(0, 'embeddings'), *places, head]
-
-
-def _student_boxes(column: _Column, n_layers: int, with_head: bool) -> list[Box]:
-    "The student's parts."
-    places = [column.box(i + 1, f'layer {i + 1}: copied') for i in range(n_layers)]
-    words, colour = ('head: copied', _DONE) if with_head else ('head: new', _OWN)
-    return [column.box(0, 'embeddings: copied'), *places, column.box(n_layers + 1, words, colour)]
-
-
-@drawing
+@pt.drawing
 def start_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Which layers the student has, and from where."
     first = _first(records, 'student')
     if first is None:
-        raise NotDrawn('the study has no student')
+        raise pt.NotDrawn('the study has no student')
     layers = first['settings'].get('student_layers')
     if not layers:
-        raise NotDrawn('the records name no layers of the student')
+        raise pt.NotDrawn('the records name no layers of the student')
     source, with_head = _STARTS[first['factors']['init']]
     depth = _depth(first, layers)
     step = min(7.0, 48 / depth)
     height = step * (depth + 2) + 6
-    figure, axes = canvas(height)
-    for x, title in ((25, source), (75, 'student')):
-        axes.text(x, height - 2.5, title, ha='center', va='center', fontsize=SMALLEST)
-    column = _Column(61, 5 + step * (depth - len(layers)) / 2 - step, step)
-    theirs = [put(axes, box) for box in _teacher_boxes(_Column(11, 0.5, step), layers, depth, with_head)]
-    own = [put(axes, box) for box in _student_boxes(column, len(layers), with_head)]
-    copied = [0, *(layer + 1 for layer in layers), *([depth + 1] if with_head else [])]
-    for place, box in zip(copied, own):
-        arrow(axes, theirs[place], box)
-    axes.text(75, 0.3, _heads(first['settings']), ha='center', va='bottom', fontsize=SMALLEST)
-    return figure
+    lowest = 5 + step * (depth - len(layers)) / 2 - step
+
+    def theirs(place: int, text: str, done: bool = True) -> Box:
+        return Box(11, 0.5 + step * place, 28, step - 1.5, text, done=done)
+
+    def own(place: int, text: str) -> Box:
+        colour = {} if 'copied' in text else dict(colour=_OWN)
+        return Box(61, lowest + step * place, 28, step - 1.5, text, **colour)
+
+    boxes = {'embeddings': theirs(0, 'embeddings')}
+    for i in range(depth):
+        boxes[i] = theirs(i + 1, f'layer {i + 1}' + ': pruned' * (i not in layers), i in layers)
+    boxes['head'] = theirs(depth + 1, 'head: beginning and end', with_head)
+    boxes['own embeddings'] = own(0, 'embeddings: copied')
+    for n in range(len(layers)):
+        boxes[f'own {n}'] = own(n + 1, f'layer {n + 1}: copied')
+    boxes['own head'] = own(len(layers) + 1, 'head: copied' if with_head else 'head: new')
+    arrows = [(layer, f'own {n}') for n, layer in enumerate(layers)] + [('embeddings', 'own embeddings')]
+    arrows += [('head', 'own head')] if with_head else []
+    titles = [(25, height - 2.5, source), (75, height - 2.5, 'student'), (75, 1.5, _heads(first['settings']))]
+    return diagram(height, boxes, arrows, titles)
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #9951b412
-@drawing
+@pt.drawing
 def search_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "A planner proposes settings, students are distilled, two measures come back."
-    searched = any(r.get('tuning_id') for r in records)
-    words = 'planner' if searched else 'planner: not\nin this study'
-    figure, axes = canvas(30)
-    planner = put(axes, Box(0, 16, 20, 11, words, _OWN, dashed=not searched))
-    setting = put(
-        axes,
-        Box(28, 16, 22, 11, 'setting: layers, heads,\noptimizer, weights,\ntemperature', dashed=not searched),
+    done = any(r.get('tuning_id') for r in records)
+    setting = 'setting: layers, heads,\noptimizer, weights,\ntemperature'
+    front = 'Pareto front: no other student\nis both better and smaller'
+    boxes = dict(
+        planner=Box(0, 16, 20, 11, 'planner' if done else 'planner: not\nin this study', _OWN, done),
+        setting=Box(28, 16, 22, 11, setting, done=done),
+        student=Box(58, 16, 17, 11, 'a student is\ndistilled', _OWN, done),
+        measured=Box(83, 16, 17, 11, 'exact match\nand parameters', done=done),
+        front=Box(28, 0.5, 47, 8, front, done=done),
     )
-    student = put(axes, Box(58, 16, 17, 11, 'a student is\ndistilled', _OWN, dashed=not searched))
-    measured = put(axes, Box(83, 16, 17, 11, 'exact match\nand parameters', dashed=not searched))
-    put(
-        axes,
-        Box(
-            28, 0.5, 47, 8, 'Pareto front: no other student\nis both better and smaller', dashed=not searched
-        ),
-    )
-    for start, end in ((planner, setting), (setting, student), (student, measured)):
-        arrow(axes, start, end, dashed=not searched)
-    how = dict(arrowstyle='-|>', color=LINE, linewidth=0.9, linestyle='-' if searched else '--')
-    corner = how | dict(connectionstyle='angle,angleA=-90,angleB=0', shrinkA=1, shrinkB=1)
-    axes.annotate('', (75, 4.5), (91.5, 16), arrowprops=corner)
-    axes.annotate(
-        '',
-        (10, 16),
-        (28, 4.5),
-        arrowprops=how | dict(connectionstyle='angle,angleA=180,angleB=-90', shrinkA=1, shrinkB=1),
-    )
-    return figure
+    chain = ['planner', 'setting', 'student', 'measured']
+    turns = [('measured', 'front', 'corner'), ('front', 'planner', 'back')]
+    return diagram(30, boxes, [*zip(chain, chain[1:]), *turns])
 
 # %% ../../nbs/thesis/08_question_figures.ipynb #240b9ae7
-class QuestionFigure(NamedTuple):
-    "A figure of the chapter."
-
-    draw: Callable[[Sequence[dict]], Figure]
-    caption: Callable[[Evidence], str]
-
-
 def _progress_caption(e: Evidence) -> str:
     return (
         f"Training loss and scores on the {curve_set(e.records)} set of {e.records[0]['corpus']} along the "
@@ -364,54 +298,40 @@ def _progress_caption(e: Evidence) -> str:
     )
 
 
-def _distillation_caption(e: Evidence) -> str:
-    return (
-        'Distillation of question answering. The student learns from the soft targets of its teacher and '
-        'from the hard ones, for the beginning and the end of an answer; only tokens of the passage and '
-        '[CLS], which stands for no answer, can be either. Orange: what is trained.'
-    )
-
-
-def _teacher_caption(e: Evidence) -> str:
-    return 'How the teacher is made. Dashed: not done in this study. Orange: what is trained.'
-
-
-def _start_caption(e: Evidence) -> str:
-    return (
-        'Where the student starts. Dashed: parts that do not come along. Orange: parts that are new. '
-        'The control without distillation starts from the same weights.'
-    )
-
-
 def _search_caption(e: Evidence) -> str:
     if any(r.get('tuning_id') for r in e.records):
         return 'The search that settings of this study come from.'
     return 'The search of the published study. Dashed: no run of this study comes from one.'
 
 
+_DISTILLATION = (
+    'Distillation of question answering. The student learns from the soft targets of its teacher and '
+    'from the hard ones, for the beginning and the end of an answer; only tokens of the passage and '
+    '[CLS], which stands for no answer, can be either. Orange: what is trained.'
+)
+_TEACHER = 'How the teacher is made. Dashed: not done in this study. Orange: what is trained.'
+_START = (
+    'Where the student starts. Dashed: parts that do not come along. Orange: parts that are new. '
+    'The control without distillation starts from the same weights.'
+)
+
+
+def _records(e: Evidence) -> tuple[list[dict]]:
+    return (e.records,)
+
+
 QUESTION_FIGURES = {
-    'distillation': QuestionFigure(distillation_figure, _distillation_caption),
-    'teacher': QuestionFigure(teacher_figure, _teacher_caption),
-    'start': QuestionFigure(start_figure, _start_caption),
-    'search': QuestionFigure(search_figure, _search_caption),
-    'progress': QuestionFigure(progress_figure, _progress_caption),
+    'distillation': pt.Picture(distillation_figure, _DISTILLATION, _records),
+    'teacher': pt.Picture(teacher_figure, _TEACHER, _records),
+    'start': pt.Picture(start_figure, _START, _records),
+    'search': pt.Picture(search_figure, _search_caption, _records),
+    'progress': pt.Picture(progress_figure, _progress_caption, _records),
 }
 
 
 def draw_questions(
     e: Evidence,
     folder: Path,  # where the files go
-) -> list[FigureFile]:  # one for each of QUESTION_FIGURES, made or with a reason
+) -> list[pt.FigureFile]:  # one for each of QUESTION_FIGURES, made or with a reason
     "Draw what only this study has."
-    ids = [r['run_id'] for r in e.records]
-    return [
-        make_figure(
-            folder,
-            name,
-            partial(figure.draw, e.records),
-            ids,
-            f'kdnotes.thesis.question_figures.{figure.draw.__name__}',
-            partial(figure.caption, e),
-        )
-        for name, figure in QUESTION_FIGURES.items()
-    ]
+    return pt.make_figures(QUESTION_FIGURES, e, folder, [r['run_id'] for r in e.records])

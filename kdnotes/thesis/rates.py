@@ -6,25 +6,14 @@
 from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ..analysis.compare import Comparison, compare
 from ..analysis.intervals import Interval
 from ..analysis.movement import Movement, movement, times_as_far
-from kdnotes.analysis.plotting import (
-    LOOKS,
-    FigureFile,
-    drawing,
-    explain_bounded,
-    grid,
-    make_figure,
-    put_interval,
-    span,
-)
+from ..analysis import plotting as pt
 from ..analysis.tables import score_kind
 from ..analysis.tests import Family, holm, interval_test
 from ..core.config import KdnotesError, primary_name
@@ -232,50 +221,59 @@ _SHORT = {'format': 'format', 'draw': 'masks', 'order': 'order'}  # in a table's
 
 # %% ../../nbs/thesis/10_rates.ipynb #ac5b82a3
 _LOOK = {
-    'format': LOOKS['mixed_student'],
-    'draw': LOOKS['full_student'],
-    'order': LOOKS['full_kd'],
+    'format': pt.LOOKS['mixed_student'],
+    'draw': pt.LOOKS['full_student'],
+    'order': pt.LOOKS['full_kd'],
 }
 
 
-def _points(axes: Axes, rates: Sequence[AtRate], values: Sequence[Sequence[float]], kind: str) -> None:
-    "A mean a rate, joined, and a small point a seed."
-    colour, marker = _LOOK[kind]
-    at = [x.rate for x in rates]
-    axes.plot(at, [np.mean(v) for v in values], color=colour, marker=marker, label=KINDS[kind])
-    for rate, of_seeds in zip(at, values):
-        axes.plot([rate] * len(of_seeds), of_seeds, '.', color=colour, markersize=3, alpha=0.6)
+def _of_seeds(
+    rates: Sequence[AtRate], kind: str
+) -> pd.DataFrame:  # x (rate), changed (%), moved; a row a seed
+    "What a kind of pair changes and moves, seed by seed."
+    frames = []
+    for x in rates:
+        m = x.moved[kind]
+        frames.append(
+            pd.DataFrame(dict(x=x.rate, changed=[100 * n / m.units for n in m.changed], moved=m.moved))
+        )
+    return pd.concat(frames)
 
 
-@drawing
+@pt.drawing
 def rates_figure(
     rates: Sequence[AtRate],
 ) -> Figure:
     "Changed questions, moved scores, and the change of the mean, by learning rate."
     titles = ['questions that change, %', 'a score moves by', f'{primary_name(rates[0].fp32[0])}, change']
-    figure, panels = grid(titles, 3, 2.3, 'learning rate')
+    figure, panels = pt.grid(titles, 3, 2.3, 'learning rate')
     changed, moved, mean = panels.values()
     kinds = kinds_of(rates)
     for place, kind in enumerate(kinds):
-        of = [x.moved[kind] for x in rates]
-        _points(changed, rates, [[100 * n / m.units for n in m.changed] for m in of], kind)
-        _points(moved, rates, [m.moved for m in of], kind)
+        colour, marker = _LOOK[kind]
+        seeds = _of_seeds(rates, kind)
+        for axes, key in ((changed, 'changed'), (moved, 'moved')):
+            points = seeds.rename(columns={key: 'y'})
+            how = dict(errorbar=None, color=colour, marker=marker, mec=colour, label=KINDS[kind])
+            pt.put_lines(axes, points, **how)
+            axes.plot(points['x'], points['y'], '.', color=colour, markersize=3, alpha=0.6)
         aside = 1 + 0.08 * (place - (len(kinds) - 1) / 2)
-        for x in rates:
-            c = x.compared[kind]
-            if c.difference is not None:
-                at = (x.rate * aside, c.difference.estimate)
-                put_interval(mean, *at, span(c.difference), _LOOK[kind], 'y', bounded=c.few_differ)
+        compared = [(x.rate * aside, x.compared[kind]) for x in rates]
+        rows = [
+            pt.mark(c.difference, _LOOK[kind], bounded=c.few_differ) | dict(at=at)
+            for at, c in compared
+            if c.difference is not None
+        ]
+        pt.put_marks(mean, rows, 'y')
     for axes in panels.values():
-        axes.set_xscale('log')
-        axes.set_xticks([x.rate for x in rates], [f'{x.rate:g}' for x in rates], rotation=40)
-        axes.minorticks_off()
+        pt.log_axis(axes, 'x', [x.rate for x in rates])
+        axes.tick_params(axis='x', rotation=40)
     moved.set_yscale('log')
-    mean.axhline(0, color='#444444', linewidth=0.8)
+    mean.axhline(0, color=pt.LINE, linewidth=0.8)
     changed.set_ylim(bottom=0)
     figure.legend(*changed.get_legend_handles_labels(), loc='outside upper right', ncols=len(kinds))
     if any(x.compared[kind].few_differ for x in rates for kind in kinds):
-        explain_bounded(figure)
+        pt.explain_bounded(figure)
     return figure
 
 
@@ -313,12 +311,11 @@ def draw_rates(
     folder: Path,  # where the files go
     ids: Sequence[str],  # the runs it rests on, their teacher among them
     scored: int,  # questions whose pairs have scores
-) -> FigureFile:
+) -> pt.FigureFile:
     "The figure as a file, bound to its runs."
     study = rates[0].fp32[0]['study']
-    draw = partial(rates_figure, rates)
-    caption = partial(_caption, rates, study, scored)
-    return make_figure(folder, 'rates', draw, ids, 'kdnotes.thesis.rates.rates_figure', caption)
+    picture = pt.Picture(rates_figure, lambda its: _caption(its, study, scored))
+    return pt.make_figures({'rates': picture}, rates, folder, ids)[0]
 
 # %% ../../nbs/thesis/10_rates.ipynb #75310770
 def scored_questions(

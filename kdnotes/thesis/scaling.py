@@ -4,16 +4,17 @@
 
 # %% ../../nbs/thesis/12_scaling.ipynb #ec99fcff
 from __future__ import annotations
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from ..analysis import published_scaling, steptime
 from ..analysis.compare import commits, uncommitted
 from ..analysis.intervals import LEVEL, Interval
-from ..analysis.plotting import FigureFile, make_figure
+from ..analysis import plotting as pt
 from ..analysis import scaling_results as scaling
 from ..analysis.scaling_results import Predicted, draw, draw_more, measured, more_machines
 from .claims import STUDY
@@ -425,23 +426,28 @@ def draw_scaling(
     results: dict | None,
     predicted: Mapping[str, Predicted],
     folder: Path,  # where the files go
-) -> list[FigureFile]:
+) -> list[pt.FigureFile]:
     "The figures of scaling; they rest on no run."
-    drawings = dict(
-        published=lambda: published_scaling.figure_1(published_scaling.fit()),
-        carried=lambda: published_scaling.figure_2(published_scaling.carried_on()),
+    pictures = dict(
+        published=_picture(
+            published_scaling.figure_1, _CAPTIONS['published'], lambda: (published_scaling.fit(),)
+        ),
+        carried=_picture(
+            published_scaling.figure_2, _CAPTIONS['carried'], lambda: (published_scaling.carried_on(),)
+        ),
     )
-    captions = dict(_CAPTIONS)
     for task, its in predicted.items():
-        rows = measured(results, task)
-        drawings[f'steps_{task}'] = partial(draw, rows, its)
-        captions[f'steps_{task}'] = f'{_NAMES[task]}: a step in each configuration. {results["note"]}'
+        words = f'{_NAMES[task]}: a step in each configuration. {results["note"]}'
+        pictures[f'steps_{task}'] = _picture(draw, words, partial(tuple, (measured(results, task), its)))
     if answer := answer_values(results, predicted) if results else {}:
         step = next(row for row in measured(results, ASKED) if row['name'] == DIVIDED.name)
         known = (DIVIDED.ranks, answer['faster'])
-        drawings['more'] = lambda: draw_more(more_machines(step, predicted[ASKED]), known)
-    producer = 'kdnotes.thesis.scaling.draw_scaling'
-    return [
-        make_figure(folder, name, drawing, (), producer, partial(captions.get, name))
-        for name, drawing in drawings.items()
-    ]
+        pictures['more'] = _picture(
+            draw_more, _CAPTIONS['more'], lambda: (more_machines(step, predicted[ASKED]), known)
+        )
+    return pt.make_figures(pictures, None, folder, ())
+
+
+def _picture(of: Callable[..., Figure], caption: str, given: Callable[[], tuple]) -> pt.Picture:
+    "A drawing function with its caption and what it is given."
+    return pt.Picture(of, caption, lambda _: given())
