@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 import pytest
 from handmade import make_record, write_run
-from test_thesis import copy_of, shown
-from kdnotes.core.files import read_json, write_json
+from test_thesis import copy_without, set_with
+from kdnotes.core.files import read_json
 from kdnotes.records.store import export, records, units
 from kdnotes.search.driver import Found, Threshold, keep_search, load_found, save_found
 from kdnotes.search.front import Objective, Trial
-from kdnotes.search.spaces import LAPTOP, STUDENT
+from kdnotes.search.spaces import STUDENT
 from kdnotes.search.summary import runs_of
 from kdnotes.thesis import build as th
 from kdnotes.thesis.facts import flat
-from kdnotes.thesis.search import STUDIED, search_values, space_table, studied_values
+from kdnotes.thesis.search import search_values, studied_values
 
 STUDY = 'tried-search'
 CORPUS = dict(corpus='/somewhere/facts-2000', task='answer_selection')
@@ -114,8 +114,8 @@ def test_claims_of_a_front_that_has_both(home):
     claims = values_of(write_search())['claims']
     verdicts = {name: claim['verdict'] for name, claim in claims.items()}
     assert verdicts == dict(level='not comparable', smaller='reproduced', better='reproduced')
-    assert '30.0% smaller' in claims['smaller']['here'] and claims['better']['here'].startswith('+8.0 [')
-    reasons = claims['level']['sentence']
+    assert '30.0% smaller' in claims['smaller']['ours'] and claims['better']['ours'].startswith('+8.0 [')
+    reasons = claims['level']['why']
     assert 'another task' in reasons and 'facts-2000' in reasons and 'another training set' in reasons
 
 
@@ -132,60 +132,38 @@ def test_claims_of_a_front_that_has_both(home):
 def test_verdicts_follow_the_numbers(home, points, smaller, better, words):
     claims = values_of(write_search(points))['claims']
     assert (claims['smaller']['verdict'], claims['better']['verdict']) == (smaller, better)
-    assert words in claims['smaller']['sentence']
+    assert words in claims['smaller']['why']
 
 
 def test_without_a_baseline_nothing_is_compared(home):
     claims = values_of(write_search(baseline=False))['claims']
     assert {claim['verdict'] for claim in claims.values()} == {'not comparable'}
-    assert 'no baseline' in claims['smaller']['sentence']
-
-
-def test_the_published_table_beside_that_of_the_laptop():
-    table = space_table(LAPTOP).set_index('parameter')
-    assert len(table) == studied_values()['drawn'] == 18
-    assert table.at['layers', 'published'] == '1 to 20' and table.at['layers', 'here'] == '1 to 6'
-    assert table.at['pruning_seed', 'published'] == '1 to 100, no order'
-    assert studied_values()['machine_hours'] == 24 * STUDIED['days'] * STUDIED['machines']
+    assert 'no baseline' in claims['smaller']['why']
 
 
 # ---- the document ----
 
 
-def copy_without_searches(folder: Path) -> Path:
-    "A copy of the thesis, without the searches whose place a made-up one takes."
-    copy = copy_of(folder)
-    plan = read_json(copy / 'thesis' / 'plan.json')
-    others = {part: of for part, of in plan['parts'].items() if not part.startswith('search')}
-    write_json(copy / 'thesis' / 'plan.json', plan | dict(parts=others))
-    return copy
-
-
-def compiled_with(copy: Path, **parts: dict) -> dict[str, str]:
-    "The document with these values and those that other chapters have already: key -> text that is shown."
-    path = copy / 'thesis' / 'generated' / 'values.json'
-    others = {k: v for k, v in read_json(path).items() if not k.startswith(('search.', 'search_'))}
-    write_json(path, others | flat(dict(studied=studied_values()) | parts))
-    assert th.compiled(copy).startswith(b'%PDF')
-    return dict(shown(copy))
+def set_of(copy: Path, **parts: dict) -> dict[str, str]:
+    return set_with(copy, 'search.', 'search_', studied=studied_values(), **parts)
 
 
 def test_without_its_evidence_the_chapter_says_so(tmp_path):
-    copy = copy_without_searches(tmp_path / 'copy')
-    said = compiled_with(copy)
+    copy = copy_without(tmp_path / 'copy', 'search')
+    said = set_of(copy)
     assert 'studied.tables.space' in said and said['studied.trials'] == '479'
     assert not any(key.startswith('search.') for key in said)
 
 
 def test_with_its_evidence_the_chapter_has_the_front_and_the_claims(tmp_path, monkeypatch):
-    copy = copy_without_searches(tmp_path / 'copy')
+    copy = copy_without(tmp_path / 'copy', 'search')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))
     write_search()
     th.pin(copy, dict(search=STUDY, search_student=STUDY))
     plan = read_json(copy / 'thesis' / 'plan.json')
     with th.evidence_alone(copy):
-        runs = {part: th.part_records(plan, part) for part in th.SEARCHES}
-        parts = {part: th._of_part(part, runs, plan, {}, copy) for part in th.SEARCHES}
+        runs = {part: th.part_records(plan, part) for part in ('search', 'search_student')}
+        parts = {part: th.values_of(th.Given(th.PARTS[part], runs, plan, {}, copy)) for part in runs}
         assert f'{STUDY}.search' not in th.facts_of(copy)
     figures = parts['search']['figures']
     assert {name for name in FRONT if 'path' not in figures[name]} == {'search_importances'}
@@ -193,26 +171,26 @@ def test_with_its_evidence_the_chapter_has_the_front_and_the_claims(tmp_path, mo
     manifest = read_json(copy / 'figures' / STUDY / 'MANIFEST.json')
     started = sorted(t.run_id for t in load_found(STUDY).trials if t.run_id)
     assert manifest and all(entry['run_ids'] == started for entry in manifest.values())
-    said = compiled_with(copy, **parts)
+    said = set_of(copy, **parts)
     assert said['search.claims.smaller.verdict'] == 'reproduced' and 'search.tables.front' in said
     assert all(i in said['search.tables.runs'] for *_, i in th.planned(plan, 'search'))
     assert 'search_student.ship.sentence' in said and 'studied.tables.space' not in said
 
 
 def test_a_front_without_seeds_is_told_so(tmp_path, monkeypatch):
-    copy = copy_without_searches(tmp_path / 'copy')
+    copy = copy_without(tmp_path / 'copy', 'search')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))
     found = write_search()
     trials = tuple(replace(t, state='infeasible', causes=('threshold',)) for t in found.trials)
     values = values_of(replace(found, trials=trials, seeds={}))
     figures = {name: dict(reason='not drawn') for name in FRONT}
-    said = compiled_with(copy, search=values | dict(figures=figures))
+    said = set_of(copy, search=values | dict(figures=figures))
     assert said['search.ship.sentence'].startswith('Nothing to ship') and 'search.tables.front' not in said
     assert said['search.claims.better.verdict'] == 'not comparable'
 
 
 def test_what_was_found_must_be_there_and_be_planned(tmp_path, monkeypatch):
-    copy = copy_without_searches(tmp_path / 'copy')
+    copy = copy_without(tmp_path / 'copy', 'search')
     monkeypatch.setenv('KDNOTES_HOME', str(copy))
     found = write_search()
     th.pin(copy, dict(search=STUDY))
@@ -222,7 +200,7 @@ def test_what_was_found_must_be_there_and_be_planned(tmp_path, monkeypatch):
         runs = dict(search=th.part_records(plan, 'search'))
         some = dict(search=[r for r in runs['search'] if r['run_id'] != lost])
         with pytest.raises(th.ThesisError, match=f'{lost}.*pin search={STUDY} again'):
-            th._of_part('search', some, plan, {}, copy)
+            th.values_of(th.Given(th.PARTS['search'], some, plan, {}, copy))
     (copy / 'thesis' / 'data' / f'{STUDY}.search.json').unlink()
     with th.evidence_alone(copy), pytest.raises(th.ThesisError, match=f'{STUDY}.search.json'):
-        th._of_part('search', runs, plan, {}, copy)
+        th.values_of(th.Given(th.PARTS['search'], runs, plan, {}, copy))

@@ -17,10 +17,10 @@ from .intervals import FEW_DIFFER, Interval
 from .labels import labels_caption, labels_figure
 from . import plotting as pt
 from .evidence import curve_of, curve_points, curve_set, phase_seconds, pooled_gradients
+from .evidence import Evidence
 from kdnotes.analysis.tables import (
     COSTS,
     QUANTITIES,
-    Evidence,
     agreement_table,
     confidence,
     energy_note,

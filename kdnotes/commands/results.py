@@ -106,7 +106,7 @@ def compare(
 
     Nothing is written; `kdnotes report` writes a page."""
     from kdnotes.analysis.report import report_as_dict, report_of
-    from kdnotes.analysis.tables import evidence
+    from kdnotes.analysis.evidence import evidence
 
     found = report_of(evidence(*_runs_of(names)), {})
     print_json(report_as_dict(found)) if as_json else print_report(found)

@@ -18,7 +18,8 @@ from ..analysis.intervals import scaled
 from ..core.config import primary_name, task_info, visible
 from ..analysis.evidence import known_floors
 from ..analysis.evidence import arm_values
-from ..analysis.tables import Evidence, corpus_of
+from ..analysis.evidence import Evidence
+from ..analysis.tables import corpus_of
 from ..analysis.wording import unconverged_words, unit_of
 from ..core.processes import Stopped
 from .cluster import make_run

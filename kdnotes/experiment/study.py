@@ -16,7 +16,7 @@ from ..analysis.estimate import duration
 from ..analysis.figures import draw_evidence
 from ..analysis.plotting import FigureFile
 from ..analysis.report import Report, report_of
-from ..analysis.tables import evidence
+from ..analysis.evidence import evidence
 from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from .cluster import Cluster

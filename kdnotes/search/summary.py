@@ -13,7 +13,7 @@ from ..analysis.estimate import duration
 from ..analysis.intervals import Interval
 from ..analysis.page import Page, Part, SavedReport, Table, save_page
 from ..analysis.plotting import FigureFile
-from ..analysis.tables import primary_interval
+from ..analysis.evidence import primary_interval
 from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
 from ..records.store import units

@@ -8,26 +8,21 @@ import inspect
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-import numpy as np
+from typing import Any, NamedTuple
 import pandas as pd
-from ..tasks.answer_selection import CORPORA
-from ..tasks.ranking_metrics import counts
-from ..analysis.compare import commits, uncommitted
+from ..analysis.compare import uncommitted
 from ..analysis.in_use import MIB, in_use
 from ..analysis.intervals import FEW_DIFFER, scaled
-from ..analysis.coverage import ENOUGH_SEEDS, SETTINGS, coverage_table, outside
+from ..analysis.coverage import ENOUGH_SEEDS
 from ..core.config import KdnotesError
-from ..core.files import at_home, root, with_evidence
-from ..tasks.sources import Corpus, load_corpus, local_copy
+from ..core.files import at_home, read_json, root, with_evidence, write_json
 from ..analysis.plotting import FigureFile, arms_of
 from ..analysis.figures import draw_evidence
-from ..analysis.tables import Evidence, evidence
-from ..core.files import read_json, write_json
+from ..analysis.evidence import Evidence, evidence
 from ..records.store import predictions, records, units
 from ..records.schema import widened
 from ..tasks.squad import answer_sentences
@@ -36,10 +31,10 @@ from ..analysis.scaling_results import predictions as predicted_steps
 from ..search.driver import is_search, load_found
 from ..search.summary import draw_found, runs_of, seed_values
 from .claims import Known, claims_values
-from .facts import flat, plain
+from .facts import flat, table, transfer_values, trial_values
 from .labels import labels_values
 from .language import batch_values, language_values
-from .language_facts import is_score, score_facts, size_facts, text_facts, texts_table
+from .measured import MADE, ThesisError, texts_table, write_facts
 from .question_figures import draw_questions
 from .questions import question_values
 from .rates import at_rates, draw_rates, named_alike, rates_values, scored_questions
@@ -47,94 +42,71 @@ from .roles import with_role_steps
 from .scaling import draw_scaling, scaling_values
 from .search import search_values, studied_values
 from .steps import MARGINS, PRECISION_STEPS, STEPS
-from .values import part_values, transfer_values, trial_values
+from .values import part_values
 
 # %% auto #0
-__all__ = ['PARTS', 'LANGUAGE', 'QUESTIONS', 'LABELS', 'SEARCHES', 'LISTED', 'RATES', 'MADE', 'USAGE', 'ThesisError',
-           'evidence_alone', 'planned', 'part_records', 'pin', 'overlap', 'corpus_facts', 'bench_facts', 'facts_of',
-           'gpu_facts', 'coverage_facts', 'times_in_use', 'write_facts', 'compiled', 'figure_values', 'corpus_table',
-           'published_table', 'models_table_in_use', 'decisions_table', 'with_sizes', 'said_differently', 'build',
+__all__ = ['PARTS', 'VALUES', 'USAGE', 'evidence_alone', 'Part', 'planned', 'part_records', 'pin', 'facts_of', 'compiled',
+           'Given', 'values_of', 'corpus_table', 'models_table_in_use', 'with_sizes', 'said_differently', 'build',
            'main']
-
-# %% ../../nbs/thesis/14_build.ipynb #800ef50c
-class ThesisError(KdnotesError):
-    "A thesis that cannot be built from the evidence there is."
 
 # %% ../../nbs/thesis/14_build.ipynb #62e03172
 @contextmanager
-def evidence_alone(
-    where: Path,  # the checkout
-) -> Iterator[Path]:  # an empty home beside its evidence
+def evidence_alone(where: Path) -> Iterator[Path]:  # an empty home beside its evidence
     "Make the library see the committed evidence and no runs."
     with TemporaryDirectory() as folder, at_home(with_evidence(folder, where)) as home:
         yield home
 
 # %% ../../nbs/thesis/14_build.ipynb #43911376
-PARTS = (
-    'main',
-    'sensitivity',
-    'without_transfer',
-    'without_bf16',
-    'gpu',
-    'tuning',
-    'transfer',
-    'gpu_transfer',
-    'mlm',
-    'mlm_fp32',
-    'mlm_batch',
-    'qa',
-    'qa_preset',
-    'qa_transfer',
-    'search',
-    'search_student',
-    'search_transfer',
-    'rates',
-    'rates_embedded',
-    'rounding',
-    'labels',
-    'labels_teacher',
-    'labels_rival',
-)
-# parts of the study of language models, which is one of its own and supports no other
-LANGUAGE = ('mlm', 'mlm_fp32', 'mlm_batch')
-# parts of the study of question answering, another one of its own; shares in percent
-QUESTIONS = ('qa', 'qa_preset')
-# the study of few labels; what was trained elsewhere for it: its teacher, and a student of the same pairs
-LABELS = ('labels', 'labels_teacher', 'labels_rival')
-# searches for students, of which the evidence holds what was found, too
-SEARCHES = ('search', 'search_student')
-# parts whose runs are listed one by one, with no comparison and no figure
-LISTED = (
-    'tuning',
-    'transfer',
-    'gpu_transfer',
-    'mlm_batch',
-    'qa_transfer',
-    'search_transfer',
-    *LABELS[1:],
-)
-# parts that ask what a number format changes at each of several learning rates -> the pairs that every rate
-# must have; in `rounding` fp32 is beside itself with its sums in another order, as far as it was trained
-RATES = {'rates': ('format', 'draw'), 'rates_embedded': ('format', 'draw'), 'rounding': ()}
+class Part(NamedTuple):
+    "A section that rests on the runs of one study."
+
+    name: str  # in thesis/plan.json, and before its keys
+    kind: str  # of VALUES: what is said of it
+    supports: bool = True  # the first study; a study of its own supports no other
+    transfer: str = 'transfer'  # the part that holds what its runs start from
+    needed: tuple[str, ...] = ()  # pairs that every learning rate must have
 
 
-def planned(
-    plan: dict,  # thesis/plan.json
-    part: str,  # one of PARTS
-    # (arm, seed, run_id), the seed of a trial with more behind it; [] for a part that is not in the plan
-) -> list[tuple[str, str, str]]:
-    "The runs a part of the thesis rests on."
-    return [
-        (arm, seed, i)
-        for arm, by_seed in plan['parts'].get(part, {}).get('runs', {}).items()
-        for seed, i in by_seed.items()
-    ]
+_FORMAT = ('format', 'draw')
+PARTS = {
+    part.name: part
+    for part in (
+        Part('main', 'study', supports=False),
+        Part('sensitivity', 'study'),
+        Part('without_transfer', 'study'),
+        Part('without_bf16', 'study'),
+        Part('gpu', 'study'),
+        Part('tuning', 'trials'),
+        Part('transfer', 'transfer'),
+        Part('gpu_transfer', 'transfer'),
+        Part('mlm', 'language', supports=False),
+        Part('mlm_fp32', 'language', supports=False),
+        Part('mlm_batch', 'batches', supports=False),
+        Part('qa', 'questions', supports=False, transfer='qa_transfer'),
+        Part('qa_preset', 'questions', supports=False, transfer='qa_transfer'),
+        Part('qa_transfer', 'transfer', supports=False),
+        Part('search', 'search', supports=False, transfer='search_transfer'),
+        Part('search_student', 'search', supports=False, transfer='search_transfer'),
+        Part('search_transfer', 'transfer', supports=False),
+        Part('rates', 'rates', needed=_FORMAT),
+        Part('rates_embedded', 'rates', needed=_FORMAT),
+        # fp32 is beside itself with its sums in another order, as far as it was trained
+        Part('rounding', 'rates'),
+        Part('labels', 'labels', supports=False),
+        # what was trained elsewhere for it: its teacher, and a student of the same pairs
+        Part('labels_teacher', 'transfer', supports=False),
+        Part('labels_rival', 'transfer', supports=False),
+    )
+}
 
 
-def part_records(
-    plan: dict,
-    part: str,
-) -> list[dict]:  # in the home at hand
+def planned(plan: dict, part: str) -> list[tuple[str, str, str]]:
+    "The runs a part rests on: (arm, seed, run_id), the seed of a trial with more behind it."
+    runs = plan['parts'].get(part, {}).get('runs', {})
+    return [(arm, seed, i) for arm, by_seed in runs.items() for seed, i in by_seed.items()]
+
+
+def part_records(plan: dict, part: str) -> list[dict]:
     "The records of a part, or a `ThesisError` that names each run that is missing."
     study = plan['parts'][part]['study']
     runs = planned(plan, part)
@@ -157,13 +129,19 @@ def part_records(
 # %% ../../nbs/thesis/14_build.ipynb #720f134c
 def _check_starts(plan: dict, part: str, found: Sequence[dict]) -> None:
     "Runs that gave others their first weights are among what the thesis rests on."
-    known = {i for part in PARTS for *_, i in planned(plan, part)}
+    known = {i for other in PARTS for *_, i in planned(plan, other)}
     if lost := sorted({i for r in found if (i := r['initial'].get('transfer_run_id')) and i not in known}):
-        of = 'qa_' * (part in QUESTIONS) + 'search_' * (part in SEARCHES)
         raise ThesisError(
             f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; "
-            f'say so with: python -m kdnotes.thesis pin {of}transfer=<its study>'
+            f'say so with: python -m kdnotes.thesis pin {PARTS[part].transfer}=<its study>'
         )
+
+
+def _by_seed(runs: Sequence[dict]) -> dict[str, str]:
+    "Seed -> run_id; trials, which share a seed, have more behind it."
+    seeds = [r['seed'] for r in runs]
+    more = {r['run_id']: f" {r['run_id'].rpartition('-')[2]}" * (seeds.count(r['seed']) > 1) for r in runs}
+    return {f"{r['seed']}{more[r['run_id']]}": r['run_id'] for r in runs}
 
 
 def pin(
@@ -180,348 +158,37 @@ def pin(
         if not study:
             continue
         with evidence_alone(where):
-            arms = arms_of(records(study))
-        if not arms:
+            found = records(study)
+        if not found:
             raise ThesisError(
                 f'no run of study {study!r} is in {where / "thesis" / "data"}; train it first, its runs '
                 'are exported as they end'
             )
-        if part == 'without_bf16' and (
-            wrong := [
-                r['run_id']
-                for runs in arms.values()
-                for r in runs
-                if r['precision'] == 'bf16' and not widened(r)
-            ]
-        ):
+        native = [r['run_id'] for r in found if r['precision'] == 'bf16' and not widened(r)]
+        if part == 'without_bf16' and native:
             raise ThesisError(
-                f"{', '.join(wrong)} did not compute the matmuls of bf16 in fp32, by its record; "
+                f"{', '.join(native)} did not compute the matmuls of bf16 in fp32, by its record; "
                 "without_bf16 is for a study of a processor that has no instructions for them"
             )
-
-        def name(r, runs):
-            # trials share a seed
-            return (
-                str(r['seed'])
-                if sum(x['seed'] == r['seed'] for x in runs) == 1
-                else f"{r['seed']} {r['run_id'].rpartition('-')[2]}"
-            )
-
         plan['parts'][part] = dict(
-            study=study, runs={arm: {name(r, runs): r['run_id'] for r in runs} for arm, runs in arms.items()}
+            study=study, runs={arm: _by_seed(runs) for arm, runs in arms_of(found).items()}
         )
     return write_json(path, plan)
 
-# %% ../../nbs/thesis/14_build.ipynb #700a9b3e
-def overlap(
-    target: Corpus,  # whose test set is looked at
-    source: Corpus,  # all of which may have been trained on
-    words: int = 8,  # in a row, letters' case and marks aside
-    # words; sentences, of how many questions (and their ids), that share so many words in a row with one of
-    # the source's; how many of them are correct; questions that are the same
-) -> dict[str, Any]:
-    "What a model that was trained on another corpus has read of a test set before."
-
-    def split(text):
-        return re.findall(r'\w+', text.lower())
-
-    def windows(text):
-        return (hash(tuple(w[i : i + words])) for w in [split(text)] for i in range(len(w) - words + 1))
-
-    rows = [r for part in source.splits.values() for r in part]
-    known = {h for text in {r['sentence'] for r in rows} for h in windows(text)}
-    asked = {tuple(split(r['question'])) for r in rows}
-    found = [r for r in target.splits['test'] if any(h in known for h in windows(r['sentence']))]
-    return dict(
-        words=words,
-        sentences=len(found),
-        questions=len({r['question_id'] for r in found}),
-        ids=sorted({r['question_id'] for r in found}),
-        correct=sum(r['label'] for r in found),
-        same_questions=sum(tuple(split(q)) in asked for q in {r['question'] for r in target.splits['test']}),
-    )
-
-
-def corpus_facts(
-    # source, sha256, splits -> pairs, positives, questions, answered, clean; overlap with SQuAD, where that
-    # is
-) -> dict:
-    "Counts of WikiQA, from the copies at hand."
-    corpus = load_corpus('answer_selection', 'wikiqa')
-    seen = (
-        dict(overlap=overlap(corpus, load_corpus('answer_selection', 'squad1')))
-        if local_copy('squad1', CORPORA)
-        else {}
-    )
-    return seen | dict(
-        source='kdnotes.tasks.answer_selection.counts of the published files',
-        sha256=corpus.sha256[:12],
-        splits={
-            split: {k: int(n) for k, n in row.items()} for split, row in counts(corpus).T.to_dict().items()
-        },
-    )
-
-# %% ../../nbs/thesis/14_build.ipynb #c7cb2d04
-def bench_facts(
-    results: dict,  # of `make bench`: runs/bench/<time>/bench.json
-    # source, table (text), uncommitted: were there changes that were not committed?; ratio -> value (median),
-    # lowest, highest, wanted, reached
-) -> dict:
-    """A benchmark in few numbers. Contestants whose names begin with a digit are its part about scaling,
-    and have a table of their own where they ran alone.
-    """
-    from bench.results import aims, rounds
-
-    own = {t['contestant'] for t in results['turns']} - {'machine'}
-    names = [c for c in results['about'] if c in own and (not c[0].isdigit() or 'kdnotes' not in own)]
-
-    def row(name):
-        rate, tokens, memory = (
-            rounds(results, name, key) for key in ('examples_per_s', 'tokens_per_s', 'host_mib')
-        )
-        return {
-            'contestant': name,
-            'what it is': results['about'][name],
-            'examples/s': f'{rate.median():.0f} ({rate.min():.0f} to {rate.max():.0f})',
-            'tokens/s': f'{tokens.median():,.0f}',
-            'MiB': f'{memory.median():,.0f}',
-        }
-
-    kept = aims(results | dict(turns=[t for t in results['turns'] if t['contestant'] in (*names, 'machine')]))
-    ratios = {
-        r['key']: dict(
-            value=r['measured'],
-            lowest=r['lowest'],
-            highest=r['highest'],
-            wanted=r['wanted'],
-            reached=r['met'],
-        )
-        for r in kept.to_dict('records')
-    }
-    env = results['environment']
-    setting = results['settings']
-    return dict(
-        source=f"make bench, begun {results['began']}, commit {commits([results])[0]}",
-        uncommitted=uncommitted(results),
-        device=env['device'],
-        torch=env['torch'],
-        rounds=setting['alternations'],
-        steps=setting['steps'],
-        dtype=setting['dtype'],
-        minutes=results['minutes'],
-        table=plain(pd.DataFrame([row(n) for n in names if len(rounds(results, n))])),
-        ratios=flat(ratios),
-    )
-
-
-def facts_of(
-    where: Path,  # the checkout
-) -> dict:
-    "All facts in the evidence."
+# %% ../../nbs/thesis/14_build.ipynb #d3524518
+def facts_of(where: Path) -> dict:
+    "All facts in the evidence of a checkout."
     files = sorted((where / 'thesis' / 'data').glob('*.json'))
     return {p.stem: read_json(p) for p in files if not p.name.endswith('.search.json')}
 
-# %% ../../nbs/thesis/14_build.ipynb #18d2510d
-def _cells(frame: pd.DataFrame) -> dict:
-    "A table of text."
 
-    def cell(x):
-        if x is None or x == '' or x != x:
-            return '-'
-        if isinstance(x, str):
-            return x
-        return f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
-
-    return plain(frame.map(cell).reset_index(names=''))
-
-
-def _modes_facts(
-    modes: Sequence[dict],  # of the check's part 'energy'
-    # energy: table; mixed: step -> a, b, format, and what b has of a's speed, energy and watts: a measurement
-    # each, so without an interval
-) -> dict:
-    "What each mode draws."
-    columns = dict(
-        format='format',
-        idle_w='idle, W',
-        loaded_w='loaded, W',
-        joules='J / 1,000 examples',
-        examples_per_s='examples/s',
-        gpu_percent='GPU, %',
-        sampling_percent='sampling, %',
-    )
-    by = {m['mode']: m for m in modes if m['joules']}
-    pairs = {
-        key: (by[a], by[b]) for key, (a, b) in STEPS.items() if key in PRECISION_STEPS and {a, b} <= by.keys()
-    }
-    return dict(
-        energy=_cells(pd.DataFrame(modes).set_index('mode')[list(columns)].rename(columns=columns)),
-        mixed={
-            key: dict(a=a['mode'], b=b['mode'], format=b['format'])
-            | {
-                name: b[k] / a[k]
-                for name, k in dict(speed='examples_per_s', energy='joules', watts='loaded_w').items()
-            }
-            for key, (a, b) in pairs.items()
-        },
-    )
-
-
-def gpu_facts(
-    results: dict,  # of `make gpu-check`: runs/gpu-check/<time>/gpu_check.json
-    # source, device, failed, energy, memory and rates (tables, text); what was not measured, or not in a
-    # whole round, is not there
-) -> dict:
-    "A GPU check in few numbers."
-    from bench.gpu_check import rates_table
-
-    if results['settings']['smoke']:
-        raise ThesisError(
-            'the results of gpu-check are those of a rehearsal, whose numbers mean nothing; run it on a GPU'
-        )
-    if not results.get('complete', True):
-        raise ThesisError(
-            'gpu-check was interrupted, so its results are those of some parts only; run it again'
-        )
-    parts = results['parts']
-    gpu = results['parts']['machine'].get('gpu') or {}
-    found = dict(
-        source=f"make gpu-check, begun {results['began']}",
-        device=gpu.get('name', results['settings']['device']),
-        failed=results['failed'],
-    )
-    if modes := parts.get('energy', {}).get('modes'):
-        found |= _modes_facts(modes)
-    if held := parts.get('fits', {}).get('modes'):
-        found |= dict(
-            memory=_cells(
-                pd.DataFrame(held)
-                .set_index('mode')[['dtype', 'device_mib', 'reserved_mib']]
-                .rename(columns=dict(dtype='format', device_mib='in use, MiB', reserved_mib='held, MiB'))
-            ),
-            batch=dict(examples=held[0]['batch_size'], tokens=held[0]['length']),
-        )
-    names = dict(
-        format='format',
-        examples_per_s='examples/s',
-        lowest='lowest',
-        highest='highest',
-        device_mib='MiB',
-        watts='W',
-        joules_per_example='J / example',
-    )
-    whole = {
-        size: parts[size]
-        for size in ('minilm', 'bert')
-        if parts.get(size, {}).get('turns') and parts[size]['settings']['alternations']
-    }
-    return (
-        found
-        | dict(rounds={size: part['settings']['alternations'] for size, part in whole.items()})
-        | {
-            size: _cells(rates_table(part, found['device'])[list(names)].rename(columns=names))
-            for size, part in whole.items()
-        }
-    )
-
-# %% ../../nbs/thesis/14_build.ipynb #9dd43043
-def coverage_facts(
-    trials: int = 4000,
-) -> dict:  # source, trials, questions, table (text), outside (sentences)
-    "Coverage and false positives, of the seed the notebook uses."
-    made = coverage_table(np.random.default_rng(2026), trials=trials)
-    said = [
-        f"{r['setting']}, {r['seeds']} seeds: {r['column']} in {r['percent']:.1f} %, wanted {r['aim']} %"
-        for r in outside(made, trials).to_dict('records')
-    ]
-    name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
-    usual = ~name.isin([s.name for s in SETTINGS if s.edge])
-    inner = made[usual & (seeds >= ENOUGH_SEEDS)]
-    few = made[usual & (seeds == 3)]
-    ends = {
-        f'{where}_{short}_{end}': getattr(part[column], end)()
-        for where, part in (('five', inner), ('three', few))
-        for short, column in (('covers', 'crossed covers'), ('rejects', 'crossed rejects'))
-        for end in ('min', 'max')
-    }
-    return dict(
-        source='nbs/analysis/10_coverage.ipynb',
-        trials=trials,
-        questions=122,
-        table=plain(made.map(lambda x: '-' if x != x else f'{x:.1f}').reset_index()),
-        outside=said,
-    ) | {k: plain(x) for k, x in ends.items()}
-
-
-def times_in_use() -> dict:  # of `bench.sizes.answer_times`
-    from bench.sizes import answer_times
-
-    return answer_times()
-
-
-def _whole_scaling(results: dict) -> dict:
-    "Every turn of `make scaling`, from which all of it is computed again."
-    if results['settings']['smoke'] or not all(len(row['step_s']) > 1 for row in results['rows']):
-        raise ThesisError(
-            'these results of make scaling are those of a rehearsal, or of single turns, and tell no '
-            'interval; measure again'
-        )
-    return results
-
-
-# facts that are made when they are asked for
-MADE = dict(
-    corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts, in_use=times_in_use
-)
-
-
-def write_facts(
-    where: Path,  # the checkout
-    # of MADE, or results of `make bench`, `make scaling`, `make gpu-check` or `kdnotes score --json`
-    sources: Sequence[str],
-) -> list[Path]:  # the files
-    "Write the facts that no record holds."
-    folder = where / 'thesis' / 'data'
-    made = {}
-    benches = {}
-    scores = []
-    for source in sources:
-        if source in MADE:
-            made[source] = MADE[source]()
-        elif is_score(results := read_json(source)):
-            scores.append(results)
-        elif 'parts' in results:
-            made['gpu'] = gpu_facts(results)
-        elif 'gains' in results:
-            made['scaling'] = _whole_scaling(results)
-        elif 'turns' in results:
-            benches['race' if any(t['contestant'] == 'kdnotes' for t in results['turns']) else 'scaling'] = (
-                bench_facts(results)
-            )
-        else:
-            raise ThesisError(
-                f'{source} holds results neither of make bench, nor of make scaling, nor of make gpu-check, '
-                'nor of kdnotes score; give runs/bench/<time>/bench.json, runs/scaling/<name>.json, '
-                'runs/gpu-check/<time>/gpu_check.json or what kdnotes score <run_id> <text> --json printed'
-            )
-    if scores:
-        made['scores'] = score_facts(scores)
-    return [
-        write_json(folder / f'{name}.json', facts)
-        for name, facts in (made | ({'bench': benches} if benches else {})).items()
-    ]
-
-# %% ../../nbs/thesis/14_build.ipynb #d3524518
-def compiled(
-    where: Path,  # the checkout
-) -> bytes:  # the PDF
-    "The thesis as typst sets it, or a `ThesisError`."
+def compiled(where: Path) -> bytes:
+    "The PDF of a checkout's thesis as typst sets it, or a `ThesisError`."
     import typst
 
+    source = where / 'thesis' / 'thesis.typ'
     try:
-        pdf, warnings = typst.compile_with_warnings(
-            str(where / 'thesis' / 'thesis.typ'), root=str(where), ignore_system_fonts=True
-        )
+        pdf, warnings = typst.compile_with_warnings(str(source), root=str(where), ignore_system_fonts=True)
     except typst.TypstError as e:
         raise ThesisError(
             f"typst stops: {re.sub('^(assertion failed|panicked with): ', '', e.message)}"
@@ -532,108 +199,186 @@ def compiled(
         )
     return pdf
 
+# %% ../../nbs/thesis/14_build.ipynb #395846b7
+class Given(NamedTuple):
+    "What the values of a part are made from."
 
-def figure_values(
-    evidence: Evidence,  # of one study
-    where: Path,  # the checkout
-    own: bool = False,  # those of question answering, too
-) -> dict:  # name -> path from the checkout's root and caption, or reason
-    "A study's figures, drawn, as chapters ask for them."
-    folder = where / 'figures' / evidence.study
-    drawn = draw_evidence(evidence, folder) + (draw_questions(evidence, folder) if own else [])
-    return {f.name: _placed(f, evidence.study) for f in drawn}
+    part: Part
+    runs: dict[str, list[dict]]  # part -> its records
+    plan: dict  # thesis/plan.json
+    facts: dict  # of `facts_of`
+    where: Path  # the checkout
+
+    @property
+    def found(self) -> list[dict]:
+        return self.runs[self.part.name]
+
+    @property
+    def study(self) -> str:
+        return self.found[0]['study']
+
+    @property
+    def ids(self) -> list[str]:
+        return [r['run_id'] for r in self.found]
+
+    @property
+    def units(self) -> pd.DataFrame:
+        return units(self.study, self.ids)
+
+    @property
+    def evidence(self) -> Evidence:
+        return evidence(self.study, self.ids)
+
+    @property
+    def figures(self) -> Path:
+        return self.where / 'figures' / self.study
 
 
-def _placed(figure: FigureFile, study: str) -> dict:
-    "A figure's path from the checkout's root and its caption, or why there is none."
-    if figure.path is None:
-        return dict(reason=figure.reason)
-    return dict(path=f'/figures/{study}/{figure.path.name}', caption=figure.caption)
+def _placed(figures: Sequence[FigureFile], study: str) -> dict:
+    "Figures by name: a path from the checkout's root and a caption, or why there is none."
+
+    def of(f: FigureFile) -> dict:
+        return (
+            dict(reason=f.reason)
+            if f.path is None
+            else dict(path=f'/figures/{study}/{f.path.name}', caption=f.caption)
+        )
+
+    return {f.name: of(f) for f in figures}
+
+
+def _drawn(its: Given, e: Evidence) -> dict:
+    "The figures that every study of arms has."
+    return dict(figures=_placed(draw_evidence(e, its.figures), its.study))
+
+
+def _study(its: Given) -> dict:
+    e = its.evidence
+    values = part_values(e, its.plan['aims'])
+    if its.part.name == 'main':
+        values['without_overlap'] = _without(e, its.facts['corpus'].get('overlap', {}).get('ids', ()))
+        values['tables']['use'] = models_table_in_use(e, its.facts.get('in_use', {}))
+    return values | _drawn(its, e)
+
+
+def _language(its: Given) -> dict:
+    e = with_role_steps(its.evidence)
+    if its.part.name == 'mlm':
+        _check_scores(its.facts.get('scores', {}), e.records)
+    return language_values(e) | _drawn(its, e)
+
+
+def _questions(its: Given) -> dict:
+    e = with_role_steps(its.evidence)
+    figures = draw_evidence(e, its.figures) + draw_questions(e, its.figures)
+    return question_values(e) | dict(figures=_placed(figures, its.study))
+
+
+def _labels(its: Given) -> dict:
+    e = its.evidence
+    return labels_values(e) | _drawn(its, e)
+
+
+def _by_rate(its: Given) -> dict:
+    "Of several learning rates; nothing where no run has its pair yet."
+    alike = dict(named_alike=named_alike(its.found, its.runs.get('rates', ())) or None)
+    predicted = dict(list(predictions(its.study, its.ids).groupby('run_id')))
+    rates = at_rates(its.found, its.units, predicted, its.part.needed)
+    if not rates:
+        return alike
+    scored = scored_questions(rates[0].fp32[0], predicted)
+    figure = draw_rates(rates, its.figures, its.ids, scored)
+    values = rates_values(its.found, its.units, rates, scored)
+    return values | alike | dict(figures=_placed([figure], its.study))
+
+
+def _searched(its: Given) -> dict:
+    study, name = its.study, its.part.name
+    if not is_search(study):
+        raise ThesisError(
+            f'thesis/data/{study}.search.json, what the search {study!r} has found, is not there; restore '
+            f'it, or take the search out with: python -m kdnotes.thesis pin {name}='
+        )
+    of = load_found(study)
+    if unknown := sorted({i for runs in of.seeds.values() for i in runs} - {*its.ids}):
+        raise ThesisError(
+            f'the search {study!r} rests on {", ".join(unknown)}, which thesis/plan.json does not name; pin '
+            f'{name}={study} again'
+        )
+    runs = runs_of(of)
+    figures = draw_found(of, seed_values(of, runs), its.figures)
+    return search_values(of, its.found, runs, its.units) | dict(figures=_placed(figures, study))
+
+
+VALUES: dict[str, Callable[[Given], dict]] = dict(
+    study=_study,
+    language=_language,
+    questions=_questions,
+    labels=_labels,
+    rates=_by_rate,
+    search=_searched,
+    # runs that are listed one by one, with no comparison and no figure
+    trials=lambda its: trial_values(its.found, its.units, its.runs['main']),
+    batches=lambda its: batch_values(its.found, its.units),
+    transfer=lambda its: transfer_values(its.found),
+)
+
+
+def values_of(its: Given) -> dict:
+    "The values of a part, with the teachers and first weights of its runs that the plan does not name."
+    leant_on = {r['teacher_run_id'] for r in its.found}
+    leant_on |= {r['initial'].get('transfer_run_id') for r in its.found}
+    outside = sorted(leant_on - {None} - {r['run_id'] for runs in its.runs.values() for r in runs})
+    return VALUES[its.part.kind](its) | (dict(not_listed=outside) if outside else {})
 
 # %% ../../nbs/thesis/14_build.ipynb #a5e90e58
-def corpus_table(
-    facts: dict,  # of `facts_of`
-) -> pd.DataFrame:  # a row a split, text
-    "Counts of the corpus."
-    names = dict(
+def corpus_table(facts: dict) -> pd.DataFrame:
+    "Counts of the corpus: a row a split, text."
+    titles = dict(
         questions='questions', answered='answered', clean='clean', pairs='pairs', positives='correct pairs'
     )
-    return pd.DataFrame(
-        [
-            {'': split} | {title: f"{facts['corpus']['splits'][split][k]:,}" for k, title in names.items()}
-            for split in ('train', 'dev', 'test')
-        ]
+    return table(
+        [dict(split=split) | facts['corpus']['splits'][split] for split in ('train', 'dev', 'test')],
+        {'': '{split}'} | {title: f'{{{key}:,}}' for key, title in titles.items()},
     )
 
 
-def published_table(
-    published: Sequence[dict],  # of thesis/plan.json: model, learnt, parameters in millions, value, cite
-    ours: float,  # the teacher's, of the same metric
-) -> pd.DataFrame:  # a row a model, text
-    "What others report on the same questions, the best first, and how far above ours it lies."
+def _level(published: Sequence[dict], ours: float) -> dict:
+    "What others report on the same questions, the best first, and how far above our teacher it lies."
     rows = sorted(published, key=lambda row: -row['value'])
-    return pd.DataFrame(
-        [
-            {
-                'model': row['model'],
-                'parameters, M': str(row['parameters']),
-                'learnt before': row['learnt'],
-                'MAP': f"{row['value']:.3f}",
-                'above ours, points': f"{100 * (row['value'] - ours):.1f}",
-            }
-            for row in rows
-        ]
+    above = [100 * (row['value'] - ours) for row in rows]
+    columns = {
+        'model': '{model}',
+        'parameters, M': '{parameters}',
+        'learnt before': '{learnt}',
+        'MAP': '{value:.3f}',
+        'above ours, points': lambda row: f'{100 * (row["value"] - ours):.1f}',
+    }
+    return dict(tables=dict(published=table(rows, columns)), least=min(above), most=max(above))
+
+
+def models_table_in_use(e: Evidence, times: dict) -> pd.DataFrame:
+    "What each arm's model is for its user; times are those of `bench.sizes.answer_times`, {}: not measured."
+    shares = in_use(e).shares
+    rows = [
+        dict(arm=arm, n=runs[0]['params_total'], share=share and scaled(share, 100.0))
+        | dict(ms=times[runs[0]['factors']['network']]['value'] if times else None)
+        for (arm, runs), share in zip(e.arms.items(), map(shares.get, e.arms))
+    ]
+    return table(
+        rows,
+        {
+            'arm': '{arm}',
+            'parameters, M': lambda row: f'{row["n"] / 1e6:.1f}',
+            'weights, MiB': lambda row: f'{4 * row["n"] / MIB:.0f}',
+            'a question, ms': '{ms:.1f}',
+            "of its teacher's gain, %": '{share:.1f}',
+        },
     )
 
 
-def _level(plan: dict, main: dict) -> dict:
-    "Published levels beside the teacher of the main study."
-    ours = main['arms']['baseline']['primary'].estimate
-    above = [100 * (row['value'] - ours) for row in plan['published']]
-    return dict(
-        tables=dict(published=published_table(plan['published'], ours)),
-        least=min(above),
-        most=max(above),
-    )
-
-
-def models_table_in_use(
-    e: Evidence,
-    times: dict,  # of `times_in_use`; {}: not measured
-) -> pd.DataFrame:  # a row an arm, text
-    "What each arm's model is for its user."
-    use = in_use(e)
-    rows = []
-    for arm, runs in e.arms.items():
-        network = runs[0]['factors']['network']
-        parameters = runs[0]['params_total']
-        share = use.shares[arm]
-        rows.append(
-            {
-                'arm': arm,
-                'parameters, M': f'{parameters / 1e6:.1f}',
-                'weights, MiB': f'{4 * parameters / MIB:.0f}',
-                'a question, ms': f"{times[network]['value']:.1f}" if times else '-',
-                "of its teacher's gain, %": format(scaled(share, 100.0), '.1f') if share else '-',
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def decisions_table(
-    decisions: Sequence[dict],  # of thesis/decided.json: when, what, known, commit
-) -> pd.DataFrame:  # a row a decision, text
-    "What was decided, and what its authors had seen by then."
-    titles = dict(when='when', what='decided', known='known by then', commit='commit')
-    return pd.DataFrame([{title: row[key] for key, title in titles.items()} for row in decisions])
-
-
-def _without(
-    e: Evidence,
-    questions: Sequence[str],
-    # left: questions; arm -> mean of the primary metric
-) -> dict:
-    "What the arms reach on the other questions."
+def _without(e: Evidence, questions: Sequence[str]) -> dict:
+    "What the arms reach on the other questions: left: how many; arm -> mean of the primary metric."
     p = e.records[0]['primary']
     rows = e.units[
         (e.units['split'] == p['set']) & (e.units['metric'] == p['metric']) & ~e.units['unit'].isin(questions)
@@ -641,10 +386,7 @@ def _without(
     return dict(left=rows['unit'].nunique(), **rows.groupby('arm')['value'].mean())
 
 
-def _check_scores(
-    scores: dict,  # of `thesis.language_facts.score_facts`
-    found: Sequence[dict],  # the runs of the study of language models
-) -> None:
+def _check_scores(scores: dict, found: Sequence[dict]) -> None:
     "Exact scores are those of runs the thesis rests on."
     known = {r['run_id']: r['model_sha256'] for r in found}
     for text, arms in scores.items():
@@ -657,110 +399,8 @@ def _check_scores(
                 )
 
 
-def _compared(part: str, e: Evidence, plan: dict, facts: dict, where: Path) -> dict:
-    "The values of a study whose arms are compared, and its figures."
-    if part in LANGUAGE:
-        e = with_role_steps(e)
-        if part == 'mlm':
-            _check_scores(facts.get('scores', {}), e.records)
-        values = language_values(e)
-    elif part in QUESTIONS:
-        e = with_role_steps(e)
-        values = question_values(e)
-    elif part == 'labels':
-        values = labels_values(e)
-    else:
-        values = part_values(e, plan['aims'])
-    if part == 'main':
-        values['without_overlap'] = _without(e, facts['corpus'].get('overlap', {}).get('ids', ()))
-        values['tables']['use'] = models_table_in_use(e, facts.get('in_use', {}))
-    return values | dict(figures=figure_values(e, where, own=part in QUESTIONS))
-
-
-def _listed(part: str, found: Sequence[dict], main: Sequence[dict]) -> dict:
-    "The values of runs that are listed one by one."
-    if part in ('transfer', 'gpu_transfer', 'qa_transfer', 'search_transfer', *LABELS[1:]):
-        return transfer_values(found)
-    its_units = units(found[0]['study'], [r['run_id'] for r in found])
-    return trial_values(found, its_units, main) if part == 'tuning' else batch_values(found, its_units)
-
-
-def _by_rate(part: str, found: Sequence[dict], where: Path) -> dict:
-    "The values of a study of several learning rates, and its figure; {} where no run has its pair yet."
-    study = found[0]['study']
-    ids = [r['run_id'] for r in found]
-    its_units = units(study, ids)
-    predicted = dict(list(predictions(study, ids).groupby('run_id')))
-    rates = at_rates(found, its_units, predicted, RATES[part])
-    if not rates:
-        return {}
-    scored = scored_questions(rates[0].fp32[0], predicted)
-    figure = draw_rates(rates, where / 'figures' / study, ids, scored)
-    return rates_values(found, its_units, rates, scored) | dict(figures={'rates': _placed(figure, study)})
-
-
-def _scaled(results: dict | None, where: Path) -> dict:
-    "The values of scaling, and its figures."
-    predicted = predicted_steps(results) if results else {}
-    drawn = draw_scaling(results, predicted, where / 'figures' / 'scaling')
-    return scaling_values(results, predicted) | dict(figures={f.name: _placed(f, 'scaling') for f in drawn})
-
-
-def _searched(part: str, found: Sequence[dict], where: Path) -> dict:
-    "The values of a search, and its pictures."
-    study = found[0]['study']
-    if not is_search(study):
-        raise ThesisError(
-            f'thesis/data/{study}.search.json, what the search {study!r} has found, is not there; restore '
-            f'it, or take the search out with: python -m kdnotes.thesis pin {part}='
-        )
-    its = load_found(study)
-    ids = [r['run_id'] for r in found]
-    if unknown := sorted({i for of in its.seeds.values() for i in of} - {*ids}):
-        raise ThesisError(
-            f'the search {study!r} rests on {", ".join(unknown)}, which thesis/plan.json does not name; pin '
-            f'{part}={study} again'
-        )
-    runs = runs_of(its)
-    drawn = draw_found(its, seed_values(its, runs), where / 'figures' / study)
-    return search_values(its, found, runs, units(study, ids)) | dict(
-        figures={f.name: _placed(f, study) for f in drawn}
-    )
-
-
-def _of_part(part: str, runs: dict[str, list[dict]], plan: dict, facts: dict, where: Path) -> dict:
-    "The values of a part of the thesis."
-    found = runs[part]
-    if part in LISTED:
-        return _listed(part, found, runs['main'])
-    if part in RATES:
-        alike = named_alike(found, runs.get('rates', ()))
-        return _by_rate(part, found, where) | dict(named_alike=alike or None)
-    if part in SEARCHES:
-        return _searched(part, found, where)
-    e = evidence(found[0]['study'], [r['run_id'] for r in found])
-    return _compared(part, e, plan, facts, where)
-
-
-def _written(plan: dict, thesis: Path, main: dict) -> dict:
-    "What stands written beside the evidence: published levels, and what was decided when."
-    decisions = read_json(thesis / 'decided.json')['decisions']
-    return dict(level=_level(plan, main), decided=dict(tables=dict(decisions=decisions_table(decisions))))
-
-
-def _claims(values: dict, facts: dict) -> dict:
-    "What others published beside the study of language models; nothing where there is none."
-    if 'mlm' not in values:
-        return {}
-    tables = dict(texts=texts_table(facts['texts'])) if 'texts' in facts else {}
-    known = Known(values['mlm'], values.get('mlm_batch'), facts)
-    return dict(claims=claims_values(known), language=dict(tables=tables))
-
-
-def with_sizes(
-    values: dict[str, Any],  # flat
-) -> dict[str, Any]:  # the same
-    "Refuse an estimate that does not say how many runs it rests on."
+def with_sizes(values: dict[str, Any]) -> dict[str, Any]:
+    "The same flat values; an estimate that does not say how many runs it rests on is refused."
     for key in values:
         name, _, last = key.rpartition('.')
         if last == 'estimate' and not values.get(f'{name}.n'):
@@ -771,33 +411,20 @@ def with_sizes(
     return values
 
 
-def _energy(facts: dict) -> dict:
-    "What the check of a GPU says of energy; nothing where there is none."
-    if 'energy' not in facts.get('gpu', {}):
-        return {}
-    pairs = {key: STEPS[key] for key in PRECISION_STEPS}
-    return dict(gpu_energy=energy_values(facts['gpu']['energy'], pairs))
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r'(?<=\.) (?=[A-Z])', text)[0]
-
-
-def said_differently(
-    # of thesis/said_before.json: before, why, and a key of values or now; {key} or {key:format} is a value
-    before: Sequence[dict],
-    values: dict,  # flat
-) -> dict:  # tables
-    "What an edition says otherwise than the one before it, sentence by sentence."
+def said_differently(before: Sequence[dict], values: dict) -> dict:
+    """What an edition says otherwise than the one before it, sentence by sentence: before, why, and a key of
+    values or now; in now and why, {key} or {key:format} is a value.
+    """
 
     def number(found: re.Match) -> str:
-        key, spec = found[1], found[2] or '.3f'
-        if key in values:
-            return (
-                format(values[key], found[2] or 'g') if isinstance(values[key], float) else str(values[key])
+        key, spec = found[1], found[2]
+        if f'{key}.estimate' in values:
+            of, low, high = (
+                format(values[f'{key}.{end}'], spec or '.3f') for end in ('estimate', 'low', 'high')
             )
-        low, high = (format(values[f'{key}.{end}'], spec) for end in ('low', 'high'))
-        return f"{values[f'{key}.estimate']:{spec}} [{low}, {high}]"
+            return f'{of} [{low}, {high}]'
+        value = values[key]
+        return format(value, spec or 'g') if isinstance(value, float) else str(value)
 
     def filled(text: str) -> str:
         return re.sub(r'{([\w.]+)(?::([^}]+))?}', number, text)
@@ -807,28 +434,43 @@ def said_differently(
         now = values.get(row['key']) if 'key' in row else filled(row['now'])
         if now is None:
             raise ThesisError(f"thesis/said_before.json names {row['key']}, which is no value; take it out")
-        now = _first_sentence(now) if 'key' in row else now
+        if 'key' in row:
+            now = re.split(r'(?<=\.) (?=[A-Z])', now)[0]  # its first sentence
         if now == row['before']:
             raise ThesisError(f"thesis/said_before.json has what is said again: {now[:80]!r}; take it out")
-        rows.append({'before': row['before'], 'now': now, 'why': filled(row['why'])})
+        rows.append(dict(before=row['before'], now=now, why=filled(row['why'])))
     return dict(tables=dict(differently=pd.DataFrame(rows)))
 
 
-def _outside(
-    found: list[dict],  # the runs of a part
-    runs: dict[str, list[dict]],  # part -> its runs
-) -> list[str]:  # names of runs
-    "Teachers and first weights of a part's runs that the plan does not name."
-    leant_on = {r['teacher_run_id'] for r in found} | {r['initial'].get('transfer_run_id') for r in found}
-    return sorted(leant_on - {None} - {r['run_id'] for its in runs.values() for r in its})
+def _beside_parts(plan: dict, facts: dict, thesis: Path, made: dict) -> dict:
+    "Values that rest on facts, on what others published, and on what was decided when."
+    decided = {'when': '{when}', 'decided': '{what}', 'known by then': '{known}', 'commit': '{commit}'}
+    decisions = read_json(thesis / 'decided.json')['decisions']
+    values = dict(
+        level=_level(plan['published'], made['main']['arms']['baseline']['primary'].estimate),
+        decided=dict(tables=dict(decisions=table(decisions, decided))),
+    )
+    if 'mlm' in made:
+        values['claims'] = claims_values(Known(made['mlm'], made.get('mlm_batch'), facts))
+        texts = dict(texts=texts_table(facts['texts'])) if 'texts' in facts else {}
+        values['language'] = dict(tables=texts)
+    if 'energy' in facts.get('gpu', {}):
+        pairs = {key: STEPS[key] for key in PRECISION_STEPS}
+        values['gpu_energy'] = energy_values(facts['gpu']['energy'], pairs)
+    return values
 
 
-def build(
-    where: Path,  # the checkout
-) -> Path:  # thesis/thesis.pdf
+def _scaled(results: dict | None, where: Path) -> dict:
+    "The values of scaling, and its figures."
+    predicted = predicted_steps(results) if results else {}
+    drawn = draw_scaling(results, predicted, where / 'figures' / 'scaling')
+    return scaling_values(results, predicted) | dict(figures=_placed(drawn, 'scaling'))
+
+
+def build(where: Path) -> Path:  # thesis/thesis.pdf
     "Delete and make again the generated values, the figures and the PDF."
     thesis = where / 'thesis'
-    plan = read_json(where / 'thesis' / 'plan.json')
+    plan = read_json(thesis / 'plan.json')
     facts = facts_of(where)
     steps = facts.pop('scaling', None)
     pdf = thesis / 'thesis.pdf'
@@ -836,42 +478,27 @@ def build(
     shutil.rmtree(thesis / 'generated', ignore_errors=True)
     for study in (*(part['study'] for part in plan['parts'].values()), 'scaling'):
         shutil.rmtree(where / 'figures' / study, ignore_errors=True)
-    values: dict[str, Any] = dict(
+    with evidence_alone(where):
+        # of all parts, before anything is made
+        runs = {part: part_records(plan, part) for part in plan['parts']}
+        for part, found in runs.items():
+            _check_starts(plan, part, found)
+        made = {part: values_of(Given(PARTS[part], runs, plan, facts, where)) for part in runs}
+    rests_on = {r['run_id']: r for part, found in runs.items() if PARTS[part].supports for r in found}
+    pairs = inspect.signature(answer_sentences).parameters
+    values = made | dict(
         aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]),
         alpha=0.05,
         enough_seeds=ENOUGH_SEEDS,
         few_differ=FEW_DIFFER,
         facts=facts,
         studied=studied_values(),
-        pairs={
-            name: p.default
-            for name, p in inspect.signature(answer_sentences).parameters.items()
-            if name in ('per_paragraph', 'held_out')
-        },
+        pairs={name: pairs[name].default for name in ('per_paragraph', 'held_out')},
         tables=dict(corpus=corpus_table(facts)),
+        support=dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values()))),
+        scaling=_scaled(steps, where),
+        **_beside_parts(plan, facts, thesis, made),
     )
-    rests_on: dict[str, dict] = {}
-    with evidence_alone(where):
-        # of all parts, before anything is made
-        runs = {part: part_records(plan, part) for part in plan['parts']}
-        for part, found in runs.items():
-            if part not in (
-                'main',
-                *LANGUAGE,
-                *QUESTIONS,
-                'qa_transfer',
-                *SEARCHES,
-                'search_transfer',
-                *LABELS,
-            ):
-                rests_on |= {r['run_id']: r for r in found}
-            _check_starts(plan, part, found)
-            values[part] = _of_part(part, runs, plan, facts, where)
-            if outside := _outside(found, runs):
-                values[part]['not_listed'] = outside
-    values['support'] = dict(n_runs=len(rests_on), uncommitted=sum(map(uncommitted, rests_on.values())))
-    values |= _claims(values, facts) | _energy(facts) | _written(plan, thesis, values['main'])
-    values['scaling'] = _scaled(steps, where)
     values['edition'] = said_differently(read_json(thesis / 'said_before.json')['sentences'], flat(values))
     write_json(thesis / 'generated' / 'values.json', with_sizes(flat(values)))
     pdf.write_bytes(compiled(where))
@@ -879,13 +506,9 @@ def build(
 
 # %% ../../nbs/thesis/14_build.ipynb #f9963586
 USAGE = (
-    'usage: python -m kdnotes.thesis build | pin main=<study> [sensitivity=<study>] '
-    '[without_transfer=<study>] [without_bf16=<study>] [gpu=<study>] [tuning=<study>] [transfer=<study>] '
-    '[gpu_transfer=<study>] [mlm=<study>] [mlm_fp32=<study>] [mlm_batch=<study>] [qa=<study>] '
-    '[qa_preset=<study>] [qa_transfer=<study>] [search=<study>] [search_student=<study>] '
-    '[search_transfer=<study>] [rates=<study>] [rates_embedded=<study>] '
-    '[rounding=<study>] [labels=<study>] [labels_teacher=<study>] [labels_rival=<study>] | '
-    'facts corpus | coverage | texts | sizes | in_use | '
+    f'usage: python -m kdnotes.thesis build | pin main=<study> '
+    f"{' '.join(f'[{part}=<study>]' for part in [*PARTS][1:])} | "
+    f"facts {' | '.join(MADE)} | "
     '<bench.json, scaling.json, gpu_check.json, or what kdnotes score --json printed> ...'
 )
 

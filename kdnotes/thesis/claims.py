@@ -5,16 +5,17 @@
 # %% ../../nbs/thesis/09_claims.ipynb #5f1e5961
 from __future__ import annotations
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 import pandas as pd
 from ..analysis.intervals import Interval
 from ..analysis.published_scaling import super_linear
+from .facts import table
 
 # %% auto #0
-__all__ = ['STUDY', 'VERDICTS', 'NOT_MEASURED', 'TESTED_SEEDS', 'TOO_FEW', 'FAR', 'CLAIMS', 'Known', 'Finding', 'Claim',
-           'without_values', 'share_of_parameters', 'kept', 'perplexity_far_below', 'larger_batches', 'two_million',
-           'next_sentence', 'many_gpus', 'claims_values']
+__all__ = ['STUDY', 'VERDICTS', 'TESTED_SEEDS', 'TOO_FEW', 'FAR', 'CLAIMS', 'Known', 'Finding', 'Claim', 'without_values',
+           'share_of_parameters', 'kept', 'perplexity_far_below', 'larger_batches', 'two_million', 'next_sentence',
+           'many_gpus', 'claims_table', 'claims_values']
 
 # %% ../../nbs/thesis/09_claims.ipynb #71709429
 STUDY = dict(who='Samsung SDSA', year=2020, what="a benchmark of DistilBERT's distributed training")
@@ -34,39 +35,30 @@ class Finding(NamedTuple):
 
     ours: str
     verdict: str  # of VERDICTS
-    why: str  # a clause
+    why: str
 
 
 class Claim(NamedTuple):
     "What the published study says, and how it is judged."
 
-    key: str
     says: str
     judge: Callable[[Known], Finding]
 
 
-NOT_MEASURED = 'not in this edition'
+def _not_measured(why: str) -> Finding:
+    return Finding('not in this edition', 'not comparable', why)
 
 
-def _scores(known: Known, name: str) -> str:
-    "A score of teacher and distilled student on the primary set, as text."
-    by_arm = known.study['sets'][known.study['set']]
-    arms = [known.study['roles'][role] for role in ('teacher', 'taught')]
-    said = [f'{arm} {by_arm[arm][name]:.4g}' for arm in arms if name in by_arm.get(arm, {})]
-    return f"{known.study['set']}: {'; '.join(said)}" if said else NOT_MEASURED
-
-
-def without_values(
-    name: str,  # a metric
-) -> Callable[[Known], Finding]:
+def without_values(name: str) -> Callable[[Known], Finding]:
     "The judge of a table whose values are not known."
 
     def judge(known: Known) -> Finding:
-        return Finding(
-            _scores(known, name),
-            'not comparable',
-            'the description at hand names this table and has none of its values',
-        )
+        found = _not_measured('the description at hand names this table and has none of its values')
+        of_set = known.study['set']
+        by_arm = known.study['sets'][of_set]
+        arms = [known.study['roles'][role] for role in ('teacher', 'taught')]
+        said = [f'{arm} {by_arm[arm][name]:.4g}' for arm in arms if name in by_arm.get(arm, {})]
+        return found._replace(ours=f'{of_set}: {"; ".join(said)}') if said else found
 
     return judge
 
@@ -81,23 +73,21 @@ def share_of_parameters(
 ) -> Callable[[Known], Finding]:
     "The judge of what is said of DistilBERT's size."
 
+    def shown(left: float) -> float:
+        return 1 - left if missing else left
+
     def judge(known: Known) -> Finding:
         left = known.facts.get('sizes', {}).get('left')
         if left is None:
-            return Finding(NOT_MEASURED, 'not comparable', 'the networks were not counted')
-        shares = {way: 1 - share if missing else share for way, share in left.items()}
+            return _not_measured('the networks were not counted')
         own = known.study['params_ratio']
-        ours = ', '.join(f'{shares[way]:.1%} {words}' for way, words in _WAYS.items())
-        if own is not None:
-            ours += f'; of our own pair {1 - own if missing else own:.1%}'
-        right = all(round(shares[way], 1) == claimed for way in _AS_PUBLISHED)
-        what = 'smaller' if missing else 'of the parameters'
-        return Finding(
-            f'{what}: {ours}',
-            'reproduced' if right else 'not reproduced',
-            'counted from the published configurations, '
-            + ('and it rounds to this' if right else 'and it does not round to this'),
-        )
+        ours = 'smaller: ' if missing else 'of the parameters: '
+        ours += ', '.join(f'{shown(left[way]):.1%} {words}' for way, words in _WAYS.items())
+        ours += '' if own is None else f'; of our own pair {shown(own):.1%}'
+        right = all(round(shown(left[way]), 1) == claimed for way in _AS_PUBLISHED)
+        why = f'it {"rounds" if right else "does not round"} to this'
+        verdict = 'reproduced' if right else 'not reproduced'
+        return Finding(ours, verdict, f'counted from the published configurations, and {why}')
 
     return judge
 
@@ -105,18 +95,19 @@ def share_of_parameters(
 def kept(known: Known) -> Finding:
     "97 per cent are of another measure."
     own = known.study['sets'][known.study['set']].get(known.study['roles']['taught'], {}).get('kept')
-    why = 'that is a score over tasks of language understanding (GLUE), which was not measured here'
-    if own is None:
-        return Finding('no share, as a model is no better than a unigram model', 'not comparable', why)
     return Finding(
-        f"{own:.3f} of the teacher's gain over a unigram model, in nats a hidden token",
+        'no share, as a model is no better than a unigram model'
+        if own is None
+        else f"{own:.3f} of the teacher's gain over a unigram model, in nats a hidden token",
         'not comparable',
-        why,
+        'that is a score over tasks of language understanding (GLUE), which was not measured here',
     )
 
 # %% ../../nbs/thesis/09_claims.ipynb #04ddb81a
 TESTED_SEEDS = 2  # with fewer, no claim about trainings is judged
 TOO_FEW = 'one seed is no test, whichever way it points'
+# nats: a perplexity lies far below another one if it is a tenth smaller or less than that
+FAR = 0.1
 
 
 def _orders(known: Known, name: str) -> list[Interval]:
@@ -124,49 +115,30 @@ def _orders(known: Known, name: str) -> list[Interval]:
     return [its[name] for arms in known.study['sets'].values() for its in arms.values() if name in its]
 
 
-def _tested(orders: list[Interval]) -> list[Interval]:
-    "Those over several seeds."
-    return [i for i in orders if i.n >= TESTED_SEEDS]
-
-
-# nats: a perplexity lies far below another one if it is a tenth smaller or less than that
-FAR = 0.1
-
-
-def _above(orders: list[Interval]) -> int:
-    "How many are surely large."
-    return sum(i.low is not None and i.low > FAR for i in orders)
-
-
-def _below(orders: list[Interval]) -> int:
-    "How many are surely not."
-    return sum(i.high is not None and i.high < FAR for i in orders)
-
-
 def perplexity_far_below(known: Known) -> Finding:
     "Is perplexity lower than pseudo-perplexity, and which perplexity?"
     measured = len(_orders(known, 'hidden'))
-    hidden, visible = (_tested(_orders(known, name)) for name in ('hidden', 'visible'))
+    hidden, visible = ([i for i in _orders(known, of) if i.n >= TESTED_SEEDS] for of in ('hidden', 'visible'))
     n = len(hidden)
     if not measured:
-        return Finding(NOT_MEASURED, 'not comparable', 'no pseudo-perplexity was measured')
+        return _not_measured('no pseudo-perplexity was measured')
     if not n:
         return Finding(f'{measured} arms and texts, of one seed each', 'open', TOO_FEW)
+    above, seen_above = (sum(i.low is not None and i.low > FAR for i in of) for of in (hidden, visible))
+    below, seen_below = (sum(i.high is not None and i.high < FAR for i in of) for of in (hidden, visible))
     ours = (
         f'of {n} arms (several seeds each) and texts, perplexity of hidden tokens lies below by more than '
-        f'{FAR:g} nats in {_above(hidden)} and does not in {_below(hidden)}; perplexity that counts visible '
-        f'tokens lies below by more in {_above(visible)}'
+        f'{FAR:g} nats in {above} and does not in {below}; perplexity that counts visible tokens lies below '
+        f'by more in {seen_above}'
     )
-    if _above(hidden) == n:
+    if above == n:
         return Finding(ours, 'reproduced', 'it lies far below in all arms and on all texts')
-    if _above(visible) == n:
-        return Finding(
-            ours, 'consistent', 'it lies far below in all cases only where visible tokens are counted, too'
-        )
-    if _below(hidden) and _below(visible):
-        return Finding(
-            ours, 'not reproduced', 'neither perplexity lies far below in all arms and on all texts'
-        )
+    if seen_above == n:
+        why = 'it lies far below in all cases only where visible tokens are counted, too'
+        return Finding(ours, 'consistent', why)
+    if below and seen_below:
+        why = 'neither perplexity lies far below in all arms and on all texts'
+        return Finding(ours, 'not reproduced', why)
     return Finding(ours, 'open', 'the intervals hold both answers')
 
 # %% ../../nbs/thesis/09_claims.ipynb #434d9260
@@ -174,31 +146,30 @@ def larger_batches(known: Known) -> Finding:
     "Do larger steps give better scores at equal epochs?"
     b = known.batches
     if b is None or b['smallest'] == b['largest']:
-        return Finding(NOT_MEASURED, 'not comparable', 'steps of other sizes were not tried')
+        return _not_measured('steps of other sizes were not tried')
     change = 'not compared' if b['change'] is None else f"{b['change']:+.3f}"
     ours = f"{b['set']} {b['metric']} from steps of {b['smallest']} to {b['largest']} blocks: {change}"
     if not (b['equal_epochs'] and b['one_rate']):
         what = 'learning rates' if b['equal_epochs'] else 'epochs'
         return Finding(ours, 'not comparable', f'the runs differ in their {what}, too')
-    if b['verdict'] == 'gains':
-        return Finding(ours, 'reproduced', f"the largest steps score better in {b['n_seeds']} seeds")
-    if b['verdict'] == 'not_tested':
-        return Finding(ours, 'open', f'{TOO_FEW}; the learning rate was not scaled with the step')
-    if b['verdict'] == 'loses':
-        return Finding(ours, 'not reproduced', 'the largest steps score worse at equal epochs')
-    return Finding(ours, 'open', 'the largest steps are not told from the smallest at equal epochs')
+    judged = dict(
+        gains=('reproduced', f"the largest steps score better in {b['n_seeds']} seeds"),
+        loses=('not reproduced', 'the largest steps score worse at equal epochs'),
+        open=('open', 'the largest steps are not told from the smallest at equal epochs'),
+        not_tested=('open', f'{TOO_FEW}; the learning rate was not scaled with the step'),
+    )
+    return Finding(ours, *judged[b['verdict']])
 
 
 def two_million(known: Known) -> Finding:
     "Are the two million tokens WikiText-2's?"
     n = known.facts.get('texts', {}).get('wikitext_tokens')
     if n is None:
-        return Finding(NOT_MEASURED, 'not comparable', 'the text was not counted')
+        return _not_measured('the text was not counted')
     ours = f"WikiText-2's training part has {n:,} tokens, ends of lines included"
     if round(n / 1e6) == 2:
-        return Finding(
-            ours, 'consistent', 'as many as it says it used, which does not show that they are these'
-        )
+        why = 'as many as it says it used, which does not show that they are these'
+        return Finding(ours, 'consistent', why)
     return Finding(ours, 'not reproduced', 'the count does not round to two million')
 
 
@@ -218,33 +189,36 @@ def many_gpus(known: Known) -> Finding:
     )
 
 
-CLAIMS = (
-    Claim('table_2', 'table 2: loss', without_values('nll')),
-    Claim('table_3', 'table 3: perplexity', without_values('perplexity')),
-    Claim('table_4', 'table 4: pseudo-perplexity', without_values('pseudo_perplexity')),
-    Claim('smaller', 'DistilBERT is 40 % smaller than BERT', share_of_parameters(0.4, missing=True)),
-    Claim('left', "DistilBERT has 40 % of BERT's parameters", share_of_parameters(0.4, missing=False)),
-    Claim('kept', "DistilBERT keeps 97 % of BERT's language understanding", kept),
-    Claim('order', 'perplexity lies far below pseudo-perplexity', perplexity_far_below),
-    Claim('batches', 'larger batches explain better scores', larger_batches),
-    Claim('tokens', 'a text of 2 million tokens', two_million),
-    Claim('next_sentence', 'next-sentence prediction, which BERT learns, too', next_sentence),
-    Claim('speed', 'speed on 8 to 64 GPUs', many_gpus),
+CLAIMS = dict(
+    table_2=Claim('table 2: loss', without_values('nll')),
+    table_3=Claim('table 3: perplexity', without_values('perplexity')),
+    table_4=Claim('table 4: pseudo-perplexity', without_values('pseudo_perplexity')),
+    smaller=Claim('DistilBERT is 40 % smaller than BERT', share_of_parameters(0.4, missing=True)),
+    left=Claim("DistilBERT has 40 % of BERT's parameters", share_of_parameters(0.4, missing=False)),
+    kept=Claim("DistilBERT keeps 97 % of BERT's language understanding", kept),
+    order=Claim('perplexity lies far below pseudo-perplexity', perplexity_far_below),
+    batches=Claim('larger batches explain better scores', larger_batches),
+    tokens=Claim('a text of 2 million tokens', two_million),
+    next_sentence=Claim('next-sentence prediction, which BERT learns, too', next_sentence),
+    speed=Claim('speed on 8 to 64 GPUs', many_gpus),
 )
 
 
-def claims_values(
-    known: Known,
-    claims: tuple[Claim, ...] = CLAIMS,
-) -> dict:  # claim -> says, ours, verdict, why; table; counts: verdict, spaces as underscores -> claims
-    "The published study's claims beside ours."
-    found = {c.key: dict(says=c.says, **c.judge(known)._asdict()) for c in claims}
+def claims_table(found: Mapping[str, dict]) -> pd.DataFrame:  # a row a claim, text
+    "Claims side by side with what is here."
+    return table(
+        found.values(), {'published': '{says}', 'here': '{ours}', 'verdict': '{verdict}', 'why': '{why}'}
+    )
+
+
+def claims_values(known: Known) -> dict:
+    """The published study's claims beside ours: claim -> says, ours, verdict, why; table; counts: verdict,
+    spaces as underscores -> claims.
+    """
+    found = {key: dict(says=c.says, **c.judge(known)._asdict()) for key, c in CLAIMS.items()}
     verdicts = Counter(its['verdict'] for its in found.values())
-    if unknown := verdicts.keys() - set(VERDICTS):
-        raise ValueError(f'verdict {unknown.pop()!r} is none of {", ".join(VERDICTS)}')
-    titles = dict(says='published', ours='here', verdict='verdict', why='why')
     return found | dict(
         study=STUDY,
-        table=pd.DataFrame([{t: its[k] for k, t in titles.items()} for its in found.values()]),
+        table=claims_table(found),
         counts={verdict.replace(' ', '_'): verdicts[verdict] for verdict in VERDICTS} | dict(all=len(found)),
     )

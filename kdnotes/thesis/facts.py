@@ -5,7 +5,8 @@
 # %% ../../nbs/thesis/01_facts.ipynb #65b0f8f1
 from __future__ import annotations
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 from typing import Any
 import numpy as np
 import pandas as pd
@@ -13,18 +14,20 @@ from ..analysis.comparable import timed
 from ..analysis.compare import commits, uncommitted
 from ..analysis.intervals import Interval
 from ..analysis.plotting import arms_of
+from ..analysis.report import starts_made_again
+from ..analysis.evidence import pooled_gradients
+from ..analysis.tests import p_text
 from ..core.arms import MODES
-from ..search.random import SPACES
+from ..records.schema import widened
+from ..search.random import SPACES, as_judged, from_the_best
 
 # %% auto #0
-__all__ = ['CORPUS_NAMES', 'flat', 'plain', 'among', 'about_values', 'settings_table', 'tuned_table', 'machine_table',
-           'runs_table', 'models_table']
+__all__ = ['CORPUS_NAMES', 'FIRST_SCALE', 'flat', 'plain', 'text', 'table', 'among', 'low_to_high', 'given', 'about_values',
+           'settings_table', 'tuned_table', 'machine_table', 'runs_table', 'models_table', 'record_tables',
+           'amp_values', 'gradient_values', 'own_searches', 'trial_values', 'transfer_values', 'start_groups']
 
 # %% ../../nbs/thesis/01_facts.ipynb #fa93a0bd
-def flat(
-    values: Any,  # nested dictionaries
-    prefix: str = '',
-) -> dict[str, Any]:  # dotted key -> number, text, truth, list or None
+def flat(values: Any, prefix: str = '') -> dict[str, Any]:  # dotted key -> number, text, truth, list or None
     "Nested groups as dotted keys."
     if isinstance(values, Interval):
         values = {k: getattr(values, k) for k in ('estimate', 'low', 'high', 'n', 'units', 'level', 'reason')}
@@ -40,9 +43,7 @@ def flat(
 _OF_RUNS = re.compile(r' (\(n=\d+\))$')
 
 
-def _table(
-    frame: pd.DataFrame,  # of text
-) -> dict[str, list]:  # head, rows
+def _as_lists(frame: pd.DataFrame) -> dict[str, list]:  # head, rows
     "A table as lists; a number of runs that all cells of a column end with stands in its head."
     head = []
     columns = []
@@ -58,7 +59,7 @@ def _table(
 def plain(value: Any) -> Any:
     "JSON's kinds; eight digits are enough for any text and are the same on every machine."
     if isinstance(value, pd.DataFrame):
-        return _table(value.astype(str))
+        return _as_lists(value.astype(str))
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, (bool, np.bool_)):
@@ -69,13 +70,61 @@ def plain(value: Any) -> Any:
         return float(f'{value:.8g}') if np.isfinite(value) else None
     return value
 
+# %% ../../nbs/thesis/01_facts.ipynb #aecbc3c4
+class _NotThere(Exception):
+    "A cell asks for what its row does not have."
+
+
+class _Cells(Formatter):
+    "Format strings of a row, by its keys or its attributes."
+
+    def get_value(self, key, args, kwargs):
+        return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, key)
+
+    def get_field(self, field_name, args, kwargs):
+        value, first = super().get_field(field_name, args, kwargs)
+        number = value.estimate if isinstance(value, Interval) else value
+        if number is None or number != number:
+            raise _NotThere
+        return value, first
+
+    def format_field(self, value, format_spec):
+        return p_text(value) if format_spec == 'p' else format(value, format_spec)
+
+
+def text(
+    how: str | Callable[[Any], Any],  # a format string, or what makes a text of a row
+    row: Any,  # a mapping, or an object with attributes
+) -> str:
+    "A cell of a table; '-' where the row does not have its value."
+    try:
+        found = how(row) if callable(how) else _Cells().vformat(how, (), row)
+    except _NotThere:
+        found = None
+    return '-' if found is None else str(found)
+
+
+def table(rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> pd.DataFrame:  # of text
+    "Rows as text."
+    return pd.DataFrame([{title: text(how, row) for title, how in columns.items()} for row in rows])
+
 # %% ../../nbs/thesis/01_facts.ipynb #fbc88f56
-def among(
-    values: Sequence[Any],
-    between: str = ', ',
-) -> str:  # 'a', or 'a, b'
+def among(values: Iterable[Any], between: str = ', ') -> str:  # 'a', or 'a, b'
     "The different values, as text."
     return between.join(dict.fromkeys(str(v) for v in values))
+
+
+def low_to_high(numbers: Iterable[float], spec: str = '') -> str:  # '5', or '3 to 5'; '-' of none
+    "The lowest and the highest, as text."
+    of = sorted(numbers)
+    return among((format(x, spec) for x in (of[0], of[-1])), ' to ') if of else '-'
+
+
+def given(found: Iterable[dict], names: Iterable[str]) -> dict[str, str]:
+    "The values that runs have of settings which are numbers, as text; what no run has is left out."
+    runs = [r['settings'] for r in found]
+    values = {name: [f'{of[name]:g}' for of in runs if of.get(name) is not None] for name in names}
+    return {name: among(of) for name, of in values.items() if of}
 
 
 CORPUS_NAMES = {
@@ -97,43 +146,13 @@ def _load_averages(found: Sequence[dict]) -> list[float]:
     return [x[0] if isinstance(x, list) else x for x in loads if x is not None]
 
 
-def _machine_values(found: Sequence[dict]) -> dict:
-    "Devices and software of all runs."
-    env = [r['environment'] for r in found]
-    loads = _load_averages(found)
-    return dict(
-        cpu=among([e['cpu'] for e in env], ' and '),
-        device=among([e['device'] for e in env], ' and '),
-        torch=among([e['torch'] for e in env]),
-        transformers=among([e['transformers'] for e in env]),
-        python=among([e['python'] for e in env]),
-        load_low=min(loads, default=None),
-        load_high=max(loads, default=None),
-    )
-
-
-def _seed_values(found: Sequence[dict]) -> dict:
-    "Which seeds there are, and how many an arm has."
-    seeds = sorted({r['seed'] for r in found})
-    by_arm = [len(runs) for runs in arms_of(found).values()]
-    fewest = min(by_arm)
-    most = max(by_arm)
-    return dict(
-        seeds=among(seeds),
-        n_seeds=len(seeds),
-        fewest_seeds=fewest,
-        most_seeds=most,
-        seeds_an_arm=str(most) if fewest == most else f'{fewest} to {most}',
-    )
-
-
 def _student_values(found: Sequence[dict]) -> dict:
     "What is known of the students: where they start, how deep they are, which search chose their setting."
     students = [r for r in found if r['factors']['network'] == 'student']
     layers = [r['settings']['student_layers'] for r in found if r['settings'].get('student_layers')]
     searches = [r['tuning_id'] for r in students if r.get('tuning_id')]
     return dict(
-        init=among([r['factors']['init'] for r in students]),
+        init=among(r['factors']['init'] for r in students),
         student_layers=len(layers[0]) if layers else None,
         tuned_student=searches[0].rsplit('-', 2)[1] if searches else None,
     )
@@ -142,35 +161,34 @@ def _student_values(found: Sequence[dict]) -> dict:
 def _energy_values(found: Sequence[dict]) -> dict:
     "Whether energy was read, and why not."
     times = timed(found)
-    if times.runs:
-        reason = among([r['reasons'].get('energy.device_j', 'it was read') for r in times.runs])
-    else:
-        reason = times.note
+    reasons = among(r['reasons'].get('energy.device_j', 'it was read') for r in times.runs)
     return dict(
         energy=any(r['energy']['device_j'] is not None for r in times.runs),
-        energy_reason=reason,
+        energy_reason=reasons if times.runs else times.note,
     )
 
 
-def _ranks_and_threads(
-    record: dict,
-) -> str:  # '2 x 1': ranks x threads; '1' where ranks have no threads of their own, as on GPUs
-    "Ranks, and the threads of each."
+def _ranks_and_threads(record: dict) -> str:
+    """Ranks, and the threads of each: '2 x 1': ranks x threads; '1' where ranks have no threads of their
+    own, as on GPUs.
+    """
     parallel = record['parallel']
     return ' x '.join(str(parallel[k]) for k in ('ranks', 'threads_per_rank') if parallel[k])
 
 
-def about_values(
-    found: Sequence[dict],  # of one study
-    its_units: pd.DataFrame,
-) -> dict:
+def about_values(found: Sequence[dict], its_units: pd.DataFrame) -> dict:
     "What was run, on what, and where."
     first = found[0]
     one = its_units[its_units['run_id'] == first['run_id']]
     sizes = one.groupby(['split', 'set'])['unit'].nunique()
-    formats = among([r['precision'] for r in found])
-    models = [r['models'] for r in found if 'models' in r]
+    formats = among(r['precision'] for r in found)
     transfers = [r['factors']['transfer'] or 'none' for r in found]
+    loads = _load_averages(found)
+    seeds = sorted({r['seed'] for r in found})
+    by_arm = [len(runs) for runs in arms_of(found).values()]
+    machine = {
+        name: among((r['environment'][name] for r in found), ' and ') for name in ('cpu', 'device', 'torch')
+    }
     return dict(
         study=first['study'],
         task=first['task'],
@@ -178,56 +196,52 @@ def about_values(
         corpus_sha256=first['corpus_sha256'][:12],
         corpus_name=CORPUS_NAMES.get(first['corpus'], first['corpus']),
         n_runs=len(found),
-        n_arms=len(arms_of(found)),
+        n_arms=len(by_arm),
         metric=first['primary']['metric'],
         set=first['primary']['set'],
         formats=formats,
         formats_in_words=' and '.join(formats.rsplit(', ', 1)),
         params_ratio=_ratio_of_sizes(found),
-        teacher=among([m['teacher'] for m in models]),
-        profile=among([m['profile'] for m in models]),
+        teacher=among(r['models']['teacher'] for r in found if 'models' in r),
         tuned=among(sorted({r['tuning_id'] for r in found if r.get('tuning_id')})) or None,
         commits=commits(found),
         transfer=among(transfers),
         transferred=any(t != 'none' for t in transfers),
         counts={f'{split}_{kind}': n for (split, kind), n in sizes.items()},
-        machine=_machine_values(found),
+        machine=machine | dict(load_low=min(loads, default=None), load_high=max(loads, default=None)),
         one_layout=len(set(map(_ranks_and_threads, found))) == 1,
         uncommitted=sum(map(uncommitted, found)),
-        **_seed_values(found),
+        seeds=among(seeds),
+        n_seeds=len(seeds),
+        fewest_seeds=min(by_arm),
+        most_seeds=max(by_arm),
+        seeds_an_arm=low_to_high(by_arm),
         **_student_values(found),
         **_energy_values(found),
     )
 
 # %% ../../nbs/thesis/01_facts.ipynb #8909425a
-def settings_table(
-    found: Sequence[dict],
-) -> pd.DataFrame:  # setting, teacher network, student network; text
+def settings_table(found: Sequence[dict]) -> pd.DataFrame:  # setting, teacher network, student network; text
     "The recorded settings by network."
 
-    def recorded(network, name):
-        seen = {
-            str(r['settings'].get(name))
-            for r in found
-            if r['factors']['network'] == network and r['settings'].get(name) is not None
-        }
-        if not seen:
-            return '-'
-        return seen.pop() if len(seen) == 1 else 'by arm: ' + ', '.join(sorted(seen))
+    def recorded(network: str) -> Callable[[str], str | None]:
+        own = [r['settings'] for r in found if r['factors']['network'] == network]
 
-    names = sorted(
-        {k for r in found for k in r['settings']} - {'task', 'smoke', 'network', 'teacher_seed', 'kd'}
-    )
-    return pd.DataFrame(
-        [dict(setting=k, teacher=recorded('teacher', k), student=recorded('student', k)) for k in names]
-    ).rename(columns={'teacher': "teacher's network", 'student': "student's network"})
+        def cell(name: str) -> str | None:
+            seen = {str(x) for of in own if (x := of.get(name)) is not None}
+            return 'by arm: ' * (len(seen) > 1) + ', '.join(sorted(seen)) if seen else None
+
+        return cell
+
+    unsaid = {'task', 'smoke', 'network', 'teacher_seed', 'kd'}
+    networks = {f"{network}'s network": recorded(network) for network in ('teacher', 'student')}
+    return table(sorted({k for r in found for k in r['settings']} - unsaid), dict(setting=str) | networks)
 
 # %% ../../nbs/thesis/01_facts.ipynb #6cf766d5
-def tuned_table(
-    found: Sequence[dict],
-    # arm, search, what searches of its network draw; text; one row where all runs of an arm have one setting
-) -> pd.DataFrame:
-    "The setting that was chosen for each arm, and by which search."
+def tuned_table(found: Sequence[dict]) -> pd.DataFrame:
+    """The setting that was chosen for each arm, and by which search: arm, search, what searches of its
+    network draw; text; one row where all runs of an arm have one setting.
+    """
     rows = [
         {'arm': arm, 'search': r.get('tuning_id') or '-'}
         | {k: str(r['settings'].get(k)) for k in sorted(SPACES[MODES[r['mode']].network])}
@@ -237,78 +251,227 @@ def tuned_table(
     return pd.DataFrame(rows).drop_duplicates(ignore_index=True)
 
 # %% ../../nbs/thesis/01_facts.ipynb #175babb8
-def machine_table(
-    found: Sequence[dict],
-) -> pd.DataFrame:  # what, value; text
+def machine_table(found: Sequence[dict]) -> pd.DataFrame:  # what, value; text
     "The surroundings of all runs."
     env = [r['environment'] for r in found]
-    loads = _load_averages(found)
-    stolen = [x for e in env if (x := e.get('cpu_steal')) is not None]
-    rows = {k: among([e[k] for e in env]) for k in ('device', 'cpu', 'torch', 'transformers', 'python')} | {
-        'precision': among([f"{r['precision']}: {r['precision_reason']}" for r in found])
-    }
+    rows = {k: among(e[k] for e in env) for k in ('device', 'cpu', 'torch', 'transformers', 'python')}
     rows |= {
-        'load average': f'{min(loads):.1f} to {max(loads):.1f}' if loads else '-',
-        'stolen time, %': f'{min(stolen):.2f} to {max(stolen):.2f}' if stolen else '-',
+        'precision': among(f"{r['precision']}: {r['precision_reason']}" for r in found),
+        'load average': low_to_high(_load_averages(found), '.1f'),
+        'stolen time, %': low_to_high((x for e in env if (x := e.get('cpu_steal')) is not None), '.2f'),
         'commits': among(commits(found)),
     }
     return pd.DataFrame(list(rows.items()), columns=['', 'in the records'])
 
 
-def runs_table(
-    found: Sequence[dict],
-) -> pd.DataFrame:  # a row a run, text
+def runs_table(found: Sequence[dict]) -> pd.DataFrame:  # a row a run, text
     "Every run the thesis rests on; an asterisk after the commit stands for changes that were not committed."
 
-    def commit(r):
-        return commits([r])[0][:7] + '*' * uncommitted(r)
+    def others(r: dict) -> str | None:
+        share = (r.get('machine') or {}).get('busy_share')
+        return None if share is None else f'{100 * share:.0f}'
 
-    def others(r):
-        return '-' if (share := (r.get('machine') or {}).get('busy_share')) is None else f'{100 * share:.0f}'
-
-    def value(r):
-        return '-' if r['primary']['value'] is None else f"{r['primary']['value']:.4f}"
-
-    return pd.DataFrame(
-        [
-            {
-                'run': r['run_id'],
-                'seed': r['seed'],
-                f"{r['primary']['set']} {r['primary']['metric']}": value(r),
-                'train s': f"{r['time']['train_s']:.0f}",
-                'examples/s': f"{r['throughput']['examples_per_s'] or 0:.0f}",
-                'others, %': others(r),
-                'commit': commit(r),
-            }
-            for runs in arms_of(found).values()
-            for r in runs
-        ]
+    p = found[0]['primary']
+    return table(
+        [r for runs in arms_of(found).values() for r in runs],
+        {
+            'run': '{run_id}',
+            'seed': '{seed}',
+            f"{p['set']} {p['metric']}": '{primary[value]:.4f}',
+            'train s': '{time[train_s]:.0f}',
+            'examples/s': lambda r: f"{r['throughput']['examples_per_s'] or 0:.0f}",
+            'others, %': others,
+            'commit': lambda r: commits([r])[0][:7] + '*' * uncommitted(r),
+        },
     )
 
 
-def models_table(
-    found: Sequence[dict],
-) -> pd.DataFrame:  # a row an arm, text
+def models_table(found: Sequence[dict]) -> pd.DataFrame:  # a row an arm, text
     "What each arm trains."
 
-    def row(arm, r):
-        f = r['factors']
-        first = f['transfer'] or 'none'
+    def start(r: dict) -> str:
+        init, first = r['factors']['init'], r['factors']['transfer'] or 'none'
         begins = 'pretrained weights' if first == 'none' else f'weights after the transfer ({first})'
         return {
-            'arm': arm,
-            'network': f['network'],
-            'parameters': f"{r['params_total'] / 1e6:.1f} M",
-            'precision': r['precision'],
-            'KD': 'yes' if f['kd'] else 'no',
-            'ranks x threads': _ranks_and_threads(r),
-            'starts from': {
-                'teacher_finetuned': 'its fine-tuned teacher',
-                'pretrained': begins,
-                'teacher_pretrained': f"layers of the teacher's {begins}",
-                'transferred': f'the distilled student of the transfer ({first})',
-            }.get(f['init'], f['init']),
-            'optimizer steps': r.get('steps', '-'),
-        }
+            'teacher_finetuned': 'its fine-tuned teacher',
+            'pretrained': begins,
+            'teacher_pretrained': f"layers of the teacher's {begins}",
+            'transferred': f'the distilled student of the transfer ({first})',
+        }.get(init, init)
 
-    return pd.DataFrame([row(arm, runs[0]) for arm, runs in arms_of(found).items()])
+    return table(
+        [runs[0] for runs in arms_of(found).values()],
+        {
+            'arm': '{arm}',
+            'network': '{factors[network]}',
+            'parameters': lambda r: f"{r['params_total'] / 1e6:.1f} M",
+            'precision': '{precision}',
+            'KD': lambda r: 'yes' if r['factors']['kd'] else 'no',
+            'ranks x threads': _ranks_and_threads,
+            'starts from': start,
+            'optimizer steps': lambda r: r.get('steps'),
+        },
+    )
+
+
+def record_tables(found: Sequence[dict]) -> dict[str, pd.DataFrame]:
+    "What every study shows of its runs before anything is compared."
+    made = dict(settings=settings_table, runs=runs_table, models=models_table, machine=machine_table)
+    return {name: make(found) for name, make in made.items()}
+
+# %% ../../nbs/thesis/01_facts.ipynb #43326e80
+def amp_values(found: Sequence[dict]) -> dict:
+    """Loss scales and skipped steps, over runs: runs, steps; overflows: steps that were skipped, none: were
+    there none?; low, high: the scale at the end, one: are they equal?; {} where no run was scaled.
+    """
+    scaled_runs = [r for r in found if r['amp']['final_scale'] is not None]
+    if not scaled_runs:
+        return {}
+    scales = [r['amp']['final_scale'] for r in scaled_runs]
+    overflows = sum(r['amp']['overflow_steps'] for r in scaled_runs)
+    return dict(
+        runs=len(scaled_runs),
+        steps=sum(r['steps'] for r in scaled_runs),
+        overflows=overflows,
+        none=not overflows,
+        low=min(scales),
+        high=max(scales),
+        one=min(scales) == max(scales),
+    )
+
+# %% ../../nbs/thesis/01_facts.ipynb #a5ede471
+FIRST_SCALE = 16  # log2 of the loss scale fp16 begins with
+
+
+def gradient_values(arms: dict[str, list[dict]]) -> dict:
+    """What formats would do to gradients, as recorded: share of the numbers that are not zero, of the worst
+    layer of any arm, and where that is; {} where no run recorded its gradients.
+    """
+    moments = {arm: [m for r in runs for m in r.get('gradients') or ()] for arm, runs in arms.items()}
+    tables = {arm: pooled_gradients(of) for arm, of in moments.items() if of}
+    if not tables:
+        return {}
+
+    def worst(beyond) -> dict:
+        shares = {
+            (arm, layer): float(t[layer][beyond(t.index)].sum()) for arm, t in tables.items() for layer in t
+        }
+        arm, layer = max(shares, key=shares.get)
+        return dict(share=shares[arm, layer], arm=arm, layer=layer)
+
+    return dict(
+        steps=len({m['step'] for of in moments.values() for m in of}),
+        lost=worst(lambda e: e < -24),
+        coarse=worst(lambda e: e < -14),
+        lost_scaled=worst(lambda e: e + FIRST_SCALE < -24),
+        over_scaled=worst(lambda e: e + FIRST_SCALE >= 16),
+        lost_bf16=worst(lambda e: e < -126),
+        first_scale=FIRST_SCALE,
+    )
+
+# %% ../../nbs/thesis/01_facts.ipynb #3904da57
+def own_searches(trials: Sequence[dict], runs: Sequence[dict]) -> dict[str, str]:
+    """Whether each student arm, tuned by itself, would have had another setting: student arm -> 'same': its
+    own search chose what its runs have | 'other' | 'none': it was not searched for; and by each of these
+    words the arms of it, as text, where there are any.
+    """
+
+    def verdict(arm: str, settings: dict) -> str:
+        own = [r for r in trials if r['arm'] == arm]
+        if not own:
+            return 'none'
+        best = as_judged(own)[0]['settings']
+        return 'same' if all(best[k] == settings[k] for k in SPACES['student']) else 'other'
+
+    found = {
+        arm: verdict(arm, of[0]['settings'])
+        for arm, of in arms_of(runs).items()
+        if MODES[of[0]['mode']].network == 'student'
+    }
+    by_word = {word: [arm for arm, its in found.items() if its == word] for word in ('same', 'other', 'none')}
+    return found | {word: among(arms) for word, arms in by_word.items() if arms}
+
+
+def _drawn(r: dict) -> dict:
+    "What a trial's search drew for it."
+    return {k: r['settings'][k] for k in SPACES[MODES[r['mode']].network]}
+
+
+def trial_values(found: Sequence[dict], units: pd.DataFrame | None = None, runs: Sequence[dict] = ()) -> dict:
+    """The trials of random searches, best first: trials (fewest a search), seeds, table, runs; others and
+    open: trials but the best, and those of them that the questions do not tell from it; None without
+    units; starts: searches that began elsewhere; own: of `own_searches`.
+    """
+    searches: dict[str, dict[tuple, dict]] = {}  # search -> setting -> run
+    for r in sorted(found, key=lambda r: r['run_id']):
+        searches.setdefault(r['tuning_id'] or r['arm'], {}).setdefault(tuple(_drawn(r).values()), r)
+    rows = []
+    others = []
+    for name, tried in sorted(searches.items()):
+        judged = as_judged(list(tried.values()))
+        apart = from_the_best(judged, units)
+        p = judged[0]['primary']
+        others += filter(None, apart)
+        rows += [
+            {'search': name}
+            | {k: str(x) for k, x in _drawn(r).items()}
+            | {f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}"}
+            | {'from the best': text('{d:+.3f}', dict(d=d))}
+            for r, d in zip(judged, apart)
+        ]
+    return dict(
+        study=found[0]['study'],
+        trials=min(map(len, searches.values())),
+        seeds=among(sorted({r['seed'] for r in found})),
+        where=p['set'],
+        others=len(others) or None,
+        open=sum(d.low <= 0 <= d.high for d in others) if others else None,
+        starts=starts_made_again(found, 'arm'),
+        own=own_searches(found, runs),
+        tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)),
+    )
+
+# %% ../../nbs/thesis/01_facts.ipynb #3d566b18
+def transfer_values(found: Sequence[dict]) -> dict:
+    """The runs that gave others their first weights: of one study: the teacher's network, and the student's
+    where it has a transfer of its own study, corpus, seeds, formats, teacher and student -> run_id, dev
+    and test of the primary metric, seconds.
+    """
+    metric = found[0]['primary']['metric']
+    names = ('epochs', 'learning_rate', 'batch_size', 'alpha', 'temperature', 'train_questions')
+    busy = [(r.get('machine') or {}).get('busy_share') for r in found]
+
+    def one(r: dict) -> dict:
+        about = dict(run_id=r['run_id'], seconds=r['time']['total_s'], examples=r.get('examples'))
+        about |= {k: r['settings'].get(k) for k in names}
+        return about | {split: scores[metric] for split, scores in r['metrics'].items()}
+
+    return dict(
+        study=found[0]['study'],
+        corpus=found[0]['corpus'],
+        seeds=among(sorted({r['seed'] for r in found})),
+        formats=among(r['precision'] for r in found),
+        metric=metric,
+        busy=max((x for x in busy if x is not None), default=None),
+        amp=amp_values(found),
+        tables=dict(runs=runs_table(found)),
+    ) | {r['factors']['network']: one(r) for r in found}
+
+# %% ../../nbs/thesis/01_facts.ipynb #e81aaa3f
+def start_groups(arms: dict[str, list[dict]]) -> dict:
+    """The seeds by the weights that the first procedure starts from: first, again -> seeds, n, widened
+    (bf16 products in fp32), arm -> mean of the primary metric; {}: they share one start.
+    """
+    by_start: dict[str, list[int]] = {}
+    for r in arms.get('baseline', ()):
+        by_start.setdefault(r['initial'].get('start_sha256', ''), []).append(r['seed'])
+    if len(by_start) != 2:
+        return {}
+
+    def group(seeds: list[int]) -> dict:
+        own = {arm: [r for r in runs if r['seed'] in seeds] for arm, runs in arms.items()}
+        means = {arm: float(np.mean([r['primary']['value'] for r in of])) for arm, of in own.items() if of}
+        of_format = [r for runs in own.values() for r in runs if r['precision'] == 'bf16']
+        return dict(seeds=among(seeds), n=len(seeds), widened=any(map(widened, of_format)), mean=means)
+
+    return dict(zip(('first', 'again'), map(group, by_start.values())))

@@ -7,16 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 import pandas as pd
-from ..analysis.compare import Comparison, compare, corrected, verdict_on
+from ..analysis.compare import Comparison, compare, corrected
 from ..analysis.in_use import in_use
 from ..analysis.intervals import scaled
 from ..analysis.labels import Learner, Pays, learners, start_of, what_pays
-from ..analysis.tables import Evidence
-from ..analysis.tests import p_text
-from .facts import about_values, runs_table, settings_table
+from ..analysis.evidence import Evidence
+from .facts import table
+from .steps import verdict
+from .values import study_values
 
 # %% auto #0
-__all__ = ['Beside', 'held_against', 'verdict', 'learners_table', 'pays_table', 'labels_values']
+__all__ = ['Beside', 'held_against', 'learners_table', 'pays_table', 'labels_values']
 
 # %% ../../nbs/thesis/13_labels.ipynb #1821b9be
 class Beside(NamedTuple):
@@ -35,83 +36,61 @@ class Beside(NamedTuple):
         return start_of(self.alone) != start_of(self.pays.taught)
 
 
-def held_against(
-    e: Evidence,  # of a study of labels
-) -> list[Beside]:
+def held_against(e: Evidence) -> list[Beside]:
     "Each taught arm beside the best without distillation, and beside others with as many labels."
-    known = learners(e.arms)
+    alone = [its for its in learners(e.arms) if its.role == 'alone']
     pairs = []
     for p in what_pays(e):
         seeds = {r['seed'] for r in p.taught.runs}
-        others = [
-            its
-            for its in known
-            if its.role == 'alone' and its.labels == p.taught.labels and its.arm != p.alone.arm
-        ]
-        all_there = [its for its in others if seeds <= {r['seed'] for r in its.runs}]
-        pairs += [(p, its) for its in (p.alone, *all_there)]
+        others = [its for its in alone if its.labels == p.taught.labels and its.arm != p.alone.arm]
+        pairs += [(p, p.alone)]
+        pairs += [(p, its) for its in others if seeds <= {r['seed'] for r in its.runs}]
     found = corrected([('variant', compare(a.runs, p.taught.runs, e.units)) for p, a in pairs])
     return [Beside(*pair, result) for pair, (_, result) in zip(pairs, found)]
 
 
-def verdict(
-    c: Comparison,
-) -> str:  # gains | loses | open | not_tested
-    "What distillation does, by its test and its sign."
-    code = verdict_on(c).code
-    if code != 'significant':
-        return 'open' if code == 'not_significant' else code
-    return 'gains' if (c.difference.estimate > 0) == c.primary['higher_is_better'] else 'loses'
+def learners_table(e: Evidence) -> pd.DataFrame:
+    "What every arm learnt from, and what it reached: a row an arm, text."
+    return table(
+        learners(e.arms),
+        {
+            'arm': '{arm}',
+            'rows with a label': lambda its: 'given' if its.labels is None else f'{its.labels:,}',
+            'without': lambda its: f'{its.texts:,}' if its.texts else None,
+            'steps': lambda its: its.runs[0].get('steps') or None,
+            'seeds': lambda its: None if its.labels is None else len(its.runs),
+            'score': lambda its: f'{e.values[its.arm]["primary"]:.3f}',
+        },
+    )
 
 
-def learners_table(e: Evidence) -> pd.DataFrame:  # a row an arm, text
-    "What every arm learnt from, and what it reached."
-    rows = []
-    for its in learners(e.arms):
-        rows.append(
-            {
-                'arm': its.arm,
-                'rows with a label': 'given' if its.labels is None else f'{its.labels:,}',
-                'without': f'{its.texts:,}' if its.texts else '-',
-                'steps': str(its.runs[0].get('steps') or '-'),
-                'seeds': '-' if its.labels is None else str(len(its.runs)),
-                'score': format(e.values[its.arm]['primary'], '.3f'),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def pays_table(found: Sequence[Beside]) -> pd.DataFrame:  # a row a pair, text
-    "What distillation did for each taught arm."
-    rows = []
-    for of in found:
-        pays, alone, c = of
-        rows.append(
-            {
-                'taught': pays.taught.arm,
-                'without distillation': alone.arm,
-                'difference': format(c.difference, '+.3f') if c.difference else '-',
-                'p': p_text(c.p_holm) if c.p_holm is not None else '-',
-                'of the gap, %': format(scaled(pays.closed, 100.0), '.0f')
-                if of.is_main and pays.closed
-                else '-',
-                'labels for that score': str(pays.worth) if of.is_main and pays.worth else '-',
-            }
-        )
-    return pd.DataFrame(rows)
+def pays_table(found: Sequence[Beside]) -> pd.DataFrame:
+    "What distillation did for each taught arm: a row a pair, text."
+    return table(
+        found,
+        {
+            'taught': '{pays.taught.arm}',
+            'without distillation': '{alone.arm}',
+            'difference': '{result.difference:+.3f}',
+            'p': '{result.p_holm:p}',
+            'of the gap, %': lambda of: (
+                f'{scaled(of.pays.closed, 100.0):.0f}' if of.is_main and of.pays.closed else None
+            ),
+            'labels for that score': lambda of: (of.is_main and of.pays.worth) or None,
+        },
+    )
 
 
 def _values(of: Beside, e: Evidence) -> dict:
     "What chapters say of one taught arm."
     taught, alone = of.pays.taught, of.alone
-    return dict(
-        taught=taught.arm,
-        alone=alone.arm,
+    both = dict(taught=taught, alone=alone)
+    return {name: its.arm for name, its in both.items()} | dict(
         labels=taught.labels,
         texts=taught.texts,
         n=len(taught.runs),
-        steps=dict(taught=taught.runs[0].get('steps'), alone=alone.runs[0].get('steps')),
-        scores=dict(taught=e.values[taught.arm]['primary'], alone=e.values[alone.arm]['primary']),
+        steps={name: its.runs[0].get('steps') for name, its in both.items()},
+        scores={name: e.values[its.arm]['primary'] for name, its in both.items()},
         difference=of.result.difference,
         p=of.result.p_holm,
         verdict=verdict(of.result),
@@ -121,50 +100,43 @@ def _values(of: Beside, e: Evidence) -> dict:
     )
 
 
-def labels_values(
-    e: Evidence,  # of a study of labels
-) -> dict:
-    "All that a chapter asks of it; `texts` is the arm with rows without a label that has the fewest labels."
-    found = held_against(e)
+def _of_texts(found: Sequence[Beside], e: Evidence) -> dict:
+    "Of the arm with rows without a label that has the fewest labels; {} where no arm has such rows."
     main = [of for of in found if of.is_main]
-    with_texts = min(
+    chosen = min(
         (of for of in main if of.pays.taught.texts), key=lambda of: of.pays.taught.labels, default=None
     )
-    values = {}
-    if with_texts:
-        arm = with_texts.pays.taught.arm
-        plain = (of for of in main if of.pays.taught.labels == with_texts.pays.taught.labels)
-        without = next((of for of in plain if not of.pays.taught.texts), None)
-        teacher = with_texts.pays.teacher
-        values = dict(
-            texts=_values(with_texts, e),
-            labelled_only=_values(without, e) if without else None,
-            elsewhere=next(
-                (_values(of, e) for of in found if of.pays.taught.arm == arm and of.started_elsewhere), None
-            ),
-            format=with_texts.pays.taught.runs[0]['precision'],
-            share=with_texts.pays.taught.runs[0]['settings']['unlabelled_share'],
-            teacher_primary=e.values[teacher.arm]['primary'] if teacher else None,
-            params=dict(
-                taught=with_texts.pays.taught.runs[0]['params_total'] / 1e6,
-                teacher=teacher.runs[0]['params_total'] / 1e6 if teacher else None,
-            ),
-        )
-        given = [
-            its for its in learners(e.arms) if its.labels is None and its.arm != (teacher and teacher.arm)
-        ]
-        values['as_it_is'] = e.values[given[0].arm]['primary'] if given else None
-    best = e.trivial[0] if e.trivial else None
-    return (
-        about_values(e.records, e.units)
-        | values
-        | dict(
-            floor=dict(words=best.words, value=best.value) if best else None,
-            tables=dict(
-                learners=learners_table(e),
-                pays=pays_table(found),
-                runs=runs_table(e.records),
-                settings=settings_table(e.records),
-            ),
-        )
+    if chosen is None:
+        return {}
+
+    def first(of_kind: Sequence[Beside]) -> dict | None:
+        return _values(of_kind[0], e) if of_kind else None
+
+    taught, teacher = chosen.pays.taught, chosen.pays.teacher
+    plain = [of for of in main if of.pays.taught.labels == taught.labels and not of.pays.taught.texts]
+    elsewhere = [of for of in found if of.pays.taught.arm == taught.arm and of.started_elsewhere]
+    given = [
+        its.arm for its in learners(e.arms) if its.labels is None and its.arm != (teacher and teacher.arm)
+    ]
+    run = taught.runs[0]
+    return dict(
+        texts=_values(chosen, e),
+        labelled_only=first(plain),
+        elsewhere=first(elsewhere),
+        format=run['precision'],
+        share=run['settings']['unlabelled_share'],
+        teacher_primary=e.values[teacher.arm]['primary'] if teacher else None,
+        params=dict(
+            taught=run['params_total'] / 1e6,
+            teacher=teacher.runs[0]['params_total'] / 1e6 if teacher else None,
+        ),
+        as_it_is=e.values[given[0]]['primary'] if given else None,
     )
+
+
+def labels_values(e: Evidence) -> dict:
+    "All that a chapter asks of it."
+    found = held_against(e)
+    values = study_values(e)
+    values['tables'] |= dict(learners=learners_table(e), pays=pays_table(found))
+    return values | _of_texts(found, e)

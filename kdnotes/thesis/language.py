@@ -9,18 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from ..analysis.comparable import by_cluster
-from ..analysis.compare import Comparison, compare
+from ..analysis.compare import compare
 from ..analysis.in_use import in_use
 from ..analysis.intervals import Interval, crossed_interval
 from ..analysis.plotting import arms_of
-from ..analysis.tables import Evidence, arms_table, judged_by, set_interval, sets_of, sets_table
+from ..analysis.evidence import Evidence
+from ..analysis.tables import judged_by, set_interval, sets_of, sets_table
 from ..analysis.wording import sentence
 from ..core.config import RunConfig, metric_name
 from ..tasks.lm_settings import COSINE_WEIGHTS, RECIPES
-from .facts import about_values, among, machine_table, models_table, runs_table, settings_table
-from .roles import role_steps, roles_of, side, study_command, work_values
+from .facts import about_values, among, runs_table, table
+from .roles import role_values, roles_of, side
 from .steps import verdict
-from .values import effects_table, notes_on
+from .values import notes_on
 
 # %% auto #0
 __all__ = ['PUBLISHED_RECIPE', 'recipe_values', 'kept_on', 'order_interval', 'language_values', 'batch_values']
@@ -37,23 +38,17 @@ _IN_WORDS = {
 }
 
 
-def _cosine_weight(settings: dict) -> float:
-    "How much the last hidden states weigh; a setting that has its default value is not recorded."
-    if settings.get('hidden_loss') != 'cosine':
-        return 0.0
-    return settings.get('hidden_weight', RunConfig.model_fields['hidden_weight'].default)
-
-
-def recipe_values(
-    found: Sequence[dict],
-    # ours, published: name -> number or text; as_published; differs: clauses; {} where no run has KD
-) -> dict:
-    "The weights of distillation beside the published ones."
-    taught = [r for r in found if r['factors']['kd']]
-    if not taught:
+def recipe_values(found: Sequence[dict]) -> dict:
+    """The weights of distillation beside the published ones: ours, published: name -> number or text;
+    as_published; differs: clauses; {} where no run has KD.
+    """
+    settings = next((r['settings'] for r in found if r['factors']['kd']), None)
+    if settings is None:
         return {}
-    settings = taught[0]['settings']
-    ours = {name: settings.get(name) for name in _IN_WORDS} | dict(cosine_weight=_cosine_weight(settings))
+    # a setting that has its default value is not recorded
+    cosine = settings.get('hidden_weight', RunConfig.model_fields['hidden_weight'].default)
+    ours = {name: settings.get(name) for name in _IN_WORDS}
+    ours['cosine_weight'] = cosine if settings.get('hidden_loss') == 'cosine' else 0.0
     differs = [
         f'{words}: {ours[name]}, published {PUBLISHED_RECIPE[name]}'
         for name, words in _IN_WORDS.items()
@@ -62,23 +57,16 @@ def recipe_values(
     return dict(ours=ours, published=PUBLISHED_RECIPE, as_published=not differs, differs=differs)
 
 # %% ../../nbs/thesis/05_language.ipynb #b9313402
-def kept_on(
-    e: Evidence,
-    where: str,  # an evaluation set
-) -> dict[str, Interval | None]:  # arm -> the share; None: a model is not above the trivial one there
-    "What each arm keeps of its teacher's gain over the best trivial model, on any text."
+def kept_on(e: Evidence, where: str) -> dict[str, Interval | None]:
+    """What each arm keeps of its teacher's gain over the best trivial model, on any text: arm -> the share;
+    None: a model is not above the trivial one there.
+    """
     metric = e.records[0]['primary']['metric']
     return in_use(replace(e, records=judged_by(e.records, where, metric))).shares
 
 # %% ../../nbs/thesis/05_language.ipynb #7703b0ac
-def order_interval(
-    e: Evidence,
-    runs: Sequence[dict],  # of one arm
-    where: str,  # an evaluation set
-    low: str,  # a metric that has units
-    high: str,  # another one
-) -> Interval | None:  # nats a token; None: a score is not there
-    "By how much one score of these runs lies above another one."
+def order_interval(e: Evidence, runs: Sequence[dict], where: str, low: str, high: str) -> Interval | None:
+    "By how much one score of these runs lies above another one: nats a token; None: a score is not there."
     own = e.units[(e.units['split'] == where) & e.units['run_id'].isin([r['run_id'] for r in runs])]
     own = own[own['metric'].isin([low, high])]
     documents = sorted(own['cluster'].unique())
@@ -89,27 +77,25 @@ def order_interval(
     return crossed_interval(found[high] - found[low]) if {low, high} <= found.keys() else None
 
 # %% ../../nbs/thesis/05_language.ipynb #639634d4
-_SCORES = ('nll', 'perplexity', 'perplexity_all', 'pseudo_nll', 'pseudo_perplexity', 'unigram_perplexity')
+# settings that the study gives, where all its runs have one value
+_GIVEN = ('score_on', 'train_tokens', 'pseudo_sample', 'soft_on', 'epochs', 'learning_rate', 'batch_size')
+_GIVEN += ('adam_epsilon',)
+_SCORES = ('nll', 'perplexity', 'pseudo_perplexity')
 
 
 def _by_set(e: Evidence) -> dict[str, dict]:
-    "Scores, orders of scores and kept shares: set -> arm -> name -> interval."
-    sets = sets_of(e.records)
-    kept = {where: kept_on(e, where) for where in sets}
+    "Scores, orders of scores and kept shares: set -> arm -> name -> interval; what is not there is left out."
 
-    def of(where: str, arm: str, runs: list[dict]) -> dict:
-        scores = {name: set_interval(e, runs, where, name) for name in _SCORES}
-        return scores | dict(
+    def of(where: str, runs: list[dict]) -> dict:
+        found = {name: set_interval(e, runs, where, name) for name in _SCORES} | dict(
             hidden=order_interval(e, runs, where, 'nll', 'pseudo_nll'),
             visible=order_interval(e, runs, where, 'nll_all', 'pseudo_nll'),
-            kept=kept[where][arm],
+            kept=kept[where][runs[0]['arm']],
         )
+        return {name: x for name, x in found.items() if x is not None}
 
-    found = {where: {arm: of(where, arm, runs) for arm, runs in e.arms.items()} for where in sets}
-    return {
-        where: {arm: {k: x for k, x in its.items() if x is not None} for arm, its in by_arm.items()}
-        for where, by_arm in found.items()
-    }
+    kept = {where: kept_on(e, where) for where in sets_of(e.records)}
+    return {where: {arm: of(where, runs) for arm, runs in e.arms.items()} for where in kept}
 
 
 def _kd_by_set(e: Evidence) -> dict[str, dict]:  # set -> metric -> difference, p
@@ -129,104 +115,71 @@ def _kd_by_set(e: Evidence) -> dict[str, dict]:  # set -> metric -> difference, 
 def _score_tables(e: Evidence) -> dict[str, pd.DataFrame]:
     "A table a set: scores by arm, text."
     whole = sets_table(e)
-    if whole.empty:
-        return {}
     task = e.records[0]['task']
     return {
         where: whole.xs(where)
         .rename(index=lambda name: metric_name(name, task))
         .rename_axis('score')
         .reset_index()
-        for where in whole.index.unique('set')
+        for where in ([] if whole.empty else whole.index.unique('set'))
     }
 
 
-def language_values(
-    e: Evidence,  # of `with_role_steps`
-) -> dict:
+def language_values(e: Evidence) -> dict:
     "All values of the study."
-    found = e.records
-    about = about_values(found, e.units)
-    teachers = {r['teacher_run_id'] for r in found} - {None}
-    arms = {
-        arm: e.values[arm]
-        | dict(
-            n=len(runs),
-            steps=runs[0].get('steps'),
-            params=runs[0]['params_total'] / 1e6,
-            blocks=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1),
-        )
-        for arm, runs in e.arms.items()
-    }
-    return about | dict(
-        arms=arms,
-        roles=roles_of(e.arms)._asdict(),
-        one_teacher=len(teachers) == 1 < about['n_seeds'],
-        steps=role_steps(e),
+    settings = [r['settings'] for r in e.records]
+    values = role_values(e, _GIVEN)
+    values['tables'] |= dict(scores=_score_tables(e))
+    return values | dict(
         sets=_by_set(e),
         kd_on=_kd_by_set(e),
-        recipe=recipe_values(found),
-        work=work_values(found),
-        notes=notes_on(found, e.units, e.comparisons),
-        mask_share=found[0]['settings']['mask_share'],
-        train_tokens=found[0]['settings']['train_tokens'],
-        command=study_command(found),
-        sample=among(f"{r['settings']['pseudo_sample']:,}" for r in found),
-        scored_blocks=among(f"{r['settings']['score_blocks'] or 'all'}" for r in found),
-        tables=dict(
-            arms=arms_table(found, e.values).reset_index(),
-            comparisons=effects_table(e.comparisons),
-            settings=settings_table(found),
-            runs=runs_table(found),
-            models=models_table(found),
-            machine=machine_table(found),
-            scores=_score_tables(e),
-        ),
+        recipe=recipe_values(e.records),
+        mask_share=settings[0]['mask_share'],
+        train_tokens=settings[0]['train_tokens'],
+        sample=among(f"{of['pseudo_sample']:,}" for of in settings),
+        scored_blocks=among(f"{of['score_blocks'] or 'all'}" for of in settings),
     )
 
 # %% ../../nbs/thesis/05_language.ipynb #b40b4295
 def _trend(values: Sequence[float]) -> str:
     "Of a score from the smallest steps to the largest: 'falls' | 'rises' | 'neither'."
-    changes = np.sign(np.diff(values))
-    words = {(-1.0,): 'falls', (1.0,): 'rises'}
-    return words.get(tuple(sorted(set(changes))), 'neither')
+    changes = {*np.sign(np.diff(values))}
+    return 'falls' if changes == {-1.0} else 'rises' if changes == {1.0} else 'neither'
 
 
-def _batch_row(runs: Sequence[dict], change: Interval | None) -> dict[str, str]:
-    "A row of the table of step sizes."
-    first = runs[0]
-    p = first['primary']
-    sets = [p['set'], *(name for name in first['metrics'] if name != p['set'])]
+def _batch_table(arms: Sequence[list[dict]], against: Sequence[Interval | None]) -> pd.DataFrame:
+    "A row a size of a step, text."
+    first = arms[0][0]
+    own, metric = first['primary']['set'], first['primary']['metric']
+    sets = [own, *(name for name in first['metrics'] if name != own)]
 
-    def mean(where):
-        return np.mean([r['metrics'][where][p['metric']] for r in runs])
+    def mean(where: str):
+        return lambda row: f'{np.mean([r["metrics"][where][metric] for r in row["runs"]]):.3f}'
 
-    return (
+    return table(
+        [dict(runs=runs, first=runs[0], change=change) for runs, change in zip(arms, against)],
         {
-            'blocks a step': str(first['settings']['batch_size']),
-            'steps': str(first.get('steps', '-')),
-            'learning rate': f"{first['settings']['learning_rate']:g}",
-            'seeds': str(len(runs)),
+            'blocks a step': '{first[settings][batch_size]}',
+            'steps': lambda row: row['first'].get('steps'),
+            'learning rate': '{first[settings][learning_rate]:g}',
+            'seeds': lambda row: len(row['runs']),
         }
-        | {f"{where} {p['metric']}": f'{mean(where):.3f}' for where in sets}
+        | {f'{where} {metric}': mean(where) for where in sets}
         | {
-            'from the smallest': '-' if change is None else f'{change:+.3f}',
-            'train s': f"{np.mean([r['time']['train_s'] for r in runs]):.0f}",
-        }
+            'from the smallest': '{change:+.3f}',
+            'train s': lambda row: f'{np.mean([r["time"]["train_s"] for r in row["runs"]]):.0f}',
+        },
     )
 
 
-def batch_values(
-    found: Sequence[dict],  # of one study: an arm for each size of a step
-    units: pd.DataFrame,
-    # study, mode, epochs, seeds; smallest and largest step; the comparison of the two; trend; tables
-) -> dict:
-    "What larger steps do at equal epochs."
+def batch_values(found: Sequence[dict], units: pd.DataFrame) -> dict:
+    """What larger steps do at equal epochs: study, mode, epochs, seeds; smallest and largest step; the
+    comparison of the two; trend; tables.
+    """
     arms = sorted(arms_of(found).values(), key=lambda runs: runs[0]['settings']['batch_size'])
     against = [None, *(compare(arms[0], runs, units) for runs in arms[1:])]
-    last: Comparison | None = against[-1]
+    last = against[-1]
     epochs = {r['settings']['epochs'] for r in found}
-    rows = [_batch_row(runs, c and c.difference) for runs, c in zip(arms, against)]
     about = about_values(found, units)
     return {name: about[name] for name in ('study', 'n_runs', 'seeds', 'n_seeds', 'metric', 'set')} | dict(
         mode=among(r['mode'] for r in found),
@@ -241,5 +194,7 @@ def batch_values(
         sentence=sentence(last) if last else 'Only one size of a step was tried.',
         trend=_trend([np.mean([r['primary']['value'] for r in runs]) for runs in arms]),
         notes=notes_on(found, units),
-        tables=dict(batches=pd.DataFrame(rows), runs=runs_table(found)),
+        tables=dict(
+            batches=_batch_table(arms, [c and c.difference for c in against]), runs=runs_table(found)
+        ),
     )

@@ -7,60 +7,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 import numpy as np
 import pandas as pd
-from ..analysis.compare import Comparison
 from ..analysis.intervals import Interval, mean_interval, scaled
-from ..analysis.tables import Evidence, arms_table, over_seeds, primary_interval, set_interval, sets_of
+from ..analysis.evidence import Evidence, primary_interval
+from ..analysis.tables import over_seeds, set_interval, sets_of
 from ..analysis.wording import PERCENT
 from ..core.config import metric_name, task_info
-from ..records.store import RecordError, predictions
 from ..tasks.span_metrics import UNIT_METRICS
-from .facts import about_values, among, machine_table, models_table, runs_table, settings_table
-from .roles import role_steps, roles_of, side, study_command, work_values
-from .values import aim_value, effects_table, notes_on
+from .facts import among, given, table, text
+from .roles import role_values, roles_of, side
+from .values import NO_PREDICTIONS, aim_value, predicted_by_run
 
 # %% auto #0
-__all__ = ['PUBLISHED', 'FOUND_AIM', 'percent', 'percent_arms', 'percent_effects', 'beyond_never', 'threshold_values',
-           'threshold_table', 'refused_shares', 'refusal_values', 'refusal_table', 'counted', 'counted_table',
-           'published_values', 'score_table', 'never_verdict', 'question_values']
+__all__ = ['PUBLISHED', 'FOUND_AIM', 'percent', 'beyond_never', 'threshold_values', 'threshold_table', 'refused_shares',
+           'refusal_values', 'refusal_table', 'counted', 'counted_table', 'published_values', 'score_table',
+           'never_verdict', 'question_values']
 
 # %% ../../nbs/thesis/07_questions.ipynb #69b01580
-def percent(
-    share: Interval | None,  # of questions, or a difference of shares
-    sign: str = '',  # '+': before what is positive
-) -> str:  # 'estimate [low, high]'; the estimate alone where there are no limits, or none to speak of
-    "A share, or a difference of shares, in percent."
+def percent(share: Interval | None, sign: str = '') -> str:
+    """A share, or a difference of shares, in percent: 'estimate [low, high]'; the estimate alone where
+    there are no limits, or none to speak of.
+    """
     if share is None or np.isnan(share.estimate):
         return '-'
     found = scaled(share, PERCENT.factor)
     return f'{found.estimate:{sign}.1f}' if share.low == share.high else f'{found:{sign}.1f}'
 
-
-def percent_arms(
-    e: Evidence,
-) -> pd.DataFrame:  # of `analysis.tables.arms_table`
-    "The arms side by side, their primary metric in percent."
-    table = arms_table(e.records, e.values).reset_index()
-    p = e.records[0]['primary']
-    title = f"{p['set']} {p['metric']}"
-    table[title] = [percent(e.values[arm].get('primary')) for arm in table['arm']]
-    return table.rename(columns={title: f'{title}, %'})
-
-
-def percent_effects(
-    comparisons: Sequence[tuple[str, Comparison]],  # one at least
-) -> pd.DataFrame:  # of `thesis.values.effects_table`
-    "Every comparison, its difference in percentage points."
-    table = effects_table(comparisons)
-    table['difference'] = [percent(c.difference, '+') for _, c in comparisons]
-    return table.rename(columns=dict(difference='points'))
-
 # %% ../../nbs/thesis/07_questions.ipynb #a4f3c655
-def beyond_never(
-    e: Evidence,
-    runs: Sequence[dict],  # of one arm
-    where: str,  # an evaluation set
-) -> Interval | None:  # a difference of shares; None: no run has been scored there
-    "What runs have of `exact` beyond a model that never answers."
+def beyond_never(e: Evidence, runs: Sequence[dict], where: str) -> Interval | None:
+    """What runs have of `exact` beyond a model that never answers: a difference of shares; None: no run has
+    been scored there.
+    """
     own = e.units[(e.units['split'] == where) & e.units['run_id'].isin([r['run_id'] for r in runs])]
     without = set(own[own['metric'] == 'no_ans_exact']['unit'])
     exact = own[own['metric'] == 'exact']
@@ -75,38 +51,26 @@ def beyond_never(
     return primary_interval([judged(r) for r in runs], gains)
 
 # %% ../../nbs/thesis/07_questions.ipynb #196b3159
-def threshold_values(
-    runs: Sequence[dict],  # of one arm
-    where: str,  # an evaluation set
-    # chosen: log-odds; exact: with it; best_exact: the best of the official search; missed: the difference
-) -> dict[str, Interval]:
-    "What the threshold from dev gives, beside the best of a set."
-
-    def mean(of: list) -> Interval | None:
-        return None if None in of else mean_interval(of)
-
+def threshold_values(runs: Sequence[dict], where: str) -> dict[str, Interval]:
+    """What the threshold from dev gives, beside the best of a set: chosen: log-odds; exact: with it;
+    best_exact: the best of the official search; missed: the difference.
+    """
     exact, best = ([r['metrics'].get(where, {}).get(k) for r in runs] for k in ('exact', 'best_exact'))
     missed = [None if None in pair else pair[0] - pair[1] for pair in zip(best, exact)]
-    found = dict(
-        chosen=over_seeds(runs, where, 'threshold'),
-        exact=mean(exact),
-        best_exact=mean(best),
-        missed=mean(missed),
-    )
+    every = dict(exact=exact, best_exact=best, missed=missed)
+    found = dict(chosen=over_seeds(runs, where, 'threshold'))
+    found |= {name: None if None in of else mean_interval(of) for name, of in every.items()}
     return {name: x for name, x in found.items() if x is not None}
 
 
-def threshold_table(
-    thresholds: dict[str, dict[str, Interval]],  # arm -> of `threshold_values`
-) -> pd.DataFrame:  # a row an arm, text
+def threshold_table(thresholds: dict[str, dict[str, Interval]]) -> pd.DataFrame:  # a row an arm, text
     "Thresholds as log-odds, what is reached in percent."
-
-    def row(arm: str, its: dict[str, Interval]) -> dict[str, str]:
-        texts = {k: f'{x:.2f}' if k == 'chosen' else percent(x) for k, x in its.items()}
-        titles = dict(chosen='chosen on dev', exact='exact, %', best_exact='best exact, %', missed='points')
-        return {'arm': arm} | {title: texts.get(k, '-') for k, title in titles.items()}
-
-    return pd.DataFrame([row(*of) for of in thresholds.items()])
+    titles = dict(exact='exact, %', best_exact='best exact, %', missed='points')
+    return table(
+        [dict(arm=arm, chosen=None) | its for arm, its in thresholds.items()],
+        {'arm': '{arm}', 'chosen on dev': '{chosen:.2f}'}
+        | {title: lambda its, k=k: percent(its.get(k)) for k, title in titles.items()},
+    )
 
 # %% ../../nbs/thesis/07_questions.ipynb #61f90acb
 _SAME = 1e-4  # of log-odds with five digits, relatively
@@ -124,18 +88,13 @@ def refused_shares(
     return {kind: float(refused[of].mean()) for kind, of in kinds.items() if of.any()}
 
 
-def refusal_values(
-    e: Evidence,
-    where: str,  # an evaluation set
-) -> dict:  # arm -> has_ans, no_ans: interval over seeds; or the reason why there is none
-    "How often the arms say that there is no answer."
-    try:
-        found = predictions(e.study, [r['run_id'] for r in e.records])
-    except RecordError:
-        return dict(reason='this evidence holds no predictions')  # its own words name a folder
-    by_run = dict(list(found[found['split'] == where].groupby('run_id')))
-    if len(by_run) < len(e.records):
-        return dict(reason='this evidence holds no predictions of some runs')
+def refusal_values(e: Evidence, where: str) -> dict:
+    """How often the arms say that there is no answer: arm -> has_ans, no_ans: interval over seeds; or the
+    reason why there is none.
+    """
+    by_run = {run: of[of['split'] == where] for run, of in predicted_by_run(e).items()}
+    if not by_run:
+        return dict(reason=NO_PREDICTIONS)
 
     def of(runs: Sequence[dict]) -> dict[str, Interval]:
         shares = [refused_shares(by_run[r['run_id']], r['metrics'][where]['threshold']) for r in runs]
@@ -145,27 +104,20 @@ def refusal_values(
     return {arm: of(runs) for arm, runs in e.arms.items()}
 
 
-def refusal_table(
-    e: Evidence,
-    refusals: dict[str, dict[str, Interval]],  # of `refusal_values`, without a reason
-    where: str,
-) -> pd.DataFrame:  # a row an arm, text
-    "What becomes of questions with and without an answer, in percent."
-    rows = [
+def refusal_table(e: Evidence, refusals: dict[str, dict[str, Interval]], where: str) -> pd.DataFrame:
+    "What becomes of questions with and without an answer, in percent: a row an arm, text."
+    return table(
+        e.arms,
         {
-            'arm': arm,
-            'no answer: refused': percent(refusals[arm].get('no_ans')),
-            'an answer: refused': percent(refusals[arm].get('has_ans')),
-            'an answer: found': percent(over_seeds(runs, where, 'has_ans_exact')),
-        }
-        for arm, runs in e.arms.items()
-    ]
-    return pd.DataFrame(rows)
+            'arm': str,
+            'no answer: refused': lambda arm: percent(refusals[arm].get('no_ans')),
+            'an answer: refused': lambda arm: percent(refusals[arm].get('has_ans')),
+            'an answer: found': lambda arm: percent(over_seeds(e.arms[arm], where, 'has_ans_exact')),
+        },
+    )
 
 # %% ../../nbs/thesis/07_questions.ipynb #a6813709
-def counted(
-    e: Evidence,
-) -> dict[str, dict[str, int]]:  # set -> articles, questions, has_ans, no_ans
+def counted(e: Evidence) -> dict[str, dict[str, int]]:  # set -> articles, questions, has_ans, no_ans
     "The evaluation sets in numbers."
     one = e.units[e.units['run_id'] == e.records[0]['run_id']]
 
@@ -181,22 +133,18 @@ def counted(
     return {where: of(its) for where, its in one.groupby('split', sort=False)}
 
 
-def counted_table(
-    counts: dict[str, dict[str, int]],  # of `counted`
-) -> pd.DataFrame:  # a row a set, text
+def counted_table(counts: dict[str, dict[str, int]]) -> pd.DataFrame:  # a row a set, text
     "The same as a table."
-    names = dict(articles='articles', questions='questions', has_ans='with an answer', no_ans='without')
-    rows = [
-        {'set': where} | {title: f'{its[key]:,}' for key, title in names.items()}
-        for where, its in counts.items()
-    ]
-    return pd.DataFrame(rows)
+    titles = dict(articles='articles', questions='questions', has_ans='with an answer', no_ans='without')
+    return table(
+        [dict(where=where) | its for where, its in counts.items()],
+        {'set': '{where}'} | {title: f'{{{key}:,}}' for key, title in titles.items()},
+    )
 
 # %% ../../nbs/thesis/07_questions.ipynb #f6c6955d
 PUBLISHED = dict(
     who='SigOpt and NVIDIA',
     year=2020,
-    title='Efficient BERT',
     teacher='BERT, trained on the train part of SQuAD 2.0',
     student="DistilBERT's shape",
     data='the whole dev part of SQuAD 2.0',
@@ -206,80 +154,70 @@ PUBLISHED = dict(
 _SAME_SIZE = 0.01  # of parameters, relatively
 
 
-def published_values(
-    e: Evidence,
-) -> dict:  # PUBLISHED, and ours: its exact and params; reasons: clauses; verdict
-    "The published baseline beside our distilled student."
-    p = e.records[0]['primary']
-    note = task_info(e.records[0]['task']).corpora.notes.get(e.records[0]['corpus_sha256'])
-    taught = e.arms.get(roles_of(e.arms).taught, [])
-    of_teacher = e.arms.get(roles_of(e.arms).teacher, [])
-    reasons = [f"other data: {note or 'another split'} (published: {PUBLISHED['data']})"]
+def published_values(e: Evidence) -> dict:
+    """The published baseline beside our distilled student: PUBLISHED, and ours: its exact and params;
+    reasons: clauses; verdict.
+    """
+    first = e.records[0]
+    note = task_info(first['task']).corpora.notes.get(first['corpus_sha256'])
+    roles = roles_of(e.arms)
+    taught, of_teacher = (e.arms.get(arm, []) for arm in (roles.taught, roles.teacher))
     names = among(r['models']['teacher'] for r in e.records if 'models' in r)
     size = f", {of_teacher[0]['params_total'] / 1e6:.1f} M parameters" if of_teacher else ''
-    reasons.append(f"another teacher: {names or 'another network'}{size} (published: {PUBLISHED['teacher']})")
+    reasons = [
+        f"other data: {note or 'another split'} (published: {PUBLISHED['data']})",
+        f"another teacher: {names or 'another network'}{size} (published: {PUBLISHED['teacher']})",
+    ]
+    rows = [
+        dict(
+            name=f"{PUBLISHED['who']}, {PUBLISHED['year']}: baseline", exact=f"{100 * PUBLISHED['exact']:.2f}"
+        )
+    ]
+    rows[0]['params'] = PUBLISHED['params']
     ours = {}
     if taught:
         params = taught[0]['params_total'] / 1e6
-        ours = dict(exact=set_interval(e, taught, p['set'], 'exact'), params=params)
+        ours = dict(exact=set_interval(e, taught, first['primary']['set'], 'exact'), params=params)
+        rows.append(
+            dict(name=f"here: {taught[0]['arm']}", exact=percent(ours['exact']), params=f'{params:.1f}')
+        )
         if abs(params - PUBLISHED['params']) > _SAME_SIZE * PUBLISHED['params']:
             reasons.append(
                 f"another student: {params:.1f} M parameters (published: {PUBLISHED['params']} M, "
                 f"{PUBLISHED['student']})"
             )
-    rows = [
-        {
-            '': f"{PUBLISHED['who']}, {PUBLISHED['year']}: baseline",
-            'exact, %': f"{100 * PUBLISHED['exact']:.2f}",
-            'parameters': f"{PUBLISHED['params']} M",
-        },
-        {
-            '': f"here: {taught[0]['arm']}" if taught else 'here',
-            'exact, %': percent(ours.get('exact')),
-            'parameters': f"{ours['params']:.1f} M" if taught else '-',
-        },
-    ]
-    return dict(
-        **PUBLISHED,
-        ours=ours,
-        reasons=reasons,
-        verdict='not comparable',
-        tables=dict(beside=pd.DataFrame(rows)),
-    )
+    else:
+        rows.append(dict(name='here', exact=None, params=None))
+    beside = table(rows, {'': '{name}', 'exact, %': '{exact}', 'parameters': '{params} M'})
+    return dict(**PUBLISHED, ours=ours, reasons=reasons, verdict='not comparable', tables=dict(beside=beside))
 
 # %% ../../nbs/thesis/07_questions.ipynb #05b612cc
 # what the teacher should find of the answers that are there: below it a student learns to refuse
 FOUND_AIM = 0.30
 _THRESHOLDS = ('best_exact_thresh', 'best_f1_thresh')
 _SCORES = (*UNIT_METRICS, 'best_exact', 'best_f1', *_THRESHOLDS, 'always_unanswerable')
+_WEIGHTS = ('soft_weight', 'hard_weight', 'temperature')
 # settings that the study gives, where all its runs have one value
 _GIVEN = ('transfer', 'epochs', 'learning_rate', 'batch_size', 'max_length', 'student_init')
 
 
-def score_table(
-    e: Evidence,
-    where: str,  # an evaluation set
-) -> pd.DataFrame:  # a row a score, a column an arm; shares in percent, thresholds as probabilities
-    "All scores of a set."
+def score_table(e: Evidence, where: str) -> pd.DataFrame:
+    "All scores of a set: a row a score, a column an arm; shares in percent, thresholds as probabilities."
 
-    def cell(runs: Sequence[dict], name: str) -> str:
-        found = set_interval(e, runs, where, name)
-        if name in _THRESHOLDS:
-            return '-' if found is None else f'{found:.3f}'
-        return percent(found)
+    def of(arm: str):
+        def cell(name: str) -> str:
+            found = set_interval(e, e.arms[arm], where, name)
+            return text('{of:.3f}', dict(of=found)) if name in _THRESHOLDS else percent(found)
+
+        return cell
 
     task = e.records[0]['task']
-    rows = [
-        {'score': metric_name(name, task)} | {arm: cell(runs, name) for arm, runs in e.arms.items()}
-        for name in _SCORES
-        if any(name in r['metrics'].get(where, {}) for r in e.records)
-    ]
-    return pd.DataFrame(rows)
+    there = {name for r in e.records for name in r['metrics'].get(where, {})}
+    columns = {'score': lambda name: metric_name(name, task)} | {arm: of(arm) for arm in e.arms}
+    return table([name for name in _SCORES if name in there], columns)
 
 
-def never_verdict(
-    gain: Interval,
-) -> str:  # 'better' | 'worse' | 'open' | 'one_seed', which is no test
+def never_verdict(gain: Interval) -> str:  # 'better' | 'worse' | 'open' | 'one_seed', which is no test
     "What a gain over never answering amounts to."
     return 'one_seed' if gain.n == 1 else side(gain, True)
 
@@ -301,93 +239,59 @@ def _never(e: Evidence, where: str) -> dict[str, dict]:
 
 def _never_table(e: Evidence, never: dict[str, dict], where: str) -> pd.DataFrame:
     "The same as a table."
-    rows = [
+    said = dict(one_seed='one seed, not tested')
+    return table(
+        never,
         {
-            'arm': arm,
-            'exact, %': percent(set_interval(e, e.arms[arm], where, 'exact')),
-            'never answering, %': percent(over_seeds(e.arms[arm], where, 'always_unanswerable')),
-            'points': percent(its['difference'], '+'),
-            'by its interval': its['verdict'].replace('one_seed', 'one seed, not tested'),
-        }
-        for arm, its in never.items()
-    ]
-    return pd.DataFrame(rows)
+            'arm': str,
+            'exact, %': lambda arm: percent(set_interval(e, e.arms[arm], where, 'exact')),
+            'never answering, %': lambda arm: percent(over_seeds(e.arms[arm], where, 'always_unanswerable')),
+            'points': lambda arm: percent(never[arm]['difference'], '+'),
+            'by its interval': lambda arm: said.get(never[arm]['verdict'], never[arm]['verdict']),
+        },
+    )
 
 
 def _found_answers(e: Evidence, where: str) -> dict[str, dict]:
-    "The share of answers that arms find, against the aim: arm -> of `aim_value`, and the verdict."
-
-    def of(runs: Sequence[dict]) -> dict:
-        its = aim_value(FOUND_AIM, set_interval(e, runs, where, 'has_ans_exact'), True)
-        if its['decided']:
-            return its | dict(verdict='reached' if its['reached'] else 'missed')
-        return its | dict(verdict='open')
-
-    return {arm: of(runs) for arm, runs in e.arms.items()}
-
-
-def _recipe(found: Sequence[dict]) -> dict:
-    "The weights of distillation; {} where no run has it."
-    taught = [r for r in found if r['factors']['kd']]
-    names = ('soft_weight', 'hard_weight', 'temperature')
-    return {name: among(f"{r['settings'][name]:g}" for r in taught) for name in names} if taught else {}
-
-
-def _arm_values(e: Evidence) -> dict[str, dict]:
-    "Quantities of the arms, by arm."
-    return {
-        arm: e.values[arm]
-        | dict(n=len(runs), steps=runs[0].get('steps'), params=runs[0]['params_total'] / 1e6)
+    "The share of answers that arms find, against the aim: arm -> of `aim_value`, undecided being open."
+    found = {
+        arm: aim_value(FOUND_AIM, set_interval(e, runs, where, 'has_ans_exact'), True)
         for arm, runs in e.arms.items()
     }
+    return {arm: its | dict(verdict=its['verdict'].replace('not_told', 'open')) for arm, its in found.items()}
 
 
-def question_values(
-    e: Evidence,  # of `roles.with_role_steps`
-) -> dict:
+def question_values(e: Evidence) -> dict:
     "All values of the study."
-    found = e.records
-    first = found[0]
+    first = e.records[0]
     where = first['primary']['set']
-    sets = sets_of(found)
-    about = about_values(found, e.units)
-    teachers = {r['teacher_run_id'] for r in found} - {None}
     never = _never(e, where)
     counts = counted(e)
     thresholds = {arm: threshold_values(runs, where) for arm, runs in e.arms.items()}
     refusals = refusal_values(e, where)
-    tables = dict(
-        arms=percent_arms(e),
-        settings=settings_table(found),
-        runs=runs_table(found),
-        models=models_table(found),
-        machine=machine_table(found),
-        scores={name: score_table(e, name) for name in sets},
+    values = role_values(e, _GIVEN)
+    tables = values['tables'] | dict(
+        scores={name: score_table(e, name) for name in sets_of(e.records)},
         never=_never_table(e, never, where),
         thresholds=threshold_table(thresholds),
         counted=counted_table(counts),
     )
+    effects = tables.pop('comparisons')
     if e.comparisons:
-        tables['comparisons'] = percent_effects(e.comparisons)
+        points = [percent(c.difference, '+') for _, c in e.comparisons]
+        tables['comparisons'] = effects.assign(difference=points).rename(columns=dict(difference='points'))
     if 'reason' not in refusals:
         tables['refusals'] = refusal_table(e, refusals, where)
-    return about | dict(
-        arms=_arm_values(e),
-        roles=roles_of(e.arms)._asdict(),
-        one_seed=about['n_seeds'] == 1,
-        one_teacher=len(teachers) == 1 < about['n_seeds'],
-        searched=about['tuned'] is not None,
-        steps=role_steps(e),
+    return values | dict(
+        one_seed=values['n_seeds'] == 1,
+        searched=values['tuned'] is not None,
         note=task_info(first['task']).corpora.notes.get(first['corpus_sha256']),
         counted=counts,
         never=never,
         answers=_found_answers(e, where),
         thresholds=thresholds,
         refusals=refusals,
-        recipe=_recipe(found),
-        work=work_values(found),
-        notes=notes_on(found, e.units, e.comparisons),
+        recipe=given([r for r in e.records if r['factors']['kd']], _WEIGHTS),
         published=published_values(e),
-        command=study_command(found, _GIVEN),
         tables=tables,
     )

@@ -15,9 +15,10 @@ from ..analysis.intervals import Interval
 from ..analysis.movement import Movement, movement, times_as_far
 from ..analysis import plotting as pt
 from ..analysis.tables import score_kind
-from ..analysis.tests import Family, holm, interval_test
+from ..analysis.tests import ALPHA, Family, holm
 from ..core.config import KdnotesError, primary_name
-from .facts import about_values, among, runs_table
+from .facts import about_values, among, low_to_high, runs_table, table, text
+from .steps import tested
 
 # %% auto #0
 __all__ = ['KINDS', 'CONTROLS', 'AtRate', 'at_rates', 'kinds_of', 'growth', 'accuracy_table', 'controls_of', 'movement_table',
@@ -76,12 +77,14 @@ def _paired(of: Mapping[str, list[dict]]) -> list[str]:
 
 
 def at_rates(
-    found: Sequence[dict],  # records of one study
+    found: Sequence[dict],
     its_units: pd.DataFrame,
-    predictions: Mapping[str, pd.DataFrame],  # run_id -> its predictions
-    needed: Sequence[str] = ('format', 'draw'),  # kinds that every rate must have
-) -> list[AtRate]:  # by rising rate; without the rates that have no pair at all
-    "A study's students by rate; a rate without a kind that is needed is refused by name."
+    predictions: Mapping[str, pd.DataFrame],
+    needed: Sequence[str] = ('format', 'draw'),
+) -> list[AtRate]:
+    """A study's students by rate; a rate without a kind that is needed is refused by name: by rising rate;
+    without the rates that have no pair at all.
+    """
     students = [r for r in found if r['factors']['network'] == 'student']
     kind_of_score = score_kind(students)
     made = []
@@ -100,124 +103,101 @@ def at_rates(
     return made
 
 
-def kinds_of(
-    rates: Sequence[AtRate],
-) -> list[str]:  # of KINDS
+def kinds_of(rates: Sequence[AtRate]) -> list[str]:  # of KINDS
     "The kinds of pair that every rate has."
     return [kind for kind in KINDS if rates and all(kind in x.moved for x in rates)]
 
 # %% ../../nbs/thesis/10_rates.ipynb #488fe677
-def _tested(name: str, ratios: Mapping[str, Interval]) -> dict[str, dict]:
-    "Ratios with p, corrected p, and where they are off 1: 'more' | 'less' | 'open' | 'not_tested'."
-    p = {key: interval_test(ratio, 1.0, log=True).p for key, ratio in ratios.items()}
-    corrected = holm(p, Family(name, tuple(ratios)))
-
-    def verdict(key):
-        if corrected[key] is None:
-            return 'not_tested'
-        if corrected[key] >= 0.05:
-            return 'open'
-        return 'more' if ratios[key].estimate > 1 else 'less'
-
-    return {key: dict(ratio=ratios[key], p=p[key], p_holm=corrected[key], verdict=verdict(key)) for key in p}
+def _ratios(family: str, ratios: Mapping) -> dict:
+    "Ratios, tested together."
+    return {key: dict(ratio=ratios[key]) | of for key, of in tested(family, ratios, 1.0).items()}
 
 
-def growth(
-    rates: Sequence[AtRate],  # by rising rate, two at least
-) -> dict[str, dict[str, dict]]:  # 'whole' | 'before' | 'last' -> kind -> of `_tested`
-    "How many times as far scores move at a higher rate: over all, before the last step up, and in it."
+def growth(rates: Sequence[AtRate]) -> dict[str, dict[str, dict]]:
+    """How many times as far scores move at a higher rate: over all, before the last step up, and in it.
+    'whole' | 'before' | 'last' -> kind -> ratio, p, p_holm, verdict.
+    """
     spans = {'whole': (rates[0], rates[-1])}
     if len(rates) > 2:
         spans |= {'before': (rates[0], rates[-2]), 'last': (rates[-2], rates[-1])}
-    ratios = {
-        (span, kind): times_as_far(high.moved[kind], low.moved[kind])
-        for span, (low, high) in spans.items()
-        for kind in kinds_of(rates)
-    }
-    tested = _tested('growth', ratios)
-    return {span: {kind: tested[span, kind] for kind in kinds_of(rates)} for span in spans}
+    found = _ratios(
+        'growth',
+        {
+            (span, kind): times_as_far(high.moved[kind], low.moved[kind])
+            for span, (low, high) in spans.items()
+            for kind in kinds_of(rates)
+        },
+    )
+    return {span: {kind: found[span, kind] for kind in kinds_of(rates)} for span in spans}
 
 
-def _p(value: float | None) -> str:
-    if value is None:
-        return '-'
-    return '<0.001' if value < 0.001 else f'{value:.3f}'
-
-
-def _far(value: float) -> str:
-    "How far a score moves, as text."
-    return f'{value:.4f}' if value >= 0.001 else f'{value:.1e}'
-
-
-def _signed(interval: Interval | None) -> str:
-    if interval is None:
-        return '-'
-    if interval.low is None:
-        return f'{interval.estimate:+.4f}'
-    return f'{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]'
-
-
-def _changed_mean(rates: Sequence[AtRate]) -> dict[str, float | None]:  # rate -> p; {} without a format
-    "p of the format's change of the mean, corrected over the rates."
+def _changed_mean(rates: Sequence[AtRate]) -> dict[float, float | None]:
+    "Rate -> p of the format's change of the mean, corrected over the rates; {} without a format."
     if 'format' not in kinds_of(rates):
         return {}
-    p = {f'{x.rate:g}': x.compared['format'].p for x in rates}
-    return holm(p, Family('format', tuple(p)))
+    return holm(p := {x.rate: x.compared['format'].p for x in rates}, Family('format', tuple(p)))
 
 
-def accuracy_table(
-    rates: Sequence[AtRate],
-) -> pd.DataFrame:  # a row a rate, text
+def accuracy_table(rates: Sequence[AtRate]) -> pd.DataFrame:  # a row a rate, text
     "What the format and its controls do to the mean of the primary metric."
-    name = primary_name(rates[0].fp32[0])
     p = _changed_mean(rates)
-
-    def row(x: AtRate) -> dict[str, str]:
-        of = {KINDS[kind]: _signed(x.compared[kind].difference) for kind in kinds_of(rates)}
-        tested = {"Holm's p of the format": _p(p[f'{x.rate:g}'])} if p else {}
-        mean = f"{np.mean([r['primary']['value'] for r in x.fp32]):.3f}"
-        about = {'learning rate': f'{x.rate:g}', 'seeds': str(len(x.fp32)), f'{name}, fp32': mean}
-        return about | of | tested
-
-    return pd.DataFrame([row(x) for x in rates])
+    return table(
+        [dict(x=x, seeds=len(x.fp32), mean=_mean(x), p=p.get(x.rate)) for x in rates],
+        {'learning rate': '{x.rate:g}', 'seeds': '{seeds}'}
+        | {f'{primary_name(rates[0].fp32[0])}, fp32': '{mean:.3f}'}
+        | {KINDS[kind]: f'{{x.compared[{kind}].difference:+.4f}}' for kind in kinds_of(rates)}
+        | ({"Holm's p of the format": '{p:p}'} if p else {}),
+    )
 
 
-def _beside(rates: Sequence[AtRate], control: str) -> dict[str, dict]:  # rate -> of `_tested`
+def _mean(x: AtRate) -> float:
+    "Of the primary metric in fp32."
+    return float(np.mean([r['primary']['value'] for r in x.fp32]))
+
+
+def _beside(rates: Sequence[AtRate], control: str) -> dict[float, dict]:  # rate -> as of `growth`
     "The format beside a control, rate by rate."
-    return _tested(f'format beside {control}', {f'{x.rate:g}': x.beside(control) for x in rates})
+    return _ratios(f'format beside {control}', {x.rate: x.beside(control) for x in rates})
 
 
-def controls_of(
-    rates: Sequence[AtRate],
-) -> list[str]:  # of CONTROLS
+def controls_of(rates: Sequence[AtRate]) -> list[str]:  # of CONTROLS
     "The controls that the format is put beside at every rate."
     kinds = kinds_of(rates)
     return [control for control in CONTROLS if {'format', control} <= {*kinds}]
 
 
-def movement_table(
-    rates: Sequence[AtRate],
-) -> pd.DataFrame:  # a row a rate, text
+_SHORT = {'format': 'format', 'draw': 'masks', 'order': 'order'}  # in a table's head
+
+
+def movement_table(rates: Sequence[AtRate]) -> pd.DataFrame:  # a row a rate, text
     "How many questions change and how far scores move, for the format and its controls."
 
-    def changed(m: Movement) -> str:
-        return f'{np.mean(m.changed):.1f} ({min(m.changed)} to {max(m.changed)})'
+    def changed(kind: str):
+        def cell(x: AtRate) -> str:
+            of = x.moved[kind].changed
+            return f'{np.mean(of):.1f} ({min(of)} to {max(of)})'
+
+        return cell
+
+    def far(kind: str):
+        def cell(x: AtRate) -> str:
+            value = x.moved[kind].distance.estimate
+            return f'{value:.4f}' if value >= 0.001 else f'{value:.1e}'
+
+        return cell
+
+    def ratio(found: dict[float, dict], key: str, spec: str):
+        return lambda x: text(f'{{{key}:{spec}}}', found[x.rate])
 
     kinds = kinds_of(rates)
-    ratios = {control: _beside(rates, control) for control in controls_of(rates)}
-
-    def row(x: AtRate) -> dict[str, str]:
-        of = {f'changed, {_SHORT[kind]}': changed(x.moved[kind]) for kind in kinds}
-        of |= {f'moved, {_SHORT[kind]}': _far(x.moved[kind].distance.estimate) for kind in kinds}
-        for control, tested in ratios.items():
-            its = tested[f'{x.rate:g}']
-            of |= {f'format / {_SHORT[control]}': f"{its['ratio']:.3g}", "Holm's p": _p(its['p_holm'])}
-        return {'learning rate': f'{x.rate:g}'} | of
-
-    return pd.DataFrame([row(x) for x in rates])
-
-
-_SHORT = {'format': 'format', 'draw': 'masks', 'order': 'order'}  # in a table's head
+    columns = {'learning rate': '{rate:g}'}
+    columns |= {f'changed, {_SHORT[kind]}': changed(kind) for kind in kinds}
+    columns |= {f'moved, {_SHORT[kind]}': far(kind) for kind in kinds}
+    for control in controls_of(rates):
+        found = _beside(rates, control)
+        columns[f'format / {_SHORT[control]}'] = ratio(found, 'ratio', '.3g')
+        columns["Holm's p"] = ratio(found, 'p_holm', 'p')
+    return table(rates, columns)
 
 # %% ../../nbs/thesis/10_rates.ipynb #ac5b82a3
 _LOOK = {
@@ -241,9 +221,7 @@ def _of_seeds(
 
 
 @pt.drawing
-def rates_figure(
-    rates: Sequence[AtRate],
-) -> Figure:
+def rates_figure(rates: Sequence[AtRate]) -> Figure:
     "Changed questions, moved scores, and the change of the mean, by learning rate."
     titles = ['questions that change, %', 'a score moves by', f'{primary_name(rates[0].fp32[0])}, change']
     figure, panels = pt.grid(titles, 3, 2.3, 'learning rate')
@@ -277,12 +255,6 @@ def rates_figure(
     return figure
 
 
-def _between(numbers: Sequence[int]) -> str:
-    "'5', or '3 to 5'."
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f'{low} to {high}'
-
-
 def _pair_seeds(rates: Sequence[AtRate]) -> list[int]:
     "How many seeds the pairs of each rate and kind have."
     return [len(x.moved[kind].seeds) for x in rates for kind in kinds_of(rates)]
@@ -299,84 +271,82 @@ def _caption(rates: Sequence[AtRate], study: str, scored: int) -> str:
     what = ' and what '.join(_WHAT[kind] for kind in kinds_of(rates))
     units = next(iter(rates[0].moved.values())).units
     return (
-        f'What {what}, by learning rate (study {study}, {_between(_pair_seeds(rates))} seeds a rate): those '
-        f'of {units} questions whose score is not exactly the same; mean absolute change of the score of a '
-        f'pair, of all {scored} questions, on a logarithmic axis; change of the mean, with 95 % intervals. '
+        f'What {what}, by learning rate (study {study}, {low_to_high(_pair_seeds(rates))} seeds a rate): '
+        f'those of {units} questions whose score is not exactly the same; mean absolute change of the '
+        f'score of a pair, of all {scored} questions, on a logarithmic axis; change of the mean, with '
+        '95 % intervals. '
         'Small points: seeds.'
     )
 
 
-def draw_rates(
-    rates: Sequence[AtRate],
-    folder: Path,  # where the files go
-    ids: Sequence[str],  # the runs it rests on, their teacher among them
-    scored: int,  # questions whose pairs have scores
-) -> pt.FigureFile:
+def draw_rates(rates: Sequence[AtRate], folder: Path, ids: Sequence[str], scored: int) -> pt.FigureFile:
     "The figure as a file, bound to its runs."
     study = rates[0].fp32[0]['study']
     picture = pt.Picture(rates_figure, lambda its: _caption(its, study, scored))
     return pt.make_figures({'rates': picture}, rates, folder, ids)[0]
 
 # %% ../../nbs/thesis/10_rates.ipynb #75310770
-def scored_questions(
-    record: dict,
-    predictions: Mapping[str, pd.DataFrame],  # run_id -> its predictions
-) -> int:
+def scored_questions(record: dict, predictions: Mapping[str, pd.DataFrame]) -> int:
     "Questions whose pairs have scores: those that no candidate answers, or all, as well."
     own = predictions[record['run_id']]
     return own[own['split'] == record['primary']['set']]['unit'].nunique()
 
 
-def named_alike(
-    found: Sequence[dict],  # of one study
-    others: Sequence[dict],  # of another one
-) -> int:  # 0 where all that is called alike is alike
-    "How many runs have the run_id of another study's run, and other weights."
+def named_alike(found: Sequence[dict], others: Sequence[dict]) -> int:
+    """How many runs have the run_id of another study's run, and other weights: 0 where all that is called
+    alike is alike.
+    """
     known = {r['run_id']: r['model_sha256'] for r in others}
     return sum(known.get(r['run_id'], r['model_sha256']) != r['model_sha256'] for r in found)
 
 
+def _at(x: AtRate) -> dict:
+    "Comparisons and movements of one rate as numbers."
+    return dict(rate=f'{x.rate:g}') | {
+        kind: dict(
+            difference=x.compared[kind].difference,
+            changed=float(np.mean(m.changed)),
+            most_changed=max(m.changed),
+            share=m.share,
+            moved=m.distance,
+        )
+        for kind, m in x.moved.items()
+    }
+
+
 def rates_values(
-    found: Sequence[dict],  # of one study
-    its_units: pd.DataFrame,
-    rates: Sequence[AtRate],  # of these, by `at_rates`, one at least
-    scored: int,  # of `scored_questions`
+    found: Sequence[dict], its_units: pd.DataFrame, rates: Sequence[AtRate], scored: int
 ) -> dict:
     "What chapters ask for: the study, each rate, what grows with it, and tables."
     kinds = kinds_of(rates)
-    students = [r for r in found if r['factors']['network'] == 'student']
+    formats = [r['precision'] for r in found if r['factors']['network'] == 'student']
     seeds = _pair_seeds(rates)
-    means = {x.rate: float(np.mean([r['primary']['value'] for r in x.fp32])) for x in rates}
-    best = max(means, key=means.get)
+    best = max(rates, key=_mean)
     about = about_values(found, its_units)
-    p = _changed_mean(rates)
+    significant = [x for x in _changed_mean(rates).values() if x is not None and x < ALPHA]
     grown = growth(rates) if len(rates) > 1 else {}
     return {name: about[name] for name in ('study', 'corpus_name', 'n_runs', 'formats', 'metric')} | dict(
-        other_format=among(r['precision'] for r in students if r['precision'] != 'fp32'),
+        other_format=among(of for of in formats if of != 'fp32'),
         kinds={kind: kind in kinds for kind in KINDS},
         lowest=f'{rates[0].rate:g}',
         last_but_one=f'{rates[-2].rate:g}' if len(rates) > 1 else None,
         highest=f'{rates[-1].rate:g}',
-        best=f'{best:g}',
-        past_best=rates[-1].rate > best,
+        best=f'{best.rate:g}',
+        past_best=rates[-1].rate > best.rate,
         n_rates=len(rates),
         fewest_seeds=min(seeds),
         most_seeds=max(seeds),
         epochs=rates[0].fp32[0]['settings']['epochs'],
         units=rates[0].moved[kinds[0]].units,
         scored=scored,
-        at={
-            name: dict(rate=f'{x.rate:g}', fp32=means[x.rate])
-            | {kind: _at(x.compared[kind], x.moved[kind]) for kind in kinds}
-            for name, x in (('first', rates[0]), ('last', rates[-1]))
-        },
+        at=dict(first=_at(rates[0]), last=_at(rates[-1])),
         grows=grown,
         shape=_shape(grown),
         beside={control: _counted(_beside(rates, control)) for control in controls_of(rates)},
         accuracy=dict(
-            significant=sum(x is not None and x < 0.05 for x in p.values()),
-            tested=sum(x is not None for x in p.values()),
-            any=any(x is not None and x < 0.05 for x in p.values()),
+            significant=len(significant),
+            tested=sum(x is not None for x in _changed_mean(rates).values()),
+            any=bool(significant),
         ),
         tables=dict(accuracy=accuracy_table(rates), movement=movement_table(rates), runs=runs_table(found)),
     )
@@ -394,23 +364,11 @@ def _shape(grown: Mapping[str, Mapping[str, dict]]) -> dict[str, str]:
     return shapes
 
 
-def _counted(beside: Mapping[str, dict]) -> dict:
+def _counted(beside: Mapping[float, dict]) -> dict:
     "How often each verdict was given, whether all are 'less'; the ends of the ratios; first and last rate."
     verdicts = [of['verdict'] for of in beside.values()]
     ratios = [of['ratio'].estimate for of in beside.values()]
-    found = {v: verdicts.count(v) for v in ('more', 'less', 'open', 'not_tested')}
     first, *_, last = [*beside.values()] * 2
-    return found | dict(
+    return {v: verdicts.count(v) for v in ('more', 'less', 'open')} | dict(
         all_less=set(verdicts) == {'less'}, low=min(ratios), high=max(ratios), first=first, last=last
-    )
-
-
-def _at(c: Comparison, m: Movement) -> dict:
-    "A comparison and a movement as numbers."
-    return dict(
-        difference=c.difference,
-        changed=float(np.mean(m.changed)),
-        most_changed=max(m.changed),
-        share=m.share,
-        moved=m.distance,
     )

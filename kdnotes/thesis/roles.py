@@ -10,15 +10,15 @@ from typing import NamedTuple
 from ..analysis.comparable import trained
 from ..analysis.compare import compare, corrected
 from ..analysis.intervals import Interval
-from ..analysis.plotting import arms_of
-from ..analysis.tables import Evidence
+from ..analysis.evidence import Evidence
 from ..core.arms import CONTROLS, MODES, PROFILES
-from .facts import among
-from .steps import STEPS, changed_pairs, quiet_times, step_values
+from .facts import given
+from .steps import STEPS
+from .values import steps_values, study_values
 
 # %% auto #0
-__all__ = ['FP32', 'MIXED', 'GIVEN', 'Roles', 'roles_of', 'steps_of', 'with_role_steps', 'role_steps', 'side', 'work_values',
-           'study_command']
+__all__ = ['FP32', 'MIXED', 'Roles', 'roles_of', 'steps_of', 'with_role_steps', 'side', 'work_values', 'study_command',
+           'role_values']
 
 # %% ../../nbs/thesis/04_roles.ipynb #ba022da3
 class Roles(NamedTuple):
@@ -33,9 +33,7 @@ FP32 = Roles('baseline', 'full_student', 'full_kd')
 MIXED = Roles('mixed_baseline', 'mixed_student', 'mixed_kd')
 
 
-def roles_of(
-    arms: Iterable[str],
-) -> Roles:
+def roles_of(arms: Iterable[str]) -> Roles:
     "Who is who in a study."
     return FP32 if set(arms) & {*FP32} else MIXED
 
@@ -56,9 +54,7 @@ def steps_of(arms: Iterable[str]) -> dict[str, tuple[str, str, str]]:  # step ->
     return steps
 
 
-def with_role_steps(
-    e: Evidence,
-) -> Evidence:
+def with_role_steps(e: Evidence) -> Evidence:
     "The same evidence with the comparisons that this study is about."
     arms = e.arms
     made = [
@@ -68,95 +64,66 @@ def with_role_steps(
     ]
     return replace(e, comparisons=corrected(made))
 
-
-def role_steps(
-    e: Evidence,  # of `with_role_steps`
-) -> dict[str, dict]:  # step -> of `step_values`
-    "What chapters say of each step."
-    pairs = {(c.a, c.b): c for _, c in e.comparisons}
-    measured = arms_of(e.times.runs)
-
-    def step(a: str, b: str) -> dict:
-        of_units = changed_pairs(e.arms.get(a, ()), e.arms.get(b, ()), e.units)
-        of_times = quiet_times(measured.get(a, ()), measured.get(b, ()))
-        said = step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
-        return said | of_units | of_times
-
-    return {key: step(a, b) for key, (_, a, b) in steps_of(e.arms).items()}
-
 # %% ../../nbs/thesis/04_roles.ipynb #1e82545a
-def side(
-    change: Interval | None,
-    higher_is_better: bool,
-) -> str:  # 'better' | 'worse' | 'open'
+def side(change: Interval | None, higher_is_better: bool) -> str:  # 'better' | 'worse' | 'open'
     "What a change is by its own interval."
     if change is None or change.low is None or change.low <= 0 <= change.high:
         return 'open'
     return 'better' if (change.estimate > 0) == higher_is_better else 'worse'
 
 # %% ../../nbs/thesis/04_roles.ipynb #80ffcf83
-def work_values(
-    found: Sequence[dict],
-) -> dict:  # network -> setting -> its values, as text; a network that nobody trained is left out
-    "What the trained runs of each network were given."
+def work_values(found: Sequence[dict]) -> dict[str, dict[str, str]]:
+    "What the trained runs of each network were given, as text; a network that nobody trained is left out."
+    by_network: dict[str, list[dict]] = {}
+    for r in filter(trained, found):
+        by_network.setdefault(MODES[r['mode']].network, []).append(r)
     names = ('epochs', 'learning_rate', 'batch_size', 'max_length')
-    made = [r for r in found if trained(r)]
-    networks = {MODES[r['mode']].network for r in made}
-    return {
-        network: {
-            name: among(f'{r["settings"][name]:g}' for r in made if MODES[r['mode']].network == network)
-            for name in names
-        }
-        for network in sorted(networks)
-    }
+    return {network: given(runs, names) for network, runs in by_network.items()}
 
 # %% ../../nbs/thesis/04_roles.ipynb #f279f22b
-# settings that a study of language models gives, where all its runs have one value
-GIVEN = (
-    'score_on',
-    'train_tokens',
-    'pseudo_sample',
-    'soft_on',
-    'epochs',
-    'learning_rate',
-    'batch_size',
-    'adam_epsilon',
-)
-
-
 def _on_gpu(record: dict) -> bool:
     "Did a run train on another device than its processor?"
     return record['environment']['device'] != record['environment']['cpu']
 
 
-def study_command(
-    found: Sequence[dict],  # of one study
-    names: Sequence[str] = GIVEN,  # of settings
-) -> str:  # a line of a shell
+def study_command(found: Sequence[dict], names: Sequence[str]) -> str:  # a line of a shell
     "How to make these runs again."
 
-    def text(value):
+    def text(value) -> str:
         return ','.join(value) if isinstance(value, (list, tuple)) else str(value)
 
     first = found[0]
-    given = dict(task=first['task'], corpus=first['corpus'], study=first['study'])
+    chosen = dict(task=first['task'], corpus=first['corpus'], study=first['study'])
     for name in names:
         values = {text(x) for r in found if (x := r['settings'].get(name)) is not None}
         if len(values) == 1:
-            given[name] = values.pop()
+            chosen[name] = values.pop()
     arms = list(dict.fromkeys(r['arm'] for r in found))
     roles = roles_of(arms)
     if roles == MIXED:
-        given['teacher_mode'] = roles.teacher
+        chosen['teacher_mode'] = roles.teacher
     if any(r['precision'] == 'bf16' and _on_gpu(r) for r in found):
-        given['amp_dtype'] = 'bf16'  # else fp16 there
+        chosen['amp_dtype'] = 'bf16'  # else fp16 there
     first_weights = {m['teacher'] for r in found if (m := r.get('models'))}
     if len(first_weights) == 1 and first_weights != {PROFILES[first['models']['profile']].teacher}:
-        given['teacher'] = first_weights.pop()
+        chosen['teacher'] = first_weights.pop()
     seeds = len({r['seed'] for r in found})
     teachers = {r['teacher_seed'] for r in found} - {None}
     if len(teachers) == 1 < seeds:  # one teacher, which is trained by itself where it is missing
-        given['teacher_seed'] = teachers.pop()
+        chosen['teacher_seed'] = teachers.pop()
         arms = [arm for arm in arms if arm != roles.teacher]
-    parameters = ' '.join(f'-p {name}={value}' for name, value in given.items())
+    parameters = ' '.join(f'-p {name}={value}' for name, value in chosen.items())
     return f'kdnotes study --seeds {seeds} --arms {",".join(arms)} {parameters}'
+
+
+def role_values(e: Evidence, names: Sequence[str]) -> dict:
+    "What every study of such roles has."
+    values = study_values(e)
+    teachers = {r['teacher_run_id'] for r in e.records} - {None}
+    return values | dict(
+        roles=roles_of(e.arms)._asdict(),
+        one_teacher=len(teachers) == 1 < values['n_seeds'],
+        steps=steps_values(e, {key: (a, b) for key, (_, a, b) in steps_of(e.arms).items()}),
+        work=work_values(e.records),
+        command=study_command(e.records, names),
+    )

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/thesis/12_scaling.ipynb #ec99fcff
 from __future__ import annotations
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..analysis import plotting as pt
 from ..analysis import scaling_results as scaling
 from ..analysis.scaling_results import Predicted, draw, draw_more, measured, more_machines
 from .claims import STUDY
+from .facts import table, text
 
 # %% auto #0
 __all__ = ['NEAR', 'ASKED', 'DIVIDED', 'ACCUMULATED', 'DELAYING', 'AT', 'verdict', 'partners', 'rows_table', 'halved',
@@ -49,21 +50,19 @@ def partners() -> dict[int, int]:  # row -> the other one
 def rows_table() -> pd.DataFrame:  # text
     "The seven rows, with the batch of an update."
     updates = published_scaling.batches().set_index('row')['updates']
-    return pd.DataFrame(
-        [
-            {
-                'row': str(r.number),
-                'GPUs': str(r.gpus),
-                'card': f'{r.memory_gb} GB',
-                'batch': str(r.batch),
-                'summed': 'each micro-step' if r.sync == 'every' else 'each update',
-                'rings': 'several' if r.several_rings else 'one' if r.machines > 1 else '-',
-                'minutes': str(r.minutes),
-                'sequences an update': f'{r.effective_batch:,}',
-                'updates': f'{updates[r.number]:.3f}',
-            }
-            for r in published_scaling.TABLE
-        ]
+    return table(
+        published_scaling.TABLE,
+        {
+            'row': '{number}',
+            'GPUs': '{gpus}',
+            'card': '{memory_gb} GB',
+            'batch': '{batch}',
+            'summed': lambda r: 'each micro-step' if r.sync == 'every' else 'each update',
+            'rings': lambda r: 'several' if r.several_rings else 'one' if r.machines > 1 else None,
+            'minutes': '{minutes}',
+            'sequences an update': '{effective_batch:,}',
+            'updates': lambda r: f'{updates[r.number]:.3f}',
+        },
     )
 
 
@@ -74,65 +73,54 @@ def halved() -> dict[int, float]:  # row -> minutes
     return {a: rows[b].minutes * rows[b].machines / rows[a].machines for a, b in pairs.items()}
 
 
-def predicted_table(
-    fits: pd.DataFrame,  # of `published_scaling.fit`
-) -> pd.DataFrame:  # text
+def predicted_table(fits: pd.DataFrame) -> pd.DataFrame:  # text
     "What the other rows predict of each, by each model, and by halving the minutes."
     drawn = fits[fits['model'].isin(published_scaling.DRAWN)]
-    plain = halved()
     rows = []
     for number, of in drawn.groupby('row'):
-        minutes = of['minutes'].iloc[0]
-        row = {'row': str(number), 'minutes': str(minutes)}
-        for model, found in of.set_index('model')['predicted'].items():
-            row[model] = _beside(found, minutes)
-        row['halved'] = _beside(plain.get(number, np.nan), minutes)
-        rows.append(row | {'verdict': verdict(of['error_percent'], partners().get(number))})
-    return pd.DataFrame(rows)
+        predicted = of.set_index('model')['predicted'].to_dict() | dict(halved=halved().get(number))
+        told = verdict(of['error_percent'], partners().get(number))
+        rows.append(dict(row=number, minutes=of['minutes'].iloc[0], verdict=told) | predicted)
 
+    def beside(model: str) -> Callable[[dict], str]:
+        return lambda row: text(
+            f'{{{model}:.0f}} ({{off:+.0f}} %)',
+            row | dict(off=row[model] and 100 * (row[model] / row['minutes'] - 1)),
+        )
 
-def _beside(predicted: float, minutes: int) -> str:
-    return '-' if np.isnan(predicted) else f'{predicted:.0f} ({100 * (predicted / minutes - 1):+.0f} %)'
+    columns = {'row': '{row}', 'minutes': '{minutes}'}
+    columns |= {model: beside(model) for model in (*drawn['model'].unique(), 'halved')}
+    return table(rows, columns | {'verdict': '{verdict}'})
 
 
 def factors_table() -> pd.DataFrame:  # text
     "Each published factor, computed again."
-    return pd.DataFrame(
-        [
-            {
-                'what': row['what'],
-                'published': row['claimed'],
-                'rows': row['rows'],
-                'computed again': f'{row["factor"]:.3f} ({row["low"]:.3f} to {row["high"]:.3f})',
-                'follows': 'yes' if row['follows'] else f'no, it is {row["is"] or "that of no rows"}',
-            }
-            for row in published_scaling.factors().to_dict('records')
-        ]
+    return table(
+        published_scaling.factors().to_dict('records'),
+        {
+            'what': '{what}',
+            'published': '{claimed}',
+            'rows': '{rows}',
+            'computed again': '{factor:.3f} ({low:.3f} to {high:.3f})',
+            'follows': lambda row: 'yes' if row['follows'] else f'no, it is {row["is"] or "that of no rows"}',
+        },
     )
 
 
 def decomposition_table() -> pd.DataFrame:  # text
     "The whole factor as a product, along two paths of rows."
-    found = []
-    for path in (published_scaling.PATH, published_scaling.OTHER_PATH):
+
+    def words(path: Sequence[int]) -> dict[str, str]:
         parts = published_scaling.decomposition(path).groupby('what', sort=False)
-        rows = parts['rows'].agg(', '.join)
-        share = parts['share'].sum()
-        factor = parts['factor'].prod()
-        words = {w: f'{factor[w]:.2f}, {share[w]:.0%} (rows {rows[w]})' for w in factor.index}
-        found.append(words)
-    return pd.DataFrame(
-        {'what': list(found[0]), 'factor, share': found[0].values(), 'another path': found[1].values()}
-    )
+        of = parts.agg(factor=('factor', 'prod'), share=('share', 'sum'), rows=('rows', ', '.join))
+        return {w: f'{its.factor:.2f}, {its.share:.0%} (rows {its.rows})' for w, its in of.iterrows()}
+
+    found = [words(path) for path in (published_scaling.PATH, published_scaling.OTHER_PATH)]
+    titles = ('factor, share', 'another path')
+    return pd.DataFrame({'what': list(found[0])} | {title: of.values() for title, of in zip(titles, found)})
 
 # %% ../../nbs/thesis/12_scaling.ipynb #6914e08f
-def _errors(fits: pd.DataFrame, model: str) -> pd.Series:
-    return fits[fits['model'] == model].set_index('row')['error_percent'].abs().dropna()
-
-
-def carried_table(
-    carried: pd.DataFrame,  # of `published_scaling.carried_on`
-) -> pd.DataFrame:  # text
+def carried_table(carried: pd.DataFrame) -> pd.DataFrame:  # text
     "Minutes on more GPUs."
     rows = {}
     for row in carried.itertuples():
@@ -162,10 +150,10 @@ def published_values() -> dict:
     fits = published_scaling.fit()
     factors = published_scaling.factors()
     first = fits[(fits['model'] == 'bytes') & (fits['row'] == 1)].iloc[0]
-    judged = published_scaling.super_linear()
     last = published_scaling.TABLE[-1]
     off = [abs(minutes / published_scaling.TABLE[row - 1].minutes - 1) for row, minutes in halved().items()]
-    return judged | dict(
+    errors = fits.assign(off=fits['error_percent'].abs()).groupby('model')['off'].median()
+    return published_scaling.super_linear() | dict(
         who=STUDY['who'],
         year=STUDY['year'],
         factors=len(factors),
@@ -178,7 +166,7 @@ def published_values() -> dict:
         halved=max(off),
         accumulation=published_scaling.ACCUMULATION,
         gradient_mb=published_scaling.GRADIENT_BYTES / 1e6,
-        errors={model: _errors(fits, model).median() for model in published_scaling.DRAWN},
+        errors={model: errors[model] for model in published_scaling.DRAWN},
         next={model: _what_next(model) for model in published_scaling.DRAWN},
         tables=dict(
             rows=rows_table(),
@@ -196,13 +184,8 @@ ACCUMULATED = scaling.Setup(2, 8)
 DELAYING = dict(few=scaling.Setup(2, 8, 'every'), many=scaling.Setup(2, 50, 'every'))
 
 
-def gain(
-    results: dict,  # of `scaling.measure`
-    task: str,
-    name: str,  # of a configuration
-    what: str,  # it is compared in, as of `scaling.gains`
-) -> Interval | None:  # over turns; None: it was not measured
-    "A measured quotient."
+def gain(results: dict, task: str, name: str, what: str) -> Interval | None:
+    "A measured quotient: over turns; None: it was not measured."
     for row in results['gains']:
         if (row['task'], row['name'], row['what']) == (task, name, what):
             ends = {key: row[key] for key in ('low', 'high')}
@@ -211,44 +194,44 @@ def gain(
     return None
 
 
-def _through(of: Interval, to, falls: bool = False, **changed) -> Interval:
+def _through(of: Interval, to: Callable[[float], float], **changed) -> Interval:
     "An interval by a function that always rises, or always falls."
-    low, high = (None if x is None else to(x) for x in (of.low, of.high))
-    ends = dict(low=high, high=low) if falls else dict(low=low, high=high)
-    return replace(of, estimate=to(of.estimate), **ends, **changed)
+    ends = [None if x is None else to(x) for x in (of.low, of.high)]
+    low, high = ends if None in ends else sorted(ends)
+    return replace(of, estimate=to(of.estimate), low=low, high=high, **changed)
 
 
-def serial_share(
-    efficiency: Interval,
-    ranks: int,
-) -> Interval:
+def serial_share(efficiency: Interval, ranks: int) -> Interval:
     "The share of a step that ranks do not divide."
-    return _through(efficiency, lambda e: (1 / e - 1) / (ranks - 1), falls=True, null=0.0)
+    return _through(efficiency, lambda e: (1 / e - 1) / (ranks - 1), null=0.0)
 
 # %% ../../nbs/thesis/12_scaling.ipynb #3e91f516
-def steps_table(
-    rows: list[dict],  # of `measured`
-    predicted: Predicted,
-) -> pd.DataFrame:  # text
+def steps_table(rows: list[dict], predicted: Predicted) -> pd.DataFrame:  # text
     "Every configuration, with what the others predict of it."
-    told = predicted.table.set_index('name').reindex([row['name'] for row in rows])
-    found = []
-    for row in rows:
-        error = told.loc[row['name'], 'error_percent']
-        found.append(
-            {
-                'ranks x micro-batches': row['name'],
-                'examples': str(row['examples']),
-                'step, s': f'{np.median(row["step_s"]):.3f}',
-                'of it waiting, s': f'{np.median(row["exposed_s"]):.3f}' if row['ranks'] > 1 else '-',
-                'sums': f'{row["all_reduces"]:g}',
-                'buckets': f'{row["buckets"]:g}',
-                'MB summed': f'{row["bytes"] / 1e6:,.0f}' if row['ranks'] > 1 else '-',
-                'predicted, s': '-' if np.isnan(error) else f'{told.loc[row["name"], "predicted_s"]:.3f}',
-                'error': '-' if np.isnan(error) else f'{error:+.0f} %',
-            }
-        )
-    return pd.DataFrame(found)
+    told = predicted.table.set_index('name').reindex([row['name'] for row in rows]).to_dict('index')
+
+    def of_several(how: str) -> Callable[[dict], str | None]:
+        return lambda row: text(how, row) if row['ranks'] > 1 else None
+
+    return table(
+        [
+            row
+            | told[row['name']]
+            | dict(step=np.median(row['step_s']), waits=np.median(row['exposed_s']), mb=row['bytes'] / 1e6)
+            for row in rows
+        ],
+        {
+            'ranks x micro-batches': '{name}',
+            'examples': '{examples}',
+            'step, s': '{step:.3f}',
+            'of it waiting, s': of_several('{waits:.3f}'),
+            'sums': '{all_reduces:g}',
+            'buckets': '{buckets:g}',
+            'MB summed': of_several('{mb:,.0f}'),
+            'predicted, s': '{predicted_s:.3f}',
+            'error': '{error_percent:+.0f} %',
+        },
+    )
 
 
 _WHAT = dict(gradient_sync='at each micro-batch', bucket_mib='buckets', gradient_dtype='format')
@@ -256,42 +239,41 @@ _WHAT = dict(gradient_sync='at each micro-batch', bucket_mib='buckets', gradient
 
 def gains_table(results: dict, task: str) -> pd.DataFrame:  # text
     "How many times as long a step takes as one that differs in one thing."
-    rows = [row for row in results['gains'] if row['task'] == task and row['what'] in _WHAT]
-    return pd.DataFrame(
-        [
-            {
-                'what': _WHAT[row['what']],
-                'configuration': row['name'],
-                'beside': row['against'],
-                'times as long': format(gain(results, task, row['name'], row['what']), '.2f'),
-            }
-            for row in rows
-        ]
+    return table(
+        [row for row in results['gains'] if row['task'] == task and row['what'] in _WHAT],
+        {
+            'what': lambda row: _WHAT[row['what']],
+            'configuration': '{name}',
+            'beside': '{against}',
+            'times as long': lambda row: f'{gain(results, task, row["name"], row["what"]):.2f}',
+        },
     )
 
 
 def ranks_table(results: dict, task: str) -> pd.DataFrame:  # text
     "Time against ranks and batch, gradients summed once a step over this machine's own link."
     usual = [
-        row
+        row | dict(step=np.median(row['step_s']))
         for row in measured(results, task)
         if not row['simulated'] and all(row[key] == value for key, value in scaling.USUAL.items())
     ]
-    found = []
-    for row in sorted(usual, key=lambda row: (row['ranks'], row['examples'])):
-        kinds = {kind: gain(results, task, row['name'], f'efficiency, {kind}') for kind in ('strong', 'weak')}
-        each = row['examples'] // row['ranks'] // row['micro_batches']
-        found.append(
-            {
-                'ranks': str(row['ranks']),
-                'micro-batches': f'{row["micro_batches"]} of {each}',
-                'examples a step': str(row['examples']),
-                'step, s': f'{np.median(row["step_s"]):.3f}',
-                'examples/s': f'{row["examples"] / np.median(row["step_s"]):.1f}',
-                **{f'efficiency, {k}': format(of, '.2f') if of else '-' for k, of in kinds.items()},
-            }
-        )
-    return pd.DataFrame(found)
+
+    def efficiency(kind: str) -> Callable[[dict], str]:
+        return lambda row: text('{of:.2f}', dict(of=gain(results, task, row['name'], f'efficiency, {kind}')))
+
+    return table(
+        sorted(usual, key=lambda row: (row['ranks'], row['examples'])),
+        {
+            'ranks': '{ranks}',
+            'micro-batches': lambda row: (
+                f'{row["micro_batches"]} of {row["examples"] // row["ranks"] // row["micro_batches"]}'
+            ),
+            'examples a step': '{examples}',
+            'step, s': '{step:.3f}',
+            'examples/s': lambda row: f'{row["examples"] / row["step"]:.1f}',
+        }
+        | {f'efficiency, {kind}': efficiency(kind) for kind in ('strong', 'weak')},
+    )
 
 # %% ../../nbs/thesis/12_scaling.ipynb #82d5e20a
 AT = 16  # ranks, of which the answer tells what is predicted
@@ -310,7 +292,7 @@ def _undivided_words(share: Interval) -> str:
     "What Amdahl's law makes of two ranks."
     if share.low is None or share.low <= 0:
         return 'No share of it that counts as undivided is told from nought'
-    limits = _through(share, lambda s: 1 / s, falls=True)
+    limits = _through(share, lambda s: 1 / s)
     return (
         f"By Karp and Flatt's measure {share.estimate:.0%} [{share.low:.0%}, {share.high:.0%}] of it counts "
         f"as undivided; were that so on any number of ranks, Amdahl's law would allow {limits:.1f} times"
@@ -320,33 +302,35 @@ def _undivided_words(share: Interval) -> str:
 def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     "What more ranks do to a step with the first study's batch; {} where it was not measured."
     rows = {row['name']: row for row in measured(results, ASKED)}
-    efficiency = gain(results, ASKED, DIVIDED.name, 'efficiency, strong')
-    accumulated = gain(results, ASKED, ACCUMULATED.name, 'efficiency, strong')
-    if efficiency is None or accumulated is None:
+    efficiency, long_efficiency = (
+        gain(results, ASKED, setup.name, 'efficiency, strong') for setup in (DIVIDED, ACCUMULATED)
+    )
+    if efficiency is None or long_efficiency is None:
         return {}
     ranks = DIVIDED.ranks
     step, long = rows[DIVIDED.name], rows[ACCUMULATED.name]
-    faster, accumulated = (_through(e, lambda e: ranks * e) for e in (efficiency, accumulated))
+    faster, accumulated = (_through(e, lambda e: ranks * e) for e in (efficiency, long_efficiency))
     share = serial_share(efficiency, ranks)
     more = more_machines(step, predicted[ASKED])
-    cores = results['settings']['cores']
-    sentences = (
+    sentence = (
         f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as fast as '
         f'on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]} '
-        f'micro-batches a rank {accumulated:.2f} times.',
-        f'{_undivided_words(share)}.',
-        f'On {AT} ranks, of machines with {cores} cores each, the model of a step predicts for the first of '
-        f'them {_predicted_words(more, faster)}; in round brackets are fits that leave a configuration out, '
-        'no confidence limits.',
+        f'micro-batches a rank {accumulated:.2f} times. {_undivided_words(share)}. '
+        f'On {AT} ranks, of machines with {results["settings"]["cores"]} cores each, the model of a step '
+        f'predicts for the first of them {_predicted_words(more, faster)}; in round brackets are fits that '
+        'leave a configuration out, no confidence limits.'
     )
-    values = dict(faster=faster, accumulated=accumulated, efficiency=efficiency, share=share)
-    return values | dict(
-        sentence=' '.join(sentences),
+    return dict(
+        faster=faster,
+        accumulated=accumulated,
+        share=share,
+        sentence=sentence,
         examples=step['examples'],
         tables=dict(ranks=ranks_table(results, ASKED)),
     )
 
 # %% ../../nbs/thesis/12_scaling.ipynb #f90210b2
+_NAMES = dict(masked_lm='Masked language model', answer_selection='Answer selection')
 _CONSTANTS = (  # name, unit, as of `steptime.Machine`, times
     ('computing an example, ms', 'per_example_s', 1e3),
     ('a micro-batch besides, ms', 'fixed_s', 1e3),
@@ -361,14 +345,17 @@ _CONSTANTS = (  # name, unit, as of `steptime.Machine`, times
 
 def constants_table(predicted: Mapping[str, Predicted]) -> pd.DataFrame:  # text
     "What was fitted; a constant at its bound of nought is not told by these steps."
-    rows = []
-    for words, name, times in _CONSTANTS:
-        values = {_NAMES[task]: times * getattr(its.machine, name) for task, its in predicted.items()}
-        rows.append({'': words} | {task: f'{x:.3g}' if x > 1e-9 else '0' for task, x in values.items()})
-    return pd.DataFrame(rows)
 
+    def of(its: Predicted) -> Callable[[tuple], str]:
+        def cell(row: tuple) -> str:
+            x = row[2] * getattr(its.machine, row[1])
+            return f'{x:.3g}' if x > 1e-9 else '0'
 
-_NAMES = dict(masked_lm='Masked language model', answer_selection='Answer selection')
+        return cell
+
+    return table(
+        _CONSTANTS, {'': lambda row: row[0]} | {_NAMES[task]: of(its) for task, its in predicted.items()}
+    )
 
 
 def _task_values(results: dict, task: str, predicted: Predicted) -> dict:
@@ -389,20 +376,16 @@ def _task_values(results: dict, task: str, predicted: Predicted) -> dict:
     )
 
 
-def scaling_values(
-    results: dict | None,  # of `scaling.measure`; None: not measured
-    predicted: Mapping[str, Predicted],  # of `scaling_results.predictions`; {}: not measured
-) -> dict:
+def scaling_values(results: dict | None, predicted: Mapping[str, Predicted]) -> dict:
     "All that chapters ask of scaling."
     values = dict(published=published_values(), near=NEAR)
     if results is None:
         return values
-    found = results['environment']
     turns = [len(row['step_s']) for row in results['rows']]
     return values | dict(
         note=results['note'],
-        device=found.get('device'),
-        torch=found.get('torch'),
+        device=results['environment'].get('device'),
+        torch=results['environment'].get('torch'),
         commit=commits([results])[0],
         uncommitted=uncommitted(results),
         turns=min(turns),
@@ -423,9 +406,7 @@ _CAPTIONS = dict(
 
 
 def draw_scaling(
-    results: dict | None,
-    predicted: Mapping[str, Predicted],
-    folder: Path,  # where the files go
+    results: dict | None, predicted: Mapping[str, Predicted], folder: Path
 ) -> list[pt.FigureFile]:
     "The figures of scaling; they rest on no run."
     pictures = dict(

@@ -5,26 +5,27 @@
 # %% ../../nbs/thesis/11_search.ipynb #08288312
 from __future__ import annotations
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from ..analysis.compare import compare
 from ..analysis.estimate import duration
 from ..analysis.intervals import Interval
-from ..analysis.tables import primary_interval
+from ..analysis.evidence import primary_interval
 from ..core.config import task_info
 from ..search.driver import Found
-from ..search.front import number_text, pareto_with_seeds, share_saved, with_means
+from ..search.front import number_text, share_saved, with_means
 from ..search.pictures import causes_table, lanes
 from ..search.spaces import STUDY, Integer, OneOf, Real, Space
 from ..search.summary import choice, front_with_test, seed_values, settings_table
-from .facts import about_values, among, runs_table
+from .claims import Finding, claims_table
+from .facts import about_values, among, given, runs_table, table
 from .questions import PUBLISHED, percent
 
 # %% auto #0
-__all__ = ['STUDIED', 'REPRODUCED', 'NOT_REPRODUCED', 'NOT_COMPARABLE', 'ABOUT_EQUAL', 'bounds', 'space_table', 'studied_values',
-           'Beside', 'beside_baseline', 'Claim', 'smaller_claim', 'better_claim', 'unlike', 'level_claim',
-           'claims_table', 'cost_values', 'cost_table', 'broken_table', 'search_values']
+__all__ = ['STUDIED', 'REPRODUCED', 'NOT_REPRODUCED', 'NOT_COMPARABLE', 'ABOUT_EQUAL', 'SAYS', 'bounds', 'space_table',
+           'studied_values', 'Beside', 'beside_baseline', 'smaller_claim', 'better_claim', 'unlike', 'level_claim',
+           'cost_values', 'cost_table', 'broken_table', 'search_values']
 
 # %% ../../nbs/thesis/11_search.ipynb #1cd846db
 STUDIED = dict(
@@ -41,34 +42,24 @@ STUDIED = dict(
 )
 
 
-def bounds(
-    of: Real | Integer | OneOf,
-) -> str:  # '1 to 12', '2e-06 to 0.1, log', '1 to 100, no order'
+def bounds(of: Real | Integer | OneOf) -> str:  # '1 to 12', '2e-06 to 0.1, log', '1 to 100, no order'
     "What is drawn, as text."
-    if isinstance(of, OneOf):
-        first, *_, last = of.values
-        in_a_row = (
-            list(of.values) == list(range(first, first + len(of.values))) if type(first) is int else False
-        )
-        return (f'{first} to {last}' if in_a_row else among(of.values)) + ', no order'
-    return f'{of.low:g} to {of.high:g}' + ', log' * of.log
+    if not isinstance(of, OneOf):
+        return f'{of.low:g} to {of.high:g}' + ', log' * of.log
+    first, last = of.values[0], of.values[-1]
+    in_a_row = type(first) is int and list(of.values) == list(range(first, first + len(of.values)))
+    return (f'{first} to {last}' if in_a_row else among(of.values)) + ', no order'
 
 
-def space_table(
-    here: Space | None = None,  # None: the published one alone
-) -> pd.DataFrame:  # a row a parameter, text
+def space_table(here: Space | None = None) -> pd.DataFrame:  # a row a parameter, text
     "What a search draws, beside what the published one drew."
-    rows = []
-    for name, of in (here or STUDY).items():
-        row = {'parameter': name, 'published': bounds(STUDY[name]) if name in STUDY else '-'}
-        rows.append(row | ({'here': bounds(of)} if here else {}))
-    return pd.DataFrame(rows)
+    columns = {'parameter': str, 'published': lambda name: bounds(STUDY[name]) if name in STUDY else None}
+    return table(here or STUDY, columns | ({'here': lambda name: bounds(here[name])} if here else {}))
 
 
 def studied_values() -> dict:
     "The published search: what the thesis says of it, with or without one of ours."
-    hours = 24 * STUDIED['days'] * STUDIED['machines']
-    return STUDIED | dict(drawn=len(STUDY), machine_hours=hours, tables=dict(space=space_table()))
+    return STUDIED | dict(drawn=len(STUDY), tables=dict(space=space_table()))
 
 # %% ../../nbs/thesis/11_search.ipynb #ecffb00a
 @dataclass(frozen=True)
@@ -82,55 +73,40 @@ class Beside:
     why: str = ''  # there is no difference
 
 
-def beside_baseline(
-    found: Found,
-    runs: Mapping[str, Sequence[dict]],  # of `search.summary.runs_of`
-    units: pd.DataFrame,  # of these runs
-) -> list[Beside]:  # [] where the baseline has no seeds, or parameters are no objective
-    "Every point that has seeds, beside the baseline."
+def beside_baseline(found: Found, runs: Mapping[str, Sequence[dict]], units: pd.DataFrame) -> list[Beside]:
+    """Every point that has seeds, beside the baseline: [] where the baseline has no seeds, or parameters
+    are no objective.
+    """
     base = found.baseline
     names = {o.name: o for o in found.objectives}
     if base is None or not runs.get(base.run_id) or not {'score', 'params'} <= names.keys():
         return []
     means = with_means(found.trials, seed_values(found, runs))
     values = {t.number: t.values for t in means}
-    sign = 1 if names['score'].higher_is_better else -1
-    points = []
-    for t in means:
-        if t.number == base.number:
-            continue
-        c = compare(runs[base.run_id], runs[t.run_id], units)
-        points.append(
-            Beside(
-                trial=t.number,
-                saved=share_saved(t.values['params'], values[base.number]['params']),
-                gain=sign * (t.values['score'] - values[base.number]['score']),
-                difference=c.difference if sign > 0 or c.difference is None else _turned(c.difference),
-                why='; '.join(c.reasons.values()),
-            )
-        )
-    return points
+    higher = names['score'].higher_is_better
 
+    def point(t) -> Beside:
+        pair = [runs[base.run_id], runs[t.run_id]]
+        c = compare(*(pair if higher else pair[::-1]), units)
+        gain = t.values['score'] - values[base.number]['score']
+        saved = share_saved(t.values['params'], values[base.number]['params'])
+        return Beside(t.number, saved, gain if higher else -gain, c.difference, '; '.join(c.reasons.values()))
 
-def _turned(of: Interval) -> Interval:
-    "The difference the other way round."
-    low = None if of.high is None else -of.high
-    high = None if of.low is None else -of.low
-    return replace(of, estimate=-of.estimate, low=low, high=high)
+    return [point(t) for t in means if t.number != base.number]
 
 # %% ../../nbs/thesis/11_search.ipynb #3b08f169
 REPRODUCED, NOT_REPRODUCED, NOT_COMPARABLE = 'reproduced', 'not reproduced', 'not comparable'
 ABOUT_EQUAL = 0.05  # of the parameters, relatively: what counts as the same size
-
-
-@dataclass(frozen=True)
-class Claim:
-    "A published claim, as a question to our front."
-
-    question: str
-    here: str  # what stands here, a few words
-    verdict: str  # of the three above
-    sentence: str  # why
+SAYS = dict(
+    level=f'{100 * STUDIED["exact"]:.2f} % exact with {STUDIED["params"]} M parameters: the baseline',
+    smaller=f'a student {STUDIED["smaller"]:.0%} smaller than the baseline, at an equal score',
+    better=f'a student {100 * STUDIED["better"]:g} points better than the baseline, at about its size',
+)
+_WITHOUT_BASELINE = Finding(
+    '-',
+    NOT_COMPARABLE,
+    'There is no baseline with seeds of its own, or no point beside it, so that nothing can be compared.',
+)
 
 
 def _best(points: Sequence[Beside]) -> Beside:
@@ -138,9 +114,7 @@ def _best(points: Sequence[Beside]) -> Beside:
     return max(points, key=lambda p: (p.gain, p.saved))
 
 
-def _signed(
-    of: Interval,
-) -> str:  # '+1.2 [-0.3, 2.7] points'
+def _signed(of: Interval) -> str:
     return f'{percent(of, "+")} points'
 
 
@@ -149,83 +123,67 @@ def _size(p: Beside) -> str:
     return f'{-p.saved:.1%} larger' if p.saved < 0 else f'{p.saved:.1%} smaller'
 
 
-def _unjudged(p: Beside) -> str:
-    "Why a point has no verdict, or nothing."
-    if p.difference is None:
-        return (
-            f'Trial {p.trial} cannot be compared with the baseline: {p.why or "its test score is not known"}.'
-        )
-    if p.difference.low is None:
-        return f'Trial {p.trial} has {_signed(p.difference)} on the test set, and no interval.'
-    return ''
+def _unjudged(p: Beside) -> Finding | None:
+    "A point that has no verdict, and why."
+    if p.difference is not None and p.difference.low is not None:
+        return None
+    why = (
+        f'has {_signed(p.difference)} on the test set, and no interval'
+        if p.difference
+        else (f'cannot be compared with the baseline: {p.why or "its test score is not known"}')
+    )
+    return Finding(f'trial {p.trial}', NOT_COMPARABLE, f'Trial {p.trial} {why}.')
 
 
-def smaller_claim(
-    points: Sequence[Beside],
-    margin: float,  # of the score: what may be lost without mattering
-) -> Claim:
+def smaller_claim(points: Sequence[Beside], margin: float) -> Finding:
     "Is a student so much smaller as good as the baseline?"
     share = STUDIED['smaller']
-    question = f'a student {share:.0%} smaller than the baseline, at an equal score'
     if not points:
-        return _without_baseline(question)
+        return _WITHOUT_BASELINE
     small = [p for p in points if p.saved >= share]
     if not small:
-        least = max(points, key=lambda p: p.saved)
-        return Claim(
-            question,
-            f'the smallest: {_size(least)}',
-            NOT_REPRODUCED,
-            f'No point of the front is {share:.0%} smaller; the nearest one is {_size(least)}.',
-        )
+        least = _size(max(points, key=lambda p: p.saved))
+        why = f'No point of the front is {share:.0%} smaller; the nearest one is {least}.'
+        return Finding(f'the smallest: {least}', NOT_REPRODUCED, why)
     p = _best(small)
-    if why := _unjudged(p):
-        return Claim(question, f'trial {p.trial}', NOT_COMPARABLE, why)
-    said = f'Trial {p.trial} is {_size(p)}, with {_signed(p.difference)} on the test set'
-    here = f'{_size(p)}, {_signed(p.difference)}'
+    if unjudged := _unjudged(p):
+        return unjudged
     allowed = f'the {100 * margin:g} points that are taken not to matter'
     if p.difference.low >= -margin:
-        return Claim(question, here, REPRODUCED, f'{said}; it loses no more than {allowed}.')
-    if p.difference.high < -margin:
-        return Claim(question, here, NOT_REPRODUCED, f'{said}; it loses more than {allowed}.')
-    return Claim(question, here, NOT_REPRODUCED, f'{said}; a loss of more than {allowed} is not excluded.')
+        verdict, told = REPRODUCED, f'it loses no more than {allowed}'
+    elif p.difference.high < -margin:
+        verdict, told = NOT_REPRODUCED, f'it loses more than {allowed}'
+    else:
+        verdict, told = NOT_REPRODUCED, f'a loss of more than {allowed} is not excluded'
+    size, points_lost = _size(p), _signed(p.difference)
+    why = f'Trial {p.trial} is {size}, with {points_lost} on the test set; {told}.'
+    return Finding(f'{size}, {points_lost}', verdict, why)
 
 
-def better_claim(points: Sequence[Beside]) -> Claim:
+def better_claim(points: Sequence[Beside]) -> Finding:
     "Is a student of about the baseline's size so much better?"
     gain = STUDIED['better']
-    question = f'a student {100 * gain:g} points better than the baseline, at about its size'
     if not points:
-        return _without_baseline(question)
+        return _WITHOUT_BASELINE
     alike = [p for p in points if abs(p.saved) <= ABOUT_EQUAL]
     if not alike:
-        return Claim(
-            question,
-            'none of that size',
-            NOT_COMPARABLE,
-            f'No point of the front is within {ABOUT_EQUAL:.0%} of the size of the baseline.',
-        )
+        why = f'No point of the front is within {ABOUT_EQUAL:.0%} of the size of the baseline.'
+        return Finding('none of that size', NOT_COMPARABLE, why)
     p = _best(alike)
-    if why := _unjudged(p):
-        return Claim(question, f'trial {p.trial}', NOT_COMPARABLE, why)
-    here = f'{_signed(p.difference)}, {_size(p)}'
-    on_test = f'{_signed(p.difference)} on the test set'
-    said = f'The best point within {ABOUT_EQUAL:.0%} of its size, trial {p.trial}, has {on_test}'
-    if p.difference.estimate >= gain and p.difference.low > 0:
-        return Claim(question, here, REPRODUCED, f'{said}, and is told from the baseline.')
-    if p.difference.estimate >= gain:
-        return Claim(question, here, NOT_REPRODUCED, f'{said}; its interval holds no gain, too.')
-    more = '; its interval holds the published gain, too' if p.difference.high >= gain else ''
-    return Claim(question, here, NOT_REPRODUCED, f'{said}{more}.')
-
-
-def _without_baseline(question: str) -> Claim:
-    return Claim(
-        question,
-        '-',
-        NOT_COMPARABLE,
-        'There is no baseline with seeds of its own, or no point beside it, so that nothing can be compared.',
+    if unjudged := _unjudged(p):
+        return unjudged
+    verdict = NOT_REPRODUCED
+    if p.difference.estimate < gain:
+        told = '; its interval holds the published gain, too' * (p.difference.high >= gain)
+    elif p.difference.low > 0:
+        verdict, told = REPRODUCED, ', and is told from the baseline'
+    else:
+        told = '; its interval holds no gain, too'
+    gained = _signed(p.difference)
+    why = (
+        f'The best point within {ABOUT_EQUAL:.0%} of its size, trial {p.trial}, has {gained} on the test set'
     )
+    return Finding(f'{gained}, {_size(p)}', verdict, f'{why}{told}.')
 
 # %% ../../nbs/thesis/11_search.ipynb #e90a3c3c
 def _name(corpus: str) -> str:
@@ -238,47 +196,26 @@ def _examples(record: dict) -> int:
     return round((record.get('examples') or 0) / (record['settings'].get('epochs') or 1))
 
 
-def unlike(
-    found: Found,
-    student: dict,  # a record of the search
-    teacher: dict | None,  # that of its teacher
-    test_units: int,
-) -> list[str]:  # clauses
+def unlike(found: Found, student: dict, teacher: dict | None, test_units: int) -> list[str]:  # clauses
     "What a search has otherwise than the published one."
-    reasons = []
-    if found.task != 'extractive_qa':
-        reasons.append(f'another task: {found.task}')
-    reasons.append(
-        f'other data: {test_units:,} test questions of {_name(found.corpus)} (published: {PUBLISHED["data"]})'
-    )
-    reasons.append(f'another training set: {_examples(student):,} examples (published: all of SQuAD 2.0)')
     size = f', {teacher["params_total"] / 1e6:.1f} M parameters' if teacher else ''
     network = (student.get('models') or {}).get('teacher') or 'another network'
-    reasons.append(f'another teacher: {network}{size} (published: {PUBLISHED["teacher"]})')
-    return reasons
+    data = f'{test_units:,} test questions of {_name(found.corpus)}'
+    return [f'another task: {found.task}'] * (found.task != 'extractive_qa') + [
+        f'other data: {data} (published: {PUBLISHED["data"]})',
+        f'another training set: {_examples(student):,} examples (published: all of SQuAD 2.0)',
+        f'another teacher: {network}{size} (published: {PUBLISHED["teacher"]})',
+    ]
 
 
-def level_claim(
-    score: Interval | None,  # of the baseline, on the test set; None: it has none
-    params: float | None,  # of the baseline
-    reasons: Sequence[str],  # of `unlike`
-) -> Claim:
+def level_claim(score: Interval | None, params: float | None, reasons: Sequence[str]) -> Finding:
     "Has our baseline the published score, at the published size?"
-    question = f'{100 * STUDIED["exact"]:.2f} % exact with {STUDIED["params"]} M parameters: the baseline'
     size = '-' if params is None else number_text(params)
     here = f'{percent(score)} % with {size}' if score else '-'
-    return Claim(question, here, NOT_COMPARABLE, f'There is {"; ".join(reasons)}.')
-
-
-def claims_table(claims: Sequence[Claim]) -> pd.DataFrame:
-    "The claims side by side."
-    return pd.DataFrame([{'published': c.question, 'here': c.here, 'verdict': c.verdict} for c in claims])
+    return Finding(here, NOT_COMPARABLE, f'There is {"; ".join(reasons)}.')
 
 # %% ../../nbs/thesis/11_search.ipynb #3e86235a
-def cost_values(
-    found: Found,
-    more: Sequence[dict] = (),  # runs of other seeds
-) -> dict:
+def cost_values(found: Found, more: Sequence[dict] = ()) -> dict:
     "Trials, seconds, and what became of them."
     trials = [t for t in found.trials if t.state != 'running']
     ran = [t for t in trials if t.seconds]
@@ -286,14 +223,13 @@ def cost_values(
     training = sum(t.seconds for t in ran)
     own = sum(t.extra.get('driver_s', 0.0) for t in trials)
     broken = [t for t in trials if t.state == 'infeasible']
-    foretold = [t for t in broken if t.run_id is None]
+    foretold = sum(t.run_id is None for t in broken)
     return dict(
         trials=len(trials),
         complete=sum(t.state == 'complete' for t in trials),
         infeasible=len(broken),
-        foretold=len(foretold),
-        ended_badly=len(broken) - len(foretold),
-        ran=len(ran),
+        foretold=foretold,
+        ended_badly=len(broken) - foretold,
         at_a_time=1 + max(lanes(spans), default=0),
         training_s=training,
         training=duration(training),
@@ -305,102 +241,70 @@ def cost_values(
     )
 
 
-def cost_table(
-    cost: dict,  # of `cost_values`
-) -> pd.DataFrame:  # text
+def cost_table(cost: dict) -> pd.DataFrame:  # text
     "Our search beside the published one."
+    machine_hours = 24 * STUDIED['days'] * STUDIED['machines']
+    driver = '-' if cost['driver'] is None else f'{cost["driver"]:.1%}'
     rows = [
         ('trials', f'{STUDIED["trials"]}', f'{cost["trials"]}'),
         ('trials at a time', f'{STUDIED["machines"]}', f'{cost["at_a_time"]}'),
         ('from the first start to the last end', f'{STUDIED["days"]} days', cost['wall'] or '-'),
-        ('hours of machines', f'{24 * STUDIED["days"] * STUDIED["machines"]:,}', _hours(cost['training_s'])),
-        ('of that for the search itself', '-', '-' if cost['driver'] is None else f'{cost["driver"]:.1%}'),
+        ('hours of machines', f'{machine_hours:,}', f'{cost["training_s"] / 3600:.1f}'),
+        ('of that for the search itself', '-', driver),
     ]
     return pd.DataFrame(rows, columns=['', 'published', 'here'])
 
 
-def _hours(seconds: float) -> str:
-    return f'{seconds / 3600:.1f}'
+def broken_table(found: Found) -> pd.DataFrame:
+    "What was foretold, and what broke a constraint as it ran: a row a cause, text."
+    causes = causes_table(found.trials)
 
+    def trials(was: str):
+        return lambda cause: int(causes[(causes['cause'] == cause) & (causes['was'] == was)]['trials'].sum())
 
-def broken_table(found: Found) -> pd.DataFrame:  # a row a cause, text
-    "What was foretold, and what broke a constraint as it ran."
-    table = causes_table(found.trials)
-    by = table.pivot_table(index='cause', columns='was', values='trials', aggfunc='sum', sort=False)
-    minutes = table.groupby('cause', sort=False)['minutes'].sum()
-    return pd.DataFrame(
-        [
-            {
-                'constraint': cause,
-                'foretold': _count(by, cause, 'never started'),
-                'broken as it ran': _count(by, cause, 'started'),
-                'minutes': f'{minutes[cause]:.0f}',
-            }
-            for cause in by.index
-        ]
+    return table(
+        causes['cause'].unique(),
+        {
+            'constraint': str,
+            'foretold': trials('never started'),
+            'broken as it ran': trials('started'),
+            'minutes': lambda cause: f'{causes[causes["cause"] == cause]["minutes"].sum():.0f}',
+        },
     )
 
-
-def _count(table: pd.DataFrame, cause: str, was: str) -> str:
-    n = table.at[cause, was] if was in table.columns else 0
-    return f'{n:.0f}' if n == n else '0'
-
 # %% ../../nbs/thesis/11_search.ipynb #545591ed
-def _shared(
-    found: Found,
-    records: Sequence[dict],  # of students
-) -> dict:  # setting -> its values, as text
-    "What all trials have, as far as it was not drawn."
-    names = ('epochs', 'max_length', 'batch_size', 'learning_rate')
-    return {
-        name: among(f'{r["settings"][name]:g}' for r in records if r['settings'].get(name) is not None)
-        for name in names
-        if name not in found.space
-    }
-
-
-def _of_run(run_id: str | None, records: Sequence[dict]) -> dict | None:
-    return next((r for r in records if r['run_id'] == run_id), None)
-
-
 def _claims(
     found: Found, runs: Mapping[str, Sequence[dict]], units: pd.DataFrame, student: dict, teacher: dict | None
-) -> tuple[list[Claim], list[str]]:  # and the reasons why levels are not comparable
+) -> dict[str, dict]:
     "The published claims, asked of this front."
-    base = found.baseline
-    own = runs.get(base.run_id, []) if base else []
+    own = runs.get(found.baseline.run_id, []) if found.baseline else []
     metric = student['primary']['metric']
     where = units[(units['split'] == student['primary']['set']) & (units['metric'] == metric)]
     reasons = unlike(found, student, teacher, where['unit'].nunique())
     points = beside_baseline(found, runs, units)
-    margins = task_info(found.task).margins.get(metric, (0.0,))
-    level = level_claim(
-        primary_interval(own, units) if own else None, own[0]['params_total'] if own else None, reasons
+    margin, *_ = task_info(found.task).margins.get(metric, (0.0,))
+    its = (primary_interval(own, units), own[0]['params_total']) if own else (None, None)
+    judged = dict(
+        level=level_claim(*its, reasons), smaller=smaller_claim(points, margin), better=better_claim(points)
     )
-    return [level, smaller_claim(points, margins[0]), better_claim(points)], reasons
+    return {name: dict(says=SAYS[name], **of._asdict()) for name, of in judged.items()}
 
 
 def search_values(
-    found: Found,
-    records: Sequence[dict],  # the runs of its study
-    runs: Mapping[str, Sequence[dict]],  # of `search.summary.runs_of`
-    units: pd.DataFrame,  # of these records
+    found: Found, records: Sequence[dict], runs: Mapping[str, Sequence[dict]], units: pd.DataFrame
 ) -> dict:
     "All values of a search."
     runs = dict(sorted(runs.items(), key=lambda item: item[1][0]['params_total'] if item[1] else 0))
     students = [r for r in records if r['factors']['network'] == 'student']
-    teacher = _of_run(students[0]['teacher_run_id'], records)
-    values = seed_values(found, runs)
-    chosen = choice(found, values)
+    teacher = next((r for r in records if r['run_id'] == students[0]['teacher_run_id']), None)
+    chosen = choice(found, seed_values(found, runs))
     cost = cost_values(found, [r for of in runs.values() for r in of[1:]])
-    claims, reasons = _claims(found, runs, units, students[0], teacher)
-    about = about_values(records, units)
-    threshold = found.threshold and found.threshold.value
-    several = pareto_with_seeds(found.trials, found.objectives, values, threshold)
+    claims = _claims(found, runs, units, students[0], teacher)
+    limit = found.threshold
     tables = dict(
         space=space_table(found.space),
         cost=cost_table(cost),
-        claims=claims_table(claims),
+        claims=claims_table(claims).drop(columns='why'),
         runs=runs_table(records),
     )
     if any(runs.values()):
@@ -408,34 +312,25 @@ def search_values(
         tables |= dict(front=front.drop(columns=['run']), settings=settings_table(found, runs))
     if cost['infeasible']:
         tables['broken'] = broken_table(found)
-    return about | dict(
+    return about_values(records, units) | dict(
         corpus=_name(found.corpus),
         corpus_name=_name(found.corpus),
         transfer=among(_name(r['factors']['transfer'] or 'none') for r in records),
         space=found.space_name,
         drawn=len(found.space),
-        left_out=[name for name in STUDY if name not in found.space],
         score=found.objectives[0].label,
-        costs=among([o.label for o in found.objectives[1:]], ' and '),
-        threshold=None if found.threshold is None else number_text(found.threshold.value),
-        threshold_words=None if found.threshold is None else found.threshold.words,
+        costs=among((o.label for o in found.objectives[1:]), ' and '),
+        threshold=limit and number_text(limit.value),
+        threshold_words=limit and limit.words,
         examples=_examples(students[0]),
-        shared=_shared(found, students),
+        # what all students have, as far as it was not drawn
+        shared=given(students, {'epochs', 'max_length', 'batch_size', 'learning_rate'} - found.space.keys()),
         teacher_params=teacher['params_total'] / 1e6 if teacher else None,
-        baseline=dict(
-            there=found.baseline is not None,
-            state=found.baseline.state if found.baseline else None,
-            causes=among(found.baseline.causes) if found.baseline else None,
-            on_front=any(t.number == 0 for t in several),
-        ),
-        n_front=len(found.front),
-        n_front_seeds=len(several),
         most_seeds=max(map(len, runs.values()), default=0),
         ship=dict(
             by=chosen.by, sentence=chosen.sentence, run_id=chosen.trial.run_id if chosen.trial else None
         ),
         cost=cost,
-        claims={name: vars(c) for name, c in zip(('level', 'smaller', 'better'), claims)},
-        unlike=reasons,
+        claims=claims,
         tables=tables,
     )

@@ -4,14 +4,14 @@
 
 # %% ../../nbs/thesis/02_steps.ipynb #e3a3aa2e
 from __future__ import annotations
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 import numpy as np
 import pandas as pd
 from kdnotes.analysis.compare import (
     ONE_SEED,
     SEED,
     TIMES,
-    VERDICTS,
     Comparison,
     Effect,
     Verdict,
@@ -23,15 +23,17 @@ from kdnotes.analysis.compare import (
 from ..analysis.coverage import resampled_rates
 from ..analysis.wording import epochs_words, sentence, times_as, unit_of
 from ..core.config import KdnotesError, metric_name, task_info
-from ..analysis.tests import ALPHA, Family, PValue, holm, interval_test, p_text, p_words
+from ..analysis.tables import judged_by
+from ..analysis.tests import ALPHA, Family, holm, interval_test, p_text, p_words
 from ..analysis.intervals import Interval, difference_interval, mean_interval, ratio_interval, scaled
 from ..telemetry.summary import is_busy
+from .facts import table
 
 # %% auto #0
-__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'ONE_FORMAT', 'RESAMPLED_SEEDS', 'PRECISION_STEPS', 'DECISIONS', 'DECISION_STEPS',
-           'INTERACTION', 'KD_EFFECT', 'verdict', 'pace', 'keeps', 'agreed', 'short', 'step_values', 'one_format',
+__all__ = ['NOT_RUN', 'MARGINS', 'STEPS', 'PRECISION_STEPS', 'ONE_FORMAT', 'RESAMPLED_SEEDS', 'DECISIONS', 'DECISION_STEPS',
+           'INTERACTION', 'verdict', 'keeps', 'direction', 'tested', 'agreed', 'short', 'step_values', 'one_format',
            'borderline', 'pairs_by_seed', 'changed_pairs', 'other_questions', 'quiet_times', 'resampled_table',
-           'memory_ratio', 'memory_values', 'decision_values', 'decisions_table', 'effect_values', 'amp_values']
+           'memory_ratio', 'memory_values', 'decision_values', 'decisions_table', 'effect_values']
 
 # %% ../../nbs/thesis/02_steps.ipynb #a3e0b939
 NOT_RUN = 'one of them has no runs'
@@ -44,53 +46,51 @@ def _verdict_on(comparison: Comparison | None, about: str) -> Verdict:
     return Verdict('not_tested', NOT_RUN) if comparison is None else verdict_on(comparison, about)
 
 
-def _step_verdict(found: Verdict, up: bool, words: tuple[str, str]) -> str:
-    "A verdict as chapters choose by it: the word for up or down, 'open' or 'not_tested'."
-    names = {
-        'significant': words[0] if up else words[1],
-        'not_significant': 'open',
-        'not_tested': 'not_tested',
-    }
-    return names[found.code]
-
-
-def verdict(
-    comparison: Comparison | None,  # None: an arm has no runs
-) -> str:  # 'gains' | 'loses' | 'open' | 'not_tested'
-    "What the primary metric does from a to b, as far as a test tells."
+def verdict(comparison: Comparison | None, about: str = 'primary') -> str:
+    """What the primary metric, or a time, does from a to b, as far as a test tells: 'gains' | 'loses', of a
+    time 'faster' | 'slower'; 'open' | 'not_tested'.
+    """
     c = comparison
-    found = _verdict_on(comparison, 'primary')
-    up = found.code == 'significant' and (c.difference.estimate > 0) == c.primary['higher_is_better']
-    return _step_verdict(found, up, ('gains', 'loses'))
+    found = _verdict_on(c, about).code
+    if found != 'significant':
+        return 'open' if found == 'not_significant' else found
+    if about == 'primary':
+        return 'gains' if (c.difference.estimate > 0) == c.primary['higher_is_better'] else 'loses'
+    return 'faster' if c.speedup[about].estimate > 1 else 'slower'
 
 
-def pace(
-    comparison: Comparison | None,
-    key: str = 'train_s',  # or 'total_s'
-) -> str:  # 'faster' | 'slower' | 'open' | 'not_tested'
-    "What time does from a to b, as far as a test tells."
-    found = _verdict_on(comparison, key)
-    up = found.code == 'significant' and comparison.speedup[key].estimate > 1
-    return _step_verdict(found, up, ('faster', 'slower'))
-
-
-def keeps(
-    comparison: Comparison | None,
-    margin: float,  # one of MARGINS
-) -> bool:
+def keeps(comparison: Comparison | None, margin: float) -> bool:
     "Is b shown to be no worse than a by a margin?"
-    if comparison is None:
-        return False
-    return any(e.margin == margin and e.noninferior for e in comparison.equivalences)
+    equivalences = comparison.equivalences if comparison else ()
+    return any(e.margin == margin and e.noninferior for e in equivalences)
+
+# %% ../../nbs/thesis/02_steps.ipynb #510fa4fa
+def direction(found: Interval, p: float | None, null: float = 0.0) -> str:
+    """On which side of no change a quantity is, as far as a test tells: 'more' | 'less' | 'open' |
+    'not_tested'.
+    """
+    if p is None:
+        return 'not_tested'
+    if p >= ALPHA:
+        return 'open'
+    return 'more' if found.estimate > null else 'less'
+
+
+def tested(family: str, found: Mapping[Hashable, Interval | None], null: float = 0.0) -> dict[Hashable, dict]:
+    "Intervals against no change, corrected together; ratios on the log scale: p, p_holm, verdict."
+    p = {key: interval_test(of, null, log=null == 1.0).p if of else None for key, of in found.items()}
+    corrected = holm(p, Family(family, tuple(p))) if p else {}
+    return {
+        key: dict(p=p[key], p_holm=of, verdict=direction(found[key], of, null))
+        for key, of in corrected.items()
+    }
 
 # %% ../../nbs/thesis/02_steps.ipynb #a7c8d6d6
-def agreed(
-    verdicts: Sequence[str],  # of tests of one question
-) -> str:  # the verdict of all that were made | 'mixed': they differ | 'not_tested': none was made
-    "One verdict of several tests: what one of them finds is not what all find."
-    found = {v for v in verdicts if v != 'not_tested'}
-    if not found:
-        return 'not_tested'
+def agreed(verdicts: Sequence[str]) -> str:
+    """One verdict of several tests: what one of them finds is not what all find. The verdict of all that
+    were made | 'mixed': they differ | 'not_tested': none was made.
+    """
+    found = {*verdicts} - {'not_tested'} or {'not_tested'}
     return found.pop() if len(found) == 1 else 'mixed'
 
 # %% ../../nbs/thesis/02_steps.ipynb #d609a9ac
@@ -105,6 +105,7 @@ STEPS = {  # key -> (a, b)
     'procedure_2': ('baseline', 'full_kd'),
     'procedure_3': ('baseline', 'mixed_kd'),
 }
+PRECISION_STEPS = ('precision', 'student_precision', 'teacher_precision')
 
 
 def _own_times(c: Comparison) -> list[str]:
@@ -113,54 +114,43 @@ def _own_times(c: Comparison) -> list[str]:
     return [k for k in TIMES if (k in c.speedup or k in c.reasons) and not (again and k == 'total_s')]
 
 
-def short(
-    comparison: Comparison | None,
-) -> str:  # without a full stop
+def _short_time(c: Comparison, key: str) -> str:
+    "A time in numbers."
+    its = c.speedup[key]
+    name, of_work = ('training', epochs_words(c)) if key == 'train_s' else ('total', '')
+    fewer = f' ({its.n} seeds)' if its.n != c.n_seeds else ''
+    return f'{name} {times_as(its)}{of_work}{fewer}{_corrected(c.p_times_holm.get(key))}'
+
+
+def _corrected(p: float | None) -> str:
+    return '' if p is None else f', corrected {p_words(p)}'
+
+
+def short(comparison: Comparison | None) -> str:  # without a full stop
     "A comparison in numbers."
     c = comparison
     if c is None:
         return 'not run'
-
-    def corrected(p):
-        return '' if p is None else f', corrected {p_words(p)}'
-
     said = []
     if c.difference:
         unit = unit_of(c.task, c.primary['metric'])
         found = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
-        said.append(f"{metric_name(c.primary['metric'], c.task)} {found}{corrected(c.p_holm)}")
-    for key in _own_times(c):
-        if key in c.speedup:
-            name = {'train_s': 'training', 'total_s': 'total'}[key]
-            its = c.speedup[key]
-            fewer = f' ({its.n} seeds)' if its.n != c.n_seeds else ''
-            of_work = epochs_words(c) if key == 'train_s' else ''
-            said.append(f'{name} {times_as(its)}{of_work}{fewer}{corrected(c.p_times_holm.get(key))}')
+        said.append(f"{metric_name(c.primary['metric'], c.task)} {found}{_corrected(c.p_holm)}")
+    said += [_short_time(c, key) for key in _own_times(c) if key in c.speedup]
     if c.n_seeds > 1:
         seeds = f'{c.n_seeds} seeds'
     else:
         seeds = 'one seed, so nothing about others' if c.n_seeds else 'not compared'
-    units = f', {c.n_units} {c.unit_name}' if c.n_units else ''
-    return '; '.join([*said, seeds + units])
+    return '; '.join([*said, seeds + (f', {c.n_units} {c.unit_name}' if c.n_units else '')])
 
 # %% ../../nbs/thesis/02_steps.ipynb #409a47c9
-def _verdicts(c: Comparison | None) -> dict[str, str]:
-    "Verdicts on accuracy and times, and the reason of each that was not tested."
-    found = dict(verdict=verdict(c), train=pace(c), total=pace(c, 'total_s'))
-    about = dict(verdict='primary', train='train_s', total='total_s')
-    reasons = {
-        f'{k}_reason': _verdict_on(c, about[k]).reason for k, code in found.items() if code == 'not_tested'
-    }
-    return found | reasons
-
-
 def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
     without_times: bool = False,  # the whole study has none, which is said once and not of each comparison
 ) -> dict:
-    "What chapters say about b against a."
+    "What chapters say about b against a: verdicts with the reason where there is none, sentences, numbers."
     c = comparison
     if c is None:
         said = [f'{a} and {b} are not compared, since {NOT_RUN}.']
@@ -169,7 +159,6 @@ def step_values(
     values = dict(
         a=a,
         b=b,
-        **_verdicts(c),
         keeps=keeps(c, MARGINS[0]),
         keeps_strictly=keeps(c, MARGINS[1]),
         sentence=' '.join(dict.fromkeys(said)),
@@ -177,28 +166,28 @@ def step_values(
         n_seeds=c.n_seeds if c else 0,
         compared=c is not None,
     )
+    for name, about in dict(verdict='primary', train='train_s', total='total_s').items():
+        values[name] = verdict(c, about)
+        if values[name] == 'not_tested':
+            values[f'{name}_reason'] = _verdict_on(c, about).reason
     if c is None or c.difference is None:
         return values
     return values | dict(
         difference=c.difference,
         p=c.p,
         p_holm=c.p_holm,
-        p_permutation=c.p_permutation,
-        bootstrap=c.bootstrap,
         train_ratio=c.speedup.get('train_s'),
         total_ratio=c.speedup.get('total_s'),
-        took={key: f'{times_as(ratio)}{epochs_words(c)}' for key, ratio in c.speedup.items()},
     )
 
 # %% ../../nbs/thesis/02_steps.ipynb #b8014507
 ONE_FORMAT = ('mixed_baseline', 'mixed_kd')
 
 
-def one_format(
-    arms: dict[str, list[dict]],  # arm -> its runs
-    its_units: pd.DataFrame,
-) -> dict:  # a, b, train and difference, uncorrected; {} where they cannot be paired
-    "The distilled student beside its teacher's network, both in mixed precision."
+def one_format(arms: dict[str, list[dict]], its_units: pd.DataFrame) -> dict:
+    """The distilled student beside its teacher's network, both in mixed precision: a, b, train and
+    difference, uncorrected; {} where they cannot be paired.
+    """
     a, b = ONE_FORMAT
     if not (arms.get(a) and arms.get(b)):
         return {}
@@ -208,41 +197,33 @@ def one_format(
     return dict(a=a, b=b, difference=c.difference) | said
 
 # %% ../../nbs/thesis/02_steps.ipynb #56b9e240
-def borderline(
-    comparisons: Sequence[Comparison],
-    least: float = 0.01,
-) -> str:  # 'a -> b (accuracy, training time); ...' or 'none'
-    "Which differences have a corrected p below 0.05 that is not below `least`."
-
-    def found(c):
+def borderline(comparisons: Sequence[Comparison], least: float = 0.01) -> str:
+    """Which differences have a corrected p below 0.05 that is not below `least`: 'a -> b (accuracy,
+    training time); ...' or 'none'.
+    """
+    said = []
+    for c in comparisons:
         times = c.p_times_holm
-        corrected = {
+        p = {
             'accuracy': c.p_holm,
             'training time': times.get('train_s'),
             'total time': times.get('total_s'),
         }
-        return [what for what, p in corrected.items() if p is not None and least <= p < ALPHA]
-
-    return '; '.join(f"{c.a} -> {c.b} ({', '.join(found(c))})" for c in comparisons if found(c)) or 'none'
+        near = [what for what, of in p.items() if of is not None and least <= of < ALPHA]
+        said += [f"{c.a} -> {c.b} ({', '.join(near)})"] if near else []
+    return '; '.join(said) or 'none'
 
 # %% ../../nbs/thesis/02_steps.ipynb #a635b6f4
-def pairs_by_seed(
-    a: Sequence[dict],  # the runs of one arm
-    b: Sequence[dict],  # the runs of another
-) -> list[tuple[dict, dict]]:  # sorted by seed; only the seeds that both arms have
-    "The runs of two arms, paired by seed."
+def pairs_by_seed(a: Sequence[dict], b: Sequence[dict]) -> list[tuple[dict, dict]]:
+    "The runs of two arms, paired by seed: sorted by seed; only the seeds that both arms have."
     of_a, of_b = ({r['seed']: r for r in runs} for runs in (a, b))
     return [(of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
 
 
-def changed_pairs(
-    a: Sequence[dict],
-    b: Sequence[dict],
-    its_units: pd.DataFrame,
-    # pairs of a seed and a unit that both arms have; changed: those whose primary metric differs; {} where
-    # there are none
-) -> dict:
-    "How much there is that a difference of two arms could rest on."
+def changed_pairs(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFrame) -> dict:
+    """How much there is that a difference of two arms could rest on: pairs of a seed and a unit that both
+    arms have; changed: those whose primary metric differs; {} where there are none.
+    """
     pairs = pairs_by_seed(a, b)
     if not pairs:
         return {}
@@ -253,23 +234,11 @@ def changed_pairs(
     return dict(pairs=x.size, changed=int((~same).sum()))
 
 
-def _on_set(runs: Sequence[dict], where: str) -> list[dict]:
-    "Runs as if another evaluation set were that of the primary metric."
-    metric = runs[0]['primary']['metric']
-    return [
-        r | dict(primary=r['primary'] | dict(set=where, value=r['metrics'].get(where, {}).get(metric)))
-        for r in runs
-    ]
-
-
-def other_questions(
-    a: Sequence[dict],  # the runs of one arm
-    b: Sequence[dict],  # the runs of another
-    its_units: pd.DataFrame,
-    # dev: the difference on the set that chose settings; everywhere: on all units of both sets; {} where
-    # nothing is claimed of another set than the one that chose
-) -> dict[str, Interval]:
-    "What the primary metric does from a to b on other units than those of its own set."
+def other_questions(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFrame) -> dict[str, Interval]:
+    """What the primary metric does from a to b on other units than those of its own set: dev: the
+    difference on the set that chose settings; everywhere: on all units of both sets; {} where nothing is
+    claimed of another set than the one that chose.
+    """
     pairs = pairs_by_seed(a, b)
     if not pairs:
         return {}
@@ -277,232 +246,165 @@ def other_questions(
     own = pairs[0][0]['primary']
     if task.tuning_set == own['set']:
         return {}
-    found = {}
-    for where in (task.tuning_set, own['set']):
-        judged = list(zip(*(_on_set(runs, where) for runs in zip(*pairs))))
-        found[where], _, _ = metric_differences(judged, its_units)
+
+    def differences(where: str) -> np.ndarray | None:
+        judged = zip(*(judged_by(runs, where, own['metric']) for runs in zip(*pairs)))
+        return metric_differences(list(judged), its_units)[0]
+
+    dev, test = differences(task.tuning_set), differences(own['set'])
     # differences of seeds alone: a record denies its units, which the notes say
-    if found[own['set']] is None or found[own['set']].ndim != 2 or len(found[own['set']]) < len(pairs):
+    if test is None or test.ndim != 2 or len(test) < len(pairs):
         return {}
-    if any(d is None or d.ndim != 2 for d in found.values()) or len({len(d) for d in found.values()}) > 1:
+    if dev is None or dev.ndim != 2 or len(dev) != len(test):
         arms = ' and '.join(r['arm'] for r in pairs[0])
         raise KdnotesError(
             f'the claim about {arms} rests on the {own["set"]} set alone: values of {own["metric"]} on the '
             f'{task.tuning_set} set, which chose the settings, are missing from the units of these runs; '
             'export their evidence again'
         )
-    reach = task.reach.get(own['metric'])
 
-    def interval(d):
-        return difference_interval(d, np.random.default_rng(SEED), reach)
+    def interval(d: np.ndarray) -> Interval:
+        return difference_interval(d, np.random.default_rng(SEED), task.reach.get(own['metric']))
 
-    return dict(dev=interval(found[task.tuning_set]), everywhere=interval(np.hstack(list(found.values()))))
+    return dict(dev=interval(dev), everywhere=interval(np.hstack([dev, test])))
 
 
-def quiet_times(
-    a: Sequence[dict],  # of one machine
-    b: Sequence[dict],
-    # busy: seeds with a run during which others used the machine; quiet: the ratio of training times without
-    # them, as text; {} where there was none
-) -> dict:
-    "What a comparison of times says without the runs that shared the machine."
+def quiet_times(a: Sequence[dict], b: Sequence[dict]) -> dict:
+    """What a comparison of times says without the runs that shared the machine: busy: seeds with a run
+    during which others used the machine; quiet: the ratio of training times without them, as text; {}
+    where there was none.
+    """
     pairs = pairs_by_seed(a, b)
     quiet = [pair for pair in pairs if not any(is_busy(r.get('machine') or {}) for r in pair)]
     busy = len(pairs) - len(quiet)
-    if not busy:
-        return {}
-    if len(quiet) < 2:
-        return dict(busy=busy)
+    if len(quiet) < 2 or not busy:
+        return dict(busy=busy) if busy else {}
     ratio = ratio_interval(*([r['time']['train_s'] for r in runs] for runs in zip(*quiet)))
     test = interval_test(ratio, 1.0, log=True)
-    if test.p is None:
-        tested = f"{VERDICTS['not_tested']}, since {test.reason}"
-    else:
-        tested = f'{p_words(test.p)}, uncorrected'
-    return dict(busy=busy, quiet=f'{times_as(ratio)} (95% interval, {len(quiet)} seeds; {tested})')
+    rests = (
+        f'{Verdict("not_tested").words}, since {test.reason}'
+        if test.p is None
+        else f'{p_words(test.p)}, uncorrected'
+    )
+    return dict(busy=busy, quiet=f'{times_as(ratio)} (95% interval, {len(quiet)} seeds; {rests})')
 
 # %% ../../nbs/thesis/02_steps.ipynb #ba7741db
 RESAMPLED_SEEDS = (3, 5, 8)
 
 
 def resampled_table(
-    comparisons: Sequence[Comparison],
-    arms: dict[str, list[dict]],  # arm -> its runs
-    its_units: pd.DataFrame,
-    trials: int = 400,
-) -> pd.DataFrame:  # a row a comparison and number of seeds, text; without rows where no units are compared
-    "Coverage of the intervals of steps of precision, their differences drawn again."
+    comparisons: Sequence[Comparison], arms: dict[str, list[dict]], its_units: pd.DataFrame, trials: int = 400
+) -> pd.DataFrame:
+    """Coverage of the intervals of steps of precision, their differences drawn again: a row a comparison
+    and number of seeds, text; without rows where no units are compared.
+    """
     rows = []
     steps = [STEPS[key] for key in PRECISION_STEPS]
     for c in comparisons:
         if (c.a, c.b) not in steps or c.differing is None or c.n_seeds < 2:
             continue
         d, _, _ = metric_differences(pairs_by_seed(arms[c.a], arms[c.b]), its_units)
-        for seeds in RESAMPLED_SEEDS:
-            of = resampled_rates(d, seeds, np.random.default_rng(seeds), trials)
-            rows.append(
-                {
-                    'comparison': f'{c.a} → {c.b}',
-                    'units that differ': f'{c.differing} of {c.n_units}',
-                    'seeds drawn': str(seeds),
-                    'crossed covers, %': f"{of['crossed covers']:.0f}",
-                    'its width': f"{of['crossed width']:.4f}",
-                    'printed covers, %': f"{of['printed covers']:.0f}",
-                    'its width ': f"{of['printed width']:.4f}",
-                }
-            )
-    return pd.DataFrame(rows)
+        rows += [
+            dict(c=c, seeds=seeds) | resampled_rates(d, seeds, np.random.default_rng(seeds), trials)
+            for seeds in RESAMPLED_SEEDS
+        ]
+    return table(
+        rows,
+        {
+            'comparison': '{c.a} → {c.b}',
+            'units that differ': '{c.differing} of {c.n_units}',
+            'seeds drawn': '{seeds}',
+            'crossed covers, %': '{crossed covers:.0f}',
+            'its width': '{crossed width:.4f}',
+            'printed covers, %': '{printed covers:.0f}',
+            'its width ': '{printed width:.4f}',
+        },
+    )
 
 # %% ../../nbs/thesis/02_steps.ipynb #74ecc7a2
-def memory_ratio(
-    a: Sequence[dict],  # the runs of one arm
-    b: Sequence[dict],  # the runs of another
-) -> tuple[Interval, str] | None:  # of b's over a's; 'host' | 'device'; None: no seed has both
-    "Peaks of memory, of all ranks of a run together, paired by seed."
+def memory_ratio(a: Sequence[dict], b: Sequence[dict]) -> tuple[Interval | None, str]:
+    """Peaks of memory, of all ranks of a run together, paired by seed: of b's over a's; 'host' | 'device';
+    None: no seed has both.
+    """
     for kind in ('device', 'host'):
         key = f'peak_{kind}_mib'
-        measured = [[r for r in runs if r['memory'][key]] for runs in (a, b)]
-        pairs = pairs_by_seed(*measured)
+        pairs = pairs_by_seed(*([r for r in runs if r['memory'][key]] for runs in (a, b)))
         if pairs:
             of_a, of_b = ([r['memory'][key] for r in runs] for runs in zip(*pairs))
             return ratio_interval(of_b, of_a), kind
-    return None
+    return None, ''
 
 
-PRECISION_STEPS = ('precision', 'student_precision', 'teacher_precision')
-
-
-def memory_values(
-    arms: dict[str, list[dict]],  # arm -> its runs, of one machine
-    # step -> verdict: 'more' | 'less' | 'open' | 'not_tested', the latter with its reason; ratio and a
-    # sentence, where seeds can be paired
-) -> dict:
-    "What mixed precision does to memory: t tests on logarithms, corrected within these steps."
+def memory_values(arms: dict[str, list[dict]]) -> dict:
+    """What mixed precision does to memory: t tests on logarithms, corrected within these steps. Step ->
+    verdict: 'more' | 'less' | 'open' | 'not_tested', the latter with its reason; ratio and a sentence,
+    where seeds can be paired.
+    """
     found = {key: memory_ratio(*(arms.get(arm, ()) for arm in STEPS[key])) for key in PRECISION_STEPS}
-    tests = {key: interval_test(of[0], 1.0, log=True) for key, of in found.items() if of}
-    family = Family('memory', PRECISION_STEPS)
-    p = holm({key: tests[key].p if key in tests else None for key in PRECISION_STEPS}, family)
-    return {key: _memory_step(key, found[key], tests.get(key), p[key]) for key in PRECISION_STEPS}
+    tests = tested('memory', {key: ratio for key, (ratio, _) in found.items()}, 1.0)
+    return {key: _memory_step(key, *found[key], tests[key]) for key in PRECISION_STEPS}
 
 
-def _memory_step(key: str, found: tuple[Interval, str] | None, test: PValue | None, p: float | None) -> dict:
+def _memory_step(key: str, ratio: Interval | None, kind: str, test: dict) -> dict:
     "The values of one step of precision."
-    if found is None:
+    values = dict(verdict=test['verdict'], ratio=ratio)
+    if ratio is None:
         return dict(verdict='not_tested', verdict_reason='no seed has the memory of both')
-    ratio, kind = found
-    a, b = STEPS[key]
-    if p is None:
-        result = Verdict('not_tested', ONE_SEED if ratio.n == 1 else test.reason)
-        rests = f'{result.words}, since {result.reason}'
+    rests = f'corrected for {len(PRECISION_STEPS)} comparisons'
+    if test['verdict'] == 'not_tested':
+        values['verdict_reason'] = ONE_SEED if ratio.n == 1 else interval_test(ratio, 1.0, log=True).reason
+        rests = f'{Verdict("not_tested").words}, since {values["verdict_reason"]}'
     else:
-        result = Verdict('significant' if p < ALPHA else 'not_significant')
-        rests = f'{p_words(p)}, corrected for {len(PRECISION_STEPS)} comparisons'
-    begin = 'No difference detected: ' if result.code == 'not_significant' else ''
+        rests = f'{p_words(test["p_holm"])}, {rests}'
+    begin = 'No difference detected: ' * (test['verdict'] == 'open')
+    a, b = STEPS[key]
     seeds = 'one seed' if ratio.n == 1 else f'{ratio.n} seeds'
-    values = dict(
-        verdict=_step_verdict(result, ratio.estimate > 1, ('more', 'less')),
-        ratio=ratio,
-        sentence=(
-            f'{begin}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run '
-            f'together ({rests}; {seeds}).'
-        ),
+    return values | dict(
+        sentence=f'{begin}{b} has {ratio:.2f} times the peak of {kind} memory of {a}, all ranks of a run '
+        f'together ({rests}; {seeds}).'
     )
-    return values | (dict(verdict_reason=result.reason) if result.reason else {})
 
 # %% ../../nbs/thesis/02_steps.ipynb #f2d515f1
 DECISIONS = tuple(f'{of}_{name}' for of in ('pair', 'trigger') for name in ('precision', 'recall', 'f1'))
 DECISION_STEPS = ('kd', 'precision', 'procedure_3')
 
 
-def decision_values(
-    arms: dict[str, list[dict]],  # arm -> its runs
-    # step -> metric -> difference, p, p_holm, over the seeds that both arms have; {} for tasks without these
-) -> dict[str, dict[str, dict]]:
-    "What steps do to precision, recall and F1 of decisions: Student's t over seeds."
-    found = {}
+def decision_values(arms: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
+    """What steps do to precision, recall and F1 of decisions: Student's t over seeds. Step -> metric ->
+    difference, p, p_holm, over the seeds that both arms have; {} for tasks without these.
+    """
+    differences: dict[tuple[str, str], list[float]] = {}
     for step in DECISION_STEPS:
         for a, b in pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step])):
-            where = a['primary']['set']
+            of_a, of_b = (r['metrics'][r['primary']['set']] for r in (a, b))
             for name in DECISIONS:
-                values = [r['metrics'][where].get(name) for r in (a, b)]
-                if None not in values:
-                    found.setdefault((step, name), []).append(values[1] - values[0])
-    intervals = {key: mean_interval(differences) for key, differences in found.items()}
-    p = {key: interval_test(interval).p for key, interval in intervals.items()}
-    corrected = holm(p, Family('decisions', tuple(p)))
-    return {
-        step: {
-            name: dict(difference=intervals[step, name], p=p[step, name], p_holm=corrected[step, name])
-            for name in DECISIONS
-            if (step, name) in found
-        }
-        for step in DECISION_STEPS
-        if any(step == of for of, _ in found)
-    }
+                if None not in (of_a.get(name), of_b.get(name)):
+                    differences.setdefault((step, name), []).append(of_b[name] - of_a[name])
+    intervals = {key: mean_interval(of) for key, of in differences.items()}
+    found: dict[str, dict[str, dict]] = {}
+    for (step, name), of in tested('decisions', intervals).items():
+        found.setdefault(step, {})[name] = of | dict(difference=intervals[step, name])
+    return found
 
 
-def decisions_table(
-    found: dict[str, dict[str, dict]],  # of `decision_values`
-) -> pd.DataFrame:  # a row a metric, two columns a step, text
-    "The same as a table."
-
-    def of(step: str, name: str) -> dict[str, str]:
-        its = found[step][name]
-        a, b = STEPS[step]
-        return {
-            f'{a} → {b}': f"{its['difference']:+.3f}",
-            f"p{' ' * list(found).index(step)}": p_text(its['p_holm']),
-        }
-
-    names = [name for name in DECISIONS if any(name in of_step for of_step in found.values())]
-    rows = []
-    for name in names:
-        row = {'': name}
-        for step in found:
-            row |= of(step, name)
-        rows.append(row)
-    return pd.DataFrame(rows)
+def decisions_table(found: dict[str, dict[str, dict]]) -> pd.DataFrame:
+    "The same as a table: a row a metric, two columns a step, text."
+    columns: dict[str, Any] = {'': '{}'.format}
+    for k, (step, of) in enumerate(found.items()):
+        columns[' → '.join(STEPS[step])] = lambda name, of=of: f'{of[name]["difference"]:+.3f}'
+        columns[f"p{' ' * k}"] = lambda name, of=of: p_text(of[name]['p_holm'])
+    return table([name for name in DECISIONS if any(name in of for of in found.values())], columns)
 
 # %% ../../nbs/thesis/02_steps.ipynb #836255cc
 INTERACTION = 'precision x kd (students)'
-KD_EFFECT = 'kd (students, mean over precisions)'
 
 
-def effect_values(
-    effects: Sequence[Effect],  # of `compare.study_factorial`
-    name: str,  # of one of them
-    # verdict: 'more' | 'less' | 'open', by the corrected p where there is one | 'not_tested' with its reason;
-    # difference, p, p_holm
-) -> dict:
-    "An effect or an interaction, as a text asks for it."
+def effect_values(effects: Sequence[Effect], name: str) -> dict:
+    """An effect or an interaction, as a text asks for it: verdict: 'more' | 'less' | 'open', by the
+    corrected p where there is one | 'not_tested' with its reason; difference, p, p_holm.
+    """
     e = next(e for e in effects if e.name == name)
     p = e.p if e.p_holm is None else e.p_holm
     if e.interval is None or p is None:
         return dict(verdict='not_tested', verdict_reason=e.reason or ONE_SEED, difference=e.interval)
-    significant = 'more' if e.interval.estimate > 0 else 'less'
-    verdict = significant if p < ALPHA else 'open'
-    return dict(verdict=verdict, difference=e.interval, p=e.p, p_holm=e.p_holm)
-
-# %% ../../nbs/thesis/02_steps.ipynb #43326e80
-def amp_values(
-    found: Sequence[dict],
-    # runs, steps; overflows: steps that were skipped, none: were there none?; low, high: the scale at the
-    # end, one: are they equal?; {} where no run was scaled
-) -> dict:
-    "Loss scales and skipped steps, over runs."
-    scaled = [r for r in found if r['amp']['final_scale'] is not None]
-    scales = [r['amp']['final_scale'] for r in scaled]
-    overflows = sum(r['amp']['overflow_steps'] for r in scaled)
-    return (
-        dict(
-            runs=len(scaled),
-            steps=sum(r['steps'] for r in scaled),
-            overflows=overflows,
-            none=not overflows,
-            low=min(scales),
-            high=max(scales),
-            one=min(scales) == max(scales),
-        )
-        if scaled
-        else {}
-    )
+    return dict(verdict=direction(e.interval, p), difference=e.interval, p=e.p, p_holm=e.p_holm)

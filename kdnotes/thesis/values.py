@@ -4,17 +4,11 @@
 
 # %% ../../nbs/thesis/03_values.ipynb #e6360dcd
 from __future__ import annotations
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 import numpy as np
 import pandas as pd
-from kdnotes.analysis.calibration import (
-    NOT_CALIBRATED,
-    agreement,
-    aligned,
-    calibration_error,
-    decision_test,
-)
+from ..analysis import calibration, costs
 from ..analysis.comparable import of_one_machine, timed
 from kdnotes.analysis.compare import (
     Comparison,
@@ -25,28 +19,14 @@ from kdnotes.analysis.compare import (
     study_factorial,
     unit_matrix,
 )
-from kdnotes.analysis.costs import (
-    Sizes,
-    Table,
-    amortised,
-    cost_table,
-    mean_cost,
-    payback,
-    payback_table,
-    ratio_of_means,
-    signal_cost,
-    sizes_of,
-    training_cost,
-)
-from ..records.schema import OWN_MASKS, dropout_masks, widened
+from ..records.schema import OWN_MASKS, dropout_masks
 from ..analysis.intervals import Interval, ratio_interval, variance_components
 from ..analysis.in_use import in_use
 from ..analysis.plotting import arms_of
 from ..analysis.coverage import power, power_table
 from ..analysis.report import starts_made_again
-from ..analysis.evidence import pooled_gradients
+from ..analysis.evidence import Evidence
 from kdnotes.analysis.tables import (
-    Evidence,
     arms_table,
     epochs_cell,
     metrics_table,
@@ -60,25 +40,15 @@ from ..analysis.wording import sentence, times_as
 from ..core.arms import MODES
 from ..core.config import task_info
 from ..records.store import RecordError, predictions
-from ..search.random import SPACES, as_judged, from_the_best
 from ..telemetry.summary import BUSY_SHARE, is_busy
-from kdnotes.thesis.facts import (
-    about_values,
-    among,
-    machine_table,
-    models_table,
-    runs_table,
-    settings_table,
-    tuned_table,
-)
+from .facts import about_values, among, amp_values, gradient_values, record_tables, start_groups
+from .facts import table, text, tuned_table
 from kdnotes.thesis.steps import (
     INTERACTION,
-    KD_EFFECT,
     MARGINS,
     PRECISION_STEPS,
     STEPS,
     agreed,
-    amp_values,
     borderline,
     changed_pairs,
     decision_values,
@@ -94,137 +64,127 @@ from kdnotes.thesis.steps import (
 )
 
 # %% auto #0
-__all__ = ['POWER_STEPS', 'FIRST_SCALE', 'SAID_ONCE', 'costs_table', 'shared_table', 'paid_with_transfer', 'cost_values',
-           'fidelity_row', 'fidelity_values', 'effects_table', 'beside_table', 'factorial_table', 'power_values',
-           'transfer_seconds', 'from_weights', 'start_groups', 'gradient_values', 'notes_on', 'part_values',
-           'own_searches', 'trial_values', 'transfer_values', 'aim_value', 'over_nothing', 'aim_values']
+__all__ = ['NO_PREDICTIONS', 'POWER_STEPS', 'SAID_ONCE', 'predicted_by_run', 'costs_table', 'shared_table', 'paid_with_transfer',
+           'cost_values', 'fidelity_row', 'fidelity_values', 'effects_table', 'beside_table', 'factorial_table',
+           'power_values', 'transfer_seconds', 'from_weights', 'notes_on', 'study_values', 'steps_values',
+           'part_values', 'aim_value', 'over_nothing', 'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #c0d36bd1
-def _interval(i: Interval | None, spec: str) -> str:
-    return '-' if i is None or np.isnan(i.estimate) else f'{i:{spec}}'
+NO_PREDICTIONS = 'this evidence holds no predictions of some runs'
+
+
+def predicted_by_run(e: Evidence) -> dict[str, pd.DataFrame]:
+    "The predictions of every run; {} where the evidence has not those of all."
+    try:
+        found = predictions(e.study, [r['run_id'] for r in e.records])
+    except RecordError:  # its own words name a folder
+        return {}
+    by_run = dict(list(found.groupby('run_id', sort=False)))
+    return by_run if len(by_run) == len(e.records) else {}
+
+
+def _taught(found: Sequence[dict]) -> dict[str, list[tuple[dict, dict]]]:
+    "Arm -> its runs, each with its teacher's; arms without a teacher that is there are left out."
+    by_id = {r['run_id']: r for r in found}
+    pairs = {
+        arm: [(r, by_id[r['teacher_run_id']]) for r in runs if r['teacher_run_id'] in by_id]
+        for arm, runs in arms_of(found).items()
+    }
+    return {arm: of for arm, of in pairs.items() if of}
 
 
 def costs_table(
-    costs: Table,  # of `cost_table`
-    payback: Table,  # of `payback_table`
-    with_transfer: dict[str, Interval] | None = None,  # of `paid_with_transfer`
-) -> pd.DataFrame:  # a row an arm, text; energy only where some was read
-    "What each arm costs, and after how many predictions a student has paid back its making."
-    names = {
-        'example': 's / 1,000 trained',
-        'prediction': 's / 1,000 predicted',
-        'answer': 's / right answer',
-    }
-    units = {'seconds': ('s', '.3g')} | (
-        {'joules': ('J', '.3g')} if any(costs.table[f'{k}_joules'].notna().any() for k in names) else {}
-    )
-
-    def paid_back(arm):
-        if arm not in payback.table.index:
-            return '-'
-        runs, never, cell = payback.table.loc[arm, ['runs', 'never_seconds', 'seconds']]
-        return _interval(cell, ',.0f') + (f'; never in {never} of {runs}' if never else '')
-
-    def row(arm):
-        cells = {
-            title.replace('s /', f'{unit} /'): _interval(costs.table.at[arm, f'{k}_{key}'], spec)
-            for key, (unit, spec) in units.items()
-            for k, title in names.items()
-        }
-        whole = {'with its transfer': _interval(with_transfer.get(arm), ',.0f')} if with_transfer else {}
-        return {'arm': arm} | cells | {'paid back after': paid_back(arm)} | whole
-
-    return pd.DataFrame([row(arm) for arm in costs.table.index])
-
-
-def shared_table(
-    found: Sequence[dict],
-    students: Sequence[int] = (1, 3, 10),  # that share one teacher and its signal
-) -> pd.DataFrame:  # a row an arm of students, text
-    """The seconds one student costs when so many share its teacher:
-    geometric mean over seeds with its interval.
+    each: costs.Table, payback: costs.Table, with_transfer: dict[str, Interval] | None = None
+) -> pd.DataFrame:
+    """What each arm costs, and after how many predictions a student has paid back its making: a row an arm,
+    text; energy only where some was read.
     """
-    by_id = {r['run_id']: r for r in found}
-    rows = []
-    for arm, runs in arms_of(found).items():
-        taught = [(r, by_id[r['teacher_run_id']]) for r in runs if r['teacher_run_id'] in by_id]
-        if not taught:
-            continue
+    names = {'example': '1,000 trained', 'prediction': '1,000 predicted', 'answer': 'right answer'}
+    with_energy = any(each.table[f'{k}_joules'].notna().any() for k in names)
+
+    def paid_back(arm: str) -> str | None:
+        if arm not in payback.table.index:
+            return None
+        of = payback.table.loc[arm]
+        return text('{seconds:,.0f}', of) + f'; never in {of["never_seconds"]} of {of["runs"]}' * bool(
+            of['never_seconds']
+        )
+
+    def cost(column: str, spec: str):
+        return lambda arm: text(f'{{{column}:{spec}}}', each.table.loc[arm])
+
+    columns = {'arm': str}
+    for unit, key, spec in [('s', 'seconds', '.3g'), ('J', 'joules', '.3g')][: 1 + with_energy]:
+        columns |= {f'{unit} / {title}': cost(f'{k}_{key}', spec) for k, title in names.items()}
+    columns['paid back after'] = paid_back
+    if with_transfer:
+        columns['with its transfer'] = lambda arm: text('{of:,.0f}', dict(of=with_transfer.get(arm)))
+    return table(each.table.index, columns)
+
+
+def shared_table(found: Sequence[dict], students: Sequence[int] = (1, 3, 10)) -> pd.DataFrame:
+    """The seconds one student costs when so many share its teacher: geometric mean over seeds with its
+    interval. A row an arm of students, text.
+    """
+
+    def row(arm: str, taught: list[tuple[dict, dict]]) -> dict[str, str]:
         each = [
-            amortised(training_cost(r), training_cost(t), signal_cost(r, found), students)['seconds']
+            costs.amortised(
+                costs.training_cost(r), costs.training_cost(t), costs.signal_cost(r, found), students
+            )['seconds']
             for r, t in taught
         ]
-        rows.append(
-            {'arm': arm, 'training alone, s': f"{mean_cost([r['time']['train_s'] for r, _ in taught]):.0f}"}
-            | {f"one of {m}, s": f'{mean_cost([e[m] for e in each]):.0f}' for m in students}
-        )
-    return pd.DataFrame(rows)
+        alone = costs.mean_cost([r['time']['train_s'] for r, _ in taught])
+        shared = {f'one of {m}, s': f'{costs.mean_cost([e[m] for e in each]):.0f}' for m in students}
+        return {'arm': arm, 'training alone, s': f'{alone:.0f}'} | shared
+
+    return pd.DataFrame([row(*of) for of in _taught(found).items()])
 
 
-def paid_with_transfer(
-    found: Sequence[dict],  # of one machine, teachers among them
-    sizes: Sizes,
-) -> dict[str, Interval]:  # arm -> predictions; {} without a transfer of students
-    """After how many predictions students have paid back their training, their signal and their own transfer,
-    which is what the student's transfer took beyond that of its teacher.
+def paid_with_transfer(found: Sequence[dict], sizes: costs.Sizes) -> dict[str, Interval]:
+    """After how many predictions students have paid back their training, their signal and their own
+    transfer, which is what the student's transfer took beyond that of its teacher: arm -> predictions;
+    {} without a transfer of students.
     """
     transfer = transfer_seconds(found)
     if not {'student', 'teacher'} <= transfer.keys():
         return {}
     own = transfer['student'] - transfer['teacher']
-    by_id = {r['run_id']: r for r in found}
     paid = {}
-    for arm, runs in arms_of(found).items():
-        taught = [(r, by_id[r['teacher_run_id']]) for r in runs if r['teacher_run_id'] in by_id]
-        each = [payback(r, teacher, sizes, found) for r, teacher in taught]
-        if each and all(p.seconds is not None for p in each):
+    for arm, taught in _taught(found).items():
+        each = [costs.payback(r, teacher, sizes, found) for r, teacher in taught]
+        if all(p.seconds is not None for p in each):
             extra, saved = ([getattr(p, part).seconds for p in each] for part in ('extra', 'saved'))
-            paid[arm] = ratio_of_means([seconds + own for seconds in extra], saved)
+            paid[arm] = costs.ratio_of_means([seconds + own for seconds in extra], saved)
     return paid
 
 
-def cost_values(
-    evidence: Evidence,
-) -> dict:  # tables, or the reason why there is none
-    "Costs of a study."
-    found = evidence.times.runs
+def cost_values(e: Evidence, predicted: dict[str, pd.DataFrame]) -> dict:
+    "Costs of a study as tables, or the reason why there are none."
+    found = e.times.runs
     if not found:
-        return dict(reason=evidence.times.note)
+        return dict(reason=e.times.note)
     shared = shared_table(found)
     values = {'shared': shared} if len(shared) else {}
-    first = found[0]['run_id']
-    try:
-        sizes = sizes_of(
-            predictions(evidence.study, [first]),
-            evidence.units[evidence.units['run_id'] == first],
-            found[0]['primary']['set'],
-            'p_at_1',
-        )
-    except RecordError:
-        # its own words name a folder
-        return values | dict(
-            reason='this evidence holds no predictions, which tell how many candidates there are'
-        )
-    costs = cost_table(found, sizes)
-    payback = payback_table(found, sizes)
+    if not predicted:
+        return values | dict(reason=f'{NO_PREDICTIONS}, which tell how many candidates there are')
+    first = found[0]
+    its_units = e.units[e.units['run_id'] == first['run_id']]
+    sizes = costs.sizes_of(predicted[first['run_id']], its_units, first['primary']['set'], 'p_at_1')
+    each = costs.cost_table(found, sizes)
+    payback = costs.payback_table(found, sizes)
     whole = paid_with_transfer(found, sizes)
-    alone = {arm: payback.table.at[arm, 'seconds'] for arm in payback.table.index}
+    reasons = {why for k, why in (each.reasons | payback.reasons).items() if not k.endswith('joules')}
     return values | dict(
-        paid={arm: dict(alone=alone[arm], with_transfer=paid) for arm, paid in whole.items()},
-        table=costs_table(costs, payback, whole),
-        reasons=sorted(
-            {why for k, why in (costs.reasons | payback.reasons).items() if not k.endswith('joules')}
-        ),
+        paid={
+            arm: dict(alone=payback.table.at[arm, 'seconds'], with_transfer=paid)
+            for arm, paid in whole.items()
+        },
+        table=costs_table(each, payback, whole),
+        reasons=sorted(reasons),
     )
 
 # %% ../../nbs/thesis/03_values.ipynb #c6fa8c37
-def _p_range(p: Sequence[float]) -> str:
-    "The p of several tests as text: the lowest and the highest."
-    if not p:
-        return '-'
-    return p_text(p[0]) if len(p) == 1 else f'{p_text(min(p))} to {p_text(max(p))}'
-
-
 def fidelity_row(
     runs: Sequence[dict],  # of one arm
     scores: dict[str, pd.DataFrame],  # run_id -> predictions
@@ -235,54 +195,44 @@ def fidelity_row(
     """Calibration of an arm and agreement with its teachers, or with what would have been its teachers,
     where those are there.
     """
-    error = calibration_error([scores[r['run_id']] for r in runs], np.random.default_rng(0), split, kind=kind)
-    row = {
-        'arm': runs[0]['arm'],
-        'ECE': f'{error:.3f}',
-    }
+    error = calibration.calibration_error(
+        [scores[r['run_id']] for r in runs], np.random.default_rng(0), split, kind=kind
+    )
     pairs = [(r['run_id'], r['teacher_run_id'] or teachers.get(r['seed'])) for r in runs]
     taught = [
         (scores[run], scores[teacher]) for run, teacher in pairs if teacher in scores and teacher != run
     ]
-    found = agreement(*zip(*taught), split, kind=kind) if taught else {}
-    row |= {
-        title: _interval(found.get(k), '.3f')
-        for k, title in dict(top_1='same first', tau="Kendall's tau", kl='KL').items()
-    }
-    return row | {"McNemar's p": _p_range([decision_test(s, t, split, kind).p for s, t in taught])}
+    found = calibration.agreement(*zip(*taught), split, kind=kind) if taught else {}
+    titles = dict(top_1='same first', tau="Kendall's tau", kl='KL')
+    p = [calibration.decision_test(s, t, split, kind).p for s, t in taught]
+    return (
+        {'arm': runs[0]['arm'], 'ECE': f'{error:.3f}'}
+        | {title: text('{of:.3f}', dict(of=found.get(k))) for k, title in titles.items()}
+        | {"McNemar's p": among((p_text(of) for of in (min(p), max(p))), ' to ') if p else '-'}
+    )
 
 
-def fidelity_values(
-    evidence: Evidence,
-) -> dict:  # a table, or the reason why there is none
-    "Calibration and fidelity of a study."
-    e = evidence
+def fidelity_values(e: Evidence, scores: dict[str, pd.DataFrame]) -> dict:
+    "Calibration and fidelity of a study by its predictions: a table, or the reason why there is none."
     kind = score_kind(e.records)
-    if kind in NOT_CALIBRATED:
-        return dict(reason=NOT_CALIBRATED[kind])
-    try:
-        scored = predictions(e.study, [r['run_id'] for r in e.records])
-    except RecordError:
-        return dict(reason='this evidence holds no predictions')  # its own words name a folder
-    scores = dict(list(scored.groupby('run_id', sort=False)))
-    if len(scores) < len(e.records):
-        return dict(reason='this evidence holds no predictions of some runs')
+    if kind in calibration.NOT_CALIBRATED:
+        return dict(reason=calibration.NOT_CALIBRATED[kind])
+    if not scores:
+        return dict(reason=NO_PREDICTIONS)
     arms = arms_of(e.records)
     split = e.records[0]['primary']['set']
     teachers = {r['seed']: r['run_id'] for r in arms.get('baseline', ())}
-    a, b = ({r['seed']: scores[r['run_id']] for r in arms.get(arm, ())} for arm in STEPS['precision'])
-    moved = np.concatenate(
-        [
-            np.abs(np.diff(aligned([a[s], b[s]], split)[[0, 1]].to_numpy(float))).ravel()
-            for s in sorted(a.keys() & b.keys())
-        ]
-        or [[]]
-    )
+    pairs = pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS['precision']))
+    both = [
+        calibration.aligned([scores[r['run_id']] for r in pair], split)[[0, 1]].to_numpy(float)
+        for pair in pairs
+    ]
+    moved = np.concatenate([np.abs(np.diff(of)).ravel() for of in both]) if both else None
     values = dict(
         table=pd.DataFrame([fidelity_row(runs, scores, split, teachers, kind) for runs in arms.values()]),
         nearer=_nearer(e),
     )
-    return values | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if len(moved) else {})
+    return values | (dict(moved=dict(mean=moved.mean(), most=moved.max())) if both else {})
 
 
 def _nearer(e: Evidence) -> dict:  # by taught arm: tau of both, difference, p, sentence
@@ -302,139 +252,120 @@ def _nearer(e: Evidence) -> dict:  # by taught arm: tau of both, difference, p, 
     }
 
 # %% ../../nbs/thesis/03_values.ipynb #e72f4d84
-def effects_table(
-    comparisons: Sequence[tuple[str, Comparison]],
-) -> pd.DataFrame:  # a row a comparison, text
+def effects_table(comparisons: Sequence[tuple[str, Comparison]]) -> pd.DataFrame:  # a row a comparison, text
     "Every comparison in numbers, with its p and the corrected p; a time says little without the epochs."
 
-    def ratio(c, key):
-        its = c.speedup.get(key)
-        if its is None:
-            return '-'
-        return f'{its:.2f}' + (f' (n={its.n})' if its.n != c.n_seeds else '')
+    def ratio(key: str):
+        def cell(c: Comparison) -> str | None:
+            its = c.speedup.get(key)
+            return its and f'{its:.2f}' + f' (n={its.n})' * (its.n != c.n_seeds)
 
-    return pd.DataFrame(
-        [
-            {
-                'a': c.a,
-                'b': c.b,
-                'factor': (c.attribution and c.attribution.factor) or 'several',
-                'seeds': c.n_seeds,
-                'difference': f'{c.difference:+.3f}' if c.difference else '-',
-                'p': p_text(c.p),
-                'p (Holm)': p_text(c.p_holm),
-                'epochs': epochs_cell(c),
-                'training': ratio(c, 'train_s'),
-                'total': ratio(c, 'total_s'),
-            }
-            for _, c in comparisons
-        ]
+        return cell
+
+    return table(
+        [c for _, c in comparisons],
+        {
+            'a': '{a}',
+            'b': '{b}',
+            'factor': lambda c: (c.attribution and c.attribution.factor) or 'several',
+            'seeds': '{n_seeds}',
+            'difference': '{difference:+.3f}',
+            'p': '{p:p}',
+            'p (Holm)': '{p_holm:p}',
+            'epochs': epochs_cell,
+            'training': ratio('train_s'),
+            'total': ratio('total_s'),
+        },
     )
 
 
-def beside_table(
-    comparisons: Sequence[tuple[str, Comparison]],
-) -> pd.DataFrame:  # a row a comparison, text
+def beside_table(comparisons: Sequence[tuple[str, Comparison]]) -> pd.DataFrame:  # a row a comparison, text
     "Other intervals and tests of each difference; p of being worse by a margin is one-sided."
 
-    def row(c):
-        worse = {e.margin: e.p_noninferior for e in c.equivalences}
-        return {
-            'a': c.a,
-            'b': c.b,
-            'bootstrap': _interval(c.bootstrap, '+.3f'),
-            'permutation p': p_text(c.p_permutation),
-            'd (questions)': _interval(c.effect_size, '+.2f'),
-            'd (seeds)': _interval(c.effect_size_seeds, '+.2f'),
-        } | {f'worse by {m:g}: p': p_text(worse.get(m)) for m in MARGINS}
+    def worse(margin: float):
+        return lambda c: p_text(next((e.p_noninferior for e in c.equivalences if e.margin == margin), None))
 
-    return pd.DataFrame([row(c) for _, c in comparisons])
+    return table(
+        [c for _, c in comparisons],
+        {
+            'a': '{a}',
+            'b': '{b}',
+            'bootstrap': '{bootstrap:+.3f}',
+            'permutation p': '{p_permutation:p}',
+            'd (questions)': '{effect_size:+.2f}',
+            'd (seeds)': '{effect_size_seeds:+.2f}',
+        }
+        | {f'worse by {m:g}: p': worse(m) for m in MARGINS},
+    )
 
 
-def factorial_table(
-    effects: Sequence[Effect],  # of `compare.study_factorial`
-) -> pd.DataFrame:  # a row an effect, text
-    """Effects and interactions of the factors, as contrasts of arms;
-    the interactions' p is corrected too, as a family of their own.
+def factorial_table(effects: Sequence[Effect]) -> pd.DataFrame:  # a row an effect, text
+    """Effects and interactions of the factors, as contrasts of arms; the interactions' p is corrected too,
+    as a family of their own.
     """
 
-    def remark(e):
-        return '; '.join(
-            filter(
-                None,
-                (
-                    e.reason,
-                    *(
-                        f"excluded from {arm}: seed{'s' * (len(seeds) > 1)} {among(seeds)}"
-                        for arm, seeds in e.excluded.items()
-                    ),
-                ),
-            )
-        )
-
-    return pd.DataFrame(
-        [
-            {
-                'effect': e.name,
-                'seeds': e.interval.n if e.interval else '-',
-                'difference': _interval(e.interval, '+.3f'),
-                'p': p_text(e.p),
-                'p (Holm)': p_text(e.p_holm),
-                'remark': remark(e),
-            }
-            for e in effects
+    def remark(e: Effect) -> str:
+        excluded = [
+            f"excluded from {arm}: seed{'s' * (len(seeds) > 1)} {among(seeds)}"
+            for arm, seeds in e.excluded.items()
         ]
+        return '; '.join([e.reason] * bool(e.reason) + excluded)
+
+    return table(
+        effects,
+        {
+            'effect': '{name}',
+            'seeds': lambda e: e.interval and e.interval.n,
+            'difference': '{interval:+.3f}',
+            'p': '{p:p}',
+            'p (Holm)': '{p_holm:p}',
+            'remark': remark,
+        },
     )
 
 
 POWER_STEPS = (('full_student', 'full_kd'), ('baseline', 'full_kd'))  # the first one that has runs and spread
 
 
-def power_values(
-    arms: dict[str, list[dict]],  # arm -> its runs
-    its_units: pd.DataFrame,
-    # a, b: the step; strict: the chance at this study's size; table: by seeds and questions, text; {} where
-    # no step has seeds and units in pairs, and spread
-) -> dict:
-    """How likely the crossed test is to see a difference of the stricter margin,
-    from the variances seen in a step: two arms whose values hardly differ predict nothing about others.
+def power_values(arms: dict[str, list[dict]], its_units: pd.DataFrame) -> dict:
+    """How likely the crossed test is to see a difference of the stricter margin, from the variances seen in
+    a step: two arms whose values hardly differ predict nothing about others. A, b: the step; strict: the
+    chance at this study's size; table: by seeds and questions, text; {} where no step has seeds and
+    units in pairs, and spread.
     """
     for a, b in POWER_STEPS:
         pairs = matched_pairs(arms[a], arms[b])[0] if arms.get(a) and arms.get(b) else []
         d = metric_differences(pairs, its_units)[0] if pairs else None
-        if (
-            d is None
-            or d.ndim < 2
-            or min(d.shape) < 2
-            or not any(variance := variance_components(d).variance)
-        ):
+        if d is None or d.ndim < 2 or min(d.shape) < 2:
             continue
-        table = power_table(
-            MARGINS[1], variance, sorted({3, 5, 8, 12, d.shape[0]}), sorted({122, 500, 1000, d.shape[1]})
+        variance = variance_components(d).variance
+        if not any(variance):
+            continue
+        seeds, questions = (
+            sorted({*usual, n}) for usual, n in zip(((3, 5, 8, 12), (122, 500, 1000)), d.shape)
         )
+        chances = power_table(MARGINS[1], variance, seeds, questions)
         return dict(
             a=a,
             b=b,
             strict=power(MARGINS[1], variance, *d.shape),
-            table=table.map('{:.2f}'.format).reset_index(),
+            table=chances.map('{:.2f}'.format).reset_index(),
         )
     return {}
 
 # %% ../../nbs/thesis/03_values.ipynb #8a0bdea3
-def transfer_seconds(
-    found: Sequence[dict],
-    # 'teacher' and 'student', where they start from a transfer
-) -> dict[str, float]:
-    "What was waited for each network's first weights: that run's `total_s`, the same in all arms and seeds."
+def transfer_seconds(found: Sequence[dict]) -> dict[str, float]:
+    """What was waited for each network's first weights: that run's `total_s`, the same in all arms and
+    seeds. 'teacher' and 'student', where they start from a transfer.
+    """
     return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
 
 # %% ../../nbs/thesis/03_values.ipynb #502c91b2
-def from_weights(
-    measured: dict[str, list[dict]],  # arm -> its runs, of one machine
-    # a, b: seconds, of arms with nothing but published weights; ratio: as text; {} where no student has a
-    # transfer of its own, or no seed both arms
-) -> dict:
-    "What a student takes beside its teacher's network, the transfer counted."
+def from_weights(measured: dict[str, list[dict]]) -> dict:
+    """What a student takes beside its teacher's network, the transfer counted: a, b: seconds, of arms with
+    nothing but published weights; ratio: as text; {} where no student has a transfer of its own, or no
+    seed both arms.
+    """
     a, b = STEPS['procedure_3']
     transfer = transfer_seconds([r for arm in (a, b) for r in measured.get(arm, ())])
     pairs = pairs_by_seed(measured.get(a, ()), measured.get(b, ()))
@@ -447,62 +378,6 @@ def from_weights(
     ratio = ratio_interval(seconds[a], seconds[b])
     return {arm: float(np.mean(of)) for arm, of in seconds.items()} | dict(
         ratio=times_as(ratio), seeds=ratio.n
-    )
-
-# %% ../../nbs/thesis/03_values.ipynb #e81aaa3f
-def start_groups(
-    arms: dict[str, list[dict]],  # arm -> its runs
-    # first, again -> seeds, n, widened (bf16 products in fp32), arm -> mean of the primary metric; {}: they
-    # share one start
-) -> dict:
-    "The seeds by the weights that the first procedure starts from."
-    by_start: dict[str, list[int]] = {}
-    for r in arms.get('baseline', ()):
-        by_start.setdefault(r['initial'].get('start_sha256', ''), []).append(r['seed'])
-    if len(by_start) != 2:
-        return {}
-
-    def group(seeds):
-        own = {arm: [r for r in runs if r['seed'] in seeds] for arm, runs in arms.items()}
-        means = {arm: float(np.mean([r['primary']['value'] for r in of])) for arm, of in own.items() if of}
-        of_format = [r for runs in own.values() for r in runs if r['precision'] == 'bf16']
-        return dict(seeds=among(seeds), n=len(seeds), widened=any(map(widened, of_format)), mean=means)
-
-    return dict(zip(('first', 'again'), map(group, by_start.values())))
-
-# %% ../../nbs/thesis/03_values.ipynb #a5ede471
-FIRST_SCALE = 16  # log2 of the loss scale fp16 begins with
-
-
-def gradient_values(
-    arms: dict[str, list[dict]],  # arm -> its runs
-    # share of the numbers that are not zero, of the worst layer of any arm, and where that is; {} where no
-    # run recorded its gradients
-) -> dict:
-    "What formats would do to gradients, as recorded."
-    tables = {
-        arm: pooled_gradients(found)
-        for arm, runs in arms.items()
-        if (found := [m for r in runs for m in r.get('gradients') or ()])
-    }
-    if not tables:
-        return {}
-
-    def worst(beyond):
-        shares = {
-            (arm, layer): float(t[layer][beyond(t.index)].sum()) for arm, t in tables.items() for layer in t
-        }
-        arm, layer = max(shares, key=shares.get)
-        return dict(share=shares[arm, layer], arm=arm, layer=layer)
-
-    return dict(
-        steps=len({m['step'] for runs in arms.values() for r in runs for m in r.get('gradients') or ()}),
-        lost=worst(lambda e: e < -24),
-        coarse=worst(lambda e: e < -14),
-        lost_scaled=worst(lambda e: e + FIRST_SCALE < -24),
-        over_scaled=worst(lambda e: e + FIRST_SCALE >= 16),
-        lost_bf16=worst(lambda e: e < -126),
-        first_scale=FIRST_SCALE,
     )
 
 # %% ../../nbs/thesis/03_values.ipynb #d22545c8
@@ -521,252 +396,130 @@ def _study_notes(found: Sequence[dict]) -> list[str]:
     said += [why for why in (times.note, *starts_made_again(found)) if why]
     kept = [r for r in found if r['run_id'] not in times.excluded]
     if busy := [r['run_id'] for r in kept if is_busy(r.get('machine') or {})]:
-        share = (
-            f'others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs'
+        said.append(
+            f'others used more than {BUSY_SHARE:.0%} of the machine during {len(busy)} of {len(found)} runs, '
+            f"whose times are unreliable: {', '.join(busy)}"
         )
-        said.append(f"{share}, whose times are unreliable: {', '.join(busy)}")
     return said
 
 
 def notes_on(
-    found: Sequence[dict],
-    its_units: pd.DataFrame,
-    comparisons: Sequence[tuple[str, Comparison]] = (),  # of `compare.study_comparisons`
-) -> list[str]:  # sentences
-    "What a reader must know about the evidence."
-    unlike = [
-        r['run_id']
+    found: Sequence[dict], its_units: pd.DataFrame, comparisons: Sequence[tuple[str, Comparison]] = ()
+) -> list[str]:
+    "What a reader must know about the evidence: sentences."
+    said = [
+        f'the units of run {r["run_id"]} do not have the mean its record states; intervals of its arm rest '
+        'on records alone'
         for r in found
         if r['primary']['value'] is not None and unit_matrix([r], its_units) is None
-    ]
-    said = [
-        (
-            f'the units of run {i} do not have the mean its record states; intervals of its arm rest on '
-            'records alone'
-        )
-        for i in unlike
     ]
     said += _study_notes(found)
     said += dict.fromkeys(w.text for _, c in comparisons for w in c.warnings if w.code not in SAID_ONCE)
     return [f'{clause[0].upper()}{clause[1:]}.' for clause in said]
 
 # %% ../../nbs/thesis/03_values.ipynb #427040d0
-def _front(e: Evidence) -> dict:  # front: arms, the cheapest first; student_on_front
-    "The arms that no other beats in both training time and the primary metric."
-    front = pareto_front(e.values, 'train_s', e.records[0]['primary']['higher_is_better'])
-    students = [arm for arm in front if MODES[e.arms[arm][0]['mode']].network == 'student']
-    return dict(front=front, student_on_front=bool(students))
+def study_values(e: Evidence) -> dict:
+    "What every study of arms has: its runs, its arms, and who the best trivial model is."
+    best = e.trivial[0] if e.trivial else None
+
+    def of_arm(arm: str, runs: list[dict]) -> dict:
+        first = runs[0]
+        return e.values[arm] | dict(
+            n=len(runs),
+            steps=first.get('steps'),
+            epochs=first['settings']['epochs'],
+            params=first['params_total'] / 1e6,
+            examples=first.get('examples', 0) / (first['settings']['epochs'] or 1),
+        )
+
+    return about_values(e.records, e.units) | dict(
+        arms={arm: of_arm(arm, runs) for arm, runs in e.arms.items()},
+        floor=dict(words=best.words, value=best.value) if best else {},
+        notes=notes_on(e.records, e.units, e.comparisons),
+        tables=dict(
+            arms=arms_table(e.records, e.values).reset_index(),
+            comparisons=effects_table(e.comparisons),
+            **record_tables(e.records),
+        ),
+    )
 
 
-def part_values(
-    evidence: Evidence,  # of one study
-    aims: dict,  # of the plan
-) -> dict:
-    "All values of one study."
-    e = evidence
-    arms = arms_of(evidence.records)
-    measured = arms_of(evidence.times.runs)
+def steps_values(e: Evidence, steps: Mapping[str, tuple[str, str]], on_dev: bool = False) -> dict[str, dict]:
+    "What chapters say of each step from an arm to another; `on_dev`: on the development questions, too."
+    arms, measured = e.arms, arms_of(e.times.runs)
     pairs = {(c.a, c.b): c for _, c in e.comparisons}
+
+    def step(a: str, b: str) -> dict:
+        runs = (arms.get(a, ()), arms.get(b, ()))
+        said = step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
+        said |= changed_pairs(*runs, e.units) | (other_questions(*runs, e.units) if on_dev else {})
+        return said | quiet_times(measured.get(a, ()), measured.get(b, ()))
+
+    return {key: step(*pair) for key, pair in steps.items()}
+
+
+def part_values(e: Evidence, aims: dict) -> dict:
+    "All values of one study."
+    arms = e.arms
     effects = study_factorial(e.records, e.units)
     whole = in_use(over_nothing(e)).shares
     decisions = decision_values(arms)
-    steps = {
-        key: step_values(a, b, pairs.get((a, b)), without_times=not e.times.runs)
-        | changed_pairs(arms.get(a, ()), arms.get(b, ()), e.units)
-        | other_questions(arms.get(a, ()), arms.get(b, ()), e.units)
-        | quiet_times(measured.get(a, ()), measured.get(b, ()))
-        for key, (a, b) in STEPS.items()
-    }
-    return about_values(e.records, e.units) | dict(
-        arms={
-            arm: e.values[arm]
-            | dict(
-                n=len(runs),
-                steps=runs[0].get('steps'),
-                epochs=runs[0]['settings']['epochs'],
-                params=runs[0]['params_total'] / 1e6,
-                pairs=runs[0].get('examples', 0) / (runs[0]['settings']['epochs'] or 1),
-            )
-            for arm, runs in arms.items()
-        },
+    # the cheapest first
+    front = pareto_front(e.values, 'train_s', e.records[0]['primary']['higher_is_better'])
+    steps = steps_values(e, STEPS, on_dev=True)
+    predicted = predicted_by_run(e)
+    values = study_values(e)
+    values['tables'] |= dict(
+        metrics=metrics_table(e.records).reset_index(),
+        tuned=tuned_table(e.records),
+        beside=beside_table(e.comparisons),
+        factorial=factorial_table(effects),
+        decisions=decisions_table(decisions),
+        resampled=resampled_table([c for _, c in e.comparisons], arms, e.units),
+    )
+    return values | dict(
         steps=steps,
-        kd=dict(
-            verdict=agreed([steps[k]['verdict'] for k in ('kd', 'kd_mixed')]),
-            both=effect_values(effects, KD_EFFECT),
-        ),
+        kd=dict(verdict=agreed([steps[k]['verdict'] for k in ('kd', 'kd_mixed')])),
         interaction=effect_values(effects, INTERACTION),
         one_format=one_format(arms, e.units),
-        from_weights=from_weights(measured),
+        from_weights=from_weights(arms_of(e.times.runs)),
         starts=start_groups(arms),
         decisions=decisions,
         aims=aim_values(e.values, whole.get('full_kd'), aims, e.records[0]['primary']['higher_is_better']),
         kept_plain=whole.get('full_student'),
-        floor=dict(words=e.trivial[0].words, value=e.trivial[0].value) if e.trivial else {},
         above={arm: share for arm, share in in_use(e).shares.items() if share},
         variants=[sentence(c) for kind, c in e.comparisons if kind == 'variant'],
-        notes=notes_on(e.records, e.units, e.comparisons),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)),
         amp=amp_values(e.records),
         own_masks=any(dropout_masks(r) == OWN_MASKS for r in e.records),
-        **_front(e),
+        front=front,
+        student_on_front=any(MODES[arms[arm][0]['mode']].network == 'student' for arm in front),
         transfer_s=transfer_seconds(e.times.runs),
         gradients=gradient_values(arms),
         answered=dict(precision=all(steps[k]['n_seeds'] > 1 for k in PRECISION_STEPS)),
-        costs=cost_values(e),
-        fidelity=fidelity_values(e),
+        costs=cost_values(e, predicted),
+        fidelity=fidelity_values(e, predicted),
         one_start=not starts_made_again(e.records),
         borderline=borderline([c for _, c in e.comparisons]),
-        tables=dict(
-            arms=arms_table(e.records, e.values).reset_index(),
-            metrics=metrics_table(e.records).reset_index(),
-            comparisons=effects_table(e.comparisons),
-            settings=settings_table(e.records),
-            tuned=tuned_table(e.records),
-            runs=runs_table(e.records),
-            models=models_table(e.records),
-            machine=machine_table(e.records),
-            beside=beside_table(e.comparisons),
-            factorial=factorial_table(effects),
-            decisions=decisions_table(decisions),
-            resampled=resampled_table([c for _, c in e.comparisons], arms, e.units),
-        ),
         power=power_values(arms, e.units),
     )
 
-# %% ../../nbs/thesis/03_values.ipynb #3904da57
-def own_searches(
-    trials: Sequence[dict],
-    runs: Sequence[dict],  # of the study
-    # student arm -> 'same': its own search chose what its runs have | 'other' | 'none': it was not searched
-    # for; and by each of these words the arms of it, as text, where there are any
-) -> dict[str, str]:
-    "Whether each student arm, tuned by itself, would have had another setting."
-
-    def verdict(arm, settings):
-        own = [r for r in trials if r['arm'] == arm]
-        if not own:
-            return 'none'
-        best = as_judged(own)[0]['settings']
-        return 'same' if all(best[k] == settings[k] for k in SPACES['student']) else 'other'
-
-    found = {
-        arm: verdict(arm, of[0]['settings'])
-        for arm, of in arms_of(runs).items()
-        if MODES[of[0]['mode']].network == 'student'
-    }
-    for word in ('same', 'other', 'none'):
-        arms = [arm for arm, its in found.items() if its == word]
-        if arms:
-            found[word] = among(arms)
-    return found
-
-
-def trial_values(
-    found: Sequence[dict],  # of the searches of one study
-    units: pd.DataFrame | None = None,
-    runs: Sequence[dict] = (),  # of the study they were made for
-    # trials (fewest a search), seeds, table, runs; others and open: trials but the best, and those of them
-    # that the questions do not tell from it; None without units; starts: searches that began elsewhere; own:
-    # of `own_searches`
-) -> dict:
-    "The trials of random searches, best first."
-    searches: dict[str, dict[tuple, dict]] = {}  # search -> setting -> run
-
-    def drawn(r):
-        return SPACES[MODES[r['mode']].network]
-
-    for r in sorted(found, key=lambda r: r['run_id']):
-        searches.setdefault(r['tuning_id'] or r['arm'], {}).setdefault(
-            tuple(r['settings'][k] for k in drawn(r)), r
-        )
-    rows = []
-    others = []
-    for name, tried in sorted(searches.items()):
-        judged = as_judged(list(tried.values()))
-        apart = from_the_best(judged, units)
-        p = judged[0]['primary']
-        others += filter(None, apart)
-        rows += [
-            {'search': name}
-            | {k: str(r['settings'][k]) for k in drawn(r)}
-            | {
-                f"{p['set']} {p['metric']}": f"{r['primary']['value']:.3f}",
-                'from the best': _interval(d, '+.3f'),
-            }
-            for r, d in zip(judged, apart)
-        ]
-    return dict(
-        study=found[0]['study'],
-        trials=min(map(len, searches.values())),
-        seeds=among(sorted({r['seed'] for r in found})),
-        where=p['set'],
-        others=len(others) or None,
-        open=sum(d.low <= 0 <= d.high for d in others) if others else None,
-        starts=starts_made_again(found, 'arm'),
-        own=own_searches(found, runs),
-        tables=dict(trials=pd.DataFrame(rows), runs=runs_table(found)),
-    )
-
-# %% ../../nbs/thesis/03_values.ipynb #3d566b18
-def transfer_values(
-    # of one study: the teacher's network, and the student's where it has a transfer of its own
-    found: Sequence[dict],
-    # study, corpus, seeds, formats, teacher and student -> run_id, dev and test of the primary metric,
-    # seconds
-) -> dict:
-    "The runs that gave others their first weights."
-    p = found[0]['primary']
-
-    def one(r):
-        return (
-            dict(
-                run_id=r['run_id'],
-                seconds=r['time']['total_s'],
-                train_s=r['time']['train_s'],
-                examples=r.get('examples'),
-            )
-            | {
-                k: r['settings'].get(k)
-                for k in ('epochs', 'learning_rate', 'batch_size', 'alpha', 'temperature', 'train_questions')
-            }
-            | {split: r['metrics'][split][p['metric']] for split in r['metrics']}
-        )
-
-    return dict(
-        study=found[0]['study'],
-        corpus=found[0]['corpus'],
-        seeds=among(sorted({r['seed'] for r in found})),
-        formats=among([r['precision'] for r in found]),
-        metric=p['metric'],
-        busy=max(
-            (x for r in found if (x := (r.get('machine') or {}).get('busy_share')) is not None), default=None
-        ),
-        amp=amp_values(found),
-        tables=dict(runs=runs_table(found)),
-    ) | {r['factors']['network']: one(r) for r in found}
-
 # %% ../../nbs/thesis/03_values.ipynb #e20a2727
-def aim_value(
-    wanted: float,
-    found: Interval | None,  # None: it was not measured
-    higher_is_better: bool,
-    # wanted, measured, reached (by the estimate), decided: is the whole interval on one side?; verdict:
-    # 'reached' | 'missed' | 'not_told'
-) -> dict:
-    "One aim beside what was measured."
-    sign = 1 if higher_is_better else -1
-    reached = found is not None and sign * found.estimate >= sign * wanted
-    decided = False
-    if found is not None and found.low is not None:
-        worst, best = (found.low, found.high) if higher_is_better else (found.high, found.low)
-        decided = sign * worst >= sign * wanted or sign * best < sign * wanted
+def aim_value(wanted: float, found: Interval | None, higher_is_better: bool) -> dict:
+    """One aim beside what was measured: wanted, measured, reached (by the estimate), decided: is the whole
+    interval on one side?; verdict: 'reached' | 'missed' | 'not_told'.
+    """
+
+    def meets(x: float) -> bool:
+        return bool(x >= wanted if higher_is_better else x <= wanted)
+
+    reached = found is not None and meets(found.estimate)
+    decided = found is not None and found.low is not None and meets(found.low) == meets(found.high)
     verdict = 'not_told' if not decided else 'reached' if reached else 'missed'
-    return dict(wanted=wanted, measured=found, reached=bool(reached), decided=bool(decided), verdict=verdict)
+    return dict(wanted=wanted, measured=found, reached=reached, decided=decided, verdict=verdict)
 
 
-def over_nothing(
-    e: Evidence,
-) -> Evidence:
+def over_nothing(e: Evidence) -> Evidence:
     "The same study beside a model that scores 0: what is kept above that is a share of the whole score."
     first = e.records[0]
     p = first['primary']
@@ -777,17 +530,12 @@ def over_nothing(
 
 
 def aim_values(
-    by_arm: dict[str, dict[str, Interval]],  # of `arm_values`
-    kept: Interval | None,  # the distilled student's share of its teacher's whole score; None: not known
-    # of the primary metric for teacher and student, and kept: the student's over its teacher's; at least so
-    # much, or at most where lower is better
-    aims: dict,
-    higher_is_better: bool = True,  # of the primary metric
+    by_arm: dict[str, dict[str, Interval]], kept: Interval | None, aims: dict, higher_is_better: bool = True
 ) -> dict:
-    "What was aimed at, what was measured, and whether it was reached."
-    measured = dict(
-        teacher=by_arm.get('baseline', {}).get('primary'),
-        student=by_arm.get('full_kd', {}).get('primary'),
-        kept=kept,
-    )
+    """What was aimed at, what was measured, and whether it was reached: of the primary metric for teacher
+    and student, and kept: the student's over its teacher's; at least so much, or at most where lower is
+    better.
+    """
+    teacher, student = (by_arm.get(arm, {}).get('primary') for arm in ('baseline', 'full_kd'))
+    measured = dict(teacher=teacher, student=student, kept=kept)
     return {name: aim_value(aims[name], found, higher_is_better) for name, found in measured.items()}
