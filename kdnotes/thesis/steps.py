@@ -178,6 +178,7 @@ def step_values(
         p_holm=c.p_holm,
         train_ratio=c.speedup.get('train_s'),
         total_ratio=c.speedup.get('total_s'),
+        took={key: f'{times_as(ratio)}{epochs_words(c)}' for key, ratio in c.speedup.items()},
     )
 
 # %% ../../nbs/thesis/02_steps.ipynb #b8014507
