@@ -134,7 +134,7 @@ def test_a_missing_run_is_refused_by_name():
     commit(study(seeds=(0,)))
     with pytest.raises(RecordError, match='run gone-s0'):
         ev.evidence('made', ['gone-s0'])
-    with pytest.raises(tb.ReportError, match='no finished runs'):
+    with pytest.raises(ev.ReportError, match='no finished runs'):
         ev.evidence('nothing')
 
 

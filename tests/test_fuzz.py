@@ -473,7 +473,7 @@ def test_corpora_with_overlaps_and_odd_names(splits, target):
         given = list(zip(texts[split], (row['label'] for row in rows)))
         contradicted = sum(any(t == text and other != label for t, other in given) for text, label in given)
         assert corpus.contradictions.get(split, 0) == contradicted
-        assert len(task.groups(split)) == len(rows)
+        assert len(task.rows[split]) == len(rows)
 
 
 # ---- what runs leave ----

@@ -404,7 +404,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
     assert box.index(SMOKE_RUN) < box.index('MAP on the test set') < box.index('how sure')
     assert record['run_id'] in box and 'nothing is known about other seeds' in box
     assert any(
-        'scores on test' in t and 'training' in t and record['precision_reason'] in t for t in tables
+        'compared by it' in t and 'speed of training' in t and record['precision_reason'] in t for t in tables
     ), 'the record, nothing cut off'
     assert (
         f"{record['run_id']} (answer_selection, mixed_kd" in said and 'times as long in these calls' in said

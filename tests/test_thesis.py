@@ -112,7 +112,6 @@ def changed_keys(before: list[tuple[str, str]], after: list[tuple[str, str]]) ->
     return {key for key in texts[0].keys() & texts[1].keys() if texts[0][key] != texts[1][key]}
 
 
-@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_rebuild_is_what_is_tracked(copy):
     "With `make thesis` the tracked files stay as they are: what is tracked was one build, this is another."
