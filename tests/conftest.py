@@ -10,6 +10,8 @@ import pytest
 from kdnotes.core.files import own_home
 
 ROOT = Path(__file__).resolve().parents[1]
+for variable in ('MAKEFLAGS', 'MFLAGS', 'MAKELEVEL', 'MAKEOVERRIDES'):
+    os.environ.pop(variable, None)  # `make test-rest SHARE=2/5` would hand SHARE to every make of a test
 os.environ.pop('VIRTUAL_ENV', None)  # IPython would mix in the packages of an environment named here
 os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('OMP_WAIT_POLICY', 'passive')  # threads that wait leave the cores to other tests
