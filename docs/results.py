@@ -11,7 +11,7 @@ from kdnotes.analysis.page import Page, Part, page_of, runs_table
 from kdnotes.analysis.plotting import FigureFile
 from kdnotes.analysis.evidence import Evidence, ReportError, evidence
 from kdnotes.records.store import records
-from kdnotes.thesis.question_figures import QUESTION_FIGURES
+from kdnotes.thesis.questions import QUESTION_FIGURES
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,22 @@
-"""The study of question answering in the thesis: absent without evidence, whole with it,
-in percent, and verdicts that follow the numbers.
-"""
+"""The study of question answering in the thesis: in percent, and verdicts that follow the numbers."""
 
-import json
-import re
 import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from test_thesis import copy_without, set_with
 from kdnotes.analysis.evidence import evidence
-from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import check_record, of_this_schema
 from kdnotes.records.store import RunFolder, export
-from kdnotes.tasks.passages import NOTES, SQUAD2_SHA256
+from kdnotes.tasks.passages import SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
-from kdnotes.thesis import build as th
-from kdnotes.thesis.question_figures import QUESTION_FIGURES, draw_questions, progress_figure, way_of
-from kdnotes.thesis.questions import PUBLISHED, question_values, refused_shares
-from kdnotes.thesis.roles import with_role_steps
+from kdnotes.thesis.language import of_one_rank
+from kdnotes.thesis.questions import progress_figure, question_values, way_of
 
 ARTICLES = dict(dev=6, test=11)
 EACH = 20  # questions of an article, every second one with an answer
 # shares of answers that are found, and of missing ones that are refused
 ARMS = dict(baseline=(0.45, 0.90), full_student=(0.20, 0.80), full_kd=(0.34, 0.86), mixed_kd=(0.34, 0.86))
 CORPUS = dict(corpus='squad2', task='extractive_qa', metric='exact')
-QA_PREFIXES = ('qa.', 'qa_preset.', 'qa_transfer.')
 
 
 def questions(split: str) -> pd.DataFrame:
@@ -114,20 +105,6 @@ def write_study(arms=ARMS, seeds=3, with_predictions=True, **more) -> list[dict]
     return [r for r, *_ in runs]
 
 
-MIXED = {
-    f'mixed_{role}': ARMS[f'{full}']
-    for role, full in zip(('baseline', 'student', 'kd'), ('baseline', 'full_student', 'full_kd'))
-}
-
-
-def write_mixed_study(**more) -> None:
-    "Three students of one teacher, all in mixed precision."
-    teacher = dict(mixed_baseline=MIXED['mixed_baseline'])
-    write_study(teacher, seeds=1, teacher_mode='mixed_baseline', **more)
-    students = {arm: of for arm, of in MIXED.items() if arm != 'mixed_baseline'}
-    write_study(students, teacher_mode='mixed_baseline', teacher_seed=0, **more)
-
-
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
@@ -143,118 +120,52 @@ def whole(tmp_path_factory) -> dict:
         return values_of()
 
 
-def values_of(study='squad2-qa') -> dict:
-    return question_values(with_role_steps(evidence(study)))
-
-
-# ---- the values ----
+def values_of() -> dict:
+    return question_values(of_one_rank(evidence('squad2-qa')))
 
 
 def test_values_of_the_study(whole):
     found = whole
-    assert (found['metric'], found['set'], found['n_runs']) == ('exact', 'test', 12)
-    assert found['note'] == NOTES[SQUAD2_SHA256] and found['counted']['test'] == dict(
-        articles=11, questions=220, has_ans=110, no_ans=110
-    )
-    kd = found['steps']['kd']
-    assert kd['verdict'] == 'gains' and 'over the 3 comparisons' in kd['sentence']
-    assert [found['steps'][k]['verdict'] for k in ('network', 'precision')] == ['loses', 'open']
+    assert (found['metric'], found['n_runs']) == ('exact', 12)
+    assert found['counted']['test'] == dict(articles=11, questions=220, no_ans=110)
+    assert [found['steps'][k]['verdict'] for k in ('network', 'kd', 'precision')] == [
+        'loses',
+        'gains',
+        'open',
+    ]
     teacher = found['never']['baseline']
-    assert teacher['verdict'] == 'better' and not teacher['one_seed']
+    assert teacher['verdict'] == 'better'
     assert teacher['difference'].estimate == pytest.approx((0.45 + 0.90) / 2 - 0.5, abs=0.01)
     assert teacher['difference'].n == 3 and teacher['difference'].units == 11
     assert found['answers']['baseline']['verdict'] == 'reached'
     assert found['answers']['full_student']['verdict'] == 'missed'
-    assert found['published']['verdict'] == 'not comparable' and len(found['published']['reasons']) == 3
-    assert found['thresholds']['full_kd']['missed'].estimate == pytest.approx(0.01)
-    assert not found['searched'] and not found['one_teacher']
-    assert '--seeds 3 --arms baseline,full_kd,full_student,mixed_kd -p task=extractive_qa' in found['command']
 
 
-def test_tables_and_sentences_are_in_percent(whole):
-    found = whole
-    arms = found['tables']['arms'].set_index('arm')
-    exact = 100 * found['arms']['baseline']['primary'].estimate
-    assert arms.at['baseline', 'test exact match %'].startswith(f'{exact:.1f} ±')
-    scores = found['tables']['scores']['test'].set_index('score')
-    assert scores.at['exact match', 'baseline'].startswith(f'{exact:.1f} [')
-    assert scores.at['exact match of never answering', 'full_kd'] == '50.0'
-    assert scores.at["best exact match's threshold", 'full_kd'].startswith('0.500')
-    (row,) = [r for r in found['tables']['comparisons'].to_dict('records') if r['b'] == 'full_kd'][:1]
-    difference = 100 * found['steps']['kd']['difference'].estimate
-    assert row['a'] == 'full_student' and row['points'].startswith(f'{difference:+.1f} [')
-    said = found['steps']['kd']['sentence']
-    assert re.search(
-        rf'by {difference:.2f} \[[\d., ]+\] percentage points \(95% interval, 3 seeds and 11', said
-    )
-    assert f'{difference:+.2f} [' in found['steps']['kd']['short']
-    # margins are spoken of for precision alone
-    assert 'not worse by' not in found['steps']['network']['sentence']
-    assert found['tables']['never'].set_index('arm').at['baseline', 'points'].startswith('+')
-
-
-def test_refusals_are_counted_among_questions_with_an_answer_too(whole):
-    found = whole['refusals']['baseline']
-    q = questions('test')
-    hard = (q['hard'] > 0.8) & q['has']
-    assert found['has_ans'].estimate == pytest.approx(hard.sum() / q['has'].sum(), abs=0.01)
-    assert found['no_ans'].estimate == pytest.approx(0.90, abs=0.01)
-
-
-def test_without_predictions_no_refusal_is_counted(home):
-    write_study(dict(baseline=ARMS['baseline']), seeds=1, with_predictions=False)
-    found = values_of()
-    assert 'no predictions of some runs' in found['refusals']['reason'] and 'refusals' not in found['tables']
-
-
-def test_a_question_at_the_threshold_is_answered():
-    "Evidence has five digits of its log-odds, and the threshold has all of them."
-    score = 0.123456789
-    predicted = pd.DataFrame(dict(label=[1, 1, 0], score=[float(f'{score:.5g}'), 0.12, 0.13]))
-    assert refused_shares(predicted, score) == dict(has_ans=0.5, no_ans=0.0)
+def test_tables_are_in_percent(whole):
+    exact = 100 * whole['arms']['baseline']['primary'].estimate
+    scores = whole['tables']['scores'].set_index('arm')
+    assert scores.at['baseline', 'exact match'].startswith(f'{exact:.1f} [')
+    assert scores.at['baseline', 'beyond never answering'].startswith('+')
+    rows = whole['tables']['comparisons'].to_dict('records')
+    (row,) = [r for r in rows if (r['a'], r['b']) == ('full_student', 'full_kd')]
+    assert row['points'].startswith(f"{100 * whole['steps']['kd']['difference'].estimate:+.1f} [")
 
 
 @pytest.mark.parametrize(
-    'found, refused, never, aim',
+    'found, refused, seeds, never, aim',
     [
-        (0.10, 0.50, 'worse', 'missed'),
-        (0.10, 0.90, 'open', 'missed'),
-        (0.30, 0.95, 'better', 'open'),
+        (0.10, 0.50, 3, 'worse', 'missed'),
+        (0.10, 0.90, 3, 'open', 'missed'),
+        (0.30, 0.95, 3, 'better', 'not_told'),
+        (0.45, 0.90, 1, 'one_seed', 'reached'),
     ],
 )
-def test_verdicts_on_the_teacher_follow_the_numbers(home, found, refused, never, aim):
-    write_study(dict(baseline=(found, refused)))
+def test_verdicts_on_the_teacher_follow_the_numbers(home, found, refused, seeds, never, aim):
+    write_study(dict(baseline=(found, refused)), seeds)
     values = values_of()
     assert (values['never']['baseline']['verdict'], values['answers']['baseline']['verdict']) == (never, aim)
     # of the questions, not of the records alone
     assert values['never']['baseline']['difference'].units == 11
-
-
-def test_a_study_of_one_seed_claims_nothing(home):
-    write_study(seeds=1)
-    found = values_of()
-    assert found['one_seed'] and found['never']['baseline']['one_seed']
-    assert {step['verdict'] for step in found['steps'].values()} == {'not_tested'}
-    assert 'nothing is known about other seeds' in found['steps']['kd']['sentence']
-    assert 'percentage points than' in found['steps']['kd']['sentence']
-
-
-def test_what_the_published_study_differs_in(home):
-    write_study(dict(full_kd=ARMS['full_kd']))
-    e = evidence('squad2-qa')
-    reasons = ' '.join(values_of()['published']['reasons'])
-    assert NOTES[SQUAD2_SHA256] in reasons and '17.4 M' in reasons and 'all-MiniLM-L6-v2' in reasons
-    rows = values_of()['published']['tables']['beside'].to_dict('records')
-    assert [row['exact, %'].split()[0] for row in rows] == [
-        '67.07',
-        f"{100 * e.values['full_kd']['primary'].estimate:.1f}",
-    ]
-    for r in e.records:  # of the same size: that is no reason then
-        r['params_total'] = int(1e6 * PUBLISHED['params'])
-    assert len(question_values(with_role_steps(e))['published']['reasons']) == 2
-
-
-# ---- figures ----
 
 
 def test_scores_along_training(home):
@@ -263,73 +174,6 @@ def test_scores_along_training(home):
     way = way_of(r).dropna(subset=['f1'])
     assert list(way['step']) == [20, 40, 60]
     assert way['no_ans_exact'].iloc[-1] == pytest.approx(100 * r['metrics']['dev']['no_ans_exact'])
-
-
-@pytest.mark.parametrize('arms', [ARMS, dict(baseline=ARMS['baseline'])], ids=['all', 'a teacher alone'])
-def test_figures_are_bound_to_their_runs_and_the_same_again(home, arms):
-    write_study(arms, seeds=1)
-    e = evidence('squad2-qa')
-    made = draw_questions(e, home / 'figures')
-    before = {f.name: f.path.read_bytes() for f in made if f.path}
-    again = {f.name: f.path.read_bytes() for f in draw_questions(e, home / 'figures') if f.path}
-    assert before == again and {f.name for f in made} == set(QUESTION_FIGURES)
-    assert {f.name: f.reason for f in made if not f.path} == (
-        {} if 'full_kd' in arms else dict(start='the study has no student')
-    )
-    manifest = read_json(home / 'figures' / 'MANIFEST.json')
-    assert all(entry['run_ids'] == sorted(r['run_id'] for r in e.records) for entry in manifest.values())
-
-
-# ---- the document ----
-
-
-def set_of(tmp_path, **parts: dict) -> dict[str, str]:
-    figures = {name: dict(reason='not drawn') for name in ('accuracy_time', *QUESTION_FIGURES)}
-    made = {part: values | dict(figures=figures) for part, values in parts.items()}
-    return set_with(copy_without(tmp_path / 'copy', 'qa'), *QA_PREFIXES, **made)
-
-
-@pytest.mark.parametrize(
-    'arms, seeds',
-    [
-        (ARMS, 1),
-        (dict(baseline=(0.10, 0.50)), 3),
-        (dict(mixed_kd=ARMS['mixed_kd']), 3),
-        (dict(full_student=(0.20, 0.80), full_kd=(0.21, 0.79)), 3),
-    ],
-    ids=['one seed', 'a weak teacher alone', 'an arm alone', 'no teacher'],
-)
-def test_the_chapter_of_a_study_that_lacks_something(home, tmp_path, arms, seeds):
-    write_study(arms, seeds, with_predictions=seeds == 1)
-    said = set_of(tmp_path, qa=values_of())
-    assert {'qa.steps.kd.sentence', 'qa.tables.never', 'qa.published.reasons'} <= said.keys()
-    assert ('qa.tables.refusals' in said) == (seeds == 1)
-
-
-def test_the_chapter_of_a_study_in_mixed_precision(home, tmp_path):
-    write_mixed_study()
-    write_study(dict(full_kd=ARMS['full_kd']), seeds=1, study='preset')
-    said = set_of(tmp_path, qa=values_of(), qa_preset=values_of('preset'))
-    assert {'qa.steps.kd.sentence', 'qa_preset.tables.scores.test', 'qa_preset.tables.runs'} <= said.keys()
-    assert 'qa.steps.precision.sentence' not in said
-    assert said['qa.never.mixed_baseline.difference'].startswith('17.')
-
-
-def test_first_weights_that_the_plan_does_not_name_are_asked_for_by_their_part(tmp_path, monkeypatch):
-    copy = copy_without(tmp_path / 'copy', 'qa')
-    monkeypatch.setenv('KDNOTES_HOME', str(copy))
-    r, *tables = make_run('baseline', 0, 0.45, 0.90)
-    r['initial']['transfer_run_id'] = 'baseline-s0-ffffffffffff'
-    folder = RunFolder(r['study'], r['run_id']).create()
-    for name, table in zip(('units', 'predictions'), tables):
-        folder.write_table(name, table)
-    folder.write_record(r)
-    export(r['study'])
-    plan = json.loads((copy / 'thesis' / 'plan.json').read_text())
-    write_json(copy / 'thesis' / 'plan.json', plan | dict(parts={}))
-    th.pin(copy, dict(qa='squad2-qa'))
-    with pytest.raises(th.ThesisError, match='pin qa_transfer='):
-        th.build(copy)
 
 
 def test_the_legend_of_progress_names_an_arm_that_has_scores_and_no_losses():

@@ -1,1 +1,0 @@
-"The written report from committed evidence. Runs nothing."
