@@ -17,8 +17,8 @@ from ..analysis.scaling_results import Predicted, draw_more, measured, more_mach
 from .facts import table, text
 
 # %% auto #0
-__all__ = ['STUDY', 'ASKED', 'DIVIDED', 'ACCUMULATED', 'DELAYING', 'AT', 'rows_table', 'halved', 'published_values', 'gain',
-           'serial_share', 'gains_table', 'ranks_table', 'answer_values', 'scaling_values', 'draw_scaling']
+__all__ = ['STUDY', 'ASKED', 'DIVIDED', 'ACCUMULATED', 'DELAYING', 'AT', 'rows_table', 'published_values', 'gain', 'serial_share',
+           'gains_table', 'ranks_table', 'answer_values', 'scaling_values', 'draw_scaling']
 
 # %% ../../nbs/thesis/08_scaling.ipynb #18bdc7c3
 STUDY = dict(who='Samsung SDSA', year=2020)
@@ -43,25 +43,12 @@ def rows_table() -> pd.DataFrame:  # text
     )
 
 
-def halved() -> dict[int, float]:  # row -> minutes
-    "The rows of several machines by their partner alone: twice the machines, half the minutes."
-    rows = {r.number: r for r in published_scaling.TABLE}
-    pairs = [pair for pair in published_scaling.unpredicted('bytes') if len(pair) == 2]
-    both_ways = [(a, b) for one, other in pairs for a, b in ((one, other), (other, one))]
-    return {
-        a: rows[b].minutes * rows[b].machines / rows[a].machines
-        for a, b in both_ways
-        if rows[a].machines != rows[b].machines
-    }
-
-
 def published_values() -> dict:
     "What chapters ask of the published table."
     fits = published_scaling.fit()
     factors = published_scaling.factors()
     wrong = factors[~factors['follows']].iloc[0]
     whole = published_scaling.super_linear()
-    off = [abs(minutes / published_scaling.TABLE[row - 1].minutes - 1) for row, minutes in halved().items()]
     errors = fits.assign(off=fits['error_percent'].abs()).groupby('model')['off'].median()
     return {name: whole[name] for name in ('factor', 'gpus', 'scaling', 'efficiency')} | dict(
         **STUDY,
@@ -71,7 +58,6 @@ def published_values() -> dict:
         follow=int(factors['follows'].sum()),
         wrong=dict(what=wrong['what'], claimed=float(wrong['claimed']), factor=wrong['factor']),
         gpus_at_most=published_scaling.TABLE[-1].gpus,
-        halved=max(off),
         accumulation=published_scaling.ACCUMULATION,
         errors={model: errors[model] for model in published_scaling.DRAWN},
         tables=dict(rows=rows_table()),

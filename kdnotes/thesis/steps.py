@@ -26,7 +26,7 @@ from .facts import table
 
 # %% auto #0
 __all__ = ['MARGINS', 'STEPS', 'PRECISION_STEPS', 'ONE_FORMAT', 'DECISIONS', 'DECISION_STEPS', 'INTERACTION', 'verdict', 'keeps',
-           'direction', 'tested', 'agreed', 'step_values', 'one_format', 'borderline', 'pairs_by_seed', 'changed_pairs',
+           'direction', 'tested', 'agreed', 'step_values', 'one_format', 'pairs_by_seed', 'changed_pairs',
            'other_questions', 'memory_ratio', 'memory_values', 'decision_values', 'decisions_table', 'effect_values']
 
 # %% ../../nbs/thesis/02_steps.ipynb #279cdb11
@@ -139,24 +139,7 @@ def one_format(arms: dict[str, list[dict]], its_units: pd.DataFrame) -> dict:
     said = {} if ratio is None else dict(train=f'{times_as(ratio)}{epochs_words(c)}', seeds=ratio.n)
     return dict(a=a, b=b, difference=c.difference) | said
 
-# %% ../../nbs/thesis/02_steps.ipynb #56b9e240
-def borderline(comparisons: Sequence[Comparison], least: float = 0.01) -> str:
-    """Which differences have a corrected p below 0.05 that is not below `least`: 'a -> b (accuracy,
-    training time); ...' or 'none'.
-    """
-    said = []
-    for c in comparisons:
-        times = c.p_times_holm
-        p = {
-            'accuracy': c.p_holm,
-            'training time': times.get('train_s'),
-            'total time': times.get('total_s'),
-        }
-        near = [what for what, of in p.items() if of is not None and least <= of < ALPHA]
-        said += [f"{c.a} -> {c.b} ({', '.join(near)})"] if near else []
-    return '; '.join(said) or 'none'
-
-# %% ../../nbs/thesis/02_steps.ipynb #70031ed5
+# %% ../../nbs/thesis/02_steps.ipynb #f7e5899f
 def pairs_by_seed(a: Sequence[dict], b: Sequence[dict]) -> list[tuple[dict, dict]]:
     "The runs of two arms, paired by seed: sorted by seed; only the seeds that both arms have."
     of_a, of_b = ({r['seed']: r for r in runs} for runs in (a, b))
@@ -210,7 +193,7 @@ def other_questions(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFram
 
     return dict(dev=interval(dev), everywhere=interval(np.hstack([dev, test])))
 
-# %% ../../nbs/thesis/02_steps.ipynb #07fdb251
+# %% ../../nbs/thesis/02_steps.ipynb #70031ed5
 def memory_ratio(a: Sequence[dict], b: Sequence[dict]) -> Interval | None:
     "Peaks of memory, of all ranks of a run, paired by seed: of b's over a's; None: no seed has both."
     for key in ('peak_device_mib', 'peak_host_mib'):
@@ -259,7 +242,7 @@ def decisions_table(found: dict[str, dict[str, dict]]) -> pd.DataFrame:
         columns[f"p{' ' * k}"] = lambda name, of=of: p_text(of[name]['p_holm'])
     return table([name for name in DECISIONS if any(name in of for of in found.values())], columns)
 
-# %% ../../nbs/thesis/02_steps.ipynb #5a524c0e
+# %% ../../nbs/thesis/02_steps.ipynb #9d4f02b9
 INTERACTION = 'precision x kd (students)'
 
 

@@ -26,7 +26,6 @@ from kdnotes.thesis.steps import (
     INTERACTION,
     STEPS,
     agreed,
-    borderline,
     changed_pairs,
     decision_values,
     decisions_table,
@@ -231,7 +230,6 @@ def part_values(e: Evidence, aims: dict) -> dict:
         gradients=gradient_values(arms),
         costs=dict(paid=paid_values(e, predicted)),
         fidelity=fidelity_values(e, predicted),
-        borderline=borderline([c for _, c in e.comparisons]),
     )
 
 # %% ../../nbs/thesis/03_values.ipynb #e20a2727
