@@ -187,7 +187,7 @@ def test_the_home_comes_back_after_a_failure(monkeypatch):
 # What may stand in a chapter as a digit: names of formats and measures, the constants of equations are in
 # $...$, keys and code in strings.
 NAMES = re.compile(
-    r'\b(?:fp|bf|TF|tf)\d+\b|P\\@1|\bF1\b|P@1|SHA-?256|sha256|\b95 %|\b5 %|\b[Ww]iki[Tt]ext-?2\b|\bSQuAD 2\.0'
+    r'\b(?:fp|bf|TF|tf)\d+\b|P\\@1|\bF1\b|P@1|SHA-?256|sha256|\b95 %|\b5 %|\b[Ww]iki[Tt]ext-?2\b|\bSQuAD [12]\.\d|\bBM25\b'
 )
 
 
@@ -207,6 +207,7 @@ def prose(path: Path) -> str:
             r'*\(?[\d.]+(?:mm|em|pt|%)?'
         ),
         r'#v-space\([^)]*\)',
+        r'#columns\(\d|\bx in \(\d, \d\)',
         r'[\d.]+(?:mm|em|pt|fr)\b',
         r'rgb\([^)]*\)',
         r'\b(?:x|level|columns)\s*[<=]+\s*\d',
@@ -405,6 +406,8 @@ def test_an_estimate_without_its_n_stops_the_build(copy):
 
 
 def test_a_claim_without_its_development_part_stops_the_build(copy):
+    parts = {name: PLAN['parts'][name] for name in ('main', 'transfer')}
+    write_json(copy / 'thesis' / 'plan.json', PLAN | dict(parts=parts))
     path = copy / 'thesis' / 'data' / f'{MAIN}.units.csv.gz'
     (copy / 'thesis' / 'data' / f'{MAIN}.sha256').unlink()
     with gzip.open(path, 'rt') as f:
