@@ -1,52 +1,70 @@
-"The page of the commands, made of what `kdnotes COMMAND --help` says."
+"The page of the commands, made of what they declare: examples, arguments and options."
 
-import contextlib
-import io
-import os
-import re
-from unittest import mock
-from docs.markdown import fenced
-from docs.symbols import DocsError
+from typing import Any
+from docs.markdown import code, comment, escaped, fenced, paragraphs, table
 
-WIDTH = 96
-# a command and what it is for, in the list that `kdnotes --help` prints
-LISTED = re.compile(r'^[ │]{2,6}([a-z][a-z-]*) {2,}\S', re.M)
-# from here on a help repeats the page of the parameters
-REPEATED = re.compile(r'^parameters and their defaults:\n.*', re.M | re.S)
+COLUMNS = ('given as', 'meaning')
 
 
-def help_of(*command: str) -> str:
-    "What a command says of itself, the same on every terminal."
-    from kdnotes.cli import main
-
-    printed = io.StringIO()
-    plain = dict(NO_COLOR='1', TERM='dumb', COLUMNS=str(WIDTH))
-    code = 0
-    with mock.patch.dict(os.environ, plain), contextlib.redirect_stdout(printed):
-        try:
-            code = main([*command, '--help'])
-        except SystemExit as end:
-            code = end.code
-    if code:
-        raise DocsError(f'`{" ".join(["kdnotes", *command, "--help"])}` ended with {code}')
-    return '\n'.join(line.rstrip() for line in printed.getvalue().splitlines()).strip()
+def given_as(parameter: Any) -> str:  # Markdown
+    "How an argument or an option is typed."
+    typed = ', '.join(parameter.opts) if parameter.param_type_name == 'option' else ''
+    return code(' '.join(filter(None, [typed, parameter.metavar])))
 
 
-def listed(overview: str) -> list[str]:
-    "The commands that the overview names."
-    return list(dict.fromkeys(LISTED.findall(overview)))
+def meaning(parameter: Any) -> str:  # Markdown
+    "What it is for, and whether it must be given."
+    said = comment(parameter.help or '')
+    return f'{said} *(required)*' if parameter.required else said
+
+
+def parameter_table(command: Any) -> str:
+    "The arguments of a command, then its options."
+    shown = [p for p in command.params if p.help and not getattr(p, 'hidden', False)]
+    rows = [(given_as(p), meaning(p)) for p in shown]
+    return table(COLUMNS, rows, 'parameters') if rows else ''
+
+
+def about_parameters(command: Any) -> str:
+    "Where the parameters of a run are described, for a command that takes them."
+    takes = any('-p' in p.opts for p in command.params)
+    return 'It takes [parameters of a run](/reference/parameters.md).' if takes else ''
+
+
+def described(name: str, command: Any) -> str:
+    "A command: what it does, examples, and what it takes."
+    parts = [
+        f'### kdnotes {name}',
+        paragraphs(command.help or ''),
+        fenced(command.epilog, 'sh'),
+        parameter_table(command),
+        about_parameters(command),
+    ]
+    return '\n\n'.join(filter(None, parts))
+
+
+def exit_codes() -> str:
+    "What a command's exit code says."
+    from kdnotes.commands.refusals import EXIT_CODES
+
+    rows = [(str(value), comment(said)) for value, said in EXIT_CODES.items()]
+    return table(('exit code', 'meaning'), rows, 'parameters')
 
 
 def commands_page() -> str:
-    "Every command."
-    overview = help_of()
-    names = listed(overview)
-    if not names:
-        raise DocsError('`kdnotes --help` lists no command that the site could show; see docs/commands.py')
-    parts = ['# Commands', fenced(overview)]
-    for name in names:
-        text = help_of(name)
-        short = REPEATED.sub('', text).strip()
-        more = '' if short == text else 'It takes [parameters of a run](/reference/parameters.md).'
-        parts += [f'## kdnotes {name}', fenced(short), more]
-    return '\n\n'.join(filter(None, parts)) + '\n'
+    "Every command, under the heading that it has in `kdnotes --help`."
+    import typer
+    from kdnotes.cli import COMMANDS, make_app
+
+    commands = typer.main.get_command(make_app()).commands
+    parts = [
+        '# Commands',
+        '`kdnotes --help` lists the commands, and `kdnotes COMMAND --help` says what one takes.',
+    ]
+    heading = ''
+    for listed in COMMANDS:
+        if listed.group != heading:
+            heading = listed.group
+            parts.append(f'## {escaped(heading.capitalize())}')
+        parts.append(described(listed.name, commands[listed.name]))
+    return '\n\n'.join([*parts, '## Exit codes', exit_codes()]) + '\n'

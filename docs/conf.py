@@ -2,6 +2,7 @@
 
 import html
 import re
+from pathlib import Path
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -17,6 +18,7 @@ html_theme = 'furo'
 html_title = 'kdnotes'
 html_static_path = ['_static']
 html_css_files = ['site.css']
+html_search_scorer = str(Path(__file__).with_name('_static') / 'scorer.js')
 html_math_renderer = 'mathml'
 html_copy_source = False
 html_show_sourcelink = False

@@ -40,7 +40,9 @@ def values(field: Any) -> str:  # Markdown
 def row(name: str, field: Any, said: str, group: str) -> tuple[str, ...]:
     "A parameter as a row, which others can link to."
     about = comment(said.replace('None:', 'none:'))
-    return f'[{code(name)}]{{#{group}-{name}}}', code(as_typed(field.default)), values(field), about
+    # an index entry: the search leads to it before all pages that mention the name
+    typed = f'[{{index}}`{name} <!{name}>`]{{#{group}-{name} .parameter}}'
+    return typed, code(as_typed(field.default)), values(field), about
 
 
 def of_model(model: type, group: str, without: Iterable[str] = ()) -> str:

@@ -28,17 +28,6 @@ RATES = (
     'What another number format, and what other dropout masks, move at each learning rate: '
     'logits, and questions whose metric changes.'
 )
-# measured once, by others than those who wrote the code: not what tests hold
-CHECKED_OUTSIDE = """## Numbers beside those of others
-
-Checked outside of the project, at commit 53dccf6: all scores and thresholds of the official SQuAD
-2.0 script on five sets of predictions for 11,873 questions (equal to 2e-12), trec_eval on nine
-kinds of ties (equal), pseudo-log-likelihoods of minicons (equal to 7e-6, in a twentieth of its
-processor time), and losses and gradients of TextBrewer, torchdistill and ModelOpt (equal to 3e-7).
-
-Tests of the project hold the same on smaller inputs: trec_eval and a plain version of the SQuAD
-script each time, TextBrewer, torchdistill and minicons in `make test-all`, where their packages are
-installed. ModelOpt is held to values worked out by hand."""
 COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'what came out')
 
 
@@ -164,7 +153,7 @@ def list_page(pages: Sequence[StudyPage]) -> str:
                 '[thesis](/files/thesis/thesis.pdf) argues from them, '
                 'and the [log](/project/log.md) tells how they came about, failures too.',
                 table(COLUMNS, [p.line for p in pages], 'studies'),
-                CHECKED_OUTSIDE,
+                'How the numbers agree with those of others: [beside other libraries](/project/peers.md).',
                 listing,
             ]
         )

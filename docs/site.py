@@ -178,7 +178,7 @@ def write_start(site: Site) -> None:
         toctree(['results/index'], 'Results'),
         toctree([f'library/{p}' for p in chapters(site)], 'Library, by lessons'),
         toctree([f'bench/{name}' for name in bench(site.root)], 'Bench, by lessons'),
-        toctree([f'project/{name}' for name in TEXTS.values()], 'Project'),
+        toctree([f'project/{name}' for name in ('peers', *TEXTS.values())], 'Project'),
     ]
     site.write_notebook('nbs/index.ipynb', end='\n\n'.join(lists))
 
@@ -272,10 +272,12 @@ def write_made(site: Site) -> None:
     from docs import results
     from docs.commands import commands_page
     from docs.parameters import parameters_page
+    from docs.peers import peers_page
     from kdnotes.thesis.build import evidence_alone
 
     site.write('reference/parameters.md', parameters_page())
     site.write('reference/commands.md', commands_page())
+    site.write('project/peers.md', peers_page(site.root))
     with evidence_alone(site.root):
         pages = [results.study_page(site.root, study, site.source) for study in results.studies(site.root)]
     for p in pages:

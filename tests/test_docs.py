@@ -15,11 +15,12 @@ sys.path.insert(0, str(ROOT))
 
 from docs import notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
-from docs.commands import help_of, listed  # noqa: E402
+from docs.commands import commands_page  # noqa: E402
 from docs.conf import mathml  # noqa: E402
 from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
 from docs.parameters import parameters_page  # noqa: E402
 from docs.reference import typed  # noqa: E402
+from kdnotes.cli import COMMANDS  # noqa: E402
 from kdnotes.commands.parameters import as_typed  # noqa: E402
 from docs.symbols import DocsError, read_module  # noqa: E402
 
@@ -188,11 +189,14 @@ def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
         written.prose('[a](lost.ipynb)', 'nbs', {})
 
 
-def test_commands_are_those_that_help_lists():
-    names = listed(help_of())
-    assert {'study', 'doctor', 'predict'} <= set(names)
-    assert all(help_of(name) for name in names)
-    assert listed('╭─ Commands ─╮\n│ run    train one run   │\n│ --help   this    │') == ['run']
+def test_every_command_has_its_examples_its_options_and_its_place():
+    page = commands_page()
+    for listed in COMMANDS:
+        own = page.split(f'### kdnotes {listed.name}\n')[1].split('\n### ')[0]
+        assert all(f'kdnotes {example}' in own for example in listed.run.examples)
+        assert page.index(f'## {listed.group.capitalize()}') < page.index(f'### kdnotes {listed.name}\n')
+    assert '`--to FOLDER`' in page.split('### kdnotes report\n')[1].split('\n### ')[0]
+    assert '`STUDY`' in page and '*(required)*' in page
 
 
 def test_dead_links_and_what_is_loaded_are_found(tmp_path):
